@@ -1,0 +1,121 @@
+"""Every bad-input sentence of the library, worded once.
+
+Each check takes its values as keyword arguments, so that the message can name them:
+``positive(eps_local=-1.0)`` raises ``ValueError("expected eps_local > 0, got eps_local=-1.0")``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "at_least",
+    "at_most",
+    "finite",
+    "finite_array",
+    "in_interval",
+    "in_open_interval",
+    "integer",
+    "known",
+    "non_negative",
+    "one_of",
+    "positive",
+]
+
+
+def _fail(expected: str, name: str, value: object) -> None:
+    raise ValueError(f"expected {expected}, got {name}={value!r}")
+
+
+def finite(**values: float) -> None:
+    """Each value is a real number, neither NaN nor infinite."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
+            _fail(f"{name} to be a finite number", name, value)
+
+
+def positive(**values: float) -> None:
+    """Each value is finite and > 0."""
+    finite(**values)
+    for name, value in values.items():
+        if value <= 0:
+            _fail(f"{name} > 0", name, value)
+
+
+def non_negative(**values: float) -> None:
+    """Each value is finite and >= 0."""
+    finite(**values)
+    for name, value in values.items():
+        if value < 0:
+            _fail(f"{name} >= 0", name, value)
+
+
+def integer(**values: int) -> None:
+    """Each value is a whole number of an integer type."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            _fail(f"{name} to be a whole number", name, value)
+
+
+def at_least(bound: float, **values: float) -> None:
+    """Each value is finite and >= bound."""
+    finite(**values)
+    for name, value in values.items():
+        if value < bound:
+            _fail(f"{name} >= {bound}", name, value)
+
+
+def at_most(bound: float, **values: float) -> None:
+    """Each value is finite and <= bound."""
+    finite(**values)
+    for name, value in values.items():
+        if value > bound:
+            _fail(f"{name} <= {bound}", name, value)
+
+
+def in_open_interval(low: float, high: float, **values: float) -> None:
+    """Each value lies strictly between low and high."""
+    finite(**values)
+    for name, value in values.items():
+        if not low < value < high:
+            _fail(f"{low} < {name} < {high}", name, value)
+
+
+def in_interval(low: float, high: float, **values: float) -> None:
+    """Each value lies in [low, high]."""
+    finite(**values)
+    for name, value in values.items():
+        if not low <= value <= high:
+            _fail(f"{low} <= {name} <= {high}", name, value)
+
+
+def one_of(options: Collection[Any], **values: Any) -> None:
+    """Each value is one of the options."""
+    for name, value in values.items():
+        if value not in options:
+            _fail(f"{name} to be one of {', '.join(str(option) for option in options)}", name, value)
+
+
+def known(kind: str, name: str, options: Iterable[str]) -> None:
+    """The name is one of the known ones; otherwise the nearest known name is suggested."""
+    options = sorted(options)
+    if name in options:
+        return
+    near = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"expected one of: {', '.join(options)}"
+    raise ValueError(f"unknown {kind} {name!r}: {hint}")
+
+
+def finite_array(**arrays: np.ndarray) -> None:
+    """No array holds a NaN or an infinity."""
+    for name, array in arrays.items():
+        if not np.issubdtype(array.dtype, np.floating):
+            continue
+        bad = int(array.size - np.count_nonzero(np.isfinite(array)))
+        if bad:
+            raise ValueError(f"expected {name} to be finite everywhere, got {bad} NaN or infinite values in {name}")

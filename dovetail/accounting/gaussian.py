@@ -1,0 +1,77 @@
+"""The Gaussian mechanism, exactly, for any eps (Balle, Wang 2018).
+
+One number, mu = sensitivity / std, decides everything: the mechanism is (eps, delta)-DP if and only if
+``delta >= Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu)``. Adaptive composition stays Gaussian with
+``mu^2 = mu_1^2 + ... + mu_T^2`` (Dong, Roth, Su 2022), so this file is also the exact accountant for training in
+which every user takes part. Roots are returned on the safe side of their bracket.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from scipy.special import log_ndtr
+
+from dovetail import _validate
+from dovetail.statements import Theorem
+
+__all__ = ["ANALYTIC", "delta_of", "eps_of", "mu_of"]
+
+ANALYTIC = Theorem(
+    key="BW18.thm8",
+    where="Balle, Wang (ICML 2018), Thm. 8; composition by Dong, Roth, Su (JRSS-B 2022), Cor. 3.3",
+    url="https://arxiv.org/abs/1805.06530",
+)
+
+_RELATIVE_SLACK = 1e-12
+_ULP = 2.0**-52
+
+
+def delta_of(mu: float, *, eps: float) -> float:
+    """The smallest delta at this eps, rounded up.
+
+    Guarantees:
+        Never below the exact value (tested against 50-digit arithmetic), and within 1e-9 of it where delta > 1e-15.
+    """
+    _validate.non_negative(eps=eps)
+    if mu == 0:
+        return 0.0
+    if math.isinf(mu):
+        return 1.0
+    _validate.positive(mu=mu)
+    log_first = float(log_ndtr(mu / 2 - eps / mu))
+    log_second = eps + float(log_ndtr(-mu / 2 - eps / mu))
+    first = math.exp(log_first)
+    exact = first * -math.expm1(min(0.0, log_second - log_first))
+    rounding = 8 * _ULP * first * (1 + abs(log_first) + abs(log_second) + eps)
+    return min(1.0, exact * (1 + _RELATIVE_SLACK) + rounding)
+
+
+def eps_of(mu: float, *, delta: float) -> float:
+    """The smallest eps at this delta, rounded up; infinite for a noiseless release."""
+    _validate.in_open_interval(0, 1, delta=delta)
+    if math.isinf(mu):
+        return math.inf
+    _validate.non_negative(mu=mu)
+    if mu == 0 or delta_of(mu, eps=0.0) <= delta:
+        return 0.0
+    return _last_in_bracket(lambda eps: delta_of(mu, eps=eps) <= delta, low=0.0, high=mu * mu / 2 + mu * 40 + 1)
+
+
+def mu_of(*, eps: float, delta: float) -> float:
+    """The largest mu that is (eps, delta)-DP, rounded down: the calibration of the Gaussian mechanism."""
+    _validate.non_negative(eps=eps)
+    _validate.in_open_interval(0, 1, delta=delta)
+    return -_last_in_bracket(lambda minus_mu: delta_of(-minus_mu, eps=eps) <= delta, low=-(2 * eps + 80.0), high=0.0)
+
+
+def _last_in_bracket(holds: Callable[[float], bool], *, low: float, high: float) -> float:
+    """The smallest point at which a monotone condition holds, approached from the side where it does."""
+    if not holds(high):
+        return math.inf
+    while True:
+        middle = (low + high) / 2
+        if not low < middle < high or high - low <= 1e-15 * abs(high):
+            return high
+        low, high = (low, middle) if holds(middle) else (middle, high)

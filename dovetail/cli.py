@@ -1,0 +1,203 @@
+"""The command line: parse, call, print.
+
+Bad input ends in one sentence on stderr and exit status 2. With ``--json`` stdout holds one JSON object and nothing
+else; progress and logs go to stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import runpy
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dovetail import __version__
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="dovetail",
+    help="Train models on data that stays with its owners, and prove what leaked.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+_out, _err = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+DEFAULT_PRESET, FALLBACK_PRESET = "mnist", "digits"
+
+
+def main() -> None:
+    """Entry point: one sentence and exit 2 for bad input."""
+    logging.basicConfig(
+        level=logging.WARNING,
+        format="%(message)s",
+        handlers=[RichHandler(console=_err, show_time=False, show_path=False, markup=False)],
+    )
+    try:
+        app()
+    except (ValueError, FileNotFoundError) as error:
+        _err.print(f"dovetail: {' '.join(str(error).split())}", style="red", markup=False, highlight=False)
+        sys.exit(2)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        _out.print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    config: Annotated[
+        str | None, typer.Argument(help="A TOML file or a preset (see --presets). Default: mnist.", metavar="[CONFIG]")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a key: --set privacy.eps=2.", metavar="KEY=VALUE")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to. Default: runs/<config>-<time>.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Rounds between checkpoints.")] = 10,
+    presets: Annotated[bool, typer.Option("--presets", help="List the bundled configs.")] = False,
+    coordinator: Annotated[
+        str | None, typer.Option(help="host:port of process 0, to train with several processes (jax.distributed).")
+    ] = None,
+    processes: Annotated[int, typer.Option(min=1, help="How many processes train together.")] = 1,
+    process_id: Annotated[int, typer.Option(min=0, help="Which of them this is.")] = 0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train a model; writes config.toml, metrics.jsonl, privacy.json, model.npz and report.html."""
+    from dovetail import config as configs
+    from dovetail import experiment, report
+    from dovetail.simulate import devices
+
+    if presets:
+        _print_json(configs.presets()) if as_json else _out.print("\n".join(configs.presets()))
+        return
+    if resume and out is None:
+        raise ValueError("expected --out with --resume, got none")
+    devices.use_all_cores()
+    if coordinator is not None:
+        devices.join(coordinator, processes=processes, process_id=process_id)
+    overrides = [configs.parse_override(text) for text in set_ or []]
+    source = config or (str(out / "config.toml") if resume and out is not None else DEFAULT_PRESET)
+    with _err.status("loading data and calibrating the noise"):
+        try:
+            plan = experiment.prepare(configs.read(source, overrides))
+        except FileNotFoundError as error:
+            if source != DEFAULT_PRESET or config is not None:
+                raise
+            _err.print(f"{error}; training on the bundled digits instead", markup=False, highlight=False)
+            plan = experiment.prepare(configs.read(FALLBACK_PRESET, overrides))
+    target = out or Path("runs") / f"{Path(source).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    with _progress_bar(len(plan.rounds)) as observe:
+        result = experiment.run(plan, out=target, resume=resume, checkpoint_every=checkpoint_every, observe=observe)
+    if process_id != 0:
+        return
+    report.write(target)
+    if as_json:
+        _print_json(result.to_json())
+        return
+    _out.print(f"test accuracy {result.accuracy:.2%} after {_rounds(result)}", highlight=False)
+    _out.print(str(result.statement), markup=False, highlight=False)
+    _out.print(f"written to {target}", markup=False, highlight=False)
+
+
+@app.command()
+def data(
+    name: Annotated[str | None, typer.Argument(help="A task; without it, the list.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Where the files already are.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Fetch and verify a dataset."""
+    from dovetail.tasks import TASKS, resolve
+
+    if name is None:
+        _print_json(sorted(TASKS)) if as_json else _out.print("\n".join(sorted(TASKS)))
+        return
+    with _err.status(f"loading {name}"):
+        dataset = resolve(name).load(folder=folder)
+    facts = {
+        "task": name,
+        "records": len(dataset.labels),
+        "test_records": len(dataset.test_labels),
+        "shape": list(dataset.inputs.shape[1:]),
+        "classes": dataset.num_classes,
+    }
+    if as_json:
+        _print_json(facts)
+        return
+    _out.print(
+        f"{name}: {facts['records']} records and {facts['test_records']} for testing, shape {facts['shape']}, "
+        f"{facts['classes']} classes, verified",
+        highlight=False,
+    )
+
+
+@app.command()
+def bench(
+    name: Annotated[str | None, typer.Argument(help="A benchmark; without it, the list.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run one benchmark: every figure is a ratio inside this run."""
+    folder = Path(__file__).resolve().parent.parent / "benchmarks"
+    if not folder.is_dir():
+        raise FileNotFoundError("expected the benchmarks of a source checkout, got an installation without them")
+    names = sorted(file.stem for file in folder.glob("*.py") if not file.stem.startswith("_"))
+    if name is None:
+        _print_json(names) if as_json else _out.print("\n".join(names))
+        return
+    from dovetail import _validate
+
+    _validate.known("benchmark", name, names)
+    sys.path.insert(0, str(folder))
+    sys.argv = [str(folder / f"{name}.py"), *(["--json"] if as_json else [])]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+@contextlib.contextmanager
+def _progress_bar(rounds: int) -> Iterator[Any]:
+    columns = (
+        TextColumn("round {task.completed}/{task.total}"),
+        BarColumn(),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=_err, transient=True) as bar:
+        task = bar.add_task("", total=rounds)
+
+        def observe(progress: Any) -> None:
+            said = ""
+            if progress.accuracy is not None:
+                eps = "no finite eps" if progress.eps == float("inf") else f"eps {progress.eps:.3g}"
+                said = f"accuracy {progress.accuracy:.2%}, {eps}"
+            bar.update(task, completed=progress.round, description=said)
+
+        yield observe
+
+
+def _rounds(result: Any) -> str:
+    text = f"{result.rounds} rounds ({result.seconds_per_round:.3g} s each)"
+    if result.rounds < result.planned_rounds:
+        text += f" of {result.planned_rounds} planned: the next would exceed the budget or too few users took part"
+    return text
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Configs: TOML in, validated records out.
+
+A config is a file, or the name of a preset (`dovetail/presets`), changed by dotted overrides. Every mistake is one
+sentence: an unknown key names the nearest valid one, a wrong type says what was expected.
+"""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import tomli_w
+
+from dovetail import _validate
+
+__all__ = [
+    "ClientConfig",
+    "CohortConfig",
+    "Config",
+    "PerformanceConfig",
+    "PrivacyConfig",
+    "ServerConfig",
+    "TaskConfig",
+    "parse",
+    "parse_override",
+    "presets",
+    "read",
+    "to_toml",
+]
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True):
+    pass
+
+
+class TaskConfig(_Section, frozen=True, kw_only=True):
+    """Which data, which model, whose records."""
+
+    name: str
+    model: str = "logistic"
+    partition: str = "one-record"
+    users: int | None = None
+    concentration: float = 0.5
+    folder: str | None = None
+
+
+class CohortConfig(_Section, frozen=True, kw_only=True):
+    """Who takes part when; give `epochs` or `rounds`."""
+
+    kind: Literal["disjoint", "fixed", "poisson", "everyone"] = "disjoint"
+    size: int | None = None
+    epochs: int | None = None
+    rounds: int | None = None
+    min_size: int = 0
+    dropout: float = 0.0
+
+
+class ClientConfig(_Section, frozen=True, kw_only=True):
+    """What a client does with its records."""
+
+    update: Literal["fedsgd", "fedavg", "fedprox"] = "fedsgd"
+    learning_rate: float = 0.1
+    epochs: int = 1
+    batch: int = 10
+    mu: float = 0.0
+
+
+class ServerConfig(_Section, frozen=True, kw_only=True):
+    """The server's optimiser: an optax name, its learning rate, its further options."""
+
+    optimizer: str = "sgd"
+    learning_rate: float = 1.0
+    options: dict[str, float | bool] = {}
+
+
+class PrivacyConfig(_Section, frozen=True, kw_only=True):
+    """The target: noise is calibrated to it unless given, and training never spends more."""
+
+    eps: float | None = None
+    delta: float = 1e-5
+    neighbors: Literal["replace-one", "add-remove"] = "replace-one"
+
+
+class PerformanceConfig(_Section, frozen=True, kw_only=True):
+    """What may change speed and never a statement."""
+
+    devices: int | None = None
+    chunk: int | None = None
+    fast: bool = True
+
+
+class Config(_Section, frozen=True, kw_only=True):
+    """One training."""
+
+    seed: int = 0
+    task: TaskConfig
+    cohort: CohortConfig = CohortConfig()
+    client: ClientConfig = ClientConfig()
+    server: ServerConfig = ServerConfig()
+    protocol: dict[str, Any]
+    privacy: PrivacyConfig = PrivacyConfig()
+    performance: PerformanceConfig = PerformanceConfig()
+
+
+def presets() -> list[str]:
+    """The names of the bundled configs."""
+    folder = resources.files("dovetail") / "presets"
+    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def read(source: str | Path, overrides: Iterable[tuple[str, Any]] = ()) -> Config:
+    """The config in a file, or the preset of this name, with overrides applied."""
+    path = Path(source)
+    if path.is_file():
+        text = path.read_text()
+    elif str(source) in presets():
+        text = (resources.files("dovetail") / "presets" / f"{source}.toml").read_text()
+    elif path.suffix == ".toml" or path.exists():
+        raise FileNotFoundError(f"expected a config file, got {str(source)!r}, which is not one")
+    else:
+        _validate.known("preset or config file", str(source), presets())
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"expected TOML in {str(source)!r}, got an error: {error}") from error
+    return parse(data, overrides)
+
+
+def parse(data: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] = ()) -> Config:
+    """The config in plain data."""
+    tree: dict[str, Any] = copy.deepcopy(dict(data))
+    for path, value in overrides:
+        _assign(tree, path, value)
+    _check_keys(tree)
+    try:
+        config = msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        raise ValueError(_sentence(error)) from error
+    if "name" not in config.protocol:
+        raise ValueError("expected protocol.name, got none")
+    _validate.integer(seed=config.seed)
+    _validate.in_interval(0, 2**31 - 1, seed=config.seed)
+    _validate.in_open_interval(0, 1, delta=config.privacy.delta)
+    if config.privacy.eps is not None:
+        _validate.positive(eps=config.privacy.eps)
+    return config
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """``key.path=value`` as a pair; the value is read as TOML, or else as a plain string."""
+    path, separator, value = text.partition("=")
+    if not separator or not path.strip():
+        raise ValueError(f"expected --set key.path=value, got {text!r}")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    return path.strip(), parsed
+
+
+def to_toml(config: Config) -> str:
+    """The config as TOML, complete: what it leaves open is not written, what it decides is."""
+    return tomli_w.dumps(_without_none(msgspec.to_builtins(config)))
+
+
+def _assign(tree: dict[str, Any], path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    node = tree
+    for name in parents:
+        node = node.setdefault(name, {})
+        if not isinstance(node, dict):
+            raise ValueError(f"expected a section at {name!r}, got a value in {path!r}")
+    node[last] = value
+
+
+def _check_keys(tree: Mapping[str, Any]) -> None:
+    sections = {field.name: field for field in msgspec.structs.fields(Config)}
+    for name, value in tree.items():
+        _validate.known("config key", name, sections)
+        kind = sections[name].type
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            if not isinstance(value, Mapping):
+                raise ValueError(f"expected a section [{name}], got {name}={value!r}")
+            for key in value:
+                _validate.known(f"key of [{name}]", key, kind.__struct_fields__)
+
+
+def _sentence(error: msgspec.ValidationError) -> str:
+    text, _, where = str(error).partition(" - at `$")
+    where = where.strip("`.")
+    message = text[:1].lower() + text[1:]
+    return f"{message} in {where}" if where else message
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return value

@@ -1,0 +1,111 @@
+"""A client's update: what it would like the model to move by.
+
+- `fedsgd`: the negative gradient of its mean loss;
+- `fedavg`: where `epochs` passes of SGD over batches of `batch` records lead (McMahan et al. 2017);
+- `fedprox`: the same with the proximal term mu/2 |w - w_0|^2 in the loss (Li et al. 2020).
+
+Records are visited in one random order a round, the same in each of its local epochs. The last batch may be smaller;
+its mean is over the records it has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from dovetail import _validate
+
+__all__ = ["ClientUpdate", "Logits", "cross_entropy", "local_update", "visiting_order"]
+
+Logits = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClientUpdate:
+    """How a client turns the model and its records into an update."""
+
+    update: Literal["fedsgd", "fedavg", "fedprox"] = "fedsgd"
+    learning_rate: float = 0.1
+    epochs: int = 1
+    batch: int = 10
+    mu: float = 0.0
+
+    def __post_init__(self) -> None:
+        _validate.one_of(("fedsgd", "fedavg", "fedprox"), update=self.update)
+        _validate.positive(learning_rate=self.learning_rate)
+        _validate.integer(epochs=self.epochs, batch=self.batch)
+        _validate.at_least(1, epochs=self.epochs, batch=self.batch)
+        _validate.non_negative(mu=self.mu)
+        if self.mu and self.update != "fedprox":
+            raise ValueError(f"expected mu = 0 unless update = 'fedprox', got mu={self.mu}")
+
+    @property
+    def local(self) -> bool:
+        """Whether the client takes steps of its own."""
+        return self.update != "fedsgd"
+
+    def batch_size(self, records: int) -> int:
+        """Records in one local batch of a client that holds this many."""
+        return min(self.batch, records) if self.local else records
+
+    def num_steps(self, records: int) -> int:
+        """Local steps of a client that holds this many records."""
+        return self.epochs * math.ceil(records / self.batch) if self.local else 1
+
+
+def visiting_order(count: jax.Array, records: int, *, key: jax.Array) -> jax.Array:
+    """A uniformly random order of the first `count` of `records` positions, the rest behind them."""
+    rank = jnp.where(jnp.arange(records) < count, jax.random.uniform(key, (records,)), 2.0)
+    return jnp.argsort(rank)
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """The loss of each record."""
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)[:, 0]
+
+
+def local_update(settings: ClientUpdate, logits: Logits) -> Callable[..., jax.Array]:
+    """The update function of one client: (params, inputs, labels, count) -> a vector like params.
+
+    `logits(params, inputs)` takes the flat parameter vector. Of the records only the first `count` are real.
+    """
+
+    def mean_loss(params: jax.Array, inputs: jax.Array, labels: jax.Array, weight: jax.Array) -> jax.Array:
+        losses = cross_entropy(logits(params, inputs), labels)
+        return jnp.sum(losses * weight) / jnp.maximum(jnp.sum(weight), 1.0)
+
+    gradient = jax.grad(mean_loss)
+
+    def fedsgd(params: jax.Array, inputs: jax.Array, labels: jax.Array, count: jax.Array) -> jax.Array:
+        weight = (jnp.arange(len(labels)) < count).astype(params.dtype)
+        return -gradient(params, inputs, labels, weight)
+
+    def descend(params: jax.Array, inputs: jax.Array, labels: jax.Array, count: jax.Array) -> jax.Array:
+        records, size = len(labels), settings.batch_size(len(labels))
+        batches = math.ceil(records / size)
+        spare = batches * size - records
+
+        def batched(x: jax.Array) -> jax.Array:
+            return jnp.pad(x, [(0, spare)] + [(0, 0)] * (x.ndim - 1)).reshape(batches, size, *x.shape[1:])
+
+        weights = batched((jnp.arange(records) < count).astype(params.dtype))
+
+        def step(current: jax.Array, data: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+            direction = gradient(current, *data)
+            if settings.mu:
+                direction += settings.mu * (current - params)
+            moved = current - settings.learning_rate * direction
+            return jnp.where(jnp.sum(data[2]) > 0, moved, current), None
+
+        def epoch(current: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return jax.lax.scan(step, current, (batched(inputs), batched(labels), weights))
+
+        final, _ = jax.lax.scan(epoch, params, None, length=settings.epochs)
+        return final - params
+
+    return descend if settings.local else fedsgd

@@ -1,0 +1,99 @@
+"""Who takes part in which round.
+
+- `disjoint`: every epoch deals all users into batches of `size`; whoever is left over sits that epoch out;
+- `fixed`: a uniformly random subset of `size` users;
+- `poisson`: every user independently, `size` of them on average;
+- `everyone`.
+
+Each round's draw depends on the seed and the round alone, so a resumed run sees the same cohorts. Users that were drawn
+drop out independently with probability `dropout`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+from dovetail import _validate
+from dovetail.events import Disjoint, Everyone, FixedSize, Participation, Poisson
+from dovetail.protocols import Cohort
+
+__all__ = ["KINDS", "Schedule"]
+
+KINDS = ("disjoint", "fixed", "poisson", "everyone")
+_DRAW, _DROP = 0, 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The cohorts of a whole training."""
+
+    kind: Literal["disjoint", "fixed", "poisson", "everyone"]
+    population: int
+    size: int
+    rounds: int
+    seed: int
+    min_size: int = 0
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        _validate.one_of(KINDS, kind=self.kind)
+        _validate.integer(size=self.size, rounds=self.rounds, seed=self.seed, min_size=self.min_size)
+        _validate.at_least(1, size=self.size, rounds=self.rounds)
+        _validate.non_negative(seed=self.seed)
+        _validate.in_interval(0, 1, dropout=self.dropout)
+        if self.size > self.population:
+            raise ValueError(
+                f"expected at most as many clients a round as there are ({self.population}), got size={self.size}"
+            )
+        if self.kind == "everyone" and self.size != self.population:
+            raise ValueError(f"expected size = {self.population} with kind='everyone', got size={self.size}")
+        _validate.in_interval(0, self.size, min_size=self.min_size)
+
+    @property
+    def rounds_per_epoch(self) -> int:
+        """Rounds until every user has had its turn (disjoint), or has on average."""
+        return max(1, self.population // self.size)
+
+    @property
+    def capacity(self) -> int:
+        """As many users as a round is prepared for; a larger Poisson draw (probability below 1e-14) only costs time."""
+        if self.kind != "poisson":
+            return self.size
+        prob = self.size / self.population
+        return min(self.population, int(self.size + 8 * np.sqrt(self.size * (1 - prob)) + 8))
+
+    def cohort(self, index: int) -> Cohort:
+        """What is public about the participants of a round."""
+        return Cohort(participation=self._participation(index), size=self.size, min_size=self.min_size)
+
+    def draw(self, index: int) -> np.ndarray:
+        """The users of a round, ascending."""
+        rng = np.random.default_rng((self.seed, index, _DRAW))
+        match self.kind:
+            case "everyone":
+                users = np.arange(self.population)
+            case "fixed":
+                users = rng.choice(self.population, self.size, replace=False)
+            case "poisson":
+                users = np.flatnonzero(rng.random(self.population) < self.size / self.population)
+            case "disjoint":
+                epoch, batch = divmod(index, self.rounds_per_epoch)
+                order = np.random.default_rng((self.seed, epoch, _DRAW)).permutation(self.population)
+                users = order[batch * self.size : (batch + 1) * self.size]
+        if self.dropout:
+            drops = np.random.default_rng((self.seed, index, _DROP))
+            users = users[drops.random(len(users)) >= self.dropout]
+        return np.sort(users).astype(np.int32)
+
+    def _participation(self, index: int) -> Participation:
+        match self.kind:
+            case "disjoint":
+                return Disjoint(epoch=index // self.rounds_per_epoch)
+            case "fixed":
+                return FixedSize(size=self.size, population=self.population)
+            case "poisson":
+                return Poisson(prob=self.size / self.population)
+        return Everyone()

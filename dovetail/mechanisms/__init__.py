@@ -1,0 +1,42 @@
+"""Local randomizers, one file each: simulated in JAX, deployed by exact samplers on the OS's randomness.
+
+`RANDOMIZERS` names the simulated ones as configs do.
+"""
+
+from __future__ import annotations
+
+from dovetail.mechanisms._base import AtInput, Blanket, LocalRandomizer
+from dovetail.mechanisms.clip_laplace import ClipLaplace
+from dovetail.mechanisms.deployed import DiscreteGaussian, DiscreteLaplace, ExactRandomizedResponse
+from dovetail.mechanisms.exact import EntropyExhausted, ExactSampler
+from dovetail.mechanisms.gaussian import Gaussian, clip_l2
+from dovetail.mechanisms.laplace import Laplace, add_laplace
+from dovetail.mechanisms.randomized_response import BinaryRandomizedResponse, RandomizedResponse, UniformLevels
+
+__all__ = [
+    "RANDOMIZERS",
+    "AtInput",
+    "BinaryRandomizedResponse",
+    "Blanket",
+    "ClipLaplace",
+    "DiscreteGaussian",
+    "DiscreteLaplace",
+    "EntropyExhausted",
+    "ExactRandomizedResponse",
+    "ExactSampler",
+    "Gaussian",
+    "Laplace",
+    "LocalRandomizer",
+    "RandomizedResponse",
+    "UniformLevels",
+    "add_laplace",
+    "clip_l2",
+]
+
+RANDOMIZERS: dict[str, type[LocalRandomizer]] = {
+    "rr2": BinaryRandomizedResponse,
+    "rr": RandomizedResponse,
+    "laplace": Laplace,
+    "clip_laplace": ClipLaplace,
+    "gaussian": Gaussian,
+}

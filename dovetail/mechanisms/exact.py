@@ -1,0 +1,197 @@
+"""Exact samplers over a cryptographic bit source: integers and rationals only, no floating-point noise.
+
+Everything is built from uniform integers. Bernoulli(p) compares a uniform with p; Bernoulli(exp(-g)) is von Neumann's
+series; the discrete Laplace law is a uniform remainder with a geometric quotient; the discrete Gaussian is a rejection
+from it. The laws are exact, given uniform independent bytes. Running time depends on the values drawn: timing is not
+hidden. Written from Canonne, Kamath, Steinke (NeurIPS 2020), "The discrete Gaussian for differential privacy".
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from fractions import Fraction
+from typing import NoReturn
+
+import numpy as np
+
+from dovetail import _validate
+
+__all__ = ["EntropyExhausted", "ExactSampler"]
+
+_WORD = 1 << 64
+
+
+class EntropyExhausted(RuntimeError):  # noqa: N818 - named after what happened
+    """The bit source returned fewer bytes than it was asked for."""
+
+
+class ExactSampler:
+    """Exact draws from bytes of `entropy`, which is the operating system's generator unless a test injects another.
+
+    Single draws take 64-bit words from a pool that is filled `pool_words` at a time; arrays ask for their own bytes.
+
+    Guarantees:
+        The draws are a function of the bytes alone.
+        No word is used twice: it leaves the pool in one atomic step, a forked child drops the pool it inherits, and
+        copying is refused.
+        A source that runs dry raises `EntropyExhausted`; nothing is ever padded.
+    """
+
+    def __init__(self, entropy: Callable[[int], bytes] = os.urandom, *, pool_words: int = 512) -> None:
+        _validate.integer(pool_words=pool_words)
+        _validate.at_least(1, pool_words=pool_words)
+        self._entropy = entropy
+        self._pool_words = pool_words
+        self._pool: list[int] = []
+        self._process = os.getpid()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an ExactSampler cannot be copied or pickled: the copy would repeat its randomness")
+
+    def randbelow(self, bound: int) -> int:
+        """A uniform integer in 0 .. bound - 1."""
+        _validate.integer(bound=bound)
+        if bound < 1:
+            raise ValueError(f"expected bound >= 1, got bound={bound!r}")
+        return self._randbelow(int(bound))
+
+    def bernoulli(self, prob: Fraction | int) -> bool:
+        """True with probability exactly `prob`."""
+        prob = _rational_in_unit(prob)
+        return self._randbelow(prob.denominator) < prob.numerator
+
+    def bernoulli_exp(self, exponent: Fraction | int) -> bool:
+        """True with probability exactly exp(-exponent), exponent >= 0.
+
+        References:
+            Canonne, Kamath, Steinke (2020), Alg. 1.
+        """
+        exponent = _rational(exponent=exponent)
+        if exponent < 0:
+            raise ValueError(f"expected exponent >= 0, got exponent={exponent!r}")
+        return self._bernoulli_exp(exponent.numerator, exponent.denominator)
+
+    def discrete_laplace(self, scale: Fraction | int) -> int:
+        """An integer z with probability proportional to exp(-|z| / scale).
+
+        References:
+            Canonne, Kamath, Steinke (2020), Alg. 2.
+        """
+        scale = _positive_rational(scale=scale)
+        return self._discrete_laplace(scale.numerator, scale.denominator)
+
+    def discrete_gaussian(self, sigma_squared: Fraction | int) -> int:
+        """An integer z with probability proportional to exp(-z^2 / (2 sigma_squared)).
+
+        References:
+            Canonne, Kamath, Steinke (2020), Alg. 3.
+        """
+        sigma_squared = _positive_rational(sigma_squared=sigma_squared)
+        n, d = sigma_squared.numerator, sigma_squared.denominator
+        t = math.isqrt(n // d) + 1
+        while True:
+            y = self._discrete_laplace(t, 1)
+            # (|y| - sigma^2 / t)^2 / (2 sigma^2), over the common denominator
+            if self._bernoulli_exp((abs(y) * d * t - n) ** 2, 2 * n * d * t * t):
+                return y
+
+    def bernoullis(self, prob: Fraction | int, size: int) -> np.ndarray:
+        """`size` exact draws of Bernoulli(prob): 64 binary digits of prob at a time, further ones only on a tie."""
+        prob = _rational_in_unit(prob)
+        digit, rest = divmod(prob.numerator * _WORD, prob.denominator)
+        if digit == _WORD:
+            return np.ones(size, bool)
+        words = self._words(size)
+        below = words < np.uint64(digit)
+        ties = np.flatnonzero(words == np.uint64(digit))
+        if rest and ties.size:
+            below[ties] = self.bernoullis(Fraction(rest, prob.denominator), ties.size)
+        return below
+
+    def integers(self, bound: int, size: int) -> np.ndarray:
+        """`size` independent uniform integers in 0 .. bound - 1, as int64; by rejection, exact."""
+        _validate.integer(bound=bound)
+        _validate.in_interval(1, 2**63 - 1, bound=bound)
+        limit = np.uint64((_WORD - 1) // bound * bound)
+        words = self._words(size)
+        while (rejected := np.flatnonzero(words >= limit)).size:
+            words[rejected] = self._words(rejected.size)
+        return (words % np.uint64(bound)).astype(np.int64)
+
+    def _words(self, count: int) -> np.ndarray:
+        asked = 8 * count
+        fresh = self._entropy(asked)
+        if len(fresh) != asked:
+            raise EntropyExhausted(f"expected {asked} bytes from the bit source, got {len(fresh)}")
+        return np.frombuffer(fresh, "<u8").astype(np.uint64)
+
+    def _word(self) -> int:
+        if self._process != os.getpid():
+            self._pool, self._process = [], os.getpid()
+        try:
+            return self._pool.pop()
+        except IndexError:
+            fresh: list[int] = self._words(self._pool_words)[::-1].tolist()
+            word = fresh.pop()
+            self._pool = fresh
+            return word
+
+    def _randbelow(self, bound: int) -> int:
+        bits = (bound - 1).bit_length()
+        if bits == 0:
+            return 0
+        mask, extra = (1 << bits) - 1, (bits - 1) // 64
+        while True:
+            value = self._word()
+            for _ in range(extra):
+                value = value << 64 | self._word()
+            if (value := value & mask) < bound:
+                return value
+
+    def _bernoulli_exp(self, n: int, d: int) -> bool:
+        while n > d:
+            if not self._bernoulli_exp(1, 1):
+                return False
+            n -= d
+        k = 1
+        while self._randbelow(d * k) < n:
+            k += 1
+        return k % 2 == 1
+
+    def _discrete_laplace(self, t: int, s: int) -> int:
+        while True:
+            u = self._randbelow(t)
+            if not self._bernoulli_exp(u, t):
+                continue
+            v = 0
+            while self._bernoulli_exp(1, 1):
+                v += 1
+            y = (u + t * v) // s
+            negative = self._randbelow(2)
+            if negative and y == 0:
+                continue
+            return -y if negative else y
+
+
+def _rational(**values: Fraction | int) -> Fraction:
+    ((name, value),) = values.items()
+    if isinstance(value, bool) or not isinstance(value, int | Fraction):
+        raise ValueError(f"expected {name} to be a Fraction or an integer, got {name}={value!r}")
+    return Fraction(value)
+
+
+def _positive_rational(**values: Fraction | int) -> Fraction:
+    value = _rational(**values)
+    if value <= 0:
+        ((name, _),) = values.items()
+        raise ValueError(f"expected {name} > 0, got {name}={value!r}")
+    return value
+
+
+def _rational_in_unit(prob: Fraction | int) -> Fraction:
+    prob = _rational(prob=prob)
+    if not 0 <= prob <= 1:
+        raise ValueError(f"expected 0 <= prob <= 1, got prob={prob!r}")
+    return prob

@@ -1,0 +1,98 @@
+"""Gaussian noise on vectors clipped in L2 norm: y = clip(x) + N(0, std^2 I).
+
+Two clipped vectors are at most 2 clip_norm apart, which is the sensitivity under replacement. The density ratio is
+unbounded in y, so no finite pure eps_local exists: the guarantee is (eps, delta) and belongs to the accountants, which
+need nothing but `std` and `sensitivity`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar, NoReturn
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.typing import ArrayLike
+
+from dovetail import _validate
+from dovetail.mechanisms._base import LocalRandomizer, as_floating, freeze_floats, namespace
+from dovetail.statements import NotApplicable
+
+__all__ = ["Gaussian", "clip_l2"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Gaussian(LocalRandomizer):
+    """Gaussian noise on the last axis, after clipping it to `clip_norm`.
+
+    Guarantees:
+        Reports are unbiased for the clipped vector, with variance std^2 in every coordinate.
+        As a pure randomizer eps_local is infinite, and `blanket` raises `NotApplicable`.
+        A vector whose norm is NaN or infinite counts as zero.
+
+    References:
+        Dwork, Roth (2014), Thm. A.1; Balle, Wang (ICML 2018), Thm. 8, for the exact (eps, delta).
+    """
+
+    std: float
+    clip_norm: float
+    eps_local: float = dataclasses.field(default=math.inf, init=False)
+    vector: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _validate.positive(std=self.std, clip_norm=self.clip_norm)
+        freeze_floats(self, "std", "clip_norm")
+
+    @property
+    def domain(self) -> tuple[float, float]:
+        """The interval of one coordinate; the vector lies in the ball of radius clip_norm."""
+        return -self.clip_norm, self.clip_norm
+
+    @property
+    def sensitivity(self) -> float:
+        """The L2 distance of two clipped vectors at most: replacement."""
+        return 2 * self.clip_norm
+
+    def __call__(self, x: ArrayLike, *, key: jax.Array) -> jax.Array:
+        """The clipped vector plus noise."""
+        clipped = clip_l2(as_floating(x), self.clip_norm)
+        return clipped + self.std * jax.random.normal(key, clipped.shape, clipped.dtype)
+
+    def log_density(self, y: npt.ArrayLike, x: npt.ArrayLike) -> np.ndarray:
+        """The joint log density over the last axis."""
+        scaled = (np.asarray(y, np.float64) - self.mean(x)) / self.std
+        return np.sum(-(scaled**2) / 2 - math.log(self.std * math.sqrt(2 * math.pi)), axis=-1)
+
+    def mean(self, x: npt.ArrayLike) -> np.ndarray:
+        """The clipped vector."""
+        return clip_l2(np.asarray(x, np.float64), self.clip_norm)
+
+    def report_variance(self, x: npt.ArrayLike) -> np.ndarray:
+        """std^2 in every coordinate."""
+        return np.full(np.shape(x), self.std**2)
+
+    def blanket(self) -> NoReturn:
+        """Never: the blanket bounds need a finite eps_local."""
+        raise NotApplicable(
+            "Gaussian noise has no finite eps_local (its density ratio is unbounded; the guarantee is (eps, delta)), "
+            "so no blanket bound applies to it"
+        )
+
+
+def clip_l2(x: Any, clip_norm: float) -> Any:
+    """The last axis scaled down to norm clip_norm where it is longer (NumPy in, NumPy out; JAX in, JAX out).
+
+    Guarantees:
+        The result's norm is at most clip_norm up to rounding; shorter vectors are returned unchanged.
+        The zero vector stays zero, with a finite gradient; a norm of NaN or infinity gives the zero vector.
+    """
+    xp = namespace(x)
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = x / clip_norm
+        square = (scaled * scaled).sum(axis=-1, keepdims=True)
+    finite = xp.isfinite(square)
+    long = finite & (square > 1)
+    factor = xp.where(long, 1 / xp.sqrt(xp.where(long, square, 1)), 1)
+    return xp.where(finite, xp.where(finite, x, 0) * factor, 0)

@@ -1,0 +1,48 @@
+"""NP-FL: the plain mean of the clients' updates, the utility ceiling (McMahan et al. 2017).
+
+Nothing is clipped and no noise is added, so nothing is promised: its statement is unbounded and says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from dovetail.events import NonPrivate, Round, View
+from dovetail.protocols._base import Cohort, Protocol
+from dovetail.shufflers import Layout, Reports
+from dovetail.statements import Neighbors, Scope, Trust, Unit
+
+__all__ = ["FedAvg"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FedAvg(Protocol):
+    """Non-private federated averaging."""
+
+    name: ClassVar[str] = "fedavg"
+
+    def layout(self, dim: int) -> Layout:
+        """Every client reports every coordinate to the server."""
+        return Layout(slots=dim, reports_per_client=dim, shufflers=0)
+
+    def randomize(self, x: jax.Array, state: Any, *, key: jax.Array) -> Reports:
+        """The update itself."""
+        return Reports(slot=None, value=x, valid=jnp.ones(()))
+
+    def estimate(self, tally: jax.Array, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
+        """The sum over the planned size."""
+        return tally / size, state
+
+    def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
+        """A release without noise."""
+        scope = Scope(trust=Trust.CURATOR, adversary="observer of every model", neighbors=neighbors, unit=Unit.USER)
+        mechanism = NonPrivate(reason="no noise is added, so nothing is promised")
+        return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)
+
+    def scaling(self, norm: jax.Array) -> jax.Array:
+        """Updates are summed as they are."""
+        return jnp.ones_like(norm)

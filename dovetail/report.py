@@ -1,0 +1,74 @@
+"""A run's folder -> `report.html`: one page that opens offline, the statement first."""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+from typing import Any
+
+from dovetail import __version__
+from dovetail.folder import RunFolder, write_atomically
+from dovetail.statements import Statement
+
+__all__ = ["write"]
+
+_WIDTH, _HEIGHT, _MARGIN = 640, 240, 40
+
+
+def write(folder: Path) -> Path:
+    """Write the report of a finished run and return its path."""
+    summary = json.loads((folder / "privacy.json").read_text())
+    statement = Statement.from_json(summary["certified"])
+    page = _PAGE.format(
+        version=html.escape(__version__),
+        accuracy=f"{summary['accuracy']:.2%}",
+        rounds=summary["rounds"],
+        headline=html.escape(statement.headline()),
+        proof=html.escape(str(statement)),
+        curve=_curve(RunFolder(folder).metrics()),
+        config=html.escape((folder / "config.toml").read_text()),
+    )
+    target = folder / "report.html"
+    write_atomically(target, page.encode())
+    return target
+
+
+def _curve(metrics: list[dict[str, Any]]) -> str:
+    """Accuracy over rounds as an inline SVG."""
+    if len(metrics) < 2:
+        return ""
+    last = metrics[-1]["round"]
+    points = " ".join(
+        f"{_MARGIN + (_WIDTH - 2 * _MARGIN) * line['round'] / last:.1f},"
+        f"{_HEIGHT - _MARGIN - (_HEIGHT - 2 * _MARGIN) * line['accuracy']:.1f}"
+        for line in metrics
+    )
+    low, high = _HEIGHT - _MARGIN, _MARGIN
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="test accuracy over rounds">'
+        f'<line x1="{_MARGIN}" y1="{low}" x2="{_WIDTH - _MARGIN}" y2="{low}"/>'
+        f'<line x1="{_MARGIN}" y1="{low}" x2="{_MARGIN}" y2="{high}"/>'
+        f'<polyline points="{points}"/>'
+        f'<text x="{_MARGIN - 6}" y="{high + 4}" text-anchor="end">100%</text>'
+        f'<text x="{_MARGIN - 6}" y="{low}" text-anchor="end">0%</text>'
+        f'<text x="{_WIDTH - _MARGIN}" y="{low + 18}" text-anchor="end">round {last}</text></svg>'
+    )
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Dovetail report</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24 }}
+pre {{ background: #f5f6f8; padding: 1rem; overflow-x: auto; white-space: pre-wrap }}
+svg {{ width: 100%; font-size: 12px }} line {{ stroke: #8a929c }}
+polyline {{ fill: none; stroke: #0b63ce; stroke-width: 2 }}
+</style></head><body>
+<h1>{headline}</h1>
+<p>Test accuracy {accuracy} after {rounds} rounds.</p>
+<h2>What is promised, and why</h2><pre>{proof}</pre>
+<h2>Accuracy</h2>{curve}
+<h2>Config</h2><pre>{config}</pre>
+<footer>dovetail {version}</footer></body></html>
+"""

@@ -1,0 +1,64 @@
+"""Devices: which ones a run uses, and how arrays get onto them.
+
+On a CPU the library asks for as many host devices as there are cores, before JAX is first used. A mesh may span
+processes (`jax.distributed`); every process then holds the records, and each works on its share of the cohort.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+__all__ = ["AXIS", "join", "make_mesh", "on_every_device", "split_over_devices", "to_host", "use_all_cores"]
+
+AXIS = "clients"
+
+
+def use_all_cores() -> None:
+    """Make every CPU core a JAX device; no effect once JAX is in use, or where the user has chosen."""
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "") or "JAX_NUM_CPU_DEVICES" in os.environ:
+        return
+    with contextlib.suppress(RuntimeError):
+        jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+
+
+def make_mesh(count: int | None = None) -> Mesh:
+    """A one-dimensional mesh over `count` devices, or over all."""
+    devices = jax.devices()
+    if count is not None and not 1 <= count <= len(devices):
+        raise ValueError(f"expected devices in 1..{len(devices)}, got devices={count}")
+    return Mesh(np.array(devices[:count]), (AXIS,))
+
+
+def on_every_device(array: Any, mesh: Mesh) -> jax.Array:
+    """The same array on each device of the mesh."""
+    return _place(array, NamedSharding(mesh, PartitionSpec()))
+
+
+def split_over_devices(array: np.ndarray, mesh: Mesh, *, axis: int) -> jax.Array:
+    """The array cut into equal parts along an axis, one for each device."""
+    return _place(array, NamedSharding(mesh, PartitionSpec(*[None] * axis, AXIS)))
+
+
+def _place(array: Any, sharding: NamedSharding) -> jax.Array:
+    if jax.process_count() == 1:
+        return jax.device_put(array, sharding)
+    host = np.asarray(array)
+    return jax.make_array_from_callback(host.shape, sharding, lambda part: host[part])
+
+
+def to_host(array: jax.Array) -> np.ndarray:
+    """A replicated array as NumPy, also when other processes hold copies of it."""
+    return np.asarray(array.addressable_data(0))
+
+
+def join(coordinator: str, *, processes: int, process_id: int) -> None:
+    """Train together with other processes, on this or other machines (`jax.distributed`)."""
+    if process_id >= processes:
+        raise ValueError(f"expected process_id < processes={processes}, got process_id={process_id}")
+    jax.distributed.initialize(coordinator, num_processes=processes, process_id=process_id)

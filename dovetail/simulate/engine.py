@@ -1,0 +1,236 @@
+"""One round of federated learning as one compiled program.
+
+The cohort is dealt to the devices; each takes its clients in chunks that fit its cache, gathers their records by index,
+runs local training, `randomize` and `tally`, and adds up: memory is one chunk of updates, never clients x parameters.
+The tallies are summed over devices, `estimate` and the server's step follow in the same program.
+
+Two paths give the same result: the general one (`vmap` over the clients of a chunk), and for linear models under
+protocols that only rescale updates, the dual form of `simulate.linear`. Keys are folded by round and client, so results
+depend on neither chunk size nor device count, up to the order of floating-point sums.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jax.sharding import PartitionSpec
+
+from dovetail import _validate
+from dovetail.federated.client import ClientUpdate, local_update, visiting_order
+from dovetail.federated.server import Server
+from dovetail.protocols import Protocol
+from dovetail.shufflers import Reports, deliver
+from dovetail.simulate import linear
+from dovetail.simulate.devices import AXIS, make_mesh, on_every_device, split_over_devices, to_host
+from dovetail.tasks._base import Clients, Dataset, Model
+
+__all__ = ["Engine", "Performance", "Training"]
+
+_CHUNK_BYTES_CPU, _CHUNK_BYTES_GPU = 2**20, 2**31
+_EVALUATE, _ORDER, _RANDOMIZE, _ESTIMATE, _TALLY = range(5)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Performance:
+    """What may change speed and never a result or a statement."""
+
+    devices: int | None = None
+    chunk: int | None = None
+    fast: bool = True
+
+    def __post_init__(self) -> None:
+        if self.chunk is not None:
+            _validate.integer(chunk=self.chunk)
+            _validate.at_least(1, chunk=self.chunk)
+
+
+class Training(NamedTuple):
+    """All that a training carries from round to round."""
+
+    params: jax.Array
+    server: Any
+    protocol: Any
+
+
+class Engine:
+    """Rounds of one federation: its data, model, clients, protocol and server.
+
+    Guarantees:
+        The fast path, any chunk size and any number of devices give the same model up to float summation order.
+        Peak memory grows with the chunk, not with the number of clients times the number of parameters.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Model,
+        dataset: Dataset,
+        clients: Clients,
+        update: ClientUpdate,
+        protocol: Protocol,
+        server: Server,
+        cohort_size: int,
+        seed: int,
+        performance: Performance | None = None,
+    ) -> None:
+        self._model, self._update, self._protocol, self._server = model, update, protocol, server
+        self._size, self._performance = cohort_size, performance or Performance()
+        self._key = jax.random.key(seed)
+        first, self._unravel = ravel_pytree(model.init(jax.random.fold_in(self._key, 2**31 - 1)))
+        self._first, self.dim = np.asarray(first), len(first)
+        self._layout = protocol.layout(self.dim)
+        self._records = clients.index.shape[1]
+        self._linear = (
+            self._performance.fast
+            and model.constant is not None
+            and linear.worthwhile(update, self._records)
+            and protocol.scaling(jnp.ones(1)) is not None
+        )
+        self.mesh = make_mesh(self._performance.devices)
+        self._chunk = self._performance.chunk or self._default_chunk(dataset)
+        self._data = tuple(
+            on_every_device(array, self.mesh)
+            for array in (dataset.inputs, dataset.labels, clients.index, clients.counts)
+        )
+        self._test = (dataset.test_inputs, dataset.test_labels)
+        self._compiled = jax.jit(self._round, donate_argnums=0)
+
+    def start(self) -> Training:
+        """The state before the first round."""
+        params = jnp.asarray(self._first)
+        state = Training(params, self._server.init(params), self._protocol.init(self.dim))
+        return self.place(state)
+
+    def place(self, training: Any) -> Training:
+        """A state of host arrays (a checkpoint), on the devices."""
+        return jax.tree.map(lambda leaf: on_every_device(np.asarray(leaf), self.mesh), training)
+
+    def step(self, training: Training, users: np.ndarray, *, index: int, capacity: int) -> Training:
+        """Run round `index` with these users; consumes `training`."""
+        width = self.mesh.size * self._chunk
+        chunks = max(1, math.ceil(max(capacity, len(users)) / width))
+        ids = np.full(chunks * width, -1, np.int32)
+        ids[: len(users)] = users
+        table = split_over_devices(ids.reshape(chunks, self.mesh.size, self._chunk), self.mesh, axis=1)
+        used = on_every_device(np.int32(math.ceil(len(users) / width)), self.mesh)
+        return self._compiled(training, self._data, table, used, on_every_device(np.int32(index), self.mesh))
+
+    def accuracy(self, training: Training) -> float:
+        """The share of test records that the model gets right."""
+        params = jnp.asarray(to_host(training.params))
+        inputs, labels = self._test
+        batch = max(1, 2**26 // max(1, math.prod(inputs.shape[1:]) * 4))
+        right = sum(
+            int(self._count_right(params, inputs[low : low + batch], labels[low : low + batch]))
+            for low in range(0, len(labels), batch)
+        )
+        return right / len(labels)
+
+    def model_arrays(self, training: Training) -> dict[str, np.ndarray]:
+        """The model's parameters by name, for `model.npz`."""
+        leaves, _ = jax.tree_util.tree_flatten_with_path(self._unravel(jnp.asarray(to_host(training.params))))
+        return {jax.tree_util.keystr(path).strip("[]'") or "params": np.asarray(leaf) for path, leaf in leaves}
+
+    def _default_chunk(self, dataset: Dataset) -> int:
+        floats = self._records * math.prod(dataset.inputs.shape[1:])
+        if not self._linear:
+            floats += 3 * self.dim
+        cpu = self.mesh.devices.flat[0].platform == "cpu"
+        return max(1, min(4096, (_CHUNK_BYTES_CPU if cpu else _CHUNK_BYTES_GPU) // (4 * floats)))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def _count_right(self, params: jax.Array, inputs: jax.Array, labels: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.argmax(self._logits(params, _as_float(inputs)), axis=1) == labels)
+
+    def _logits(self, params: jax.Array, inputs: jax.Array) -> jax.Array:
+        return self._model.apply(self._unravel(params), inputs)
+
+    def _round(
+        self, training: Training, data: tuple[jax.Array, ...], table: jax.Array, used: jax.Array, index: jax.Array
+    ) -> Training:
+        key = jax.random.fold_in(self._key, index)
+        split, same = PartitionSpec(None, AXIS), PartitionSpec()
+        tally = jax.shard_map(
+            functools.partial(self._tally_of_device, key=key),
+            mesh=self.mesh,
+            in_specs=(same, same, same, split, same),
+            out_specs=same,
+            check_vma=False,
+        )(training.params, training.protocol, data, table, used)
+        estimate, protocol = self._protocol.estimate(
+            tally, self._size, training.protocol, key=jax.random.fold_in(key, _ESTIMATE)
+        )
+        params, server = self._server.step(training.params, training.server, estimate)
+        return Training(params, server, protocol)
+
+    def _tally_of_device(
+        self,
+        params: jax.Array,
+        state: Any,
+        data: tuple[jax.Array, ...],
+        table: jax.Array,
+        used: jax.Array,
+        *,
+        key: jax.Array,
+    ) -> Any:
+        tally_chunk = self._linear_chunk if self._linear else self._general_chunk
+
+        def add_chunk(i: jax.Array, total: Any) -> Any:
+            ids = table[i, 0]
+            return jax.tree.map(jnp.add, total, tally_chunk(params, state, data, ids, key))
+
+        shape = jax.eval_shape(lambda: tally_chunk(params, state, data, table[0, 0], key))
+        zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
+        total = jax.lax.psum(jax.lax.fori_loop(0, used, add_chunk, zero), AXIS)
+        if not self._linear:
+            return total
+        update, count = total
+        return self._protocol.tally_of_sum(update.ravel(), count, key=jax.random.fold_in(key, _TALLY))
+
+    def _gather(
+        self, data: tuple[jax.Array, ...], ids: jax.Array, key: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Inputs, labels and counts of a chunk of clients; a client that is not there has no records."""
+        records, labels, table, counts = data
+        present = ids >= 0
+        rows = table[jnp.maximum(ids, 0)]
+        count = jnp.where(present, counts[jnp.maximum(ids, 0)], 0)
+        if self._update.local:
+            keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, _ORDER), ids)
+            order = jax.vmap(lambda n, k: visiting_order(n, self._records, key=k))(count, keys)
+            rows = jnp.take_along_axis(rows, order, axis=1)
+        return _as_float(records[rows]), labels[rows], count
+
+    def _linear_chunk(
+        self, params: jax.Array, state: Any, data: tuple[jax.Array, ...], ids: jax.Array, key: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        inputs, labels, counts = self._gather(data, ids, key)
+        inputs = inputs.reshape(*inputs.shape[:2], -1)
+        constant, weights = cast(float, self._model.constant), self._unravel(params)
+        dual, gram = linear.dual_update(weights, constant, inputs, labels, counts, self._update)
+        scale = cast(jax.Array, self._protocol.scaling(linear.update_norms(dual, gram))) * (ids >= 0)
+        zero = jnp.zeros_like(weights)
+        return linear.add_scaled(zero, constant, inputs, dual, scale), jnp.sum(ids >= 0).astype(params.dtype)
+
+    def _general_chunk(
+        self, params: jax.Array, state: Any, data: tuple[jax.Array, ...], ids: jax.Array, key: jax.Array
+    ) -> Any:
+        inputs, labels, counts = self._gather(data, ids, key)
+        update = local_update(self._update, self._logits)
+        updates = jax.vmap(update, (None, 0, 0, 0))(params, inputs, labels, counts)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, _RANDOMIZE), ids)
+        reports = jax.vmap(lambda x, k: self._protocol.randomize(x, state, key=k))(updates, keys)
+        here = (ids >= 0).reshape(-1, *[1] * (reports.valid.ndim - 1))
+        present = Reports(reports.slot, reports.value, reports.valid * here)
+        return self._protocol.tally(deliver(present, self._layout))
+
+
+def _as_float(inputs: jax.Array) -> jax.Array:
+    return inputs.astype(jnp.float32) * (1 / 255) if inputs.dtype == jnp.uint8 else inputs

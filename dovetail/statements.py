@@ -1,0 +1,206 @@
+"""What is promised, by whose proof: the unit of truth of the whole library.
+
+No privacy number travels alone. A `Statement` says how much (eps, delta), about what (`Unit`, `Neighbors`), against
+whom (`adversary`), who must be trusted for it (`Trust`), by which `Theorem`, under which assumptions, and whether we
+certify it or only repeat somebody's claim (`Verdict`). Statements nest: `premises` is the proof tree, and
+``str(statement)`` prints it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from typing import Any
+
+from dovetail import _validate
+
+__all__ = [
+    "TUNING_ASSUMPTION",
+    "Bound",
+    "Neighbors",
+    "NotApplicable",
+    "Scope",
+    "Statement",
+    "Theorem",
+    "Trust",
+    "Unit",
+    "Verdict",
+    "unbounded",
+]
+
+TUNING_ASSUMPTION = "hyper-parameters were chosen without the private data"
+
+
+class NotApplicable(ValueError):  # noqa: N818 - it says why a theorem does not apply; it is not always an error
+    """A theorem was asked outside its hypotheses; the message says which one fails."""
+
+
+class Trust(enum.Enum):
+    """Who must be trusted for the statement to hold."""
+
+    NONE = "none"
+    CURATOR = "curator"
+    LOCAL = "local"
+    SHUFFLE = "shuffle"
+
+
+class Neighbors(enum.Enum):
+    """Which pairs of inputs the statement calls neighbours."""
+
+    REPLACE_ONE = "replace-one"
+    ADD_REMOVE = "add-remove"
+
+
+class Unit(enum.Enum):
+    """Whose data may differ between neighbours."""
+
+    ITEM = "item"
+    USER = "user"
+    SUBJECT = "subject"
+
+
+class Verdict(enum.Enum):
+    """Whether we vouch for the number, or what became of somebody else's claim."""
+
+    CERTIFIED = "certified"
+    CLAIMED_HOLDS = "claimed, holds"
+    CLAIMED_UNPROVEN = "claimed, unproven"
+    CLAIMED_REFUTED = "claimed, refuted"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Theorem:
+    """A result and where to read it."""
+
+    key: str
+    where: str
+    url: str | None = None
+
+    def __str__(self) -> str:
+        return self.where
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bound:
+    """A number on its way to a statement: an upper bound and the theorem that gives it."""
+
+    eps: float
+    delta: float
+    theorem: Theorem
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scope:
+    """Everything a statement says besides its numbers and its proof."""
+
+    trust: Trust
+    adversary: str
+    neighbors: Neighbors
+    unit: Unit
+    assumptions: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Statement:
+    """One promise: (eps, delta) for a unit, against an adversary, by a theorem, under assumptions.
+
+    Guarantees:
+        eps is in [0, inf] and delta in [0, 1]; anything else is refused.
+        `to_json` and `from_json` are inverse to each other, an infinite eps included.
+    """
+
+    eps: float
+    delta: float
+    trust: Trust
+    adversary: str
+    neighbors: Neighbors
+    unit: Unit
+    theorem: Theorem
+    assumptions: tuple[str, ...]
+    verdict: Verdict
+    span: str = ""
+    premises: tuple[Statement, ...] = ()
+    per_user: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.eps) or self.eps < 0:
+            raise ValueError(f"expected eps >= 0, got eps={self.eps!r}")
+        _validate.in_interval(0, 1, delta=self.delta)
+
+    @property
+    def unbounded(self) -> bool:
+        """Whether nothing finite is promised."""
+        return math.isinf(self.eps)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines(indent="", said=()))
+
+    def headline(self) -> str:
+        """The statement's first line: numbers, scope, verdict."""
+        numbers = "no finite eps" if self.unbounded else f"({self.eps:.4g}, {self.delta:.3g})-DP"
+        whose = f"one {self.unit.value}" + (f", {self.span}" if self.span else "")
+        scope = f"{self.trust.value}; against the {self.adversary}; {self.neighbors.value}; {whose}"
+        return f"{numbers} [{scope}]   {self.verdict.value}"
+
+    def _lines(self, indent: str, said: tuple[str, ...]) -> list[str]:
+        lines = [indent + self.headline(), f"{indent}  by {self.theorem}"]
+        lines += [f"{indent}  if {assumption}" for assumption in self.assumptions if assumption not in said]
+        if self.per_user is not None:
+            low, high = min(self.per_user), max(self.per_user)
+            lines.append(f"{indent}  for {len(self.per_user)} users with eps from {low:.4g} to {high:.4g}")
+        for premise in self.premises:
+            lines += premise._lines(indent + "  ", said + self.assumptions)
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for `privacy.json`; an infinite eps becomes ``null`` with ``unbounded: true``."""
+        return {
+            "eps": None if self.unbounded else self.eps,
+            "unbounded": self.unbounded,
+            "delta": self.delta,
+            "trust": self.trust.value,
+            "adversary": self.adversary,
+            "neighbors": self.neighbors.value,
+            "unit": self.unit.value,
+            "theorem": dataclasses.asdict(self.theorem),
+            "assumptions": list(self.assumptions),
+            "verdict": self.verdict.value,
+            "span": self.span,
+            "premises": [premise.to_json() for premise in self.premises],
+            "per_user": None if self.per_user is None else list(self.per_user),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Statement:
+        """The statement that `to_json` wrote."""
+        return cls(
+            eps=math.inf if data["unbounded"] else data["eps"],
+            delta=data["delta"],
+            trust=Trust(data["trust"]),
+            adversary=data["adversary"],
+            neighbors=Neighbors(data["neighbors"]),
+            unit=Unit(data["unit"]),
+            theorem=Theorem(**data["theorem"]),
+            assumptions=tuple(data["assumptions"]),
+            verdict=Verdict(data["verdict"]),
+            span=data["span"],
+            premises=tuple(cls.from_json(premise) for premise in data["premises"]),
+            per_user=None if data["per_user"] is None else tuple(data["per_user"]),
+        )
+
+
+def unbounded(scope: Scope, *, reason: str, delta: float = 0.0, span: str = "") -> Statement:
+    """The statement that promises nothing, and why."""
+    return Statement(
+        eps=math.inf,
+        delta=delta,
+        trust=scope.trust,
+        adversary=scope.adversary,
+        neighbors=scope.neighbors,
+        unit=scope.unit,
+        theorem=Theorem(key="none", where=reason),
+        assumptions=scope.assumptions,
+        verdict=Verdict.CERTIFIED,
+        span=span,
+    )

