@@ -45,7 +45,7 @@ def delta_of(mu: float, *, eps: float) -> float:
     first = math.exp(log_first)
     exact = first * -math.expm1(min(0.0, log_second - log_first))
     rounding = 8 * _ULP * first * (1 + abs(log_first) + abs(log_second) + eps)
-    return min(1.0, exact * (1 + _RELATIVE_SLACK) + rounding)
+    return min(1.0, math.nextafter(exact * (1 + _RELATIVE_SLACK) + rounding, math.inf))
 
 
 def eps_of(mu: float, *, delta: float) -> float:

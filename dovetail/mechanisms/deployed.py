@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail import _validate
-from dovetail.mechanisms._base import clamp64
+from dovetail.mechanisms._base import clamp64, freeze_floats
 from dovetail.mechanisms.exact import ExactSampler
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.mechanisms.randomized_response import RandomizedResponse
@@ -105,6 +105,7 @@ class DiscreteLaplace:
         _validate.finite(low=self.low, high=self.high)
         if not self.low < self.high:
             raise ValueError(f"expected low < high, got low={self.low!r}, high={self.high!r}")
+        freeze_floats(self, "eps_local", "low", "high")
         _check_spacing(self.spacing)
         _validate.at_most(_MAX_STEPS, scale=float(self.scale), highest=abs(self.highest), lowest=abs(self.lowest))
 
@@ -180,6 +181,7 @@ class DiscreteGaussian:
 
     def __post_init__(self) -> None:
         _validate.positive(std=self.std, clip_norm=self.clip_norm)
+        freeze_floats(self, "std", "clip_norm")
         _validate.integer(dim=self.dim)
         _validate.at_least(1, dim=self.dim)
         _check_spacing(self.spacing)

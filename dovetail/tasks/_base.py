@@ -56,8 +56,9 @@ class Clients:
     def __post_init__(self) -> None:
         if self.index.ndim != 2 or self.counts.shape != self.index.shape[:1]:
             raise ValueError(f"expected index (clients, records) and counts (clients,), got {self.index.shape}")
-        if self.counts.min() < 1 or self.counts.max() > self.index.shape[1]:
-            raise ValueError(f"expected 1 to {self.index.shape[1]} records a client, got {self.counts.min()}")
+        low, high = self.counts.min(initial=self.index.shape[1]), self.counts.max(initial=0)
+        if len(self.counts) == 0 or low < 1 or high > self.index.shape[1]:
+            raise ValueError(f"expected clients of 1 to {self.index.shape[1]} records, got {low}..{high}")
 
     @property
     def num_clients(self) -> int:

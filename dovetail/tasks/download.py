@@ -149,7 +149,10 @@ def _sources(origin: Origin, folder: Path | None) -> Iterator[tuple[str, Callabl
 
 def _keep(candidate: Path | bytes, file: RemoteFile, source: str) -> Path:
     """The path of a candidate that passes verification: itself if it is a file, else its place in the cache."""
-    content = candidate.read_bytes() if isinstance(candidate, Path) else candidate
+    try:
+        content = candidate.read_bytes() if isinstance(candidate, Path) else candidate
+    except OSError as error:
+        raise _AbsentError(f"unreadable: {error.strerror}") from error
     if len(content) != file.size or hashlib.sha256(content).hexdigest() != file.sha256:
         _LOG.warning("refused %s from %s: its content does not match its SHA-256", file.name, source)
         raise _AbsentError("refused: its content does not match its SHA-256")

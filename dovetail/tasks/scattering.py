@@ -60,7 +60,7 @@ def transform(images: jax.Array) -> jax.Array:
     """The features of float32 images (batch, 28, 28) with values in [0, 1].
 
     Guarantees:
-        Rows have unit norm (zero for a constant image, which has no structure to normalise).
+        Rows have unit norm; that of a black image is zero.
         A row depends on its own image only.
     """
     psi, low_pass = _filters()
@@ -75,7 +75,8 @@ def transform(images: jax.Array) -> jax.Array:
     centred = groups - groups.mean(axis=-1, keepdims=True)
     scaled = centred / jnp.sqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + _VARIANCE_FLOOR)
     rows = scaled.reshape(len(x), NUM_FEATURES)
-    return rows / jnp.maximum(jnp.linalg.norm(rows, axis=-1, keepdims=True), _VARIANCE_FLOOR)
+    norms = jnp.linalg.norm(rows, axis=-1, keepdims=True)
+    return rows / jnp.where(norms > 0, norms, 1.0)
 
 
 def _moduli(signals: jax.Array, filters: np.ndarray) -> jax.Array:

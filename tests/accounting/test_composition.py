@@ -1,0 +1,244 @@
+import itertools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import integrate, stats
+
+from dovetail.accounting import certify, composition, fits, gaussian, smallest_noise
+from dovetail.events import Disjoint, Everyone, FixedSize, Gaussian, Laplace, NonPrivate, Poisson, Round
+from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit
+
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "gaussian.json").read_text())
+DELTA = 1e-5
+SAMPLED = {
+    "everyone": Everyone(),
+    "poisson": Poisson(prob=0.1),
+    "fixed": FixedSize(size=10, population=100),
+}
+# Which accountant reaches which pair; everything else must raise NotApplicable.
+SUPPORTED = {
+    ("exact_gaussian", "everyone", Neighbors.ADD_REMOVE),
+    ("exact_gaussian", "everyone", Neighbors.REPLACE_ONE),
+    ("privacy_loss", "everyone", Neighbors.ADD_REMOVE),
+    ("privacy_loss", "everyone", Neighbors.REPLACE_ONE),
+    ("privacy_loss", "poisson", Neighbors.ADD_REMOVE),
+    ("privacy_loss", "poisson", Neighbors.REPLACE_ONE),
+    ("renyi", "everyone", Neighbors.ADD_REMOVE),
+    ("renyi", "everyone", Neighbors.REPLACE_ONE),
+    ("renyi", "poisson", Neighbors.ADD_REMOVE),
+    ("renyi", "fixed", Neighbors.REPLACE_ONE),
+}
+
+
+def scope(neighbors=Neighbors.REPLACE_ONE):
+    return Scope(
+        trust=Trust.CURATOR, adversary="observer", neighbors=neighbors, unit=Unit.USER, assumptions=("honest",)
+    )
+
+
+def rounds(count, *, std=1.0, sensitivity=1.0, neighbors=Neighbors.REPLACE_ONE, participation=None):
+    mechanism = Gaussian(std=std, sensitivity=sensitivity, neighbors=neighbors)
+    return [Round(mechanism=mechanism, participation=participation or Everyone())] * count
+
+
+@pytest.mark.parametrize("neighbors", Neighbors)
+@pytest.mark.parametrize("accountant", [composition.exact_gaussian, composition.privacy_loss, composition.renyi])
+@pytest.mark.parametrize("std", [0.5, 1.0, 3.0])
+def test_one_gaussian_against_the_analytic_formula(accountant, neighbors, std):
+    """The sensitivity trap: a clipped sum (norm 1) has sensitivity 1 under add-remove and 2 under replacement."""
+    sensitivity = 2.0 if neighbors is Neighbors.REPLACE_ONE else 1.0
+    event = rounds(1, std=std, sensitivity=sensitivity, neighbors=neighbors)
+    exact = gaussian.eps_of(sensitivity / std, delta=DELTA)
+    ours = accountant(composition.charges(event)).eps(DELTA)
+    loosest = 1.15 if accountant is composition.renyi else 1 + 1e-5
+    assert exact * (1 - 1e-12) <= ours <= exact * loosest
+    delta = accountant(composition.charges(event)).delta(exact)
+    assert DELTA * (1 - 1e-9) <= delta <= DELTA * (10 if accountant is composition.renyi else 1 + 1e-4)
+
+
+@pytest.mark.parametrize("neighbors", Neighbors)
+@pytest.mark.parametrize("sampling", SAMPLED)
+@pytest.mark.parametrize("accountant", [composition.exact_gaussian, composition.privacy_loss, composition.renyi])
+def test_every_pair_is_supported_or_not_applicable(accountant, sampling, neighbors):
+    paid = composition.charges(rounds(3, neighbors=neighbors, participation=SAMPLED[sampling]))
+    if (accountant.__name__, sampling, neighbors) in SUPPORTED:
+        assert 0 < accountant(paid).eps(DELTA) < math.inf
+    else:
+        with pytest.raises(NotApplicable):
+            accountant(paid)
+
+
+def test_golden_trap_numbers():
+    golden = GOLDEN["ten_fold_sigma_1_delta_1e-5"]
+    added = composition.charges(rounds(10, neighbors=Neighbors.ADD_REMOVE))
+    assert composition.renyi(added).eps(DELTA) == pytest.approx(golden["add-remove renyi"], abs=0.006)
+    replaced = certify(rounds(10, sensitivity=2.0), scope(), delta=DELTA)
+    assert replaced.eps == pytest.approx(golden["replace-one exact"], abs=0.006)
+
+
+@pytest.mark.parametrize("row", GOLDEN["geyer_noise_multipliers"], ids=lambda row: f"q={row['prob']}")
+@pytest.mark.parametrize("accountant", ["privacy_loss", "renyi"])
+def test_golden_noise_multipliers(row, accountant):
+    def eps_of(noise):
+        event = rounds(
+            row["rounds"], std=noise, neighbors=Neighbors.ADD_REMOVE, participation=Poisson(prob=row["prob"])
+        )
+        return getattr(composition, accountant)(composition.charges(event)).eps(row["delta"])
+
+    assert smallest_noise(eps_of, eps=8.0, tolerance=1e-4) == pytest.approx(row[accountant], rel=0.01)
+
+
+def hockey_stick(prob, std, eps, *, one, other):
+    """By integration, for the sampled pair (1-q) N(0) + q N(one) against (1-q) N(0) + q N(other)."""
+    y = np.linspace(-12 * std, 12 * std, 20_001)
+    null = (1 - prob) * stats.norm.pdf(y, 0, std)
+    p, q = (null + prob * stats.norm.pdf(y, mean, std) for mean in (one, other))
+    return integrate.simpson(np.maximum(0.0, p - math.exp(eps) * q), x=y)
+
+
+@pytest.mark.parametrize(("prob", "std", "eps"), [(0.1, 1.0, 0.2), (0.3, 0.7, 0.5), (0.05, 2.0, 0.02)])
+def test_poisson_replacement_is_exactly_its_worst_pair(prob, std, eps):
+    paid = composition.charges(rounds(1, std=std, sensitivity=2.0, participation=Poisson(prob=prob)))
+    exact = hockey_stick(prob, std, eps, one=1.0, other=-1.0)
+    assert composition.privacy_loss(paid).delta(eps) == pytest.approx(exact, rel=1e-3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(-1, 1), st.floats(-1, 1), st.sampled_from([(0.02, 0.6), (0.4, 1.0), (0.9, 2.0)]), st.floats(0, 1))
+def test_no_pair_of_clipped_contributions_beats_poisson_replacement(one, other, setting, eps):
+    prob, std = setting
+    paid = composition.charges(rounds(1, std=std, sensitivity=2.0, participation=Poisson(prob=prob)))
+    assert hockey_stick(prob, std, eps, one=one, other=other) <= composition.privacy_loss(paid).delta(eps) + 1e-7
+
+
+def test_poisson_replacement_in_the_plane_by_monte_carlo():
+    """Contributions at an angle are no worse than opposite ones (the step of the proof that needs the plane)."""
+    rng = np.random.default_rng(0)
+    prob, eps = 0.3, 0.3
+    worst = hockey_stick(prob, 1.0, eps, one=1.0, other=-1.0)
+    for angle in (0.3, 1.0, 2.0, 3.0):
+        one, other = np.array([1.0, 0.0]), np.array([math.cos(angle), math.sin(angle)])
+        chosen = rng.random(400_000) < prob
+        y = rng.normal(size=(400_000, 2)) + chosen[:, None] * one
+        null = np.exp(-0.5 * (y**2).sum(1))
+        p = (1 - prob) * null + prob * np.exp(-0.5 * ((y - one) ** 2).sum(1))
+        q = (1 - prob) * null + prob * np.exp(-0.5 * ((y - other) ** 2).sum(1))
+        estimate = np.maximum(0, 1 - math.exp(eps) * q / p).mean()
+        assert estimate <= worst + 5 * 0.5 / math.sqrt(400_000)
+
+
+def test_fixed_size_sampling_amplifies_but_never_below_the_brute_force():
+    """n = 2, sample one: the view mixes the victim's and the other user's contribution; worst pair by scan."""
+    paid = composition.charges(rounds(1, std=2.0, sensitivity=2.0, participation=FixedSize(size=1, population=2)))
+    ours = composition.renyi(paid).eps(DELTA)
+    assert ours < gaussian.eps_of(1.0, delta=DELTA)
+    y = np.linspace(-30, 30, 200_001)
+    for other in (-1.0, 0.0, 1.0):
+        p = 0.5 * (stats.norm.pdf(y, 1.0, 2.0) + stats.norm.pdf(y, other, 2.0))
+        q = 0.5 * (stats.norm.pdf(y, -1.0, 2.0) + stats.norm.pdf(y, other, 2.0))
+        delta = integrate.simpson(np.maximum(0, p - math.exp(ours) * q), x=y)
+        assert delta <= DELTA
+
+
+def test_disjoint_batches_cost_one_round_an_epoch():
+    def epoch(number, std=1.0):
+        return rounds(60, std=std, participation=Disjoint(epoch=number))
+
+    one = certify(rounds(1), scope(), delta=DELTA).eps
+    assert certify(epoch(0), scope(), delta=DELTA).eps == one
+    assert certify(epoch(0) + epoch(1), scope(), delta=DELTA).eps == certify(rounds(2), scope(), delta=DELTA).eps
+    mixed = certify(epoch(0, std=2.0) + epoch(0, std=1.0), scope(), delta=DELTA)
+    assert mixed.eps == one, "the worst batch of the epoch counts"
+    laplace = [
+        Round(
+            mechanism=Laplace(scale=s, sensitivity=1.0, count=1, neighbors=Neighbors.REPLACE_ONE),
+            participation=Disjoint(epoch=0),
+        )
+        for s in (1.0, 2.0)
+    ]
+    with pytest.raises(NotApplicable, match="no order between them"):
+        certify(laplace, scope(), delta=DELTA)
+
+
+def test_full_rate_sampling_is_no_sampling():
+    plain = certify(rounds(3), scope(), delta=DELTA).eps
+    assert certify(rounds(3, participation=Poisson(prob=1.0)), scope(), delta=DELTA).eps == plain
+    assert certify(rounds(3, participation=FixedSize(size=5, population=5)), scope(), delta=DELTA).eps == plain
+    assert certify(rounds(3, participation=Poisson(prob=0.0)), scope(), delta=DELTA).eps == 0
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.lists(st.sampled_from([0.8, 1.5, 4.0]), min_size=1, max_size=6), st.sampled_from([Everyone(), Poisson(prob=0.2)])
+)
+def test_more_rounds_never_cost_less(stds, participation):
+    history = list(itertools.chain(*(rounds(1, std=s, participation=participation) for s in stds)))
+    spent = [certify(history[:t], scope(), delta=DELTA).eps for t in range(len(history) + 1)]
+    assert spent[0] == 0
+    assert all(a <= b * (1 + 1e-9) for a, b in itertools.pairwise(spent))
+
+
+def laplace_round(count, eps_each=0.01):
+    event = Laplace(scale=2 / eps_each, sensitivity=2.0, count=count, neighbors=Neighbors.REPLACE_ONE)
+    return Round(mechanism=event, participation=Everyone())
+
+
+def test_laplace_coordinates_add_up_pure_or_with_a_delta():
+    pure = certify([laplace_round(7850)], scope(), delta=0.0)
+    assert pure.eps == pytest.approx(78.5)
+    assert pure.eps >= 78.5
+    with_delta = certify([laplace_round(7850)], scope(), delta=5e-6)
+    assert 3.8 < with_delta.eps < 4.0
+    one = certify([laplace_round(1, eps_each=0.5)], scope(), delta=1e-9)
+    assert one.eps == pytest.approx(0.5, rel=1e-6)
+
+
+def test_a_release_without_noise_is_unbounded_and_never_fits():
+    history = [*rounds(2), Round(mechanism=NonPrivate(reason="no noise"), participation=Everyone())]
+    statement = certify(history, scope(), delta=DELTA)
+    assert statement.unbounded
+    assert statement.theorem.where == "no noise"
+    assert not fits(history, eps=1e9, delta=DELTA)
+    assert certify(rounds(1, std=0.0), scope(), delta=DELTA).unbounded
+
+
+def test_the_statement_names_theorem_assumptions_and_premises():
+    statement = certify(rounds(4, participation=Poisson(prob=0.25)), scope(), delta=DELTA)
+    assert "poisson-replacement" in statement.theorem.where
+    assert "honest" in statement.assumptions
+    assert any("probability 0.25" in assumption for assumption in statement.assumptions)
+    assert any("hyper-parameters" in assumption for assumption in statement.assumptions)
+    (premise,) = statement.premises
+    assert premise.span == "one of 4 rounds"
+    assert premise.eps < statement.eps
+
+
+def test_events_of_another_relation_are_refused():
+    with pytest.raises(ValueError, match="expected events under add-remove"):
+        certify(rounds(1), scope(Neighbors.ADD_REMOVE), delta=DELTA)
+
+
+@pytest.mark.parametrize("participation", [Everyone(), FixedSize(size=20, population=100)], ids=["everyone", "fixed"])
+@pytest.mark.parametrize(("eps", "count"), [(0.05, 1), (1.0, 50), (20.0, 7)])
+def test_calibration_meets_the_target_from_the_safe_side(eps, count, participation):
+    def eps_of(noise):
+        return certify(rounds(count, std=noise, participation=participation), scope(), delta=DELTA).eps
+
+    noise = smallest_noise(eps_of, eps=eps, tolerance=1e-5)
+    assert eps_of(noise) <= eps
+    assert eps_of(noise / (1 + 1e-4)) > eps
+    history = rounds(count, std=noise, participation=participation)
+    assert fits(history, eps=eps, delta=DELTA)
+    assert not fits(history + rounds(1, std=noise / 2, participation=participation), eps=eps, delta=DELTA)
+
+
+def test_impossible_targets_are_refused():
+    with pytest.raises(ValueError, match="expected eps > 0"):
+        smallest_noise(lambda noise: 1 / noise, eps=-1.0)
+    with pytest.raises(ValueError, match="expected a target"):
+        smallest_noise(lambda noise: 1.0, eps=0.5)

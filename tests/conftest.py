@@ -1,0 +1,22 @@
+"""Two host devices for every test, so that sharding is always exercised; a cache that no test shares with the user."""
+
+import os
+
+import pytest
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+
+jax.config.update("jax_num_cpu_devices", 2)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_cache(tmp_path_factory: pytest.TempPathFactory):
+    before = os.environ.get("DOVETAIL_CACHE")
+    os.environ["DOVETAIL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    if before is None:
+        del os.environ["DOVETAIL_CACHE"]
+    else:
+        os.environ["DOVETAIL_CACHE"] = before

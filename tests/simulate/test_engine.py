@@ -1,0 +1,181 @@
+"""Fast paths, chunks and devices may change speed, never the model."""
+
+import functools
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from dovetail.federated.client import ClientUpdate
+from dovetail.federated.server import Server
+from dovetail.protocols import build
+from dovetail.simulate import Engine, Performance
+from dovetail.tasks import models
+from dovetail.tasks._base import Clients, Dataset
+
+NUM_CLIENTS, WIDTH, FEATURES, CLASSES = 37, 9, 12, 4
+
+
+def dataset(dtype=np.float32):
+    rng = np.random.default_rng(0)
+    inputs = rng.integers(0, 256, (200, 3, 4)).astype(np.uint8)
+    inputs = inputs if dtype is np.uint8 else (inputs / 255).astype(np.float32)
+    labels = rng.integers(0, CLASSES, 200).astype(np.int32)
+    return Dataset(inputs=inputs, labels=labels, test_inputs=inputs[:50], test_labels=labels[:50], num_classes=CLASSES)
+
+
+def clients(width=WIDTH):
+    rng = np.random.default_rng(1)
+    counts = rng.integers(1, width + 1, NUM_CLIENTS).astype(np.int32)
+    return Clients(index=rng.integers(0, 200, (NUM_CLIENTS, width)).astype(np.int32), counts=counts)
+
+
+UPDATES = {
+    "fedsgd": ClientUpdate(),
+    "fedavg": ClientUpdate(update="fedavg", epochs=2, batch=4, learning_rate=0.5),
+    "fedprox": ClientUpdate(update="fedprox", epochs=2, batch=4, learning_rate=0.5, mu=0.4),
+}
+PROTOCOLS = {
+    "fedavg": {},
+    "dp_fl": {"clip_norm": 0.3, "noise_multiplier": 1.0},
+    "ldp_fl": {"randomizer": "laplace", "clip_value": 0.1, "eps_local": 1.0},
+}
+
+
+def train(*, model="logistic", update="fedavg", protocol="dp_fl", data=None, rounds=3, width=WIDTH, **performance):
+    data = data or dataset()
+    data, built = models.build(model, data)
+    engine = Engine(
+        model=built,
+        dataset=data,
+        clients=clients(width),
+        update=UPDATES[update],
+        protocol=build(protocol, PROTOCOLS[protocol]),
+        server=Server.build("sgd", 0.7, {"momentum": 0.9}),
+        cohort_size=20,
+        seed=3,
+        performance=Performance(**performance),
+    )
+    training = engine.start()
+    for index in range(rounds):
+        users = np.sort(np.random.default_rng(index).choice(NUM_CLIENTS, 20 + index, replace=False)).astype(np.int32)
+        training = engine.step(training, users, index=index, capacity=25)
+    return np.asarray(training.params), engine, training
+
+
+@functools.cache
+def baseline(protocol):
+    return train(protocol=protocol, model="mlp")[0]
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("protocol", ["fedavg", "dp_fl"])
+@pytest.mark.parametrize("width", [WIDTH, 1])
+def test_the_dual_form_equals_the_general_path(update, protocol, width):
+    slow, engine, _ = train(update=update, protocol=protocol, width=width, fast=False)
+    assert not engine._linear
+    fast, engine, _ = train(update=update, protocol=protocol, width=width, fast=True)
+    assert engine._linear
+    assert np.abs(slow).max() > 0.01
+    np.testing.assert_allclose(fast, slow, atol=2e-5)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("performance", [{"chunk": 1}, {"chunk": 7}, {"devices": 1, "chunk": 5}])
+def test_results_depend_on_neither_chunks_nor_devices(protocol, performance):
+    base = baseline(protocol)
+    other, _, _ = train(protocol=protocol, model="mlp", **performance)
+    np.testing.assert_allclose(other, base, atol=3e-5)
+
+
+def test_there_are_two_devices_to_test_with():
+    assert len(jax.devices()) == 2
+
+
+def test_pixels_and_floats_are_read_alike():
+    as_bytes, _, _ = train(data=dataset(np.uint8))
+    as_floats, _, _ = train(data=dataset())
+    np.testing.assert_allclose(as_bytes, as_floats, atol=1e-5)
+
+
+def test_a_round_of_nobody_is_a_round_of_noise():
+    _, engine, _ = train(rounds=0)
+    before = engine.start()
+    start = np.asarray(before.params)
+    after = engine.step(before, np.zeros(0, np.int32), index=0, capacity=25)
+    noise = (np.asarray(after.params) - start) / 0.7 * 20
+    assert np.isfinite(noise).all()
+    assert noise.std() == pytest.approx(0.3, rel=0.35), "clip_norm x noise_multiplier, over the public size"
+
+
+def test_a_larger_draw_than_planned_is_taken_whole():
+    _, engine, _ = train(rounds=0, protocol="fedavg")
+    everyone = np.arange(NUM_CLIENTS, dtype=np.int32)
+    planned = engine.step(engine.start(), everyone, index=0, capacity=NUM_CLIENTS)
+    surprised = engine.step(engine.start(), everyone, index=0, capacity=5)
+    np.testing.assert_allclose(planned.params, surprised.params, atol=1e-6)
+
+
+def test_noise_differs_from_round_to_round_and_seed_to_seed():
+    _, engine, _ = train(rounds=0)
+    nobody = np.zeros(0, np.int32)
+    one, two = (np.asarray(engine.step(engine.start(), nobody, index=i, capacity=5).params) for i in (0, 1))
+    again = np.asarray(engine.step(engine.start(), nobody, index=0, capacity=5).params)
+    np.testing.assert_array_equal(one, again)
+    assert np.abs(one - two).max() > 1e-3
+
+
+def test_accuracy_counts_what_the_model_gets_right():
+    _, engine, training = train(protocol="fedavg", rounds=3)
+    inputs, labels = dataset().test_inputs.reshape(50, -1), dataset().test_labels
+    weights = engine.model_arrays(training)["params"]
+    by_hand = (np.argmax(inputs @ weights[:-1] + weights[-1], axis=1) == labels).mean()
+    assert engine.accuracy(training) == pytest.approx(by_hand)
+
+
+def test_too_many_devices_are_refused():
+    with pytest.raises(ValueError, match=r"expected devices in 1\.\.2, got devices=3"):
+        train(devices=3)
+
+
+WORKER = """
+import sys
+import jax
+jax.config.update("jax_num_cpu_devices", 1)
+jax.distributed.initialize("127.0.0.1:" + sys.argv[1], num_processes=2, process_id=int(sys.argv[2]))
+sys.path.insert(0, sys.argv[4])
+import numpy as np
+from test_engine import train
+assert len(jax.devices()) == 2 and len(jax.local_devices()) == 1
+params = {name: train(protocol=name, model=model)[2].params for name, model in (("dp_fl", "logistic"), ("ldp_fl", "mlp"))}
+if sys.argv[2] == "0":
+    np.savez(sys.argv[3], **{name: np.asarray(value.addressable_data(0)) for name, value in params.items()})
+"""
+
+
+def test_two_processes_train_the_model_of_one(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    here = Path(__file__).parent
+    environment = os.environ | {"PYTHONPATH": str(here.parent.parent), "JAX_PLATFORMS": "cpu"}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(port), str(rank), str(tmp_path / "model.npz"), str(here)],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    for worker in workers:
+        _, errors = worker.communicate(timeout=180)
+        assert worker.returncode == 0, errors[-2000:]
+    together = np.load(tmp_path / "model.npz")
+    np.testing.assert_allclose(together["dp_fl"], train(protocol="dp_fl")[0], atol=2e-5)
+    np.testing.assert_allclose(together["ldp_fl"], train(protocol="ldp_fl", model="mlp")[0], atol=3e-5)

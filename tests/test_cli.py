@@ -1,0 +1,177 @@
+"""Real processes and real files."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+HERE = Path(__file__).parent
+ENVIRONMENT = os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}", "JAX_PLATFORMS": "cpu", "COLUMNS": "200"}
+TINY = [
+    *("--set", "task.name=tiny:TASK"),
+    *("--set", "cohort.size=50"),
+    *("--set", "cohort.kind=fixed"),
+    *("--set", "protocol.clip_norm=1.0"),
+]
+
+
+def arguments(*extra):
+    return [sys.executable, "-m", "dovetail.cli", *extra]
+
+
+def dovetail(*extra, cwd=None):
+    return subprocess.run(
+        arguments(*extra), env=ENVIRONMENT, cwd=cwd, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def tiny_config(folder, rounds=30):
+    path = folder / "tiny.toml"
+    path.write_text(
+        f"""
+        [task]
+        name = "tiny:TASK"
+        [cohort]
+        kind = "fixed"
+        size = 50
+        rounds = {rounds}
+        [protocol]
+        name = "dp_fl"
+        clip_norm = 1.0
+        [privacy]
+        eps = 3.0
+        """
+    )
+    return path
+
+
+def test_run_prints_accuracy_and_statement_and_writes_the_folder(tmp_path):
+    done = dovetail("run", str(tiny_config(tmp_path)), "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert "test accuracy" in done.stdout
+    assert (
+        "-DP [curator; against the observer of every model; replace-one; one user, 30 rounds]   certified"
+        in done.stdout
+    )
+    assert "by Renyi divergence under fixed-size sampling" in done.stdout
+    written = {file.name for file in (tmp_path / "out").iterdir()}
+    assert written == {"config.toml", "metrics.jsonl", "privacy.json", "model.npz", "report.html"}
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert "certified" in report
+    assert "http" not in report.split("<pre>")[0], "opens offline"
+
+
+def test_json_is_one_object_on_stdout(tmp_path):
+    done = dovetail("run", str(tiny_config(tmp_path)), "--out", str(tmp_path / "out"), "--json")
+    result = json.loads(done.stdout)
+    assert set(result) >= {"accuracy", "rounds", "seconds_per_round", "certified", "claimed", "out"}
+    assert result["certified"]["eps"] <= 3.0
+    assert result["certified"]["verdict"] == "certified"
+
+
+def test_a_killed_run_resumes_to_the_same_model_and_budget(tmp_path):
+    config = str(tiny_config(tmp_path, rounds=4000))
+    whole = dovetail("run", config, "--out", str(tmp_path / "whole"), "--json")
+    assert whole.returncode == 0, whole.stderr
+    cut = subprocess.Popen(
+        arguments("run", config, "--out", str(tmp_path / "cut")),
+        env=ENVIRONMENT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 200
+    while not (tmp_path / "cut" / "checkpoint.npz").exists():
+        assert time.monotonic() < deadline
+        assert cut.poll() is None, "it must still be running when it is killed"
+        time.sleep(0.01)
+    cut.send_signal(signal.SIGKILL)
+    assert cut.wait() == -signal.SIGKILL
+    assert not (tmp_path / "cut" / "privacy.json").exists()
+    resumed = dovetail("run", "--resume", "--out", str(tmp_path / "cut"), "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    np.testing.assert_array_equal(
+        np.load(tmp_path / "cut" / "model.npz")["params"], np.load(tmp_path / "whole" / "model.npz")["params"]
+    )
+    one, two = json.loads(whole.stdout), json.loads(resumed.stdout)
+    assert one["certified"] == two["certified"]
+    assert one["accuracy"] == two["accuracy"]
+    assert (tmp_path / "cut" / "metrics.jsonl").read_text() == (tmp_path / "whole" / "metrics.jsonl").read_text()
+
+
+BAD = {
+    "negative eps": (["--set", "privacy.eps=-1"], "expected eps > 0, got eps=-1"),
+    "delta of one": (["--set", "privacy.delta=1.0"], "expected 0 < delta < 1, got delta=1.0"),
+    "unknown protocol": (["--set", "protocol.name=dp_flm"], "unknown protocol 'dp_flm': did you mean 'dp_fl'?"),
+    "unknown key": (["--set", "cohort.sizes=3"], "unknown key of [cohort] 'sizes': did you mean 'size'?"),
+    "too many clients": (["--set", "cohort.size=1000"], "expected at most as many clients a round as there are (300)"),
+    "NaN in the data": (["--set", "task.name=tiny:POISONED"], "got 1 NaN or infinite values in inputs"),
+    "no such task": (["--set", "task.name=tinny:TASK"], "expected a task 'module:name' that imports"),
+    "bad override": (["--set", "privacy.eps"], "expected --set key.path=value, got 'privacy.eps'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence_exit_2_and_nothing_written(tmp_path, case):
+    extra, sentence = BAD[case]
+    done = dovetail("run", str(tiny_config(tmp_path)), "--out", str(tmp_path / "out"), *extra)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert done.stderr.strip().count("\n") == 0
+    assert done.stdout == ""
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unwritable_folder_is_refused_before_training(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    done = dovetail("run", str(tiny_config(tmp_path)), "--out", str(tmp_path / "file" / "out"))
+    assert done.returncode == 2
+    assert "expected a folder that can be written to" in done.stderr
+    assert done.stderr.strip().count("\n") == 0
+
+
+def test_a_config_that_is_not_there_is_refused(tmp_path):
+    done = dovetail("run", "missing.toml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "expected a config file, got 'missing.toml'" in done.stderr
+    done = dovetail("run", "mnits", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "did you mean 'mnist'" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lists_and_facts():
+    assert "digits" in dovetail("data").stdout
+    facts = json.loads(dovetail("data", "digits", "--json").stdout)
+    assert facts["classes"] == 10
+    assert "clients" in json.loads(dovetail("bench", "--json").stdout)
+    assert dovetail("bench", "clinets").returncode == 2
+    assert "mnist" in dovetail("run", "--presets").stdout
+    assert dovetail("--version").stdout.strip() == "0.1.0"
+
+
+def test_two_processes_train_together_from_the_command_line(tmp_path):
+    config = str(tiny_config(tmp_path))
+    alone = json.loads(dovetail("run", config, "--out", str(tmp_path / "alone"), "--json").stdout)
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    command = arguments("run", config, "--out", str(tmp_path / "both"), "--coordinator", address, "--processes", "2")
+    workers = [
+        subprocess.Popen([*command, "--process-id", str(rank)], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]
+    for worker in workers:
+        _, errors = worker.communicate(timeout=200)
+        assert worker.returncode == 0, errors[-2000:]
+    both = np.load(tmp_path / "both" / "model.npz")["params"]
+    np.testing.assert_allclose(both, np.load(tmp_path / "alone" / "model.npz")["params"], atol=1e-4)
+    spent = json.loads((tmp_path / "both" / "privacy.json").read_text())["certified"]
+    assert spent == alone["certified"]
