@@ -109,7 +109,7 @@ def test_resuming_needs_the_same_config(tmp_path):
         experiment.run(plan(), out=tmp_path / "nowhere", resume=True)
 
 
-class Interrupted(Exception):
+class Interruption(Exception):  # noqa: N818
     pass
 
 
@@ -120,9 +120,9 @@ def test_an_interrupted_run_resumes_to_the_same_end(tmp_path, stop_at):
 
     def interrupt(progress):
         if progress.round == stop_at:
-            raise Interrupted
+            raise Interruption
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(Interruption):
         experiment.run(ready, out=tmp_path / "cut", checkpoint_every=2, evaluate_every=3, observe=interrupt)
     resumed = experiment.run(ready, out=tmp_path / "cut", resume=True, checkpoint_every=2, evaluate_every=3)
     np.testing.assert_array_equal(resumed.parameters["params"], whole.parameters["params"])

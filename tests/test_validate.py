@@ -29,7 +29,7 @@ def test_each_check_accepts_the_good_and_words_the_bad(check, good, bad, sentenc
 
 
 def test_unknown_names_get_the_nearest_one():
-    with pytest.raises(ValueError, match="unknown protocol 'dpfl': did you mean 'dp_fl'?"):
+    with pytest.raises(ValueError, match=r"unknown protocol 'dpfl': did you mean 'dp_fl'\?"):
         _validate.known("protocol", "dpfl", ["fedavg", "dp_fl"])
     with pytest.raises(ValueError, match="expected one of: a, b"):
         _validate.known("thing", "zzzzzz", ["b", "a"])

@@ -20,7 +20,7 @@ from dovetail import _validate
 from dovetail.mechanisms._base import LocalRandomizer, as_floating, freeze_floats, namespace
 from dovetail.statements import NotApplicable
 
-__all__ = ["Gaussian", "clip_l2"]
+__all__ = ["Gaussian", "clip_factor", "clip_l2"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,24 @@ def clip_l2(x: Any, clip_norm: float) -> Any:
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = x / clip_norm
         square = (scaled * scaled).sum(axis=-1, keepdims=True)
-    finite = xp.isfinite(square)
-    long = finite & (square > 1)
+    factor = _shrink(square)
+    kept = factor > 0
+    return xp.where(kept, xp.where(kept, x, 0) * factor, 0)
+
+
+def clip_factor(norm: Any, clip_norm: float) -> Any:
+    """The factor by which `clip_l2` scales a vector of this norm: for sums of vectors never formed one by one.
+
+    Guarantees:
+        Equal to min(1, clip_norm / norm); 1 at zero, 0 where the norm or its square is NaN or infinite.
+    """
+    scaled = norm / clip_norm
+    return _shrink(scaled * scaled)
+
+
+def _shrink(square: Any) -> Any:
+    """min(1, 1 / sqrt(square)), and 0 where the square is not finite."""
+    xp = namespace(square)
+    long = square > 1
     factor = xp.where(long, 1 / xp.sqrt(xp.where(long, square, 1)), 1)
-    return xp.where(finite, xp.where(finite, x, 0) * factor, 0)
+    return xp.where(xp.isfinite(square), factor, 0)

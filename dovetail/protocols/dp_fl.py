@@ -14,8 +14,7 @@ import jax.numpy as jnp
 
 from dovetail import _validate
 from dovetail.events import Gaussian, Poisson, Round, View
-from dovetail.mechanisms.clipping import clip_factor
-from dovetail.mechanisms.gaussian import clip_l2
+from dovetail.mechanisms.gaussian import clip_factor, clip_l2
 from dovetail.protocols._base import Cohort, Protocol
 from dovetail.shufflers import Layout, Reports
 from dovetail.statements import Neighbors, Scope, Trust, Unit

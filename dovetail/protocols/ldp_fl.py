@@ -18,8 +18,7 @@ import jax.numpy as jnp
 
 from dovetail import _validate, events
 from dovetail.events import Disjoint, Everyone, Round, View
-from dovetail.mechanisms.clipping import clip_factor
-from dovetail.mechanisms.gaussian import Gaussian
+from dovetail.mechanisms.gaussian import Gaussian, clip_factor
 from dovetail.mechanisms.laplace import Laplace
 from dovetail.protocols._base import Cohort, Protocol
 from dovetail.shufflers import Layout, Reports

@@ -152,7 +152,8 @@ sys.path.insert(0, sys.argv[4])
 import numpy as np
 from test_engine import train
 assert len(jax.devices()) == 2 and len(jax.local_devices()) == 1
-params = {name: train(protocol=name, model=model)[2].params for name, model in (("dp_fl", "logistic"), ("ldp_fl", "mlp"))}
+chosen = {"dp_fl": "logistic", "ldp_fl": "mlp"}
+params = {name: train(protocol=name, model=model)[2].params for name, model in chosen.items()}
 if sys.argv[2] == "0":
     np.savez(sys.argv[3], **{name: np.asarray(value.addressable_data(0)) for name, value in params.items()})
 """
