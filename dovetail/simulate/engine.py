@@ -5,8 +5,8 @@ runs local training, `randomize` and `tally`, and adds up: memory is one chunk o
 The tallies are summed over devices, `estimate` and the server's step follow in the same program.
 
 Two paths give the same result: the general one (`vmap` over the clients of a chunk), and for linear models under
-protocols that only rescale updates, the dual form of `simulate.linear`. Keys are folded by round and client, so results
-depend on neither chunk size nor device count, up to the order of floating-point sums.
+protocols that only rescale updates, the matrix forms of `simulate.linear`. Keys are folded by round and client, so
+results depend on neither chunk size nor device count, up to the order of floating-point sums.
 """
 
 from __future__ import annotations
@@ -212,12 +212,15 @@ class Engine:
         self, params: jax.Array, state: Any, data: tuple[jax.Array, ...], ids: jax.Array, key: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         inputs, labels, counts = self._gather(data, ids, key)
-        inputs = inputs.reshape(*inputs.shape[:2], -1)
-        constant, weights = cast(float, self._model.constant), self._unravel(params)
-        dual, gram = linear.dual_update(weights, constant, inputs, labels, counts, self._update)
-        scale = cast(jax.Array, self._protocol.scaling(linear.update_norms(dual, gram))) * (ids >= 0)
-        zero = jnp.zeros_like(weights)
-        return linear.add_scaled(zero, constant, inputs, dual, scale), jnp.sum(ids >= 0).astype(params.dtype)
+        chunk = linear.Chunk(inputs.reshape(*inputs.shape[:2], -1), labels, counts)
+
+        def scaling(norms: jax.Array) -> jax.Array:
+            return cast(jax.Array, self._protocol.scaling(norms)) * (ids >= 0)
+
+        total = linear.scaled_sum(
+            self._unravel(params), cast(float, self._model.constant), chunk, self._update, scaling
+        )
+        return total, jnp.sum(ids >= 0).astype(params.dtype)
 
     def _general_chunk(
         self, params: jax.Array, state: Any, data: tuple[jax.Array, ...], ids: jax.Array, key: jax.Array

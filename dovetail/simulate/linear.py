@@ -1,78 +1,131 @@
-"""Local training of a linear softmax model in its dual form: no client's gradient is ever formed.
+"""Local training of linear softmax models, and the sum of the clients' rescaled updates, by matrix products alone.
 
-Every local step moves the weights by a combination of the client's own features, W = W_0 - X^T A, with one row of A for
-each record. Logits of later batches follow from the Gram matrix K = X X^T (plus constant^2 for the bias), the norm of
-the update is sqrt(tr(A^T K A)), and the clipped sum over clients is one product features^T (scaled A).
+Two forms, chosen by shape:
+
+- *dual*, for clients with few records: every local step moves the weights by a combination of the client's own
+  features, W = W_0 - X^T A, with one row of A a record. Later logits follow from the Gram matrix K = X X^T, the norm of
+  the update is sqrt(tr(A^T K A)), and the sum over clients is one product features^T (scaled A): no client's update is
+  ever formed.
+- *explicit*, where a client has more records than there are classes, so that its update is smaller than its Gram
+  matrix: one (classes, features) block a client, transposed so that every product runs along contiguous features.
+
+The bias is a feature of constant value; it is never appended to the data.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from dovetail.federated.client import ClientUpdate
 
-__all__ = ["add_scaled", "dual_update", "update_norms", "worthwhile"]
+__all__ = ["Chunk", "scaled_sum", "worthwhile"]
 
-_MAX_RECORDS, _MAX_STEPS = 128, 64
+_MAX_STEPS = 64
+
+Scaling = Callable[[jax.Array], jax.Array]
+
+
+class Chunk(NamedTuple):
+    """The records of some clients, in the order in which they are visited; only the first `counts` of each are real."""
+
+    inputs: jax.Array
+    labels: jax.Array
+    counts: jax.Array
 
 
 def worthwhile(settings: ClientUpdate, records: int) -> bool:
-    """Whether the dual form is the faster one: few records a client, few local steps."""
-    return records <= _MAX_RECORDS and settings.num_steps(records) <= _MAX_STEPS
+    """Whether these forms are the faster ones: the local steps are unrolled, so there must not be many."""
+    return settings.num_steps(records) <= _MAX_STEPS
 
 
-def dual_update(
-    weights: jax.Array,
-    constant: float,
-    inputs: jax.Array,
-    labels: jax.Array,
-    counts: jax.Array,
-    settings: ClientUpdate,
-) -> tuple[jax.Array, jax.Array]:
-    """Dual coefficients A (clients, records, classes) of every client's update, and their Gram matrices.
+def scaled_sum(
+    weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUpdate, scaling: Scaling
+) -> jax.Array:
+    """The sum over the chunk of each client's update times `scaling` of its norm, shaped like the weights.
 
-    `inputs` is (clients, records, features), in the order in which the records are visited; of each client's records
-    only the first `counts` are real. The update is ``-[inputs, constant]^T A``.
+    Guarantees:
+        Equal to forming, scaling and adding the updates one by one, up to float summation order.
+        A client whose scale is zero adds nothing, also where its update is not finite.
     """
-    clients, records, features = inputs.shape
-    classes = weights.shape[1]
-    flat = inputs.reshape(clients * records, features)
-    start = (flat @ weights[:-1]).reshape(clients, records, classes) + constant * weights[-1]
-    targets = jax.nn.one_hot(labels, classes, dtype=inputs.dtype)
-    real = (jnp.arange(records) < counts[:, None]).astype(inputs.dtype)
-    gram = jnp.einsum("nif,njf->nij", inputs, inputs) + constant**2
+    form = _dual if chunk.inputs.shape[1] <= weights.shape[1] else _explicit
+    return form(weights, constant, chunk, settings, scaling)
 
+
+def _dual(weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUpdate, scaling: Scaling) -> jax.Array:
+    inputs = chunk.inputs
+    clients, records, features = inputs.shape
+    start = _logits(weights, constant, inputs)
+    gram = jnp.einsum("nif,njf->nij", inputs, inputs) + constant**2
+    dual = jnp.zeros((clients, records, weights.shape[1]), inputs.dtype)
+    for step in _steps(chunk, settings, weights.shape[1]):
+        moved = jnp.einsum("nij,njc->nic", gram[:, step.batch], dual) if step.later else 0.0
+        residual = step.residual(start[:, step.batch] - moved)
+        dual = (step.keep * dual if settings.mu else dual).at[:, step.batch].add(residual)
+    square = jnp.einsum("nic,nic->n", dual, jnp.einsum("nij,njc->nic", gram, dual))
+    scaled = _times(dual, scaling(jnp.sqrt(jnp.where(square < 0, 0.0, square)))).reshape(clients * records, -1)
+    product = scaled.T @ inputs.reshape(clients * records, features)
+    return -jnp.concatenate([product.T, constant * scaled.sum(axis=0, keepdims=True)])
+
+
+def _explicit(weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUpdate, scaling: Scaling) -> jax.Array:
+    inputs = chunk.inputs
+    clients, _, features = inputs.shape
+    classes = weights.shape[1]
+    start = _logits(weights, constant, inputs)
+    slopes = jnp.zeros((clients, classes, features), inputs.dtype)
+    bias = jnp.zeros((clients, classes), inputs.dtype)
+    for step in _steps(chunk, settings, classes):
+        part = inputs[:, step.batch]
+        moved = jnp.einsum("nbf,ncf->nbc", part, slopes) + constant * bias[:, None] if step.later else 0.0
+        residual = step.residual(start[:, step.batch] + moved)
+        if settings.mu:
+            slopes, bias = slopes * step.keep, bias * step.keep[..., 0]
+        slopes = slopes - jnp.einsum("nbc,nbf->ncf", residual, part)
+        bias = bias - constant * residual.sum(axis=1)
+    scale = scaling(jnp.sqrt(jnp.sum(slopes**2, axis=(1, 2)) + jnp.sum(bias**2, axis=1)))
+    return jnp.concatenate([_times(slopes, scale).sum(axis=0), _times(bias, scale).sum(axis=0)[:, None]], axis=1).T
+
+
+class _Step(NamedTuple):
+    """One local step of every client: which records, and what the step keeps of earlier ones (the proximal term)."""
+
+    batch: slice
+    later: bool
+    keep: jax.Array
+    weight: jax.Array
+    targets: jax.Array
+
+    def residual(self, logits: jax.Array) -> jax.Array:
+        """The step's coefficient for each record: learning rate x record weight x (probability - target)."""
+        return (jax.nn.softmax(logits) - self.targets) * self.weight
+
+
+def _steps(chunk: Chunk, settings: ClientUpdate, classes: int) -> Iterator[_Step]:
+    records, dtype = chunk.inputs.shape[1], chunk.inputs.dtype
     size = settings.batch_size(records)
     rate = settings.learning_rate if settings.local else 1.0
-    dual = jnp.zeros((clients, records, classes), inputs.dtype)
-    for step in range(settings.num_steps(records)):
-        first_pass = step < math.ceil(records / size)
-        low = (step % math.ceil(records / size)) * size
+    targets = jax.nn.one_hot(chunk.labels, classes, dtype=dtype)
+    real = (jnp.arange(records) < chunk.counts[:, None]).astype(dtype)
+    for number in range(settings.num_steps(records)):
+        low = number % math.ceil(records / size) * size
         batch = slice(low, min(low + size, records))
-        seen = slice(0, low if first_pass else records)
-        moved = jnp.einsum("nij,njc->nic", gram[:, batch, seen], dual[:, seen]) if step else 0.0
-        weight = real[:, batch] / jnp.maximum(real[:, batch].sum(axis=1, keepdims=True), 1.0)
-        residual = (jax.nn.softmax(start[:, batch] - moved) - targets[:, batch]) * weight[..., None]
-        if settings.mu:
-            pulls = (real[:, batch].sum(axis=1) > 0)[:, None, None]
-            dual = jnp.where(pulls, (1 - rate * settings.mu) * dual, dual)
-        dual = dual.at[:, batch].add(rate * residual)
-    return dual, gram
+        held = real[:, batch].sum(axis=1, keepdims=True)
+        keep = jnp.where(held > 0, 1 - rate * settings.mu, 1.0)[..., None]
+        weight = (rate * real[:, batch] / jnp.maximum(held, 1.0))[..., None]
+        yield _Step(batch, number > 0, keep, weight, targets[:, batch])
 
 
-def update_norms(dual: jax.Array, gram: jax.Array) -> jax.Array:
-    """The L2 norm of each client's update."""
-    square = jnp.einsum("nic,nic->n", dual, jnp.einsum("nij,njc->nic", gram, dual))
-    return jnp.sqrt(jnp.where(square < 0, 0.0, square))
+def _logits(weights: jax.Array, constant: float, inputs: jax.Array) -> jax.Array:
+    flat = inputs.reshape(-1, inputs.shape[-1]) @ weights[:-1]
+    return flat.reshape(*inputs.shape[:2], -1) + constant * weights[-1]
 
 
-def add_scaled(total: jax.Array, constant: float, inputs: jax.Array, dual: jax.Array, scale: jax.Array) -> jax.Array:
-    """`total` plus every client's update times its scale."""
-    clients, records, features = inputs.shape
-    scaled = jnp.where(scale[:, None, None] == 0, 0.0, dual * scale[:, None, None])
-    scaled = scaled.reshape(clients * records, -1)
-    product = inputs.reshape(clients * records, features).T @ scaled
-    return total - jnp.concatenate([product, constant * scaled.sum(axis=0, keepdims=True)])
+def _times(values: jax.Array, scale: jax.Array) -> jax.Array:
+    """Each client's values times its scale; nothing where the scale is zero, whatever the values."""
+    scale = scale.reshape(-1, *[1] * (values.ndim - 1))
+    return jnp.where(scale == 0, 0.0, values * scale)

@@ -75,8 +75,8 @@ def baseline(protocol):
 
 @pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("protocol", ["fedavg", "dp_fl"])
-@pytest.mark.parametrize("width", [WIDTH, 1])
-def test_the_dual_form_equals_the_general_path(update, protocol, width):
+@pytest.mark.parametrize("width", [WIDTH, 3, 1], ids=["explicit", "dual", "one-record"])
+def test_the_linear_forms_equal_the_general_path(update, protocol, width):
     slow, engine, _ = train(update=update, protocol=protocol, width=width, fast=False)
     assert not engine._linear
     fast, engine, _ = train(update=update, protocol=protocol, width=width, fast=True)
