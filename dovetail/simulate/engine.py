@@ -143,7 +143,8 @@ class Engine:
         if not self._linear:
             floats += 3 * self.dim
         cpu = self.mesh.devices.flat[0].platform == "cpu"
-        return max(1, min(4096, (_CHUNK_BYTES_CPU if cpu else _CHUNK_BYTES_GPU) // (4 * floats)))
+        fitting = (_CHUNK_BYTES_CPU if cpu else _CHUNK_BYTES_GPU) // (4 * floats)
+        return max(1, min(fitting, math.ceil(self._size / self.mesh.size)))
 
     @functools.partial(jax.jit, static_argnums=0)
     def _count_right(self, params: jax.Array, inputs: jax.Array, labels: jax.Array) -> jax.Array:
