@@ -1,10 +1,10 @@
 """Seconds per round of Flower's simulation (ServerApp and ClientApp under run_simulation, Ray actors of one CPU each).
 
-Clients train in NumPy, which is faster here than PyTorch, send their model as one array, which is faster than two, and
-clip with Flower's client-side clipping, which is faster than its server-side one; the server averages and adds the
-noise with Flower's DifferentialPrivacyClientSideFixedClipping around FedAvg. Every actor loads the data of all clients
-once, in the warm-up round. A round is timed from the moment the strategy starts to configure it until the new global
-model is there. Peak memory is that of the actors and of the process that runs the server.
+Clients train in NumPy, which is faster here than PyTorch, send their model as one array and clip with Flower's
+client-side clipping, which is faster than its server-side one; the server averages and adds the noise with Flower's
+DifferentialPrivacyClientSideFixedClipping around FedAvg. Every actor loads the data of all clients once, in the warm-up
+round. A round is timed from the moment the strategy starts to configure it until the new global model is there. Peak
+memory is that of the actors and of the process that runs the server, without Ray's own daemons.
 """
 
 import argparse

@@ -59,9 +59,16 @@ class ClientUpdate:
 
 
 def visiting_order(count: jax.Array, records: int, *, key: jax.Array) -> jax.Array:
-    """A uniformly random order of the first `count` of `records` positions, the rest behind them."""
-    rank = jnp.where(jnp.arange(records) < count, jax.random.uniform(key, (records,)), 2.0)
-    return jnp.argsort(rank)
+    """A random order of the first `count` of `records` positions, the rest behind them.
+
+    Each position is the low end of a random word, so that one sort of plain words gives the order; it is uniform up to
+    ties in the other bits.
+    """
+    width = max(1, (records - 1).bit_length())
+    position = jnp.arange(records, dtype=jnp.uint32)
+    tag = jax.random.bits(key, (records,), jnp.uint32) >> (width + 1) << width
+    last = jnp.uint32(1 << 31) * (position >= count).astype(jnp.uint32)
+    return (jnp.sort(last | tag | position) & ((1 << width) - 1)).astype(jnp.int32)
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:

@@ -33,7 +33,7 @@ from dovetail.tasks._base import Clients, Dataset, Model
 
 __all__ = ["Engine", "Performance", "Training"]
 
-_CHUNK_BYTES_CPU, _CHUNK_BYTES_GPU = 2**20, 2**31
+_CHUNK_BYTES_CPU, _CHUNK_BYTES_GPU = 2**21, 2**31
 _EVALUATE, _ORDER, _RANDOMIZE, _ESTIMATE, _TALLY = range(5)
 
 
