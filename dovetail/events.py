@@ -1,7 +1,7 @@
 """What was run, in privacy terms: plain data that protocols emit and accountants read.
 
-A `Round` is one release: a mechanism (`Gaussian`, `Laplace`, `NonPrivate`) and who took part in it (`Everyone`,
-`Disjoint`, `FixedSize`, `Poisson`). Sensitivities are those of the event's own neighbouring relation, never of a
+A `Round` is one release: a mechanism (`Gaussian`, `Laplace`, `NonPrivate`, or one of the shuffled ones) and who took
+part in it (`Everyone`, `Disjoint`, `FixedSize`, `Poisson`). Sensitivities are those of the event's own neighbouring relation, never of a
 convention that an accountant may or may not share. No event holds user data.
 """
 
@@ -15,6 +15,7 @@ from dovetail import _validate
 from dovetail.statements import Neighbors, Scope
 
 __all__ = [
+    "Crowd",
     "Disjoint",
     "Everyone",
     "FixedSize",
@@ -83,9 +84,6 @@ class NonPrivate:
     reason: str
 
 
-Mechanism = Gaussian | Laplace | NonPrivate
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Everyone:
     """Every user takes part, or nothing is claimed from not taking part."""
@@ -122,22 +120,6 @@ class Poisson:
 
 
 Participation = Everyone | Disjoint | FixedSize | Poisson
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Round:
-    """One release: what was run and who took part."""
-
-    mechanism: Mechanism
-    participation: Participation
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class View:
-    """One round as one adversary sees it."""
-
-    round: Round
-    scope: Scope
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -262,3 +244,23 @@ class Personalized:
     def neighbors(self) -> Neighbors:
         """Shuffled mechanisms are stated for replacement."""
         return Neighbors.REPLACE_ONE
+
+
+Crowd = Shuffled | PaddedBernoulli | PaddedTopk
+Mechanism = Gaussian | Laplace | NonPrivate | Crowd | Personalized
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Round:
+    """One release: what was run and who took part."""
+
+    mechanism: Mechanism
+    participation: Participation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class View:
+    """One round as one adversary sees it."""
+
+    round: Round
+    scope: Scope

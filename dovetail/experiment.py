@@ -292,8 +292,8 @@ def _calibrated(
         return tuple(view.round for view in views), dataclasses.replace(scope, assumptions=said)
 
     def eps_at(noise: float) -> float:
-        rounds, scope = planned(protocol.with_noise(noise))
-        return accounting.certify(rounds, scope, delta=privacy.delta).eps
+        rounds, _ = planned(protocol.with_noise(noise))
+        return accounting.bound(rounds, delta=privacy.delta).eps
 
     if not protocol.calibrated and privacy.eps is not None:
         protocol = protocol.with_noise(accounting.smallest_noise(eps_at, eps=privacy.eps))

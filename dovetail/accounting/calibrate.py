@@ -14,7 +14,7 @@ from scipy.optimize import brentq
 
 from dovetail import _validate
 
-__all__ = ["smallest_noise"]
+__all__ = ["smallest_integer", "smallest_noise"]
 
 _LOWEST, _HIGHEST = 2.0**-20, 2.0**40
 
@@ -53,3 +53,18 @@ def smallest_noise(eps_of: Callable[[float], float], *, eps: float, tolerance: f
     while ask(noise) > eps:
         noise *= 1 + tolerance
     return noise
+
+
+def smallest_integer(eps_of: Callable[[int], float], *, eps: float, low: int, high: int) -> int:
+    """The smallest whole number in [low, high] at which `eps_of` <= eps, where more means more privacy (a padding).
+
+    Guarantees:
+        eps_of(result) <= eps, always: the returned point itself was evaluated.
+    """
+    _validate.positive(eps=eps)
+    if not eps_of(high) <= eps:
+        raise ValueError(f"expected a target that a value up to {high} can meet, got eps={eps}")
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if eps_of(middle) <= eps else (middle + 1, high)
+    return high

@@ -1,3 +1,4 @@
+import functools
 import itertools
 import json
 import math
@@ -108,12 +109,17 @@ def test_poisson_replacement_is_exactly_its_worst_pair(prob, std, eps):
     assert composition.privacy_loss(paid).delta(eps) == pytest.approx(exact, rel=1e-3)
 
 
+@functools.cache
+def poisson_replaced(prob, std):
+    event = rounds(1, std=std, sensitivity=2.0, participation=Poisson(prob=prob))
+    return composition.privacy_loss(composition.charges(event))
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.floats(-1, 1), st.floats(-1, 1), st.sampled_from([(0.02, 0.6), (0.4, 1.0), (0.9, 2.0)]), st.floats(0, 1))
 def test_no_pair_of_clipped_contributions_beats_poisson_replacement(one, other, setting, eps):
     prob, std = setting
-    paid = composition.charges(rounds(1, std=std, sensitivity=2.0, participation=Poisson(prob=prob)))
-    assert hockey_stick(prob, std, eps, one=one, other=other) <= composition.privacy_loss(paid).delta(eps) + 1e-7
+    assert hockey_stick(prob, std, eps, one=one, other=other) <= poisson_replaced(prob, std).delta(eps) + 1e-7
 
 
 def test_poisson_replacement_in_the_plane_by_monte_carlo():
@@ -224,7 +230,7 @@ def test_events_of_another_relation_are_refused():
 
 
 @pytest.mark.parametrize("participation", [Everyone(), FixedSize(size=20, population=100)], ids=["everyone", "fixed"])
-@pytest.mark.parametrize(("eps", "count"), [(0.05, 1), (1.0, 50), (20.0, 7)])
+@pytest.mark.parametrize(("eps", "count"), [(0.1, 1), (5.0, 20)])
 def test_calibration_meets_the_target_from_the_safe_side(eps, count, participation):
     def eps_of(noise):
         return certify(rounds(count, std=noise, participation=participation), scope(), delta=DELTA).eps

@@ -1,0 +1,102 @@
+"""From rounds to a statement: the number, and everything that belongs to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+from dovetail import _validate
+from dovetail.accounting import personalized
+from dovetail.accounting.composition import Charge, best_bound, charges, spent_delta
+from dovetail.events import Disjoint, Everyone, FixedSize, NonPrivate, Personalized, Poisson, Round
+from dovetail.statements import TUNING_ASSUMPTION, Bound, Scope, Statement, Verdict, unbounded
+
+__all__ = ["certify"]
+
+
+def certify(rounds: Sequence[Round], scope: Scope, *, delta: float) -> Statement:
+    """The smallest certified eps for these rounds at this delta.
+
+    Guarantees:
+        Monotone: more rounds never give a smaller eps.
+        The theorem named is the one that gave the number, and its hypotheses were checked.
+        A release without noise gives an unbounded statement, never a number.
+    """
+    _validate.in_interval(0, 1, delta=delta)
+    span = _span(rounds)
+    for item in rounds:
+        if isinstance(item.mechanism, NonPrivate):
+            return unbounded(scope, reason=item.mechanism.reason, delta=delta, span=span)
+        if item.mechanism.neighbors is not scope.neighbors:
+            raise ValueError(
+                f"expected events under {scope.neighbors.value}, got an event under {item.mechanism.neighbors.value}"
+            )
+    paid = charges(rounds)
+    best = best_bound(paid, delta=delta)
+    premises = tuple(_one_round(charge, scope, delta) for charge in paid if charge.times > 1 or len(paid) > 1)
+    return _statement(best, scope, paid, span=span, premises=premises)
+
+
+def _one_round(charge: Charge, scope: Scope, delta: float) -> Statement:
+    one = dataclasses.replace(charge, times=1)
+    return _statement(best_bound((one,), delta=delta), scope, (one,), span=f"one of {charge.times} rounds", premises=())
+
+
+def _statement(
+    bound: Bound, scope: Scope, paid: Sequence[Charge], *, span: str, premises: tuple[Statement, ...]
+) -> Statement:
+    about = list(
+        dict.fromkeys(
+            itertools.chain(
+                scope.assumptions, _sampling_assumptions(paid), _spent_assumptions(paid), [TUNING_ASSUMPTION]
+            )
+        )
+    )
+    return Statement(
+        eps=bound.eps,
+        delta=bound.delta,
+        trust=scope.trust,
+        adversary=scope.adversary,
+        neighbors=scope.neighbors,
+        unit=scope.unit,
+        theorem=bound.theorem,
+        assumptions=tuple(about),
+        verdict=Verdict.CERTIFIED,
+        span=span,
+        premises=premises,
+        per_user=_per_user(paid, bound.delta),
+    )
+
+
+def _per_user(paid: Sequence[Charge], delta: float) -> tuple[float, ...] | None:
+    """Every user's own eps, where budgets are personal and one event says it all."""
+    if len(paid) != 1 or not isinstance(paid[0].mechanism, Personalized) or not isinstance(paid[0].sampling, Everyone):
+        return None
+    event, times = paid[0].mechanism, paid[0].times
+    whole = dataclasses.replace(event, coordinates=event.coordinates * times)
+    return tuple(bound.eps for bound in personalized.per_user(whole, delta=delta))
+
+
+def _spent_assumptions(paid: Sequence[Charge]) -> list[str]:
+    spent = spent_delta(paid)
+    return [f"of delta, {spent:.3g} is spent on reports that meet a full coordinate"] if spent else []
+
+
+def _sampling_assumptions(paid: Sequence[Charge]) -> list[str]:
+    said = []
+    for charge in paid:
+        match charge.sampling:
+            case Poisson(prob=prob):
+                said.append(
+                    f"each user joins a round independently with probability {prob:.4g}, unseen by the adversary"
+                )
+            case FixedSize(size=size, population=population):
+                said.append(f"the {size} of {population} users of a round are drawn uniformly, unseen by the adversary")
+    return said
+
+
+def _span(rounds: Sequence[Round]) -> str:
+    epochs = {item.participation.epoch for item in rounds if isinstance(item.participation, Disjoint)}
+    text = f"{len(rounds)} round{'s' * (len(rounds) != 1)}"
+    return text + (f" in {len(epochs)} epoch{'s' * (len(epochs) != 1)} of disjoint batches" if epochs else "")

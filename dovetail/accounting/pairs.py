@@ -1,0 +1,230 @@
+"""Dominating pairs of shuffled coordinates, and their composition.
+
+Every shuffled mechanism here reduces, coordinate by coordinate, to one biased coin among fair coins (`coins.Pair`):
+
+- `Shuffled`: the clone pair, for any eps_local-LDP report. The victim's coin has bias e^eps/(1 + e^eps), each other
+  user is a fair coin with probability 2/(e^eps + 1), else exposed.
+- `PaddedBernoulli` (SS-Double, repaired): the victim takes part with probability beta, otherwise a fair dummy stands in
+  its place, so the tilt is beta tanh(eps/2); only users that take part can be exposed (docs/proofs/ss-double.md).
+- `PaddedTopk` (SS-Topk): neighbours cost at most `top` such coins, 2 `top` where a surplus may be dropped
+  (docs/proofs/ss-topk.md).
+
+Coordinates are shuffled independently, so they compose: as Renyi divergence (`renyi`) or as privacy loss (`loss`).
+In the padded events `num_users` is the largest number of users that the round admits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+
+import numpy as np
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from dp_accounting.rdp import rdp_privacy_accountant as rdp
+from scipy.stats import binom
+
+from dovetail import _validate
+from dovetail.accounting.coins import Pair
+from dovetail.events import PaddedBernoulli, PaddedTopk, Report, Shuffled
+from dovetail.statements import Bound, NotApplicable, Theorem
+
+__all__ = [
+    "ORDERS",
+    "delta",
+    "eps",
+    "local",
+    "log_pmfs",
+    "loss",
+    "most_reports",
+    "pair",
+    "renyi",
+    "spent_delta",
+    "theorem",
+]
+
+CLONES = Theorem(
+    key="FMT23.thm3.2",
+    where="the clone pair of Feldman, McMillan, Talwar (SODA 2023), Thm. 3.2",
+    url="https://arxiv.org/abs/2208.04591",
+)
+DOUBLE = Theorem(key="dovetail.ss-double", where="the Bernoulli-sampled coin of docs/proofs/ss-double.md")
+TOPK = Theorem(key="dovetail.ss-topk", where="the full pairs of docs/proofs/ss-topk.md")
+LOCAL = Theorem(
+    key="DR14.thm3.16", where="basic composition of the reports of one client (Dwork, Roth 2014, Thm. 3.16)"
+)
+_BY_RENYI = "Renyi composition (Mironov 2017, Prop. 1), conversion by Canonne, Kamath, Steinke (2020), Prop. 12"
+_BY_LOSS = "privacy-loss distributions, rounded up (Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022)"
+
+ORDERS = 1 + np.geomspace(0.05, 20_000, 300)
+_OUTWARD = 1 + 1e-9
+_UNDERFLOW = 1e-300
+
+Event = Shuffled | PaddedBernoulli | PaddedTopk
+
+
+def theorem(event: Event) -> Theorem:
+    """The theorem that gives the pair of this event."""
+    return {Shuffled: CLONES, PaddedBernoulli: DOUBLE, PaddedTopk: TOPK}[type(event)]
+
+
+def pair(event: Event) -> Pair:
+    """The dominating pair of one round: all its coordinates, both directions, without the delta of `spent_delta`.
+
+    Guarantees:
+        Refuses a padded event with anything but binary randomized response: its dummies would not be fair coins.
+        Refuses SS-Topk with both a possible surplus and colluders, who would see how many of their reports survive.
+    """
+    tilt = math.tanh(event.report.eps_local / 2)  # 1 - tilt = 2/(e^eps + 1) is the probability of a fair coin
+    match event:
+        case Shuffled():
+            others = event.honest - 1
+            return Pair(others=others, exposed=others, prob_exposed=_up(tilt), tilt=_up(tilt), folds=event.coordinates)
+        case PaddedBernoulli(inclusion=inclusion):
+            _need_binary(event.report)
+            return Pair(
+                others=event.pad_to - event.colluders - 1,
+                exposed=event.honest - 1,
+                prob_exposed=_up(inclusion * tilt),
+                tilt=_up(inclusion * tilt),
+                folds=event.coordinates,
+            )
+        case PaddedTopk(top=top):
+            _need_binary(event.report)
+            surplus = event.num_users > event.pad_to
+            if surplus and event.colluders:
+                raise NotApplicable(
+                    "where a surplus may be dropped, colluders see how many of their own reports survive: "
+                    f"SS-Topk with colluders needs num_users <= pad_to, got num_users={event.num_users}"
+                )
+            return Pair(
+                others=event.pad_to - event.colluders - 1,
+                exposed=min(event.num_users, event.pad_to) - event.colluders - 1,
+                prob_exposed=_up(tilt),
+                tilt=_up(tilt),
+                folds=2 * top if surplus else top,
+            )
+    raise NotApplicable(f"no dominating pair here for {type(event).__name__}")
+
+
+def renyi(event: Event, orders: np.ndarray) -> np.ndarray:
+    """Upper bounds on the Renyi divergence of one round, all coordinates, at each order > 1.
+
+    Guarantees:
+        Never below the divergence of the pair in 50-digit arithmetic, at any order.
+        Non-decreasing in eps_local, coordinates and order, non-increasing in num_users of `Shuffled`.
+    """
+    pure = pair(event).folds * event.report.eps_local
+    return np.minimum(pair(event).renyi(orders), pure)
+
+
+def loss(event: Event, *, interval: float = 1e-4) -> PrivacyLossDistribution:
+    """The privacy loss of one round, all coordinates, on multiples of `interval`; both directions are equal."""
+    return _loss(pair(event), interval)
+
+
+@functools.lru_cache(maxsize=32)
+def _loss(of: Pair, interval: float) -> PrivacyLossDistribution:
+    return of.loss(interval=interval)
+
+
+def log_pmfs(event: Event) -> tuple[np.ndarray, np.ndarray, float]:
+    """Log probabilities (P, Q) of ONE coordinate, and the mass to be added to delta for each composed coordinate.
+
+    The arrays are those of a pair that dominates, without any truncation, so that mass is 0. An event is composed of
+    ``pair(event).folds`` such coordinates.
+    """
+    log_p, log_q = pair(event).log_pmfs()
+    return log_p, log_q, 0.0
+
+
+def spent_delta(event: Event) -> float:
+    """What a round costs in delta beside its pair: the chance that a report of the victim meets a full coordinate.
+
+    Guarantees:
+        At most the chance that any coordinate overflows, by the union bound: P(Bin(n - t, beta) > n_p - t) d.
+        Zero where nothing is dropped, and for SS-Topk, whose pair pays for drops.
+    """
+    match event:
+        case PaddedBernoulli(inclusion=inclusion):
+            slots = event.pad_to - event.colluders
+            if event.honest > slots:
+                full = float(binom.sf(slots - 1, event.honest - 1, inclusion)) * _OUTWARD + _UNDERFLOW
+                return min(1.0, event.coordinates * inclusion * full)
+    return 0.0
+
+
+def delta(event: Event, *, eps: float) -> float:
+    """A delta at which one round is (eps, delta)-DP: the smaller of Renyi's and the privacy loss's."""
+    _validate.non_negative(eps=eps)
+    spent = spent_delta(event)
+    found = [float(rdp.compute_delta(ORDERS, renyi(event, ORDERS), eps)[0])]
+    with contextlib.suppress(NotApplicable):
+        found.append(float(loss(event, interval=resolution(event)).get_delta_for_epsilon(eps)))
+    return min(1.0, min(found) * _OUTWARD + spent)
+
+
+def eps(event: Event, *, delta: float) -> Bound:
+    """The smallest eps certified for one round at this delta, `spent_delta` included."""
+    _validate.in_open_interval(0, 1, delta=delta)
+    left = (delta - spent_delta(event)) * (1 - 1e-12)
+    if left <= 0:
+        raise NotApplicable(f"coordinates overflow with probability {spent_delta(event):.3g}, more than delta={delta}")
+    found = {_BY_RENYI: float(rdp.compute_epsilon(ORDERS, renyi(event, ORDERS), left)[0])}
+    with contextlib.suppress(NotApplicable):
+        found[_BY_LOSS] = float(loss(event, interval=resolution(event)).get_epsilon_for_delta(left))
+    how = min(found, key=lambda name: found[name])
+    base = theorem(event)
+    return Bound(
+        eps=found[how] * _OUTWARD,
+        delta=delta,
+        theorem=Theorem(key=base.key, where=f"{base.where}; {how}", url=base.url),
+    )
+
+
+def most_reports(event: PaddedBernoulli, *, delta: float) -> int:
+    """The smallest k_max with P[Bin(coordinates, inclusion) > k_max] <= delta."""
+    _validate.in_interval(0, 1, delta=delta)
+    low, high = -1, event.coordinates
+    while high - low > 1:
+        middle = (low + high) // 2
+        over = float(binom.sf(middle, event.coordinates, event.inclusion)) * _OUTWARD + _UNDERFLOW
+        low, high = (low, middle) if over <= delta else (middle, high)
+    return high
+
+
+def local(event: Event, *, delta: float = 0.0) -> Bound:
+    """What holds for a client's own reports, with nobody trusted.
+
+    Guarantees:
+        SS-Topk promises something finite only if every coordinate is reported (decoys = coordinates - top).
+    """
+    eps_local = event.report.eps_local
+    match event:
+        case PaddedBernoulli():
+            reports = most_reports(event, delta=delta)
+            return Bound(eps=reports * eps_local * _OUTWARD, delta=delta, theorem=LOCAL)
+        case PaddedTopk():
+            _need_binary(event.report)
+            finite = event.decoys == event.coordinates - event.top
+            return Bound(eps=event.top * eps_local * _OUTWARD if finite else math.inf, delta=0.0, theorem=LOCAL)
+    return Bound(eps=event.coordinates * eps_local * _OUTWARD, delta=0.0, theorem=LOCAL)
+
+
+def resolution(event: Event) -> float:
+    """An interval of privacy losses that resolves the whole round."""
+    coin = pair(event)
+    return min(1e-4, coin.std_loss * math.sqrt(coin.folds) / 100)
+
+
+def _need_binary(report: Report) -> None:
+    if report.kind != "rr" or report.levels != 2:
+        raise NotApplicable(
+            "padding is proven for binary randomized response only, whose dummies are fair coins; "
+            f"got kind={report.kind!r}, levels={report.levels}"
+        )
+
+
+def _up(prob: float) -> float:
+    """A probability rounded up by more than the error of tanh."""
+    return min(1.0, prob * (1 + 1e-15))
