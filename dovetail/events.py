@@ -1,8 +1,8 @@
 """What was run, in privacy terms: plain data that protocols emit and accountants read.
 
 A `Round` is one release: a mechanism (`Gaussian`, `Laplace`, `NonPrivate`, or one of the shuffled ones) and who took
-part in it (`Everyone`, `Disjoint`, `FixedSize`, `Poisson`). Sensitivities are those of the event's own neighbouring relation, never of a
-convention that an accountant may or may not share. No event holds user data.
+part in it (`Everyone`, `Disjoint`, `FixedSize`, `Poisson`). Sensitivities are those of the event's own neighbouring
+relation, never of a convention that an accountant may or may not share. No event holds user data.
 """
 
 from __future__ import annotations
@@ -223,7 +223,10 @@ class PaddedTopk(_Padded):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Personalized:
-    """Every user has a public budget of its own for each coordinate; coordinates are shuffled independently."""
+    """Every user has a public budget of its own for each coordinate; coordinates are shuffled independently.
+
+    `clip_laplace` is Clip-Laplace whose reports stay in the box of its inputs (A = C).
+    """
 
     kind: Literal["clip_laplace", "laplace", "rr"]
     eps_locals: tuple[float, ...]

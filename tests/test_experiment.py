@@ -115,7 +115,7 @@ class Interruption(Exception):  # noqa: N818
 
 @pytest.mark.parametrize("stop_at", [1, 5, 11])
 def test_an_interrupted_run_resumes_to_the_same_end(tmp_path, stop_at):
-    ready = plan(("cohort.dropout", 0.3), ("cohort.min_size", 34))
+    ready = plan(("cohort.kind", "disjoint"), ("cohort.dropout", 0.3), ("cohort.min_size", 34))
     whole = experiment.run(ready, out=tmp_path / "whole", evaluate_every=3)
 
     def interrupt(progress):

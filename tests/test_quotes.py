@@ -80,6 +80,11 @@ def test_secret_sampling_helps_and_rounds_cost():
     assert one.eps < ten.eps
     assert sampled.eps < ten.eps
     assert any("drawn uniformly" in text for text in sampled.assumptions)
+    wrong = quotes.quote(
+        "ss_simple", plan(eps_local=0.2, dim=10, participation=FixedSize(size=500, population=50_000))
+    ).certified
+    assert wrong.unbounded
+    assert "shuffle 1000 users, but 500 are drawn" in wrong.theorem.where
 
 
 def test_reports_that_overflow_are_charged_or_refused():

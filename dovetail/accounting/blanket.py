@@ -139,7 +139,7 @@ def exact_delta(event: Shuffled, *, eps: float) -> float:
     if report.kind == "rr" and report.levels == 2:
         return clones.delta_of(event, eps=eps)
     gamma = _gamma(report)
-    grid = _law(report, eps, resolution=_resolution(n * gamma))
+    grid = _law(report, eps, crowd=n * gamma, resolution=_resolution(n * gamma))
     return min(1.0, blanket_grid.expected_excess(grid, draws=n, prob=gamma) / (gamma * n) * (1 + 1e-15))
 
 
@@ -206,7 +206,7 @@ def _first(log_delta: Callable[[np.ndarray], np.ndarray], event: Shuffled, *, de
 def _resolution(crowd: float) -> float:
     """Grid step in standard deviations of L: fine where the FFT is short, never coarser than 0.12."""
     reach = 16 * math.sqrt(crowd)
-    resolution = max(min(max(reach / _LEAST_POINTS, 0.001), 0.02), reach / blanket_grid.MOST_POINTS)
+    resolution = max(min(max(reach / _LEAST_POINTS, 0.004), 0.02), reach / blanket_grid.MOST_POINTS)
     if resolution > 0.12:
         raise NotApplicable(
             f"n gamma = {crowd:.3g} is more than the grid of {blanket_grid.MOST_POINTS} points resolves"
@@ -214,26 +214,28 @@ def _resolution(crowd: float) -> float:
     return resolution
 
 
-def _law(report: Report, eps: float, *, resolution: float) -> blanket_grid.Grid:
-    """The law of L for the worst pair of inputs, spread on a grid whose step is `resolution` standard deviations.
+def _law(report: Report, eps: float, *, crowd: float, resolution: float) -> blanket_grid.Grid:
+    """The law of L for the worst pair of inputs, spread on a grid.
 
-    For Laplace the worst pair is (0, 1): any other is below it in convex order (docs/proofs/laplace-blanket.md).
+    For Laplace the worst pair is (0, 1): any other is below it in convex order (docs/proofs/laplace-blanket.md). Draws
+    so negative that a crowd of this mean size practically never makes up for them are raised to a floor, which can only
+    raise the expectation.
     """
-    at = np.asarray(eps)
-    top, reach = float(_top(report, at)), float(_range(report, at))
-    bottom, std = top - reach, math.sqrt(max(float(_second_moment(report, at)) - math.expm1(eps) ** 2, 0.0))
-    grid = blanket_grid.Grid(bottom=bottom, top=top, step=top / math.ceil(top / (std * resolution)))
+    e0, at = report.eps_local, np.asarray(eps)
+    top, std = float(_top(report, at)), math.sqrt(max(float(_second_moment(report, at)) - math.expm1(eps) ** 2, 0.0))
+    bottom = top - float(_range(report, at))
+    middle = -(report.gamma if report.kind == "rr" else math.exp(-e0 / 2)) * math.expm1(eps)
+    floor = max(bottom, 2 * middle - top * (crowd + 12 * math.sqrt(crowd) + 30))
+    grid = blanket_grid.Grid(bottom=floor, top=top, step=top / math.ceil(top / (min(std, top) * resolution)))
     if report.kind == "rr":
         grid.add_point(top, 1 / report.levels)
-        grid.add_point(bottom, 1 / report.levels)
-        grid.add_point(-report.gamma * math.expm1(eps), 1 - 2 / report.levels)
+        grid.add_point(floor, 1 / report.levels)
+        grid.add_point(middle, 1 - 2 / report.levels)
         return grid
-    e0 = report.eps_local
-    middle, scale = -math.exp(-e0 / 2) * math.expm1(eps), math.exp(-e0 / 4) / 4
-    grid.add_point(top, math.exp(-e0 / 2) / 2)
-    grid.add_point(bottom, math.exp(-e0 / 2) / 2)
-    grid.add_power_law(low=middle, high=top, shift=math.exp(eps - e0 / 2), scale=scale)
-    grid.add_power_law(
-        low=-middle, high=-bottom, shift=math.exp(-e0 / 2), scale=scale * math.exp(eps / 2), mirrored=True
-    )
+    scale, shift = math.exp(-e0 / 4) / 4, math.exp(-e0 / 2)
+    at_floor = shift / 2 if floor == bottom else 2 * scale * math.exp(eps / 2) / math.sqrt(shift - floor)
+    grid.add_point(top, shift / 2)
+    grid.add_point(floor, at_floor)
+    grid.add_power_law(low=middle, high=top, shift=shift * math.exp(eps), scale=scale)
+    grid.add_power_law(low=-middle, high=-floor, shift=shift, scale=scale * math.exp(eps / 2), mirrored=True)
     return grid

@@ -96,8 +96,8 @@ def _tilted(values: np.ndarray, law: np.ndarray, slope: float) -> tuple[float, n
     weights = law * np.exp(exponent - top)
     total = float(weights.sum())
     tilted = weights / total
-    mean = float(tilted @ values)
-    return top + math.log(total), tilted, math.sqrt(max(float(tilted @ (values - mean) ** 2), 0.0))
+    mean = float((tilted * values).sum())
+    return top + math.log(total), tilted, math.sqrt(max(float((tilted * (values - mean) ** 2).sum()), 0.0))
 
 
 def _tilt(values: np.ndarray, law: np.ndarray, n: int) -> float:
@@ -106,7 +106,7 @@ def _tilt(values: np.ndarray, law: np.ndarray, n: int) -> float:
     def derivative(log_slope: float) -> float:
         slope = math.exp(log_slope)
         _, tilted, _ = _tilted(values, law, slope)
-        return slope * n * float(tilted @ values) - 2
+        return slope * n * float((tilted * values).sum()) - 2
 
     scale = math.log(values[-1])
     low, high = -scale - 40.0, -scale + 6.0

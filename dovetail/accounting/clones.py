@@ -147,7 +147,7 @@ def expected_delta(law: CloneCounts, *, eps: float, eps_local: float) -> float:
     if eps >= eps_local:
         return 0.0
     steps = one_step(law.counts, eps=eps, eps_local=eps_local)
-    inside = float(law.weights @ steps) * (1 + 1e-13)
+    inside = float((law.weights * steps).sum()) * (1 + 1e-13)
     without = float(one_step(np.zeros(1, dtype=int), eps=eps, eps_local=eps_local)[0])
     return min(1.0, inside + law.below * without + law.above * float(steps[-1]) + _TINY)
 

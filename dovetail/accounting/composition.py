@@ -367,6 +367,8 @@ def sampled_shuffles(paid: Sequence[Charge]) -> Curve:
     if len(paid) != 1 or not isinstance(paid[0].mechanism, Crowd) or not isinstance(paid[0].sampling, FixedSize):
         raise NotApplicable("Lemma 4 needs equal shuffled rounds on fixed-size samples of the users")
     event, sampling, times = paid[0].mechanism, paid[0].sampling, paid[0].times
+    if event.num_users != sampling.size:
+        raise NotApplicable(f"the rounds shuffle {event.num_users} users, but {sampling.size} are drawn")
     prob = min(1.0, sampling.size / (sampling.population - event.colluders))
 
     def bound(delta: float) -> Bound:

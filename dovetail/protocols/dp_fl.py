@@ -13,13 +13,15 @@ import jax
 import jax.numpy as jnp
 
 from dovetail import _validate
-from dovetail.events import Gaussian, Poisson, Round, View
+from dovetail.events import FixedSize, Gaussian, Poisson, Round, View
 from dovetail.mechanisms.gaussian import clip_factor, clip_l2
 from dovetail.protocols._base import Cohort, Protocol
 from dovetail.shufflers import Layout, Reports
 from dovetail.statements import Neighbors, Scope, Trust, Unit
 
 __all__ = ["DpFl"]
+
+_REMOVAL = "a user that is removed stays on the public roster and contributes nothing"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,10 +74,10 @@ class DpFl(Protocol):
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """One Gaussian release of the clipped sum."""
-        if isinstance(cohort.participation, Poisson) and cohort.min_size > 0:
+        if isinstance(cohort.participation, Poisson | FixedSize) and cohort.min_size > 0:
             raise ValueError(
-                "expected min_size = 0 with a Poisson cohort (a withheld round would reveal the secret number of users)"
-                f", got min_size={cohort.min_size}"
+                "expected min_size = 0 where the sample is secret (a withheld round would tell of who was drawn), "
+                f"got min_size={cohort.min_size}"
             )
         sensitivity = self.clip_norm * (2 if neighbors is Neighbors.REPLACE_ONE else 1)
         scope = Scope(
@@ -86,6 +88,7 @@ class DpFl(Protocol):
             assumptions=(
                 "the curator clips, adds the noise and keeps the updates to itself",
                 "who drops out does not depend on the data",
+                *((_REMOVAL,) if neighbors is Neighbors.ADD_REMOVE else ()),
             ),
         )
         mechanism = Gaussian(std=self.std, sensitivity=sensitivity, neighbors=neighbors)

@@ -2,13 +2,12 @@
 
 Two forms, chosen by shape:
 
-- *dual*, for clients with few records: every local step moves the weights by a combination of the client's own
-  features, W = W_0 - X^T A, with one row of A a record. Later logits follow from the Gram matrix K = X X^T, the norm of
-  the update is sqrt(tr(A^T K A)), and the sum over clients is one product features^T (scaled A): no client's update is
-  ever formed.
-- *explicit*, where a client has more records than there are classes, so that its update is smaller than its Gram
-  matrix: one (classes, features) block a client, transposed so that every product runs along contiguous features.
+- *one record a client*: the update is the record times a row of coefficients, its norm the product of the two norms,
+  and the sum over clients one product features^T (scaled coefficients): no client's update is ever formed.
+- *explicit*: one (classes, features) block a client, transposed so that every product runs along contiguous features.
 
+A norm is computed from what is added up, or exactly as a product, and never as a difference: a Gram matrix would be
+faster for a few records, but its norms cancel for records that are nearly equal, and clipping by them is not clipping.
 The bias is a feature of constant value; it is never appended to the data.
 """
 
@@ -51,24 +50,25 @@ def scaled_sum(
     Guarantees:
         Equal to forming, scaling and adding the updates one by one, up to float summation order.
         A client whose scale is zero adds nothing, also where its update is not finite.
+        No client adds more than its scaled norm, however large or alike its records are.
     """
-    form = _dual if chunk.inputs.shape[1] <= weights.shape[1] else _explicit
+    form = _one_record if chunk.inputs.shape[1] == 1 else _explicit
     return form(weights, constant, chunk, settings, scaling)
 
 
-def _dual(weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUpdate, scaling: Scaling) -> jax.Array:
-    inputs = chunk.inputs
-    clients, records, features = inputs.shape
-    start = _logits(weights, constant, inputs)
-    gram = jnp.einsum("nif,njf->nij", inputs, inputs) + constant**2
-    dual = jnp.zeros((clients, records, weights.shape[1]), inputs.dtype)
+def _one_record(
+    weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUpdate, scaling: Scaling
+) -> jax.Array:
+    inputs = chunk.inputs[:, 0]
+    start = _logits(weights, constant, chunk.inputs)
+    square = jnp.sum(inputs * inputs, axis=1) + constant**2
+    rows = jnp.zeros_like(start)
     for step in _steps(chunk, settings, weights.shape[1]):
-        moved = jnp.einsum("nij,njc->nic", gram[:, step.batch], dual) if step.later else 0.0
-        residual = step.residual(start[:, step.batch] - moved)
-        dual = (step.keep * dual if settings.mu else dual).at[:, step.batch].add(residual)
-    square = jnp.einsum("nic,nic->n", dual, jnp.einsum("nij,njc->nic", gram, dual))
-    scaled = _times(dual, scaling(jnp.sqrt(jnp.where(square < 0, 0.0, square)))).reshape(clients * records, -1)
-    product = scaled.T @ inputs.reshape(clients * records, features)
+        residual = step.residual(start - square[:, None, None] * rows if step.later else start)
+        rows = (step.keep * rows if settings.mu else rows) + residual
+    rows = rows[:, 0]
+    scaled = _times(rows, scaling(jnp.sqrt(square * jnp.sum(rows * rows, axis=1))))
+    product = jnp.matmul(scaled.T, inputs, precision=jax.lax.Precision.HIGHEST)
     return -jnp.concatenate([product.T, constant * scaled.sum(axis=0, keepdims=True)])
 
 

@@ -55,12 +55,30 @@ def contour_delta(num_users: int, eps_local: float, eps: float) -> float:
 
 @pytest.mark.parametrize(
     ("num_users", "eps_local", "eps"),
-    [(50, 1.0, 0.6), (1000, 0.1, 0.0097), (1000, 1.0, 0.13), (1000, 6.0, 3.5), (10**4, 4.0, 0.33), (10**6, 1.0, 0.003)],
+    [
+        (50, 1.0, 0.6),
+        (1000, 0.1, 0.0097),
+        (1000, 1.0, 0.13),
+        (1000, 6.0, 3.5),
+        (10**4, 4.0, 0.33),
+        (10**6, 1.0, 0.003),
+    ],
 )
 def test_exact_laplace_against_a_contour_integral(num_users, eps_local, eps):
     reference = contour_delta(num_users, eps_local, eps)
     ours = blanket.exact_delta(crowd("laplace", eps_local, num_users), eps=eps)
     assert reference * (1 - 1e-7) <= ours <= reference * (1 + 1e-3)
+
+
+@pytest.mark.parametrize(("num_users", "eps_local", "eps"), [(26, 6.3, 6.0), (50, 4.0, 3.8), (900, 8.9, 6.8)])
+def test_raising_hopeless_draws_to_a_floor_only_adds_and_adds_little(num_users, eps_local, eps):
+    report = Report(kind="laplace", eps_local=eps_local)
+    crowd_size = num_users * report.gamma
+    whole, floored = (blanket._law(report, eps, crowd=size, resolution=0.01) for size in (1e9, crowd_size))
+    assert floored.probs.size < whole.probs.size
+    assert floored.probs.sum() == pytest.approx(whole.probs.sum(), abs=1e-12)
+    exact, ours = (blanket_grid.expected_excess(grid, draws=num_users, prob=report.gamma) for grid in (whole, floored))
+    assert exact * (1 - 1e-9) <= ours <= exact * (1 + 1e-6)
 
 
 def test_exact_ternary_against_the_sum_over_all_counts():
@@ -84,7 +102,7 @@ def test_two_levels_by_the_grid_agree_with_the_clone_pair():
     for num_users, eps_local, eps in ((5, 1.0, 0.3), (1000, 0.5, 0.06), (10**5, 2.0, 0.03)):
         event = crowd("rr", eps_local, num_users)
         gamma = event.report.gamma
-        grid = blanket._law(event.report, eps, resolution=0.002)
+        grid = blanket._law(event.report, eps, crowd=num_users * gamma, resolution=0.002)
         by_grid = blanket_grid.expected_excess(grid, draws=num_users, prob=gamma) / (gamma * num_users)
         pair = clones.delta_of(event, eps=eps)
         assert pair * (1 - 1e-8) <= by_grid <= pair * (1 + 1e-4)
@@ -194,7 +212,7 @@ def test_moments_of_laplace_are_those_of_its_law():
         assert float(blanket._top(report, eps)) == pytest.approx(ratio.max())
         assert float(blanket._range(report, eps)) == pytest.approx(ratio.max() - ratio.min())
         assert float(blanket._second_moment(report, eps)) == pytest.approx(ratio**2 @ weights)
-        grid = blanket._law(report, eps, resolution=0.01)
+        grid = blanket._law(report, eps, crowd=1e4, resolution=0.01)
         assert grid.probs.sum() == pytest.approx(1, abs=1e-13)
         assert grid.probs @ grid.values == pytest.approx(-math.expm1(eps), abs=1e-12)
         square = grid.probs @ grid.values**2

@@ -225,10 +225,17 @@ def test_bad_parameters_are_refused(name, parameters, sentence):
         protocols.build(name, parameters)
 
 
-def test_a_withheld_poisson_round_would_leak_and_is_refused():
-    cohort = protocols.Cohort(participation=Poisson(prob=0.1), size=10, min_size=5)
-    with pytest.raises(ValueError, match="expected min_size = 0 with a Poisson cohort"):
-        protocols.build("dp_fl", VARIANTS["dp_fl"][0]).view(cohort, DIM, neighbors=Neighbors.ADD_REMOVE)
+@pytest.mark.parametrize("participation", [Poisson(prob=0.1), FixedSize(size=10, population=100)])
+def test_withholding_a_round_on_a_secret_sample_would_leak_and_is_refused(participation):
+    cohort = protocols.Cohort(participation=participation, size=10, min_size=5)
+    with pytest.raises(ValueError, match="expected min_size = 0 where the sample is secret"):
+        protocols.build("dp_fl", VARIANTS["dp_fl"][0]).view(cohort, DIM, neighbors=Neighbors.REPLACE_ONE)
+
+
+def test_add_remove_says_what_removing_means():
+    cohort = protocols.Cohort(participation=Everyone(), size=10, min_size=5)
+    view = protocols.build("dp_fl", VARIANTS["dp_fl"][0]).view(cohort, DIM, neighbors=Neighbors.ADD_REMOVE)
+    assert any("roster" in assumption for assumption in view.scope.assumptions)
 
 
 def test_uncalibrated_noise_cannot_run():

@@ -8,13 +8,15 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from dovetail.federated.client import ClientUpdate
 from dovetail.federated.server import Server
+from dovetail.mechanisms.gaussian import clip_factor
 from dovetail.protocols import build
-from dovetail.simulate import Engine, Performance
+from dovetail.simulate import Engine, Performance, linear
 from dovetail.tasks import models
 from dovetail.tasks._base import Clients, Dataset
 
@@ -75,7 +77,7 @@ def baseline(protocol):
 
 @pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("protocol", ["fedavg", "dp_fl"])
-@pytest.mark.parametrize("width", [WIDTH, 3, 1], ids=["explicit", "dual", "one-record"])
+@pytest.mark.parametrize("width", [WIDTH, 3, 1], ids=["explicit", "few", "one-record"])
 def test_the_linear_forms_equal_the_general_path(update, protocol, width):
     slow, engine, _ = train(update=update, protocol=protocol, width=width, fast=False)
     assert not engine._linear
@@ -91,6 +93,22 @@ def test_results_depend_on_neither_chunks_nor_devices(protocol, performance):
     base = baseline(protocol)
     other, _, _ = train(protocol=protocol, model="mlp", **performance)
     np.testing.assert_allclose(other, base, atol=3e-5)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e3, 1e5])
+@pytest.mark.parametrize("width", [1, 2, 9])
+def test_no_client_adds_more_than_the_clip_norm(size, width):
+    """Nearly equal records with different labels: where a norm computed as a difference would cancel."""
+    rng = np.random.default_rng(2)
+    base = rng.normal(size=(1, FEATURES))
+    inputs = (size * (base + 1e-6 * rng.normal(size=(width, FEATURES)))).astype(np.float32)
+    weights = jnp.asarray(rng.normal(size=(FEATURES + 1, CLASSES)) / size, jnp.float32)
+    for settings in (UPDATES["fedsgd"], UPDATES["fedavg"]):
+        chunk = linear.Chunk(
+            jnp.asarray(inputs)[None], jnp.arange(width)[None] % CLASSES, jnp.full((1,), width, jnp.int32)
+        )
+        total = linear.scaled_sum(weights, 1.0, chunk, settings, lambda norms: clip_factor(norms, 0.5))
+        assert np.linalg.norm(np.asarray(total, np.float64)) <= 0.5 * (1 + 1e-5)
 
 
 def test_there_are_two_devices_to_test_with():

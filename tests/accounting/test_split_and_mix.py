@@ -1,0 +1,264 @@
+import dataclasses
+import itertools
+import json
+import math
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from dovetail.accounting import gaussian, split_and_mix
+from dovetail.accounting.split_and_mix import SplitAndMix
+from dovetail.statements import NotApplicable
+
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "split_and_mix.json").read_text())
+DELTA = GOLDEN["delta"]
+DESIGN = SplitAndMix(
+    num_users=1000,
+    coordinates=7850,
+    clip_norm=1.0,
+    scale=1900.0,
+    noise_variance=2.7e8,
+    modulus=2**22,
+    shares=13,
+)
+
+
+# ---------------------------------------------------------------- mixing, by brute force
+
+
+def views(values, slots, modulus):
+    """The exact law of the shuffled shares (a multiset a slot) of these values, as {view: count}."""
+    users = len(values)
+    free = itertools.product(range(modulus), repeat=users * (slots - 1))
+    law = Counter()
+    for flat in free:
+        rows = [flat[i * (slots - 1) : (i + 1) * (slots - 1)] for i in range(users)]
+        rows = [(*row, (value - sum(row)) % modulus) for row, value in zip(rows, values, strict=True)]
+        law[tuple(tuple(sorted(column)) for column in zip(*rows, strict=True))] += 1
+    return law
+
+
+def distance_to_ideal(values, slots, modulus):
+    """Total variation between the view of these values and the mean view of all values of the same sum."""
+    ideal, total = Counter(), sum(values) % modulus
+    for others in itertools.product(range(modulus), repeat=len(values) - 1):
+        ideal.update(views((*others, (total - sum(others)) % modulus), slots, modulus))
+    mine = views(values, slots, modulus)
+    norm, weight = sum(ideal.values()), sum(mine.values())
+    return sum(abs(ideal[view] / norm - mine[view] / weight) for view in ideal) / 2
+
+
+@pytest.mark.parametrize(("users", "slots", "modulus"), [(2, 3, 2), (2, 3, 3), (2, 4, 3), (2, 3, 5), (3, 3, 3)])
+def test_eta_is_never_below_the_exact_distance(users, slots, modulus):
+    ours = split_and_mix.eta(num_users=users, slots=slots, modulus=modulus)
+    worst = max(
+        distance_to_ideal(values, slots, modulus)
+        for values in itertools.combinations_with_replacement(range(modulus), users)
+        if users < 3 or values in ((0, 0, 0), (0, 1, 2), (0, 0, 1))
+    )
+    assert worst <= ours
+    assert worst > 0
+
+
+def components(permutations, n):
+    parent = list(range(n))
+
+    def find(i):
+        while parent[i] != i:
+            i = parent[i]
+        return i
+
+    for permutation in permutations:
+        for i, j in enumerate(permutation):
+            parent[find(i)] = find(j)
+    return len({find(i) for i in range(n)})
+
+
+@pytest.mark.parametrize(("n", "slots"), [(2, 3), (3, 3), (4, 3), (3, 4), (2, 5)])
+@pytest.mark.parametrize("modulus", [5, 64])
+def test_the_second_moment_against_all_permutations(n, slots, modulus):
+    every = list(itertools.permutations(range(n)))
+    moment = sum(
+        Fraction(modulus) ** (components(drawn, n) - 1) for drawn in itertools.product(every, repeat=slots - 1)
+    )
+    exact = moment / len(every) ** (slots - 1) - 1
+    assert math.exp(split_and_mix._log_excess(n, slots - 2, modulus)) == pytest.approx(float(exact), rel=1e-10)
+
+
+def exact_excess(n, r, q):
+    """E[q^(c-1)] - 1 in rational arithmetic, by the number of connected tuples."""
+    factorial = [math.factorial(i) for i in range(n + 1)]
+    connected = [0] * (n + 1)
+    for size in range(1, n + 1):
+        rest = sum(math.comb(size - 1, i - 1) * connected[i] * factorial[size - i] ** (r + 1) for i in range(1, size))
+        connected[size] = factorial[size] ** (r + 1) - rest
+    weighted = [1] + [0] * n
+    for size in range(1, n + 1):
+        weighted[size] = sum(
+            math.comb(size - 1, i - 1) * q * connected[i] * weighted[size - i] for i in range(1, size + 1)
+        )
+    return Fraction(weighted[n], q * factorial[n] ** (r + 1)) - 1
+
+
+@pytest.mark.parametrize(("n", "r", "q"), [(5, 2, 16), (20, 3, 2**10), (60, 11, 2**22), (60, 4, 101), (40, 1, 2**16)])
+def test_the_second_moment_against_rational_arithmetic(n, r, q):
+    exact = exact_excess(n, r, q)
+    ours = split_and_mix._log_excess(n, r, q)
+    assert ours == pytest.approx(math.log(exact.numerator) - math.log(exact.denominator), abs=1e-8)
+
+
+@pytest.mark.parametrize(("n", "r", "q"), [(800, 11, 2**22), (1500, 3, 2**12), (1000, 2, 4096), (3000, 8, 2**25)])
+def test_large_crowds_are_bounded_from_small_ones(n, r, q, monkeypatch):
+    ours = split_and_mix._log_excess(n, r, q)
+    monkeypatch.setattr(split_and_mix, "_BASE", 10**9)
+    split_and_mix._log_moments.cache_clear()
+    exact = split_and_mix._log_excess(n, r, q)
+    assert exact - 1e-9 <= ours <= exact + 0.05
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(3, 400), st.integers(3, 16), st.integers(9, 24))
+def test_eta_falls_with_users_and_slots_and_rises_with_the_modulus(n, slots, bits):
+    at = {"num_users": n, "slots": slots, "modulus": 2**bits}
+    base = split_and_mix.eta(**at)
+    assert 0 < base <= 1
+    assert split_and_mix.eta(**(at | {"num_users": n + 1})) <= base * (1 + 1e-9)
+    assert split_and_mix.eta(**(at | {"slots": slots + 1})) <= base
+    assert split_and_mix.eta(**(at | {"modulus": 2 ** (bits + 1)})) >= base
+    leading = 0.5 * math.sqrt(2**bits * (1 - 2 / n) * n ** float(2 - slots))
+    assert base >= min(1.0, leading)
+
+
+@pytest.mark.parametrize("num_users", [30, 100, 1000, 20_000])
+def test_shares_are_the_fewest_and_below_the_closed_form(num_users):
+    fewest = split_and_mix.shares_for(num_users=num_users, modulus=2**22, target=2.0**-40)
+    at = {"num_users": num_users, "modulus": 2**22}
+    assert split_and_mix.eta(slots=fewest, **at) <= 2.0**-40 < split_and_mix.eta(slots=fewest - 1, **at)
+    assert fewest <= split_and_mix.closed_form_shares(bits=40, **at)
+
+
+# ---------------------------------------------------------------- noise
+
+
+@pytest.mark.parametrize("shift", [1, 3, 10])
+@pytest.mark.parametrize("variance", [4.0, 30.0, 300.0])
+@pytest.mark.parametrize("order", [2, 5, 16])
+def test_the_divergence_is_never_below_skellams_own(shift, variance, order):
+    reach = int(shift + 40 * math.sqrt(variance) + 40)
+    x = np.arange(-reach, reach + 1)
+    p = stats.skellam.pmf(x - shift, variance / 2, variance / 2)
+    q = stats.skellam.pmf(x, variance / 2, variance / 2)
+    seen = (p > 0) & (q > 0)
+    exact = math.log(np.sum(np.exp(order * np.log(p[seen]) + (1 - order) * np.log(q[seen])))) / (order - 1)
+    ours = split_and_mix._skellam(shift, 1, variance, np.array([order]))[0]
+    assert ours >= exact * (1 - 1e-9)
+    if order * shift < variance / 4:
+        assert ours <= exact * 1.1
+
+
+def test_the_divergence_is_the_published_formula():
+    assert split_and_mix._skellam(3.0, 1, 30.0, np.array([2.0]))[0] == pytest.approx(0.3 + 45 / 3600, rel=1e-12)
+    assert split_and_mix._skellam(3.0, 9, 2.0, np.array([50.0]))[0] == pytest.approx(112.5 + 27 / 4, rel=1e-12)
+
+
+def test_orders_between_integers_cost_the_next_one_and_bad_ones_are_dropped():
+    ours = split_and_mix.renyi(DESIGN, np.array([1.2, 2.0, 2.01, 3.0, 1.0, 0.5, np.inf, np.nan]))
+    assert ours[0] == ours[1] < ours[2] == ours[3]
+    assert np.isinf(ours[4:]).all()
+
+
+def test_conditional_rounding_keeps_most_roundings():
+    rng = np.random.default_rng(0)
+    d, scale = 500, 20.0
+    x = rng.normal(size=d)
+    x *= scale / np.linalg.norm(x)
+    rounded = np.floor(x) + (rng.random((4000, d)) < x - np.floor(x))
+    norms = np.linalg.norm(rounded, axis=1)
+    for tail in (0.6, 1e-3):
+        bound = split_and_mix.rounded_norm(clip_norm=1.0, scale=scale, coordinates=d, rounding_tail=tail)
+        assert np.mean(norms > bound) <= tail
+        assert bound <= scale + math.sqrt(d) + 1e-9
+    tight = split_and_mix.rounded_norm(clip_norm=1.0, scale=1e6, coordinates=d, rounding_tail=1e-3)
+    assert 1e6 < tight < 1e6 * (1 + 1e-5)
+
+
+# ---------------------------------------------------------------- together
+
+
+@pytest.mark.parametrize("row", GOLDEN["designs"], ids=str)
+def test_golden_designs(row):
+    shared = {"coordinates": GOLDEN["coordinates"], "clip_norm": 1.0, "eps": row["eps"], "delta": DELTA}
+    design = split_and_mix.calibrate(num_users=row["num_users"], **shared)
+    assert math.log2(design.modulus) == row["log2_modulus"]
+    at = {"num_users": row["num_users"], "modulus": design.modulus}
+    assert split_and_mix.shares_for(target=2.0**-40, **at) == row["shares"][0]
+    assert split_and_mix.closed_form_shares(bits=40, **at) == row["shares"][1]
+    central = 2 / gaussian.mu_of(eps=row["eps"], delta=DELTA)
+    assert split_and_mix.error_std(design) / central == pytest.approx(row["error"], abs=6e-3)
+    assert split_and_mix.eps(design, delta=DELTA).eps <= row["eps"]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(30, 5000), st.floats(0.05, 8), st.floats(1e-9, 1e-3), st.integers(1, 10_000), st.integers(0, 10))
+def test_calibration_is_never_on_the_unsafe_side(num_users, eps, delta, coordinates, colluders):
+    design = split_and_mix.calibrate(
+        num_users=num_users, coordinates=coordinates, clip_norm=0.3, eps=eps, delta=delta, colluders=colluders
+    )
+    found = split_and_mix.eps(design, delta=delta)
+    assert eps * (1 - 1e-3) <= found.eps <= eps
+    assert split_and_mix.delta(design, eps=found.eps) <= delta
+    assert design.modulus >= 2 * num_users * 0.3 * design.scale
+
+
+def test_what_collusion_costs():
+    at = {"eps": 1.0}
+    base = split_and_mix.spent_delta(DESIGN, **at)
+    distance = split_and_mix.eta(num_users=1000, slots=13, modulus=2**22)
+    assert base == pytest.approx((1 + math.e) * 7850 * distance, rel=1e-8)
+    fewer_slots = dataclasses.replace(DESIGN, colluding_slots=3)
+    fewer_users = dataclasses.replace(DESIGN, colluders=500)
+    assert split_and_mix.spent_delta(fewer_slots, **at) == split_and_mix.spent_delta(
+        dataclasses.replace(DESIGN, shares=10), **at
+    )
+    assert base < split_and_mix.spent_delta(fewer_users, **at) < split_and_mix.spent_delta(fewer_slots, **at)
+    everyone = dataclasses.replace(DESIGN, colluding_slots=13)
+    assert split_and_mix.spent_delta(everyone, **at) == 1
+    with pytest.raises(NotApplicable, match="not certified"):
+        split_and_mix.eps(everyone, delta=DELTA)
+    assert split_and_mix.delta(everyone, eps=1.0) == 1
+
+
+def test_not_certified_with_too_few_users():
+    with pytest.raises(NotApplicable, match="not certified"):
+        split_and_mix.calibrate(num_users=5, coordinates=7850, clip_norm=1.0, eps=1.0, delta=1e-9)
+    with pytest.raises(NotApplicable, match="modulus"):
+        split_and_mix.eta(num_users=100, slots=5, modulus=64)
+    with pytest.raises(NotApplicable, match="not certified"):
+        split_and_mix.eta(num_users=50_000, slots=3, modulus=2**30)
+
+
+def test_refusals():
+    for bad in (
+        {"num_users": 1},
+        {"colluders": 999},
+        {"noise_variance": 0.0},
+        {"noise_variance": math.nan},
+        {"scale": -1.0},
+        {"modulus": 1},
+        {"shares": 0},
+        {"rounding_tail": 1.0},
+        {"coordinates": 0},
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            dataclasses.replace(DESIGN, **bad)
+    for delta in (0.0, 1.0, math.nan):
+        with pytest.raises(ValueError, match="delta"):
+            split_and_mix.eps(DESIGN, delta=delta)
+    with pytest.raises(ValueError, match="eps"):
+        split_and_mix.spent_delta(DESIGN, -1.0)
