@@ -238,6 +238,7 @@ class Personalized:
         _validate.one_of(("clip_laplace", "laplace", "rr"), kind=self.kind)
         _validate.integer(coordinates=self.coordinates, levels=self.levels, colluders=self.colluders)
         _validate.at_least(1, coordinates=self.coordinates)
+        _validate.at_least(2, levels=self.levels)
         if not self.eps_locals or not min(self.eps_locals) > 0 or not math.isfinite(sum(self.eps_locals)):
             raise ValueError(f"expected every eps_local > 0, got {min(self.eps_locals, default=None)}")
         if len(self.eps_locals) - self.colluders < 2:

@@ -48,6 +48,7 @@ EXACT = Theorem(
 )
 
 _MOST_EPS_LOCAL = 100.0  # beyond, gamma n < 1 for every n that fits, and powers of e^eps_local would overflow
+_MOST_USERS = 10**9
 _LEAST_POINTS = 2**17
 
 
@@ -105,7 +106,7 @@ def exact(event: Shuffled, *, delta: float) -> Bound:
     Guarantees:
         Never below enumeration (of randomized response; of Laplace seen through any partition of its outputs).
         Never above `hoeffding` and `bennett`, nor (for binary randomized response) `clones.numerical23`.
-        Refuses generic randomizers, and crowds that the grid cannot resolve (n gamma above about 2e8).
+        Refuses generic randomizers, and crowds that the grid cannot resolve (n above 1e9, or n gamma above about 2e8).
 
     References:
         Balle, Bell, Gascon, Nissim (CRYPTO 2019), Lemma 5.3; Su, Cheng, Wang (2025).
@@ -138,6 +139,8 @@ def exact_delta(event: Shuffled, *, eps: float) -> float:
         return 0.0
     if report.kind == "rr" and report.levels == 2:
         return clones.delta_of(event, eps=eps)
+    if n > _MOST_USERS:
+        raise NotApplicable(f"n={n} is more than the precision of the FFT resolves")
     gamma = _gamma(report)
     grid = _law(report, eps, crowd=n * gamma, resolution=_resolution(n * gamma))
     return min(1.0, blanket_grid.expected_excess(grid, draws=n, prob=gamma) / (gamma * n) * (1 + 1e-15))
@@ -226,7 +229,10 @@ def _law(report: Report, eps: float, *, crowd: float, resolution: float) -> blan
     bottom = top - float(_range(report, at))
     middle = -(report.gamma if report.kind == "rr" else math.exp(-e0 / 2)) * math.expm1(eps)
     floor = max(bottom, 2 * middle - top * (crowd + 12 * math.sqrt(crowd) + 30))
-    grid = blanket_grid.Grid(bottom=floor, top=top, step=top / math.ceil(top / (min(std, top) * resolution)))
+    step = max(min(std, top) * resolution, (top - floor) / blanket_grid.MOST_POINTS)
+    if top - floor > 2 * blanket_grid.MOST_POINTS * top:
+        raise NotApplicable(f"the range of L is more than a grid resolves at eps={eps:.4g}, eps_local={e0:.4g}")
+    grid = blanket_grid.Grid(bottom=floor, top=top, step=top / math.ceil(top / step))
     if report.kind == "rr":
         grid.add_point(top, 1 / report.levels)
         grid.add_point(floor, 1 / report.levels)
@@ -236,6 +242,7 @@ def _law(report: Report, eps: float, *, crowd: float, resolution: float) -> blan
     at_floor = shift / 2 if floor == bottom else 2 * scale * math.exp(eps / 2) / math.sqrt(shift - floor)
     grid.add_point(top, shift / 2)
     grid.add_point(floor, at_floor)
-    grid.add_power_law(low=middle, high=top, shift=shift * math.exp(eps), scale=scale)
-    grid.add_power_law(low=-middle, high=-floor, shift=shift, scale=scale * math.exp(eps / 2), mirrored=True)
+    grid.add_power_law(low=middle, high=top, start=shift, scale=scale)
+    left = scale * math.exp(eps / 2)
+    grid.add_power_law(low=-middle, high=-floor, start=shift * math.exp(eps), scale=left, mirrored=True)
     return grid

@@ -17,6 +17,7 @@ __all__ = ["MOST_POINTS", "Grid", "expected_excess"]
 
 MOST_POINTS = 2**21
 _FFT_ERROR = 2e-14  # of one Fourier coefficient of a probability vector, as computed
+_CELL_ERROR = 1e-15  # times the number of points: what rounding may do to the splits between neighbours
 _NEGLIGIBLE = -120.0  # log of Fourier coefficients that are bounded instead of summed
 
 
@@ -40,17 +41,18 @@ class Grid:
         self.probs[left] += prob * (left + 1 - place)
         self.probs[left + 1] += prob * (place - left)
 
-    def add_power_law(self, *, low: float, high: float, shift: float, scale: float, mirrored: bool = False) -> None:
-        """Adds the density scale (l + shift)^(-3/2) on [low, high] (of -l, if mirrored), split cell by cell.
+    def add_power_law(self, *, low: float, high: float, start: float, scale: float, mirrored: bool = False) -> None:
+        """Adds the density scale (l - low + start)^(-3/2) on [low, high] (of -l, if mirrored), split cell by cell.
 
-        Over one cell [s, t], with w = sqrt(l + shift): the mass is 2 scale (t-s) / (w_s w_t (w_s + w_t)), and the
+        Over one cell [s, t], with w = sqrt(l - low + start): the mass is 2 scale (t-s) / (w_s w_t (w_s + w_t)), and the
         integral of (l - s) is 2 scale (t-s)^2 / ((w_s + w_t)^2 w_t).
         """
         inner = np.arange(math.floor(low / self.step) + 1, math.ceil(high / self.step))
         cells = np.append(math.floor(low / self.step), inner)
         edges = np.concatenate([[low], inner * self.step, [high]])
-        w0, w1 = np.sqrt(edges[:-1] + shift), np.sqrt(edges[1:] + shift)
-        width = np.maximum(np.diff(edges), 0.0)
+        along = np.maximum(edges - low, 0.0)
+        w0, w1 = np.sqrt(along[:-1] + start), np.sqrt(along[1:] + start)
+        width = np.maximum(np.diff(along), 0.0)
         mass = 2 * scale * width / (w0 * w1 * (w0 + w1))
         excess = 2 * scale * (width / (w0 + w1)) ** 2 / w1 + mass * (edges[:-1] - cells * self.step)
         right = np.clip(excess / self.step, 0.0, mass)
@@ -69,6 +71,7 @@ def expected_excess(grid: Grid, *, draws: int, prob: float) -> float:
         Never below the exact value on the grid.
     """
     n, step, values = draws, grid.step, grid.values
+    error = _FFT_ERROR + _CELL_ERROR * values.size
     law = prob * grid.probs
     law[-grid.first] += 1 - prob
     slope = _tilt(values, law, n)
@@ -77,13 +80,13 @@ def expected_excess(grid: Grid, *, draws: int, prob: float) -> float:
     size = next_fast_len(min(math.ceil(reach / step), 2 * MOST_POINTS), real=True)
     circle = np.bincount(np.arange(grid.first, grid.first + law.size) % size, weights=tilted, minlength=size)
     phi = rfft(circle)
-    k = np.flatnonzero(np.abs(phi) > math.exp(_NEGLIGIBLE / n) - 2 * _FFT_ERROR)
+    k = np.flatnonzero(np.abs(phi) > math.exp(_NEGLIGIBLE / n) - 2 * error)
     phi, others = phi[k], phi.size - k.size
     twice = np.where((k == 0) | (2 * k == size), 1.0, 2.0)
     angle = -slope * step + 2j * math.pi * k / size
     kernel = step * np.exp(angle) / np.expm1(angle) ** 2  # sum over j >= 0 of j h e^(j angle)
     total = float((twice * (np.exp(n * np.log(phi)) * kernel).real).sum())
-    charge = 4 * n * _FFT_ERROR * float((twice * np.abs(kernel) * (np.abs(phi) + _FFT_ERROR) ** n).sum())
+    charge = 4 * n * error * float((twice * np.abs(kernel) * (np.abs(phi) + error) ** n).sum())
     charge += 2 * others * math.exp(_NEGLIGIBLE) * step / math.expm1(-slope * step) ** 2
     log_scale = n * log_mgf + 8e-15 * n * (1 + abs(log_mgf))
     return (total + charge) / size * math.exp(log_scale) * (1 + 1e-12)

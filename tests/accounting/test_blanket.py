@@ -78,7 +78,7 @@ def test_raising_hopeless_draws_to_a_floor_only_adds_and_adds_little(num_users, 
     assert floored.probs.size < whole.probs.size
     assert floored.probs.sum() == pytest.approx(whole.probs.sum(), abs=1e-12)
     exact, ours = (blanket_grid.expected_excess(grid, draws=num_users, prob=report.gamma) for grid in (whole, floored))
-    assert exact * (1 - 1e-9) <= ours <= exact * (1 + 1e-6)
+    assert exact * (1 - 1e-6) <= ours <= exact * (1 + 1e-6)  # the longer grid is charged more for rounding
 
 
 def test_exact_ternary_against_the_sum_over_all_counts():
@@ -177,10 +177,17 @@ def test_the_root_of_the_exact_blanket_is_sound_and_tight(num_users, eps_local, 
         assert blanket.exact_delta(event, eps=eps * (1 - 1e-3)) > delta
 
 
-@pytest.mark.parametrize("kind", ["generic", "laplace", "rr"])
-@pytest.mark.parametrize("levels", [2, 5])
-def test_hoeffding_and_bennett_solve_their_own_formulas(kind, levels):
-    num_users, eps_local, delta = 5000, 0.8, 1e-5
+@pytest.mark.parametrize(
+    ("kind", "levels", "num_users", "eps_local", "delta"),
+    [
+        ("generic", 2, 5000, 0.8, 1e-5),
+        ("laplace", 2, 5000, 0.8, 1e-5),
+        ("rr", 2, 5000, 0.8, 1e-5),
+        ("laplace", 2, 5, 1.0, 0.6),
+        ("rr", 5, 5, 1.0, 0.6),
+    ],
+)
+def test_hoeffding_and_bennett_solve_their_own_formulas(kind, levels, num_users, eps_local, delta):
     event = crowd(kind, eps_local, num_users, levels)
     report, gamma = event.report, event.report.gamma
     eps = blanket.hoeffding(event, delta=delta).eps
@@ -273,6 +280,19 @@ def test_the_charge_covers_the_error_of_the_fft():
             assert abs(complex(computed[k]) - complex(exact)) < blanket_grid._FFT_ERROR / 4
 
 
+def test_an_fft_that_errs_as_much_as_allowed_does_no_harm(monkeypatch):
+    grid = blanket_grid.Grid(bottom=-2.0, top=1.0, step=0.5)
+    grid.add_point(-2.0, 0.5)
+    grid.add_point(1.0, 0.5)
+    draws, prob = 1000, 0.4
+    counts, heads = np.arange(1, draws + 1)[:, None], np.arange(draws + 1)[None, :]
+    weights = binom.pmf(counts, draws, prob) * binom.pmf(heads, counts, 0.5)
+    exact = (weights * np.maximum(3.0 * heads - 2.0 * counts, 0)).sum()
+    monkeypatch.setattr(blanket_grid, "rfft", lambda x: np.fft.rfft(x) * (1 - 0.9 * blanket_grid._FFT_ERROR))
+    ours = blanket_grid.expected_excess(grid, draws=draws, prob=prob)
+    assert exact <= ours <= exact * (1 + 1e-8)
+
+
 @pytest.mark.parametrize("mirrored", [False, True])
 def test_a_power_law_keeps_its_mass_and_mean_on_any_grid(mirrored):
     low, high, shift, scale = -0.37, 2.91, 0.8, 0.6
@@ -281,7 +301,7 @@ def test_a_power_law_keeps_its_mass_and_mean_on_any_grid(mirrored):
     for step in (0.013, 0.3, 5.0):
         sides = (-high, -low) if mirrored else (low, high)
         grid = blanket_grid.Grid(bottom=sides[0], top=sides[1], step=step)
-        grid.add_power_law(low=low, high=high, shift=shift, scale=scale, mirrored=mirrored)
+        grid.add_power_law(low=low, high=high, start=low + shift, scale=scale, mirrored=mirrored)
         assert grid.probs.min() >= 0
         assert grid.probs.sum() == pytest.approx(mass)
         assert grid.probs @ grid.values == pytest.approx(-mean if mirrored else mean)
