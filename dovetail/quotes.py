@@ -196,17 +196,8 @@ def _local(plan: Plan, rounds: list[Round], scope: Scope) -> Statement:
             return unbounded(mine, reason="the curator sees every update", delta=0.0)
     if one.eps == float("inf"):
         return unbounded(mine, reason="which coordinates a client reports depends on its data")
-    return Statement(
-        eps=one.eps * times,
-        delta=min(1.0, one.delta * times),
-        trust=mine.trust,
-        adversary=mine.adversary,
-        neighbors=mine.neighbors,
-        unit=mine.unit,
-        theorem=one.theorem,
-        assumptions=mine.assumptions,
-        verdict=Verdict.CERTIFIED,
-    )
+    whole = Bound(eps=one.eps * times, delta=min(1.0, one.delta * times), theorem=one.theorem)
+    return mine.state(whole, Verdict.CERTIFIED)
 
 
 def _is_gaussian(name: str, plan: Plan) -> bool:

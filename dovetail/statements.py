@@ -100,6 +100,31 @@ class Scope:
     unit: Unit
     assumptions: tuple[str, ...] = ()
 
+    def state(
+        self,
+        bound: Bound,
+        verdict: Verdict,
+        *,
+        span: str = "",
+        premises: tuple[Statement, ...] = (),
+        per_user: tuple[float, ...] | None = None,
+    ) -> Statement:
+        """The statement that this bound makes within this scope."""
+        return Statement(
+            eps=bound.eps,
+            delta=bound.delta,
+            trust=self.trust,
+            adversary=self.adversary,
+            neighbors=self.neighbors,
+            unit=self.unit,
+            theorem=bound.theorem,
+            assumptions=self.assumptions,
+            verdict=verdict,
+            span=span,
+            premises=premises,
+            per_user=per_user,
+        )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Statement:
@@ -192,15 +217,5 @@ class Statement:
 
 def unbounded(scope: Scope, *, reason: str, delta: float = 0.0, span: str = "") -> Statement:
     """The statement that promises nothing, and why."""
-    return Statement(
-        eps=math.inf,
-        delta=delta,
-        trust=scope.trust,
-        adversary=scope.adversary,
-        neighbors=scope.neighbors,
-        unit=scope.unit,
-        theorem=Theorem(key="none", where=reason),
-        assumptions=scope.assumptions,
-        verdict=Verdict.CERTIFIED,
-        span=span,
-    )
+    nothing = Bound(eps=math.inf, delta=delta, theorem=Theorem(key="none", where=reason))
+    return scope.state(nothing, Verdict.CERTIFIED, span=span)

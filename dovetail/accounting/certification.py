@@ -53,20 +53,9 @@ def _statement(
             )
         )
     )
-    return Statement(
-        eps=bound.eps,
-        delta=bound.delta,
-        trust=scope.trust,
-        adversary=scope.adversary,
-        neighbors=scope.neighbors,
-        unit=scope.unit,
-        theorem=bound.theorem,
-        assumptions=tuple(about),
-        verdict=Verdict.CERTIFIED,
-        span=span,
-        premises=premises,
-        per_user=_per_user(paid, bound.delta),
-    )
+    stated = dataclasses.replace(scope, assumptions=tuple(about))
+    personal = _per_user(paid, bound.delta)
+    return stated.state(bound, Verdict.CERTIFIED, span=span, premises=premises, per_user=personal)
 
 
 def _per_user(paid: Sequence[Charge], delta: float) -> tuple[float, ...] | None:

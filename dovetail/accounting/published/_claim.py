@@ -11,7 +11,7 @@ import dataclasses
 import math
 
 from dovetail import _validate
-from dovetail.statements import Scope, Statement, Theorem, Verdict
+from dovetail.statements import Bound, Scope, Statement, Theorem, Verdict
 
 __all__ = ["HOLDS", "REFUTED", "UNPROVEN", "Claim", "Figure"]
 
@@ -54,18 +54,8 @@ class Claim:
     def statement(self, scope: Scope, *, span: str = "") -> Statement:
         """The claim as a statement; the reason travels with the theorem, for a statement has no other place for it."""
         where = f"{self.theorem.where}; {_word(self.verdict)}: {self.reason}"
-        return Statement(
-            eps=self.eps,
-            delta=self.delta,
-            trust=scope.trust,
-            adversary=scope.adversary,
-            neighbors=scope.neighbors,
-            unit=scope.unit,
-            theorem=dataclasses.replace(self.theorem, where=where),
-            assumptions=scope.assumptions,
-            verdict=self.verdict,
-            span=span,
-        )
+        told = Bound(eps=self.eps, delta=self.delta, theorem=dataclasses.replace(self.theorem, where=where))
+        return scope.state(told, self.verdict, span=span)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
