@@ -300,7 +300,8 @@ def _quote_plan(
 
 
 def _print_quote(quote: Any) -> None:
-    for title, statement in (("certified", quote.certified), ("claimed", quote.claimed), ("local", quote.local)):
+    for title in ("certified", "claimed", "local", "shuffler"):
+        statement = getattr(quote, title)
         _out.print(title, style="bold")
         _out.print("  nothing" if statement is None else str(statement), markup=False, highlight=False)
 

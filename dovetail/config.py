@@ -50,13 +50,17 @@ class TaskConfig(_Section, frozen=True, kw_only=True):
 
 
 class CohortConfig(_Section, frozen=True, kw_only=True):
-    """Who takes part when; give `epochs` or `rounds`."""
+    """Who takes part when; give `epochs` or `rounds`.
+
+    Rounds below `min_size` release nothing; it is 0 unless given, or `size` where reports must hide in a crowd.
+    """
 
     kind: Literal["disjoint", "fixed", "poisson", "everyone"] = "disjoint"
     size: int | None = None
     epochs: int | None = None
     rounds: int | None = None
-    min_size: int = 0
+    min_size: int | None = None
+    colluders: int = 0
     dropout: float = 0.0
 
 

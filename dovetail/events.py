@@ -1,6 +1,6 @@
 """What was run, in privacy terms: plain data that protocols emit and accountants read.
 
-A `Round` is one release: a mechanism (`Gaussian`, `Laplace`, `NonPrivate`, or one of the shuffled ones) and who took
+A `Round` is one release: a mechanism (noise, a shuffled round, a sum by shares or over a subject's items) and who took
 part in it (`Everyone`, `Disjoint`, `FixedSize`, `Poisson`). Sensitivities are those of the event's own neighbouring
 relation, never of a convention that an accountant may or may not share. No event holds user data.
 """
@@ -30,7 +30,9 @@ __all__ = [
     "Poisson",
     "Report",
     "Round",
+    "SampledSubject",
     "Shuffled",
+    "SplitAndMix",
     "View",
 ]
 
@@ -250,8 +252,81 @@ class Personalized:
         return Neighbors.REPLACE_ONE
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SplitAndMix:
+    """One sum of vectors by split-and-mix, in privacy terms.
+
+    `num_users` is the enforced minimum of uploads, of which `colluders` are the adversary's. `noise_variance` is that
+    of the honest clients' noise on a coordinate of the scaled integer sum. `colluding_slots` of the `shares` slots are
+    handled by shufflers that collude with the analyzer. `rounding_tail` is that of `rounded_norm`.
+    """
+
+    num_users: int
+    coordinates: int
+    clip_norm: float
+    scale: float
+    noise_variance: float
+    modulus: int
+    shares: int
+    colluders: int = 0
+    colluding_slots: int = 0
+    rounding_tail: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _validate.integer(num_users=self.num_users, coordinates=self.coordinates, modulus=self.modulus)
+        _validate.integer(shares=self.shares, colluders=self.colluders, colluding_slots=self.colluding_slots)
+        _validate.at_least(1, coordinates=self.coordinates, shares=self.shares)
+        _validate.at_least(2, num_users=self.num_users, modulus=self.modulus)
+        _validate.non_negative(colluders=self.colluders, colluding_slots=self.colluding_slots)
+        _validate.positive(clip_norm=self.clip_norm, scale=self.scale, noise_variance=self.noise_variance)
+        _validate.in_open_interval(0, 1, rounding_tail=self.rounding_tail)
+        if self.honest < 2:
+            raise ValueError(f"expected at least 2 honest users, got {self.honest} of num_users={self.num_users}")
+
+    @property
+    def honest(self) -> int:
+        """Users that neither collude nor are fake."""
+        return self.num_users - self.colluders
+
+    @property
+    def slots(self) -> int:
+        """Share slots whose permutation the analyzer does not know."""
+        return max(0, self.shares - self.colluding_slots)
+
+    @property
+    def neighbors(self) -> Neighbors:
+        """Shuffled mechanisms are stated for replacement."""
+        return Neighbors.REPLACE_ONE
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SampledSubject:
+    """One noisy sum of clipped item gradients, seen from a subject with at most `items` items at `users_spanned` users.
+
+    `prob_user` = 1 is federation-wide Poisson sampling of items, each with `prob_item`.
+    """
+
+    std: float
+    clip_norm: float
+    items: int
+    prob_item: float
+    prob_user: float = 1.0
+    users_spanned: int = 1
+
+    def __post_init__(self) -> None:
+        _validate.positive(std=self.std, clip_norm=self.clip_norm, prob_item=self.prob_item, prob_user=self.prob_user)
+        _validate.at_most(1, prob_item=self.prob_item, prob_user=self.prob_user)
+        _validate.integer(items=self.items, users_spanned=self.users_spanned)
+        _validate.at_least(1, items=self.items, users_spanned=self.users_spanned)
+
+    @property
+    def neighbors(self) -> Neighbors:
+        """Subjects are added or removed."""
+        return Neighbors.ADD_REMOVE
+
+
 Crowd = Shuffled | PaddedBernoulli | PaddedTopk
-Mechanism = Gaussian | Laplace | NonPrivate | Crowd | Personalized
+Mechanism = Gaussian | Laplace | NonPrivate | Crowd | Personalized | SplitAndMix | SampledSubject
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,8 @@ import jax
 import msgspec
 import numpy as np
 
-from dovetail import _validate, accounting, protocols
-from dovetail.config import Config, parse, presets, read, to_toml
+from dovetail import _validate, accounting, protocols, quotes
+from dovetail.config import CohortConfig, Config, parse, presets, read, to_toml
 from dovetail.events import NonPrivate, Round
 from dovetail.federated.client import ClientUpdate
 from dovetail.federated.cohort import Schedule
@@ -28,7 +28,7 @@ from dovetail.federated.server import Server
 from dovetail.folder import RunFolder, Saved
 from dovetail.simulate import Engine, Performance, Training
 from dovetail.simulate.devices import to_host
-from dovetail.statements import Neighbors, Scope, Statement
+from dovetail.statements import Neighbors, NotApplicable, Scope, Statement
 from dovetail.tasks import Task, models, partition, resolve
 
 __all__ = ["Plan", "Progress", "Result", "prepare", "run", "train"]
@@ -44,9 +44,14 @@ class Result:
     rounds: int
     planned_rounds: int
     seconds_per_round: float
-    statement: Statement
+    quote: quotes.Quote
     parameters: Mapping[str, np.ndarray]
     out: Path | None
+
+    @property
+    def statement(self) -> Statement:
+        """What is certified."""
+        return self.quote.certified
 
     def to_json(self) -> dict[str, Any]:
         """The machine-readable summary."""
@@ -55,8 +60,7 @@ class Result:
             "rounds": self.rounds,
             "planned_rounds": self.planned_rounds,
             "seconds_per_round": self.seconds_per_round,
-            "certified": self.statement.to_json(),
-            "claimed": None,
+            **{key: value for key, value in self.quote.to_json().items() if key != "protocol"},
             "out": None if self.out is None else str(self.out),
         }
 
@@ -89,7 +93,25 @@ class Plan:
 
     def certify(self, released: list[int]) -> Statement:
         """The statement for the rounds that were released."""
-        return accounting.certify([self.rounds[i] for i in released], self.scope, delta=self.config.privacy.delta)
+        return quotes.certified([self.rounds[i] for i in released], self.scope, delta=self.config.privacy.delta)
+
+    def quote(self, released: list[int]) -> quotes.Quote:
+        """That statement, beside what the paper claims, what the shuffler learns, and what is left without trust."""
+        return quotes.state(
+            self.protocol,
+            self.schedule.cohort(0),
+            self.engine.dim,
+            [self.rounds[i] for i in released],
+            self.scope,
+            delta=self.config.privacy.delta,
+        )
+
+    def eps(self, released: list[int]) -> float:
+        """The eps of that statement, without the rest of it."""
+        try:
+            return accounting.bound([self.rounds[i] for i in released], delta=self.config.privacy.delta).eps
+        except NotApplicable:
+            return math.inf
 
     def fits(self, released: list[int]) -> bool:
         """Whether these rounds stay within the budget."""
@@ -144,7 +166,7 @@ def prepare(config: Config, *, task: Task | None = None) -> Plan:
         seed=config.seed,
         concentration=config.task.concentration,
     )
-    schedule = _schedule(config, clients.num_clients)
+    schedule = _schedule(config, clients.num_clients, protocol)
     dataset, model = (dataset, task.model) if task.model else models.build(config.task.model, dataset)
     dim = _dimension(model)
     protocol, rounds, scope = _calibrated(protocol, schedule, config, dim)
@@ -210,7 +232,7 @@ def run(
         rounds=len(released),
         planned_rounds=len(plan.rounds),
         seconds_per_round=float(np.median(seconds[1:] or seconds or [0.0])),
-        statement=plan.certify(released),
+        quote=plan.quote(released),
         parameters=plan.engine.model_arrays(training),
         out=out,
     )
@@ -245,14 +267,25 @@ def _leaves(training: Training) -> tuple[np.ndarray, ...]:
 
 
 def _evaluated(plan: Plan, training: Training, released: list[int], progress: Progress) -> Progress:
-    return dataclasses.replace(progress, accuracy=plan.engine.accuracy(training), eps=plan.certify(released).eps)
+    return dataclasses.replace(progress, accuracy=plan.engine.accuracy(training), eps=plan.eps(released))
 
 
 def _described(protocol: protocols.Protocol) -> dict[str, Any]:
     return {"name": protocol.name, **dataclasses.asdict(protocol)}  # type: ignore[call-overload]
 
 
-def _schedule(config: Config, population: int) -> Schedule:
+def _min_size(cohort: CohortConfig, size: int, protocol: protocols.Protocol) -> int:
+    if cohort.min_size is not None:
+        return cohort.min_size
+    if protocol.shuffled and cohort.dropout:
+        raise ValueError(
+            f"expected cohort.min_size with dropout={cohort.dropout} under {protocol.name!r}, got none: "
+            "its reports hide in a crowd, which must not be smaller than promised"
+        )
+    return size if protocol.shuffled else 0
+
+
+def _schedule(config: Config, population: int, protocol: protocols.Protocol) -> Schedule:
     cohort = config.cohort
     size = population if cohort.size is None else cohort.size
     if (cohort.epochs is None) == (cohort.rounds is None):
@@ -265,7 +298,8 @@ def _schedule(config: Config, population: int) -> Schedule:
         size=size,
         rounds=cohort.rounds or 1,
         seed=config.seed,
-        min_size=cohort.min_size,
+        min_size=_min_size(cohort, size, protocol),
+        colluders=cohort.colluders,
         dropout=cohort.dropout,
     )
     if cohort.epochs is None:
@@ -286,17 +320,28 @@ def _calibrated(
     neighbors, privacy = Neighbors(config.privacy.neighbors), config.privacy
 
     def planned(candidate: protocols.Protocol) -> tuple[tuple[Round, ...], Scope]:
+        candidate = candidate.settle(schedule.cohort(0), dim)
         views = [candidate.view(schedule.cohort(i), dim, neighbors=neighbors) for i in range(schedule.rounds)]
         scope = views[0].scope
         said = (*scope.assumptions, SIMULATION_ASSUMPTION)
         return tuple(view.round for view in views), dataclasses.replace(scope, assumptions=said)
 
+    refusals: list[NotApplicable] = []
+
     def eps_at(noise: float) -> float:
-        rounds, _ = planned(protocol.with_noise(noise))
-        return accounting.bound(rounds, delta=privacy.delta).eps
+        try:
+            rounds, _ = planned(protocol.with_noise(noise))
+            return accounting.bound(rounds, delta=privacy.delta).eps
+        except NotApplicable as refusal:
+            refusals.append(refusal)
+            return math.inf
 
     if not protocol.calibrated and privacy.eps is not None:
-        protocol = protocol.with_noise(accounting.smallest_noise(eps_at, eps=privacy.eps))
+        try:
+            protocol = protocol.with_noise(accounting.smallest_noise(eps_at, eps=privacy.eps))
+        except ValueError as error:
+            raise refusals[-1] if refusals else error from error
+    protocol = protocol.settle(schedule.cohort(0), dim)
     rounds, scope = planned(protocol)
     if privacy.eps is not None and any(isinstance(item.mechanism, NonPrivate) for item in rounds):
         raise ValueError(f"expected no privacy.eps with {protocol.name!r}, which promises nothing, got {privacy.eps}")

@@ -7,17 +7,13 @@ model. `quote` certifies given parameters, `calibrate` finds the one that meets 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from dovetail import _validate, accounting, protocols
 from dovetail.accounting import pairs
-from dovetail.accounting.published import CLAIMS
+from dovetail.accounting.published import CLAIMS, flame
 from dovetail.events import (
-    Crowd,
     Disjoint,
     Everyone,
     Gaussian,
@@ -27,9 +23,9 @@ from dovetail.events import (
     PaddedTopk,
     Participation,
     Personalized,
-    Report,
     Round,
     Shuffled,
+    SplitAndMix,
 )
 from dovetail.statements import (
     Bound,
@@ -39,20 +35,14 @@ from dovetail.statements import (
     Statement,
     Theorem,
     Trust,
-    Unit,
     Verdict,
     unbounded,
 )
 
-__all__ = ["NAMES", "Plan", "Quote", "calibrate", "quote"]
+__all__ = ["NAMES", "Plan", "Quote", "calibrate", "certified", "quote", "state"]
 
-_SHUFFLE_ASSUMPTIONS = (
-    "users' noise is independent and fresh",
-    "the shuffler permutes every coordinate uniformly and independently, adds and hides the dummies",
-    "shuffler and analyzer do not collude",
-    "each user uploads all of its reports or none",
-)
 _TRUTH = 50.0  # a report with a larger eps_local lies less often than a computer errs
+_NOTHING_SHOWN = Theorem(key="none shown", where="which slots a client fills does not depend on its data")
 _EACH_COORDINATE = Theorem(key="DR14.thm3.16", where="basic composition of a user's own reports")
 
 
@@ -81,12 +71,13 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Quote:
-    """A protocol's statements side by side."""
+    """A protocol's statements side by side: who promises what, against whom."""
 
     protocol: str
     certified: Statement
     claimed: Statement | None
     local: Statement
+    shuffler: Statement | None
 
     def to_json(self) -> dict[str, Any]:
         """The machine-readable form."""
@@ -95,36 +86,73 @@ class Quote:
             "certified": self.certified.to_json(),
             "claimed": None if self.claimed is None else self.claimed.to_json(),
             "local": self.local.to_json(),
+            "shuffler": None if self.shuffler is None else self.shuffler.to_json(),
         }
 
 
 def quote(name: str, plan: Plan) -> Quote:
-    """Certified, claimed and local statements of a protocol at these parameters."""
-    rounds, scope = _rounds(name, plan)
-    try:
-        certified = accounting.certify(rounds, scope, delta=plan.delta)
-    except NotApplicable as refusal:
-        certified = unbounded(scope, reason=f"not certified: {refusal}", delta=plan.delta)
+    """All statements of a protocol at these parameters."""
+    protocol, cohort = _settled(name, plan)
+    view = protocol.view(cohort, plan.dim, neighbors=Neighbors.REPLACE_ONE)
+    return state(protocol, cohort, plan.dim, [view.round] * plan.rounds, view.scope, delta=plan.delta)
+
+
+def state(
+    protocol: protocols.Protocol,
+    cohort: protocols.Cohort,
+    dim: int,
+    rounds: Sequence[Round],
+    scope: Scope,
+    *,
+    delta: float,
+) -> Quote:
+    """All statements about these rounds of a settled protocol."""
+    about = protocol.published_event(cohort, dim)
     return Quote(
-        protocol=name,
-        certified=certified,
-        claimed=_claimed(name, plan, rounds, scope),
-        local=_local(plan, rounds, scope),
+        protocol=protocol.name,
+        certified=certified(rounds, scope, delta=delta),
+        claimed=_claimed(protocol.name, about, scope, delta),
+        local=_local(rounds, scope, about and about[0], delta),
+        shuffler=_shuffler(rounds, scope, about and about[0]),
     )
+
+
+def certified(rounds: Sequence[Round], scope: Scope, *, delta: float) -> Statement:
+    """What is certified for these rounds: a number, or that there is none, and why."""
+    try:
+        return accounting.certify(rounds, scope, delta=delta)
+    except NotApplicable as refusal:
+        return unbounded(scope, reason=f"not certified: {refusal}", delta=delta)
+
+
+def _claimed(
+    name: str, about: tuple[Mechanism, Mapping[str, Any]] | None, scope: Scope, delta: float
+) -> Statement | None:
+    """What the protocol's paper claims for one round of it, which is also one epoch of disjoint batches."""
+    if name not in CLAIMS or about is None:
+        return None
+    event, extra = about
+    try:
+        return CLAIMS[name](event, delta=delta, **extra).statement(scope, span="one round")
+    except NotApplicable:
+        return None
 
 
 def calibrate(name: str, plan: Plan, *, eps: float, parameter: str | None = None) -> tuple[str, float | int, Quote]:
     """The parameter that meets a central eps, and the quote at it; never on the unsafe side.
 
-    `parameter` is eps_local (the default of shuffled protocols), noise_multiplier (of Gaussian ones), beta or pad_to.
+    `parameter` is the protocol's own noise (eps_local, noise_multiplier, budget_scale) unless beta or pad_to is asked
+    for.
     """
-    parameter = parameter or ("noise_multiplier" if _is_gaussian(name, plan) else "eps_local")
-    _validate.one_of(("eps_local", "noise_multiplier", "beta", "pad_to"), parameter=parameter)
+    own = _noise_parameter(name, plan)
+    parameter = parameter or own
+    _validate.one_of(tuple(dict.fromkeys((own, "beta", "pad_to"))), parameter=parameter)
 
     def eps_at(value: float | int) -> float:
-        rounds, _ = _rounds(name, plan.with_setting(parameter, value))
         try:
-            return accounting.bound(rounds, delta=plan.delta).eps
+            protocol, cohort = _settled(name, plan.with_setting(parameter, value))
+            view = protocol.view(cohort, plan.dim, neighbors=Neighbors.REPLACE_ONE)
+            return accounting.bound([view.round] * plan.rounds, delta=plan.delta).eps
         except NotApplicable:
             return float("inf")
 
@@ -140,154 +168,96 @@ def calibrate(name: str, plan: Plan, *, eps: float, parameter: str | None = None
     return parameter, value, quote(name, plan.with_setting(parameter, value))
 
 
-def _rounds(name: str, plan: Plan) -> tuple[list[Round], Scope]:
+def _build(name: str, plan: Plan) -> protocols.Protocol:
+    """The protocol with these settings; how far updates are clipped changes no statement, so 1 will do."""
     _validate.known("protocol", name, NAMES)
-    if name in protocols.PROTOCOLS:
-        protocol = protocols.build(name, {"clip_norm": 1.0, **plan.settings} if name == "dp_fl" else plan.settings)
-        cohort = protocols.Cohort(participation=plan.participation, size=plan.num_users)
-        view = protocol.view(cohort, plan.dim, neighbors=Neighbors.REPLACE_ONE)
-        return [view.round] * plan.rounds, view.scope
-    build, keys = _SHUFFLED[name]
-    for key in plan.settings:
-        _validate.known(f"setting of {name!r}", key, keys)
-    said = f"at least {plan.num_users - plan.colluders} honest users take part, and at most {plan.colluders} are not"
-    scope = Scope(
-        trust=Trust.SHUFFLE,
-        adversary="analyzer",
-        neighbors=Neighbors.REPLACE_ONE,
-        unit=Unit.USER,
-        assumptions=(*_SHUFFLE_ASSUMPTIONS, said),
+    clips = {key: 1.0 for key in ("clip_norm", "clip_value") if protocols.requires(name, key)}
+    return protocols.build(name, {**clips, **plan.settings})
+
+
+def _settled(name: str, plan: Plan) -> tuple[protocols.Protocol, protocols.Cohort]:
+    protocol = _build(name, plan)
+    cohort = protocols.Cohort(
+        participation=plan.participation,
+        size=plan.num_users,
+        min_size=plan.num_users if protocol.shuffled else 0,
+        colluders=plan.colluders,
     )
-    return [Round(mechanism=build(plan), participation=plan.participation)] * plan.rounds, scope
+    return protocol.settle(cohort, plan.dim), cohort
 
 
-def _claimed(name: str, plan: Plan, rounds: list[Round], scope: Scope) -> Statement | None:
-    """What the protocol's paper claims for one epoch of it."""
-    mechanism = rounds[0].mechanism
-    if name not in CLAIMS or not isinstance(mechanism, Crowd | Personalized):
-        return None
-    extra = {"kept": int(plan.settings.get("keep", 0.2) * plan.dim)} if name == "s_apes" else {}
-    try:
-        return CLAIMS[name](mechanism, delta=plan.delta, **extra).statement(scope, span="one round")
-    except NotApplicable:
-        return None
+def _noise_parameter(name: str, plan: Plan) -> str:
+    """The field that `with_noise` sets."""
+    needed = {key: 0.5 for key in ("beta",) if name in NAMES and protocols.requires(name, key)}
+    before = _build(name, dataclasses.replace(plan, settings={**needed, **plan.settings}))
+    after = before.with_noise(0.7310585786)
+    changed = [f.name for f in dataclasses.fields(before) if getattr(before, f.name) != getattr(after, f.name)]  # type: ignore[arg-type]
+    return changed[0]
 
 
-def _local(plan: Plan, rounds: list[Round], scope: Scope) -> Statement:
+def _local(rounds: Sequence[Round], scope: Scope, about: Mechanism | None, delta: float) -> Statement:
     """What is left when shuffler and analyzer collude."""
-    times = (
-        len({item.participation.epoch for item in rounds if isinstance(item.participation, Disjoint)}) or plan.rounds
-    )
+    epochs = {item.participation.epoch for item in rounds if isinstance(item.participation, Disjoint)}
+    times = max(1, len(epochs) or len(rounds))
     mine = dataclasses.replace(
         scope,
         trust=Trust.LOCAL,
         adversary="shuffler and analyzer, and everyone else",
         assumptions=("users' noise is independent and fresh",),
     )
-    mechanism = rounds[0].mechanism
+    mechanism = about or (rounds[0].mechanism if rounds else None)
     match mechanism:
         case Shuffled() | PaddedBernoulli() | PaddedTopk():
-            one = pairs.local(mechanism, delta=plan.delta / times)
+            one = _one_client(mechanism, delta / times)
         case Personalized():
             one = Bound(eps=mechanism.coordinates * max(mechanism.eps_locals), delta=0.0, theorem=_EACH_COORDINATE)
         case Gaussian() | Laplace() if scope.trust is Trust.LOCAL:
-            return accounting.certify(rounds, mine, delta=plan.delta)
+            return certified(rounds, mine, delta=delta)
+        case SplitAndMix():
+            return unbounded(
+                mine, reason="all shufflers together see every share, and one client's noise is too little"
+            )
         case _:
-            return unbounded(mine, reason="the curator sees every update", delta=0.0)
+            return unbounded(mine, reason="the curator sees every update")
     if one.eps == float("inf"):
-        return unbounded(mine, reason="which coordinates a client reports depends on its data")
+        return unbounded(mine, reason=one.theorem.where)
     whole = Bound(eps=one.eps * times, delta=min(1.0, one.delta * times), theorem=one.theorem)
     return mine.state(whole, Verdict.CERTIFIED)
 
 
-def _is_gaussian(name: str, plan: Plan) -> bool:
-    return name == "dp_fl" or (name == "ldp_fl" and plan.settings.get("randomizer", "gaussian") == "gaussian")
+def _one_client(mechanism: Shuffled | PaddedBernoulli | PaddedTopk, delta: float) -> Bound:
+    """The reports of one client in one round, seen with its name on them."""
+    nothing = Theorem(key="none", where="which coordinates a client reports depends on its data")
+    try:
+        bound = pairs.local(mechanism, delta=delta)
+    except NotApplicable as refusal:
+        nothing = Theorem(key="none", where=f"not certified: {refusal}")
+        return Bound(eps=float("inf"), delta=delta, theorem=nothing)
+    return bound if bound.eps < float("inf") else dataclasses.replace(bound, theorem=nothing)
 
 
-def _need(plan: Plan, key: str) -> Any:
-    if key not in plan.settings:
-        raise ValueError(f"expected {key}, got none: give it with --set {key}=...")
-    return plan.settings[key]
-
-
-def _report(plan: Plan) -> Report:
-    kind = plan.settings.get("randomizer", "rr2")
-    _validate.one_of(("rr2", "rr", "laplace", "generic"), randomizer=kind)
-    levels = int(plan.settings.get("levels", 2)) if kind == "rr" else 2
-    return Report(
-        kind="rr" if kind in ("rr2", "rr") else kind, eps_local=float(_need(plan, "eps_local")), levels=levels
+def _shuffler(rounds: Sequence[Round], scope: Scope, about: Mechanism | None) -> Statement | None:
+    """What the shuffler learns, who sees names and slots but no values."""
+    if scope.trust is not Trust.SHUFFLE:
+        return None
+    theirs = dataclasses.replace(
+        scope, adversary="shuffler", assumptions=("values are encrypted for the analyzer, and all messages look alike",)
     )
-
-
-def _shuffled(plan: Plan) -> Mechanism:
-    return Shuffled(report=_report(plan), num_users=plan.num_users, colluders=plan.colluders, coordinates=plan.dim)
-
-
-def _one_message(plan: Plan) -> Mechanism:
-    report = Report(kind="generic", eps_local=float(_need(plan, "eps_local")))
-    return Shuffled(report=report, num_users=plan.num_users, colluders=plan.colluders)
-
-
-def _double(plan: Plan) -> Mechanism:
-    return PaddedBernoulli(
-        report=_report(plan),
-        num_users=plan.num_users,
-        colluders=plan.colluders,
-        coordinates=plan.dim,
-        pad_to=plan.settings.get("pad_to", plan.num_users),
-        inclusion=_need(plan, "beta"),
-    )
-
-
-def _topk(plan: Plan) -> Mechanism:
-    top = _need(plan, "k")
-    return PaddedTopk(
-        report=_report(plan),
-        num_users=plan.num_users,
-        colluders=plan.colluders,
-        coordinates=plan.dim,
-        pad_to=plan.settings.get("pad_to", plan.num_users),
-        top=top,
-        decoys=plan.settings.get("decoys", plan.dim - top),
-    )
-
-
-def _personal(kind: str) -> Callable[[Plan], Mechanism]:
-    def build(plan: Plan) -> Mechanism:
-        return Personalized(
-            kind=kind,  # type: ignore[arg-type]
-            eps_locals=_budgets(_need(plan, "budgets"), plan.num_users),
-            coordinates=plan.dim,
-            colluders=plan.colluders,
+    mechanism = about or (rounds[0].mechanism if rounds else None)
+    if isinstance(mechanism, PaddedTopk) and mechanism.decoys < mechanism.coordinates - mechanism.top:
+        return unbounded(
+            theirs, reason=f"the shuffler sees which coordinates a client reports; {_index_privacy(mechanism)}"
         )
-
-    return build
-
-
-def _budgets(given: Any, num_users: int) -> tuple[float, ...]:
-    """Every user's budget: [low, high] for evenly spaced ones, or a file with one number a line."""
-    if isinstance(given, str):
-        path = Path(given)
-        if not path.is_file():
-            raise FileNotFoundError(f"expected budgets as [low, high] or a file of numbers, got {given!r}")
-        values = np.loadtxt(path, ndmin=1)
-    elif isinstance(given, list | tuple) and len(given) == 2:
-        values = np.linspace(float(given[0]), float(given[1]), num_users)
-    else:
-        raise ValueError(f"expected budgets as [low, high] or a file of numbers, got budgets={given!r}")
-    if len(values) != num_users:
-        raise ValueError(f"expected one budget for each of {num_users} users, got {len(values)}")
-    return tuple(values.tolist())
+    return theirs.state(Bound(eps=0.0, delta=0.0, theorem=_NOTHING_SHOWN), Verdict.CERTIFIED)
 
 
-_REPORT_KEYS = ("randomizer", "levels", "eps_local")
-_SHUFFLED: dict[str, tuple[Callable[[Plan], Mechanism], tuple[str, ...]]] = {
-    "ss_simple": (_shuffled, _REPORT_KEYS),
-    "ss_double": (_double, (*_REPORT_KEYS, "beta", "pad_to")),
-    "ss_topk": (_topk, (*_REPORT_KEYS, "k", "decoys", "pad_to")),
-    "privunit": (_one_message, ("eps_local",)),
-    "apes": (_personal("clip_laplace"), ("budgets",)),
-    "s_apes": (_personal("clip_laplace"), ("budgets", "keep")),
-    "unis": (_personal("laplace"), ("budgets",)),
-}
-NAMES = tuple(sorted({*_SHUFFLED, *protocols.PROTOCOLS}))
+def _index_privacy(event: PaddedTopk) -> str:
+    """FLAME's measure of what indices tell."""
+    try:
+        nu = flame.theorem5(num_users=event.num_users, pad_to=event.pad_to, beta=event.top / event.coordinates)
+    except NotApplicable as refusal:
+        return f"FLAME Thm. 5: {refusal}"
+    return f"FLAME Thm. 5 allows {nu.quantity} and nu {nu.value:.4g} at the best. {nu.reason}"
+
+
+NAMES = tuple(sorted(protocols.PROTOCOLS))

@@ -26,12 +26,53 @@ def write(folder: Path) -> Path:
         rounds=summary["rounds"],
         headline=html.escape(statement.headline()),
         proof=html.escape(str(statement)),
+        beside=_beside(summary),
+        people=_histogram(statement.per_user),
         curve=_curve(RunFolder(folder).metrics()),
         config=html.escape((folder / "config.toml").read_text()),
     )
     target = folder / "report.html"
     write_atomically(target, page.encode())
     return target
+
+
+def _beside(summary: dict[str, Any]) -> str:
+    """What the paper claims, what the shuffler learns, what is left without trust."""
+    titles = {
+        "claimed": "What the protocol's paper claims",
+        "shuffler": "What the shuffler learns",
+        "local": "What is left if nobody is trusted",
+    }
+    parts = []
+    for key, title in titles.items():
+        if summary.get(key) is not None:
+            text = html.escape(str(Statement.from_json(summary[key])))
+            parts.append(f"<h2>{title}</h2><pre>{text}</pre>")
+    return "".join(parts)
+
+
+def _histogram(per_user: tuple[float, ...] | None, bins: int = 24) -> str:
+    """How many users have which eps, as an inline SVG."""
+    if not per_user:
+        return ""
+    low, high = min(per_user), max(per_user)
+    width = (high - low) / bins or 1.0
+    counts = [0] * bins
+    for eps in per_user:
+        counts[min(bins - 1, int((eps - low) / width))] += 1
+    step, floor = (_WIDTH - 2 * _MARGIN) / bins, _HEIGHT - _MARGIN
+    heights = [(floor - _MARGIN) * count / max(counts) for count in counts]
+    bars = "".join(
+        f'<rect x="{_MARGIN + i * step:.1f}" y="{floor - height:.1f}" width="{step - 1:.1f}" height="{height:.1f}"/>'
+        for i, height in enumerate(heights)
+    )
+    return (
+        f"<h2>Each user's own eps</h2>"
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="number of users by eps">{bars}'
+        f'<text x="{_MARGIN}" y="{floor + 18}">{low:.3g}</text>'
+        f'<text x="{_WIDTH - _MARGIN}" y="{floor + 18}" text-anchor="end">{high:.3g}</text>'
+        f'<text x="{_MARGIN}" y="{_MARGIN - 8}">up to {max(counts)} of {len(per_user)} users</text></svg>'
+    )
 
 
 def _curve(metrics: list[dict[str, Any]]) -> str:
@@ -63,11 +104,12 @@ _PAGE = """<!doctype html>
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24 }}
 pre {{ background: #f5f6f8; padding: 1rem; overflow-x: auto; white-space: pre-wrap }}
 svg {{ width: 100%; font-size: 12px }} line {{ stroke: #8a929c }}
+rect {{ fill: #0b63ce }}
 polyline {{ fill: none; stroke: #0b63ce; stroke-width: 2 }}
 </style></head><body>
 <h1>{headline}</h1>
 <p>Test accuracy {accuracy} after {rounds} rounds.</p>
-<h2>What is promised, and why</h2><pre>{proof}</pre>
+<h2>What is promised, and why</h2><pre>{proof}</pre>{people}{beside}
 <h2>Accuracy</h2>{curve}
 <h2>Config</h2><pre>{config}</pre>
 <footer>dovetail {version}</footer></body></html>

@@ -6,7 +6,7 @@ import pytest
 from tiny import TASK
 
 import dovetail
-from dovetail import accounting, config, experiment
+from dovetail import accounting, config, experiment, report
 from dovetail.statements import Neighbors, Statement, Trust
 
 BASE = {
@@ -218,3 +218,60 @@ def test_presets_parse_and_name_registered_things():
 )
 def test_overrides_are_read_as_toml_or_plain_text(text, pair):
     assert config.parse_override(text) == pair
+
+
+SHUFFLE = (
+    ("cohort.kind", "everyone"),
+    ("cohort.size", 300),
+    ("protocol", {"name": "ss_simple", "clip_value": 0.3}),
+    ("cohort.rounds", 4),
+)
+
+
+def test_a_shuffled_run_is_calibrated_to_its_crowd_and_stated_beside_the_claim(tmp_path):
+    ready = plan(*SHUFFLE)
+    assert ready.schedule.min_size == 300, "reports hide in a crowd, which must not be smaller than planned"
+    result = experiment.run(ready, out=tmp_path / "run")
+    assert 3.0 * 0.999 < result.statement.eps <= 3.0
+    assert result.statement.trust is Trust.SHUFFLE
+    saved = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert Statement.from_json(saved["claimed"]).span == "one round"
+    assert Statement.from_json(saved["shuffler"]).eps == 0
+    assert Statement.from_json(saved["local"]).eps > 3.0
+    report.write(tmp_path / "run")
+    assert "What the shuffler learns" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_colluders_cost_noise_and_dropout_needs_a_minimum():
+    alone, watched = (plan(*SHUFFLE, ("cohort.colluders", t)).protocol.eps_local for t in (0, 100))
+    assert watched < alone
+    with pytest.raises(ValueError, match=r"expected cohort\.min_size with dropout=0\.1"):
+        plan(*SHUFFLE, ("cohort.dropout", 0.1))
+    fewer = plan(*SHUFFLE, ("cohort.dropout", 0.1), ("cohort.min_size", 200))
+    assert fewer.protocol.eps_local == pytest.approx(watched)
+    assert experiment.run(fewer).rounds == 4
+    nobody = experiment.run(plan(*SHUFFLE, ("cohort.dropout", 0.5), ("cohort.min_size", 290)))
+    assert nobody.rounds == 0, "rounds below the minimum release nothing"
+    assert nobody.statement.eps == 0
+
+
+def test_what_cannot_be_certified_runs_only_without_a_target():
+    padded = {"name": "ss_double", "clip_value": 0.3, "beta": 0.5, "randomizer": "laplace", "eps_local": 1.0}
+    free = [("protocol", padded), *[pair for pair in SHUFFLE if pair[0] != "protocol"]]
+    result = experiment.run(experiment.prepare(config.parse({**BASE, "privacy": {}}, free), task=TASK))
+    assert result.statement.unbounded
+    assert "binary randomized response only" in result.statement.theorem.where
+    del padded["eps_local"]
+    with pytest.raises(ValueError, match="binary randomized response only"):
+        plan(*free)
+
+
+def test_personal_budgets_are_stated_user_by_user(tmp_path):
+    personal = {"name": "apes", "clip_value": 0.3, "budgets": [0.5, 2.0]}
+    chosen = [*SHUFFLE, ("protocol", personal)]
+    ready = experiment.prepare(config.parse({**BASE, "privacy": {}}, chosen), task=TASK)
+    result = experiment.run(ready, out=tmp_path / "run")
+    assert len(result.statement.per_user) == 300
+    assert result.statement.per_user[0] < result.statement.per_user[-1] <= result.statement.eps * 1.02
+    report.write(tmp_path / "run")
+    assert "own eps" in (tmp_path / "run" / "report.html").read_text()

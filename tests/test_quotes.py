@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from dovetail import quotes
+from dovetail import cli, quotes
 from dovetail.accounting import bound, certify
 from dovetail.events import Everyone, FixedSize, PaddedBernoulli, Report, Round, Shuffled
 from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit, Verdict
@@ -194,14 +195,21 @@ def test_account_amplify_prints_every_bound(tmp_path):
                 "--set",
                 "beta=2",
             ),
-            "expected inclusion <= 1, got inclusion=2",
+            "expected beta <= 1, got beta=2",
         ),
-        (("protocol", "ss_simple", "--n", "9", "--dim", "1", "--delta", "1e-6"), "expected eps_local, got none"),
+        (
+            ("protocol", "ss_simple", "--n", "9", "--dim", "1", "--delta", "1e-6"),
+            "expected eps_local to be set or calibrated",
+        ),
     ],
 )
-def test_bad_input_is_one_sentence(arguments, sentence):
-    done = dovetail("account", *arguments)
-    assert done.returncode == 2
-    assert sentence in done.stderr
-    assert done.stderr.strip().count("\n") == 0
-    assert done.stdout == ""
+def test_bad_input_is_one_sentence(arguments, sentence, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["dovetail", "account", *arguments])
+    monkeypatch.setattr(cli, "_err", Console(file=sys.stderr, width=10_000))
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2
+    assert sentence in err
+    assert err.strip().count("\n") == 0
+    assert out == ""

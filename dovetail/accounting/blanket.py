@@ -126,12 +126,14 @@ def exact(event: Shuffled, *, delta: float) -> Bound:
     return closed_forms.gain(eps, event, delta=delta, theorem=EXACT)
 
 
-def exact_delta(event: Shuffled, *, eps: float) -> float:
+def exact_delta(event: Shuffled, *, eps: float, coarser: float = 1.0) -> float:
     """The blanket expectation at eps, rounded up; exact up to rounding for binary randomized response.
 
-    For two levels the blanket pair is the clone pair with clone probability gamma, and no grid is needed.
+    For two levels the blanket pair is the clone pair with clone probability gamma, and no grid is needed. `coarser`
+    widens the steps of the grid, to at most a twelfth of a standard deviation: faster, and a little larger.
     """
     _validate.non_negative(eps=eps)
+    _validate.at_least(1, coarser=coarser)
     n, report = _asked(event, delta=0.5)
     if report.kind == "generic":
         raise NotApplicable("the blanket expectation needs the randomizer itself, the report is generic")
@@ -142,7 +144,9 @@ def exact_delta(event: Shuffled, *, eps: float) -> float:
     if n > _MOST_USERS:
         raise NotApplicable(f"n={n} is more than the precision of the FFT resolves")
     gamma = _gamma(report)
-    grid = _law(report, eps, crowd=n * gamma, resolution=_resolution(n * gamma))
+    resolution = _resolution(n * gamma)
+    resolution = max(resolution, min(resolution * coarser, 1 / 12))
+    grid = _law(report, eps, crowd=n * gamma, resolution=resolution)
     return min(1.0, blanket_grid.expected_excess(grid, draws=n, prob=gamma) / (gamma * n) * (1 + 1e-15))
 
 

@@ -13,6 +13,8 @@ import numpy as np
 from scipy.fft import next_fast_len, rfft
 from scipy.optimize import brentq
 
+from dovetail import _validate
+
 __all__ = ["MOST_POINTS", "Grid", "expected_excess"]
 
 MOST_POINTS = 2**21
@@ -70,6 +72,10 @@ def expected_excess(grid: Grid, *, draws: int, prob: float) -> float:
     Guarantees:
         Never below the exact value on the grid.
     """
+    _validate.integer(draws=draws)
+    _validate.at_least(1, draws=draws)
+    _validate.positive(prob=prob)
+    _validate.at_most(1, prob=prob)
     n, step, values = draws, grid.step, grid.values
     error = _FFT_ERROR + _CELL_ERROR * values.size
     law = prob * grid.probs

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from scipy.optimize import brentq
 
 from dovetail import _validate
+from dovetail.statements import NotApplicable
 
-__all__ = ["smallest_integer", "smallest_noise"]
+__all__ = ["eps_after_spending", "smallest_integer", "smallest_noise"]
 
 _LOWEST, _HIGHEST = 2.0**-20, 2.0**40
 
@@ -68,3 +69,30 @@ def smallest_integer(eps_of: Callable[[int], float], *, eps: float, low: int, hi
         middle = (low + high) // 2
         low, high = (low, middle) if eps_of(middle) <= eps else (middle + 1, high)
     return high
+
+
+def eps_after_spending(
+    eps_of: Callable[[float], float], spent: Callable[[float], float], *, delta: float, steps: int = 40
+) -> float:
+    """The smallest eps with eps_of(delta - spent(eps)) <= eps, where a larger eps may spend more of delta.
+
+    Climbs from 0: each eps is what is needed for the delta that the last one left. Steps become a little longer than
+    that, so that the climb ends.
+
+    Guarantees:
+        eps_of(delta - spent(result)) <= result, always: the returned point itself was evaluated.
+        `NotApplicable` where nothing is left of delta.
+    """
+    _validate.in_open_interval(0, 1, delta=delta)
+    eps = 0.0
+    for step in range(steps):
+        left = delta * (1 - 1e-10) - spent(eps)
+        if left <= 0:
+            raise NotApplicable(f"not certified: at eps={eps:.4g}, more than delta={delta} is spent beside the noise")
+        needed = eps_of(left)
+        if needed <= eps:
+            return eps
+        if math.isinf(needed):
+            return needed
+        eps = needed * (1 + 1e-12 * 4.0 ** min(step, 12))
+    raise NotApplicable(f"not certified: no eps found at delta={delta}")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 
 from dovetail import _validate
-from dovetail.accounting import personalized
-from dovetail.accounting.composition import Charge, best_bound, charges, spent_delta
+from dovetail.accounting import personalized, releases
+from dovetail.accounting.charges import Charge, charges
+from dovetail.accounting.composition import best_bound
 from dovetail.events import Disjoint, Everyone, FixedSize, NonPrivate, Personalized, Poisson, Round
 from dovetail.statements import TUNING_ASSUMPTION, Bound, Scope, Statement, Verdict, unbounded
 
@@ -35,7 +37,8 @@ def certify(rounds: Sequence[Round], scope: Scope, *, delta: float) -> Statement
     paid = charges(rounds)
     best = best_bound(paid, delta=delta)
     premises = tuple(_one_round(charge, scope, delta) for charge in paid if charge.times > 1 or len(paid) > 1)
-    return _statement(best, scope, paid, span=span, premises=premises)
+    stated = _statement(best, scope, paid, span=span, premises=premises)
+    return dataclasses.replace(stated, per_user=_per_user(paid, delta))
 
 
 def _one_round(charge: Charge, scope: Scope, delta: float) -> Statement:
@@ -49,13 +52,12 @@ def _statement(
     about = list(
         dict.fromkeys(
             itertools.chain(
-                scope.assumptions, _sampling_assumptions(paid), _spent_assumptions(paid), [TUNING_ASSUMPTION]
+                scope.assumptions, _sampling_assumptions(paid), _spent_assumptions(paid, bound.eps), [TUNING_ASSUMPTION]
             )
         )
     )
     stated = dataclasses.replace(scope, assumptions=tuple(about))
-    personal = _per_user(paid, bound.delta)
-    return stated.state(bound, Verdict.CERTIFIED, span=span, premises=premises, per_user=personal)
+    return stated.state(bound, Verdict.CERTIFIED, span=span, premises=premises)
 
 
 def _per_user(paid: Sequence[Charge], delta: float) -> tuple[float, ...] | None:
@@ -64,12 +66,16 @@ def _per_user(paid: Sequence[Charge], delta: float) -> tuple[float, ...] | None:
         return None
     event, times = paid[0].mechanism, paid[0].times
     whole = dataclasses.replace(event, coordinates=event.coordinates * times)
-    return tuple(bound.eps for bound in personalized.per_user(whole, delta=delta))
+    return tuple(bound.eps for bound in personalized.per_user(whole, delta=delta, tolerance=0.02))
 
 
-def _spent_assumptions(paid: Sequence[Charge]) -> list[str]:
-    spent = spent_delta(paid)
-    return [f"of delta, {spent:.3g} is spent on reports that meet a full coordinate"] if spent else []
+def _spent_assumptions(paid: Sequence[Charge], eps: float) -> list[str]:
+    full = math.fsum(c.times * releases.spent_on_full(c.mechanism) for c in paid)
+    mixing = (
+        math.fsum(c.times * releases.spent_on_mixing(c.mechanism, eps=eps) for c in paid) if eps < math.inf else 0.0
+    )
+    said = ((full, "reports that meet a full coordinate"), (mixing, "imperfect mixing of shares"))
+    return [f"of delta, {spent:.3g} is spent on {what}" for spent, what in said if spent]
 
 
 def _sampling_assumptions(paid: Sequence[Charge]) -> list[str]:

@@ -111,6 +111,9 @@ def binomial_counts(trials: int, prob: float, *, tail: float) -> CloneCounts:
     Guarantees:
         The weights and both sides sum to 1 or a little more.
     """
+    _validate.integer(trials=trials)
+    _validate.non_negative(trials=trials, tail=tail)
+    _validate.in_interval(0, 1, prob=prob)
     log_tail = math.log(1 / max(tail, _TINY))
     mean, variance = trials * prob, trials * prob * (1 - prob)
     reach = log_tail / 3 + math.sqrt((log_tail / 3) ** 2 + 2 * log_tail * variance)  # Bernstein
@@ -200,6 +203,7 @@ def smallest_eps(delta_at: Callable[[float], float], *, delta: float, high: floa
     Guarantees:
         delta_at(result) <= delta: the returned point itself was evaluated.
     """
+    _validate.in_open_interval(0, 1, delta=delta)
     ask = functools.cache(delta_at)
     target = math.sqrt(-math.log(delta))
 

@@ -16,26 +16,20 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from scipy.special import logsumexp
 from scipy.stats import binom
 
 from dovetail import _validate
-from dovetail.statements import NotApplicable
+from dovetail.accounting import symmetric
 
 __all__ = ["Pair"]
 
 _MASS_OUTWARD = 1 + 1e-10  # more than the error of a binomial probability, of interpolation and of a sum
 _TILT_OUTWARD = 1 + 1e-15
-_RENYI_OUTWARD = 1 + 1e-9
 _UNDERFLOW = 1e-300  # put at |s| = 1 for every probability that may have underflowed
-_CLOSEST_ORDER = 1 + 1e-6
-_LARGEST_DIRECT = 300.0  # cosh of more is summed in logarithms
 _WIDE = 12.0  # standard deviations that are resolved finely
 _POINTS = 1_000_000  # outcomes that are resolved finely
 _CHUNK = 2_000_000
-_TAIL = 1e-15
 _ULP = 2.0**-52
 
 
@@ -65,8 +59,11 @@ class Pair:
     @property
     def eps_pure(self) -> float:
         """The largest privacy loss of one fold, rounded up."""
-        tilt = min(1.0, self.tilt * _TILT_OUTWARD)
-        return math.inf if tilt == 1 else 2 * math.atanh(tilt) * (1 + 4 * _ULP)
+        return math.inf if self._outward == 1 else 2 * math.atanh(self._outward) * (1 + 4 * _ULP)
+
+    @property
+    def _outward(self) -> float:
+        return min(1.0, self.tilt * _TILT_OUTWARD)
 
     @property
     def typical(self) -> float:
@@ -80,18 +77,15 @@ class Pair:
 
     def renyi(self, orders: np.ndarray) -> np.ndarray:
         """Upper bounds on the Renyi divergence of all folds at each order > 1 (both directions are equal)."""
-        orders = np.asarray(orders, dtype=float)
-        if orders.size and not orders.min() > 1:
-            raise ValueError(f"expected every order > 1, got order={orders.min()}")
         if math.isinf(self.eps_pure):
-            return np.full(orders.shape, np.inf)
-        one = _renyi(np.maximum(orders, _CLOSEST_ORDER), *_compact_law(self), self.tilt * _TILT_OUTWARD)
-        return self.folds * np.minimum(one * _RENYI_OUTWARD, self.eps_pure)
+            return np.inf + symmetric.renyi(orders, np.zeros(1), np.ones(1))
+        points, mass = _compact_law(self)
+        return self.folds * np.minimum(symmetric.renyi(orders, self._outward * points, mass), self.eps_pure)
 
     def log_pmfs(self) -> tuple[np.ndarray, np.ndarray]:
         """Logarithms of P and Q of one fold, over outcomes of a pair that dominates it."""
         points, mass = _compact_law(self)
-        tilted = np.concatenate([-points, points]) * min(1.0, self.tilt * _TILT_OUTWARD)
+        tilted = np.concatenate([-points, points]) * self._outward
         with np.errstate(divide="ignore"):
             log_half = np.log(np.concatenate([mass, mass]) / 2)
             log_p, log_q = log_half + np.log1p(tilted), log_half + np.log1p(-tilted)
@@ -99,19 +93,12 @@ class Pair:
         return log_p[seen], log_q[seen]
 
     def loss(self, *, interval: float = 1e-4) -> PrivacyLossDistribution:
-        """The privacy loss of all folds on multiples of `interval`, from above ("connect the dots").
+        """The privacy loss of all folds on multiples of `interval`, from above ("connect the dots")."""
 
-        The folds are composed on a grid fine enough for one of them, then the result is spread to `interval`. Mass
-        beyond Chernoff's bound and the rounding error of the Fourier transform are added to the infinite loss.
-        """
-        _validate.positive(interval=interval)
-        if self.eps_pure > 30:
-            raise NotApplicable(f"no privacy-loss grid for a report with a loss of {self.eps_pure:.4g}")
-        parts = max(1, math.ceil(interval / (self.std_loss / 50)))
-        probs = _loss_of_one(self, interval / parts)
-        lowest, probs, infinite = _self_compose(probs, self.folds)
-        lowest, probs = _coarsen(lowest, probs, parts, interval)
-        return PrivacyLossDistribution(pld_pmf.DensePLDPmf(interval, lowest, probs, infinite, True))
+        def on(tanh: np.ndarray) -> np.ndarray:
+            return _law_on(self, tanh / self._outward)
+
+        return symmetric.composed_loss(on, self.eps_pure, std=self.std_loss, folds=self.folds, interval=interval)
 
 
 def _crowds(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
@@ -164,10 +151,7 @@ def _law_on(pair: Pair, grid: np.ndarray) -> np.ndarray:
     """The law of |s| spread to a grid that starts at 0 and reaches 1, so that the mean of |s| is kept."""
     mass = np.zeros(len(grid))
     for points, probs in _chunks(pair):
-        right = np.clip(np.searchsorted(grid, points), 1, len(grid) - 1)
-        part = np.clip((points - grid[right - 1]) / (grid[right] - grid[right - 1]), 0.0, 1.0)
-        mass += np.bincount(right, probs * part, len(grid))
-        mass += np.bincount(right - 1, probs * (1 - part), len(grid))
+        mass += symmetric.spread(points, probs, grid)
     return mass
 
 
@@ -191,75 +175,3 @@ def _compact(others: int, exposed: int, prob_exposed: float) -> tuple[np.ndarray
 def _compact_law(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
     """Points |s| and masses of a law that dominates the pair's, few enough for many orders; cached."""
     return _compact(pair.others, pair.exposed, pair.prob_exposed)
-
-
-def _renyi(orders: np.ndarray, points: np.ndarray, mass: np.ndarray, tilt: float) -> np.ndarray:
-    """log E[sqrt(1 - u^2) cosh((2 order - 1) atanh u)] / (order - 1) with u = tilt |s|, from the excess over 1."""
-    u = tilt * points
-    root = np.sqrt((1 - u) * (1 + u))
-    z = (2 * orders[:, None] - 1) * np.arctanh(u)
-    direct = z <= _LARGEST_DIRECT
-    excess = root * 2 * np.sinh(np.where(direct, z, 0.0) / 2) ** 2 - u * u / (1 + root)
-    near = np.where(direct, excess, 0.0) @ mass
-    log_total = np.log1p(near)
-    for row in np.flatnonzero(~direct.all(axis=1)):
-        far = ~direct[row] & (mass > 0)
-        log_far = logsumexp(z[row, far] - math.log(2) + np.log(root[far]) + np.log(mass[far]) + 1e-12)
-        log_total[row] = np.logaddexp(log_total[row], log_far)
-    return log_total / (orders - 1)
-
-
-def _loss_of_one(pair: Pair, interval: float) -> np.ndarray:
-    """P's probabilities of the losses -J interval .. J interval, by spreading s to tanh(j interval / 2) / tilt."""
-    tilt = pair.tilt * _TILT_OUTWARD
-    tanh = np.tanh(np.arange(math.ceil(pair.eps_pure / interval) + 2) * (interval / 2))
-    half = _law_on(pair, tanh / tilt) / 2
-    upward, downward = half * (1 + tanh), half * (1 - tanh)
-    return np.concatenate([downward[:0:-1], upward[:1] + downward[:1], upward[1:]])
-
-
-def _self_compose(probs: np.ndarray, folds: int) -> tuple[int, np.ndarray, float]:
-    """Lowest index, probabilities and infinite mass of a sum of `folds` losses; the law is centred at index 0."""
-    reach = len(probs) // 2
-    if folds == 1:
-        return -reach, probs, 0.0
-    first, last = _chernoff(probs, folds)
-    size = last - first + 1
-    length = 1 << (max(size, len(probs)) - 1).bit_length()
-    spectrum = np.fft.rfft(probs, length)
-    summed = np.roll(np.fft.irfft(spectrum**folds, length), -(first + reach * folds))[:size]
-    depth = 6 * math.log2(length)  # roundings on the way of one input to one output of the transform
-    norm = math.sqrt(2 * float(np.sum(np.abs(spectrum) ** (2 * (folds - 1)))))
-    error = _ULP * (folds * (depth + 4) + depth) * norm
-    return first, np.maximum(summed, 0.0), _TAIL * (1 + 1e-6) + error
-
-
-def _chernoff(probs: np.ndarray, folds: int) -> tuple[int, int]:
-    """Indices between which the sum of `folds` losses stays, but for a probability of `_TAIL`."""
-    reach = len(probs) // 2
-    index = np.arange(-reach, reach + 1)
-    std = math.sqrt(float(index**2 @ probs)) + 1e-9
-    slopes = np.minimum(np.geomspace(0.5, 30, 24) / (std * math.sqrt(folds)), 600 / reach)
-
-    def bound(sign: int) -> int:
-        reached = [
-            (folds * math.log(float(np.exp(slope * sign * index) @ probs)) + math.log(2 / _TAIL)) / slope
-            for slope in slopes
-        ]
-        return min(reach * folds, math.ceil(min(reached)) + 1)
-
-    return -bound(-1), bound(1)
-
-
-def _coarsen(lowest: int, probs: np.ndarray, parts: int, interval: float) -> tuple[int, np.ndarray]:
-    """Spread losses on multiples of interval/parts to multiples of interval, keeping the masses of P and of Q."""
-    if parts == 1:
-        return lowest, probs
-    index = lowest + np.arange(len(probs))
-    left = index // parts
-    right_share = np.expm1(-(index - left * parts) * (interval / parts)) / math.expm1(-interval)
-    start = int(left[0])
-    size = int(left[-1]) - start + 2
-    coarse = np.bincount(left - start, probs * (1 - right_share), size)
-    coarse += np.bincount(left - start + 1, probs * right_share, size)
-    return start, coarse

@@ -1,59 +1,51 @@
 """Many rounds, one statement: composition of noisy releases.
 
-Rounds over disjoint batches of an epoch concern different users, so an epoch costs what its worst round costs; all else
-adds up. The accountants read the resulting charges, each raising `NotApplicable` where its theorem does not reach, and
-the smallest bound is kept:
+The accountants read the charges of `charges`, each raising `NotApplicable` where its theorem does not reach, and the
+smallest bound is kept:
 
 - `exact_gaussian`: Gaussian releases in which nobody is sampled, without any loss;
-- `privacy_loss` and `renyi`: numerical privacy-loss distributions and Renyi orders, of Gaussian and Laplace noise by
-  dp-accounting, of shuffled rounds by `pairs` and `personalized`;
+- `privacy_loss` and `renyi`: numerical privacy-loss distributions and Renyi orders, of every release in `releases`;
 - `personal`: rounds with personal budgets, for every user at once;
 - `sampled_shuffles`: shuffled rounds on secret samples of the users;
 - `pure`: basic composition, the only one that needs no delta.
 
-dp-accounting's two accountants disagree on what a noise multiplier means under replacement (one doubles the
-sensitivity, the other does not). Our events carry the sensitivity of their own relation; this file translates.
+What releases spend of delta beside their noise is taken from the whole (`charges.spent_delta`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from dp_accounting import dp_event, privacy_accountant
-from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
-from dovetail.accounting import gaussian, pairs, personalized, subsampling
+from dovetail import _validate
+from dovetail.accounting import gaussian, pairs, personalized, releases, split_and_mix, subsampling
+from dovetail.accounting.calibrate import eps_after_spending
+from dovetail.accounting.charges import Charge, charges, spent_delta
 from dovetail.events import (
     Crowd,
-    Disjoint,
     Everyone,
     FixedSize,
     Gaussian,
-    Laplace,
-    Mechanism,
     NonPrivate,
-    PaddedBernoulli,
-    PaddedTopk,
     Personalized,
     Poisson,
     Round,
-    Shuffled,
+    SampledSubject,
+    SplitAndMix,
 )
 from dovetail.statements import Bound, Neighbors, NotApplicable, Theorem
 
 __all__ = [
     "ACCOUNTANTS",
-    "Charge",
     "Curve",
     "best_bound",
     "bound",
-    "charges",
     "exact_gaussian",
     "fits",
     "personal",
@@ -61,7 +53,6 @@ __all__ = [
     "pure",
     "renyi",
     "sampled_shuffles",
-    "spent_delta",
 ]
 
 RENYI = Theorem(
@@ -92,19 +83,8 @@ PRIVACY_LOSS_REPLACE = Theorem(
 PURE = Theorem(key="DR14.thm3.16", where="basic composition (Dwork, Roth 2014, Thm. 3.16)")
 
 _ORDERS = tuple(1 + x / 10 for x in range(1, 100)) + tuple(range(11, 65)) + (80, 96, 128, 192, 256, 384, 512, 1024)
-_INTERVAL = 1e-4
 _OUTWARD = 1 + 1e-9
-_ADD_REMOVE = privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE
-_REPLACE = privacy_accountant.NeighboringRelation.REPLACE_ONE
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Charge:
-    """A mechanism that one user pays for `times` times; disjoint batches are already folded into epochs."""
-
-    mechanism: Mechanism
-    sampling: Everyone | FixedSize | Poisson
-    times: int
+_MOST_CASES = 64  # ways in which subjects may be spread over users that are composed one by one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,6 +98,7 @@ class Curve:
 
 def fits(rounds: Sequence[Round], *, eps: float, delta: float) -> bool:
     """Whether some accountant certifies these rounds at (eps, delta); the cheap ones are asked first."""
+    _validate.in_interval(0, 1, delta=delta)
     if any(isinstance(item.mechanism, NonPrivate) for item in rounds):
         return False
     paid = charges(rounds)
@@ -132,6 +113,7 @@ def fits(rounds: Sequence[Round], *, eps: float, delta: float) -> bool:
 
 def bound(rounds: Sequence[Round], *, delta: float) -> Bound:
     """The smallest certified eps of these rounds, without the rest of a statement: for calibration."""
+    _validate.in_interval(0, 1, delta=delta)
     for item in rounds:
         if isinstance(item.mechanism, NonPrivate):
             return Bound(eps=math.inf, delta=delta, theorem=Theorem(key="none", where=item.mechanism.reason))
@@ -157,36 +139,6 @@ def best_bound(paid: Sequence[Charge], *, delta: float) -> Bound:
     return min(bounds, key=lambda bound: bound.eps)
 
 
-def charges(rounds: Iterable[Round]) -> tuple[Charge, ...]:
-    """What one user pays for at the most: epochs of disjoint batches count once, everything else each time."""
-    counts: Counter[tuple[Mechanism, Everyone | FixedSize | Poisson]] = Counter()
-    epochs: dict[int, list[Mechanism]] = {}
-    for item in rounds:
-        match item.participation:
-            case Disjoint(epoch=epoch):
-                epochs.setdefault(epoch, []).append(item.mechanism)
-            case FixedSize(size=size, population=population) if size == population:
-                counts[item.mechanism, Everyone()] += 1
-            case Poisson(prob=prob) if prob == 1:
-                counts[item.mechanism, Everyone()] += 1
-            case Poisson(prob=prob) if prob == 0:
-                pass
-            case sampling:
-                counts[item.mechanism, sampling] += 1
-    for mechanisms in epochs.values():
-        counts[_worst(mechanisms), Everyone()] += 1
-    return tuple(Charge(mechanism=m, sampling=s, times=times) for (m, s), times in counts.items())
-
-
-def _worst(mechanisms: Sequence[Mechanism]) -> Mechanism:
-    distinct = set(mechanisms)
-    if len(distinct) == 1:
-        return mechanisms[0]
-    if all(isinstance(mechanism, Gaussian) for mechanism in distinct):
-        return max(distinct, key=lambda mechanism: mechanism.mu)  # type: ignore[union-attr]
-    raise NotApplicable("the rounds of an epoch over disjoint batches differ, and there is no order between them")
-
-
 def exact_gaussian(paid: Sequence[Charge]) -> Curve:
     """Gaussian releases in which nobody is sampled: exact."""
     squares = []
@@ -202,47 +154,44 @@ def exact_gaussian(paid: Sequence[Charge]) -> Curve:
     )
 
 
-def spent_delta(paid: Sequence[Charge]) -> float:
-    """What the rounds cost in delta beside their pairs: reports that meet a full coordinate."""
-    return math.fsum(c.times * pairs.spent_delta(c.mechanism) for c in paid if isinstance(c.mechanism, Crowd))
-
-
 def _after_spending(paid: Sequence[Charge], curve: Curve) -> Curve:
     """The same curve for the whole delta, of which the rounds have spent some already."""
-    spent = spent_delta(paid)
-    if not spent:
+
+    def spent(eps: float) -> float:
+        return spent_delta(paid, eps=eps)
+
+    at_least = spent(0.0)
+    if not at_least:
         return curve
 
     def eps(delta: float) -> float:
-        if delta <= spent:
-            raise NotApplicable(f"reports meet a full coordinate with probability {spent:.3g}, more than delta={delta}")
-        return curve.eps((delta - spent) * (1 - 1e-12))
+        if delta <= at_least:
+            raise NotApplicable(
+                f"not certified: of delta={delta}, {at_least:.3g} would be spent on reports that meet a full "
+                "coordinate and on imperfect mixing"
+            )
+        return eps_after_spending(curve.eps, spent, delta=_proper(delta))
 
-    return Curve(theorem=curve.theorem, eps=eps, delta=lambda eps: min(1.0, curve.delta(eps) + spent))
+    return Curve(theorem=curve.theorem, eps=eps, delta=lambda eps: min(1.0, curve.delta(eps) + spent(eps)))
 
 
 def _named(paid: Sequence[Charge], theorem: Theorem) -> Theorem:
-    """The theorem with those that gave the shuffled rounds' pairs."""
-    used = dict.fromkeys(
-        pairs.theorem(c.mechanism) if isinstance(c.mechanism, Crowd) else personalized.CLONES
-        for c in paid
-        if isinstance(c.mechanism, Crowd | Personalized)
-    )
+    """The theorem with those that gave the releases' divergences."""
+    found = (releases.theorem(charge.mechanism) for charge in paid)
+    used = list(dict.fromkeys(item for item in found if item is not None))
     if not used:
         return theorem
-    first = next(iter(used))
     where = "; ".join([*(item.where for item in used), theorem.where])
-    return Theorem(key=f"{first.key}+{theorem.key}", where=where, url=first.url)
+    return Theorem(key=f"{used[0].key}+{theorem.key}", where=where, url=used[0].url)
 
 
 def renyi(paid: Sequence[Charge]) -> Curve:
     """Renyi orders, added up and converted."""
-    shuffled = all(isinstance(charge.mechanism, Crowd | Personalized) for charge in paid)
-    orders = tuple(pairs.ORDERS) if shuffled else _ORDERS
+    orders = _orders(paid)
     total = np.zeros(len(orders))
     theorem = RENYI
     for charge in paid:
-        total += charge.times * _renyi_of_one(charge.mechanism, charge.sampling, orders)
+        total += charge.times * releases.renyi(charge.mechanism, charge.sampling, orders)
         if isinstance(charge.sampling, Poisson):
             theorem = RENYI_POISSON
         elif isinstance(charge.sampling, FixedSize):
@@ -259,90 +208,46 @@ def renyi(paid: Sequence[Charge]) -> Curve:
     return _after_spending(paid, curve)
 
 
-@functools.lru_cache(maxsize=256)
-def _renyi_of_one(
-    mechanism: Mechanism, sampling: Everyone | FixedSize | Poisson, orders: tuple[float, ...]
-) -> np.ndarray:
-    """Renyi divergence of one release at every order; noise multipliers are std over the event's own sensitivity."""
-    match mechanism, sampling:
-        case Laplace(), Everyone():
-            event = dp_event.LaplaceDpEvent(mechanism.scale / mechanism.sensitivity)
-            return mechanism.count * _dp_accounting_renyi(event, _ADD_REMOVE, orders)
-        case ((Shuffled() | PaddedBernoulli() | PaddedTopk()), Everyone()):
-            return pairs.renyi(mechanism, np.asarray(orders))
-        case Personalized(), Everyone():
-            return personalized.renyi(mechanism, np.asarray(orders))
-        case Gaussian(std=0.0), _:
-            return np.full(len(orders), np.inf)
-        case Gaussian(), Everyone():
-            return _dp_accounting_renyi(dp_event.GaussianDpEvent(1 / mechanism.mu), _ADD_REMOVE, orders)
-        case Gaussian(neighbors=Neighbors.ADD_REMOVE), Poisson():
-            event = dp_event.PoissonSampledDpEvent(sampling.prob, dp_event.GaussianDpEvent(1 / mechanism.mu))
-            return _dp_accounting_renyi(event, _ADD_REMOVE, orders)
-        case Gaussian(neighbors=Neighbors.REPLACE_ONE), FixedSize():
-            noise = dp_event.GaussianDpEvent(1 / mechanism.mu)
-            event = dp_event.SampledWithoutReplacementDpEvent(sampling.population, sampling.size, noise)
-            return _dp_accounting_renyi(event, _REPLACE, orders)
-    raise NotApplicable(f"no Renyi bound here for {_describe(mechanism, sampling)}")
-
-
-def _dp_accounting_renyi(
-    event: dp_event.DpEvent, relation: privacy_accountant.NeighboringRelation, orders: tuple[float, ...]
-) -> np.ndarray:
-    accountant = rdp.RdpAccountant(orders=orders, neighboring_relation=relation)
-    return np.asarray(accountant.compose(event).rdp)
+def _orders(paid: Sequence[Charge]) -> tuple[float, ...]:
+    """Orders at which these charges are known best."""
+    if not all(isinstance(charge.mechanism, Crowd | Personalized | SplitAndMix) for charge in paid):
+        return _ORDERS
+    by_shares = any(isinstance(charge.mechanism, SplitAndMix) for charge in paid)
+    return tuple(split_and_mix.ORDERS if by_shares else pairs.ORDERS)
 
 
 def privacy_loss(paid: Sequence[Charge]) -> Curve:
-    """Numerical privacy-loss distributions, convolved on one grid."""
-    grid = min([_INTERVAL, *(pairs.resolution(c.mechanism) for c in paid if isinstance(c.mechanism, Crowd))])
-    parts = [
-        _loss_of_one(charge.mechanism, charge.sampling, grid).self_compose(charge.times * _repeats(charge.mechanism))
-        for charge in paid
-    ]
-    total = functools.reduce(lambda a, b: a.compose(b), parts)
+    """Numerical privacy-loss distributions, convolved on one grid.
+
+    Where a release has several possible losses, so does the composition, and the worst counts. Different releases are
+    combined in every way, also in those that no one subject can bring about.
+    """
+    grid = _grid(paid)
+    possible = [releases.losses(charge.mechanism, charge.sampling, grid) for charge in paid]
+    cases = math.prod(len(losses) for losses in possible)
+    if cases > _MOST_CASES:
+        raise NotApplicable(f"the items of a subject may be spread in {cases} ways, more than {_MOST_CASES}")
+    parts = [[one.self_compose(charge.times) for one in losses] for charge, losses in zip(paid, possible, strict=True)]
+    totals = [functools.reduce(lambda a, b: a.compose(b), case) for case in itertools.product(*parts)]
     replaced = any(
         isinstance(c.sampling, Poisson) and getattr(c.mechanism, "neighbors", None) is Neighbors.REPLACE_ONE
         for c in paid
     )
-    curve = Curve(
-        theorem=_named(paid, PRIVACY_LOSS_REPLACE if replaced else PRIVACY_LOSS),
-        eps=lambda delta: max(0.0, float(total.get_epsilon_for_delta(_proper(delta)))) * _OUTWARD,
-        delta=lambda eps: min(1.0, float(total.get_delta_for_epsilon(eps)) * _OUTWARD),
-    )
-    return _after_spending(paid, curve)
+
+    def eps(delta: float) -> float:
+        return max(0.0, *(float(total.get_epsilon_for_delta(_proper(delta))) for total in totals)) * _OUTWARD
+
+    def delta(eps: float) -> float:
+        return min(1.0, max(float(total.get_delta_for_epsilon(eps)) for total in totals) * _OUTWARD)
+
+    theorem = _named(paid, PRIVACY_LOSS_REPLACE if replaced else PRIVACY_LOSS)
+    return _after_spending(paid, Curve(theorem=theorem, eps=eps, delta=delta))
 
 
-def _repeats(mechanism: Mechanism) -> int:
-    return mechanism.count if isinstance(mechanism, Laplace) else 1
-
-
-@functools.lru_cache(maxsize=64)
-def _loss_of_one(
-    mechanism: Mechanism, sampling: Everyone | FixedSize | Poisson, grid: float
-) -> pld.PrivacyLossDistribution:
-    """The privacy-loss distribution of one release (of one coordinate, for Laplace)."""
-    match mechanism, sampling:
-        case Laplace(), Everyone():
-            return pld.from_laplace_mechanism(
-                mechanism.scale, sensitivity=mechanism.sensitivity, value_discretization_interval=grid
-            )
-        case ((Shuffled() | PaddedBernoulli() | PaddedTopk()), Everyone()):
-            return pairs.loss(mechanism, interval=grid)
-        case Gaussian(std=std), _ if std > 0 and not isinstance(sampling, FixedSize):
-            prob = sampling.prob if isinstance(sampling, Poisson) else 1.0
-            if mechanism.neighbors is Neighbors.ADD_REMOVE:
-                reach, relation = mechanism.sensitivity, _ADD_REMOVE
-            else:
-                reach, relation = mechanism.sensitivity / 2, _REPLACE  # dp-accounting doubles it again
-            return pld.from_gaussian_mechanism(
-                std,
-                sensitivity=reach,
-                sampling_prob=prob,
-                neighboring_relation=relation,
-                value_discretization_interval=grid,
-            )
-    raise NotApplicable(f"no privacy-loss distribution here for {_describe(mechanism, sampling)}")
+def _grid(paid: Sequence[Charge]) -> float:
+    """One interval for all: the finest, unless subjects are among them, whose losses are slow to compute."""
+    subjects = [releases.resolution(c.mechanism) for c in paid if isinstance(c.mechanism, SampledSubject)]
+    return min(subjects) if subjects else min(releases.resolution(c.mechanism) for c in paid)
 
 
 def personal(paid: Sequence[Charge]) -> Curve:
@@ -385,21 +290,9 @@ def pure(paid: Sequence[Charge]) -> Curve:
     for charge in paid:
         if not isinstance(charge.sampling, Everyone):
             raise NotApplicable("basic composition without delta needs pure mechanisms and no sampling of users")
-        terms.append(charge.times * _pure_eps(charge.mechanism))
+        terms.append(charge.times * releases.pure_eps(charge.mechanism))
     total = math.fsum(terms) * (1 + 1e-15 * (len(terms) + 4))
     return Curve(theorem=PURE, eps=lambda delta: total, delta=lambda eps: 0.0 if eps >= total else 1.0)
-
-
-def _pure_eps(mechanism: Mechanism) -> float:
-    """The local guarantee of one round, which shuffling cannot worsen."""
-    match mechanism:
-        case Laplace():
-            return mechanism.count * mechanism.eps_each
-        case Shuffled():
-            return mechanism.coordinates * mechanism.report.eps_local
-        case Personalized():
-            return mechanism.coordinates * max(mechanism.eps_locals)
-    raise NotApplicable(f"{type(mechanism).__name__} has no pure guarantee")
 
 
 ACCOUNTANTS: tuple[Callable[[Sequence[Charge]], Curve], ...] = (
@@ -416,9 +309,3 @@ def _proper(delta: float) -> float:
     if not 0 < delta < 1:
         raise NotApplicable(f"this theorem needs 0 < delta < 1, got delta={delta}")
     return delta
-
-
-def _describe(mechanism: Mechanism, sampling: Everyone | FixedSize | Poisson) -> str:
-    relation = getattr(mechanism, "neighbors", None)
-    under = f" under {relation.value}" if relation else ""
-    return f"{type(mechanism).__name__} noise with {type(sampling).__name__} participation{under}"

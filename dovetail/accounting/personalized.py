@@ -3,9 +3,8 @@
 Another user's report repeats, with probability ``q_i = min(1, 2 c_i E/(E+1))``, a coin that hides the victim's, where
 ``E = e^(eps_v)`` and ``c_i`` is the infimum of the ratio of user i's density to the victim's. The victim then is one
 biased coin, ``D ~ Bern(E/(E+1))``, among ``C ~ PoissonBinomial(q_i, i != v)`` fair ones, and that pair dominates the
-shuffled round in both directions (docs/proofs/personalized-clones.md). More clones never hurt, so every approximation
-takes fewer: upper tails of C move down, lower tails are charged in full, and users of similar budgets share the bound
-of the largest budget among them with the fewest clones of any of them.
+shuffled round in both directions (docs/proofs/personalized-clones.md; `hidden_coin`). More clones never hurt, so users
+of similar budgets share the bound of the largest budget among them with the fewest clones of any of them.
 
 Laplace noise of unequal scales has ``c_i = 0`` wherever ``eps_i > eps_v``, because of the far tail alone. There the
 victim's outcomes are also cut into a near and a far region of fixed probability, each with clones of its own.
@@ -17,26 +16,23 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy.special import gammaln
 
 from dovetail import _validate
-from dovetail.accounting.clones import CloneCounts, expected_delta, smallest_eps
+from dovetail.accounting.clones import smallest_eps
+from dovetail.accounting.hidden_coin import HiddenCoin, Hiding
 from dovetail.events import Personalized
 from dovetail.statements import Bound, NotApplicable, Theorem
 
 __all__ = [
     "CLONES",
     "CLONES_RENYI",
-    "clone_counts",
     "clone_probs",
     "clone_probs_from_pmfs",
     "delta",
-    "delta_of",
     "eps",
     "log_pmfs",
     "per_user",
     "renyi",
-    "renyi_of",
 ]
 
 CLONES = Theorem(
@@ -52,16 +48,9 @@ CLONES_RENYI = Theorem(
 )
 
 _DOWN, _UP = 1 - 1e-13, 1 + 1e-9
-_TINY = 1e-290  # masses below this are charged, not carried
-_DEPTH = 300.0  # nats of tail mass that Renyi sums resolve
-_NODES = 4096  # privacy losses are rounded to this many nodes where there are many more
 _FAR = (1e-9, 1e-3)  # probabilities of the far region that are tried for Laplace noise
 _PATIENCE = 200  # groups of users that the search for the worst one may measure
 _ORDERS = 1 + np.geomspace(0.02, 1000, 24)
-
-Laws = list[tuple[float, CloneCounts]]  # the number of clones in each region
-Pair = tuple[np.ndarray, np.ndarray, float]
-Hiding = tuple[tuple[float, np.ndarray], ...]  # (probability of a region of outcomes, clone probabilities in it)
 
 
 def clone_probs(event: Personalized, victim: int, *, far: float = 0.0) -> Hiding:
@@ -79,7 +68,7 @@ def clone_probs_from_pmfs(victim: np.ndarray, others: Sequence[np.ndarray]) -> t
     """The victim's eps and the q_i from probability tables, one row an input and one column an outcome.
 
     Guarantees:
-        With these, `delta_of` is never below the exact divergence of the shuffled reports, whatever the tables.
+        With these, `HiddenCoin` is never below the exact divergence of the shuffled reports, whatever the tables.
     """
     tables = [np.asarray(table, dtype=float) for table in (victim, *others)]
     for table in tables:
@@ -136,168 +125,15 @@ def _hidings(event: Personalized, victims: np.ndarray) -> list[Hiding]:
     return found
 
 
-def clone_counts(probs: np.ndarray) -> CloneCounts:
-    """C ~ PoissonBinomial(probs), by direct convolution of positive numbers: no transform, no cancellation.
-
-    Guarantees:
-        With the mass below put at no clones, the law is stochastically at most the exact one.
-    """
-    probs = np.asarray(probs, dtype=float)
-    _validate.finite_array(probs=probs)
-    if ((probs < 0) | (probs > 1)).any():
-        raise ValueError(f"expected probabilities, got values from {probs.min()} to {probs.max()}")
-    rows = np.stack([1 - probs, probs], axis=1) if len(probs) else np.ones((1, 1))
-    while len(rows) > 1 and rows.shape[1] <= 64:
-        if len(rows) % 2:
-            rows = np.concatenate([rows, np.eye(1, rows.shape[1])])
-        a, b = rows[::2], rows[1::2]
-        rows = np.zeros((len(a), 2 * a.shape[1] - 1))
-        for j in range(a.shape[1]):
-            rows[:, j : j + a.shape[1]] += a[:, j : j + 1] * b
-    parts = [_trim(row, 0, 0.0, _TINY) for row in rows]
-    while len(parts) > 1:
-        odd = parts[len(parts) - len(parts) % 2 :]
-        pairs = zip(parts[::2], parts[1::2], strict=False)
-        parts = [_trim(np.convolve(a, b), i + j, lost + more, _TINY) for (a, i, lost), (b, j, more) in pairs] + odd
-    weights, first, below = parts[0]
-    outward = 1 + 1e-15 * (len(probs) + 64)
-    return CloneCounts(counts=first + np.arange(len(weights)), weights=weights * outward, below=below, above=0.0)
-
-
-def _trim(masses: np.ndarray, first: int, lost: float, least: float) -> tuple[np.ndarray, int, float]:
-    """Drop negligible ends: below, the mass is charged; above, it moves down to the last count kept."""
-    keep = np.flatnonzero(masses > least)
-    i, j = int(keep[0]), int(keep[-1]) + 1
-    kept = masses[i:j].copy()
-    kept[-1] += masses[j:].sum()
-    return kept, first + i, lost + float(masses[:i].sum()) + len(masses) * _TINY
-
-
-def _core(law: CloneCounts, least: float) -> CloneCounts:
-    """The law without ends whose counts weigh less than this each."""
-    weights, first, below = _trim(law.weights, int(law.counts[0]), law.below, least)
-    return CloneCounts(counts=first + np.arange(len(weights)), weights=weights, below=below, above=0.0)
-
-
-def delta_of(probs: np.ndarray, *, eps_local: float, eps: float) -> float:
-    """delta at eps of one coin of bias eps_local among a PoissonBinomial(probs) number of fair ones, rounded up."""
-    _validate.positive(eps_local=eps_local)
-    _validate.non_negative(eps=eps)
-    return _delta(_laws(((1.0, probs),)), eps_local, eps)
-
-
-def _delta(laws: Laws, eps_local: float, eps: float) -> float:
-    terms = (mass * expected_delta(_core(law, 1e-60), eps=eps, eps_local=eps_local) for mass, law in laws)
-    return min(1.0, math.fsum(terms) * (1 + 1e-14))
-
-
-def renyi_of(probs: np.ndarray, orders: np.ndarray, *, eps_local: float) -> np.ndarray:
-    """Renyi divergence, at each order, of the pair of `delta_of` (equal in both directions), rounded up."""
-    _validate.positive(eps_local=eps_local)
-    return _renyi(_pair(_laws(((1.0, probs),)), eps_local), eps_local, orders)
-
-
-def _renyi(pair: Pair, eps_local: float, orders: np.ndarray) -> np.ndarray:
-    """log(1 + E_Q[r^a - 1 - a (r - 1)]) / (a - 1), r = P/Q: no term is negative, so nothing cancels in the sum."""
-    loss, log_q, tail = pair
-    result = np.full(len(orders), np.inf)
-    for index, order in enumerate(np.asarray(orders, dtype=float)):
-        if math.isfinite(order) and order > 1:
-            log_terms = log_q + _log_terms(loss, order)
-            peak = log_terms.max()
-            log_sum = peak + math.log(np.exp(log_terms - peak).sum()) if np.isfinite(peak) else peak
-            log_tail = math.log(max(tail, _TINY)) + max(order * eps_local, math.log(order))
-            result[index] = np.logaddexp(0.0, np.logaddexp(log_sum, log_tail) + 1e-9) / (order - 1)
-    return result
-
-
-def _log_terms(loss: np.ndarray, order: float) -> np.ndarray:
-    """log(r^a - 1 - a (r - 1)) at r = e^loss: by its series near 0, shifted where it would overflow."""
-    a, x = order, np.clip(order * loss, -np.inf, 30.0)
-    near = np.abs(x) < 1e-2
-    y = np.where(near, loss, 0.0)
-    series = (
-        (a - 1)
-        * a
-        / 2
-        * y
-        * y
-        * (1 + (a + 1) / 3 * y + (a * a + a + 1) / 12 * y * y + (a**3 + a * a + a + 1) / 60 * y**3)
-    )
-    excess = np.expm1(loss)
-    far = order * loss > 30.0
-    plain = np.where(near, series, np.expm1(x) - a * np.where(far, 0.0, excess))
-    with np.errstate(divide="ignore"):
-        shifted = order * loss + np.log1p(np.where(far, -(1 + a * excess) * np.exp(-order * np.abs(loss)), 0.0))
-        return np.where(far, shifted, np.log(np.maximum(plain, 0.0)))
-
-
-def _pair(laws: Laws, eps_local: float) -> Pair:
-    """The dominating pair as privacy losses log(P/Q), their log-masses under Q, and the mass left out.
-
-    Losses share nodes when there are many: each is split between its two neighbours so that neither P nor Q gains or
-    loses mass, a mean-preserving spread of P/Q, which can only raise a divergence.
-    """
-    losses, weights, tail = [], [], 0.0
-    for region, law in laws:
-        counts, masses, lost = _coarser(law)
-        tail += region * lost
-        for c, mass in zip(counts, region * masses, strict=True):
-            loss, chance, missed = _step(int(c), eps_local, depth=_DEPTH + math.log(mass))
-            losses.append(loss)
-            weights.append(mass * chance)
-            tail += mass * missed
-    loss, weight = np.concatenate(losses), np.concatenate(weights)
-    if len(loss) > 4 * _NODES:
-        loss, weight = _onto_nodes(loss, weight)
-    keep = weight > 0
-    return loss[keep], np.log(weight[keep]), tail
-
-
-def _step(c: int, eps_local: float, *, depth: float) -> tuple[np.ndarray, np.ndarray, float]:
-    """Losses and probabilities under Q of a ones among c + 1 coins, but for ends of mass e^-depth (Hoeffding)."""
-    reach = math.sqrt(max(c, 1) / 2 * max(depth, 1.0))
-    middle = (c + 1) / 2
-    a = np.arange(max(0, math.floor(middle - reach - 1)), min(c + 1, math.ceil(middle + reach + 1)) + 1)
-    missed = 2 * math.exp(-2 * reach**2 / max(c, 1)) if len(a) < c + 2 else 0.0
-    ones, zeros, small = a / (c + 1), (c + 1 - a) / (c + 1), math.exp(-eps_local)
-    likely = small * ones + zeros
-    loss = np.log1p(-math.expm1(-eps_local) * (ones - zeros) / likely)
-    log_binomial = -gammaln(a + 1) - gammaln(c + 2 - a)
-    chance = np.exp(log_binomial - log_binomial.max()) * likely
-    return loss, chance / chance.sum(), missed
-
-
-def _onto_nodes(loss: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    nodes, width = np.linspace(loss.min(), loss.max(), _NODES, retstep=True)
-    below = np.clip(((loss - nodes[0]) / width).astype(int), 0, _NODES - 2)
-    upper = np.clip(np.expm1(loss - nodes[below]) / math.expm1(width), 0.0, 1.0) * weight
-    return nodes, np.bincount(below, weight - upper, _NODES) + np.bincount(below + 1, upper, _NODES)
-
-
-def _coarser(law: CloneCounts) -> tuple[np.ndarray, np.ndarray, float]:
-    """Counts rounded down, to an eighth of their deviation in the bulk and a whole one beyond; never up."""
-    law = _core(law, math.exp(-_DEPTH))
-    counts, masses = law.counts, law.weights
-    mean = float(counts @ masses) / masses.sum()
-    deviation = math.sqrt(float((counts - mean) ** 2 @ masses))
-    if deviation < 16:
-        return counts, masses, law.below
-    fine, coarse = int(deviation / 8), int(deviation)
-    start = np.where(abs(counts - mean) < 8 * deviation, counts // fine * fine, counts // coarse * coarse)
-    values, where = np.unique(np.maximum(start, counts[0]), return_inverse=True)
-    return values, np.bincount(where, masses), law.below
-
-
 def delta(event: Personalized, *, eps: float, victim: int | None = None) -> float:
     """delta at eps for one coordinate: of this victim, or (None) of every user."""
     _validate.non_negative(eps=eps)
-    return float(_worst(event, lambda hiding, top: np.array([_delta(_laws(hiding), top, eps)]), victim)[0])
+    return float(_worst(event, lambda hiding, top: np.array([HiddenCoin(hiding, top).delta(eps)]), victim)[0])
 
 
 def renyi(event: Personalized, orders: np.ndarray, victim: int | None = None) -> np.ndarray:
     """Renyi divergence of all coordinates together: of this victim, or (None) of every user, order by order."""
-    one = _worst(event, lambda hiding, top: _renyi(_pair(_laws(hiding), top), top, orders), victim)
+    one = _worst(event, lambda hiding, top: HiddenCoin(hiding, top).renyi(orders), victim)
     return event.coordinates * one
 
 
@@ -307,8 +143,8 @@ def log_pmfs(event: Personalized, victim: int | None = None) -> tuple[np.ndarray
         raise NotApplicable("no one pair dominates all users of Laplace noise with unequal budgets; ask for a victim")
     victims = np.arange(len(event.eps_locals)) if victim is None else np.array([victim])
     top = max(event.eps_locals[v] for v in victims)
-    pairs = [_pair(_laws(hiding), top) for hiding in _hidings(event, victims)]
-    loss, log_q, tail = min(pairs, key=lambda pair: float(_renyi(pair, top, np.array([8.0]))[0]))
+    coins = [HiddenCoin(hiding, top) for hiding in _hidings(event, victims)]
+    loss, log_q, tail = min(coins, key=lambda coin: float(coin.renyi(np.array([8.0]))[0])).pair
     log_q = log_q - math.log(np.exp(log_q).sum())
     return log_q + loss, log_q, tail
 
@@ -347,18 +183,13 @@ def per_user(event: Personalized, *, delta: float, tolerance: float = 0.01) -> t
     return tuple(answers[user] for user in range(len(order)))
 
 
-def _laws(hiding: Hiding) -> Laws:
-    return [(mass, clone_counts(probs)) for mass, probs in hiding]
-
-
 def _eps(event: Personalized, hiding: Hiding, eps_local: float, delta: float) -> float:
-    laws = _laws(hiding)
+    coin = HiddenCoin(hiding, eps_local)
     if event.coordinates == 1:
-        return smallest_eps(lambda eps: _delta(laws, eps_local, eps), delta=delta, high=eps_local)
-    pair = _pair(laws, eps_local)
+        return smallest_eps(coin.delta, delta=delta, high=eps_local)
 
     def converted(orders: np.ndarray) -> np.ndarray:
-        total = event.coordinates * _renyi(pair, eps_local, orders)
+        total = event.coordinates * coin.renyi(orders)
         return total + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
 
     best = int(np.argmin(converted(_ORDERS)))

@@ -14,7 +14,7 @@ import dataclasses
 import math
 
 from scipy.optimize import brentq
-from scipy.special import betaincc
+from scipy.special import betainc, betaincc
 
 from dovetail import _validate
 from dovetail.statements import Bound, NotApplicable, Theorem
@@ -55,7 +55,13 @@ def cap_mass(*, dim: int, threshold: float) -> float:
     Guarantees:
         Never above the exact mass; within 1e-9 of it where it is at least 1e-290 (tested in 50 digits up to dim 1e6).
     """
-    mass = float(betaincc(0.5, (dim - 1) / 2, threshold**2)) / 2
+    _validate.integer(dim=dim)
+    _validate.at_least(2, dim=dim)
+    _validate.in_interval(0, 1, threshold=threshold)
+    if threshold > 0.5:  # 1 - threshold^2 without cancellation
+        mass = float(betainc((dim - 1) / 2, 0.5, (1 - threshold) * (1 + threshold))) / 2
+    else:
+        mass = float(betaincc(0.5, (dim - 1) / 2, threshold**2)) / 2
     if mass < 1e-290:  # the integral of t is smaller than that of 1
         return math.exp(_log_first_moment(dim, threshold)) * (1 - 1e-6)
     return mass * _DOWN
@@ -72,11 +78,7 @@ def _log_first_moment(dim: int, threshold: float) -> float:
 
 def eps(cap: Cap) -> Bound:
     """The pure eps of one report, rounded up."""
-    mass = cap_mass(dim=cap.dim, threshold=cap.threshold)
-    if mass == 0:
-        raise NotApplicable(
-            f"the cap beyond threshold={cap.threshold} in {cap.dim} dimensions has no mass to compute with"
-        )
+    mass = _mass(cap)
     up = math.log(cap.prob) - math.log1p(-cap.prob) + math.log1p(-mass) - math.log(mass)
     if up >= 0:
         return Bound(eps=up * (1 + 1e-14) + 1e-15, delta=0.0, theorem=PRIVUNIT)
@@ -85,9 +87,18 @@ def eps(cap: Cap) -> Bound:
     return Bound(eps=max(0.0, down) * (1 + 1e-14) + 1e-15, delta=0.0, theorem=PRIVUNIT)
 
 
+def _mass(cap: Cap) -> float:
+    mass = cap_mass(dim=cap.dim, threshold=cap.threshold)
+    if mass == 0:
+        raise NotApplicable(
+            f"the cap beyond threshold={cap.threshold} in {cap.dim} dimensions has no mass to compute with"
+        )
+    return mass
+
+
 def mean_projection(cap: Cap) -> float:
     """m, the mean of <report, u>: the report divided by m is an unbiased estimate of u."""
-    mass = cap_mass(dim=cap.dim, threshold=cap.threshold) / _DOWN
+    mass = _mass(cap) / _DOWN
     return math.exp(_log_first_moment(cap.dim, cap.threshold)) * (cap.prob / mass - (1 - cap.prob) / (1 - mass))
 
 

@@ -23,46 +23,20 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.stats import binom
 
 from dovetail import _validate
-from dovetail.events import Gaussian
-from dovetail.statements import Bound, Neighbors, NotApplicable, Theorem
+from dovetail.events import Gaussian, SampledSubject
+from dovetail.statements import Bound, NotApplicable, Theorem
 
-__all__ = ["MIXTURE", "SampledSubject", "delta", "eps", "items_in_sum", "spanning", "splits"]
+__all__ = ["MIXTURE", "delta", "eps", "items_in_sum", "losses", "resolution", "spanning", "splits"]
 
 MIXTURE = Theorem(
     key="CGST23.mixture",
     where="mixture of Gaussians over the number of the subject's items in the sum (Choquette-Choo, Ganesh, Steinke, "
-    "Thakurta 2023), composed as a privacy-loss distribution, rounded up",
+    "Thakurta 2023)",
     url="https://arxiv.org/abs/2310.15526",
 )
 
 _MOST_SPLITS = 64
 _OUTWARD = 1 + 1e-9
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SampledSubject:
-    """One noisy sum of clipped item gradients, seen from a subject with at most `items` items at `users_spanned` users.
-
-    `prob_user` = 1 is federation-wide Poisson sampling of items, each with `prob_item`.
-    """
-
-    std: float
-    clip_norm: float
-    items: int
-    prob_item: float
-    prob_user: float = 1.0
-    users_spanned: int = 1
-
-    def __post_init__(self) -> None:
-        _validate.positive(std=self.std, clip_norm=self.clip_norm, prob_item=self.prob_item, prob_user=self.prob_user)
-        _validate.at_most(1, prob_item=self.prob_item, prob_user=self.prob_user)
-        _validate.integer(items=self.items, users_spanned=self.users_spanned)
-        _validate.at_least(1, items=self.items, users_spanned=self.users_spanned)
-
-    @property
-    def neighbors(self) -> Neighbors:
-        """Subjects are added or removed."""
-        return Neighbors.ADD_REMOVE
 
 
 def splits(event: SampledSubject) -> list[tuple[int, ...]]:
@@ -91,6 +65,8 @@ def splits(event: SampledSubject) -> list[tuple[int, ...]]:
 
 def items_in_sum(event: SampledSubject, split: tuple[int, ...]) -> np.ndarray:
     """The probabilities of 0, 1, ... of the subject's items in the sum, when its users hold these numbers of them."""
+    if sum(split) != event.items or min(split) < 1:
+        raise ValueError(f"expected a split of items={event.items} over users, got split={split}")
     law = np.ones(1)
     for items in split:
         here = event.prob_user * binom.pmf(np.arange(items + 1), items, event.prob_item)
@@ -107,27 +83,43 @@ def eps(event: SampledSubject, *, rounds: int, delta: float, interval: float = 2
         One item is the Poisson-sampled Gaussian; items that are always sampled are the Gaussian of `items` clip norms.
     """
     _validate.in_open_interval(0, 1, delta=delta)
-    found = (float(_loss(event, split, rounds, interval).get_epsilon_for_delta(delta)) for split in splits(event))
-    return Bound(eps=max(0.0, *found) * _OUTWARD, delta=delta, theorem=MIXTURE)
+    found = (float(loss.get_epsilon_for_delta(delta)) for loss in _composed(event, rounds, interval))
+    where = f"{MIXTURE.where}, composed as a privacy-loss distribution, rounded up"
+    theorem = Theorem(key=MIXTURE.key, where=where, url=MIXTURE.url)
+    return Bound(eps=max(0.0, *found) * _OUTWARD, delta=delta, theorem=theorem)
 
 
 def delta(event: SampledSubject, *, rounds: int, eps: float, interval: float = 2e-3) -> float:
     """The smallest delta of `rounds` such sums at eps for one subject."""
     _validate.non_negative(eps=eps)
-    found = (float(_loss(event, split, rounds, interval).get_delta_for_epsilon(eps)) for split in splits(event))
+    found = (float(loss.get_delta_for_epsilon(eps)) for loss in _composed(event, rounds, interval))
     return min(1.0, max(0.0, *found) * _OUTWARD)
 
 
+def losses(event: SampledSubject, *, interval: float) -> tuple[pld.PrivacyLossDistribution, ...]:
+    """The privacy loss of one such sum for every split of the subject's items, on multiples of `interval`.
+
+    A subject's split is the same in every round, so many rounds compose within a split, and the worst split counts.
+    """
+    _validate.positive(interval=interval)
+    return tuple(_loss(event, split, interval) for split in splits(event))
+
+
+def resolution(event: SampledSubject) -> float:
+    """An interval of privacy losses that resolves the mean shift of one sum, and is not too slow."""
+    shift = event.items * event.clip_norm / event.std
+    return min(2e-3, max(shift * event.prob_item * event.prob_user / 4, shift / 4000))
+
+
 @functools.lru_cache(maxsize=128)
-def _loss(event: SampledSubject, split: tuple[int, ...], rounds: int, interval: float) -> pld.PrivacyLossDistribution:
+def _composed(event: SampledSubject, rounds: int, interval: float) -> tuple[pld.PrivacyLossDistribution, ...]:
     _validate.integer(rounds=rounds)
     _validate.at_least(1, rounds=rounds)
-    return _one_loss(event, split, interval).self_compose(rounds)
+    return tuple(one.self_compose(rounds) for one in losses(event, interval=interval))
 
 
 @functools.lru_cache(maxsize=128)
-def _one_loss(event: SampledSubject, split: tuple[int, ...], interval: float) -> pld.PrivacyLossDistribution:
-    _validate.positive(interval=interval)
+def _loss(event: SampledSubject, split: tuple[int, ...], interval: float) -> pld.PrivacyLossDistribution:
     law = items_in_sum(event, split)
     return pld.from_mixture_gaussian_mechanism(
         event.std / event.clip_norm, list(range(len(law))), law.tolist(), value_discretization_interval=interval

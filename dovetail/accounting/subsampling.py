@@ -82,6 +82,9 @@ def _log1p_expm1(prob: float, eps: float) -> float:
 
 def basic(bounds: Sequence[Bound]) -> Bound:
     """All eps and all delta add up."""
+    for bound in bounds:
+        if not bound.eps >= 0:
+            raise ValueError(f"expected eps >= 0, got eps={bound.eps!r}")
     count = 1 + 1e-15 * (len(bounds) + 4)
     return Bound(
         eps=math.fsum(bound.eps for bound in bounds) * count,

@@ -36,6 +36,7 @@ class Schedule:
     rounds: int
     seed: int
     min_size: int = 0
+    colluders: int = 0
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
@@ -67,7 +68,9 @@ class Schedule:
 
     def cohort(self, index: int) -> Cohort:
         """What is public about the participants of a round."""
-        return Cohort(participation=self._participation(index), size=self.size, min_size=self.min_size)
+        return Cohort(
+            participation=self._participation(index), size=self.size, min_size=self.min_size, colluders=self.colluders
+        )
 
     def draw(self, index: int) -> np.ndarray:
         """The users of a round, ascending."""

@@ -11,6 +11,7 @@ from dovetail.mechanisms.deployed import DiscreteGaussian, DiscreteLaplace, Exac
 from dovetail.mechanisms.exact import EntropyExhausted, ExactSampler
 from dovetail.mechanisms.gaussian import Gaussian, clip_l2
 from dovetail.mechanisms.laplace import Laplace, add_laplace
+from dovetail.mechanisms.privunit import PrivUnit, UniformSphere
 from dovetail.mechanisms.randomized_response import BinaryRandomizedResponse, RandomizedResponse, UniformLevels
 
 __all__ = [
@@ -27,8 +28,10 @@ __all__ = [
     "Gaussian",
     "Laplace",
     "LocalRandomizer",
+    "PrivUnit",
     "RandomizedResponse",
     "UniformLevels",
+    "UniformSphere",
     "add_laplace",
     "clip_l2",
 ]
@@ -39,4 +42,5 @@ RANDOMIZERS: dict[str, type[LocalRandomizer]] = {
     "laplace": Laplace,
     "clip_laplace": ClipLaplace,
     "gaussian": Gaussian,
+    "privunit": PrivUnit,
 }

@@ -46,6 +46,20 @@ class Blanket(abc.ABC):
         """The exact log density (or log pmf) of a dummy."""
 
     @property
+    def binary(self) -> bool:
+        """Whether dummies are fair bits."""
+        return False
+
+    def sample_sum(self, counts: jax.Array, most: int, *, key: jax.Array) -> jax.Array:
+        """For every entry of counts, the sum of that many dummies, of which there are at most `most`."""
+
+        def add(i: jax.Array, total: jax.Array) -> jax.Array:
+            draw = self.sample(counts.shape, key=jax.random.fold_in(key, i))
+            return total + jnp.where(i < counts, draw, 0).astype(total.dtype)
+
+        return jax.lax.fori_loop(0, most, add, jnp.zeros(counts.shape, jnp.float32))
+
+    @property
     @abc.abstractmethod
     def mean(self) -> float:
         """The mean of a dummy, on the scale of reports."""
@@ -108,6 +122,10 @@ class LocalRandomizer(abc.ABC):
     def blanket(self) -> Blanket:
         """The largest input-independent part of this randomizer."""
 
+    def noise_sum(self, counts: jax.Array, *, key: jax.Array) -> jax.Array | None:
+        """For every entry of counts, the sum of the noise of that many reports, where noise is added to the input."""
+        return None
+
     def mean(self, x: npt.ArrayLike) -> np.ndarray:
         """The exact mean of one raw report on input x."""
         return self.offset + self.slope * clamp64(x, *self.domain)
@@ -132,6 +150,11 @@ class AtInput(Blanket):
     def sample(self, shape: Sequence[int], *, key: jax.Array) -> jax.Array:
         """Independent reports on the one input."""
         return self.randomizer(jnp.full(tuple(shape), self.x, jnp.float32), key=key)
+
+    def sample_sum(self, counts: jax.Array, most: int, *, key: jax.Array) -> jax.Array:
+        """In one draw where the noise is added to the input."""
+        noise = self.randomizer.noise_sum(counts, key=key)
+        return super().sample_sum(counts, most, key=key) if noise is None else self.x * counts + noise
 
     def log_density(self, y: npt.ArrayLike) -> np.ndarray:
         """The randomizer's log density on the one input."""

@@ -61,6 +61,12 @@ class Laplace(LocalRandomizer):
         """X plus Laplace noise, entry by entry."""
         return add_laplace(clamp(as_floating(x), self.low, self.high), self.scale, key=key)
 
+    def noise_sum(self, counts: jax.Array, *, key: jax.Array) -> jax.Array:
+        """The sum of m Laplace noises is the difference of two Gamma(m) variables, scaled."""
+        shape = jnp.maximum(counts, 1).astype(jnp.float32)
+        up, down = (jax.random.gamma(half, shape) for half in jax.random.split(key))
+        return jnp.where(counts > 0, self.scale * (up - down), 0.0)
+
     def log_density(self, y: npt.ArrayLike, x: npt.ArrayLike) -> np.ndarray:
         """-|y - x| / scale - log(2 scale)."""
         distance = np.abs(np.asarray(y, np.float64) - clamp64(x, *self.domain))

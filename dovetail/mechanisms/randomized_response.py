@@ -143,6 +143,24 @@ class UniformLevels(Blanket):
         """Independent uniform levels."""
         return jax.random.randint(key, tuple(shape), 0, self.levels, jnp.int32)
 
+    @property
+    def binary(self) -> bool:
+        """With two levels."""
+        return self.levels == 2
+
+    def sample_sum(self, counts: jax.Array, most: int, *, key: jax.Array) -> jax.Array:
+        """Fair bits are counted 32 at a time."""
+        if not self.binary:
+            return super().sample_sum(counts, most, key=key)
+
+        def add(i: jax.Array, total: jax.Array) -> jax.Array:
+            word = jax.random.bits(jax.random.fold_in(key, i), counts.shape, jnp.uint32)
+            unused = jnp.clip(32 * (i + 1) - counts, 0, 32).astype(jnp.uint32)
+            kept = jnp.where(unused < 32, word >> jnp.minimum(unused, 31), 0)
+            return total + jax.lax.population_count(kept).astype(total.dtype)
+
+        return jax.lax.fori_loop(0, -(-most // 32), add, jnp.zeros(counts.shape, jnp.float32))
+
     def log_density(self, y: npt.ArrayLike) -> np.ndarray:
         """-log b on the levels."""
         return np.where(_is_level(np.asarray(y, np.float64), self.levels), -math.log(self.levels), -np.inf)

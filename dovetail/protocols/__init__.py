@@ -8,23 +8,46 @@ from typing import Any
 
 from dovetail import _validate
 from dovetail.protocols._base import Cohort, Protocol
+from dovetail.protocols.apes import Apes
+from dovetail.protocols.binary_sum import BinarySum
 from dovetail.protocols.dp_fl import DpFl
 from dovetail.protocols.fedavg import FedAvg
 from dovetail.protocols.ldp_fl import LdpFl
+from dovetail.protocols.pldp import LdpMin, Pldp, Unis
+from dovetail.protocols.privunit import PrivUnit
+from dovetail.protocols.real_sum import RealSum
+from dovetail.protocols.s_apes import SApes
+from dovetail.protocols.split_and_mix import SplitAndMix
+from dovetail.protocols.ss_double import SsDouble
+from dovetail.protocols.ss_simple import SsSimple
+from dovetail.protocols.ss_topk import SsTopk
 
-__all__ = ["PROTOCOLS", "Cohort", "Protocol", "build"]
+__all__ = ["PROTOCOLS", "Cohort", "Protocol", "build", "requires"]
 
-PROTOCOLS: dict[str, type[Protocol]] = {cls.name: cls for cls in (FedAvg, DpFl, LdpFl)}
+_CURATOR_AND_LOCAL = (FedAvg, DpFl, LdpFl)
+_SHUFFLED = (SsSimple, SsDouble, SsTopk, PrivUnit, SplitAndMix)
+_PERSONAL = (Apes, SApes, Unis, Pldp, LdpMin)
+_SUMS = (BinarySum, RealSum)
+PROTOCOLS: dict[str, type[Protocol]] = {cls.name: cls for cls in (*_CURATOR_AND_LOCAL, *_SHUFFLED, *_PERSONAL, *_SUMS)}
+
+
+def requires(name: str, key: str) -> bool:
+    """Whether the protocol of this name cannot do without this parameter."""
+    needed = (field.name for field in _fields(name).values() if field.default is dataclasses.MISSING)
+    return key in needed
+
+
+def _fields(name: str) -> dict[str, dataclasses.Field[Any]]:
+    return {field.name: field for field in dataclasses.fields(PROTOCOLS[name])}  # type: ignore[arg-type]
 
 
 def build(name: str, parameters: Mapping[str, Any]) -> Protocol:
     """The protocol of this name with these parameters; unknown names get the nearest known one as a hint."""
     _validate.known("protocol", name, PROTOCOLS)
-    cls = PROTOCOLS[name]
-    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    fields = _fields(name)
     for key in parameters:
         _validate.known(f"key of protocol {name!r}", key, fields)
     for key, field in fields.items():
         if key not in parameters and field.default is dataclasses.MISSING:
             raise ValueError(f"expected protocol.{key} for {name!r}, got none")
-    return cls(**parameters)
+    return PROTOCOLS[name](**parameters)

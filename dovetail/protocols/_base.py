@@ -4,22 +4,26 @@ A round runs `randomize` at every client, hands the reports to the shuffler (or 
 `tally` and `estimate` at the analyzer. `view` says in privacy terms what that round was. The simulation and the
 deployed parties call these same methods; only who calls changes.
 
-A protocol is a frozen dataclass of Python numbers: hashable, static under jit. Whatever changes from round to round is
-its public state, a pytree.
+The simulation's fast path adds up without messages: `collect` for some clients at a time, `finish` once a round. Both
+have defaults that follow the messages; a protocol that overrides them says whether it gives the same tally from the
+same keys, or one of the same law.
+
+A protocol is a frozen dataclass of Python numbers: hashable, static under jit. `settle` fills in what follows from the
+cohort and the dimension. Whatever changes from round to round is its public state, a pytree.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 
 from dovetail import _validate
-from dovetail.events import Participation, View
-from dovetail.shufflers import Layout, Reports, Shuffled
+from dovetail.events import Mechanism, Participation, View
+from dovetail.shufflers import Layout, Reports, Shuffled, deliver, masked
 from dovetail.statements import Neighbors
 
 __all__ = ["Cohort", "Protocol"]
@@ -29,32 +33,47 @@ __all__ = ["Cohort", "Protocol"]
 class Cohort:
     """What is public about who takes part in a round.
 
-    `size` is the planned number of users, the constant by which noised sums are divided; the realised number is never
-    used for that. Rounds with fewer than `min_size` users release nothing.
+    `size` is the planned number of users and the largest that is let in; noised sums are divided by it and never by the
+    realised number. Rounds with fewer than `min_size` users release nothing. Up to `colluders` of the users are the
+    adversary's own.
     """
 
     participation: Participation
     size: int
     min_size: int = 0
+    colluders: int = 0
 
     def __post_init__(self) -> None:
+        _validate.integer(size=self.size, min_size=self.min_size, colluders=self.colluders)
         _validate.at_least(1, size=self.size)
         _validate.in_interval(0, self.size, min_size=self.min_size)
+        _validate.non_negative(colluders=self.colluders)
+
+    def crowd(self) -> int:
+        """The number of users that a shuffled round is sure to have: its enforced minimum."""
+        if self.min_size < 2:
+            raise ValueError(f"expected cohort.min_size >= 2 where reports hide in a crowd, got {self.min_size}")
+        return self.min_size
 
 
 class Protocol(abc.ABC):
     """A way to learn the mean of the clients' updates, and what that leaks."""
 
     name: ClassVar[str]
+    shuffled: ClassVar[bool] = False  # whether reports hide in a crowd, which then must not be smaller than planned
 
     @property
     def calibrated(self) -> bool:
         """Whether its noise is set; if not, `with_noise` sets it."""
         return True
 
-    def with_noise(self, noise: float) -> Protocol:
+    def with_noise(self, noise: float) -> Self:
         """This protocol at a noise level; larger is more private."""
         raise ValueError(f"expected a protocol with noise to calibrate, got protocol.name={self.name!r}")
+
+    def settle(self, cohort: Cohort, dim: int) -> Self:
+        """This protocol with everything set that follows from the cohort and the dimension; refuses what cannot be."""
+        return self
 
     @abc.abstractmethod
     def layout(self, dim: int) -> Layout:
@@ -64,12 +83,19 @@ class Protocol(abc.ABC):
         """The public state before the first round."""
         return ()
 
-    @abc.abstractmethod
-    def randomize(self, x: jax.Array, state: Any, *, key: jax.Array) -> Reports:
-        """Client: the reports for one update x of shape (dim,)."""
+    @property
+    def budgets(self) -> tuple[float, ...] | None:
+        """Every user's own eps_local, where budgets are personal; public, and the same in every round."""
+        return None
 
-    def tally(self, reports: Shuffled) -> Any:
-        """Analyzer: sums that add up over any split of the clients; here for dense reports."""
+    @abc.abstractmethod
+    def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
+        """Client: the reports for one update x of shape (dim,), with the client's own budget if it has one."""
+
+    def tally(self, reports: Shuffled, dim: int) -> Any:
+        """Analyzer: sums that add up over any split of the messages; here for dense reports."""
+        if reports.valid.ndim > 1:
+            return jnp.sum(jnp.where(reports.valid, reports.value, 0), axis=0)
         return jnp.einsum("c,cd->d", reports.valid.astype(reports.value.dtype), reports.value)
 
     @abc.abstractmethod
@@ -79,6 +105,30 @@ class Protocol(abc.ABC):
     @abc.abstractmethod
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """One round in privacy terms."""
+
+    def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]] | None:
+        """What the claim of the protocol's paper is about: an event, and further arguments of the claim."""
+        return None
+
+    @abc.abstractmethod
+    def noise_std(self, size: int, dim: int) -> float:
+        """The exact standard deviation of a coordinate of the estimate where `size` users all send a zero update."""
+
+    @property
+    def summable(self) -> bool:
+        """Whether the fast path can serve; if not, every report must be held."""
+        return True
+
+    def collect(
+        self, xs: jax.Array, present: jax.Array, state: Any, *, keys: jax.Array, budgets: jax.Array | None = None
+    ) -> Any:
+        """Fast path: something that adds up over clients, for some of them; by default the tally of their reports."""
+        reports = jax.vmap(lambda x, key, budget: self.randomize(x, state, key=key, budget=budget))(xs, keys, budgets)
+        return self.tally(deliver(masked(reports, present)), xs.shape[1])
+
+    def finish(self, collected: Any, *, key: jax.Array) -> Any:
+        """Fast path: the tally of all that was collected, with what is drawn once a round."""
+        return collected
 
     def scaling(self, norm: jax.Array) -> jax.Array | None:
         """The factor by which `randomize` shrinks an update of this L2 norm, if that is all it does to its mean.

@@ -7,7 +7,7 @@ coordinate of the sum and divides by the planned cohort size, a public constant.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ class DpFl(Protocol):
         """Whether the noise multiplier is set."""
         return self.noise_multiplier is not None
 
-    def with_noise(self, noise: float) -> DpFl:
+    def with_noise(self, noise: float) -> Self:
         """The same clipping at this noise multiplier."""
         return dataclasses.replace(self, noise_multiplier=noise)
 
@@ -63,7 +63,7 @@ class DpFl(Protocol):
         """Every client reports every coordinate to the curator."""
         return Layout(slots=dim, reports_per_client=dim, shufflers=0)
 
-    def randomize(self, x: jax.Array, state: Any, *, key: jax.Array) -> Reports:
+    def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
         """The clipped update; the curator adds the noise."""
         return Reports(slot=None, value=clip_l2(x, self.clip_norm), valid=jnp.ones(()))
 
@@ -93,6 +93,10 @@ class DpFl(Protocol):
         )
         mechanism = Gaussian(std=self.std, sensitivity=sensitivity, neighbors=neighbors)
         return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)
+
+    def noise_std(self, size: int, dim: int) -> float:
+        """The curator's noise over the size."""
+        return self.std / size
 
     def scaling(self, norm: jax.Array) -> jax.Array:
         """min(1, clip_norm / norm)."""

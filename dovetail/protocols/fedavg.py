@@ -29,7 +29,7 @@ class FedAvg(Protocol):
         """Every client reports every coordinate to the server."""
         return Layout(slots=dim, reports_per_client=dim, shufflers=0)
 
-    def randomize(self, x: jax.Array, state: Any, *, key: jax.Array) -> Reports:
+    def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
         """The update itself."""
         return Reports(slot=None, value=x, valid=jnp.ones(()))
 
@@ -42,6 +42,10 @@ class FedAvg(Protocol):
         scope = Scope(trust=Trust.CURATOR, adversary="observer of every model", neighbors=neighbors, unit=Unit.USER)
         mechanism = NonPrivate(reason="no noise is added, so nothing is promised")
         return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)
+
+    def noise_std(self, size: int, dim: int) -> float:
+        """None."""
+        return 0.0
 
     def scaling(self, norm: jax.Array) -> jax.Array:
         """Updates are summed as they are."""

@@ -11,7 +11,8 @@ set, and neither sampling nor the number of users helps against a server that se
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+import math
+from typing import Any, ClassVar, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +64,7 @@ class LdpFl(Protocol):
         """Whether the noise multiplier, or the budget of a coordinate, is set."""
         return (self.noise_multiplier if self.randomizer == "gaussian" else self.eps_local) is not None
 
-    def with_noise(self, noise: float) -> LdpFl:
+    def with_noise(self, noise: float) -> Self:
         """This noise multiplier, or a budget of 1 / noise for each coordinate."""
         if self.randomizer == "gaussian":
             return dataclasses.replace(self, noise_multiplier=noise)
@@ -82,7 +83,7 @@ class LdpFl(Protocol):
         """Every client reports every coordinate to the server."""
         return Layout(slots=dim, reports_per_client=dim, shufflers=0)
 
-    def randomize(self, x: jax.Array, state: Any, *, key: jax.Array) -> Reports:
+    def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
         """The clipped update with the client's own noise."""
         return Reports(slot=None, value=self.local(x, key=key), valid=jnp.ones(()))
 
@@ -113,6 +114,11 @@ class LdpFl(Protocol):
         return events.Laplace(
             scale=local.scale, sensitivity=local.high - local.low, count=dim, neighbors=Neighbors.REPLACE_ONE
         )
+
+    def noise_std(self, size: int, dim: int) -> float:
+        """The average of `size` independent noises."""
+        local = self.local
+        return (local.std if isinstance(local, Gaussian) else local.scale * math.sqrt(2)) / math.sqrt(size)
 
     def scaling(self, norm: jax.Array) -> jax.Array | None:
         """L2 clipping is a scaling; clipping each coordinate is not."""

@@ -4,9 +4,10 @@ The cohort is dealt to the devices; each takes its clients in chunks that fit it
 runs local training, `randomize` and `tally`, and adds up: memory is one chunk of updates, never clients x parameters.
 The tallies are summed over devices, `estimate` and the server's step follow in the same program.
 
-Two paths give the same result: the general one (`vmap` over the clients of a chunk), and for linear models under
-protocols that only rescale updates, the matrix forms of `simulate.linear`. Keys are folded by round and client, so
-results depend on neither chunk size nor device count, up to the order of floating-point sums.
+Three paths: the general one (`vmap` over the clients of a chunk); for linear models under protocols that only rescale
+updates, the matrix forms of `simulate.linear`; and, without `fast`, the *faithful* one for protocols with a shuffler,
+which holds every report of the round, shuffles and pads them. Keys are folded by round and client, so results depend
+on neither chunk size nor device count, up to the order of floating-point sums.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dovetail import _validate
 from dovetail.federated.client import ClientUpdate, local_update, visiting_order
 from dovetail.federated.server import Server
 from dovetail.protocols import Protocol
-from dovetail.shufflers import Reports, deliver
+from dovetail.shufflers import masked, shuffle
 from dovetail.simulate import linear
 from dovetail.simulate.devices import AXIS, make_mesh, on_every_device, split_over_devices, to_host
 from dovetail.tasks._base import Clients, Dataset, Model
@@ -34,7 +35,7 @@ from dovetail.tasks._base import Clients, Dataset, Model
 __all__ = ["Engine", "Performance", "Training"]
 
 _CHUNK_BYTES_CPU, _CHUNK_BYTES_GPU = 2**21, 2**31
-_EVALUATE, _ORDER, _RANDOMIZE, _ESTIMATE, _TALLY = range(5)
+_EVALUATE, _ORDER, _RANDOMIZE, _ESTIMATE, _TALLY, _SHUFFLE = range(6)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,8 @@ class Engine:
     """Rounds of one federation: its data, model, clients, protocol and server.
 
     Guarantees:
-        The fast path, any chunk size and any number of devices give the same model up to float summation order.
+        Any chunk size and any number of devices give the same model up to float summation order.
+        The linear path gives the same model too; fast and faithful path as far as the protocol says they do.
         Peak memory grows with the chunk, not with the number of clients times the number of parameters.
     """
 
@@ -93,12 +95,14 @@ class Engine:
             and linear.worthwhile(update, self._records)
             and protocol.scaling(jnp.ones(1)) is not None
         )
+        self._faithful = self._layout.shufflers > 0 and not (self._performance.fast and protocol.summable)
         self.mesh = make_mesh(self._performance.devices)
         self._chunk = self._performance.chunk or self._default_chunk(dataset)
         self._data = tuple(
             on_every_device(array, self.mesh)
             for array in (dataset.inputs, dataset.labels, clients.index, clients.counts)
         )
+        self._budgets = None if protocol.budgets is None else np.asarray(protocol.budgets, np.float32)
         self._test = (dataset.test_inputs, dataset.test_labels)
         self._compiled = jax.jit(self._round, donate_argnums=0)
 
@@ -158,13 +162,16 @@ class Engine:
     ) -> Training:
         key = jax.random.fold_in(self._key, index)
         split, same = PartitionSpec(None, AXIS), PartitionSpec()
-        tally = jax.shard_map(
-            functools.partial(self._tally_of_device, key=key),
-            mesh=self.mesh,
-            in_specs=(same, same, same, split, same),
-            out_specs=same,
-            check_vma=False,
-        )(training.params, training.protocol, data, table, used)
+        per_device = functools.partial(
+            jax.shard_map, mesh=self.mesh, in_specs=(same, same, same, split, same), check_vma=False
+        )
+        if self._faithful:
+            everyone = per_device(functools.partial(self._updates_of_device, key=key), out_specs=split)
+            updates = everyone(training.params, training.protocol, data, table, used)
+            tally = self._shuffled_tally(updates.reshape(-1, self.dim), table.ravel(), training.protocol, key)
+        else:
+            collect = per_device(functools.partial(self._tally_of_device, key=key), out_specs=same)
+            tally = collect(training.params, training.protocol, data, table, used)
         estimate, protocol = self._protocol.estimate(
             tally, self._size, training.protocol, key=jax.random.fold_in(key, _ESTIMATE)
         )
@@ -190,10 +197,31 @@ class Engine:
         shape = jax.eval_shape(lambda: tally_chunk(params, state, data, table[0, 0], key))
         zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
         total = jax.lax.psum(jax.lax.fori_loop(0, used, add_chunk, zero), AXIS)
+        key_tally = jax.random.fold_in(key, _TALLY)
         if not self._linear:
-            return total
+            return self._protocol.finish(total, key=key_tally)
         update, count = total
-        return self._protocol.tally_of_sum(update.ravel(), count, key=jax.random.fold_in(key, _TALLY))
+        return self._protocol.tally_of_sum(update.ravel(), count, key=key_tally)
+
+    def _updates_of_device(
+        self,
+        params: jax.Array,
+        state: Any,
+        data: tuple[jax.Array, ...],
+        table: jax.Array,
+        used: jax.Array,
+        *,
+        key: jax.Array,
+    ) -> jax.Array:
+        """Faithful path: every update, of shape (chunks, 1, chunk, dim)."""
+        return jax.lax.map(lambda ids: self._updates(params, data, ids, key), table[:, 0])[:, None]
+
+    def _shuffled_tally(self, updates: jax.Array, ids: jax.Array, state: Any, key: jax.Array) -> Any:
+        """Faithful path: every report, shuffled, then tallied."""
+        keys, budgets = self._client_keys(ids, key), self._client_budgets(ids)
+        reports = jax.vmap(lambda x, k, b: self._protocol.randomize(x, state, key=k, budget=b))(updates, keys, budgets)
+        messages = shuffle(masked(reports, ids >= 0), self._layout, key=jax.random.fold_in(key, _SHUFFLE))
+        return self._protocol.tally(messages, self.dim)
 
     def _gather(
         self, data: tuple[jax.Array, ...], ids: jax.Array, key: jax.Array
@@ -226,14 +254,19 @@ class Engine:
     def _general_chunk(
         self, params: jax.Array, state: Any, data: tuple[jax.Array, ...], ids: jax.Array, key: jax.Array
     ) -> Any:
+        updates = self._updates(params, data, ids, key)
+        keys, budgets = self._client_keys(ids, key), self._client_budgets(ids)
+        return self._protocol.collect(updates, ids >= 0, state, keys=keys, budgets=budgets)
+
+    def _updates(self, params: jax.Array, data: tuple[jax.Array, ...], ids: jax.Array, key: jax.Array) -> jax.Array:
         inputs, labels, counts = self._gather(data, ids, key)
-        update = local_update(self._update, self._logits)
-        updates = jax.vmap(update, (None, 0, 0, 0))(params, inputs, labels, counts)
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, _RANDOMIZE), ids)
-        reports = jax.vmap(lambda x, k: self._protocol.randomize(x, state, key=k))(updates, keys)
-        here = (ids >= 0).reshape(-1, *[1] * (reports.valid.ndim - 1))
-        present = Reports(reports.slot, reports.value, reports.valid * here)
-        return self._protocol.tally(deliver(present, self._layout))
+        return jax.vmap(local_update(self._update, self._logits), (None, 0, 0, 0))(params, inputs, labels, counts)
+
+    def _client_keys(self, ids: jax.Array, key: jax.Array) -> jax.Array:
+        return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, _RANDOMIZE), ids)
+
+    def _client_budgets(self, ids: jax.Array) -> jax.Array | None:
+        return None if self._budgets is None else jnp.asarray(self._budgets)[jnp.maximum(ids, 0)]
 
 
 def _as_float(inputs: jax.Array) -> jax.Array:

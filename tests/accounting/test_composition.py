@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from dovetail.accounting import certify, composition, fits, gaussian, smallest_noise
+from dovetail.accounting.charges import charges
 from dovetail.events import Disjoint, Everyone, FixedSize, Gaussian, Laplace, NonPrivate, Poisson, Round
 from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit
 
@@ -55,10 +56,10 @@ def test_one_gaussian_against_the_analytic_formula(accountant, neighbors, std):
     sensitivity = 2.0 if neighbors is Neighbors.REPLACE_ONE else 1.0
     event = rounds(1, std=std, sensitivity=sensitivity, neighbors=neighbors)
     exact = gaussian.eps_of(sensitivity / std, delta=DELTA)
-    ours = accountant(composition.charges(event)).eps(DELTA)
+    ours = accountant(charges(event)).eps(DELTA)
     loosest = 1.15 if accountant is composition.renyi else 1 + 1e-5
     assert exact * (1 - 1e-12) <= ours <= exact * loosest
-    delta = accountant(composition.charges(event)).delta(exact)
+    delta = accountant(charges(event)).delta(exact)
     assert DELTA * (1 - 1e-9) <= delta <= DELTA * (10 if accountant is composition.renyi else 1 + 1e-4)
 
 
@@ -66,7 +67,7 @@ def test_one_gaussian_against_the_analytic_formula(accountant, neighbors, std):
 @pytest.mark.parametrize("sampling", SAMPLED)
 @pytest.mark.parametrize("accountant", [composition.exact_gaussian, composition.privacy_loss, composition.renyi])
 def test_every_pair_is_supported_or_not_applicable(accountant, sampling, neighbors):
-    paid = composition.charges(rounds(3, neighbors=neighbors, participation=SAMPLED[sampling]))
+    paid = charges(rounds(3, neighbors=neighbors, participation=SAMPLED[sampling]))
     if (accountant.__name__, sampling, neighbors) in SUPPORTED:
         assert 0 < accountant(paid).eps(DELTA) < math.inf
     else:
@@ -76,7 +77,7 @@ def test_every_pair_is_supported_or_not_applicable(accountant, sampling, neighbo
 
 def test_golden_trap_numbers():
     golden = GOLDEN["ten_fold_sigma_1_delta_1e-5"]
-    added = composition.charges(rounds(10, neighbors=Neighbors.ADD_REMOVE))
+    added = charges(rounds(10, neighbors=Neighbors.ADD_REMOVE))
     assert composition.renyi(added).eps(DELTA) == pytest.approx(golden["add-remove renyi"], abs=0.006)
     replaced = certify(rounds(10, sensitivity=2.0), scope(), delta=DELTA)
     assert replaced.eps == pytest.approx(golden["replace-one exact"], abs=0.006)
@@ -89,7 +90,7 @@ def test_golden_noise_multipliers(row, accountant):
         event = rounds(
             row["rounds"], std=noise, neighbors=Neighbors.ADD_REMOVE, participation=Poisson(prob=row["prob"])
         )
-        return getattr(composition, accountant)(composition.charges(event)).eps(row["delta"])
+        return getattr(composition, accountant)(charges(event)).eps(row["delta"])
 
     assert smallest_noise(eps_of, eps=8.0, tolerance=1e-4) == pytest.approx(row[accountant], rel=0.01)
 
@@ -104,7 +105,7 @@ def hockey_stick(prob, std, eps, *, one, other):
 
 @pytest.mark.parametrize(("prob", "std", "eps"), [(0.1, 1.0, 0.2), (0.3, 0.7, 0.5), (0.05, 2.0, 0.02)])
 def test_poisson_replacement_is_exactly_its_worst_pair(prob, std, eps):
-    paid = composition.charges(rounds(1, std=std, sensitivity=2.0, participation=Poisson(prob=prob)))
+    paid = charges(rounds(1, std=std, sensitivity=2.0, participation=Poisson(prob=prob)))
     exact = hockey_stick(prob, std, eps, one=1.0, other=-1.0)
     assert composition.privacy_loss(paid).delta(eps) == pytest.approx(exact, rel=1e-3)
 
@@ -112,7 +113,7 @@ def test_poisson_replacement_is_exactly_its_worst_pair(prob, std, eps):
 @functools.cache
 def poisson_replaced(prob, std):
     event = rounds(1, std=std, sensitivity=2.0, participation=Poisson(prob=prob))
-    return composition.privacy_loss(composition.charges(event))
+    return composition.privacy_loss(charges(event))
 
 
 @settings(max_examples=60, deadline=None)
@@ -140,7 +141,7 @@ def test_poisson_replacement_in_the_plane_by_monte_carlo():
 
 def test_fixed_size_sampling_amplifies_but_never_below_the_brute_force():
     """n = 2, sample one: the view mixes the victim's and the other user's contribution; worst pair by scan."""
-    paid = composition.charges(rounds(1, std=2.0, sensitivity=2.0, participation=FixedSize(size=1, population=2)))
+    paid = charges(rounds(1, std=2.0, sensitivity=2.0, participation=FixedSize(size=1, population=2)))
     ours = composition.renyi(paid).eps(DELTA)
     assert ours < gaussian.eps_of(1.0, delta=DELTA)
     y = np.linspace(-30, 30, 200_001)

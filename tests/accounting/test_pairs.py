@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.special import gammaln, logsumexp
 from scipy.stats import binom
 
-from dovetail.accounting import coins, pairs
+from dovetail.accounting import coins, pairs, symmetric
 from dovetail.accounting.coins import Pair
 from dovetail.events import PaddedBernoulli, PaddedTopk, Report, Shuffled
 from dovetail.statements import NotApplicable
@@ -143,12 +143,12 @@ def test_folds_of_the_loss_are_composed_within_the_error_that_is_charged():
     rng = np.random.default_rng(1)
     for folds in (2, 3, 50, 200):
         probs = rng.dirichlet(np.ones(31) / 2)
-        lowest, composed, infinite = coins._self_compose(probs, folds)
+        lowest, composed, infinite = symmetric._self_compose(probs, folds)
         exact = functools.reduce(np.convolve, [probs] * folds)
         start = lowest + 15 * folds
         inside = exact[start : start + len(composed)]
         assert np.abs(composed - inside).sum() + exact.sum() - inside.sum() <= infinite + 1e-13
-        assert coins._TAIL + folds * 2.0**-52 < infinite < 1e-10
+        assert symmetric._TAIL + folds * 2.0**-52 < infinite < 1e-10
 
 
 def test_a_coarser_grid_of_losses_dominates():
@@ -443,7 +443,7 @@ def test_golden_figures(name):
     assert 0.85 * by_renyi < by_loss < by_renyi
     if not isinstance(event, Pair):
         bound = pairs.eps(event, delta=5e-6)
-        assert bound.eps == pytest.approx(by_loss, rel=1e-4)
+        assert by_loss * 0.999 <= bound.eps <= by_loss * (1 + 1e-4), "the blanket may be a little sharper"
         assert pairs.delta(event, eps=bound.eps) <= 5e-6 * (1 + 1e-6)
         assert bound.theorem.key == pairs.theorem(event).key
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dovetail.accounting import personalized
+from dovetail.accounting.hidden_coin import HiddenCoin, clone_counts
 from dovetail.events import Personalized
 from dovetail.statements import NotApplicable
 
@@ -71,9 +72,9 @@ def test_never_below_the_exact_delta_of_random_heterogeneous_randomizers(seed, u
     inputs = [table[rng.integers(2)] for table in others]
     for share in (0.0, 0.2, 0.5, 0.9):
         exact = exact_delta(victim[0], victim[1], inputs, share * eps_local)
-        assert personalized.delta_of(probs, eps_local=eps_local, eps=share * eps_local) >= exact * (1 - 1e-12)
+        assert HiddenCoin(((1.0, probs),), eps_local).delta(share * eps_local) >= exact * (1 - 1e-12)
     exact = exact_renyi(victim[0], victim[1], inputs, 4.0)
-    assert personalized.renyi_of(probs, np.array([4.0]), eps_local=eps_local)[0] >= exact * (1 - 1e-12) - 1e-15
+    assert HiddenCoin(((1.0, probs),), eps_local).renyi(np.array([4.0]))[0] >= exact * (1 - 1e-12) - 1e-15
 
 
 def rr_row(eps_local, levels, value):
@@ -119,8 +120,7 @@ def test_laplace_kinds_are_never_below_what_a_histogram_of_the_reports_shows(kin
         for eps in (0.0, 0.1 * eps_locals[0], 0.4 * eps_locals[0]):
             assert personalized.delta(event, eps=eps, victim=0) >= exact_delta(*pair, others, eps) * (1 - 1e-12)
             for far in (1e-3, 0.1, 0.4):
-                laws = personalized._laws(personalized.clone_probs(event, 0, far=far))
-                ours = personalized._delta(laws, eps_locals[0], eps)
+                ours = HiddenCoin(personalized.clone_probs(event, 0, far=far), eps_locals[0]).delta(eps)
                 assert ours >= exact_delta(*pair, others, eps) * (1 - 1e-12)
 
 
@@ -166,7 +166,7 @@ def test_the_law_of_the_clones_is_the_poisson_binomial():
             (exact[k] * (1 - mpmath.mpf(q)) if k < len(exact) else 0) + (exact[k - 1] * mpmath.mpf(q) if k else 0)
             for k in range(len(exact) + 1)
         ]
-    law = personalized.clone_counts(probs)
+    law = clone_counts(probs)
     masses, first = law.weights, law.counts[0]
     assert 0 < law.below < 1e-280
     for k in range(0, len(masses), 7):
@@ -197,10 +197,10 @@ def test_equal_budgets_are_the_clone_bound_with_p_2_over_e_plus_1(users, eps_loc
 @pytest.mark.parametrize("eps_local", [1e-4, 0.3, 2.0, 9.0])
 def test_renyi_and_pair_against_fifty_digits(eps_local):
     probs = np.linspace(0.05, 0.6, 40)
-    law = personalized.clone_counts(probs)
+    law = clone_counts(probs)
     masses, first = law.weights, law.counts[0]
     orders = np.array([1.05, 2.0, 7.5, 60.0, 400.0])
-    ours = personalized.renyi_of(probs, orders, eps_local=eps_local)
+    ours = HiddenCoin(((1.0, probs),), eps_local).renyi(orders)
     with mpmath.workdps(50):
         big = mpmath.exp(eps_local)
         for order, value in zip(orders, ours, strict=True):
@@ -219,9 +219,9 @@ def test_renyi_and_pair_against_fifty_digits(eps_local):
 
 def test_sharing_nodes_and_rounding_counts_cost_little_and_never_help():
     probs = np.linspace(0.1, 0.9, 2000)
-    law = personalized.clone_counts(probs)
+    law = clone_counts(probs)
     orders = np.array([1.5, 4.0, 32.0, 200.0])
-    ours = personalized.renyi_of(probs, orders, eps_local=1.0)
+    ours = HiddenCoin(((1.0, probs),), 1.0).renyi(orders)
     masses, first = law.weights, law.counts[0]
     moments = np.zeros(len(orders))
     for c in range(first, first + len(masses)):
@@ -318,7 +318,7 @@ def test_a_group_is_never_answered_below_its_members(kind, budgets, share, facto
     top = max(budgets[m] for m in members)
     hidings = personalized._hidings(event, members)
     for eps in (0.0, 0.1, 0.5):
-        group = min(personalized._delta(personalized._laws(hiding), top, eps) for hiding in hidings)
+        group = min(HiddenCoin(hiding, top).delta(eps) for hiding in hidings)
         for member in members:
             assert group >= personalized.delta(event, eps=eps, victim=int(member)) * (1 - 1e-9) - 1e-15
 
@@ -351,7 +351,7 @@ def test_refusals():
     with pytest.raises(ValueError, match="victim"):
         personalized.eps(event, delta=1e-5, victim=2)
     with pytest.raises(ValueError, match="probabilities"):
-        personalized.delta_of(np.array([0.5, 1.5]), eps_local=1.0, eps=0.1)
+        HiddenCoin(((1.0, np.array([0.5, 1.5])),), 1.0).delta(0.1)
     with pytest.raises(NotApplicable, match="no one pair"):
         personalized.log_pmfs(Personalized(kind="laplace", eps_locals=(1.0, 2.0)))
     with pytest.raises(NotApplicable, match="no finite eps"):

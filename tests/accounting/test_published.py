@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, laplace
 
@@ -347,6 +347,7 @@ def test_geyer_verdicts():
 
 @settings(max_examples=60, deadline=None)
 @given(st.floats(0.05, 50), st.floats(0.01, 30))
+@example(45.0, 0.875)
 def test_geyer_one_query_is_judged_by_the_exact_gaussian(noise, eps):
     claim = geyer.one_query(noise_multiplier=noise, eps=eps)
     assert (claim.verdict is HOLDS) == (claim.delta >= gaussian.delta_of(1 / noise, eps=eps))

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dovetail.accounting import gaussian, split_and_mix
-from dovetail.accounting.split_and_mix import SplitAndMix
+from dovetail.accounting import gaussian, mixing, split_and_mix
+from dovetail.events import SplitAndMix
 from dovetail.statements import NotApplicable
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "split_and_mix.json").read_text())
@@ -56,7 +56,7 @@ def distance_to_ideal(values, slots, modulus):
 
 @pytest.mark.parametrize(("users", "slots", "modulus"), [(2, 3, 2), (2, 3, 3), (2, 4, 3), (2, 3, 5), (3, 3, 3)])
 def test_eta_is_never_below_the_exact_distance(users, slots, modulus):
-    ours = split_and_mix.eta(num_users=users, slots=slots, modulus=modulus)
+    ours = mixing.eta(num_users=users, slots=slots, modulus=modulus)
     worst = max(
         distance_to_ideal(values, slots, modulus)
         for values in itertools.combinations_with_replacement(range(modulus), users)
@@ -88,7 +88,7 @@ def test_the_second_moment_against_all_permutations(n, slots, modulus):
         Fraction(modulus) ** (components(drawn, n) - 1) for drawn in itertools.product(every, repeat=slots - 1)
     )
     exact = moment / len(every) ** (slots - 1) - 1
-    assert math.exp(split_and_mix._log_excess(n, slots - 2, modulus)) == pytest.approx(float(exact), rel=1e-10)
+    assert math.exp(mixing._log_excess(n, slots - 2, modulus)) == pytest.approx(float(exact), rel=1e-10)
 
 
 def exact_excess(n, r, q):
@@ -109,16 +109,16 @@ def exact_excess(n, r, q):
 @pytest.mark.parametrize(("n", "r", "q"), [(5, 2, 16), (20, 3, 2**10), (60, 11, 2**22), (60, 4, 101), (40, 1, 2**16)])
 def test_the_second_moment_against_rational_arithmetic(n, r, q):
     exact = exact_excess(n, r, q)
-    ours = split_and_mix._log_excess(n, r, q)
+    ours = mixing._log_excess(n, r, q)
     assert ours == pytest.approx(math.log(exact.numerator) - math.log(exact.denominator), abs=1e-8)
 
 
 @pytest.mark.parametrize(("n", "r", "q"), [(800, 11, 2**22), (1500, 3, 2**12), (1000, 2, 4096), (3000, 8, 2**25)])
 def test_large_crowds_are_bounded_from_small_ones(n, r, q, monkeypatch):
-    ours = split_and_mix._log_excess(n, r, q)
-    monkeypatch.setattr(split_and_mix, "_BASE", 10**9)
-    split_and_mix._log_moments.cache_clear()
-    exact = split_and_mix._log_excess(n, r, q)
+    ours = mixing._log_excess(n, r, q)
+    monkeypatch.setattr(mixing, "_BASE", 10**9)
+    mixing._log_moments.cache_clear()
+    exact = mixing._log_excess(n, r, q)
     assert exact - 1e-9 <= ours <= exact + 0.05
 
 
@@ -126,11 +126,11 @@ def test_large_crowds_are_bounded_from_small_ones(n, r, q, monkeypatch):
 @given(st.integers(3, 400), st.integers(3, 16), st.integers(9, 24))
 def test_eta_falls_with_users_and_slots_and_rises_with_the_modulus(n, slots, bits):
     at = {"num_users": n, "slots": slots, "modulus": 2**bits}
-    base = split_and_mix.eta(**at)
+    base = mixing.eta(**at)
     assert 0 < base <= 1
-    assert split_and_mix.eta(**(at | {"num_users": n + 1})) <= base * (1 + 1e-9)
-    assert split_and_mix.eta(**(at | {"slots": slots + 1})) <= base
-    assert split_and_mix.eta(**(at | {"modulus": 2 ** (bits + 1)})) >= base
+    assert mixing.eta(**(at | {"num_users": n + 1})) <= base * (1 + 1e-9)
+    assert mixing.eta(**(at | {"slots": slots + 1})) <= base
+    assert mixing.eta(**(at | {"modulus": 2 ** (bits + 1)})) >= base
     leading = 0.5 * math.sqrt(2**bits * (1 - 2 / n) * n ** float(2 - slots))
     assert base >= min(1.0, leading)
 
@@ -139,7 +139,7 @@ def test_eta_falls_with_users_and_slots_and_rises_with_the_modulus(n, slots, bit
 def test_shares_are_the_fewest_and_below_the_closed_form(num_users):
     fewest = split_and_mix.shares_for(num_users=num_users, modulus=2**22, target=2.0**-40)
     at = {"num_users": num_users, "modulus": 2**22}
-    assert split_and_mix.eta(slots=fewest, **at) <= 2.0**-40 < split_and_mix.eta(slots=fewest - 1, **at)
+    assert mixing.eta(slots=fewest, **at) <= 2.0**-40 < mixing.eta(slots=fewest - 1, **at)
     assert fewest <= split_and_mix.closed_form_shares(bits=40, **at)
 
 
@@ -219,7 +219,7 @@ def test_calibration_is_never_on_the_unsafe_side(num_users, eps, delta, coordina
 def test_what_collusion_costs():
     at = {"eps": 1.0}
     base = split_and_mix.spent_delta(DESIGN, **at)
-    distance = split_and_mix.eta(num_users=1000, slots=13, modulus=2**22)
+    distance = mixing.eta(num_users=1000, slots=13, modulus=2**22)
     assert base == pytest.approx((1 + math.e) * 7850 * distance, rel=1e-8)
     fewer_slots = dataclasses.replace(DESIGN, colluding_slots=3)
     fewer_users = dataclasses.replace(DESIGN, colluders=500)
@@ -238,9 +238,9 @@ def test_not_certified_with_too_few_users():
     with pytest.raises(NotApplicable, match="not certified"):
         split_and_mix.calibrate(num_users=5, coordinates=7850, clip_norm=1.0, eps=1.0, delta=1e-9)
     with pytest.raises(NotApplicable, match="modulus"):
-        split_and_mix.eta(num_users=100, slots=5, modulus=64)
+        mixing.eta(num_users=100, slots=5, modulus=64)
     with pytest.raises(NotApplicable, match="not certified"):
-        split_and_mix.eta(num_users=50_000, slots=3, modulus=2**30)
+        mixing.eta(num_users=50_000, slots=3, modulus=2**30)
 
 
 def test_refusals():

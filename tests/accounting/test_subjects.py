@@ -7,8 +7,7 @@ import pytest
 from scipy import stats
 
 from dovetail.accounting import gaussian, groups, subjects
-from dovetail.accounting.subjects import SampledSubject
-from dovetail.events import Gaussian
+from dovetail.events import Gaussian, SampledSubject
 from dovetail.statements import Bound, Neighbors, NotApplicable
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "subjects.json").read_text())

@@ -23,6 +23,7 @@ from dovetail.mechanisms import (
     Gaussian,
     Laplace,
     LocalRandomizer,
+    PrivUnit,
     RandomizedResponse,
 )
 
@@ -44,7 +45,7 @@ PURE = [
     RandomizedResponse(0.5, levels=3),
     RandomizedResponse(3.0, levels=17),
 ]
-ALL = [*PURE, Gaussian(std=0.7, clip_norm=1.3)]
+ALL = [*PURE, Gaussian(std=0.7, clip_norm=1.3), PrivUnit(2.0, clip_norm=1.3, dim=8)]
 ONE_OF_EACH = list({type(r): r for r in ALL}.values())
 
 
@@ -96,7 +97,8 @@ def report(r: LocalRandomizer, x: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def draw(r: LocalRandomizer, x: float, seed: int = 0) -> np.ndarray:
-    return np.asarray(report(r, np.full(SAMPLES, x, np.float32), jax.random.key(seed)), np.float64)
+    shape = (SAMPLES // r.dim, r.dim) if isinstance(r, PrivUnit) else (SAMPLES,)
+    return np.asarray(report(r, np.full(shape, x, np.float32), jax.random.key(seed)), np.float64)
 
 
 def p_value(r: LocalRandomizer, sample: np.ndarray, x: float) -> float:
@@ -230,7 +232,7 @@ def test_inputs_outside_the_domain_are_clamped(pure: LocalRandomizer) -> None:
     )
 
 
-@pytest.mark.parametrize("shape", [(4,), (2, 3, 4)])
+@pytest.mark.parametrize("shape", [(8,), (2, 3, 8)])
 def test_vectorised_over_leading_shapes(randomizer: LocalRandomizer, shape: tuple[int, ...]) -> None:
     x = np.linspace(*randomizer.domain, math.prod(shape), dtype=np.float32).reshape(shape)
     reports = jax.eval_shape(lambda x: randomizer(x, key=jax.random.key(0)), x)
@@ -282,20 +284,21 @@ def test_debias_keeps_the_kind_of_array(randomizer: LocalRandomizer) -> None:
 
 def test_a_numpy_scalar_does_not_promote_float32_data() -> None:
     with jax.enable_x64(True):
-        for r in (Laplace(np.float64(1.0)), ClipLaplace(np.float64(1.0)), Gaussian(np.float64(1.0), np.float64(1.0))):
+        one = np.float64(1.0)
+        for r in (Laplace(one), ClipLaplace(one), Gaussian(one, one), PrivUnit(one, one, np.int64(3))):
             x = np.zeros(3, np.float32)
             assert jax.eval_shape(lambda x, r=r: r(x, key=jax.random.key(0)), x).dtype == jnp.float32
 
 
 def test_registry_names_every_randomizer() -> None:
-    assert set(RANDOMIZERS) == {"rr2", "rr", "laplace", "clip_laplace", "gaussian"}
+    assert set(RANDOMIZERS) == {"rr2", "rr", "laplace", "clip_laplace", "gaussian", "privunit"}
     assert {type(r) for r in ALL} == set(RANDOMIZERS.values())
 
 
 @pytest.mark.parametrize("eps_local", [0.0, -1.0, math.nan, math.inf, None, "1"])
-@pytest.mark.parametrize("name", ["rr2", "rr", "laplace", "clip_laplace"])
+@pytest.mark.parametrize("name", ["rr2", "rr", "laplace", "clip_laplace", "privunit"])
 def test_bad_eps_local_is_refused(name: str, eps_local: object) -> None:
-    extra = {"levels": 3} if name == "rr" else {}
+    extra = {"rr": {"levels": 3}, "privunit": {"clip_norm": 1.0, "dim": 4}}.get(name, {})
     with pytest.raises(ValueError, match=r"expected eps_local .* got eps_local="):
         RANDOMIZERS[name](eps_local=eps_local, **extra)
 

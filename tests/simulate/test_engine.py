@@ -11,11 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 
+from dovetail.events import Everyone
 from dovetail.federated.client import ClientUpdate
 from dovetail.federated.server import Server
 from dovetail.mechanisms.gaussian import clip_factor
-from dovetail.protocols import build
+from dovetail.protocols import Cohort, build
 from dovetail.simulate import Engine, Performance, linear
 from dovetail.tasks import models
 from dovetail.tasks._base import Clients, Dataset
@@ -49,6 +51,18 @@ PROTOCOLS = {
 }
 
 
+SHUFFLED = {
+    "ss_simple": {"clip_value": 0.1, "eps_local": 1.0},
+    "ss_double": {"clip_value": 0.1, "eps_local": 1.0, "beta": 0.4},
+    "apes": {"clip_value": 0.1, "budgets": [2.0, 8.0]},
+}
+COHORT = Cohort(participation=Everyone(), size=NUM_CLIENTS, min_size=NUM_CLIENTS)
+
+
+def dim_of(model):
+    return len(ravel_pytree(model.init(jax.random.key(0)))[0])
+
+
 def train(*, model="logistic", update="fedavg", protocol="dp_fl", data=None, rounds=3, width=WIDTH, **performance):
     data = data or dataset()
     data, built = models.build(model, data)
@@ -57,7 +71,7 @@ def train(*, model="logistic", update="fedavg", protocol="dp_fl", data=None, rou
         dataset=data,
         clients=clients(width),
         update=UPDATES[update],
-        protocol=build(protocol, PROTOCOLS[protocol]),
+        protocol=build(protocol, {**PROTOCOLS, **SHUFFLED}[protocol]).settle(COHORT, dim_of(built)),
         server=Server.build("sgd", 0.7, {"momentum": 0.9}),
         cohort_size=20,
         seed=3,
@@ -198,3 +212,19 @@ def test_two_processes_train_the_model_of_one(tmp_path):
     together = np.load(tmp_path / "model.npz")
     np.testing.assert_allclose(together["dp_fl"], train(protocol="dp_fl")[0], atol=2e-5)
     np.testing.assert_allclose(together["ldp_fl"], train(protocol="ldp_fl", model="mlp")[0], atol=3e-5)
+
+
+@pytest.mark.parametrize("protocol", ["ss_simple", "apes"])
+def test_the_faithful_path_trains_the_same_model(protocol):
+    """Where a protocol says that both paths agree from the same keys; absent clients send nothing in either."""
+    quick, _, _ = train(protocol=protocol, update="fedsgd")
+    faithful, _, _ = train(protocol=protocol, update="fedsgd", fast=False)
+    other_chunks, _, _ = train(protocol=protocol, update="fedsgd", fast=False, chunk=3)
+    np.testing.assert_allclose(quick, faithful, atol=2e-5)
+    np.testing.assert_allclose(faithful, other_chunks, atol=2e-5)
+    assert np.abs(quick).max() > 1e-3
+
+
+def test_dummies_differ_between_the_paths_and_little_else_does():
+    quick, faithful = (train(protocol="ss_double", update="fedsgd", fast=fast)[0] for fast in (True, False))
+    assert 0 < np.abs(quick - faithful).max() < 2.0

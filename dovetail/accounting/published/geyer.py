@@ -16,6 +16,7 @@ import numpy as np
 from dovetail import _validate
 from dovetail.accounting import composition, gaussian
 from dovetail.accounting.calibrate import smallest_noise
+from dovetail.accounting.charges import charges
 from dovetail.accounting.published._claim import HOLDS, REFUTED, UNPROVEN, Claim, Figure
 from dovetail.accounting.published._moments import MAX_ORDER, same_rounds, total_log_moments
 from dovetail.events import FixedSize, Round
@@ -33,6 +34,8 @@ __all__ = [
 Clip = Literal["median", "fixed"]
 Accountant = Literal["moments", "renyi", "privacy-loss"]
 
+_LEAST_DELTA = 1e-300  # below, doubles cannot tell the printed delta from the exact one
+
 _MEDIAN = "The noise scale is the un-noised median of the clients' norms and reveals it, which no accountant counts."
 _FIXED_SIZE = "The moments accountant presumes Poisson sampling, while Alg. 1 draws a fixed number of clients."
 _PROVED = "With a fixed clipping norm and Poisson sampling it is the theorem of Abadi et al. 2016."
@@ -47,7 +50,7 @@ def _geyer(key: str, where: str) -> Theorem:
 def one_query(*, noise_multiplier: float, eps: float) -> Claim:
     """One Gaussian query: delta <= 5/4 exp(-(sigma eps)^2 / 2)."""
     _validate.positive(noise_multiplier=noise_multiplier, eps=eps)
-    delta = min(1.0, 1.25 * math.exp(-((noise_multiplier * eps) ** 2) / 2))
+    delta = min(1.0, max(1.25 * math.exp(-((noise_multiplier * eps) ** 2) / 2), _LEAST_DELTA))
     enough = delta >= gaussian.delta_of(1 / noise_multiplier, eps=eps)
     if eps < 1 and enough:
         reason = "It is Dwork, Roth 2014, Thm. 3.22, whose condition eps < 1 is met."
@@ -95,7 +98,7 @@ def noise_multiplier(
             return dp_fl(same, delta=delta, clip="fixed").eps
         ours = composition.renyi if accountant == "renyi" else composition.privacy_loss
         try:
-            return ours(composition.charges(same)).eps(delta)
+            return ours(charges(same)).eps(delta)
         except NotApplicable:
             return math.inf
 

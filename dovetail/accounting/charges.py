@@ -1,0 +1,72 @@
+"""What one user pays for, out of all the rounds.
+
+Rounds over disjoint batches of an epoch concern different users, so an epoch costs what its worst round costs; all else
+adds up. Beside its noise a round may spend some of delta: on reports that meet a full coordinate, and on imperfect
+mixing of shares, which costs the more the larger the eps of the whole is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from dovetail.accounting import releases
+from dovetail.accounting.releases import Sampling
+from dovetail.events import Disjoint, Everyone, FixedSize, Gaussian, Mechanism, Poisson, Round, SampledSubject
+from dovetail.statements import NotApplicable
+
+__all__ = ["Charge", "charges", "spent_delta"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Charge:
+    """A mechanism that one user pays for `times` times; disjoint batches are already folded into epochs."""
+
+    mechanism: Mechanism
+    sampling: Sampling
+    times: int
+
+
+def charges(rounds: Iterable[Round]) -> tuple[Charge, ...]:
+    """What one user pays for at the most: epochs of disjoint batches count once, everything else each time."""
+    counts: Counter[tuple[Mechanism, Sampling]] = Counter()
+    epochs: dict[int, list[Mechanism]] = {}
+    for item in rounds:
+        match item.participation:
+            case Disjoint() if isinstance(item.mechanism, SampledSubject):
+                raise NotApplicable("a subject may have data at users of several disjoint batches of an epoch")
+            case Disjoint(epoch=epoch):
+                epochs.setdefault(epoch, []).append(item.mechanism)
+            case FixedSize(size=size, population=population) if size == population:
+                counts[item.mechanism, Everyone()] += 1
+            case Poisson(prob=prob) if prob == 1:
+                counts[item.mechanism, Everyone()] += 1
+            case Poisson(prob=prob) if prob == 0:
+                pass
+            case sampling:
+                counts[item.mechanism, sampling] += 1
+    for mechanisms in epochs.values():
+        counts[_worst(mechanisms), Everyone()] += 1
+    return tuple(Charge(mechanism=m, sampling=s, times=times) for (m, s), times in counts.items())
+
+
+def _worst(mechanisms: Sequence[Mechanism]) -> Mechanism:
+    distinct = set(mechanisms)
+    if len(distinct) == 1:
+        return mechanisms[0]
+    if all(isinstance(mechanism, Gaussian) for mechanism in distinct):
+        return max(distinct, key=lambda mechanism: mechanism.mu)  # type: ignore[union-attr]
+    raise NotApplicable("the rounds of an epoch over disjoint batches differ, and there is no order between them")
+
+
+def spent_delta(paid: Sequence[Charge], *, eps: float) -> float:
+    """What the rounds cost in delta beside their noise, when eps is that of the whole.
+
+    Guarantees:
+        Non-decreasing in eps, and adds up over rounds.
+    """
+    full = math.fsum(c.times * releases.spent_on_full(c.mechanism) for c in paid)
+    mixing = math.fsum(c.times * releases.spent_on_mixing(c.mechanism, eps=eps) for c in paid)
+    return full + mixing

@@ -1,0 +1,176 @@
+"""What one release costs: its Renyi divergence, its privacy loss, its pure eps, and the delta that it spends.
+
+Gaussian and Laplace noise are dp-accounting's, shuffled rounds those of `pairs` and `personalized`, sums by shares of
+`split_and_mix`, sums over the items of a subject of `subjects`. Each function raises `NotApplicable` where it knows no
+bound for the release or for the way its users were sampled.
+
+dp-accounting's two accountants disagree on what a noise multiplier means under replacement (one doubles the
+sensitivity, the other does not). Our events carry the sensitivity of their own relation; this file translates.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from dp_accounting import dp_event, privacy_accountant
+from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting.rdp import rdp_privacy_accountant as rdp
+
+from dovetail.accounting import pairs, personalized, split_and_mix, subjects
+from dovetail.events import (
+    Crowd,
+    Everyone,
+    FixedSize,
+    Gaussian,
+    Laplace,
+    Mechanism,
+    NonPrivate,
+    PaddedBernoulli,
+    PaddedTopk,
+    Personalized,
+    Poisson,
+    SampledSubject,
+    Shuffled,
+    SplitAndMix,
+)
+from dovetail.statements import Neighbors, NotApplicable, Theorem
+
+__all__ = ["Sampling", "losses", "pure_eps", "renyi", "resolution", "spent_on_full", "spent_on_mixing", "theorem"]
+
+Sampling = Everyone | FixedSize | Poisson
+
+_INTERVAL = 1e-4
+_ADD_REMOVE = privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE
+_REPLACE = privacy_accountant.NeighboringRelation.REPLACE_ONE
+
+
+def theorem(mechanism: Mechanism) -> Theorem | None:
+    """The theorem behind this release's divergence and loss; None for plain noise, where the accountant's says all."""
+    match mechanism:
+        case Shuffled() | PaddedBernoulli() | PaddedTopk():
+            return pairs.theorem(mechanism)
+        case Personalized():
+            return personalized.CLONES
+        case SplitAndMix():
+            return split_and_mix.SPLIT_AND_MIX
+        case SampledSubject():
+            return subjects.MIXTURE
+    _refuse_non_private(mechanism)
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def renyi(mechanism: Mechanism, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
+    """Renyi divergence of one release at every order; noise multipliers are std over the event's own sensitivity."""
+    match mechanism, sampling:
+        case Laplace(), Everyone():
+            event = dp_event.LaplaceDpEvent(mechanism.scale / mechanism.sensitivity)
+            return mechanism.count * _dp_accounting_renyi(event, _ADD_REMOVE, orders)
+        case ((Shuffled() | PaddedBernoulli() | PaddedTopk()), Everyone()):
+            return pairs.renyi(mechanism, np.asarray(orders))
+        case Personalized(), Everyone():
+            return personalized.renyi(mechanism, np.asarray(orders))
+        case SplitAndMix(), Everyone():
+            return split_and_mix.renyi(mechanism, np.asarray(orders))
+        case Gaussian(std=0.0), _:
+            return np.full(len(orders), np.inf)
+        case Gaussian(), Everyone():
+            return _dp_accounting_renyi(dp_event.GaussianDpEvent(1 / mechanism.mu), _ADD_REMOVE, orders)
+        case Gaussian(neighbors=Neighbors.ADD_REMOVE), Poisson():
+            event = dp_event.PoissonSampledDpEvent(sampling.prob, dp_event.GaussianDpEvent(1 / mechanism.mu))
+            return _dp_accounting_renyi(event, _ADD_REMOVE, orders)
+        case Gaussian(neighbors=Neighbors.REPLACE_ONE), FixedSize():
+            noise = dp_event.GaussianDpEvent(1 / mechanism.mu)
+            event = dp_event.SampledWithoutReplacementDpEvent(sampling.population, sampling.size, noise)
+            return _dp_accounting_renyi(event, _REPLACE, orders)
+    raise NotApplicable(f"no Renyi bound here for {_describe(mechanism, sampling)}")
+
+
+def _dp_accounting_renyi(
+    event: dp_event.DpEvent, relation: privacy_accountant.NeighboringRelation, orders: tuple[float, ...]
+) -> np.ndarray:
+    accountant = rdp.RdpAccountant(orders=orders, neighboring_relation=relation)
+    return np.asarray(accountant.compose(event).rdp)
+
+
+def resolution(mechanism: Mechanism) -> float:
+    """The interval of privacy losses that this release should be composed on."""
+    match mechanism:
+        case Shuffled() | PaddedBernoulli() | PaddedTopk():
+            return pairs.resolution(mechanism)
+        case SampledSubject():
+            return subjects.resolution(mechanism)
+        case Laplace():  # connecting the dots costs the square of their distance over eps_each
+            return max(_INTERVAL, mechanism.eps_each / 20)
+    _refuse_non_private(mechanism)
+    return _INTERVAL
+
+
+@functools.lru_cache(maxsize=64)
+def losses(mechanism: Mechanism, sampling: Sampling, interval: float) -> tuple[pld.PrivacyLossDistribution, ...]:
+    """The privacy loss of one release on multiples of `interval`.
+
+    Several, where it depends on something fixed but unknown about the victim (how a subject's items are spread over
+    users): the loss of any number of such releases is the composition of one of them.
+    """
+    match mechanism, sampling:
+        case Laplace(), Everyone():
+            one = pld.from_laplace_mechanism(
+                mechanism.scale, sensitivity=mechanism.sensitivity, value_discretization_interval=interval
+            )
+            return (one.self_compose(mechanism.count),)
+        case ((Shuffled() | PaddedBernoulli() | PaddedTopk()), Everyone()):
+            return (pairs.loss(mechanism, interval=interval),)
+        case SampledSubject(), Everyone():
+            return subjects.losses(mechanism, interval=interval)
+        case Gaussian(std=std), _ if std > 0 and not isinstance(sampling, FixedSize):
+            prob = sampling.prob if isinstance(sampling, Poisson) else 1.0
+            if mechanism.neighbors is Neighbors.ADD_REMOVE:
+                reach, relation = mechanism.sensitivity, _ADD_REMOVE
+            else:
+                reach, relation = mechanism.sensitivity / 2, _REPLACE  # dp-accounting doubles it again
+            one = pld.from_gaussian_mechanism(
+                std,
+                sensitivity=reach,
+                sampling_prob=prob,
+                neighboring_relation=relation,
+                value_discretization_interval=interval,
+            )
+            return (one,)
+    raise NotApplicable(f"no privacy-loss distribution here for {_describe(mechanism, sampling)}")
+
+
+def pure_eps(mechanism: Mechanism) -> float:
+    """The local guarantee of one round, which shuffling cannot worsen."""
+    match mechanism:
+        case Laplace():
+            return mechanism.count * mechanism.eps_each
+        case Shuffled():
+            return mechanism.coordinates * mechanism.report.eps_local
+        case Personalized():
+            return mechanism.coordinates * max(mechanism.eps_locals)
+    raise NotApplicable(f"{type(mechanism).__name__} has no pure guarantee")
+
+
+def spent_on_full(mechanism: Mechanism) -> float:
+    """The delta that a release spends on reports that meet a full coordinate."""
+    _refuse_non_private(mechanism)
+    return pairs.spent_delta(mechanism) if isinstance(mechanism, Crowd) else 0.0
+
+
+def spent_on_mixing(mechanism: Mechanism, *, eps: float) -> float:
+    """The delta that a release spends on imperfect mixing, at the eps of the whole composition."""
+    _refuse_non_private(mechanism)
+    return split_and_mix.spent_delta(mechanism, eps) if isinstance(mechanism, SplitAndMix) else 0.0
+
+
+def _refuse_non_private(mechanism: Mechanism) -> None:
+    if isinstance(mechanism, NonPrivate):
+        raise NotApplicable(f"a release without a guarantee: {mechanism.reason}")
+
+
+def _describe(mechanism: Mechanism, sampling: Sampling) -> str:
+    relation = getattr(mechanism, "neighbors", None)
+    under = f" under {relation.value}" if relation else ""
+    return f"{type(mechanism).__name__} noise with {type(sampling).__name__} participation{under}"

@@ -1,0 +1,160 @@
+"""Pairs of laws that are each other's mirror image: their Renyi divergence, and the privacy loss of many copies.
+
+Such a pair is ``P = (1 + s) w`` and ``Q = (1 - s) w`` for a symmetric law w of s on [-1, 1], and its privacy loss is
+2 atanh(s); only the law of |s| matters. A mean-preserving spread of w gives a pair that dominates
+(docs/proofs/coins.md), so a law may be moved to any grid of losses from above. Copies are composed there by an FFT; the
+tail beyond Chernoff's bound and the rounding error of the transform are added to the infinite loss.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+from dp_accounting.pld import pld_pmf
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from scipy.special import logsumexp
+
+from dovetail import _validate
+from dovetail.statements import NotApplicable
+
+__all__ = ["SymmetricPair", "composed_loss", "renyi", "spread"]
+
+_CLOSEST_ORDER = 1 + 1e-6
+_LARGEST_LOSS = 30.0  # of one copy; a grid of losses would not resolve more
+_LARGEST_DIRECT = 300.0  # cosh of more is summed in logarithms
+_RENYI_OUTWARD = 1 + 1e-9
+_TAIL = 1e-15
+_ULP = 2.0**-52
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SymmetricPair:
+    """`folds` independent copies of the pair whose law of |s| has these points and masses, the largest loss eps_pure.
+
+    Guarantees:
+        Never below the pair itself, at any order, eps or number of folds.
+    """
+
+    points: np.ndarray
+    mass: np.ndarray
+    eps_pure: float
+    folds: int = 1
+
+    @property
+    def std_loss(self) -> float:
+        """The standard deviation of the privacy loss of one fold, about: the scale of grids, never of a bound."""
+        return 2 * math.sqrt(float(self.points**2 @ self.mass))
+
+    def renyi(self, orders: np.ndarray) -> np.ndarray:
+        """Upper bounds on the Renyi divergence of all folds at each order > 1 (both directions are equal)."""
+        return self.folds * np.minimum(renyi(orders, self.points, self.mass), self.eps_pure)
+
+    def loss(self, *, interval: float = 1e-4) -> PrivacyLossDistribution:
+        """The privacy loss of all folds on multiples of `interval`, from above."""
+
+        def on(tanh: np.ndarray) -> np.ndarray:
+            return spread(self.points, self.mass, tanh)
+
+        return composed_loss(on, self.eps_pure, std=self.std_loss, folds=self.folds, interval=interval)
+
+
+def spread(points: np.ndarray, mass: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    """The masses of a law of |s| on a grid from 0 to its largest point or beyond; the mean of |s| is kept."""
+    if grid[0] != 0 or points.max() > grid[-1] * (1 + 1e-12):
+        raise ValueError(f"expected a grid from 0 to {points.max()} or beyond, got {grid[0]} to {grid[-1]}")
+    right = np.clip(np.searchsorted(grid, points), 1, len(grid) - 1)
+    part = np.clip((points - grid[right - 1]) / (grid[right] - grid[right - 1]), 0.0, 1.0)
+    return np.bincount(right, mass * part, len(grid)) + np.bincount(right - 1, mass * (1 - part), len(grid))
+
+
+def renyi(orders: np.ndarray, points: np.ndarray, mass: np.ndarray) -> np.ndarray:
+    """log E[sqrt(1 - s^2) cosh((2 order - 1) atanh s)] / (order - 1), from the excess over 1, rounded up.
+
+    An order closer to 1 than `_CLOSEST_ORDER` costs what that order costs.
+    """
+    orders = np.asarray(orders, dtype=float)
+    if orders.size and not orders.min() > 1:
+        raise ValueError(f"expected every order > 1, got order={orders.min()}")
+    orders = np.maximum(orders, _CLOSEST_ORDER)
+    root = np.sqrt((1 - points) * (1 + points))
+    z = (2 * orders[:, None] - 1) * np.arctanh(points)
+    direct = z <= _LARGEST_DIRECT
+    excess = root * 2 * np.sinh(np.where(direct, z, 0.0) / 2) ** 2 - points * points / (1 + root)
+    near = np.where(direct, excess, 0.0) @ mass
+    log_total = np.log1p(near)
+    for row in np.flatnonzero(~direct.all(axis=1)):
+        far = ~direct[row] & (mass > 0)
+        log_far = logsumexp(z[row, far] - math.log(2) + np.log(root[far]) + np.log(mass[far]) + 1e-12)
+        log_total[row] = np.logaddexp(log_total[row], log_far)
+    return log_total / (orders - 1) * _RENYI_OUTWARD
+
+
+def composed_loss(
+    on: Callable[[np.ndarray], np.ndarray], eps_pure: float, *, std: float, folds: int, interval: float
+) -> PrivacyLossDistribution:
+    """The privacy loss of `folds` copies on multiples of `interval`, from above ("connect the dots").
+
+    `on(tanh)` is the law of |s| spread to these points, which reach beyond tanh(eps_pure/2). The folds are composed on
+    a grid fine enough for one of them, whose loss has about this std, then the result is spread to `interval`.
+    """
+    _validate.positive(interval=interval)
+    if eps_pure > _LARGEST_LOSS:
+        raise NotApplicable(f"no privacy-loss grid for a report with a loss of {eps_pure:.4g}")
+    parts = max(1, math.ceil(interval / (std / 50)))
+    tanh = np.tanh(np.arange(math.ceil(eps_pure / (interval / parts)) + 2) * (interval / parts / 2))
+    half = on(tanh) / 2
+    upward, downward = half * (1 + tanh), half * (1 - tanh)
+    probs = np.concatenate([downward[:0:-1], upward[:1] + downward[:1], upward[1:]])
+    lowest, probs, infinite = _self_compose(probs, folds)
+    lowest, probs = _coarsen(lowest, probs, parts, interval)
+    return PrivacyLossDistribution(pld_pmf.DensePLDPmf(interval, lowest, probs, infinite, True))
+
+
+def _self_compose(probs: np.ndarray, folds: int) -> tuple[int, np.ndarray, float]:
+    """Lowest index, probabilities and infinite mass of a sum of `folds` losses; the law is centred at index 0."""
+    reach = len(probs) // 2
+    if folds == 1:
+        return -reach, probs, 0.0
+    first, last = _chernoff(probs, folds)
+    size = last - first + 1
+    length = 1 << (max(size, len(probs)) - 1).bit_length()
+    spectrum = np.fft.rfft(probs, length)
+    summed = np.roll(np.fft.irfft(spectrum**folds, length), -(first + reach * folds))[:size]
+    depth = 6 * math.log2(length)  # roundings on the way of one input to one output of the transform
+    norm = math.sqrt(2 * float(np.sum(np.abs(spectrum) ** (2 * (folds - 1)))))
+    error = _ULP * (folds * (depth + 4) + depth) * norm
+    return first, np.maximum(summed, 0.0), _TAIL * (1 + 1e-6) + error
+
+
+def _chernoff(probs: np.ndarray, folds: int) -> tuple[int, int]:
+    """Indices between which the sum of `folds` losses stays, but for a probability of `_TAIL`."""
+    reach = len(probs) // 2
+    index = np.arange(-reach, reach + 1)
+    std = math.sqrt(float(index**2 @ probs)) + 1e-9
+    slopes = np.minimum(np.geomspace(0.5, 30, 24) / (std * math.sqrt(folds)), 600 / reach)
+
+    def bound(sign: int) -> int:
+        reached = [
+            (folds * math.log(float(np.exp(slope * sign * index) @ probs)) + math.log(2 / _TAIL)) / slope
+            for slope in slopes
+        ]
+        return min(reach * folds, math.ceil(min(reached)) + 1)
+
+    return -bound(-1), bound(1)
+
+
+def _coarsen(lowest: int, probs: np.ndarray, parts: int, interval: float) -> tuple[int, np.ndarray]:
+    """Spread losses on multiples of interval/parts to multiples of interval, keeping the masses of P and of Q."""
+    if parts == 1:
+        return lowest, probs
+    index = lowest + np.arange(len(probs))
+    left = index // parts
+    right_share = np.expm1(-(index - left * parts) * (interval / parts)) / math.expm1(-interval)
+    start = int(left[0])
+    size = int(left[-1]) - start + 2
+    coarse = np.bincount(left - start, probs * (1 - right_share), size)
+    coarse += np.bincount(left - start + 1, probs * right_share, size)
+    return start, coarse

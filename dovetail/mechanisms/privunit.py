@@ -1,0 +1,284 @@
+"""PrivUnit: a whole vector of an L2 ball in one message (Bhowmick et al. 2018; Asi, Feldman, Talwar 2022).
+
+The clipped input is clip_norm r u with u a unit vector and 0 <= r <= 1. u is kept with probability (1 + r) / 2, else
+turned round: that is unbiased and cannot raise eps. The report v is uniform on the cap {<v, u> >= threshold} of the
+unit sphere with probability `prob`, else uniform on the rest; `accounting.privunit` chooses both and proves eps.
+With c the mass of the cap, the density against the uniform law is a mixture of prob / c and (1 - prob) / (1 - c), so
+the smaller value, with a uniform point of the sphere, is the blanket. The mean report is m r u, m = `mean_projection`.
+
+A draw is v = t u + sqrt(1 - t^2) w: t by the inverse of its exact cdf, w uniform on the unit sphere orthogonal to u.
+Simulation only: the coin for the cap is exact, but a report is a float32 vector.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fractions
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax.typing import ArrayLike
+from scipy import special
+
+from dovetail import _validate
+from dovetail.accounting import privunit as accounting
+from dovetail.accounting.privunit import Cap
+from dovetail.mechanisms._base import Blanket, LocalRandomizer, freeze_floats, namespace
+
+__all__ = ["PrivUnit", "UniformSphere"]
+
+_SHORTEST = 1e-12  # of clip_norm: below it a float32 sum of squares may lose coordinates to underflow
+_OFF_SPHERE = 1e-4  # what float32 may take from the norm of a report, with much to spare
+_COIN_BITS = 53
+_PER_UNIT = 32  # cubics per unit of the exponent: the error is below that of float32
+_UNITS = 23  # -log of the smallest uniform, 2^-33, is 22.9
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivUnit(LocalRandomizer):
+    """One unit vector for each input of `dim` coordinates, which is clipped to L2 norm `clip_norm`.
+
+    Guarantees:
+        The largest log-ratio of two densities is that of `cap`: at most eps_local, and within 1e-6 of it.
+        `debias` of the mean report is unbiased for the mean of the clipped inputs.
+        Reports have norm 1 up to rounding.
+        A vector whose norm is NaN or infinite, or below 1e-12 clip_norm, counts as zero.
+
+    References:
+        Bhowmick, Duchi, Freudiger, Kapoor, Rogers (2018), Alg. 1; Asi, Feldman, Talwar (ICML 2022).
+    """
+
+    eps_local: float
+    clip_norm: float
+    dim: int
+    vector: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _validate.positive(eps_local=self.eps_local, clip_norm=self.clip_norm)
+        _validate.integer(dim=self.dim)
+        freeze_floats(self, "eps_local", "clip_norm")
+        object.__setattr__(self, "dim", int(self.dim))
+        _best(self.dim, self.eps_local)
+
+    @property
+    def domain(self) -> tuple[float, float]:
+        """The interval of one coordinate; the vector lies in the ball of radius clip_norm."""
+        return -self.clip_norm, self.clip_norm
+
+    @property
+    def cap(self) -> Cap:
+        """The best cap at eps_local, its probability rounded down to a coin that 53 bits toss exactly."""
+        return _best(self.dim, self.eps_local)
+
+    @property
+    def slope(self) -> float:
+        """m / clip_norm."""
+        return accounting.mean_projection(self.cap) / self.clip_norm
+
+    def __call__(self, x: ArrayLike, *, key: jax.Array) -> jax.Array:
+        """A float32 unit vector for every vector on the last axis of x."""
+        vectors = jnp.asarray(x, jnp.float32)
+        self._check(x=vectors)
+        radius, unit = _polar(vectors, self.clip_norm)
+        key_words, key_rest = jax.random.split(key)
+        turn, high, low, where = jax.random.bits(key_words, (4, *radius.shape), jnp.uint32)
+        keep = _open_uniform(turn) <= (1 + radius) / 2
+        height, reach = _heights(self.cap, _in_cap(self.cap, high, low), where)
+        return _around(jnp.where(keep, unit, -unit), height, reach, key=key_rest)
+
+    def log_density(self, y: npt.ArrayLike, x: npt.ArrayLike) -> np.ndarray:
+        """The log density of v = y against the uniform law of the sphere; -inf where y is not on the sphere.
+
+        The mass of the cap is rounded down, by less than 1e-9, so that density ratios are rounded up.
+        """
+        report, inputs = np.asarray(y, np.float64), np.asarray(x, np.float64)
+        self._check(y=report, x=inputs)
+        radius, unit = _polar(inputs, self.clip_norm)
+        norm = np.linalg.norm(report, axis=-1)
+        height = np.vecdot(report, unit) / np.where(norm > 0, norm, 1)
+        towards, away = height >= self.cap.threshold, height <= -self.cap.threshold
+        chance = (towards * (1 + radius[..., 0]) + away * (1 - radius[..., 0])) / 2
+        log_outside, log_ratio = self._log_levels
+        return np.where(_on_sphere(norm), log_outside + np.log1p(chance * np.expm1(log_ratio)), -np.inf)
+
+    def mean(self, x: npt.ArrayLike) -> np.ndarray:
+        """The clipped vector times `slope`."""
+        inputs = np.asarray(x, np.float64)
+        self._check(x=inputs)
+        radius, unit = _polar(inputs, self.clip_norm)
+        return accounting.mean_projection(self.cap) * radius * unit
+
+    def report_variance(self, x: npt.ArrayLike) -> np.ndarray:
+        """The variance of each coordinate, in the shape of x; over all coordinates they add up to 1 - (m r)^2.
+
+        E[v v^T] is E[t^2] u u^T + E[1 - t^2] (I - u u^T) / (dim - 1).
+        """
+        along = self.mean(x)
+        share = _polar(np.asarray(x, np.float64), self.clip_norm)[1] ** 2
+        across = _mean_square_reach(self.cap)
+        return (1 - across) * share + across * (1 - share) / (self.dim - 1) - along**2
+
+    def blanket(self) -> UniformSphere:
+        """A uniform point of the sphere, of mass (1 - prob) / (1 - c): every report lies outside some input's cap."""
+        return UniformSphere(math.exp(self._log_levels[0]), self.dim)
+
+    @property
+    def _log_levels(self) -> tuple[float, float]:
+        """The log density outside the cap, and by how much that inside it is higher."""
+        prob, mass = self.cap.prob, accounting.cap_mass(dim=self.dim, threshold=self.cap.threshold)
+        outside = math.log1p(-prob) - math.log1p(-mass)
+        return outside, math.log(prob) - math.log(mass) - outside
+
+    def _check(self, **arrays: Any) -> None:
+        for name, array in arrays.items():
+            if array.shape[-1:] != (self.dim,):
+                raise ValueError(f"expected {name} with {self.dim} entries on its last axis, got shape={array.shape}")
+
+
+@dataclasses.dataclass(frozen=True)
+class UniformSphere(Blanket):
+    """The blanket of PrivUnit: a uniform point of the unit sphere; `mean` and `variance` are those of a coordinate."""
+
+    gamma: float
+    dim: int
+
+    def sample(self, shape: Sequence[int], *, key: jax.Array) -> jax.Array:
+        """An array of dummies of this shape; each is a vector, on one more axis."""
+        return _direction((*shape, self.dim), key)
+
+    def sample_sum(self, counts: jax.Array, most: int, *, key: jax.Array) -> jax.Array:
+        """For every entry of counts, the sum of that many dummies: a vector, on one more axis."""
+
+        def add(i: jax.Array, total: jax.Array) -> jax.Array:
+            dummies = self.sample(counts.shape, key=jax.random.fold_in(key, i))
+            return total + jnp.where(i < counts[..., None], dummies, 0)
+
+        return jax.lax.fori_loop(0, most, add, jnp.zeros((*counts.shape, self.dim), jnp.float32))
+
+    def log_density(self, y: npt.ArrayLike) -> np.ndarray:
+        """0 on the sphere, against its uniform law."""
+        return np.where(_on_sphere(np.linalg.norm(np.asarray(y, np.float64), axis=-1)), 0.0, -np.inf)
+
+    @property
+    def mean(self) -> float:
+        """0."""
+        return 0.0
+
+    @property
+    def variance(self) -> float:
+        """1 / dim."""
+        return 1 / self.dim
+
+
+@functools.lru_cache(maxsize=64)
+def _best(dim: int, eps_local: float) -> Cap:
+    cap = accounting.best(dim=dim, eps_local=eps_local)
+    return dataclasses.replace(cap, prob=1 - _outside_of(cap) / 2**_COIN_BITS)
+
+
+def _outside_of(cap: Cap) -> int:
+    """How many of 2^53 words leave the cap: rounded up, so that the coin never tells more than promised."""
+    return math.ceil((1 - fractions.Fraction(cap.prob)) * 2**_COIN_BITS)
+
+
+def _polar(x: Any, clip_norm: float) -> tuple[Any, Any]:
+    """r (with the last axis kept) and u such that the clipped x is clip_norm r u; u is the first axis where r is 0."""
+    xp = namespace(x)
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = x / clip_norm
+        square = (scaled * scaled).sum(axis=-1, keepdims=True)
+    usable = xp.isfinite(square) & (square > _SHORTEST**2)
+    norm = xp.sqrt(xp.where(usable, square, 1))
+    first = (xp.arange(x.shape[-1]) == 0).astype(x.dtype)
+    unit = xp.where(usable, xp.where(usable, scaled, 0) / norm, first)
+    return xp.where(usable, xp.minimum(norm, 1), 0), unit
+
+
+def _in_cap(cap: Cap, high: jax.Array, low: jax.Array) -> jax.Array:
+    """True with probability cap.prob exactly, from all bits of one random word and the upper 21 of another."""
+    bound, rest = divmod(_outside_of(cap), 2 ** (_COIN_BITS - 32))
+    return ~((high < np.uint32(bound)) | ((high == np.uint32(bound)) & (low >> (64 - _COIN_BITS) < np.uint32(rest))))
+
+
+def _heights(cap: Cap, inside: jax.Array, words: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """t = <v, u> given on which side of the threshold it lies, and sqrt(1 - t^2), which t in float32 may not tell.
+
+    With T the height of a uniform point, P(T >= t) is uniform on (0, c) inside the cap and on (c, 1) outside it.
+    Outside, the smaller of P(T >= t) and P(T <= t) gives |t|.
+    """
+    uniform, rest = _open_uniform(words), _open_uniform(~words)
+    mass = accounting.cap_mass(dim=cap.dim, threshold=cap.threshold)
+    above, below = mass + (1 - mass) * uniform, (1 - mass) * rest
+    exponent = -jnp.log(jnp.where(inside, uniform, jnp.minimum(1, 2 * jnp.minimum(above, below))))
+    position = exponent * _PER_UNIT
+    index = jnp.minimum(position.astype(jnp.int32), _PER_UNIT * _UNITS - 1)
+    cubic = jnp.asarray(_inverse_cdf(cap))[inside.astype(jnp.int32), index]
+    fraction = (position - index)[..., None]
+    value = ((cubic[..., 3] * fraction + cubic[..., 2]) * fraction + cubic[..., 1]) * fraction + cubic[..., 0]
+    return jnp.where(inside | (above < below), value[..., 0], -value[..., 0]), value[..., 1]
+
+
+def _open_uniform(words: jax.Array) -> jax.Array:
+    """A float32 in (0, 1] from 32 bits, with full relative precision near 0."""
+    return (words.astype(jnp.float32) + 0.5) * 2.0**-32
+
+
+@functools.lru_cache(maxsize=16)
+def _inverse_cdf(cap: Cap) -> np.ndarray:
+    """Cubics for (t, sqrt(1 - t^2)) by exponent, of shape (2, intervals, 2, 4), for outside and inside the cap."""
+    mass = accounting.cap_mass(dim=cap.dim, threshold=cap.threshold)
+    return np.stack([_tail_inverse(cap.dim, 0.0), _tail_inverse(cap.dim, -math.log(2 * mass))]).astype(np.float32)
+
+
+def _tail_inverse(dim: int, start: float) -> np.ndarray:
+    """Hermite cubics of t and sqrt(1 - t^2) in e, where P(T >= t) = exp(-start - e) / 2 and 0 <= e <= 23.
+
+    In e both are smooth and evenly spread, however thin the tail: beyond a threshold near which all of it crowds, too.
+    """
+    exponent = start + np.arange(_PER_UNIT * _UNITS + 1) / _PER_UNIT
+    tail, b = np.exp(-exponent), (dim - 1) / 2
+    t, reach = np.sqrt(special.betainccinv(0.5, b, tail)), np.sqrt(special.betaincinv(b, 0.5, tail))
+    slope = np.exp(special.betaln(0.5, b) - exponent - (dim - 3) * np.log(reach)) / 2  # P(T >= t) over T's density
+    value, step = np.stack([t, reach], axis=-1), np.stack([slope, -slope * t / reach], axis=-1) / _PER_UNIT
+    rise = np.diff(value, axis=0)
+    square, cube = 3 * rise - 2 * step[:-1] - step[1:], step[:-1] + step[1:] - 2 * rise
+    return np.stack([value[:-1], step[:-1], square, cube], axis=-1)
+
+
+def _around(unit: jax.Array, height: jax.Array, reach: jax.Array, *, key: jax.Array) -> jax.Array:
+    """height u + reach w, with w uniform on the unit sphere orthogonal to u.
+
+    Drawn around the first axis e, then carried to u by the reflection in u + sign(u_1) e, which takes e to
+    -sign(u_1) u: there nothing cancels, where subtracting a projection on u would in few dimensions.
+    """
+    rest = _direction((*unit.shape[:-1], unit.shape[-1] - 1), key)
+    upright = jnp.concatenate([height, reach * rest], axis=-1)
+    first = unit[..., :1]
+    sign = jnp.where(first < 0, -1, 1).astype(unit.dtype)
+    mirror = unit.at[..., :1].add(sign)
+    along = jnp.sum(mirror * upright, axis=-1, keepdims=True)
+    return sign * (mirror * (along / (1 + jnp.abs(first))) - upright)
+
+
+def _direction(shape: tuple[int, ...], key: jax.Array) -> jax.Array:
+    """Uniform points of a sphere; JAX's normals are never exactly 0, so that even one coordinate has a direction."""
+    normal = jax.random.normal(key, shape, jnp.float32)
+    return normal / jnp.linalg.norm(normal, axis=-1, keepdims=True)
+
+
+def _mean_square_reach(cap: Cap) -> float:
+    """E[1 - t^2] of a report: a sum of positive terms, as E[t^2] would round off at small reach."""
+    mass = accounting.cap_mass(dim=cap.dim, threshold=cap.threshold)
+    whole = (cap.dim - 1) / cap.dim
+    inner = whole * special.betainc((cap.dim + 1) / 2, 0.5, (1 - cap.threshold) * (1 + cap.threshold)) / 2
+    return cap.prob * inner / mass + (1 - cap.prob) * (whole - inner) / (1 - mass)
+
+
+def _on_sphere(norm: np.ndarray) -> np.ndarray:
+    return np.abs(norm - 1) <= _OFF_SPHERE

@@ -1,0 +1,229 @@
+"""Vectors as noisy integers in additive shares: what a client of split-and-mix computes (Agarwal, Kairouz, Liu 2021).
+
+- *Encoding*: clip to an L2 norm, scale, round every coordinate up or down at random and without bias; repeat until the
+  integer vector has at most the norm that the accountant presumes (conditional rounding; Kairouz, Liu, Steinke 2021).
+- *Noise*: Skellam, the difference of two Poissons; sums of Skellams are Skellam.
+- *Shares*: all but one uniform modulo a power of two, the last one makes up the value.
+
+Integers live in 32-bit words: sums wrap modulo 2^32, of which every modulus here is a divisor. This is simulation: the
+noise is drawn in float32, above a variance of 1024 as a rounded Gaussian; deployed clients need exact draws.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dovetail import _validate
+from dovetail.accounting import split_and_mix
+from dovetail.mechanisms._base import as_floating
+from dovetail.mechanisms._words import bits, coin
+from dovetail.mechanisms.gaussian import clip_l2
+
+__all__ = ["Encoding", "Resolution", "centred", "resolve", "shares_for", "skellam", "split", "words"]
+
+_WORD = 2**32
+_LARGEST = 65_000  # norm of integers whose squares add up in a word, with room for float32 clipping
+_ATTEMPTS = 8  # of rounding: each fails with probability at most 1e-3, and in fact far less
+_ROUNDING_LOSS = 2e-3  # what rounding adds to norms at most, unless the scale is given
+_GAUSSIAN_FROM = 1024.0  # a rounded Gaussian is within .06 / variance of Skellam; float32 Poissons get worse with rate
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """Vectors of `dim` coordinates as integers: about `scale` times the vector, clipped to L2 norm `clip_norm`.
+
+    Guarantees:
+        The integer vector has norm at most `norm`, whatever the input.
+        Unbiased but for `bias`, the L2 norm of what conditioning on the norm moves the mean by, at most.
+        A vector whose norm is NaN or infinite counts as zero.
+
+    References:
+        Kairouz, Liu, Steinke (ICML 2021), "The distributed discrete Gaussian mechanism", Alg. 1.
+    """
+
+    clip_norm: float
+    scale: float
+    dim: int
+    rounding_tail: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _validate.positive(clip_norm=self.clip_norm, scale=self.scale)
+        _validate.integer(dim=self.dim)
+        _validate.at_least(1, dim=self.dim)
+        _validate.in_open_interval(0, 1, rounding_tail=self.rounding_tail)
+        if not _squares_fit(self.clip_norm, self.scale, self.dim):
+            raise ValueError(
+                f"expected scale * clip_norm + sqrt(dim) < {_LARGEST}, so that squares add up in 32 bits, "
+                f"got scale={self.scale} with clip_norm={self.clip_norm} and dim={self.dim}"
+            )
+
+    @property
+    def norm(self) -> float:
+        """The largest norm of an encoded vector."""
+        return split_and_mix.rounded_norm(
+            clip_norm=self.clip_norm, scale=self.scale, coordinates=self.dim, rounding_tail=self.rounding_tail
+        )
+
+    @property
+    def bias(self) -> float:
+        """At most so long is the mean of (encoded / scale - clipped).
+
+        Rounding R of v is refused with probability at most t = rounding_tail, and is off by R - v, of norm below
+        sqrt(d) and variance at most 1/4 in any direction; the mean of what is refused has norm at most
+        min(t sqrt(d), sqrt(t) / 2), and what is kept is off by that over 1 - t.
+        """
+        tail = self.rounding_tail
+        return min(tail * math.sqrt(self.dim), math.sqrt(tail) / 2) / (1 - tail) / self.scale
+
+    def __call__(self, x: jax.Array, *, key: jax.Array) -> jax.Array:
+        """The integers for one vector x of shape (dim,), as int32.
+
+        Where rounding is refused eight times in a row, coordinates are rounded towards zero instead.
+        """
+        value = clip_l2(as_floating(x), self.clip_norm) * self.scale
+        low = jnp.floor(value)
+        base, part = low.astype(jnp.int32), value - low
+        limit = jnp.uint32(math.floor(self.norm**2))
+
+        def fits(integers: jax.Array) -> jax.Array:
+            return jnp.sum(words(integers * integers), dtype=jnp.uint32) <= limit
+
+        def attempt(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+            count, _, kept = state
+            rounded = base + coin(part, bits(jax.random.fold_in(key, count), self.dim))
+            done = fits(rounded)
+            return count + 1, done, jnp.where(done, rounded, kept)
+
+        inward = jnp.trunc(value).astype(jnp.int32)
+        fallback = jnp.where(fits(inward), inward, 0)
+        first = attempt((jnp.int32(0), jnp.bool_(False), fallback))  # as a rule the only one
+        return jax.lax.while_loop(lambda state: ~state[1] & (state[0] < _ATTEMPTS), attempt, first)[2]
+
+
+def _squares_fit(clip_norm: float, scale: float, dim: int) -> bool:
+    return scale * clip_norm + math.sqrt(dim) < _LARGEST
+
+
+def skellam(variance: float, shape: tuple[int, ...], *, key: jax.Array, times: int | jax.Array = 1) -> jax.Array:
+    """Independent Skellam noise of mean zero as int32: each entry the sum of `times` draws of this variance.
+
+    Guarantees:
+        Mean, variance and, up to a variance of 1024, tails are those of the difference of two Poissons.
+        Above, it is a rounded Gaussian of the same variance, within .06 / variance of Skellam in total variation.
+    """
+    total = jnp.float32(variance) * times
+    if variance > _GAUSSIAN_FROM:
+        return jnp.where(total > 0, _rounded_gaussian(total, shape, key), 0)
+    if isinstance(times, int) and variance * times <= _GAUSSIAN_FROM:
+        return _poissons(total, shape, key)
+    return jax.lax.cond(
+        total > _GAUSSIAN_FROM,
+        lambda: _rounded_gaussian(total, shape, key),
+        lambda: _poissons(total, shape, key),
+    )
+
+
+def _poissons(variance: jax.Array, shape: tuple[int, ...], key: jax.Array) -> jax.Array:
+    rate = jnp.minimum(variance, _GAUSSIAN_FROM) / 2  # where it is larger, this draw is not used
+    ups, downs = jax.random.poisson(key, rate, (2, *shape), jnp.int32)
+    return ups - downs
+
+
+def _rounded_gaussian(variance: jax.Array, shape: tuple[int, ...], key: jax.Array) -> jax.Array:
+    std = jnp.sqrt(jnp.maximum(variance, 1.0) - 1 / 12)  # rounding adds 1/12
+    return jnp.round(std * jax.random.normal(key, shape, jnp.float32)).astype(jnp.int32)
+
+
+def words(integers: jax.Array) -> jax.Array:
+    """Signed 32-bit integers modulo 2^32."""
+    return jax.lax.bitcast_convert_type(integers, jnp.uint32)
+
+
+def split(values: jax.Array, shares: int, modulus: int, *, key: jax.Array) -> jax.Array:
+    """Additive shares of every value, along a new last axis.
+
+    Guarantees:
+        The shares of a value add up to it modulo `modulus`.
+        Any shares - 1 of them are independent and uniform, whatever the value.
+    """
+    mask = jnp.uint32(modulus - 1)
+    free = bits(key, values.size * (shares - 1)).reshape(*values.shape, shares - 1) & mask
+    last = (words(values) - jnp.sum(free, axis=-1, dtype=jnp.uint32)) & mask
+    return jnp.concatenate([free, last[..., None]], axis=-1)
+
+
+def centred(residues: jax.Array, modulus: int) -> jax.Array:
+    """The integers of smallest magnitude with these residues: int32 in [-modulus / 2, modulus / 2)."""
+    unused = 32 - (modulus.bit_length() - 1)
+    return jax.lax.bitcast_convert_type(residues << unused, jnp.int32) >> unused
+
+
+class Resolution(NamedTuple):
+    """How finely vectors are encoded, and modulo what."""
+
+    scale: float
+    modulus: int
+
+
+def resolve(
+    *,
+    clip_norm: float,
+    dim: int,
+    num_users: int,
+    noise_std: float,
+    scale: float | None = None,
+    modulus: int | None = None,
+) -> Resolution:
+    """Scale and modulus (a power of two) for the sum of at most so many users, with noise of `noise_std` in all.
+
+    Without a scale, rounding adds at most .2 % to norms, and the scale is then raised to fill the modulus.
+
+    Guarantees:
+        The sum wraps around only where a coordinate's noise exceeds 9 standard deviations.
+        Refuses a modulus for which that does not hold, and sums that need more than 32 bits.
+    """
+    if modulus is not None:
+        _validate.integer(modulus=modulus)
+        if not 2 <= modulus <= _WORD or modulus & (modulus - 1):
+            raise ValueError(f"expected modulus to be a power of two up to 2^32, got modulus={modulus}")
+
+    def needed(at: float) -> int:
+        norm = Encoding(clip_norm=clip_norm, scale=at, dim=dim).norm
+        return split_and_mix.modulus_for(num_users=num_users, norm=norm, noise_variance=(noise_std * at) ** 2)
+
+    chosen = _coarsest_scale(clip_norm, dim) if scale is None else scale
+    least = needed(chosen)
+    if least > (modulus or _WORD):
+        raise ValueError(
+            f"expected modulus >= {least} for the sum of {num_users} users at scale={chosen:.6g}, "
+            f"got modulus={modulus or 'at most 2^32'}"
+        )
+    if modulus is None:
+        modulus = 1 << (least - 1).bit_length()
+    while scale is None and _squares_fit(clip_norm, 1.01 * chosen, dim) and needed(1.01 * chosen) <= modulus:
+        chosen *= 1.01
+    return Resolution(float(chosen), int(modulus))
+
+
+def _coarsest_scale(clip_norm: float, dim: int) -> float:
+    """The smallest scale at which `rounded_norm` is at most 1 + _ROUNDING_LOSS times the scaled norm r.
+
+    The norm is the smaller of r + sqrt(d) and sqrt(r^2 + d/4 + t (r + sqrt(d)/2)); each gives an r.
+    """
+    excess = (1 + _ROUNDING_LOSS) ** 2 - 1
+    t = math.sqrt(-2 * math.log(Encoding.rounding_tail))
+    constant = dim / 4 + t * math.sqrt(dim) / 2
+    by_square = (t + math.sqrt(t**2 + 4 * excess * constant)) / (2 * excess)
+    return min(by_square, math.sqrt(dim) / _ROUNDING_LOSS) / clip_norm
+
+
+@functools.lru_cache(maxsize=256)
+def shares_for(*, honest: int, modulus: int, distance: float) -> int:
+    """The fewest share slots that hide a coordinate's values up to this distance from the ideal, all slots unseen."""
+    return split_and_mix.shares_for(num_users=honest, modulus=modulus, target=distance)

@@ -1,0 +1,226 @@
+"""What FLAME's protocols share: coordinates clipped to [-C, C], mapped to [0, 1], randomized one by one, shuffled.
+
+The analyzer knows the number of messages in every slot, not which of them are dummies. Dummies average to the middle
+of the interval, so C (2 S - count), with S the de-biased sum of a slot, estimates the sum of the clients' values.
+
+Reports are binary randomized response (``rr2``, the default and the one that is certified throughout), randomized
+response on more levels (``rr``) or Laplace noise (``laplace``).
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from typing import Any, ClassVar, Literal, Self
+
+import jax
+import jax.numpy as jnp
+
+from dovetail import _validate
+from dovetail.events import Mechanism, Report, Round, View
+from dovetail.mechanisms import BinaryRandomizedResponse, Laplace, LocalRandomizer, RandomizedResponse
+from dovetail.protocols._base import Cohort, Protocol
+from dovetail.shufflers import LINKAGES, Layout, Padding, Reports, Shuffled, SlotSums, cover, deliver
+from dovetail.statements import Neighbors, Scope, Trust, Unit
+
+__all__ = ["Flame", "shuffle_scope"]
+
+KINDS = ("rr2", "rr", "laplace")
+
+
+def shuffle_scope(cohort: Cohort, neighbors: Neighbors, *more: str) -> Scope:
+    """Whom and what a shuffled round relies on."""
+    if neighbors is not Neighbors.REPLACE_ONE:
+        raise ValueError(f"expected neighbors = replace-one in the shuffle model, got neighbors={neighbors.value!r}")
+    honest = max(0, cohort.min_size - cohort.colluders)
+    return Scope(
+        trust=Trust.SHUFFLE,
+        adversary="analyzer",
+        neighbors=neighbors,
+        unit=Unit.USER,
+        assumptions=(
+            "users' noise is independent and fresh",
+            "shuffler and analyzer do not collude",
+            "each user uploads all of its reports or none, and who drops out does not depend on the data",
+            f"at least {honest} honest users take part in a round, and at most {cohort.colluders} others",
+            *more,
+        ),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flame(Protocol):
+    """Per-coordinate reports in the shuffle model."""
+
+    shuffled: ClassVar[bool] = True
+
+    clip_value: float
+    eps_local: float | None = None
+    randomizer: Literal["rr2", "rr", "laplace"] = "rr2"
+    levels: int | None = None
+    linkage: Literal["coordinate", "vector"] | None = None
+    published: bool = False
+
+    def __post_init__(self) -> None:
+        _validate.positive(clip_value=self.clip_value)
+        _validate.one_of(KINDS, randomizer=self.randomizer)
+        if self.eps_local is not None:
+            _validate.positive(eps_local=self.eps_local)
+        if (self.levels is not None) != (self.randomizer == "rr"):
+            raise ValueError(
+                f"expected levels with randomizer='rr' and only then, got levels={self.levels} with {self.randomizer!r}"
+            )
+        self._default("linkage", "vector" if self.published else "coordinate")
+        _validate.one_of(LINKAGES, linkage=self.linkage)
+        if self.eps_local is not None:
+            _ = self.local
+
+    def _default(self, name: str, value: Any) -> None:
+        if getattr(self, name) is None:
+            object.__setattr__(self, name, value)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the budget of a report is set."""
+        return self.eps_local is not None
+
+    def with_noise(self, noise: float) -> Self:
+        """A budget of 1 / noise for each report."""
+        return dataclasses.replace(self, eps_local=1 / noise)
+
+    @property
+    def local(self) -> LocalRandomizer:
+        """The randomizer of one report, on [0, 1]."""
+        if self.eps_local is None:
+            raise ValueError("expected eps_local to be set or calibrated, got eps_local=None")
+        match self.randomizer:
+            case "rr2":
+                return BinaryRandomizedResponse(self.eps_local)
+            case "rr":
+                return RandomizedResponse(self.eps_local, self.levels or 2)
+        return Laplace(self.eps_local)
+
+    @property
+    def report(self) -> Report:
+        """One report in privacy terms."""
+        local = self.local
+        kind: Literal["laplace", "rr"] = "laplace" if self.randomizer == "laplace" else "rr"
+        return Report(kind=kind, eps_local=local.eps_local, levels=local.num_reports or 2)
+
+    @property
+    def padding(self) -> Padding | None:
+        """How slots are filled up, if they are."""
+        return None
+
+    @property
+    def included(self) -> float:
+        """The share of its coordinates that a client reports, on average and whatever they are."""
+        return 1.0
+
+    @abc.abstractmethod
+    def select(self, x: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Client: which coordinates tell of x, and which are reported at all; two masks of shape (dim,)."""
+
+    @abc.abstractmethod
+    def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
+        """One round as the analyzer sees it."""
+
+    def per_client(self, dim: int) -> int:
+        """Reports that a client sends at most."""
+        return dim
+
+    def layout(self, dim: int) -> Layout:
+        """One slot a coordinate."""
+        return Layout(
+            slots=dim,
+            reports_per_client=self.per_client(dim),
+            shufflers=1,
+            linkage=self.linkage or "coordinate",
+            padding=self.padding,
+        )
+
+    def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
+        """A report on every coordinate that is selected; a draw from the blanket on those that only seem so."""
+        value, sent = self._draw(x, key)
+        if self.linkage == "coordinate":
+            return Reports(None, value, sent)
+        slot = jnp.nonzero(sent, size=self.per_client(len(x)), fill_value=len(x))[0]
+        return Reports(slot, value.at[slot].get(mode="fill", fill_value=0), slot < len(x))
+
+    def _draw(self, x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        key_select, key_report = jax.random.split(key)
+        told, sent = self.select(x, key=key_select)
+        value = self.local(self._position(x, told), key=key_report)
+        if self.randomizer == "rr":
+            key_blanket = jax.random.fold_in(key_report, 1)
+            value = jnp.where(told, value, self.local.blanket().sample(x.shape, key=key_blanket))
+        return value, sent
+
+    def _position(self, x: jax.Array, told: jax.Array) -> jax.Array:
+        """The clipped value on [0, 1]; its middle, where bits and Laplace noise are their own blanket, if not told."""
+        return jnp.where(told, jnp.clip(x / (2 * self.clip_value) + 0.5, 0.0, 1.0), 0.5)
+
+    def tally(self, reports: Shuffled, dim: int) -> SlotSums:
+        """Sum and number of the messages in every slot."""
+        value, valid = jnp.where(reports.valid, reports.value, 0).astype(jnp.float32), reports.valid
+        if reports.slot is None:
+            return SlotSums(jnp.sum(value, axis=0), jnp.sum(valid, axis=0, dtype=jnp.int32))
+        return SlotSums(
+            jnp.zeros(dim, jnp.float32).at[reports.slot].add(value, mode="drop"),
+            jnp.zeros(dim, jnp.int32).at[reports.slot].add(valid.astype(jnp.int32), mode="drop"),
+        )
+
+    @property
+    def summable(self) -> bool:
+        """A surplus can be dropped from sums of bits only."""
+        return self.padding is None or self.padding.overflow == "keep" or self.padding.blanket.binary
+
+    @property
+    def _noise_is_added(self) -> bool:
+        return self.randomizer == "laplace"
+
+    def collect(
+        self, xs: jax.Array, present: jax.Array, state: Any, *, keys: jax.Array, budgets: jax.Array | None = None
+    ) -> SlotSums:
+        """The sums of the clients' reports, from the same keys as the messages; of their inputs, if noise is added."""
+
+        def draw(x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+            if not self._noise_is_added:
+                return self._draw(x, key)
+            told, sent = self.select(x, key=jax.random.split(key)[0])
+            return jnp.nan_to_num(self._position(x, told), nan=0.5), sent
+
+        value, sent = jax.vmap(draw)(xs, keys)
+        return self.tally(deliver(Reports(None, value, sent & present[:, None])), xs.shape[1])
+
+    def finish(self, collected: SlotSums, *, key: jax.Array) -> SlotSums:
+        """Added noise and dummies, in one draw a slot: in distribution what clients and shuffler draw."""
+        key_noise, key_cover = jax.random.split(key)
+        noise = self.local.noise_sum(collected.messages, key=key_noise) if self._noise_is_added else None
+        if noise is not None:
+            collected = SlotSums(collected.total + noise, collected.messages)
+        return collected if self.padding is None else cover(collected, self.padding, key=key_cover)
+
+    def estimate(self, tally: SlotSums, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
+        """The sum of the clients' clipped values over the planned size, and over the share that is reported."""
+        local = self.local
+        total = (tally.total - local.offset * tally.messages) / local.slope
+        return self.clip_value * (2 * total - tally.messages) / (size * self.included), state
+
+    def noise_std(self, size: int, dim: int) -> float:
+        """Zeros are reported from the middle of the interval, where dummies average too."""
+        local, reported = self.local, self.included * size
+        variance = reported * float(local.report_variance(0.5))
+        if self.padding is not None:
+            variance += (self.padding.pad_to - reported) * local.blanket().variance
+        return 2 * self.clip_value / local.slope * math.sqrt(variance) / reported
+
+    def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
+        """What the analyzer sees of one round."""
+        how = "every coordinate" if self.linkage == "coordinate" else "whole messages"
+        more = [f"the shuffler permutes {how} uniformly, with fresh randomness"]
+        if self.padding:
+            more.append("the shuffler adds and hides the dummies, and admits no more users than planned")
+        scope = shuffle_scope(cohort, neighbors, *more)
+        return View(round=Round(mechanism=self.mechanism(cohort, dim), participation=cohort.participation), scope=scope)

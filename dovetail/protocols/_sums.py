@@ -1,0 +1,122 @@
+"""Sums of one number in [0, 1] a user, by randomized response and one shuffle a slot: what such protocols share.
+
+A user turns its number into positions in [0, 1], one a slot, that average to it; each is reported by randomized
+response. The analyzer sees how many reports came, and takes out what lies add on average. Statistics are protocols of
+dimension 1: `estimate` gives the sum over the planned size. Fast and faithful path agree exactly from the same keys.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from dovetail import _validate, events
+from dovetail.events import Report, Round, View
+from dovetail.mechanisms import RandomizedResponse
+from dovetail.protocols._base import Cohort, Protocol
+from dovetail.protocols._flame import shuffle_scope
+from dovetail.shufflers import Layout, Reports, Shuffled, SlotSums
+from dovetail.statements import Neighbors
+
+__all__ = ["ReportedSum", "of_numbers"]
+
+
+def of_numbers(dim: int, name: str) -> None:
+    """Refuses updates of more than one number."""
+    if dim != 1:
+        raise ValueError(f"expected one number a user (dim = 1) with {name!r}, got dim={dim}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReportedSum(Protocol):
+    """A sum of numbers in [0, 1] from shuffled reports; numbers outside are moved in, NaN counts as 1/2."""
+
+    shuffled: ClassVar[bool] = True
+
+    eps_local: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.eps_local is not None:
+            _validate.positive(eps_local=self.eps_local)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the budget of a report is set."""
+        return self.eps_local is not None
+
+    def with_noise(self, noise: float) -> Self:
+        """A budget of 1 / noise for each report."""
+        return dataclasses.replace(self, eps_local=1 / noise)
+
+    def settle(self, cohort: Cohort, dim: int) -> Self:
+        """Nothing to choose."""
+        of_numbers(dim, self.name)
+        return self
+
+    @property
+    @abc.abstractmethod
+    def local(self) -> RandomizedResponse:
+        """The randomizer of one report."""
+
+    @property
+    def slots(self) -> int:
+        """Reports that a user sends."""
+        return 1
+
+    def positions(self, x: jax.Array, *, key: jax.Array) -> jax.Array:
+        """Client: a position in [0, 1] for every slot."""
+        return x
+
+    def layout(self, dim: int) -> Layout:
+        """One shuffle a slot."""
+        of_numbers(dim, self.name)
+        return Layout(slots=self.slots, reports_per_client=self.slots, shufflers=1)
+
+    def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
+        """A randomized response on every position."""
+        key_position, key_report = jax.random.split(key)
+        reports = self.local(self.positions(x, key=key_position), key=key_report)
+        return Reports(slot=None, value=reports, valid=jnp.ones((), bool))
+
+    def tally(self, reports: Shuffled, dim: int) -> SlotSums:
+        """Sum and number of the reports in every slot."""
+        valid = reports.valid if reports.valid.ndim > 1 else reports.valid[:, None]
+        here = jnp.broadcast_to(valid, reports.value.shape)
+        return SlotSums(
+            jnp.sum(jnp.where(here, reports.value, 0), axis=0, dtype=jnp.int32),
+            jnp.sum(here, axis=0, dtype=jnp.int32),
+        )
+
+    def estimate(self, tally: SlotSums, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
+        """The unbiased sum over the planned size."""
+        local = self.local
+        sums = (tally.total - local.offset * tally.messages) / local.slope
+        return jnp.mean(sums, keepdims=True) / size, state
+
+    def variance(self, x: npt.ArrayLike) -> float:
+        """The exact variance of the estimated sum of these users' numbers."""
+        return float(self.local.variance(np.asarray(x, np.float64)).sum())
+
+    def noise_std(self, size: int, dim: int) -> float:
+        """From the exact variance at zero."""
+        return math.sqrt(self.variance(np.zeros(size))) / size
+
+    def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
+        """One shuffled report a slot."""
+        of_numbers(dim, self.name)
+        local = self.local
+        mechanism = events.Shuffled(
+            report=Report(kind="rr", eps_local=local.eps_local, levels=local.levels),
+            num_users=cohort.crowd(),
+            colluders=cohort.colluders,
+            coordinates=self.slots,
+        )
+        scope = shuffle_scope(cohort, neighbors, "the shuffler permutes every slot uniformly, with fresh randomness")
+        return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)

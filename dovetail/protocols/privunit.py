@@ -1,0 +1,87 @@
+"""PrivUnit in the shuffle model: one message a user, its whole update as one locally private vector.
+
+Each update is clipped to L2 norm `clip_norm` and reported by `mechanisms.PrivUnit` with budget eps_local for all of its
+coordinates together. The shuffler permutes the messages: one slot, no dummies, nothing linkable but what one report
+shows. Fast and faithful path give the same tally from the same keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail import _validate
+from dovetail.events import Report, Round, Shuffled, View
+from dovetail.mechanisms import PrivUnit as Randomizer
+from dovetail.protocols._base import Cohort, Protocol
+from dovetail.protocols._flame import shuffle_scope
+from dovetail.shufflers import Layout, Reports
+from dovetail.statements import Neighbors
+
+__all__ = ["PrivUnit"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivUnit(Protocol):
+    """One shuffled message a user.
+
+    Guarantees:
+        The estimate is unbiased for the mean of the updates, clipped to `clip_norm`.
+
+    References:
+        Bhowmick et al. (2018); Asi, Feldman, Talwar (ICML 2022); amplified as any randomizer with this eps_local is.
+    """
+
+    name: ClassVar[str] = "privunit"
+    shuffled: ClassVar[bool] = True
+
+    clip_norm: float
+    eps_local: float | None = None
+
+    def __post_init__(self) -> None:
+        _validate.positive(clip_norm=self.clip_norm)
+        if self.eps_local is not None:
+            _validate.positive(eps_local=self.eps_local)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the budget of a message is set."""
+        return self.eps_local is not None
+
+    def with_noise(self, noise: float) -> Self:
+        """A budget of 1 / noise for the message."""
+        return dataclasses.replace(self, eps_local=1 / noise)
+
+    def local(self, dim: int) -> Randomizer:
+        """The randomizer of an update of this dimension."""
+        if self.eps_local is None:
+            raise ValueError("expected eps_local to be set or calibrated, got eps_local=None")
+        return Randomizer(self.eps_local, self.clip_norm, dim)
+
+    def layout(self, dim: int) -> Layout:
+        """One message; its entries travel together."""
+        return Layout(slots=dim, reports_per_client=dim, shufflers=1, linkage="vector")
+
+    def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
+        """A unit vector."""
+        return Reports(slot=None, value=self.local(len(x))(x, key=key), valid=jnp.ones(()))
+
+    def estimate(self, tally: jax.Array, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
+        """The sum of the messages, unbiased, over the planned size."""
+        return self.local(len(tally)).debias(tally / size), state
+
+    def noise_std(self, size: int, dim: int) -> float:
+        """Of the average of `size` messages on a zero update."""
+        return float(np.sqrt(self.local(dim).variance(np.zeros(dim))[-1]) / math.sqrt(size))
+
+    def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
+        """One shuffled report a user."""
+        report = Report(kind="generic", eps_local=self.local(dim).eps_local)
+        mechanism = Shuffled(report=report, num_users=cohort.crowd(), colluders=cohort.colluders)
+        scope = shuffle_scope(cohort, neighbors, "the shuffler permutes the messages uniformly, with fresh randomness")
+        return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)

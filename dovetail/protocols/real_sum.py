@@ -1,0 +1,216 @@
+"""Real summation: the sum of n numbers in [0, 1] at a fixed central (eps, delta), three ways (Survey 5.3).
+
+- ``method = "single"``: one report a user, randomized response on some n^(1/3) levels (Balle et al. 2019). More levels
+  round less but need more lies; the best choice leaves a squared error that grows as n^(1/3).
+- ``method = "unary"``: rounded to about sqrt(n) levels and sent bit by bit, one bit of the unary code a report (Cheu et
+  al. 2019). The bits of a place are shuffled on their own; the squared error does not grow with n.
+- ``method = "split"``: split-and-mix in one dimension, a few shares a user; the squared error is that of a curator.
+  `noise_multiplier` is the standard deviation of its noise, `mix` holds its other settings; numbers are encoded
+  around 1/2.
+
+`single` and `unary` agree exactly on both paths; `split` as `split_and_mix` does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from dovetail import _validate
+from dovetail.events import View
+from dovetail.mechanisms import BinaryRandomizedResponse, RandomizedResponse
+from dovetail.mechanisms._base import clamp, clamp64
+from dovetail.protocols._base import Cohort
+from dovetail.protocols._sums import ReportedSum, of_numbers
+from dovetail.protocols.split_and_mix import Collected, SplitAndMix
+from dovetail.shufflers import Layout, Reports, Shuffled, SlotSums
+from dovetail.statements import Neighbors
+
+__all__ = ["RealSum"]
+
+METHODS = ("single", "unary", "split")
+_HALF = 0.5  # numbers in [0, 1] are encoded as what they are more than this
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RealSum(ReportedSum):
+    """The sum of n numbers in [0, 1].
+
+    Guarantees:
+        `estimate` is unbiased for the sum over the planned size, with `variance` as its exact variance.
+
+    References:
+        Balle, Bell, Gascon, Nissim (CRYPTO 2019), section 3, and (CCS 2020); Cheu, Smith, Ullman, Zeber, Zhilyaev
+        (EUROCRYPT 2019), section 4. The recursive protocol of Balle et al. (2020) is not built.
+    """
+
+    name: ClassVar[str] = "real_sum"
+
+    method: Literal["single", "unary", "split"] = "single"
+    levels: int | None = None
+    noise_multiplier: float | None = None
+    mix: SplitAndMix | Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.one_of(METHODS, method=self.method)
+        if self.levels is not None:
+            _validate.integer(levels=self.levels)
+            _validate.at_least(2, levels=self.levels)
+        if self.noise_multiplier is not None:
+            _validate.positive(noise_multiplier=self.noise_multiplier)
+        split = self.method == "split"
+        for name in ("eps_local", "levels") if split else ("noise_multiplier", "mix"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"expected no {name} with method={self.method!r}, got {name}={getattr(self, name)!r}")
+        if split and not isinstance(self.mix, SplitAndMix):
+            object.__setattr__(self, "mix", SplitAndMix(clip_norm=_HALF, **(self.mix or {})))
+        if isinstance(self.mix, SplitAndMix) and (self.mix.clip_norm != _HALF or self.mix.calibrated):
+            raise ValueError(
+                f"expected mix with clip_norm=0.5 and without noise, which stands beside it, got {self.mix}"
+            )
+
+    @property
+    def sharing(self) -> SplitAndMix | None:
+        """The split-and-mix of ``method = "split"``, with its noise."""
+        if not isinstance(self.mix, SplitAndMix) or self.noise_multiplier is None:
+            return self.mix if isinstance(self.mix, SplitAndMix) else None
+        return self.mix.with_noise(self.noise_multiplier / _HALF)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the noise is set."""
+        return (self.eps_local if self.sharing is None else self.noise_multiplier) is not None
+
+    def with_noise(self, noise: float) -> Self:
+        """A budget of 1 / noise for each report; with shares, noise of this standard deviation on the sum."""
+        if self.sharing is None:
+            return super().with_noise(noise)
+        return dataclasses.replace(self, noise_multiplier=noise)
+
+    def settle(self, cohort: Cohort, dim: int) -> Self:
+        """Levels that balance rounding against lies: the best for the budget, or sqrt(n) steps; or the shares."""
+        of_numbers(dim, self.name)
+        if self.sharing is not None:
+            settled = self.sharing.settle(cohort, dim)
+            return dataclasses.replace(self, mix=dataclasses.replace(settled, noise_multiplier=None))
+        if self.levels is not None:
+            return self
+        if self.method == "unary":
+            return dataclasses.replace(self, levels=1 + math.ceil(math.sqrt(cohort.size)))
+        return dataclasses.replace(self, levels=_best_levels(self._budget))
+
+    @property
+    def local(self) -> RandomizedResponse:
+        """Randomized response on all levels, or on a bit."""
+        if self.method == "unary":
+            return BinaryRandomizedResponse(self._budget)
+        return RandomizedResponse(self._budget, self._levels)
+
+    @property
+    def _budget(self) -> float:
+        if self.eps_local is None:
+            raise ValueError("expected eps_local to be set or calibrated, got eps_local=None")
+        return self.eps_local
+
+    @property
+    def _levels(self) -> int:
+        if self.levels is None:
+            raise ValueError("expected levels to be given or settled, got levels=None")
+        return self.levels
+
+    @property
+    def slots(self) -> int:
+        """One report, or a bit for every step between levels."""
+        return self._levels - 1 if self.method == "unary" else 1
+
+    def positions(self, x: jax.Array, *, key: jax.Array) -> jax.Array:
+        """The number itself; or its unary code, after unbiased rounding."""
+        if self.method == "single":
+            return x
+        place: jax.Array = clamp(x, 0.0, 1.0) * self.slots
+        level = jnp.floor(place) + jax.random.bernoulli(key, place - jnp.floor(place))
+        return (jnp.arange(self.slots) < level).astype(jnp.float32)
+
+    def layout(self, dim: int) -> Layout:
+        """One shuffle a slot."""
+        return super().layout(dim) if self.sharing is None else self.sharing.layout(dim)
+
+    def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
+        """The reports, or the shares, of one number."""
+        if self.sharing is None:
+            return super().randomize(x, state, key=key)
+        return self.sharing.randomize(_around_zero(x), state, key=key)
+
+    def tally(self, reports: Shuffled, dim: int) -> SlotSums:
+        """Sum and number of the reports in every slot; of shares, their sum modulo 2^32 and the number of users."""
+        if self.sharing is None:
+            return super().tally(reports, dim)
+        valid = reports.valid if reports.valid.ndim == 1 else reports.valid[:, 0]
+        return SlotSums(self.sharing.tally(reports, dim), jnp.sum(valid, keepdims=True, dtype=jnp.int32))
+
+    def collect(
+        self, xs: jax.Array, present: jax.Array, state: Any, *, keys: jax.Array, budgets: jax.Array | None = None
+    ) -> SlotSums | Collected:
+        """The sums of the reports, or of the encoded numbers."""
+        if self.sharing is None:
+            sums: SlotSums = super().collect(xs, present, state, keys=keys)
+            return sums
+        return self.sharing.collect(_around_zero(xs), present, state, keys=keys)
+
+    def finish(self, collected: SlotSums | Collected, *, key: jax.Array) -> SlotSums:
+        """The noise on encoded numbers, in one draw."""
+        if self.sharing is None or isinstance(collected, SlotSums):
+            return SlotSums(*collected)
+        return SlotSums(self.sharing.finish(collected, key=key), collected.users[None])
+
+    def estimate(self, tally: SlotSums, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
+        """The unbiased sum over the planned size."""
+        if self.sharing is None:
+            return super().estimate(tally, size, state, key=key)
+        around, _ = self.sharing.estimate(tally.total, size, state, key=key)
+        return around + _HALF * tally.messages / size, state
+
+    def variance(self, x: npt.ArrayLike) -> float:
+        """The exact variance of the estimated sum of these users' numbers: rounding, and noise."""
+        numbers = clamp64(x, 0.0, 1.0)
+        if self.sharing is not None:
+            rounding = _rounding(numbers - _HALF, self.sharing.scale or math.nan)
+            return rounding + (self.sharing.noise_std(numbers.size, 1) * numbers.size) ** 2
+        if self.method == "single":
+            return super().variance(numbers)
+        bits = float(self.local.variance(0.0)) / self.slots
+        return _rounding(numbers, self.slots) + numbers.size * bits
+
+    def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
+        """One shuffled report a slot, or the noisy sum of mixed shares."""
+        of_numbers(dim, self.name)
+        if self.sharing is None:
+            return super().view(cohort, dim, neighbors=neighbors)
+        return self.sharing.view(cohort, dim, neighbors=neighbors)
+
+
+def _best_levels(eps_local: float) -> int:
+    """The number of levels b with about the least variance at the worst input.
+
+    With few lies, gamma = b e^-eps_local of them, a report has variance at most gamma / 3 + 1 / (4 (b-1)^2): least at
+    (b-1)^3 = 1.5 e^eps_local. At a fixed central budget e^eps_local grows with the number of users.
+    """
+    return 1 + max(1, round((1.5 * math.exp(min(eps_local, 40.0))) ** (1 / 3)))
+
+
+def _around_zero(x: jax.Array) -> jax.Array:
+    return clamp(x, 0.0, 1.0) - _HALF
+
+
+def _rounding(numbers: np.ndarray, scale: float) -> float:
+    """The variance that unbiased rounding to multiples of 1 / scale adds to the sum."""
+    part = numbers * scale - np.floor(numbers * scale)
+    return float((part * (1 - part)).sum() / scale**2)

@@ -1,0 +1,131 @@
+"""SS-Double (FLAME): every client reports a random share of its coordinates, and the shuffler hides which with dummies.
+
+- ``inclusion = "bernoulli"`` (the repaired form): each coordinate independently with probability `beta`;
+- ``inclusion = "fixed-k"`` (as published): exactly beta d of them.
+
+Each slot is padded with fair draws to `pad_to` messages; of more, `pad_to` are kept (``overflow = "drop"``) or all.
+From the same keys both paths sum the same reports; dummies and drops agree in distribution.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, Literal, Self
+
+import jax
+
+from dovetail import _validate
+from dovetail.events import Mechanism, PaddedBernoulli, Report, Shuffled
+from dovetail.protocols._base import Cohort
+from dovetail.protocols._flame import Flame
+from dovetail.protocols._select import top_mask
+from dovetail.shufflers import OVERFLOWS, Padding
+from dovetail.statements import NotApplicable
+
+__all__ = ["SsDouble"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SsDouble(Flame):
+    """A random share of the coordinates, padded.
+
+    Guarantees:
+        The estimate is unbiased for the mean of the updates, clipped coordinate by coordinate, where no slot overflows.
+
+    References:
+        Liu et al. (AAAI 2021, FLAME), Alg. 2 and 3, Thm. 3 and 4; the repair: docs/proofs/ss-double.md.
+    """
+
+    name: ClassVar[str] = "ss_double"
+
+    beta: float
+    pad_to: int | None = None
+    inclusion: Literal["bernoulli", "fixed-k"] | None = None
+    overflow: Literal["drop", "keep"] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._default("inclusion", "fixed-k" if self.published else "bernoulli")
+        self._default("overflow", "keep" if self.published else "drop")
+        _validate.one_of(("bernoulli", "fixed-k"), inclusion=self.inclusion)
+        _validate.one_of(OVERFLOWS, overflow=self.overflow)
+        _validate.positive(beta=self.beta)
+        _validate.at_most(1, beta=self.beta)
+        if self.pad_to is not None:
+            _validate.integer(pad_to=self.pad_to)
+            _validate.at_least(2, pad_to=self.pad_to)
+        if self.linkage == "vector" and self.inclusion == "bernoulli":
+            raise ValueError("expected inclusion = 'fixed-k' where whole messages travel, got inclusion='bernoulli'")
+        if self.overflow == "keep" and self.inclusion == "bernoulli":
+            raise ValueError("expected overflow = 'drop' with inclusion = 'bernoulli', got overflow='keep'")
+
+    def settle(self, cohort: Cohort, dim: int) -> Self:
+        """Pads to the cohort's size unless told otherwise."""
+        pad_to = cohort.size if self.pad_to is None else self.pad_to
+        if pad_to - cohort.colluders < 2:
+            raise ValueError(f"expected pad_to - colluders >= 2, got pad_to={pad_to} with {cohort.colluders} colluders")
+        if self.inclusion == "fixed-k" and self.fixed(dim) < 1:
+            raise ValueError(f"expected beta * {dim} >= 1 reported coordinates, got beta={self.beta}")
+        if self.beta * (cohort.size - cohort.colluders) > pad_to - cohort.colluders:
+            raise NotApplicable(
+                f"expected pad_to above the {self.beta * cohort.size:.0f} reports that a slot gets on average, "
+                f"got pad_to={pad_to}"
+            )
+        return dataclasses.replace(self, pad_to=pad_to)
+
+    def fixed(self, dim: int) -> int:
+        """k, the number of coordinates that a client reports as published."""
+        return round(self.beta * dim)
+
+    @property
+    def included(self) -> float:
+        """Beta."""
+        return self.beta
+
+    @property
+    def padding(self) -> Padding:
+        """Draws from the blanket up to `pad_to`."""
+        if self.pad_to is None or self.overflow is None:
+            raise ValueError("expected pad_to to be given or settled, got pad_to=None")
+        return Padding(pad_to=self.pad_to, overflow=self.overflow, blanket=self.local.blanket())
+
+    def per_client(self, dim: int) -> int:
+        """K as published; any number up to all of them otherwise."""
+        return self.fixed(dim) if self.inclusion == "fixed-k" else dim
+
+    def select(self, x: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """A random set of coordinates that does not depend on x."""
+        if self.inclusion == "bernoulli":
+            chosen = jax.random.bernoulli(key, self.beta, x.shape)
+        else:
+            chosen = top_mask(jax.random.uniform(key, x.shape), self.fixed(len(x)))
+        return chosen, chosen
+
+    def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
+        """The repaired form's own event; as published, one shuffled report on each of k known coordinates.
+
+        With fixed k the neighbours can be coupled to select the same coordinates, so selection is no secret: every one
+        of k slots has `pad_to` messages, of which at most the colluders' are no crowd. Linkable coordinates are one
+        report with the budget of all.
+        """
+        if self.linkage == "vector":
+            whole = Report(kind="generic", eps_local=self.fixed(dim) * self.report.eps_local)
+            return Shuffled(report=whole, num_users=cohort.crowd(), colluders=cohort.colluders)
+        if self.inclusion == "fixed-k":
+            crowd, known = self.padding.pad_to, self.fixed(dim)
+            return Shuffled(report=self.report, num_users=crowd, colluders=cohort.colluders, coordinates=known)
+        return self._repaired(cohort, dim)
+
+    def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]]:
+        """Thm. 3 and 4 speak of a share beta of the coordinates, padded."""
+        return self._repaired(cohort, dim), {}
+
+    def _repaired(self, cohort: Cohort, dim: int) -> PaddedBernoulli:
+        return PaddedBernoulli(
+            report=self.report,
+            num_users=cohort.size,
+            colluders=cohort.colluders,
+            coordinates=dim,
+            pad_to=self.padding.pad_to,
+            inclusion=self.beta,
+        )

@@ -1,0 +1,141 @@
+"""SS-Topk (FLAME): every client reports its k largest coordinates, and draws from the blanket on `decoys` others.
+
+With all other coordinates as decoys (the default) the shuffler learns nothing from the indices, nothing overflows, and
+the local guarantee is k eps_local. With fewer, the selection, a function of the data, is seen by the shuffler.
+Each slot is padded to `pad_to` messages; of more, `pad_to` are kept (``overflow = "drop"``) or all (as published,
+which shows the counts). The fast path agrees with the messages in distribution: where reports are bits and slots do not
+overflow with decoys, only the k largest of every client are collected, and all coins of a slot are drawn at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar, Literal, Self
+
+import jax
+import jax.numpy as jnp
+
+from dovetail import _validate
+from dovetail.events import Mechanism, NonPrivate, PaddedTopk, Report, Shuffled
+from dovetail.mechanisms import BinaryRandomizedResponse
+from dovetail.protocols._base import Cohort
+from dovetail.protocols._flame import Flame
+from dovetail.protocols._select import signed_counts, top_mask
+from dovetail.shufflers import OVERFLOWS, Padding, SlotSums
+
+__all__ = ["SsTopk"]
+
+_COUNTS_SHOW = "a surplus that is kept shows how many users report a coordinate, and the selection depends on the data"
+_INDICES_SHOW = "the indices of a message that travels whole are a function of its sender's data"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SsTopk(Flame):
+    """The largest coordinates, hidden among decoys and dummies.
+
+    Guarantees:
+        The estimate is unbiased for the mean of the clients' k largest coordinates, clipped, where no slot overflows.
+
+    References:
+        Liu et al. (AAAI 2021, FLAME), Alg. 4, Prop. 2, Thm. 4 and 5; docs/proofs/ss-topk.md.
+    """
+
+    name: ClassVar[str] = "ss_topk"
+
+    k: int
+    decoys: int | None = None
+    pad_to: int | None = None
+    overflow: Literal["drop", "keep"] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.integer(k=self.k)
+        _validate.at_least(1, k=self.k)
+        if self.decoys is not None:
+            _validate.integer(decoys=self.decoys)
+            _validate.non_negative(decoys=self.decoys)
+        if self.pad_to is not None:
+            _validate.integer(pad_to=self.pad_to)
+            _validate.at_least(2, pad_to=self.pad_to)
+        self._default("overflow", "keep" if self.published else "drop")
+        _validate.one_of(OVERFLOWS, overflow=self.overflow)
+
+    def settle(self, cohort: Cohort, dim: int) -> Self:
+        """All other coordinates are decoys, and slots are padded to the cohort's size, unless told otherwise."""
+        if self.k > dim:
+            raise ValueError(f"expected k <= {dim}, the dimension, got k={self.k}")
+        most = dim - self.k
+        decoys = most if self.decoys is None else self.decoys
+        if decoys > most:
+            raise ValueError(f"expected decoys from 0 to dimension - k = {most}, got decoys={decoys}")
+        pad_to = cohort.size if self.pad_to is None else self.pad_to
+        if pad_to - cohort.colluders < 2:
+            raise ValueError(f"expected pad_to - colluders >= 2, got pad_to={pad_to} with {cohort.colluders} colluders")
+        if decoys == most and pad_to < cohort.size:
+            raise ValueError(
+                f"expected pad_to >= {cohort.size}, the users that all report a slot, or fewer decoys, got {pad_to=}"
+            )
+        return dataclasses.replace(self, decoys=decoys, pad_to=pad_to)
+
+    @property
+    def padding(self) -> Padding:
+        """Draws from the blanket up to `pad_to`."""
+        if self.pad_to is None or self.overflow is None:
+            raise ValueError("expected pad_to to be given or settled, got pad_to=None")
+        return Padding(pad_to=self.pad_to, overflow=self.overflow, blanket=self.local.blanket())
+
+    def per_client(self, dim: int) -> int:
+        """The k largest and the decoys."""
+        return self.k + (dim - self.k if self.decoys is None else self.decoys)
+
+    def select(self, x: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The k largest, and those with a uniformly random set of the others."""
+        largest = top_mask(x, self.k)
+        reported = self.per_client(len(x))
+        if reported == len(x):
+            return largest, jnp.ones(x.shape, bool)
+        tags = jnp.where(largest, 0.0, 0.5 + jax.random.uniform(key, x.shape))
+        return largest, largest | top_mask(tags, reported - self.k) if reported > self.k else largest
+
+    def collect(
+        self, xs: jax.Array, present: jax.Array, state: Any, *, keys: jax.Array, budgets: jax.Array | None = None
+    ) -> SlotSums:
+        """The k largest alone, where reports are bits: decoys are fair coins like the dummies that fill the slots."""
+        local, dim = self.local, xs.shape[1]
+        bits_alone = isinstance(local, BinaryRandomizedResponse) and self.per_client(dim) in (self.k, dim)
+        if not bits_alone:  # decoys take places in slots that may overflow
+            return super().collect(xs, present, state, keys=keys)
+        ones, zeros = signed_counts(xs, self.k, self.clip_value, key=keys, present=present, gamma=local.blanket().gamma)
+        return SlotSums(ones.astype(jnp.float32), ones + zeros)
+
+    def noise_std(self, size: int, dim: int) -> float:
+        """On a coordinate that nobody counts among its largest: draws from the blanket alone."""
+        messages = max(self.padding.pad_to, size if self.per_client(dim) == dim else 0)
+        return 2 * self.clip_value / self.local.slope * math.sqrt(messages * self.local.blanket().variance) / size
+
+    def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
+        """The event of the proof; nothing is promised where counts or indices show."""
+        if self.linkage == "vector":
+            if self.per_client(dim) < dim:
+                return NonPrivate(reason=_INDICES_SHOW)
+            whole = Report(kind="generic", eps_local=self.k * self.report.eps_local)
+            return Shuffled(report=whole, num_users=cohort.crowd(), colluders=cohort.colluders)
+        if self.overflow == "keep" and cohort.size > self.padding.pad_to:
+            return NonPrivate(reason=_COUNTS_SHOW)
+        return self._proven(cohort, dim)
+
+    def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]]:
+        """Thm. 4's: k of d coordinates, padded."""
+        return self._proven(cohort, dim), {}
+
+    def _proven(self, cohort: Cohort, dim: int) -> PaddedTopk:
+        return PaddedTopk(
+            report=self.report,
+            num_users=cohort.size,
+            colluders=cohort.colluders,
+            coordinates=dim,
+            pad_to=self.padding.pad_to,
+            top=self.k,
+            decoys=self.per_client(dim) - self.k,
+        )

@@ -1,0 +1,204 @@
+"""Rounds of split-and-mix, and of sums over the items of a subject, composed and certified."""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dovetail.accounting import calibrate, certify, composition, fits, mixing, split_and_mix, subjects
+from dovetail.accounting.charges import charges, spent_delta
+from dovetail.events import Disjoint, Everyone, FixedSize, Gaussian, Poisson, Round, SampledSubject, SplitAndMix
+from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit
+
+DELTA = 1e-6
+SHARES = SplitAndMix(
+    num_users=500, coordinates=200, clip_norm=1.0, scale=300.0, noise_variance=4e7, modulus=2**19, shares=13
+)
+SUBJECT = SampledSubject(std=4.0, clip_norm=1.0, items=4, prob_item=0.5, prob_user=0.2, users_spanned=2)
+
+
+def rounds(mechanism, count, participation=None):
+    return [Round(mechanism=mechanism, participation=participation or Everyone())] * count
+
+
+def scope(mechanism):
+    return Scope(
+        trust=Trust.SHUFFLE, adversary="analyzer", neighbors=mechanism.neighbors, unit=Unit.USER, assumptions=()
+    )
+
+
+def eps_of(history, delta=DELTA):
+    return composition.bound(history, delta=delta).eps
+
+
+# ---------------------------------------------------------------- a delta of which part is spent
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-3, 0.5, 0.7])
+def test_what_is_spent_is_solved_for_from_above(share):
+    def eps_at(delta):
+        return math.sqrt(-math.log(delta)) / 5
+
+    def spent(eps):
+        return share * 1e-6 * math.exp(eps - eps_at(1e-6))
+
+    found = calibrate.eps_after_spending(eps_at, spent, delta=1e-6)
+    assert eps_at(1e-6 - spent(found)) <= found
+    below = found * (1 - 1e-5)
+    assert eps_at(1e-6 - spent(below)) > below, "not larger than it has to be"
+
+
+def test_nothing_left_of_delta():
+    with pytest.raises(NotApplicable, match="spent beside the noise"):
+        calibrate.eps_after_spending(lambda delta: -math.log(delta), lambda eps: 1e-8 * math.exp(eps), delta=1e-6)
+    with pytest.raises(NotApplicable, match="no eps found"):
+        calibrate.eps_after_spending(lambda delta: 1 + 1e3 * delta, lambda eps: 0.0, delta=0.5, steps=1)
+
+
+# ---------------------------------------------------------------- split-and-mix
+
+
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_divergences_add_up_and_mixing_is_paid_at_the_whole_eps(count):
+    bound = composition.bound(rounds(SHARES, count), delta=DELTA)
+    assert bound.eps == pytest.approx(split_and_mix.eps(SHARES, delta=DELTA, rounds=count).eps, rel=1e-7)
+    spent = count * (1 + math.exp(bound.eps)) * 200 * mixing.eta(num_users=500, slots=13, modulus=2**19)
+    assert spent > 2e-4 * DELTA, "mixing must matter for this test to say anything"
+    orders = np.arange(2.0, 5000.0)
+    divergence = count * split_and_mix.renyi(SHARES, orders)
+    noise = np.min((orders - 1) * (divergence - bound.eps + np.log1p(-1 / orders)) - np.log(orders))
+    assert DELTA * 0.9 <= math.exp(noise) + spent <= DELTA * (1 + 1e-6)
+    curve = composition.renyi(charges(rounds(SHARES, count)))
+    assert curve.delta(bound.eps) <= DELTA
+    assert curve.delta(bound.eps) >= spent
+    assert split_and_mix.delta(SHARES, eps=bound.eps, rounds=count) == pytest.approx(curve.delta(bound.eps), rel=1e-6)
+
+
+def test_a_statement_says_what_mixing_costs():
+    statement = certify(rounds(SHARES, 40), scope(SHARES), delta=DELTA)
+    spent = 40 * split_and_mix.spent_delta(SHARES, statement.eps)
+    assert f"of delta, {spent:.3g} is spent on imperfect mixing of shares" in statement.assumptions
+    assert "Skellam" in statement.theorem.where and "Renyi composition" in statement.theorem.where
+    (premise,) = statement.premises
+    assert premise.eps == pytest.approx(eps_of(rounds(SHARES, 1)))
+    assert fits(rounds(SHARES, 40), eps=statement.eps, delta=DELTA)
+    assert not fits(rounds(SHARES, 41), eps=statement.eps, delta=DELTA)
+
+
+def test_too_little_mixing_is_not_certified():
+    few = dataclasses.replace(SHARES, colluding_slots=10)
+    with pytest.raises(NotApplicable, match="imperfect mixing"):
+        eps_of(rounds(few, 2))
+    assert not fits(rounds(few, 2), eps=1e6, delta=DELTA)
+    nearly = dataclasses.replace(SHARES, noise_variance=5e4)
+    with pytest.raises(NotApplicable, match="spent beside the noise"):
+        eps_of(rounds(nearly, 1))
+
+
+def test_epochs_of_disjoint_batches_cost_one_round():
+    batches = rounds(SHARES, 7, Disjoint(epoch=0)) + rounds(SHARES, 7, Disjoint(epoch=1))
+    assert eps_of(batches) == eps_of(rounds(SHARES, 2))
+    other = rounds(dataclasses.replace(SHARES, num_users=499), 1, Disjoint(epoch=0))
+    with pytest.raises(NotApplicable, match="no order between them"):
+        eps_of(batches + other)
+    for secret in (FixedSize(size=500, population=1000), Poisson(prob=0.5)):
+        with pytest.raises(NotApplicable, match="no Renyi bound here for SplitAndMix"):
+            eps_of(rounds(SHARES, 2, secret))
+
+
+def test_rounds_of_different_kinds_compose():
+    noise = Gaussian(std=12.0, sensitivity=2.0, neighbors=Neighbors.REPLACE_ONE)
+    both = eps_of(rounds(SHARES, 3) + rounds(noise, 3))
+    assert max(eps_of(rounds(SHARES, 3)), eps_of(rounds(noise, 3))) < both
+    assert both < eps_of(rounds(SHARES, 3), DELTA / 2) + eps_of(rounds(noise, 3), DELTA / 2)
+    other = dataclasses.replace(SHARES, shares=14)
+    mixed = charges(rounds(SHARES, 3) + rounds(other, 2))
+    spent = 3 * split_and_mix.spent_delta(SHARES, 0.5) + 2 * split_and_mix.spent_delta(other, 0.5)
+    assert spent_delta(mixed, eps=0.5) == pytest.approx(spent)
+
+
+@pytest.mark.parametrize(("eps", "count"), [(0.3, 1), (2.0, 30), (6.0, 500)])
+def test_calibration_for_many_rounds_is_tight_and_safe(eps, count):
+    design = split_and_mix.calibrate(
+        num_users=800, coordinates=500, clip_norm=0.5, eps=eps, delta=DELTA, rounds=count, colluders=20
+    )
+    assert eps * (1 - 2e-3) <= eps_of(rounds(design, count)) <= eps
+    assert split_and_mix.eps(design, delta=DELTA, rounds=count).eps <= eps
+    assert eps_of(rounds(design, count + max(1, count // 50))) > eps
+    assert count * split_and_mix.spent_delta(design, eps) <= 1e-3 * DELTA * (1 + 1e-6)
+
+
+# ---------------------------------------------------------------- subjects
+
+
+@pytest.mark.parametrize("count", [1, 6])
+def test_a_subjects_rounds_compose_within_its_worst_split(count):
+    ours = eps_of(rounds(SUBJECT, count))
+    each = []
+    for split in subjects.splits(SUBJECT):
+        loss = subjects._loss(SUBJECT, split, subjects.resolution(SUBJECT)).self_compose(count)
+        each.append(loss.get_epsilon_for_delta(DELTA))
+    assert len(each) == 3
+    assert ours == pytest.approx(max(each), rel=1e-6)
+    assert ours > min(each) * 1.02
+    assert ours == pytest.approx(subjects.eps(SUBJECT, rounds=count, delta=DELTA).eps, rel=5e-3)
+
+
+def mixture(law, std, y):
+    return sum(mass * stats.norm.pdf(y, k, std) for k, mass in enumerate(law))
+
+
+def test_different_sums_of_one_subject_against_integration():
+    """Two rounds of different events: no split of either, the same in both or not, is worse than what is certified."""
+    other = dataclasses.replace(SUBJECT, std=3.0, prob_item=0.3)
+    curve = composition.privacy_loss(charges(rounds(SUBJECT, 1) + rounds(other, 1)))
+    y, step = np.linspace(-22, 28, 1201, retstep=True)
+    for one, two in itertools.product(subjects.splits(SUBJECT), subjects.splits(other)):
+        null = np.outer(stats.norm.pdf(y, 0, 4.0), stats.norm.pdf(y, 0, 3.0))
+        moved = np.outer(
+            mixture(subjects.items_in_sum(SUBJECT, one), 4.0, y), mixture(subjects.items_in_sum(other, two), 3.0, y)
+        )
+        for eps in (0.2, 0.8):
+            for p, q in ((null, moved), (moved, null)):
+                assert np.maximum(0, p - math.exp(eps) * q).sum() * step**2 <= curve.delta(eps)
+
+
+def test_one_item_is_a_poisson_sampled_gaussian():
+    one = SampledSubject(std=1.2, clip_norm=1.0, items=1, prob_item=0.05)
+    noise = Gaussian(std=1.2, sensitivity=1.0, neighbors=Neighbors.ADD_REMOVE)
+    assert eps_of(rounds(one, 50)) == pytest.approx(eps_of(rounds(noise, 50, Poisson(prob=0.05))), rel=3e-3)
+    both = eps_of(rounds(one, 20) + rounds(noise, 30, Poisson(prob=0.05)))
+    assert both == pytest.approx(eps_of(rounds(one, 50)), rel=3e-3)
+
+
+@pytest.mark.parametrize("std", [1.0, 30.0])
+def test_the_grid_resolves_rare_and_small_shifts(std):
+    event = SampledSubject(std=std, clip_norm=1.0, items=1, prob_item=0.02)
+    count = 20 if std == 1 else 2000
+    fine = Round(
+        mechanism=Gaussian(std=std, sensitivity=1.0, neighbors=Neighbors.ADD_REMOVE), participation=Poisson(prob=0.02)
+    )
+    ours = composition.privacy_loss(charges(rounds(event, count))).eps(DELTA)
+    exact = composition.renyi(charges([fine] * count)).eps(DELTA)
+    assert ours <= exact * 1.02
+
+
+def test_a_subject_statement_and_what_it_refuses():
+    mine = dataclasses.replace(scope(SUBJECT), unit=Unit.SUBJECT, trust=Trust.CURATOR)
+    statement = certify(rounds(SUBJECT, 6), mine, delta=DELTA)
+    assert "mixture of Gaussians" in statement.theorem.where and "privacy-loss" in statement.theorem.where
+    assert statement.eps >= certify(rounds(SUBJECT, 5), mine, delta=DELTA).eps
+    assert fits(rounds(SUBJECT, 6), eps=statement.eps, delta=DELTA)
+    assert not fits(rounds(SUBJECT, 6), eps=statement.eps * 0.99, delta=DELTA)
+    with pytest.raises(NotApplicable, match="several disjoint batches"):
+        eps_of(rounds(SUBJECT, 2, Disjoint(epoch=0)))
+    with pytest.raises(NotApplicable, match="SampledSubject noise with FixedSize"):
+        eps_of(rounds(SUBJECT, 2, FixedSize(size=5, population=10)))
+    with pytest.raises(ValueError, match="expected events under replace-one"):
+        certify(rounds(SUBJECT, 2), dataclasses.replace(mine, neighbors=Neighbors.REPLACE_ONE), delta=DELTA)
+    many = [dataclasses.replace(SUBJECT, std=5.0 + i, clip_norm=1e-3) for i in range(4)]
+    with pytest.raises(NotApplicable, match="81 ways"):
+        eps_of([Round(mechanism=event, participation=Everyone()) for event in many])

@@ -1,0 +1,673 @@
+"""Every public function of the accountant, asked outside its region: it must refuse, and say why.
+
+`CASES` has one or more questions for each function that a module names in its ``__all__``; a new function without one
+fails the test. `NotApplicable` is a theorem outside its hypotheses, a plain `ValueError` is bad input.
+"""
+
+import importlib
+import inspect
+import math
+import pkgutil
+
+import numpy as np
+import pytest
+
+import dovetail.accounting
+from dovetail.accounting import (
+    amplify,
+    blanket,
+    blanket_grid,
+    blanket_pair,
+    calibrate,
+    certification,
+    charges,
+    clones,
+    closed_forms,
+    composition,
+    gaussian,
+    groups,
+    hidden_coin,
+    mixing,
+    pairs,
+    personalized,
+    privunit,
+    releases,
+    split_and_mix,
+    subjects,
+    subsampling,
+    symmetric,
+)
+from dovetail.accounting.charges import Charge
+from dovetail.accounting.published import apes, flame, geyer, subdp, survey
+from dovetail.events import (
+    Disjoint,
+    Everyone,
+    FixedSize,
+    Gaussian,
+    Laplace,
+    NonPrivate,
+    PaddedBernoulli,
+    PaddedTopk,
+    Personalized,
+    Poisson,
+    Report,
+    Round,
+    SampledSubject,
+    Shuffled,
+    SplitAndMix,
+)
+from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Theorem, Trust, Unit
+
+REPLACE, ADD = Neighbors.REPLACE_ONE, Neighbors.ADD_REMOVE
+
+
+def report(kind="rr", eps_local=1.0, levels=2):
+    return Report(kind=kind, eps_local=eps_local, levels=levels)
+
+
+def shuffled(kind="rr", eps_local=1.0, n=100, d=1, levels=2):
+    return Shuffled(report=report(kind, eps_local, levels), num_users=n, coordinates=d)
+
+
+def once(mechanism, participation=None):
+    return [Round(mechanism=mechanism, participation=participation or Everyone())]
+
+
+def charged(mechanism, sampling=None):
+    return (Charge(mechanism=mechanism, sampling=sampling or Everyone(), times=1),)
+
+
+def bound(eps, delta=0.0):
+    return Bound(eps=eps, delta=delta, theorem=Theorem(key="given", where="given"))
+
+
+TWO, MANY = shuffled(), shuffled(d=2)
+NOISE = Gaussian(std=1.0, sensitivity=1.0, neighbors=ADD)
+REPLACED = Gaussian(std=1.0, sensitivity=2.0, neighbors=REPLACE)
+PURE = Laplace(scale=1.0, sensitivity=1.0, count=1, neighbors=REPLACE)
+NOTHING = NonPrivate(reason="no noise")
+TERNARY = PaddedBernoulli(report=report(levels=3), num_users=9, pad_to=9, inclusion=0.5)
+FULL = PaddedBernoulli(report=report(), num_users=9, pad_to=5, inclusion=0.9)
+DROPPED = PaddedTopk(report=report(), num_users=9, pad_to=5, top=1, decoys=0, colluders=1)
+BUDGETS = Personalized(kind="laplace", eps_locals=(0.5, 1.0, 2.0), coordinates=2)
+MANY_BUDGETS = Personalized(kind="clip_laplace", eps_locals=(0.1,) * 400)
+SHARES = SplitAndMix(num_users=50, coordinates=2, clip_norm=1.0, scale=9.0, noise_variance=9e4, modulus=2**10, shares=9)
+OPEN = SplitAndMix(
+    num_users=50,
+    coordinates=2,
+    clip_norm=1.0,
+    scale=9.0,
+    noise_variance=9e4,
+    modulus=2**10,
+    shares=9,
+    colluding_slots=9,
+)
+SUBJECT = SampledSubject(std=2.0, clip_norm=1.0, items=2, prob_item=0.5)
+SPREAD = SampledSubject(std=2.0, clip_norm=1.0, items=60, prob_item=0.5, prob_user=0.5, users_spanned=60)
+SCOPE = Scope(trust=Trust.CURATOR, adversary="observer", neighbors=REPLACE, unit=Unit.USER)
+SLIVER = privunit.Cap(dim=10**6, threshold=1 - 1e-12, prob=0.5)
+ORDERS = np.array([1.0, 2.0])
+DIFFERENT = [
+    *once(PURE, Disjoint(epoch=0)),
+    *once(Laplace(scale=2.0, sensitivity=1.0, count=1, neighbors=REPLACE), Disjoint(epoch=0)),
+]
+
+OUTSIDE, BAD = NotApplicable, ValueError  # BAD stands for a ValueError that is not NotApplicable
+
+# function: (which refusal, what it says, the question), ...
+CASES = {
+    amplify.best: [(OUTSIDE, "no amplification bound improves", lambda: amplify.best(8.0, num_users=5, delta=1e-6))],
+    amplify.bound: [
+        (BAD, "unknown bound 'clones'", lambda: amplify.bound("clones", report(), num_users=9, delta=0.1)),
+        (OUTSIDE, "Laplace .* only", lambda: amplify.bound("blanket-exact-laplace", report(), num_users=9, delta=0.1)),
+        (OUTSIDE, "binary", lambda: amplify.bound("blanket-exact-rr2", report(levels=3), num_users=9, delta=0.1)),
+    ],
+    amplify.table: [(BAD, "0 < delta < 1", lambda: amplify.table(1.0, num_users=9, delta=1.0))],
+    blanket.bennett: [
+        (OUTSIDE, "no gain over eps_local", lambda: blanket.bennett(shuffled(n=5), delta=1e-9)),
+        (OUTSIDE, "one coordinate", lambda: blanket.bennett(MANY, delta=0.1)),
+        (OUTSIDE, "the blanket is empty", lambda: blanket.bennett(shuffled(eps_local=200.0), delta=0.1)),
+    ],
+    blanket.exact: [
+        (OUTSIDE, "no gain over eps_local", lambda: blanket.exact(shuffled("laplace", n=3), delta=1e-9)),
+        (OUTSIDE, "one coordinate", lambda: blanket.exact(MANY, delta=0.1)),
+        (BAD, "0 < delta < 1", lambda: blanket.exact(TWO, delta=0.0)),
+    ],
+    blanket.exact_delta: [
+        (OUTSIDE, "the report is generic", lambda: blanket.exact_delta(shuffled("generic"), eps=0.1)),
+        (OUTSIDE, "precision of the FFT", lambda: blanket.exact_delta(shuffled("laplace", n=10**10), eps=0.1)),
+        (BAD, "eps >= 0", lambda: blanket.exact_delta(TWO, eps=-0.1)),
+        (BAD, "coarser >= 1", lambda: blanket.exact_delta(TWO, eps=0.1, coarser=0.5)),
+    ],
+    blanket.hoeffding: [
+        (OUTSIDE, "no gain over eps_local", lambda: blanket.hoeffding(shuffled(n=5), delta=1e-9)),
+        (OUTSIDE, "one coordinate", lambda: blanket.hoeffding(MANY, delta=0.1)),
+    ],
+    blanket_grid.expected_excess: [
+        (BAD, "draws >= 1", lambda: blanket_grid.expected_excess(a_grid(), draws=0, prob=0.5)),
+        (BAD, "prob <= 1", lambda: blanket_grid.expected_excess(a_grid(), draws=1, prob=1.5)),
+    ],
+    blanket_pair.law: [(OUTSIDE, "the report is generic", lambda: blanket_pair.law(report("generic"), 9))],
+    blanket_pair.pair: [
+        (OUTSIDE, "generic and binary", lambda: blanket_pair.pair(TWO)),
+        (OUTSIDE, "loss of 21", lambda: blanket_pair.pair(shuffled("laplace", 21.0))),
+    ],
+    calibrate.eps_after_spending: [
+        (OUTSIDE, "spent beside", lambda: calibrate.eps_after_spending(lambda d: 1.0, lambda eps: 0.5, delta=0.1)),
+        (BAD, "0 < delta < 1", lambda: calibrate.eps_after_spending(lambda d: 1.0, lambda eps: 0.0, delta=1.0)),
+    ],
+    calibrate.smallest_integer: [
+        (BAD, "up to 9 can meet", lambda: calibrate.smallest_integer(lambda n: 2.0, eps=1.0, low=1, high=9)),
+    ],
+    calibrate.smallest_noise: [
+        (BAD, "noise up to 2.40 can meet", lambda: calibrate.smallest_noise(lambda noise: 2.0, eps=1.0)),
+        (BAD, "eps > 0", lambda: calibrate.smallest_noise(lambda noise: 2.0, eps=0.0)),
+    ],
+    certification.certify: [
+        (OUTSIDE, "no order between them", lambda: certification.certify(DIFFERENT, SCOPE, delta=0.1)),
+        (BAD, "under replace-one", lambda: certification.certify(once(NOISE), SCOPE, delta=0.1)),
+        (BAD, "0 <= delta <= 1", lambda: certification.certify(once(PURE), SCOPE, delta=-0.1)),
+    ],
+    charges.charges: [
+        (OUTSIDE, "no order between them", lambda: charges.charges(DIFFERENT)),
+        (OUTSIDE, "several disjoint batches", lambda: charges.charges(once(SUBJECT, Disjoint(epoch=0)))),
+    ],
+    charges.spent_delta: [(BAD, "eps >= 0", lambda: charges.spent_delta(charged(SHARES), eps=-1.0))],
+    clones.binomial_counts: [
+        (BAD, "0 <= prob <= 1", lambda: clones.binomial_counts(9, 1.5, tail=0.1)),
+        (BAD, "trials >= 0", lambda: clones.binomial_counts(-1, 0.5, tail=0.1)),
+    ],
+    clones.clone_probability: [
+        (BAD, "year to be one of", lambda: clones.clone_probability(1.0, year=2021)),
+        (BAD, "eps_local > 0", lambda: clones.clone_probability(0.0, year=2023)),
+    ],
+    clones.delta_of: [
+        (OUTSIDE, "one coordinate", lambda: clones.delta_of(MANY, eps=0.1)),
+        (BAD, "a finite number", lambda: clones.delta_of(TWO, eps=math.nan)),
+    ],
+    clones.expected_delta: [(BAD, "eps >= 0", lambda: clones.expected_delta(a_law(), eps=-1.0, eps_local=1.0))],
+    clones.numerical22: [
+        (OUTSIDE, "no gain over eps_local", lambda: clones.numerical22(shuffled(n=3), delta=1e-9)),
+        (OUTSIDE, "one coordinate", lambda: clones.numerical22(MANY, delta=0.1)),
+    ],
+    clones.numerical23: [
+        (OUTSIDE, "no gain over eps_local", lambda: clones.numerical23(shuffled(n=3), delta=1e-9)),
+        (OUTSIDE, "there are no clones", lambda: clones.numerical23(shuffled(eps_local=600.0), delta=0.1)),
+    ],
+    clones.one_step: [(BAD, "eps_local > 0", lambda: clones.one_step(np.arange(3), eps=0.1, eps_local=0.0))],
+    clones.smallest_eps: [(BAD, "0 < delta < 1", lambda: clones.smallest_eps(lambda eps: 0.5, delta=0.0, high=1.0))],
+    closed_forms.clones22: [
+        (OUTSIDE, "eps_local <= ", lambda: closed_forms.clones22(shuffled(eps_local=5.0, n=300), delta=1e-6)),
+    ],
+    closed_forms.clones23: [
+        (OUTSIDE, "eps_local <= ", lambda: closed_forms.clones23(shuffled(eps_local=5.0, n=300), delta=1e-6)),
+    ],
+    closed_forms.erlingsson19: [
+        (OUTSIDE, "eps_local <= 0.5", lambda: closed_forms.erlingsson19(shuffled(eps_local=0.6, n=5000), delta=1e-6)),
+        (OUTSIDE, "n >= 1000", lambda: closed_forms.erlingsson19(shuffled(eps_local=0.1, n=500), delta=1e-6)),
+        (OUTSIDE, "delta < 0.01", lambda: closed_forms.erlingsson19(shuffled(eps_local=0.1, n=5000), delta=0.02)),
+    ],
+    closed_forms.flame_lemma1: [
+        (OUTSIDE, "randomized response only", lambda: closed_forms.flame_lemma1(shuffled("laplace"), delta=1e-6)),
+        (OUTSIDE, "hypotheses fail", lambda: closed_forms.flame_lemma1(shuffled(n=20), delta=1e-6)),
+    ],
+    closed_forms.gain: [
+        (OUTSIDE, "no gain", lambda: closed_forms.gain(1.0, TWO, delta=0.1, theorem=closed_forms.ERLINGSSON19)),
+        (OUTSIDE, "no gain", lambda: closed_forms.gain(math.nan, TWO, delta=0.1, theorem=closed_forms.ERLINGSSON19)),
+    ],
+    closed_forms.girgis21: [
+        (OUTSIDE, "no gain over eps_local", lambda: closed_forms.girgis21(shuffled(eps_local=6.0, n=9), delta=1e-9)),
+        (OUTSIDE, "one coordinate", lambda: closed_forms.girgis21(MANY, delta=0.1)),
+    ],
+    closed_forms.single: [
+        (OUTSIDE, "compose instead", lambda: closed_forms.single(MANY, delta=0.1)),
+        (BAD, "0 < delta < 1", lambda: closed_forms.single(TWO, delta=1.0)),
+    ],
+    composition.best_bound: [
+        (OUTSIDE, "without a guarantee.*no Renyi", lambda: composition.best_bound(charged(NOTHING), delta=0.1)),
+    ],
+    composition.bound: [
+        (OUTSIDE, "no Renyi bound", lambda: composition.bound(once(SHARES, Poisson(prob=0.5)), delta=0.1)),
+        (BAD, "0 <= delta <= 1", lambda: composition.bound(once(PURE), delta=2.0)),
+    ],
+    composition.exact_gaussian: [
+        (OUTSIDE, "needs Gaussian noise", lambda: composition.exact_gaussian(charged(PURE))),
+        (OUTSIDE, "no sampling", lambda: composition.exact_gaussian(charged(NOISE, Poisson(prob=0.5)))),
+        (OUTSIDE, "0 < delta < 1", lambda: composition.exact_gaussian(charged(NOISE)).eps(0.0)),
+    ],
+    composition.fits: [(BAD, "0 <= delta <= 1", lambda: composition.fits(once(PURE), eps=1.0, delta=-1.0))],
+    composition.personal: [
+        (OUTSIDE, "equal rounds with personal", lambda: composition.personal(charged(PURE))),
+        (OUTSIDE, "delta to an eps only", lambda: composition.personal(charged(BUDGETS)).delta(1.0)),
+    ],
+    composition.privacy_loss: [
+        (OUTSIDE, "SplitAndMix", lambda: composition.privacy_loss(charged(SHARES))),
+        (OUTSIDE, "FixedSize", lambda: composition.privacy_loss(charged(REPLACED, FixedSize(size=2, population=9)))),
+    ],
+    composition.pure: [
+        (OUTSIDE, "no pure guarantee", lambda: composition.pure(charged(NOISE))),
+        (OUTSIDE, "no sampling", lambda: composition.pure(charged(PURE, Poisson(prob=0.5)))),
+    ],
+    composition.renyi: [
+        (OUTSIDE, "Gaussian noise with Poisson", lambda: composition.renyi(charged(REPLACED, Poisson(prob=0.5)))),
+        (OUTSIDE, "SampledSubject", lambda: composition.renyi(charged(SUBJECT))),
+        (OUTSIDE, "no Renyi order is finite", lambda: composition.renyi(charged(noiseless()))),
+        (OUTSIDE, "imperfect mixing", lambda: composition.renyi(charged(OPEN)).eps(1e-6)),
+    ],
+    composition.sampled_shuffles: [
+        (OUTSIDE, "fixed-size samples", lambda: composition.sampled_shuffles(charged(TWO))),
+        (
+            OUTSIDE,
+            "but 50 are drawn",
+            lambda: composition.sampled_shuffles(charged(TWO, FixedSize(size=50, population=200))),
+        ),
+    ],
+    gaussian.delta_of: [
+        (BAD, "eps >= 0", lambda: gaussian.delta_of(1.0, eps=-1.0)),
+        (BAD, "mu > 0", lambda: gaussian.delta_of(-1.0, eps=1.0)),
+    ],
+    gaussian.eps_of: [(BAD, "0 < delta < 1", lambda: gaussian.eps_of(1.0, delta=0.0))],
+    gaussian.mu_of: [(BAD, "a finite number", lambda: gaussian.mu_of(eps=math.nan, delta=0.1))],
+    groups.for_group: [(BAD, "size >= 1", lambda: groups.for_group(bound(1.0), size=0))],
+    groups.for_one: [
+        (OUTSIDE, "a delta that a group", lambda: groups.for_one(bound(2000.0, 1e-9), size=1000)),
+        (BAD, "eps >= 0", lambda: groups.for_one(bound(-1.0), size=2)),
+    ],
+    hidden_coin.clone_counts: [(BAD, "probabilities", lambda: hidden_coin.clone_counts(np.array([0.5, 1.5])))],
+    mixing.eta: [
+        (OUTSIDE, "modulus >= num_users", lambda: mixing.eta(num_users=100, slots=5, modulus=64)),
+        (OUTSIDE, "too few share slots", lambda: mixing.eta(num_users=50_000, slots=3, modulus=2**30)),
+        (BAD, "num_users >= 2", lambda: mixing.eta(num_users=1, slots=5, modulus=64)),
+    ],
+    pairs.delta: [
+        (OUTSIDE, "binary randomized response", lambda: pairs.delta(TERNARY, eps=0.1)),
+        (BAD, "eps >= 0", lambda: pairs.delta(TWO, eps=-0.1)),
+    ],
+    pairs.eps: [
+        (OUTSIDE, "coordinates overflow", lambda: pairs.eps(FULL, delta=1e-6)),
+        (OUTSIDE, "colluders see", lambda: pairs.eps(DROPPED, delta=1e-6)),
+        (BAD, "0 < delta < 1", lambda: pairs.eps(TWO, delta=1.0)),
+    ],
+    pairs.local: [
+        (OUTSIDE, "binary randomized response", lambda: pairs.local(ternary_topk())),
+        (BAD, "0 <= delta <= 1", lambda: pairs.local(FULL, delta=2.0)),
+    ],
+    pairs.log_pmfs: [(OUTSIDE, "binary randomized response", lambda: pairs.log_pmfs(TERNARY))],
+    pairs.loss: [
+        (OUTSIDE, "loss of 31", lambda: pairs.loss(shuffled(eps_local=31.0))),
+        (BAD, "interval > 0", lambda: pairs.loss(TWO, interval=0.0)),
+    ],
+    pairs.most_reports: [(BAD, "0 <= delta <= 1", lambda: pairs.most_reports(FULL, delta=-1.0))],
+    pairs.pair: [
+        (OUTSIDE, "binary randomized response", lambda: pairs.pair(TERNARY)),
+        (OUTSIDE, "colluders see", lambda: pairs.pair(DROPPED)),
+        (OUTSIDE, "no dominating pair here for Personalized", lambda: pairs.resolution(BUDGETS)),
+    ],
+    pairs.renyi: [
+        (OUTSIDE, "binary randomized response", lambda: pairs.renyi(TERNARY, ORDERS + 1)),
+        (BAD, "every order > 1", lambda: pairs.renyi(TWO, ORDERS)),
+    ],
+    pairs.resolution: [(OUTSIDE, "binary randomized response", lambda: pairs.resolution(TERNARY))],
+    pairs.spent_delta: [(OUTSIDE, "no dominating pair here for Gaussian", lambda: pairs.spent_delta(NOISE))],
+    pairs.theorem: [(OUTSIDE, "no dominating pair here for Gaussian", lambda: pairs.theorem(NOISE))],
+    personalized.clone_probs: [
+        (BAD, "0 <= victim <= 2", lambda: personalized.clone_probs(BUDGETS, 3)),
+        (BAD, "0 <= far <= 0.5", lambda: personalized.clone_probs(BUDGETS, 0, far=0.6)),
+    ],
+    personalized.clone_probs_from_pmfs: [
+        (OUTSIDE, "no finite eps", lambda: personalized.clone_probs_from_pmfs(np.eye(2), [np.eye(2)])),
+        (BAD, "sum to 1", lambda: personalized.clone_probs_from_pmfs(np.ones((2, 2)), [])),
+    ],
+    personalized.delta: [(BAD, "victim", lambda: personalized.delta(BUDGETS, eps=0.1, victim=7))],
+    personalized.eps: [(BAD, "0 < delta < 1", lambda: personalized.eps(BUDGETS, delta=0.0))],
+    personalized.log_pmfs: [(OUTSIDE, "no one pair dominates", lambda: personalized.log_pmfs(BUDGETS))],
+    personalized.per_user: [
+        (BAD, "0 <= tolerance <= 1", lambda: personalized.per_user(BUDGETS, delta=0.1, tolerance=2))
+    ],
+    personalized.renyi: [(BAD, "victim", lambda: personalized.renyi(BUDGETS, ORDERS + 1, victim=-1))],
+    privunit.best: [
+        (OUTSIDE, "eps_local <= 500", lambda: privunit.best(dim=10, eps_local=600.0)),
+        (BAD, "dim >= 2", lambda: privunit.best(dim=1, eps_local=1.0)),
+    ],
+    privunit.cap_mass: [(BAD, "0 <= threshold <= 1", lambda: privunit.cap_mass(dim=10, threshold=1.5))],
+    privunit.eps: [(OUTSIDE, "no mass to compute with", lambda: privunit.eps(SLIVER))],
+    privunit.mean_projection: [(OUTSIDE, "no mass to compute with", lambda: privunit.mean_projection(SLIVER))],
+    privunit.noise_std: [(OUTSIDE, "no mass to compute with", lambda: privunit.noise_std(SLIVER))],
+    releases.losses: [
+        (
+            OUTSIDE,
+            "Gaussian noise with FixedSize",
+            lambda: releases.losses(NOISE, FixedSize(size=2, population=9), 0.1),
+        ),
+        (OUTSIDE, "Personalized", lambda: releases.losses(BUDGETS, Everyone(), 0.1)),
+    ],
+    releases.pure_eps: [(OUTSIDE, "Gaussian has no pure guarantee", lambda: releases.pure_eps(NOISE))],
+    releases.renyi: [
+        (OUTSIDE, "Laplace noise with Poisson", lambda: releases.renyi(PURE, Poisson(prob=0.5), (2.0,))),
+        (OUTSIDE, "NonPrivate", lambda: releases.renyi(NOTHING, Everyone(), (2.0,))),
+    ],
+    releases.resolution: [(OUTSIDE, "without a guarantee", lambda: releases.resolution(NOTHING))],
+    releases.spent_on_full: [(OUTSIDE, "without a guarantee", lambda: releases.spent_on_full(NOTHING))],
+    releases.spent_on_mixing: [
+        (OUTSIDE, "without a guarantee", lambda: releases.spent_on_mixing(NOTHING, eps=1.0)),
+        (BAD, "eps >= 0", lambda: releases.spent_on_mixing(SHARES, eps=-1.0)),
+    ],
+    releases.theorem: [(OUTSIDE, "without a guarantee: no noise", lambda: releases.theorem(NOTHING))],
+    split_and_mix.calibrate: [
+        (OUTSIDE, "need more than 32 shares", lambda: by_shares(num_users=3, delta=1e-12)),
+        (BAD, "rounds >= 1", lambda: by_shares(rounds=0)),
+        (BAD, "0 < mixing_share < 1", lambda: by_shares(mixing_share=1.0)),
+    ],
+    split_and_mix.closed_form_shares: [
+        (BAD, "num_users >= 3", lambda: split_and_mix.closed_form_shares(num_users=2, modulus=8, bits=40)),
+    ],
+    split_and_mix.delta: [(BAD, "eps >= 0", lambda: split_and_mix.delta(SHARES, eps=-1.0))],
+    split_and_mix.eps: [
+        (OUTSIDE, "spent beside the noise", lambda: split_and_mix.eps(OPEN, delta=1e-6)),
+        (BAD, "rounds to be a whole number", lambda: split_and_mix.eps(SHARES, delta=1e-6, rounds=1.5)),
+    ],
+    split_and_mix.modulus_for: [
+        (BAD, "norm > 0", lambda: split_and_mix.modulus_for(num_users=9, norm=0.0, noise_variance=1.0)),
+    ],
+    split_and_mix.rounded_norm: [
+        (
+            BAD,
+            "0 < rounding_tail < 1",
+            lambda: split_and_mix.rounded_norm(clip_norm=1.0, scale=1.0, coordinates=2, rounding_tail=0.0),
+        ),
+    ],
+    split_and_mix.shares_for: [
+        (OUTSIDE, "more than 32 shares", lambda: split_and_mix.shares_for(num_users=2, modulus=64, target=1e-12)),
+        (OUTSIDE, "modulus >= num_users", lambda: split_and_mix.shares_for(num_users=99, modulus=64, target=1e-2)),
+    ],
+    split_and_mix.spent_delta: [(BAD, "eps >= 0", lambda: split_and_mix.spent_delta(SHARES, -1.0))],
+    subjects.delta: [(BAD, "eps >= 0", lambda: subjects.delta(SUBJECT, rounds=1, eps=-1.0))],
+    subjects.eps: [
+        (OUTSIDE, "more than 64 ways", lambda: subjects.eps(SPREAD, rounds=1, delta=0.1)),
+        (BAD, "rounds >= 1", lambda: subjects.eps(SUBJECT, rounds=0, delta=0.1)),
+    ],
+    subjects.items_in_sum: [(BAD, "a split of items=2", lambda: subjects.items_in_sum(SUBJECT, (2, 1)))],
+    subjects.losses: [
+        (OUTSIDE, "more than 64 ways", lambda: subjects.losses(SPREAD, interval=0.1)),
+        (BAD, "interval > 0", lambda: subjects.losses(SUBJECT, interval=0.0)),
+    ],
+    subjects.spanning: [(BAD, "users >= 1", lambda: subjects.spanning(NOISE, users=0))],
+    subjects.splits: [(OUTSIDE, "more than 64 ways", lambda: subjects.splits(SPREAD))],
+    subsampling.advanced: [
+        (OUTSIDE, "leave nothing of delta", lambda: subsampling.advanced([bound(1.0, 0.1)] * 2, delta=0.1)),
+    ],
+    subsampling.basic: [(BAD, "eps >= 0", lambda: subsampling.basic([bound(math.nan)]))],
+    subsampling.optimal: [
+        (OUTSIDE, "the same eps and delta", lambda: subsampling.optimal([bound(1.0), bound(2.0)], delta=0.1)),
+        (OUTSIDE, "leave nothing of delta", lambda: subsampling.optimal([bound(1.0, 0.1)], delta=0.1)),
+    ],
+    subsampling.sampled: [
+        (OUTSIDE, "fixed-size sample", lambda: subsampling.sampled(bound(1.0), Poisson(prob=0.5))),
+        (
+            BAD,
+            "colluders < population",
+            lambda: subsampling.sampled(bound(1.0), FixedSize(size=2, population=3), colluders=3),
+        ),
+    ],
+    symmetric.composed_loss: [
+        (OUTSIDE, "loss of 31", lambda: symmetric.composed_loss(np.copy, 31.0, std=1.0, folds=1, interval=0.1)),
+        (BAD, "interval > 0", lambda: symmetric.composed_loss(np.copy, 1.0, std=1.0, folds=1, interval=0.0)),
+    ],
+    symmetric.renyi: [(BAD, "every order > 1", lambda: symmetric.renyi(ORDERS, np.zeros(1), np.ones(1)))],
+    symmetric.spread: [
+        (BAD, "a grid from 0 to 0.9", lambda: symmetric.spread(np.array([0.9]), np.ones(1), np.array([0.0, 0.5]))),
+    ],
+    # ------------------------------------------------------------ published formulas
+    flame.bennett: [
+        (OUTSIDE, "no gain over eps_local", lambda: flame.bennett(report("laplace", 4.0), num_users=9, delta=1e-9)),
+        (OUTSIDE, "not generic reports", lambda: flame.bennett(report("generic"), num_users=100, delta=1e-3)),
+    ],
+    flame.corollary1: [
+        (OUTSIDE, "needs .* eps_local <= ", lambda: flame.corollary1(eps_local=9.0, num_users=1000, delta=1e-6))
+    ],
+    flame.corollary2: [
+        (
+            OUTSIDE,
+            "needs .* eps_local <= ",
+            lambda: flame.corollary2(eps_local=9.0, coordinates=1, num_users=1000, delta=1e-6),
+        ),
+    ],
+    flame.corollary3: [
+        (
+            OUTSIDE,
+            "needs .* eps_local <= ",
+            lambda: flame.corollary3(eps_local=9.0, coordinates=100, beta=0.01, pad_to=100, delta=1e-6),
+        ),
+    ],
+    flame.lemma1: [
+        (OUTSIDE, "central eps <= 1", lambda: flame.lemma1(eps_local=2.0, levels=2, num_users=1000, delta=1e-6)),
+    ],
+    flame.lemma2: [(BAD, "eps >= 0", lambda: flame.lemma2(eps=-1.0, folds=2))],
+    flame.lemma3: [
+        (BAD, "0 < delta_slack < 1", lambda: flame.lemma3(eps=1.0, delta=0.0, folds=2, delta_slack=0.0)),
+    ],
+    flame.lemma4: [(BAD, "size <= 2", lambda: flame.lemma4(eps=1.0, delta=0.0, size=3, population=2))],
+    flame.messages_range: [(BAD, "nu >= 1", lambda: flame.messages_range(nu=0.5, beta=0.1))],
+    flame.proposition1: [
+        (
+            BAD,
+            "0 < delta_shuffled < 1",
+            lambda: flame.proposition1(pad_to=9, num_sampled=9, eps_shuffled=1.0, delta_shuffled=1.0),
+        ),
+    ],
+    flame.ss_double: [
+        (OUTSIDE, "delta_cd / beta < 1", lambda: flame.ss_double(rarely(), delta=0.9)),
+        (BAD, "0 < delta < 1", lambda: flame.ss_double(FULL, delta=1.0)),
+    ],
+    flame.ss_simple: [
+        (OUTSIDE, "central eps <= 1", lambda: flame.ss_simple(TWO, delta=1e-6, evaluation="closed")),
+        (BAD, "evaluation to be one of", lambda: flame.ss_simple(TWO, delta=1e-6, evaluation="exact")),
+    ],
+    flame.ss_topk: [
+        (OUTSIDE, "no gain over eps_local", lambda: flame.ss_topk(DROPPED, delta=1e-9)),
+        (BAD, "0 < delta < 1", lambda: flame.ss_topk(DROPPED, delta=0.0)),
+    ],
+    flame.theorem1: [
+        (
+            BAD,
+            "linkage to be one of",
+            lambda: flame.theorem1(eps_each=0.1, delta_each=1e-6, coordinates=2, linkage="none"),
+        ),
+    ],
+    flame.theorem2: [
+        (
+            BAD,
+            "0 <= beta <= 1",
+            lambda: flame.theorem2(eps_local=0.5, levels=2, beta=1.1, num_sampled=5000, delta=1e-6),
+        ),
+    ],
+    flame.theorem3: [
+        (
+            OUTSIDE,
+            "delta / beta < 1",
+            lambda: flame.theorem3(eps_local=0.5, levels=2, beta=0.01, pad_to=5000, delta=0.01),
+        ),
+    ],
+    flame.theorem4: [(BAD, "eps >= 0", lambda: flame.theorem4(eps_each=-0.1, delta_each=1e-6, selected=2))],
+    flame.theorem5: [(OUTSIDE, "no index privacy", lambda: flame.theorem5(num_users=1000, pad_to=39, beta=0.02))],
+    apes.apes: [
+        (OUTSIDE, "blocks of 100", lambda: apes.apes(few_budgets(), delta=0.1)),
+        (BAD, "0 < delta_shuffle < 1", lambda: apes.apes(MANY_BUDGETS, delta=0.0)),
+    ],
+    apes.echo_numerical: [(OUTSIDE, "blocks of 100", lambda: apes.echo_numerical((0.05,) * 150, delta=0.1))],
+    apes.equation2: [
+        (OUTSIDE, "eq. 2 needs eps_local <= ", lambda: apes.equation2((4.0,) * 1000, delta=1e-8)),
+        (BAD, "every eps_local > 0", lambda: apes.equation2((0.1, math.nan), delta=1e-6)),
+    ],
+    apes.ldp_min: [(BAD, "0 < delta_slack < 1", lambda: apes.ldp_min(BUDGETS, delta=0.0))],
+    apes.lemma4: [(BAD, "eps_i > 0", lambda: apes.lemma4(eps_i=0.0, eps_j=1.0))],
+    apes.local_apes: [(BAD, "eps_local > 0", lambda: apes.local_apes(eps_local=0.0, coordinates=3))],
+    apes.local_s_apes: [(BAD, "kept >= 1", lambda: apes.local_s_apes(eps_local=1.0, kept=0))],
+    apes.pldp: [(BAD, "0 <= delta <= 1", lambda: apes.pldp(BUDGETS, delta=-1.0))],
+    apes.proposition1: [
+        (
+            BAD,
+            "kept >= 1",
+            lambda: apes.proposition1(eps_each=0.1, delta_each=1e-6, kept=0, delta_slack=1e-6),
+        ),
+    ],
+    apes.s_apes: [(BAD, "1 <= kept <= 1", lambda: apes.s_apes(MANY_BUDGETS, delta=0.1, kept=3))],
+    apes.theorem1: [(BAD, "eps_local > 0", lambda: apes.theorem1(eps_local=-1.0))],
+    apes.theorem4: [
+        (OUTSIDE, "needs 317 echoes", lambda: apes.theorem4((4.0,) * 1000)),
+        (BAD, "at least 2 users", lambda: apes.theorem4((0.1,))),
+    ],
+    apes.unis: [(OUTSIDE, "blocks of 100", lambda: apes.unis(few_budgets(), delta=0.1, delta_shuffle=0.1))],
+    apes.unis_numerical: [(OUTSIDE, "blocks of 100", lambda: apes.unis_numerical((0.05,) * 150, delta=0.1))],
+    geyer.communication_cost: [(BAD, "clients >= 0", lambda: geyer.communication_cost([3, -1]))],
+    geyer.distortion: [
+        (BAD, "clients >= 1", lambda: geyer.distortion(noise_multiplier=1.0, clients=0, clip_norm=1.0)),
+    ],
+    geyer.dp_fl: [
+        (OUTSIDE, "not in disjoint batches", lambda: geyer.dp_fl(once(NOISE, Disjoint(epoch=0)), delta=1e-5)),
+        (OUTSIDE, "under add-remove", lambda: geyer.dp_fl(once(REPLACED, Poisson(prob=0.5)), delta=1e-5)),
+        (BAD, "clip to be one of", lambda: geyer.dp_fl(once(NOISE, Poisson(prob=0.5)), delta=1e-5, clip="mean")),
+    ],
+    geyer.moments_accountant: [
+        (BAD, "0 <= prob <= 1", lambda: geyer.moments_accountant(prob=1.5, noise_multiplier=1.0, rounds=1, eps=1.0)),
+    ],
+    geyer.noise_multiplier: [
+        (
+            BAD,
+            "accountant to be one of",
+            lambda: geyer.noise_multiplier(prob=0.5, rounds=1, eps=8.0, delta=1e-3, accountant="zcdp"),
+        ),
+    ],
+    geyer.one_query: [(BAD, "noise_multiplier > 0", lambda: geyer.one_query(noise_multiplier=0.0, eps=1.0))],
+    subdp.central_sub: [
+        (
+            OUTSIDE,
+            "too low for groups of 40",
+            lambda: subdp.central_sub(once(NOISE, Poisson(prob=0.5)), delta=1e-5, items_per_subject=40),
+        ),
+    ],
+    subdp.composed_rate: [
+        (BAD, "steps >= 1", lambda: subdp.composed_rate(eps=1.0, delta=0.0, group=2, prob=0.1, steps=0)),
+    ],
+    subdp.local_sub: [
+        (
+            OUTSIDE,
+            "too low for groups of 40",
+            lambda: subdp.local_sub(once(NOISE, Poisson(prob=0.5)), delta=1e-5, items_per_subject=40),
+        ),
+    ],
+    subdp.noise_scale: [
+        (OUTSIDE, "orders up to 32", lambda: subdp.noise_scale(eps=2.0, delta=1e-5, group=5, prob=0.01, steps=10)),
+    ],
+    subdp.theorem31: [(BAD, "group >= 1", lambda: subdp.theorem31(eps=1.0, delta=0.0, group=0))],
+    subdp.theorem32: [(BAD, "0 <= delta <= 1", lambda: subdp.theorem32(eps=1.0, delta=2.0, group=2))],
+    subdp.theorem33: [
+        (OUTSIDE, "needs l <= g", lambda: subdp.theorem33(eps=1.0, delta=0.0, group=2, largest=3)),
+    ],
+    subdp.user_level_local: [
+        (BAD, "users_per_subject >= 1", lambda: subdp.user_level_local(eps=1.0, delta=0.0, users_per_subject=0)),
+    ],
+    survey.amplification_erlingsson: [
+        (BAD, "num_users >= 2", lambda: survey.amplification_erlingsson(eps_local=1.0, num_users=1, delta=0.1)),
+    ],
+    survey.amplification_multi: [
+        (BAD, "0 < delta < 1", lambda: survey.amplification_multi(eps_local=1.0, num_users=100, delta=1.0)),
+    ],
+    survey.amplification_single: [
+        (
+            OUTSIDE,
+            "needs .* eps_local <= ",
+            lambda: survey.amplification_single(eps_local=9.0, num_users=100, delta=1e-6),
+        ),
+    ],
+    survey.binary_sum_estimate: [
+        (OUTSIDE, "every report", lambda: survey.binary_sum_estimate(reports_sum=1, num_users=2, prob_random=1.0)),
+    ],
+    survey.error_curator: [(BAD, "eps > 0", lambda: survey.error_curator(eps=0.0))],
+    survey.error_local: [(BAD, "num_users >= 1", lambda: survey.error_local(eps=1.0, num_users=0))],
+    survey.error_shuffled_response: [
+        (BAD, "0 < delta < 1", lambda: survey.error_shuffled_response(eps=1.0, delta=1.0)),
+    ],
+    survey.messages_cheu: [(BAD, "num_users >= 1", lambda: survey.messages_cheu(num_users=0))],
+    survey.messages_recursive: [(BAD, "num_users >= 3", lambda: survey.messages_recursive(num_users=2))],
+    survey.mse_local_messages: [(BAD, "eps > 0", lambda: survey.mse_local_messages(eps=-1.0))],
+    survey.mse_recursive: [(BAD, "num_users >= 3", lambda: survey.mse_recursive(num_users=1))],
+    survey.mse_single_message: [(BAD, "num_users >= 1", lambda: survey.mse_single_message(num_users=0))],
+    survey.randomized_response: [(BAD, "prob_random <= 1", lambda: survey.randomized_response(prob_random=1.2))],
+    survey.subsampling: [(BAD, "size <= 2", lambda: survey.subsampling(eps=1.0, delta=0.0, size=3, num_users=2))],
+}
+
+# Nothing is outside these: they answer for every event (which has checked itself) or every order.
+EVERYWHERE = {
+    split_and_mix.error_std: "an event has positive scale and noise",
+    split_and_mix.renyi: "an order without a bound costs inf",
+    subjects.resolution: "an event has positive probabilities and noise",
+}
+
+
+def a_grid():
+    grid = blanket_grid.Grid(bottom=-1.0, top=1.0, step=0.1)
+    grid.add_point(0.5, 1.0)
+    return grid
+
+
+def a_law():
+    return clones.CloneCounts(counts=np.arange(2), weights=np.ones(2) / 2, below=0.0, above=0.0)
+
+
+def noiseless():
+    return Gaussian(std=0.0, sensitivity=1.0, neighbors=ADD)
+
+
+def ternary_topk():
+    return PaddedTopk(report=report(levels=3), num_users=9, pad_to=9, top=1, decoys=0)
+
+
+def rarely():
+    return PaddedBernoulli(report=report(), num_users=9, pad_to=5, inclusion=0.01, coordinates=2)
+
+
+def few_budgets():
+    return Personalized(kind="clip_laplace", eps_locals=(0.05,) * 150)
+
+
+def by_shares(**changes):
+    asked = {"num_users": 50, "coordinates": 2, "clip_norm": 1.0, "eps": 1.0, "delta": 1e-6}
+    return split_and_mix.calibrate(**(asked | changes))
+
+
+def public_functions():
+    """Every function in the ``__all__`` of a module whose name has no leading underscore, once."""
+    found = {}
+    for module in pkgutil.walk_packages(dovetail.accounting.__path__, "dovetail.accounting."):
+        if not module.name.rpartition(".")[2].startswith("_"):
+            public = importlib.import_module(module.name)
+            for name in public.__all__:
+                if inspect.isroutine(inspect.unwrap(getattr(public, name))):
+                    found.setdefault(getattr(public, name), f"{module.name.partition('accounting.')[2]}.{name}")
+    return found
+
+
+def test_every_public_function_is_asked_outside_its_region():
+    named = public_functions()
+    missing = [name for function, name in named.items() if function not in CASES and function not in EVERYWHERE]
+    assert not missing, "add a case for each"
+    unknown = [function for function in (*CASES, *EVERYWHERE) if function not in named]
+    assert not unknown, "not public, or gone"
+    assert all(CASES.values())
+    assert all(says for cases in CASES.values() for _, says, _ in cases)
+
+
+QUESTIONS = [
+    pytest.param(*case, id=f"{function.__module__.rpartition('.')[2]}.{function.__name__}-{index}")
+    for function, cases in CASES.items()
+    for index, case in enumerate(cases)
+]
+
+
+@pytest.mark.parametrize(("refusal", "says", "ask"), QUESTIONS)
+def test_a_refusal_and_its_reason(refusal, says, ask):
+    with pytest.raises(refusal, match=says) as raised:
+        ask()
+    assert isinstance(raised.value, NotApplicable) == (refusal is OUTSIDE)
+    assert len(str(raised.value)) > 15
