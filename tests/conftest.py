@@ -5,6 +5,8 @@ import os
 import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
+# most of a test's time would go into optimising programs that run once
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
 
 import jax
 

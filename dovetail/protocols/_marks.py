@@ -55,7 +55,7 @@ def before(cut: jax.Array, lanes: int) -> jax.Array:
 
 def count(words: jax.Array) -> jax.Array:
     """The size of each client's set."""
-    return total(_ones(words))
+    return jnp.sum(_ones(words), axis=1)
 
 
 def total(rows: jax.Array) -> jax.Array:
@@ -70,16 +70,18 @@ def members(words: jax.Array, slots: int) -> jax.Array:
     lanes = words.shape[1]
     ends = jnp.cumsum(_ones(words), axis=1)
     rank = lax.broadcasted_iota(jnp.int32, (1, slots), 1)
-    steps = lanes.bit_length()
+    # How many lanes end at or before this rank: by sixteenths at first, then by bisection. That is a loop, because XLA
+    # computes `ends` again in every unrolled step.
+    steps = max(0, lanes.bit_length() - 4)
+    passed = [ends[:, lane - 1, None] <= rank for lane in range(2**steps, lanes + 1, 2**steps)]
+    lane = functools.reduce(jnp.add, [step.astype(jnp.int32) for step in passed]) << steps
 
     def halve(step: jax.Array, lane: jax.Array) -> jax.Array:
         ahead = lane + jnp.left_shift(1, steps - 1 - step)
         passed = (ahead <= lanes) & (pick(ends, jnp.minimum(ahead, lanes) - 1) <= rank)
         return jnp.where(passed, ahead, lane)
 
-    # How many lanes end at or before this rank; a loop, because XLA computes `ends` again in every unrolled step.
-    lane = lax.fori_loop(0, steps, halve, jnp.zeros((len(words), slots), jnp.int32))
-    lane = jnp.minimum(lane, lanes - 1)
+    lane = jnp.minimum(lax.fori_loop(0, steps, halve, lane), lanes - 1)
     word = pick(words, lane)
     return _set_bit(word, rank - pick(ends, lane) + _ones(word)) * lanes + lane
 

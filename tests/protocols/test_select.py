@@ -171,8 +171,9 @@ def test_reports_of_clients_and_coordinates_are_independent() -> None:
     assert np.abs(correlation).max() * np.sqrt(trials) < stats.norm.isf(ALPHA / (2 * 66))
 
 
-def test_one_key_gives_every_client_its_own_randomness() -> None:
-    ones, zeros = counts(np.zeros((400, 12), np.float32), 12, 1.0, key=jax.random.key(0))
+@pytest.mark.parametrize("nothing", [0.0, np.nan])
+def test_one_key_gives_every_client_its_own_coins_where_it_has_nothing_to_say(nothing: float) -> None:
+    ones, zeros = counts(np.full((400, 12), nothing, np.float32), 12, 1.0, key=jax.random.key(0))
     np.testing.assert_array_equal(ones + zeros, 400)
     assert stats.chi2.sf(((ones - 200) ** 2 / 100).sum(), 12) > ALPHA
 
