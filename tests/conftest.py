@@ -1,6 +1,7 @@
 """Two host devices for every test, so that sharding is always exercised; a cache that no test shares with the user."""
 
 import os
+import sys
 
 import pytest
 
@@ -22,3 +23,21 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory):
         del os.environ["DOVETAIL_CACHE"]
     else:
         os.environ["DOVETAIL_CACHE"] = before
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """The command line within this process: arguments -> (exit status, stdout, stderr)."""
+    from rich.console import Console
+
+    from dovetail import cli
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["dovetail", *arguments])
+        monkeypatch.setattr(cli, "_err", Console(file=sys.stderr, width=10_000))
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run

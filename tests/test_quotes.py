@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from dovetail import cli, quotes
+from dovetail import quotes
 from dovetail.accounting import bound, certify
 from dovetail.events import Everyone, FixedSize, PaddedBernoulli, Report, Round, Shuffled
 from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit, Verdict
@@ -203,13 +202,9 @@ def test_account_amplify_prints_every_bound(tmp_path):
         ),
     ],
 )
-def test_bad_input_is_one_sentence(arguments, sentence, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["dovetail", "account", *arguments])
-    monkeypatch.setattr(cli, "_err", Console(file=sys.stderr, width=10_000))
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    out, err = capsys.readouterr()
-    assert ended.value.code == 2
+def test_bad_input_is_one_sentence(arguments, sentence, command):
+    status, out, err = command("account", *arguments)
+    assert status == 2
     assert sentence in err
     assert err.strip().count("\n") == 0
     assert out == ""
