@@ -12,7 +12,7 @@ from dovetail.accounting import personalized, releases
 from dovetail.accounting.charges import Charge, charges
 from dovetail.accounting.composition import best_bound
 from dovetail.events import Disjoint, Everyone, FixedSize, NonPrivate, Personalized, Poisson, Round
-from dovetail.statements import TUNING_ASSUMPTION, Bound, Scope, Statement, Verdict, unbounded
+from dovetail.statements import TUNING_ASSUMPTION, Bound, NotApplicable, Scope, Statement, Unit, Verdict, unbounded
 
 __all__ = ["certify"]
 
@@ -34,6 +34,8 @@ def certify(rounds: Sequence[Round], scope: Scope, *, delta: float) -> Statement
             raise ValueError(
                 f"expected events under {scope.neighbors.value}, got an event under {item.mechanism.neighbors.value}"
             )
+        if scope.unit is Unit.SUBJECT and isinstance(item.participation, Disjoint):
+            raise NotApplicable("a subject's data may sit in several batches: disjoint batches of users do not help it")
     paid = charges(rounds)
     best = best_bound(paid, delta=delta)
     premises = tuple(_one_round(charge, scope, delta) for charge in paid if charge.times > 1 or len(paid) > 1)

@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import itertools
 import json
@@ -251,3 +252,11 @@ def test_impossible_targets_are_refused():
         smallest_noise(lambda noise: 1 / noise, eps=-1.0)
     with pytest.raises(ValueError, match="expected a target"):
         smallest_noise(lambda noise: 1.0, eps=0.5)
+
+
+def test_disjoint_batches_of_users_do_not_protect_a_subject():
+    """Its data may sit in several batches."""
+    about = dataclasses.replace(scope(), unit=Unit.SUBJECT)
+    with pytest.raises(NotApplicable, match="several batches"):
+        certify(rounds(2, participation=Disjoint(epoch=0)), about, delta=DELTA)
+    assert certify(rounds(2), about, delta=DELTA).eps > certify(rounds(1), about, delta=DELTA).eps

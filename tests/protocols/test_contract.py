@@ -94,9 +94,19 @@ def test_every_registered_protocol_is_under_contract():
     assert {case.name for case in CASES} | SCALARS == set(protocols.PROTOCOLS)
 
 
-@pytest.fixture(params=CASES, ids=lambda case: f"{case.name}-{'-'.join(str(v) for v in case.parameters.values())}")
+def label(case):
+    return f"{case.name}-{'-'.join(str(value) for value in case.parameters.values())}"
+
+
+@pytest.fixture(params=CASES, ids=label)
 def case(request):
     return request.param
+
+
+def only(wanted):
+    """Cases that a test applies to."""
+    chosen = [case for case in CASES if wanted(case)]
+    return pytest.mark.parametrize("case", chosen, ids=label, indirect=True)
 
 
 @pytest.fixture
@@ -193,9 +203,8 @@ def test_estimate_is_unbiased_for_the_mean_of_what_is_sent(case, protocol, updat
         assert spread.min() > 1e-6, "there is noise"
 
 
+@only(lambda case: case.quiet is not None)
 def test_without_noise_it_is_fedavg_of_what_is_sent(case, protocol, updates):
-    if case.quiet is None:
-        pytest.skip("noise or rounding never vanishes in this variant")
     quiet = protocol if case.name == "fedavg" else settled(protocol.with_noise(case.quiet))
     if getattr(protocol, "randomizer", None) == "rr2":  # bits round: corners of the box are reported as they are
         updates = jnp.sign(updates) * protocol.clip_value * (1 + jnp.abs(updates))
@@ -205,19 +214,17 @@ def test_without_noise_it_is_fedavg_of_what_is_sent(case, protocol, updates):
     np.testing.assert_allclose(drawn, case.target(np.asarray(updates)).mean(axis=0), atol=atol)
 
 
+@only(lambda case: case.thinned)
 def test_thinning_alone_is_an_unbiased_sparsifier(case, protocol, updates):
-    if not case.thinned:
-        pytest.skip("every coordinate is reported")
     chosen = np.asarray(jax.vmap(lambda x, k: protocol.select(x, key=k)[1])(updates, client_keys(0)))
     assert chosen.mean() == pytest.approx(protocol.beta, abs=0.02)
     other = np.asarray(jax.vmap(lambda x, k: protocol.select(-3 * x, key=k)[1])(updates, client_keys(0)))
     np.testing.assert_array_equal(chosen, other)
 
 
+@only(lambda case: case.build().summable)
 def test_fast_and_faithful_path_agree_as_the_protocol_says(case, protocol, updates):
     """Given the same keys, or in mean and variance (z-test, and a ratio of variances, 40 coordinates x 150 runs)."""
-    if not protocol.summable:
-        pytest.skip("held report by report")
     if case.exact:
         np.testing.assert_allclose(*(estimates(protocol, updates, path) for path in (fast, faithful)), atol=1e-5)
         return
