@@ -121,9 +121,14 @@ def shuffle(reports: Reports, layout: Layout, *, key: jax.Array) -> Shuffled:
 
 def _permuted(value: jax.Array, valid: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Every column in a uniformly random order of its own, with whatever is not valid behind."""
-    tags = jax.random.bits(key, value.shape, jnp.uint32) >> 1
-    order = jnp.argsort(jnp.where(valid, tags, jnp.uint32(2**32 - 1)), axis=0)
+    order = _uniform_order(valid, key)
     return jnp.take_along_axis(value, order, axis=0), jnp.take_along_axis(valid, order, axis=0)
+
+
+def _uniform_order(valid: jax.Array, key: jax.Array) -> jax.Array:
+    """A uniformly random order of every column: by tags of 63 bits, for ties would keep the order of arrival."""
+    high, low = jax.random.bits(key, (2, *valid.shape), jnp.uint32)
+    return jnp.lexsort((low, jnp.where(valid, high >> 1, jnp.uint32(2**32 - 1))), axis=0)
 
 
 def _dense(reports: Reports, slots: int) -> Reports:
@@ -147,7 +152,7 @@ def _shuffle_messages(reports: Reports, layout: Layout, key: jax.Array) -> Shuff
     value = reports.value
     valid = jnp.broadcast_to(_as_columns(reports.valid, value.ndim), value.shape) > 0
     if layout.padding is None:
-        order = jax.random.permutation(key_order, len(value))
+        order = _uniform_order(jnp.ones(len(value), bool), key_order)
         slot = None if reports.slot is None else reports.slot[order]
         return Shuffled(slot, value[order], valid[order])
     padding, width = layout.padding, value.shape[1]
@@ -158,7 +163,7 @@ def _shuffle_messages(reports: Reports, layout: Layout, key: jax.Array) -> Shuff
     place = jnp.searchsorted(jnp.cumsum(need), jnp.arange(rows * width), side="right")
     used = jnp.maximum(1, -(-need.sum() // width))
     entry = jnp.arange(rows * width)
-    at = (entry % used, entry // used)  # dealt row by row: no message gets a slot twice
+    at = (entry % used, entry // used)  # dealt row by row, so that a message rarely gets a slot twice
     real = entry < need.sum()
     empty = jnp.full((rows, width), layout.slots)
     dummy_slot = empty.at[at].set(jnp.where(real, place, layout.slots), mode="drop")
@@ -166,7 +171,7 @@ def _shuffle_messages(reports: Reports, layout: Layout, key: jax.Array) -> Shuff
     slots = jnp.concatenate([slot, dummy_slot])
     values = jnp.concatenate([value, dummies])
     valids = jnp.concatenate([valid, dummy_slot < layout.slots])
-    order = jax.random.permutation(key_order, len(values))
+    order = _uniform_order(jnp.ones(len(values), bool), key_order)
     return Shuffled(slots[order], values[order], valids[order])
 
 

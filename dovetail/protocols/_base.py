@@ -24,9 +24,9 @@ import jax.numpy as jnp
 from dovetail import _validate
 from dovetail.events import Mechanism, Participation, View
 from dovetail.shufflers import Layout, Reports, Shuffled, deliver, masked
-from dovetail.statements import Neighbors
+from dovetail.statements import Neighbors, Scope, Trust, Unit
 
-__all__ = ["Cohort", "Protocol"]
+__all__ = ["Cohort", "Protocol", "local_scope"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,19 @@ class Cohort:
         if self.min_size < 2:
             raise ValueError(f"expected cohort.min_size >= 2 where reports hide in a crowd, got {self.min_size}")
         return self.min_size
+
+
+def local_scope(neighbors: Neighbors, *more: str) -> Scope:
+    """Whom and what a client's own noise relies on: nobody."""
+    if neighbors is not Neighbors.REPLACE_ONE:
+        raise ValueError(f"expected neighbors = replace-one for a local guarantee, got neighbors={neighbors.value!r}")
+    return Scope(
+        trust=Trust.LOCAL,
+        adversary="server and everyone else",
+        neighbors=neighbors,
+        unit=Unit.USER,
+        assumptions=("users' noise is independent and fresh", *more),
+    )
 
 
 class Protocol(abc.ABC):

@@ -18,13 +18,13 @@ import jax
 import jax.numpy as jnp
 
 from dovetail import _validate
-from dovetail.events import Mechanism, Report, Round, View
+from dovetail.events import Mechanism, Poisson, Report, Round, View
 from dovetail.mechanisms import BinaryRandomizedResponse, Laplace, LocalRandomizer, RandomizedResponse
 from dovetail.protocols._base import Cohort, Protocol
-from dovetail.shufflers import LINKAGES, Layout, Padding, Reports, Shuffled, SlotSums, cover, deliver
-from dovetail.statements import Neighbors, Scope, Trust, Unit
+from dovetail.shufflers import LINKAGES, OVERFLOWS, Layout, Padding, Reports, Shuffled, SlotSums, cover, deliver
+from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit
 
-__all__ = ["Flame", "shuffle_scope"]
+__all__ = ["Flame", "Padded", "shuffle_scope"]
 
 KINDS = ("rr2", "rr", "laplace")
 
@@ -33,6 +33,8 @@ def shuffle_scope(cohort: Cohort, neighbors: Neighbors, *more: str) -> Scope:
     """Whom and what a shuffled round relies on."""
     if neighbors is not Neighbors.REPLACE_ONE:
         raise ValueError(f"expected neighbors = replace-one in the shuffle model, got neighbors={neighbors.value!r}")
+    if isinstance(cohort.participation, Poisson):
+        raise NotApplicable("a crowd must have a size that is enforced, and a Poisson sample has none")
     honest = max(0, cohort.min_size - cohort.colluders)
     return Scope(
         trust=Trust.SHUFFLE,
@@ -113,8 +115,7 @@ class Flame(Protocol):
         """How slots are filled up, if they are."""
         return None
 
-    @property
-    def included(self) -> float:
+    def included(self, dim: int) -> float:
         """The share of its coordinates that a client reports, on average and whatever they are."""
         return 1.0
 
@@ -206,11 +207,11 @@ class Flame(Protocol):
         """The sum of the clients' clipped values over the planned size, and over the share that is reported."""
         local = self.local
         total = (tally.total - local.offset * tally.messages) / local.slope
-        return self.clip_value * (2 * total - tally.messages) / (size * self.included), state
+        return self.clip_value * (2 * total - tally.messages) / (size * self.included(len(tally.total))), state
 
     def noise_std(self, size: int, dim: int) -> float:
         """Zeros are reported from the middle of the interval, where dummies average too."""
-        local, reported = self.local, self.included * size
+        local, reported = self.local, self.included(dim) * size
         variance = reported * float(local.report_variance(0.5))
         if self.padding is not None:
             variance += (self.padding.pad_to - reported) * local.blanket().variance
@@ -224,3 +225,33 @@ class Flame(Protocol):
             more.append("the shuffler adds and hides the dummies, and admits no more users than planned")
         scope = shuffle_scope(cohort, neighbors, *more)
         return View(round=Round(mechanism=self.mechanism(cohort, dim), participation=cohort.participation), scope=scope)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Padded(Flame):
+    """Slots of a public number of messages, `pad_to`, whatever clients send: the cohort's size unless given."""
+
+    pad_to: int | None = None
+    overflow: Literal["drop", "keep"] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._default("overflow", "keep" if self.published else "drop")
+        _validate.one_of(OVERFLOWS, overflow=self.overflow)
+        if self.pad_to is not None:
+            _validate.integer(pad_to=self.pad_to)
+            _validate.at_least(2, pad_to=self.pad_to)
+
+    def padded_to(self, cohort: Cohort) -> int:
+        """The number of messages in a slot; refuses one in which colluders leave no crowd."""
+        pad_to = cohort.size if self.pad_to is None else self.pad_to
+        if pad_to - cohort.colluders < 2:
+            raise ValueError(f"expected pad_to - colluders >= 2, got pad_to={pad_to} with {cohort.colluders} colluders")
+        return pad_to
+
+    @property
+    def padding(self) -> Padding:
+        """Draws from the blanket up to `pad_to`."""
+        if self.pad_to is None or self.overflow is None:
+            raise ValueError("expected pad_to to be given or settled, got pad_to=None")
+        return Padding(pad_to=self.pad_to, overflow=self.overflow, blanket=self.local.blanket())

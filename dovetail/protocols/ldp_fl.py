@@ -21,9 +21,9 @@ from dovetail import _validate, events
 from dovetail.events import Disjoint, Everyone, Round, View
 from dovetail.mechanisms.gaussian import Gaussian, clip_factor
 from dovetail.mechanisms.laplace import Laplace
-from dovetail.protocols._base import Cohort, Protocol
+from dovetail.protocols._base import Cohort, Protocol, local_scope
 from dovetail.shufflers import Layout, Reports
-from dovetail.statements import Neighbors, Scope, Trust, Unit
+from dovetail.statements import Neighbors
 
 __all__ = ["LdpFl"]
 
@@ -93,17 +93,7 @@ class LdpFl(Protocol):
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """The reports of one user, as a server that knows who sent them sees them."""
-        if neighbors is not Neighbors.REPLACE_ONE:
-            raise ValueError(
-                f"expected neighbors = replace-one for a local guarantee, got neighbors={neighbors.value!r}"
-            )
-        scope = Scope(
-            trust=Trust.LOCAL,
-            adversary="server and everyone else",
-            neighbors=neighbors,
-            unit=Unit.USER,
-            assumptions=("users' noise is independent and fresh",),
-        )
+        scope = local_scope(neighbors)
         participation = cohort.participation if isinstance(cohort.participation, Disjoint) else Everyone()
         return View(round=Round(mechanism=self._mechanism(dim), participation=participation), scope=scope)
 

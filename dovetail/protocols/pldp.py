@@ -15,9 +15,9 @@ from typing import ClassVar, Literal
 import jax
 
 from dovetail.events import Laplace, Mechanism, Round, View
-from dovetail.protocols._base import Cohort
+from dovetail.protocols._base import Cohort, local_scope
 from dovetail.protocols._personal import PUBLIC_BUDGETS, Personal, laplace_reports
-from dovetail.statements import Neighbors, Scope, Trust, Unit
+from dovetail.statements import Neighbors
 
 __all__ = ["LdpMin", "Pldp", "Unis"]
 
@@ -62,17 +62,7 @@ class Pldp(_PersonalLaplace):
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """The reports of one user, as a server that knows who sent them sees them."""
-        if neighbors is not Neighbors.REPLACE_ONE:
-            raise ValueError(
-                f"expected neighbors = replace-one for a local guarantee, got neighbors={neighbors.value!r}"
-            )
-        scope = Scope(
-            trust=Trust.LOCAL,
-            adversary="server and everyone else",
-            neighbors=neighbors,
-            unit=Unit.USER,
-            assumptions=("users' noise is independent and fresh", PUBLIC_BUDGETS),
-        )
+        scope = local_scope(neighbors, PUBLIC_BUDGETS)
         return View(round=Round(mechanism=self.mechanism(cohort, dim), participation=cohort.participation), scope=scope)
 
 

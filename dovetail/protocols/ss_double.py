@@ -17,16 +17,15 @@ import jax
 from dovetail import _validate
 from dovetail.events import Mechanism, PaddedBernoulli, Report, Shuffled
 from dovetail.protocols._base import Cohort
-from dovetail.protocols._flame import Flame
+from dovetail.protocols._flame import Padded
 from dovetail.protocols._select import top_mask
-from dovetail.shufflers import OVERFLOWS, Padding
 from dovetail.statements import NotApplicable
 
 __all__ = ["SsDouble"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SsDouble(Flame):
+class SsDouble(Padded):
     """A random share of the coordinates, padded.
 
     Guarantees:
@@ -39,21 +38,14 @@ class SsDouble(Flame):
     name: ClassVar[str] = "ss_double"
 
     beta: float
-    pad_to: int | None = None
     inclusion: Literal["bernoulli", "fixed-k"] | None = None
-    overflow: Literal["drop", "keep"] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._default("inclusion", "fixed-k" if self.published else "bernoulli")
-        self._default("overflow", "keep" if self.published else "drop")
         _validate.one_of(("bernoulli", "fixed-k"), inclusion=self.inclusion)
-        _validate.one_of(OVERFLOWS, overflow=self.overflow)
         _validate.positive(beta=self.beta)
         _validate.at_most(1, beta=self.beta)
-        if self.pad_to is not None:
-            _validate.integer(pad_to=self.pad_to)
-            _validate.at_least(2, pad_to=self.pad_to)
         if self.linkage == "vector" and self.inclusion == "bernoulli":
             raise ValueError("expected inclusion = 'fixed-k' where whole messages travel, got inclusion='bernoulli'")
         if self.overflow == "keep" and self.inclusion == "bernoulli":
@@ -61,9 +53,7 @@ class SsDouble(Flame):
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
         """Pads to the cohort's size unless told otherwise."""
-        pad_to = cohort.size if self.pad_to is None else self.pad_to
-        if pad_to - cohort.colluders < 2:
-            raise ValueError(f"expected pad_to - colluders >= 2, got pad_to={pad_to} with {cohort.colluders} colluders")
+        pad_to = self.padded_to(cohort)
         if self.inclusion == "fixed-k" and self.fixed(dim) < 1:
             raise ValueError(f"expected beta * {dim} >= 1 reported coordinates, got beta={self.beta}")
         if self.beta * (cohort.size - cohort.colluders) > pad_to - cohort.colluders:
@@ -77,17 +67,9 @@ class SsDouble(Flame):
         """k, the number of coordinates that a client reports as published."""
         return round(self.beta * dim)
 
-    @property
-    def included(self) -> float:
-        """Beta."""
-        return self.beta
-
-    @property
-    def padding(self) -> Padding:
-        """Draws from the blanket up to `pad_to`."""
-        if self.pad_to is None or self.overflow is None:
-            raise ValueError("expected pad_to to be given or settled, got pad_to=None")
-        return Padding(pad_to=self.pad_to, overflow=self.overflow, blanket=self.local.blanket())
+    def included(self, dim: int) -> float:
+        """Beta, or k of all coordinates."""
+        return self.beta if self.inclusion == "bernoulli" else self.fixed(dim) / dim
 
     def per_client(self, dim: int) -> int:
         """K as published; any number up to all of them otherwise."""

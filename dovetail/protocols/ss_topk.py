@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,9 @@ from dovetail import _validate
 from dovetail.events import Mechanism, NonPrivate, PaddedTopk, Report, Shuffled
 from dovetail.mechanisms import BinaryRandomizedResponse
 from dovetail.protocols._base import Cohort
-from dovetail.protocols._flame import Flame
+from dovetail.protocols._flame import Padded
 from dovetail.protocols._select import signed_counts, top_mask
-from dovetail.shufflers import OVERFLOWS, Padding, SlotSums
+from dovetail.shufflers import SlotSums
 
 __all__ = ["SsTopk"]
 
@@ -31,7 +31,7 @@ _INDICES_SHOW = "the indices of a message that travels whole are a function of i
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SsTopk(Flame):
+class SsTopk(Padded):
     """The largest coordinates, hidden among decoys and dummies.
 
     Guarantees:
@@ -45,8 +45,6 @@ class SsTopk(Flame):
 
     k: int
     decoys: int | None = None
-    pad_to: int | None = None
-    overflow: Literal["drop", "keep"] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,11 +53,6 @@ class SsTopk(Flame):
         if self.decoys is not None:
             _validate.integer(decoys=self.decoys)
             _validate.non_negative(decoys=self.decoys)
-        if self.pad_to is not None:
-            _validate.integer(pad_to=self.pad_to)
-            _validate.at_least(2, pad_to=self.pad_to)
-        self._default("overflow", "keep" if self.published else "drop")
-        _validate.one_of(OVERFLOWS, overflow=self.overflow)
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
         """All other coordinates are decoys, and slots are padded to the cohort's size, unless told otherwise."""
@@ -69,21 +62,12 @@ class SsTopk(Flame):
         decoys = most if self.decoys is None else self.decoys
         if decoys > most:
             raise ValueError(f"expected decoys from 0 to dimension - k = {most}, got decoys={decoys}")
-        pad_to = cohort.size if self.pad_to is None else self.pad_to
-        if pad_to - cohort.colluders < 2:
-            raise ValueError(f"expected pad_to - colluders >= 2, got pad_to={pad_to} with {cohort.colluders} colluders")
+        pad_to = self.padded_to(cohort)
         if decoys == most and pad_to < cohort.size:
             raise ValueError(
                 f"expected pad_to >= {cohort.size}, the users that all report a slot, or fewer decoys, got {pad_to=}"
             )
         return dataclasses.replace(self, decoys=decoys, pad_to=pad_to)
-
-    @property
-    def padding(self) -> Padding:
-        """Draws from the blanket up to `pad_to`."""
-        if self.pad_to is None or self.overflow is None:
-            raise ValueError("expected pad_to to be given or settled, got pad_to=None")
-        return Padding(pad_to=self.pad_to, overflow=self.overflow, blanket=self.local.blanket())
 
     def per_client(self, dim: int) -> int:
         """The k largest and the decoys."""
