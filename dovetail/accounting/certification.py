@@ -40,7 +40,7 @@ def certify(rounds: Sequence[Round], scope: Scope, *, delta: float) -> Statement
     best = best_bound(paid, delta=delta)
     premises = tuple(_one_round(charge, scope, delta) for charge in paid if charge.times > 1 or len(paid) > 1)
     stated = _statement(best, scope, paid, span=span, premises=premises)
-    return dataclasses.replace(stated, per_user=_per_user(paid, delta))
+    return dataclasses.replace(stated, per_user=_per_user(paid, best))
 
 
 def _one_round(charge: Charge, scope: Scope, delta: float) -> Statement:
@@ -62,13 +62,14 @@ def _statement(
     return stated.state(bound, Verdict.CERTIFIED, span=span, premises=premises)
 
 
-def _per_user(paid: Sequence[Charge], delta: float) -> tuple[float, ...] | None:
-    """Every user's own eps, where budgets are personal and one event says it all."""
+def _per_user(paid: Sequence[Charge], best: Bound) -> tuple[float, ...] | None:
+    """Every user's own eps, where budgets are personal and one event says it all; nobody's is above everybody's."""
     if len(paid) != 1 or not isinstance(paid[0].mechanism, Personalized) or not isinstance(paid[0].sampling, Everyone):
         return None
     event, times = paid[0].mechanism, paid[0].times
     whole = dataclasses.replace(event, coordinates=event.coordinates * times)
-    return tuple(bound.eps for bound in personalized.per_user(whole, delta=delta, tolerance=0.02))
+    mine = personalized.per_user(whole, delta=best.delta, tolerance=0.02)
+    return tuple(min(bound.eps, best.eps) for bound in mine)
 
 
 def _spent_assumptions(paid: Sequence[Charge], eps: float) -> list[str]:
