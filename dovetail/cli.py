@@ -339,7 +339,12 @@ def _progress_bar(rounds: int) -> Iterator[Any]:
         def observe(progress: Any) -> None:
             said = ""
             if progress.accuracy is not None:
-                eps = "no finite eps" if progress.eps == float("inf") else f"eps {progress.eps:.3g}"
+                spent = progress.spent
+                eps = (
+                    f"({spent.eps:.3g}, {spent.delta:.2g})-DP"
+                    if spent and spent.eps < float("inf")
+                    else "no finite eps"
+                )
                 said = f"accuracy {progress.accuracy:.2%}, {eps}"
             bar.update(task, completed=progress.round, description=said)
 

@@ -28,7 +28,7 @@ from dovetail.federated.server import Server
 from dovetail.folder import RunFolder, Saved
 from dovetail.simulate import Engine, Performance, Training
 from dovetail.simulate.devices import to_host
-from dovetail.statements import Neighbors, NotApplicable, Scope, Statement
+from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Statement
 from dovetail.tasks import Task, models, partition, resolve
 
 __all__ = ["Plan", "Progress", "Result", "prepare", "run", "train"]
@@ -67,17 +67,22 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where a run stands after a round; accuracy and eps are those of the last evaluation."""
+    """Where a run stands after a round; accuracy and what is spent are those of the last evaluation."""
 
     round: int
     rounds: int
     accuracy: float | None
-    eps: float | None
+    spent: Bound | None
 
     def to_json(self) -> dict[str, Any]:
         """A line of `metrics.jsonl`; an unbounded eps is null."""
-        bounded = self.eps is not None and math.isfinite(self.eps)
-        return {"round": self.round, "accuracy": self.accuracy, "eps": self.eps if bounded else None}
+        bounded = self.spent is not None and math.isfinite(self.spent.eps)
+        return {
+            "round": self.round,
+            "accuracy": self.accuracy,
+            "eps": self.spent.eps if self.spent and bounded else None,
+            "delta": self.spent.delta if self.spent and bounded else None,
+        }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,12 +111,12 @@ class Plan:
             delta=self.config.privacy.delta,
         )
 
-    def eps(self, released: list[int]) -> float:
-        """The eps of that statement, without the rest of it."""
+    def spent(self, released: list[int]) -> Bound | None:
+        """The bound of that statement, without the rest of it; None where nothing is certified."""
         try:
-            return accounting.bound([self.rounds[i] for i in released], delta=self.config.privacy.delta).eps
+            return accounting.bound([self.rounds[i] for i in released], delta=self.config.privacy.delta)
         except NotApplicable:
-            return math.inf
+            return None
 
     def fits(self, released: list[int]) -> bool:
         """Whether these rounds stay within the budget."""
@@ -203,7 +208,7 @@ def run(
     training, released = _begin(plan, saved)
     every = evaluate_every or max(1, len(plan.rounds) // 20)
     whole_plan_fits = plan.fits(list(range(len(plan.rounds))))
-    progress = Progress(round=saved.round if saved else 0, rounds=len(plan.rounds), accuracy=None, eps=None)
+    progress = Progress(round=saved.round if saved else 0, rounds=len(plan.rounds), accuracy=None, spent=None)
     seconds: list[float] = []
 
     while progress.round < progress.rounds:
@@ -267,7 +272,7 @@ def _leaves(training: Training) -> tuple[np.ndarray, ...]:
 
 
 def _evaluated(plan: Plan, training: Training, released: list[int], progress: Progress) -> Progress:
-    return dataclasses.replace(progress, accuracy=plan.engine.accuracy(training), eps=plan.eps(released))
+    return dataclasses.replace(progress, accuracy=plan.engine.accuracy(training), spent=plan.spent(released))
 
 
 def _described(protocol: protocols.Protocol) -> dict[str, Any]:
@@ -275,6 +280,11 @@ def _described(protocol: protocols.Protocol) -> dict[str, Any]:
 
 
 def _min_size(cohort: CohortConfig, size: int, protocol: protocols.Protocol) -> int:
+    if protocol.shuffled and cohort.dropout and cohort.kind == "fixed":
+        raise ValueError(
+            f"expected no dropout under {protocol.name!r} where the sample is secret (a withheld round would tell of "
+            f"who was drawn), got dropout={cohort.dropout}"
+        )
     if cohort.min_size is not None:
         return cohort.min_size
     if protocol.shuffled and cohort.dropout:

@@ -187,12 +187,12 @@ def _settled(name: str, plan: Plan) -> tuple[protocols.Protocol, protocols.Cohor
 
 
 def _noise_parameter(name: str, plan: Plan) -> str:
-    """The field that `with_noise` sets."""
-    needed = {key: 0.5 for key in ("beta",) if name in NAMES and protocols.requires(name, key)}
-    before = _build(name, dataclasses.replace(plan, settings={**needed, **plan.settings}))
-    after = before.with_noise(0.7310585786)
-    changed = [f.name for f in dataclasses.fields(before) if getattr(before, f.name) != getattr(after, f.name)]  # type: ignore[arg-type]
-    return changed[0]
+    """The field that the protocol's noise is in."""
+    needed = {"beta": 1.0} if name in NAMES and protocols.requires(name, "beta") else {}
+    field = _build(name, dataclasses.replace(plan, settings={**needed, **plan.settings})).noise_field
+    if field is None:
+        raise ValueError(f"expected a protocol with noise to calibrate, got {name!r}")
+    return field
 
 
 def _local(rounds: Sequence[Round], scope: Scope, about: Mechanism | None, delta: float) -> Statement:

@@ -255,6 +255,12 @@ def test_colluders_cost_noise_and_dropout_needs_a_minimum():
     assert nobody.statement.eps == 0
 
 
+def test_dropout_from_a_secret_sample_is_refused():
+    secret = [("cohort.kind", "fixed"), ("cohort.size", 50), ("cohort.dropout", 0.1), ("cohort.min_size", 50)]
+    with pytest.raises(ValueError, match="expected no dropout under 'ss_simple' where the sample is secret"):
+        plan(*SHUFFLE, *secret)
+
+
 def test_what_cannot_be_certified_runs_only_without_a_target():
     padded = {"name": "ss_double", "clip_value": 0.3, "beta": 0.5, "randomizer": "laplace", "eps_local": 1.0}
     free = [("protocol", padded), *[pair for pair in SHUFFLE if pair[0] != "protocol"]]

@@ -76,13 +76,21 @@ class Protocol(abc.ABC):
     shuffled: ClassVar[bool] = False  # whether reports hide in a crowd, which then must not be smaller than planned
 
     @property
+    def noise_field(self) -> str | None:
+        """The parameter that calibration sets: a noise multiplier, or a budget, which is small where noise is large."""
+        return None
+
+    @property
     def calibrated(self) -> bool:
         """Whether its noise is set; if not, `with_noise` sets it."""
-        return True
+        return self.noise_field is None or getattr(self, self.noise_field) is not None
 
     def with_noise(self, noise: float) -> Self:
         """This protocol at a noise level; larger is more private."""
-        raise ValueError(f"expected a protocol with noise to calibrate, got protocol.name={self.name!r}")
+        if self.noise_field is None:
+            raise ValueError(f"expected a protocol with noise to calibrate, got protocol.name={self.name!r}")
+        value = noise if self.noise_field == "noise_multiplier" else 1 / noise
+        return dataclasses.replace(self, **{self.noise_field: value})  # type: ignore[type-var]
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
         """This protocol with everything set that follows from the cohort and the dimension; refuses what cannot be."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -83,13 +83,9 @@ class Flame(Protocol):
             object.__setattr__(self, name, value)
 
     @property
-    def calibrated(self) -> bool:
-        """Whether the budget of a report is set."""
-        return self.eps_local is not None
-
-    def with_noise(self, noise: float) -> Self:
-        """A budget of 1 / noise for each report."""
-        return dataclasses.replace(self, eps_local=1 / noise)
+    def noise_field(self) -> str:
+        """The budget of a report."""
+        return "eps_local"
 
     @property
     def local(self) -> LocalRandomizer:

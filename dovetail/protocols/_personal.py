@@ -60,6 +60,11 @@ class Personal(Protocol):
             _validate.positive(budget_scale=self.budget_scale)
 
     @property
+    def noise_field(self) -> str:
+        """One factor on all budgets."""
+        return "budget_scale"
+
+    @property
     def calibrated(self) -> bool:
         """Unless all budgets are yet to be scaled to a target."""
         return self.budget_scale != "fit"

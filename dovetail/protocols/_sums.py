@@ -47,13 +47,9 @@ class ReportedSum(Protocol):
             _validate.positive(eps_local=self.eps_local)
 
     @property
-    def calibrated(self) -> bool:
-        """Whether the budget of a report is set."""
-        return self.eps_local is not None
-
-    def with_noise(self, noise: float) -> Self:
-        """A budget of 1 / noise for each report."""
-        return dataclasses.replace(self, eps_local=1 / noise)
+    def noise_field(self) -> str:
+        """The budget of a report."""
+        return "eps_local"
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
         """Nothing to choose."""

@@ -7,7 +7,7 @@ coordinate of the sum and divides by the planned cohort size, a public constant.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -44,13 +44,9 @@ class DpFl(Protocol):
             _validate.positive(noise_multiplier=self.noise_multiplier)
 
     @property
-    def calibrated(self) -> bool:
-        """Whether the noise multiplier is set."""
-        return self.noise_multiplier is not None
-
-    def with_noise(self, noise: float) -> Self:
-        """The same clipping at this noise multiplier."""
-        return dataclasses.replace(self, noise_multiplier=noise)
+    def noise_field(self) -> str:
+        """The noise multiplier."""
+        return "noise_multiplier"
 
     @property
     def std(self) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -60,15 +60,9 @@ class LdpFl(Protocol):
             _validate.positive(**{noise[0]: noise[1]})
 
     @property
-    def calibrated(self) -> bool:
-        """Whether the noise multiplier, or the budget of a coordinate, is set."""
-        return (self.noise_multiplier if self.randomizer == "gaussian" else self.eps_local) is not None
-
-    def with_noise(self, noise: float) -> Self:
-        """This noise multiplier, or a budget of 1 / noise for each coordinate."""
-        if self.randomizer == "gaussian":
-            return dataclasses.replace(self, noise_multiplier=noise)
-        return dataclasses.replace(self, eps_local=1 / noise)
+    def noise_field(self) -> str:
+        """The noise multiplier, or the budget of a coordinate."""
+        return "noise_multiplier" if self.randomizer == "gaussian" else "eps_local"
 
     @property
     def local(self) -> Gaussian | Laplace:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -49,13 +49,9 @@ class PrivUnit(Protocol):
             _validate.positive(eps_local=self.eps_local)
 
     @property
-    def calibrated(self) -> bool:
-        """Whether the budget of a message is set."""
-        return self.eps_local is not None
-
-    def with_noise(self, noise: float) -> Self:
-        """A budget of 1 / noise for the message."""
-        return dataclasses.replace(self, eps_local=1 / noise)
+    def noise_field(self) -> str:
+        """The budget of the message."""
+        return "eps_local"
 
     def local(self, dim: int) -> Randomizer:
         """The randomizer of an update of this dimension."""

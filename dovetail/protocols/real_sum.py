@@ -85,15 +85,9 @@ class RealSum(ReportedSum):
         return self.mix.with_noise(self.noise_multiplier / _HALF)
 
     @property
-    def calibrated(self) -> bool:
-        """Whether the noise is set."""
-        return (self.eps_local if self.sharing is None else self.noise_multiplier) is not None
-
-    def with_noise(self, noise: float) -> Self:
-        """A budget of 1 / noise for each report; with shares, noise of this standard deviation on the sum."""
-        if self.sharing is None:
-            return super().with_noise(noise)
-        return dataclasses.replace(self, noise_multiplier=noise)
+    def noise_field(self) -> str:
+        """The budget of a report; with shares, the standard deviation of the noise on the sum."""
+        return "noise_multiplier" if self.method == "split" else "eps_local"
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
         """Levels that balance rounding against lies: the best for the budget, or sqrt(n) steps; or the shares."""

@@ -89,13 +89,9 @@ class SplitAndMix(Protocol):
                 )
 
     @property
-    def calibrated(self) -> bool:
-        """Whether the noise multiplier is set."""
-        return self.noise_multiplier is not None
-
-    def with_noise(self, noise: float) -> Self:
-        """The same clipping at this noise multiplier."""
-        return dataclasses.replace(self, noise_multiplier=noise)
+    def noise_field(self) -> str:
+        """The noise multiplier."""
+        return "noise_multiplier"
 
     @property
     def std(self) -> float:

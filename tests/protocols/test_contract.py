@@ -11,7 +11,20 @@ import numpy as np
 import pytest
 
 from dovetail import accounting, protocols
-from dovetail.events import Disjoint, Everyone, FixedSize, Gaussian, Laplace, NonPrivate, Poisson
+from dovetail.accounting.split_and_mix import rounded_norm
+from dovetail.events import (
+    Disjoint,
+    Everyone,
+    FixedSize,
+    Gaussian,
+    Laplace,
+    NonPrivate,
+    Personalized,
+    Poisson,
+    SplitAndMix,
+)
+from dovetail.mechanisms import ClipLaplace
+from dovetail.mechanisms import Laplace as RealLaplace
 from dovetail.shufflers import Reports, Shuffled, deliver, masked, shuffle
 from dovetail.statements import Neighbors, NotApplicable
 
@@ -284,8 +297,63 @@ def test_events_match_what_ran(case, protocol, updates):
             assert reached >= mechanism.sensitivity * (1 - 1e-5)
             if isinstance(mechanism, Laplace):
                 assert mechanism.count == DIM
+        case Personalized():
+            assert mechanism.eps_locals == protocol.budgets
+            assert mechanism.coordinates == DIM
+            largest_ratio(protocol, ClipLaplace if mechanism.kind == "clip_laplace" else RealLaplace)
+        case SplitAndMix():
+            noise = estimates(protocol, jnp.zeros_like(updates), faithful) * CLIENTS * mechanism.scale
+            assert noise.var() == pytest.approx(mechanism.noise_variance, rel=0.06), "of all users, who are all honest"
+            assert mechanism.num_users == CLIENTS
+            assert protocol.layout(DIM).slots == DIM * mechanism.shares
+            big = np.asarray(jax.vmap(lambda key: protocol.encoding(DIM)(1e6 * jnp.ones(DIM), key=key))(client_keys(0)))
+            norm = rounded_norm(
+                clip_norm=mechanism.clip_norm,
+                scale=mechanism.scale,
+                coordinates=DIM,
+                rounding_tail=mechanism.rounding_tail,
+            )
+            assert np.linalg.norm(big.astype(float), axis=1).max() <= norm
         case _:
-            assert mechanism.neighbors is Neighbors.REPLACE_ONE
+            shuffled_event_matches(case, protocol, mechanism, updates)
+
+
+def shuffled_event_matches(case, protocol, mechanism, updates):
+    """Budget from the exact densities; coordinates, users and padding from the messages that the analyzer gets."""
+    layout = protocol.layout(DIM)
+    messages = shuffle(reports_of(protocol, updates), layout, key=jax.random.key(5))
+    if layout.linkage == "vector":
+        assert mechanism.coordinates == 1
+        each = 1 if case.name == "privunit" else layout.reports_per_client
+        assert mechanism.report.eps_local == pytest.approx(each * protocol.eps_local)
+        return
+    ends = np.linspace(0, 1, protocol.local.num_reports or 7)
+    log = protocol.local.log_density(ends[:, None] * ((protocol.local.num_reports or 2) - 1), np.array([[0.0, 1.0]]))
+    assert np.abs(log[:, 0] - log[:, 1]).max() == pytest.approx(mechanism.report.eps_local, rel=1e-9)
+    in_slot = np.asarray(messages.valid).reshape(len(messages.valid), -1).sum(axis=0)
+    released = np.broadcast_to(in_slot, DIM)
+    assert (released == getattr(mechanism, "pad_to", mechanism.num_users)).all()
+    assert mechanism.coordinates == DIM
+    if case.name == "ss_topk":
+        sent = np.asarray(reports_of(protocol, updates).valid).sum(axis=1)
+        assert (sent == mechanism.top + mechanism.decoys).all()
+        told = np.asarray(jax.vmap(lambda x, key: protocol.select(x, key=key)[0])(updates, client_keys(0)))
+        assert (told.sum(axis=1) == mechanism.top).all()
+    if case.name == "ss_double":
+        assert mechanism.inclusion == protocol.beta
+
+
+def largest_ratio(protocol, randomizer):
+    """The densities of the extreme inputs differ by exactly the budget."""
+    for eps_local in (min(protocol.budgets), max(protocol.budgets)):
+        one = randomizer(eps_local, -protocol.clip_value, protocol.clip_value)
+        y = np.linspace(-protocol.clip_value, protocol.clip_value, 101)
+        ratio = one.log_density(y, protocol.clip_value) - one.log_density(y, -protocol.clip_value)
+        assert np.abs(ratio).max() == pytest.approx(eps_local, rel=1e-9)
+        key = jax.random.key(3)
+        drawn = protocol.perturb(jnp.zeros(1000), jnp.float32(eps_local), key=key)
+        if protocol.name != "s_apes":
+            np.testing.assert_allclose(drawn, one(jnp.zeros(1000), key=key), rtol=1e-5)
 
 
 def test_poisoned_updates_change_the_estimate_no_more_than_any_others(protocol, updates):
