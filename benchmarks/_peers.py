@@ -1,4 +1,4 @@
-"""Measure other engines on the workloads of `dovetail bench clients`, each in a virtual environment of its own.
+"""Measure other engines on the workloads of `dovetail bench`, each in a virtual environment of its own.
 
 `ensure` builds a peer's environment once, from pinned requirements, under $DOVETAIL_BENCH_HOME or
 ~/.cache/dovetail/bench; `measure` runs the peer's script there and returns the result it prints as JSON. Where the
@@ -33,6 +33,22 @@ REQUIREMENTS = {
         ),
     ),
     "flower": (("flwr[simulation]==1.41.0", "ray==2.55.1", "numpy==2.4.6"),),
+    "opacus": (
+        ("torch==2.13.0",),
+        ("opacus==1.6.0", "torch==2.13.0", "numpy==2.4.6", "scipy==1.17.1", "opt-einsum==3.4.0"),
+    ),
+    "jax_privacy": (
+        (
+            "jax-privacy==2.0.0",
+            "jax==0.10.2",
+            "jaxlib==0.10.2",
+            "numpy==2.4.6",
+            "scipy==1.17.1",
+            "optax==0.2.8",
+            "chex==0.1.92",
+            "dp-accounting==0.6.0",
+        ),
+    ),
 }
 
 # Peers whose processes listen on every address of the machine: never run outside a network namespace.
@@ -64,13 +80,13 @@ def ensure(peer: str) -> pathlib.Path:
     return python
 
 
-def measure(peer: str, workload: str, *, timeout: float = 900.0, **options: object) -> dict:
+def measure(peer: str, workload: str, *, benchmark: str = "clients", timeout: float = 900.0, **options: object) -> dict:
     """Run the peer on the workload and return its result; options become `--name value`, those that are None do not.
 
-    The result has `engine`, `workers`, `workload`, `seconds_per_round` (one number for each timed round) and
-    `peak_rss_mb` (summed over the processes that train and aggregate).
+    For "clients" the result has `engine`, `workers`, `workload`, `seconds_per_round` (one number for each timed round)
+    and `peak_rss_mb` (summed over the processes that train and aggregate); for "examples" see `peers/batch_examples`.
     """
-    command = [str(ensure(peer)), str(SCRIPTS / f"{peer}_clients.py"), "--workload", workload]
+    command = [str(ensure(peer)), str(SCRIPTS / f"{peer}_{benchmark}.py"), "--workload", workload]
     for name, value in options.items():
         if value is not None:
             command += [f"--{name.replace('_', '-')}", str(value)]

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -113,6 +114,7 @@ def run(
         return
     _out.print(f"test accuracy {result.accuracy:.2%} after {_rounds(result)}", highlight=False)
     _out.print(str(result.statement), markup=False, highlight=False)
+    _out.print(_unit_table(result.units))
     _out.print(f"written to {target}", markup=False, highlight=False)
 
 
@@ -136,13 +138,14 @@ def data(
         "test_records": len(dataset.test_labels),
         "shape": list(dataset.inputs.shape[1:]),
         "classes": dataset.num_classes,
+        "subjects": None if dataset.subjects is None else len(set(dataset.subjects.tolist())),
     }
     if as_json:
         _print_json(facts)
         return
     _out.print(
         f"{name}: {facts['records']} records and {facts['test_records']} for testing, shape {facts['shape']}, "
-        f"{facts['classes']} classes, verified",
+        f"{facts['classes']} classes, {facts['subjects'] or 'no known'} subjects, verified",
         highlight=False,
     )
 
@@ -166,6 +169,45 @@ def bench(
     sys.path.insert(0, str(folder))
     sys.argv = [str(folder / f"{name}.py"), *(["--json"] if as_json else [])]
     runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+@app.command()
+def reproduce(
+    paper: Annotated[str, typer.Argument(help="geyer or subdp.")],
+    out: Annotated[Path, typer.Option(help="Folder for table.md and table.json.")],
+    quick: Annotated[bool, typer.Option("--quick", help="The shortest rows only.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each row.")] = 1,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run a paper's experiments: what it printed, what is certified, what we measure."""
+    from dovetail import _validate, papers
+    from dovetail.simulate import devices
+
+    _validate.known("paper", paper, papers.PAPERS)
+    devices.use_all_cores()
+    table = papers.PAPERS[paper](quick=quick)
+    total, done = len(table.rows) * seeds + 1, 0
+    with Progress(
+        TextColumn("{task.completed}/{task.total}"),
+        BarColumn(),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(),
+        console=_err,
+        transient=True,
+    ) as bar:
+        task = bar.add_task("", total=total)
+
+        def observe(text: str) -> None:
+            nonlocal done
+            bar.update(task, completed=done, description=text)
+            done += 1
+
+        outcomes = papers.reproduce(table, out=out, seeds=seeds, observe=observe)
+    if as_json:
+        _print_json({"paper": paper, "rows": [outcome.to_json() for outcome in outcomes], "out": str(out)})
+        return
+    _out.print((out / "table.md").read_text(), markup=False, highlight=False)
+    _out.print(f"written to {out}", markup=False, highlight=False)
 
 
 account = typer.Typer(help="Privacy of bounds and protocols, without running anything.", no_args_is_help=True)
@@ -351,8 +393,18 @@ def _progress_bar(rounds: int) -> Iterator[Any]:
         yield observe
 
 
+def _unit_table(units: Any) -> Table:
+    """What a run promises for each unit, or nothing, and why."""
+    table = Table("for one", "certified", "neighbours", "against the", "by, or why nothing")
+    for unit, statement in units.items():
+        numbers = "nothing" if statement.unbounded else f"({statement.eps:.4g}, {statement.delta:.3g})-DP"
+        cells = (unit.value, numbers, statement.neighbors.value, statement.adversary, statement.theorem.where)
+        table.add_row(*(escape(cell) for cell in cells))
+    return table
+
+
 def _rounds(result: Any) -> str:
-    text = f"{result.rounds} rounds ({result.seconds_per_round:.3g} s each)"
+    text = f"{result.rounds} rounds ({result.seconds_per_round:.3g} s each, {result.uploads} uploads)"
     if result.rounds < result.planned_rounds:
         text += f" of {result.planned_rounds} planned: the next would exceed the budget or too few users took part"
     return text

@@ -45,6 +45,8 @@ class TaskConfig(_Section, frozen=True, kw_only=True):
     model: str = "logistic"
     partition: str = "one-record"
     users: int | None = None
+    silos: int | None = None
+    spread: int = 1
     concentration: float = 0.5
     folder: str | None = None
 
@@ -52,11 +54,13 @@ class TaskConfig(_Section, frozen=True, kw_only=True):
 class CohortConfig(_Section, frozen=True, kw_only=True):
     """Who takes part when; give `epochs` or `rounds`.
 
-    Rounds below `min_size` release nothing; it is 0 unless given, or `size` where reports must hide in a crowd.
+    `size` is one number, or a list with one for each round; with `size_end` it grows (or shrinks) linearly. Rounds
+    below `min_size` release nothing; it is 0 unless given, or `size` where reports must hide in a crowd.
     """
 
     kind: Literal["disjoint", "fixed", "poisson", "everyone"] = "disjoint"
-    size: int | None = None
+    size: int | list[int] | None = None
+    size_end: int | None = None
     epochs: int | None = None
     rounds: int | None = None
     min_size: int | None = None
@@ -83,11 +87,17 @@ class ServerConfig(_Section, frozen=True, kw_only=True):
 
 
 class PrivacyConfig(_Section, frozen=True, kw_only=True):
-    """The target: noise is calibrated to it unless given, and training never spends more."""
+    """The target: noise is calibrated to it unless given, and training never spends more.
+
+    It is for one `unit` (by default the one that the protocol protects). With `stop = "delta"` the statement is at the
+    target's eps and says which delta was spent; with "eps" it is at the target's delta.
+    """
 
     eps: float | None = None
     delta: float = 1e-5
     neighbors: Literal["replace-one", "add-remove"] = "replace-one"
+    unit: Literal["item", "user", "subject"] | None = None
+    stop: Literal["eps", "delta"] = "eps"
 
 
 class PerformanceConfig(_Section, frozen=True, kw_only=True):
@@ -99,9 +109,10 @@ class PerformanceConfig(_Section, frozen=True, kw_only=True):
 
 
 class Config(_Section, frozen=True, kw_only=True):
-    """One training."""
+    """One training; `diagnostics` logs what the raw updates were like, which a simulation can see and nobody else."""
 
     seed: int = 0
+    diagnostics: bool = True
     task: TaskConfig
     cohort: CohortConfig = CohortConfig()
     client: ClientConfig = ClientConfig()
@@ -152,6 +163,8 @@ def parse(data: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] = ()) ->
     _validate.in_open_interval(0, 1, delta=config.privacy.delta)
     if config.privacy.eps is not None:
         _validate.positive(eps=config.privacy.eps)
+    elif config.privacy.stop == "delta":
+        raise ValueError("expected privacy.eps with privacy.stop = 'delta', got none")
     return config
 
 
@@ -179,7 +192,7 @@ def _assign(tree: dict[str, Any], path: str, value: Any) -> None:
         node = node.setdefault(name, {})
         if not isinstance(node, dict):
             raise ValueError(f"expected a section at {name!r}, got a value in {path!r}")
-    node[last] = value
+    node[last] = copy.deepcopy(value)
 
 
 def _check_keys(tree: Mapping[str, Any]) -> None:

@@ -301,9 +301,13 @@ class SplitAndMix:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SampledSubject:
-    """One noisy sum of clipped item gradients, seen from a subject with at most `items` items at `users_spanned` users.
+    """Noisy sums of clipped item gradients, seen from a subject with at most `items` items at `users_spanned` users.
 
-    `prob_user` = 1 is federation-wide Poisson sampling of items, each with `prob_item`.
+    `items_per_user` caps its items at one user. `prob_user` = 1 is federation-wide Poisson sampling of items, each with
+    `prob_item`. `noise` "sum" is one noise on the sum over all users, "user" noise of its own on every user's sum, all
+    of which are seen. One round is `steps` such releases, each with a fresh sample and fresh noise. With `prob_user`
+    below 1 users are drawn first. That hides a subject only at users that hold nobody else's records (`alone`): others'
+    records in the sum show that a user was drawn.
     """
 
     std: float
@@ -312,12 +316,35 @@ class SampledSubject:
     prob_item: float
     prob_user: float = 1.0
     users_spanned: int = 1
+    noise: Literal["sum", "user"] = "sum"
+    items_per_user: int | None = None
+    steps: int = 1
+    alone: bool = False
 
     def __post_init__(self) -> None:
         _validate.positive(std=self.std, clip_norm=self.clip_norm, prob_item=self.prob_item, prob_user=self.prob_user)
         _validate.at_most(1, prob_item=self.prob_item, prob_user=self.prob_user)
-        _validate.integer(items=self.items, users_spanned=self.users_spanned)
-        _validate.at_least(1, items=self.items, users_spanned=self.users_spanned)
+        _validate.integer(items=self.items, users_spanned=self.users_spanned, steps=self.steps)
+        _validate.at_least(1, items=self.items, users_spanned=self.users_spanned, steps=self.steps)
+        _validate.one_of(("sum", "user"), noise=self.noise)
+        if self.items_per_user is not None:
+            _validate.integer(items_per_user=self.items_per_user)
+            _validate.at_least(1, items_per_user=self.items_per_user)
+
+    @property
+    def most_users(self) -> int:
+        """Users at which the subject can have an item."""
+        return min(self.users_spanned, self.items)
+
+    @property
+    def most_at_user(self) -> int:
+        """Items that the subject can have at one user."""
+        return self.items if self.items_per_user is None else min(self.items_per_user, self.items)
+
+    @property
+    def most_items(self) -> int:
+        """Items that the subject can have in all, by all its caps."""
+        return min(self.items, self.most_users * self.most_at_user)
 
     @property
     def neighbors(self) -> Neighbors:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -17,11 +18,14 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["RunFolder", "Saved", "write_atomically"]
+__all__ = ["BANNER", "RunFolder", "Saved", "write_atomically"]
 
-_CONFIG, _METRICS, _CHECKPOINT, _PRIVACY, _MODEL = (
+BANNER = "diagnostics of raw updates: not covered by the statement, and never to be released"
+
+_CONFIG, _METRICS, _DIAGNOSTICS, _CHECKPOINT, _PRIVACY, _MODEL = (
     "config.toml",
     "metrics.jsonl",
+    "diagnostics.jsonl",
     "checkpoint.npz",
     "privacy.json",
     "model.npz",
@@ -66,19 +70,35 @@ class RunFolder:
             raise ValueError(f"expected the config that the run in {str(path)!r} began with, got another one")
         folder = cls(path)
         saved = folder._load()
-        folder._keep_metrics_until(saved.round if saved else 0)
+        folder._keep_until(saved.round if saved else 0)
         return folder, saved
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Append a line to `metrics.jsonl`."""
-        with (self.path / _METRICS).open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        self._append(_METRICS, line)
+
+    def diagnose(self, line: Mapping[str, Any]) -> None:
+        """Append a line to `diagnostics.jsonl`, under a banner that says what it is."""
+        if not (self.path / _DIAGNOSTICS).exists():
+            self._append(_DIAGNOSTICS, {"banner": BANNER})
+        self._append(_DIAGNOSTICS, line)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`; a last line that a kill cut short is left out."""
+        return self._lines(_METRICS)
+
+    def diagnostics(self) -> list[dict[str, Any]]:
+        """The lines of `diagnostics.jsonl` below the banner."""
+        return [line for line in self._lines(_DIAGNOSTICS) if "round" in line]
+
+    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        with (self.path / name).open("a") as file:
+            file.write(json.dumps(_finite(line)) + "\n")
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
         lines = []
-        if (self.path / _METRICS).exists():
-            for line in (self.path / _METRICS).read_text().splitlines():
+        if (self.path / name).exists():
+            for line in (self.path / name).read_text().splitlines():
                 try:
                     lines.append(json.loads(line))
                 except json.JSONDecodeError:
@@ -106,10 +126,19 @@ class RunFolder:
             leaves = tuple(data[f"leaf{i}"] for i in range(meta["leaves"]))
         return Saved(round=meta["round"], released=tuple(meta["released"]), leaves=leaves)
 
-    def _keep_metrics_until(self, last: int) -> None:
-        kept = [line for line in self.metrics() if line["round"] <= last]
-        text = "".join(json.dumps(line) + "\n" for line in kept)
-        write_atomically(self.path / _METRICS, text.encode())
+    def _keep_until(self, last: int) -> None:
+        for name in (_METRICS, _DIAGNOSTICS):
+            kept = [line for line in self._lines(name) if line.get("round", 0) <= last]
+            if kept or name == _METRICS:
+                text = "".join(json.dumps(line) + "\n" for line in kept)
+                write_atomically(self.path / name, text.encode())
+
+
+def _finite(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The line with null for what JSON has no number for."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()
+    }
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -24,12 +24,12 @@ from dovetail.events import (
     Participation,
     Personalized,
     Round,
+    SampledSubject,
     Shuffled,
     SplitAndMix,
 )
 from dovetail.statements import (
     Bound,
-    Neighbors,
     NotApplicable,
     Scope,
     Statement,
@@ -43,6 +43,7 @@ __all__ = ["NAMES", "Plan", "Quote", "calibrate", "certified", "quote", "state"]
 
 _TRUTH = 50.0  # a report with a larger eps_local lies less often than a computer errs
 _NOTHING_SHOWN = Theorem(key="none shown", where="which slots a client fills does not depend on its data")
+_FROM_DATA = "the paper's Z is read off the data, and this claim tells it: a diagnostic, covered by no statement"
 _EACH_COORDINATE = Theorem(key="DR14.thm3.16", where="basic composition of a user's own reports")
 
 
@@ -93,39 +94,46 @@ class Quote:
 def quote(name: str, plan: Plan) -> Quote:
     """All statements of a protocol at these parameters."""
     protocol, cohort = _settled(name, plan)
-    view = protocol.view(cohort, plan.dim, neighbors=Neighbors.REPLACE_ONE)
-    return state(protocol, cohort, plan.dim, [view.round] * plan.rounds, view.scope, delta=plan.delta)
+    view = protocol.view(cohort, plan.dim, neighbors=protocol.relation)
+    cohorts = [cohort] * plan.rounds
+    return state(protocol, cohorts, plan.dim, [view.round] * plan.rounds, view.scope, delta=plan.delta)
 
 
 def state(
     protocol: protocols.Protocol,
-    cohort: protocols.Cohort,
+    cohorts: Sequence[protocols.Cohort],
     dim: int,
     rounds: Sequence[Round],
     scope: Scope,
     *,
     delta: float,
+    statement: Statement | None = None,
 ) -> Quote:
-    """All statements about these rounds of a settled protocol."""
-    about = protocol.published_event(cohort, dim)
+    """All statements about these rounds of a settled protocol; `statement` if what is certified is known already."""
+    about = protocol.published_event(cohorts[0], dim) if cohorts and protocol.claimed_for == "round" else None
+    claimed = _claimed_for_round(protocol.name, about, scope, delta)
+    if protocol.claimed_for == "training":
+        claimed = _claimed_for_training(protocol, cohorts, dim, scope, delta)
     return Quote(
         protocol=protocol.name,
-        certified=certified(rounds, scope, delta=delta),
-        claimed=_claimed(protocol.name, about, scope, delta),
+        certified=statement or certified(rounds, scope, delta=delta),
+        claimed=claimed,
         local=_local(rounds, scope, about and about[0], delta),
         shuffler=_shuffler(rounds, scope, about and about[0]),
     )
 
 
-def certified(rounds: Sequence[Round], scope: Scope, *, delta: float) -> Statement:
-    """What is certified for these rounds: a number, or that there is none, and why."""
+def certified(rounds: Sequence[Round], scope: Scope, *, delta: float, eps: float | None = None) -> Statement:
+    """What is certified for these rounds at this delta, or at this eps: a number, or that there is none, and why."""
     try:
+        if eps is not None:
+            return accounting.certify(rounds, scope, eps=eps)
         return accounting.certify(rounds, scope, delta=delta)
     except NotApplicable as refusal:
         return unbounded(scope, reason=f"not certified: {refusal}", delta=delta)
 
 
-def _claimed(
+def _claimed_for_round(
     name: str, about: tuple[Mechanism, Mapping[str, Any]] | None, scope: Scope, delta: float
 ) -> Statement | None:
     """What the protocol's paper claims for one round of it, which is also one epoch of disjoint batches."""
@@ -134,6 +142,27 @@ def _claimed(
     event, extra = about
     try:
         return CLAIMS[name](event, delta=delta, **extra).statement(scope, span="one round")
+    except NotApplicable:
+        return None
+
+
+def _claimed_for_training(
+    protocol: protocols.Protocol, cohorts: Sequence[protocols.Cohort], dim: int, scope: Scope, delta: float
+) -> Statement | None:
+    """What the protocol's paper claims for all rounds together."""
+    abouts = [protocol.published_event(cohort, dim) for cohort in cohorts]
+    if not abouts or any(about is None for about in abouts):
+        return None
+    released, extra = [], {}
+    for about, cohort in zip(abouts, cohorts, strict=True):
+        event, extra = about  # type: ignore[misc]
+        sampling = getattr(protocol, "published_sampling", cohort.participation)
+        released += [Round(mechanism=event, participation=sampling)] * max(1, protocol.private_steps)
+    mine = dataclasses.replace(scope, neighbors=getattr(released[0].mechanism, "neighbors", scope.neighbors))
+    if getattr(protocol, "group_in_batch", None) is not None:
+        mine = dataclasses.replace(mine, assumptions=(*mine.assumptions, _FROM_DATA))
+    try:
+        return CLAIMS[protocol.name](released, delta=delta, **extra).statement(mine, span=f"{len(cohorts)} rounds")
     except NotApplicable:
         return None
 
@@ -151,7 +180,7 @@ def calibrate(name: str, plan: Plan, *, eps: float, parameter: str | None = None
     def eps_at(value: float | int) -> float:
         try:
             protocol, cohort = _settled(name, plan.with_setting(parameter, value))
-            view = protocol.view(cohort, plan.dim, neighbors=Neighbors.REPLACE_ONE)
+            view = protocol.view(cohort, plan.dim, neighbors=protocol.relation)
             return accounting.bound([view.round] * plan.rounds, delta=plan.delta).eps
         except NotApplicable:
             return float("inf")
@@ -172,6 +201,8 @@ def _build(name: str, plan: Plan) -> protocols.Protocol:
     """The protocol with these settings; how far updates are clipped changes no statement, so 1 will do."""
     _validate.known("protocol", name, NAMES)
     clips = {key: 1.0 for key in ("clip_norm", "clip_value") if protocols.requires(name, key)}
+    if name == "dp_fl" and "clip" not in plan.settings:
+        clips["clip_norm"] = 1.0
     return protocols.build(name, {**clips, **plan.settings})
 
 
@@ -211,6 +242,8 @@ def _local(rounds: Sequence[Round], scope: Scope, about: Mechanism | None, delta
             one = _one_client(mechanism, delta / times)
         case Personalized():
             one = Bound(eps=mechanism.coordinates * max(mechanism.eps_locals), delta=0.0, theorem=_EACH_COORDINATE)
+        case SampledSubject() if scope.trust is Trust.LOCAL:
+            return certified(rounds, scope, delta=delta)
         case Gaussian() | Laplace() if scope.trust is Trust.LOCAL:
             return certified(rounds, mine, delta=delta)
         case SplitAndMix():

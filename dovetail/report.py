@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import __version__
-from dovetail.folder import RunFolder, write_atomically
+from dovetail.folder import BANNER, RunFolder, write_atomically
 from dovetail.statements import Statement
 
 __all__ = ["write"]
@@ -24,16 +24,68 @@ def write(folder: Path) -> Path:
         version=html.escape(__version__),
         accuracy=f"{summary['accuracy']:.2%}",
         rounds=summary["rounds"],
+        uploads=summary["uploads"],
         headline=html.escape(statement.headline()),
         proof=html.escape(str(statement)),
+        units=_units(summary),
         beside=_beside(summary),
         people=_histogram(statement.per_user),
         curve=_curve(RunFolder(folder).metrics()),
+        diagnostics=_diagnostics(RunFolder(folder).diagnostics()),
         config=html.escape((folder / "config.toml").read_text()),
     )
     target = folder / "report.html"
     write_atomically(target, page.encode())
     return target
+
+
+def _units(summary: dict[str, Any]) -> str:
+    """What the run promises for an item, a user and a subject."""
+    rows = []
+    for unit, data in summary["units"].items():
+        statement = Statement.from_json(data)
+        numbers = "nothing" if statement.unbounded else f"({statement.eps:.4g}, {statement.delta:.3g})-DP"
+        said = "; ".join((statement.theorem.where, *(f"if {text}" for text in statement.assumptions)))
+        cells = (f"one {unit}", numbers, statement.neighbors.value, statement.adversary, said)
+        rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
+    head = "".join(f"<th>{text}</th>" for text in ("for", "certified", "neighbours", "against the", "by, or why not"))
+    return f"<h2>Whose privacy</h2><table><tr>{head}</tr>{''.join(rows)}</table>"
+
+
+def _diagnostics(lines: list[dict[str, Any]]) -> str:
+    """How large and how different the raw updates were, each over its own largest, as an inline SVG."""
+    lines = [line for line in lines if None not in line.values()]
+    if len(lines) < 2:
+        return ""
+    titles = {"variance": "between-clients variance V_c", "scale": "update scale U_s"}
+    last, plots = lines[-1]["round"], []
+    for style, (key, title) in zip(("", "stroke-dasharray:6 4"), titles.items(), strict=True):
+        most = max(line[key] for line in lines) or 1.0
+        points = _points([(line["round"] / last, line[key] / most) for line in lines])
+        plots.append(f'<polyline points="{points}" style="{style}"/>')
+        plots.append(
+            f'<text x="{_MARGIN + 8}" y="{_MARGIN - 22 + 14 * len(plots) // 2}">'
+            f"{title}{', dashed' if style else ''}: at most {most:.3g}</text>"
+        )
+    return f"<h2>Diagnostics</h2><p><b>{html.escape(BANNER)}</b></p>" + _axes("".join(plots), f"round {last}")
+
+
+def _points(shares: list[tuple[float, float]]) -> str:
+    """Points of the unit square in the picture."""
+    return " ".join(
+        f"{_MARGIN + (_WIDTH - 2 * _MARGIN) * x:.1f},{_HEIGHT - _MARGIN - (_HEIGHT - 2 * _MARGIN) * y:.1f}"
+        for x, y in shares
+    )
+
+
+def _axes(content: str, end: str) -> str:
+    low, high = _HEIGHT - _MARGIN, _MARGIN
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="over the rounds">'
+        f'<line x1="{_MARGIN}" y1="{low}" x2="{_WIDTH - _MARGIN}" y2="{low}"/>'
+        f'<line x1="{_MARGIN}" y1="{low}" x2="{_MARGIN}" y2="{high}"/>{content}'
+        f'<text x="{_WIDTH - _MARGIN}" y="{low + 18}" text-anchor="end">{end}</text></svg>'
+    )
 
 
 def _beside(summary: dict[str, Any]) -> str:
@@ -80,21 +132,13 @@ def _curve(metrics: list[dict[str, Any]]) -> str:
     if len(metrics) < 2:
         return ""
     last = metrics[-1]["round"]
-    points = " ".join(
-        f"{_MARGIN + (_WIDTH - 2 * _MARGIN) * line['round'] / last:.1f},"
-        f"{_HEIGHT - _MARGIN - (_HEIGHT - 2 * _MARGIN) * line['accuracy']:.1f}"
-        for line in metrics
-    )
+    points = _points([(line["round"] / last, line["accuracy"]) for line in metrics])
     low, high = _HEIGHT - _MARGIN, _MARGIN
-    return (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="test accuracy over rounds">'
-        f'<line x1="{_MARGIN}" y1="{low}" x2="{_WIDTH - _MARGIN}" y2="{low}"/>'
-        f'<line x1="{_MARGIN}" y1="{low}" x2="{_MARGIN}" y2="{high}"/>'
-        f'<polyline points="{points}"/>'
+    labels = (
         f'<text x="{_MARGIN - 6}" y="{high + 4}" text-anchor="end">100%</text>'
         f'<text x="{_MARGIN - 6}" y="{low}" text-anchor="end">0%</text>'
-        f'<text x="{_WIDTH - _MARGIN}" y="{low + 18}" text-anchor="end">round {last}</text></svg>'
     )
+    return _axes(f'<polyline points="{points}"/>{labels}', f"round {last}")
 
 
 _PAGE = """<!doctype html>
@@ -105,12 +149,13 @@ body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 46rem; margin: 2rem aut
 pre {{ background: #f5f6f8; padding: 1rem; overflow-x: auto; white-space: pre-wrap }}
 svg {{ width: 100%; font-size: 12px }} line {{ stroke: #8a929c }}
 rect {{ fill: #0b63ce }}
+td, th {{ text-align: left; vertical-align: top; padding: .3rem .6rem .3rem 0; font-size: 14px }}
 polyline {{ fill: none; stroke: #0b63ce; stroke-width: 2 }}
 </style></head><body>
 <h1>{headline}</h1>
-<p>Test accuracy {accuracy} after {rounds} rounds.</p>
-<h2>What is promised, and why</h2><pre>{proof}</pre>{people}{beside}
-<h2>Accuracy</h2>{curve}
+<p>Test accuracy {accuracy} after {rounds} rounds and {uploads} uploads.</p>
+<h2>What is promised, and why</h2><pre>{proof}</pre>{units}{people}{beside}
+<h2>Accuracy</h2>{curve}{diagnostics}
 <h2>Config</h2><pre>{config}</pre>
 <footer>dovetail {version}</footer></body></html>
 """

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -61,7 +62,18 @@ def test_run_prints_accuracy_and_statement_and_writes_the_folder(tmp_path):
     )
     assert "by Renyi divergence under fixed-size sampling" in done.stdout
     written = {file.name for file in (tmp_path / "out").iterdir()}
-    assert written == {"config.toml", "metrics.jsonl", "privacy.json", "model.npz", "report.html"}
+    assert written == {
+        "config.toml",
+        "metrics.jsonl",
+        "diagnostics.jsonl",
+        "privacy.json",
+        "model.npz",
+        "report.html",
+    }
+    assert "by, or why nothing" in done.stdout, "the table of units"
+    for unit in ("item", "user", "subject"):
+        assert re.search(rf"\b{unit} .*\(\d.*, 1e-05\)-DP .*replace-one", done.stdout)
+    assert "1500 uploads" in done.stdout
     report = (tmp_path / "out" / "report.html").read_text()
     assert "certified" in report
     assert "http" not in report.split("<pre>")[0], "opens offline"
@@ -70,7 +82,10 @@ def test_run_prints_accuracy_and_statement_and_writes_the_folder(tmp_path):
 def test_json_is_one_object_on_stdout(tmp_path):
     done = dovetail("run", str(tiny_config(tmp_path)), "--out", str(tmp_path / "out"), "--json")
     result = json.loads(done.stdout)
-    assert set(result) >= {"accuracy", "rounds", "seconds_per_round", "certified", "claimed", "out"}
+    assert set(result) >= {"accuracy", "rounds", "seconds_per_round", "certified", "claimed", "units", "uploads", "out"}
+    assert result["uploads"] == 30 * 50
+    assert set(result["units"]) == {"item", "user", "subject"}
+    assert result["units"]["user"]["eps"] == result["certified"]["eps"]
     assert result["certified"]["eps"] <= 3.0
     assert result["certified"]["verdict"] == "certified"
 
@@ -107,6 +122,10 @@ def test_a_killed_run_resumes_to_the_same_model_and_budget(tmp_path):
 SHUFFLED = ["--set", "protocol={clip_value = 0.3, name = 'ss_simple'}", "--set"]
 EVERYONE = ["--set", "cohort.kind=everyone", "--set", "cohort.size=300"]
 MIXED = ["--set", "protocol={clip_norm = 0.3, name = 'split_and_mix'}"]
+CENTRAL = ["--set", "protocol={clip_norm = 0.3, name = 'central_sub', batch = 30, items_per_subject = 2}", *EVERYONE]
+CENTRAL += ["--set", "privacy.neighbors=add-remove"]
+SILOS = ["--set", "task.partition=silos", "--set", "task.silos=3", "--set", "cohort.size=3"]
+SUBJECTS = ["--set", "task.name=tiny:TASK_WITH_SUBJECTS", *SILOS]
 BAD = {
     "negative eps": (["--set", "privacy.eps=-1"], "expected eps > 0, got eps=-1"),
     "delta of one": (["--set", "privacy.delta=1.0"], "expected 0 < delta < 1, got delta=1.0"),
@@ -138,6 +157,43 @@ BAD = {
     ),
     "fewer clients than the minimum": ([*MIXED, "--set", "cohort.min_size=60"], "expected 0 <= min_size <= 50"),
     "no crowd": ([*MIXED, "--set", "cohort.min_size=1"], "expected cohort.min_size >= 2 where reports hide in a crowd"),
+    "a schedule that ends early": (
+        ["--set", "protocol.schedule=[1.0, 2.0]"],
+        "expected a schedule of at least 30 rounds, got 2 factors",
+    ),
+    "a schedule of one number": (
+        ["--set", "protocol.schedule=2"],
+        "expected schedule to be one of constant, linear, held",
+    ),
+    "sizes that end early": (["--set", "cohort.size=[50, 60]"], "expected a size for each of the 30 rounds, got 2"),
+    "sizes for another protocol": (
+        [*SHUFFLED, "cohort.size_end=60"],
+        "expected rounds of one size under 'ss_simple', got 50 to 60 users",
+    ),
+    "no item of a subject": (
+        [*CENTRAL, "--set", "protocol.items_per_subject=0"],
+        "expected items_per_subject >= 1, got items_per_subject=0",
+    ),
+    "a rate above one": (
+        [*CENTRAL, "--set", "protocol.sampling_rate=1.5"],
+        "expected sampling_rate <= 1, got sampling_rate=1.5",
+    ),
+    "a batch of more than all": (
+        [*CENTRAL, "--set", "protocol.batch=301"],
+        "expected a sampling rate of at most 1, got batch=301 of 300 records",
+    ),
+    "silos without subjects": (
+        ["--set", "task.name=digits", *SILOS],
+        "expected a task with subjects for partition 'silos', got one without",
+    ),
+    "a subject at more silos than there are": (
+        [*SUBJECTS, "--set", "task.spread=4"],
+        "expected 1 <= spread <= 3, got spread=4",
+    ),
+    "a delta without an eps": (
+        ["--set", "privacy={stop = 'delta'}"],
+        "expected privacy.eps with privacy.stop = 'delta', got none",
+    ),
     "bad override": (["--set", "privacy.eps"], "expected --set key.path=value, got 'privacy.eps'"),
 }
 

@@ -1,13 +1,20 @@
 import json
 import math
 
+import jax
 import numpy as np
 import pytest
-from tiny import TASK
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.flatten_util import ravel_pytree
+from tiny import TASK, TASK_WITH_SUBJECTS
 
 import dovetail
 from dovetail import accounting, config, experiment, report
-from dovetail.statements import Neighbors, Statement, Trust
+from dovetail.accounting import gaussian
+from dovetail.folder import BANNER
+from dovetail.statements import Neighbors, Statement, Trust, Unit
+from dovetail.tasks import models
 
 BASE = {
     "task": {"name": "tiny"},
@@ -16,6 +23,7 @@ BASE = {
     "protocol": {"name": "dp_fl", "clip_norm": 1.0},
     "privacy": {"eps": 3.0, "delta": 1e-5},
 }
+MEDIAN = {"name": "dp_fl", "clip": "median", "noise_multiplier": 2.0}
 
 
 def plan(*overrides):
@@ -180,12 +188,17 @@ def test_fits_and_certify_agree_on_the_budget():
         (("privacy.epsilon", 1.0), r"unknown key of \[privacy\] 'epsilon': did you mean 'eps'"),
         (("cohrot.size", 1), "unknown config key 'cohrot': did you mean 'cohort'"),
         (("cohort.size", 301), r"expected at most as many clients a round as there are \(300\), got size=301"),
-        (("cohort.size", "many"), "expected `int | null`, got `str` in cohort.size"),
+        (("cohort.size", "many"), "expected `int | array | null`, got `str` in cohort.size"),
         (("cohort.epochs", 1), "expected either cohort.epochs or cohort.rounds"),
         (("seed", -1), "expected 0 <= seed"),
         (("task.model", "transformer"), "unknown model 'transformer'"),
         (("task.partition", "iid"), "expected the number of users"),
         (("protocol", {"name": "fedavg"}), "expected no privacy.eps with 'fedavg'"),
+        (("protocol", MEDIAN), "expected no privacy.eps with 'dp_fl', which promises nothing, got 3.0"),
+        (("protocol.schedule", [1.0] * 11), "expected a schedule of at least 12 rounds, got 11 factors"),
+        (("cohort.size", [50] * 11), "expected a size for each of the 12 rounds, got 11 sizes"),
+        (("cohort.size", []), "expected a list of sizes without size_end"),
+        (("cohort.size_end", 301), "expected 1 <= size <= 300, got size=301"),
     ],
 )
 def test_bad_configs_are_one_sentence(override, sentence):
@@ -281,3 +294,253 @@ def test_personal_budgets_are_stated_user_by_user(tmp_path):
     assert result.statement.per_user[0] < result.statement.per_user[-1] <= result.statement.eps
     report.write(tmp_path / "run")
     assert "own eps" in (tmp_path / "run" / "report.html").read_text()
+
+
+def prepared(data, *overrides, task=TASK):
+    return experiment.prepare(config.parse({**BASE, **data}, overrides), task=task)
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    sampling=st.sampled_from(
+        [("fixed", "replace-one"), ("poisson", "replace-one"), ("poisson", "add-remove"), ("everyone", "add-remove")]
+    ),
+    sizes=st.lists(st.sampled_from([30, 75, 300]), min_size=1, max_size=12),
+    factors=st.lists(st.sampled_from([1.0, 1.7]), min_size=12, max_size=12),
+    noise=st.sampled_from([2.0, 5.0, 12.0]),
+    eps=st.sampled_from([0.2, 1.0, 4.0]),
+    delta=st.sampled_from([1e-3, 1e-6]),
+    stop=st.sampled_from(["eps", "delta"]),
+)
+def test_a_run_spends_what_it_may_and_one_round_more_would_overspend(sampling, sizes, factors, noise, eps, delta, stop):
+    """Random sizes, noises, budgets: the rounds that fit are exactly those before the first prefix that does not."""
+    kind, neighbors = sampling
+    ready = plan(
+        ("cohort", {"kind": kind, "size": 300 if kind == "everyone" else sizes, "rounds": len(sizes)}),
+        ("protocol", {"name": "dp_fl", "clip": 0.5, "noise_multiplier": noise, "schedule": factors}),
+        ("privacy", {"eps": eps, "delta": delta, "neighbors": neighbors, "stop": stop}),
+    )
+    count = ready.affordable()
+    fitting = [ready.fits(list(range(rounds))) for rounds in range(len(sizes) + 1)]
+    assert fitting == [rounds <= count for rounds in range(len(sizes) + 1)]
+    spent = ready.certify(list(range(count)))
+    assert spent.eps <= eps
+    assert spent.delta <= delta
+    if stop == "delta":
+        assert spent.eps == eps
+    if count < len(sizes):
+        more = ready.certify(list(range(count + 1)))
+        assert more.delta > delta if stop == "delta" else more.eps > eps
+
+
+SCHEDULED = {
+    "cohort": {"kind": "poisson", "size": 40, "size_end": 150, "rounds": 5},
+    "protocol": {"name": "dp_fl", "clip": "adaptive", "clip_norm": 0.3, "schedule": "held", "noise_multiplier": 2.0},
+    "privacy": {"neighbors": "add-remove"},
+}
+
+
+def test_uploads_are_the_planned_sizes_of_the_rounds_that_ran():
+    sizes = [40, 40, 150, 150]
+    noisy = {"name": "dp_fl", "clip": 0.5, "noise_multiplier": 5.0}
+    chosen = {"protocol": noisy, "cohort": {"kind": "fixed", "size": sizes, "rounds": 4}, "privacy": {}}
+    ready = prepared(chosen)
+    whole = experiment.run(ready)
+    assert (whole.rounds, whole.uploads) == (4, 380)
+    assert whole.to_json()["uploads"] == 380
+    budget = ready.certify([0, 1, 2]).eps
+    part = experiment.run(prepared(chosen, ("privacy.eps", budget)))
+    assert (part.rounds, part.uploads) == (3, 230)
+    assert part.statement.eps <= budget < ready.certify([0, 1, 2, 3]).eps
+    growing = prepared(chosen, ("cohort", {"kind": "fixed", "size": 40, "size_end": 150, "rounds": 5})).schedule
+    assert [growing.cohort(index).size for index in range(5)] == [40, 68, 95, 122, 150]
+
+
+def test_stopping_by_delta_states_the_targets_eps_and_logs_the_delta_spent(tmp_path):
+    ready = plan(("privacy.stop", "delta"), ("cohort", {"kind": "everyone", "rounds": 3}))
+    result = experiment.run(ready, out=tmp_path / "run", evaluate_every=1)
+    assert result.statement.eps == 3.0
+    assert 0.9e-5 < result.statement.delta <= 1e-5, "the noise is calibrated to the same target"
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert {line["eps"] for line in lines} == {3.0}
+    spent = [line["delta"] for line in lines]
+    assert spent == [ready.certify(list(range(rounds))).delta for rounds in range(1, 4)]
+    assert spent == sorted(set(spent))
+    assert spent[-1] == result.statement.delta
+    written = json.loads((tmp_path / "run" / "privacy.json").read_text())["certified"]
+    assert (written["eps"], written["delta"]) == (3.0, result.statement.delta)
+
+
+def test_stopping_by_delta_needs_an_eps():
+    with pytest.raises(ValueError, match=r"expected privacy.eps with privacy.stop = 'delta', got none"):
+        prepared({"privacy": {"stop": "delta"}})
+
+
+def test_adaptive_clipping_and_schedules_survive_a_kill(tmp_path):
+    ready = prepared(SCHEDULED)
+    whole = experiment.run(ready, out=tmp_path / "whole", evaluate_every=2)
+
+    def interrupt(progress):
+        if progress.round == 4:
+            raise Interruption
+
+    with pytest.raises(Interruption):
+        experiment.run(ready, out=tmp_path / "cut", checkpoint_every=3, evaluate_every=2, observe=interrupt)
+    assert len((tmp_path / "cut" / "diagnostics.jsonl").read_text().splitlines()) == 1 + 4
+    resumed = experiment.run(ready, out=tmp_path / "cut", resume=True, checkpoint_every=3, evaluate_every=2)
+    np.testing.assert_array_equal(resumed.parameters["params"], whole.parameters["params"])
+    assert resumed.quote == whole.quote
+    assert resumed.units == whole.units
+    for name in ("metrics.jsonl", "diagnostics.jsonl"):
+        assert (tmp_path / "cut" / name).read_text() == (tmp_path / "whole" / name).read_text()
+
+
+def test_the_schedule_reaches_the_noise_of_each_round():
+    """Nobody is there, so the model moves by noise alone: each round's is its factor times that without a schedule."""
+    alone = {"cohort": {"kind": "everyone", "dropout": 1.0, "rounds": 3}, "privacy": {}}
+    plain = {"name": "dp_fl", "clip": 1.0, "noise_multiplier": 1.0}
+    one, two = (prepared({**alone, "protocol": {**plain, "schedule": s}}) for s in ("constant", [1.0, 4.0, 0.5]))
+    moves = []
+    for ready in (one, two):
+        training, places = ready.engine.start(), []
+        for index in range(3):
+            places.append(np.array(training.params))
+            training = ready.step(training, index, ready.schedule.draw(index))
+        moves.append(np.diff([*places, np.array(training.params)], axis=0))
+    assert np.abs(moves[0]).max() > 1e-4
+    np.testing.assert_allclose(moves[1], np.array([[1.0], [4.0], [0.5]]) * moves[0], rtol=1e-3, atol=1e-6)
+    assert [event.mechanism.std for event in two.rounds] == [1.0, 4.0, 0.5], "and what is accounted"
+
+
+def test_a_small_cohort_with_an_adaptive_clip_norm_meets_its_target():
+    small = {"task": {"name": "tiny", "users": 10}, "cohort": {"kind": "everyone", "rounds": 2}}
+    ready = prepared({**small, "protocol": {"name": "dp_fl", "clip": "adaptive"}, "privacy": {"eps": 0.5}})
+    assert 0.5 * 0.999 < ready.certify([0, 1]).eps <= 0.5
+
+
+def raw_updates(ready, params, users):
+    """What each user would send, from its records and the plain gradient; by hand where the model is linear."""
+    data, held = TASK.load(), ready.engine._data
+    table = np.asarray(held[2])
+    inputs, labels = data.inputs[table[users, 0]], data.labels[table[users, 0]]
+    if ready.config.task.model == "logistic":
+        constant = ready.engine._model.constant
+        weights = params.reshape(4, 3)
+        logits = inputs @ weights[:-1] + constant * weights[-1]
+        shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        features = np.concatenate([inputs, np.full((len(users), 1), constant)], axis=1)
+        return ((np.eye(3)[labels] - shares)[:, None, :] * features[:, :, None]).reshape(len(users), -1)
+    _, model = models.build(ready.config.task.model, data)
+    _, unravel = ravel_pytree(model.init(jax.random.key(0)))
+
+    def loss(flat, x, label):
+        return -jax.nn.log_softmax(model.apply(unravel(flat), x[None])[0])[label]
+
+    return -np.asarray(jax.vmap(jax.grad(loss), (None, 0, 0))(params, inputs, labels))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [("protocol.noise_multiplier", 1.0)],
+        [("protocol.noise_multiplier", 1.0), ("task.model", "mlp")],
+        [("protocol", {"name": "ss_simple", "clip_value": 0.3, "eps_local": 1.0}), ("performance.fast", False)],
+    ],
+    ids=["linear", "general", "faithful"],
+)
+def test_diagnostics_are_those_of_the_raw_updates(tmp_path, overrides):
+    ready = prepared({"privacy": {}}, ("cohort.rounds", 3), *overrides)
+    assert ready.engine._linear == (overrides[-1] == ("protocol.noise_multiplier", 1.0))
+    assert ready.engine._faithful == (overrides[-1] == ("performance.fast", False))
+    experiment.run(ready, out=tmp_path / "run")
+    first, *lines = [json.loads(line) for line in (tmp_path / "run" / "diagnostics.jsonl").read_text().splitlines()]
+    assert first == {"banner": BANNER}
+    assert [line["round"] for line in lines] == [1, 2, 3]
+    training = ready.engine.start()
+    for index, line in enumerate(lines):
+        users = ready.schedule.draw(index)
+        updates = raw_updates(ready, np.array(training.params), users)
+        assert line["variance"] == pytest.approx(updates.var(axis=0).mean(), rel=1e-4)
+        assert line["scale"] == pytest.approx((updates.mean(axis=0) ** 2).mean(), rel=1e-4)
+        training = ready.step(training, index, users)
+    page = report.write(tmp_path / "run").read_text()
+    assert BANNER in page
+    assert page.count("<polyline") == 3, "accuracy, V_c and U_s"
+    assert "between-clients variance V_c" in page
+
+
+def test_without_diagnostics_none_are_written_and_the_model_is_the_same(tmp_path):
+    short = [("protocol.noise_multiplier", 4.0), ("cohort.rounds", 3)]
+    quiet = experiment.run(plan(*short, ("diagnostics", False)), out=tmp_path / "quiet")
+    assert not (tmp_path / "quiet" / "diagnostics.jsonl").exists()
+    assert BANNER not in report.write(tmp_path / "quiet").read_text()
+    np.testing.assert_allclose(quiet.parameters["params"], experiment.run(plan(*short)).parameters["params"], atol=1e-6)
+
+
+SILOS = {
+    "task": {"name": "tiny", "partition": "silos", "silos": 30, "spread": 2},
+    "cohort": {"kind": "everyone", "rounds": 4},
+    "protocol": {"name": "dp_fl", "clip_norm": 0.5},
+}
+
+
+@pytest.mark.parametrize("neighbors", list(Neighbors))
+def test_the_table_of_units_says_what_each_is_promised(neighbors):
+    """Exact Gaussian shifts: a user's own, an item's as a replaced user, a subject's as two replaced users."""
+    protocol = {**SILOS["protocol"], "noise_multiplier": 20.0}
+    privacy = {"delta": 1e-5, "neighbors": neighbors.value}
+    ready = prepared({**SILOS, "protocol": protocol, "privacy": privacy}, task=TASK_WITH_SUBJECTS)
+    rows = ready.table([0, 1, 2, 3])
+    mu = 2 / 20.0
+    own = mu if neighbors is Neighbors.ADD_REMOVE else 2 * mu
+    for unit, shift in ((Unit.USER, own), (Unit.ITEM, 2 * mu), (Unit.SUBJECT, 4 * mu)):
+        assert rows[unit].eps == pytest.approx(gaussian.eps_of(shift, delta=1e-5), rel=1e-6)
+        assert rows[unit].unit is unit
+    assert rows[Unit.USER].neighbors is neighbors
+    assert rows[Unit.ITEM].neighbors is rows[Unit.SUBJECT].neighbors is Neighbors.REPLACE_ONE
+    assert any(
+        text.startswith("no subject has records at more than 2 users, nor more than 5 in all")
+        for text in rows[Unit.SUBJECT].assumptions
+    )
+    assert "hyper-parameters were chosen without the private data" in rows[Unit.ITEM].assumptions
+
+
+@pytest.mark.parametrize("unit", ["item", "user", "subject"])
+def test_the_target_may_be_another_units(unit):
+    privacy = {"eps": 3.0, "delta": 1e-5, "unit": unit, "neighbors": "add-remove"}
+    ready = prepared({**SILOS, "privacy": privacy}, task=TASK_WITH_SUBJECTS)
+    shift = {"user": 1, "item": 2, "subject": 4}[unit] * 2 / ready.protocol.noise_multiplier
+    assert 3.0 * 0.999 < gaussian.eps_of(shift, delta=1e-5) <= 3.0
+    result = experiment.run(ready)
+    assert result.rounds == 4
+    assert result.statement.unit is Unit(unit)
+    assert 3.0 * 0.999 < result.statement.eps <= 3.0
+    assert result.statement.eps == result.units[Unit(unit)].eps
+    assert result.units[Unit.USER].eps <= result.units[Unit.ITEM].eps <= result.units[Unit.SUBJECT].eps
+    noisier = {**SILOS["protocol"], "noise_multiplier": 0.7 * ready.protocol.noise_multiplier}
+    less = prepared({**SILOS, "protocol": noisier, "privacy": privacy}, task=TASK_WITH_SUBJECTS)
+    assert 0 < less.affordable() < 4, "the stop rule is about that unit too"
+    assert less.certify(list(range(less.affordable()))).eps <= 3.0
+    assert less.certify(list(range(less.affordable() + 1))).eps > 3.0
+
+
+def test_units_without_a_promise_say_why():
+    median = {**SILOS["protocol"], "clip": "median", "noise_multiplier": 5.0}
+    rows = prepared({**SILOS, "protocol": median, "privacy": {}}, task=TASK_WITH_SUBJECTS).table([0, 1])
+    for unit in Unit:
+        assert rows[unit].unbounded
+        assert "un-noised median" in rows[unit].theorem.where
+    central = {"name": "central_sub", "clip_norm": 0.5, "items_per_subject": 2, "batch": 30.0, "noise_multiplier": 5.0}
+    by_record = {**SILOS, "protocol": central, "privacy": {"neighbors": "add-remove"}}
+    rows = prepared(by_record, task=TASK_WITH_SUBJECTS).table([0, 1])
+    assert not rows[Unit.SUBJECT].unbounded
+    assert rows[Unit.USER].unbounded
+    assert "a user may hold any number of them" in rows[Unit.USER].theorem.where
+    fedavg = prepared({**SILOS, "protocol": {"name": "fedavg"}, "privacy": {}}, task=TASK_WITH_SUBJECTS).table([0])
+    assert all(row.unbounded and "no noise" in row.theorem.where for row in fedavg.values())
+
+
+def test_a_user_is_taken_for_a_subject_where_nobody_knows_better():
+    rows = plan(("protocol.noise_multiplier", 8.0), ("cohort.kind", "poisson")).table([0, 1])
+    assert rows[Unit.SUBJECT].eps == rows[Unit.USER].eps
+    assert any("who a record is about is unknown" in said for said in rows[Unit.SUBJECT].assumptions)

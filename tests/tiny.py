@@ -1,5 +1,7 @@
 """A task small enough to train in no time, also reachable as `tiny:TASK`."""
 
+import dataclasses
+
 import numpy as np
 
 from dovetail.tasks import Dataset, Task
@@ -28,3 +30,12 @@ def load_with_nan(*, folder=None):
 
 TASK = Task(name="tiny", load=load)
 POISONED = Task(name="poisoned", load=load_with_nan)
+
+
+def load_with_subjects(*, folder=None):
+    """Five records about each of 60 people."""
+    data = load()
+    return dataclasses.replace(data, subjects=np.random.default_rng(1).permutation(300).astype(np.int32) // 5)
+
+
+TASK_WITH_SUBJECTS = Task(name="tiny-subjects", load=load_with_subjects)

@@ -7,29 +7,33 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from dovetail import _validate
 from dovetail.accounting import personalized, releases
 from dovetail.accounting.charges import Charge, charges
-from dovetail.accounting.composition import best_bound
+from dovetail.accounting.composition import best_bound, check_target
 from dovetail.events import Disjoint, Everyone, FixedSize, NonPrivate, Personalized, Poisson, Round
 from dovetail.statements import TUNING_ASSUMPTION, Bound, NotApplicable, Scope, Statement, Unit, Verdict, unbounded
 
-__all__ = ["certify"]
+__all__ = ["certify", "stated"]
+
+_MOST_PREMISES = 8  # different rounds that a statement tells one by one
 
 
-def certify(rounds: Sequence[Round], scope: Scope, *, delta: float) -> Statement:
-    """The smallest certified eps for these rounds at this delta.
+def certify(
+    rounds: Sequence[Round], scope: Scope, *, delta: float | None = None, eps: float | None = None
+) -> Statement:
+    """The smallest certified eps for these rounds at this delta, or the smallest certified delta at this eps.
 
     Guarantees:
-        Monotone: more rounds never give a smaller eps.
+        Exactly one of delta and eps is given, and the statement has it.
+        Monotone: more rounds never give a smaller eps, or delta.
         The theorem named is the one that gave the number, and its hypotheses were checked.
         A release without noise gives an unbounded statement, never a number.
     """
-    _validate.in_interval(0, 1, delta=delta)
+    check_target(delta, eps)
     span = _span(rounds)
     for item in rounds:
         if isinstance(item.mechanism, NonPrivate):
-            return unbounded(scope, reason=item.mechanism.reason, delta=delta, span=span)
+            return unbounded(scope, reason=item.mechanism.reason, delta=1.0 if delta is None else delta, span=span)
         if item.mechanism.neighbors is not scope.neighbors:
             raise ValueError(
                 f"expected events under {scope.neighbors.value}, got an event under {item.mechanism.neighbors.value}"
@@ -37,15 +41,23 @@ def certify(rounds: Sequence[Round], scope: Scope, *, delta: float) -> Statement
         if scope.unit is Unit.SUBJECT and isinstance(item.participation, Disjoint):
             raise NotApplicable("a subject's data may sit in several batches: disjoint batches of users do not help it")
     paid = charges(rounds)
-    best = best_bound(paid, delta=delta)
-    premises = tuple(_one_round(charge, scope, delta) for charge in paid if charge.times > 1 or len(paid) > 1)
+    best = best_bound(paid, delta=delta, eps=eps)
+    several = paid if len(paid) > 1 or any(charge.times > 1 for charge in paid) else ()
+    told = several if len(several) <= _MOST_PREMISES else ()
+    premises = tuple(_one_round(charge, scope, delta, eps) for charge in told)
     stated = _statement(best, scope, paid, span=span, premises=premises)
     return dataclasses.replace(stated, per_user=_per_user(paid, best))
 
 
-def _one_round(charge: Charge, scope: Scope, delta: float) -> Statement:
+def stated(rounds: Sequence[Round], bound: Bound, scope: Scope) -> Statement:
+    """A bound that was found for these rounds otherwise, with everything that belongs to a statement about them."""
+    return _statement(bound, scope, charges(rounds), span=_span(rounds), premises=())
+
+
+def _one_round(charge: Charge, scope: Scope, delta: float | None, eps: float | None) -> Statement:
     one = dataclasses.replace(charge, times=1)
-    return _statement(best_bound((one,), delta=delta), scope, (one,), span=f"one of {charge.times} rounds", premises=())
+    best = best_bound((one,), delta=delta, eps=eps)
+    return _statement(best, scope, (one,), span=f"one of {charge.times} rounds", premises=())
 
 
 def _statement(
@@ -65,6 +77,8 @@ def _statement(
 def _per_user(paid: Sequence[Charge], best: Bound) -> tuple[float, ...] | None:
     """Every user's own eps, where budgets are personal and one event says it all; nobody's is above everybody's."""
     if len(paid) != 1 or not isinstance(paid[0].mechanism, Personalized) or not isinstance(paid[0].sampling, Everyone):
+        return None
+    if not 0 < best.delta < 1:
         return None
     event, times = paid[0].mechanism, paid[0].times
     whole = dataclasses.replace(event, coordinates=event.coordinates * times)

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from dovetail.accounting import releases
+from dovetail.accounting import releases, subjects
 from dovetail.accounting.releases import Sampling
 from dovetail.events import Disjoint, Everyone, FixedSize, Gaussian, Mechanism, Poisson, Round, SampledSubject
 from dovetail.statements import NotApplicable
@@ -30,7 +30,10 @@ class Charge:
 
 
 def charges(rounds: Iterable[Round]) -> tuple[Charge, ...]:
-    """What one user pays for at the most: epochs of disjoint batches count once, everything else each time."""
+    """What one user pays for at the most: epochs of disjoint batches count once, everything else each time.
+
+    A sum that has all items of a subject every time is a Gaussian release, and is charged as one.
+    """
     counts: Counter[tuple[Mechanism, Sampling]] = Counter()
     epochs: dict[int, list[Mechanism]] = {}
     for item in rounds:
@@ -49,7 +52,12 @@ def charges(rounds: Iterable[Round]) -> tuple[Charge, ...]:
                 counts[item.mechanism, sampling] += 1
     for mechanisms in epochs.values():
         counts[_worst(mechanisms), Everyone()] += 1
-    return tuple(Charge(mechanism=m, sampling=s, times=times) for (m, s), times in counts.items())
+    plain: Counter[tuple[Mechanism, Sampling]] = Counter()
+    for (mechanism, sampling), times in counts.items():
+        subject = isinstance(mechanism, SampledSubject) and isinstance(sampling, Everyone)
+        always = subjects.always_sampled(mechanism) if subject else None  # type: ignore[arg-type]
+        plain[always or mechanism, sampling] += times
+    return tuple(Charge(mechanism=m, sampling=s, times=times) for (m, s), times in plain.items())
 
 
 def _worst(mechanisms: Sequence[Mechanism]) -> Mechanism:

@@ -9,7 +9,8 @@ smallest bound is kept:
 - `sampled_shuffles`: shuffled rounds on secret samples of the users;
 - `pure`: basic composition, the only one that needs no delta.
 
-What releases spend of delta beside their noise is taken from the whole (`charges.spent_delta`).
+Each gives eps at a delta and delta at an eps. What releases spend of delta beside their noise is taken from the whole
+(`charges.spent_delta`).
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
 from dovetail import _validate
-from dovetail.accounting import gaussian, pairs, personalized, releases, split_and_mix, subsampling
+from dovetail.accounting import gaussian, mixtures, pairs, personalized, releases, split_and_mix, subsampling
 from dovetail.accounting.calibrate import eps_after_spending
 from dovetail.accounting.charges import Charge, charges, spent_delta
 from dovetail.events import (
@@ -46,6 +48,7 @@ __all__ = [
     "Curve",
     "best_bound",
     "bound",
+    "check_target",
     "exact_gaussian",
     "fits",
     "personal",
@@ -83,8 +86,12 @@ PRIVACY_LOSS_REPLACE = Theorem(
 PURE = Theorem(key="DR14.thm3.16", where="basic composition (Dwork, Roth 2014, Thm. 3.16)")
 
 _ORDERS = tuple(1 + x / 10 for x in range(1, 100)) + tuple(range(11, 65)) + (80, 96, 128, 192, 256, 384, 512, 1024)
+_WHOLE_ORDERS = (*range(2, 33), 40, 48, 64, 96, 128, 256)  # where sampled releases cost little to compute
 _OUTWARD = 1 + 1e-9
 _MOST_CASES = 64  # ways in which subjects may be spread over users that are composed one by one
+_FEW = 4  # different releases that are composed on the finest grid
+_LEAST_DELTA = 1e-30  # where the search for a delta begins
+_TINIEST = 1e-300  # a delta that underflows is not 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,41 +109,75 @@ def fits(rounds: Sequence[Round], *, eps: float, delta: float) -> bool:
     if any(isinstance(item.mechanism, NonPrivate) for item in rounds):
         return False
     paid = charges(rounds)
-    for accountant in (exact_gaussian, renyi, pure, sampled_shuffles, privacy_loss):
+    for accountant in (exact_gaussian, renyi, pure, sampled_shuffles, personal, privacy_loss):
         try:
-            if not paid or accountant(paid).eps(delta) <= eps:
+            if not paid or _curve(accountant, paid).eps(delta) <= eps:
                 return True
         except NotApplicable:
             continue
     return False
 
 
-def bound(rounds: Sequence[Round], *, delta: float) -> Bound:
-    """The smallest certified eps of these rounds, without the rest of a statement: for calibration."""
-    _validate.in_interval(0, 1, delta=delta)
+def bound(rounds: Sequence[Round], *, delta: float | None = None, eps: float | None = None) -> Bound:
+    """The smallest certified eps of these rounds at this delta, or the smallest certified delta at this eps.
+
+    It is a statement's number without the rest of it: for calibration, and for stopping at a delta.
+
+    Guarantees:
+        Exactly one of delta and eps is given, and the bound has it.
+        At an eps for which nothing is certified delta is 1.
+    """
+    check_target(delta, eps)
     for item in rounds:
         if isinstance(item.mechanism, NonPrivate):
-            return Bound(eps=math.inf, delta=delta, theorem=Theorem(key="none", where=item.mechanism.reason))
-    return best_bound(charges(rounds), delta=delta)
+            nothing = Theorem(key="none", where=item.mechanism.reason)
+            if eps is None:
+                return Bound(eps=math.inf, delta=_given(delta), theorem=nothing)
+            return Bound(eps=eps, delta=1.0, theorem=nothing)
+    return best_bound(charges(rounds), delta=delta, eps=eps)
 
 
-def best_bound(paid: Sequence[Charge], *, delta: float) -> Bound:
-    """The smallest eps that an applicable accountant gives; `NotApplicable` with every reason if none applies."""
+def best_bound(paid: Sequence[Charge], *, delta: float | None = None, eps: float | None = None) -> Bound:
+    """The smallest eps, or delta, of all accountants; `NotApplicable` with every reason if none applies."""
+    check_target(delta, eps)
     if not paid:
-        return Bound(eps=0.0, delta=0.0, theorem=PURE)
+        return Bound(eps=0.0 if eps is None else eps, delta=0.0, theorem=PURE)
     bounds, reasons = [], []
     for accountant in ACCOUNTANTS:
         try:
-            curve = accountant(paid)
-            bounds.append(Bound(eps=curve.eps(delta), delta=delta, theorem=curve.theorem))
+            curve = _curve(accountant, tuple(paid))
+            if eps is None:
+                bounds.append(Bound(eps=curve.eps(_given(delta)), delta=_given(delta), theorem=curve.theorem))
+            else:
+                bounds.append(Bound(eps=eps, delta=curve.delta(eps), theorem=curve.theorem))
         except NotApplicable as error:
             reasons.append(str(error))
         else:
-            if accountant in (exact_gaussian, personal):
+            if accountant is exact_gaussian or (accountant is personal and eps is None):
                 break
     if not bounds:
         raise NotApplicable("; ".join(reasons))
-    return min(bounds, key=lambda bound: bound.eps)
+    return min(bounds, key=lambda bound: bound.eps if eps is None else bound.delta)
+
+
+def check_target(delta: float | None, eps: float | None) -> None:
+    """Exactly one of the two is given, and it is a delta or an eps."""
+    if (delta is None) == (eps is None):
+        raise ValueError(f"expected exactly one of delta and eps, got delta={delta!r} and eps={eps!r}")
+    if eps is None:
+        _validate.in_interval(0, 1, delta=_given(delta))
+    else:
+        _validate.non_negative(eps=eps)
+
+
+def _given(delta: float | None) -> float:
+    return math.nan if delta is None else delta
+
+
+@functools.lru_cache(maxsize=16)
+def _curve(accountant: Callable[[Sequence[Charge]], Curve], paid: tuple[Charge, ...]) -> Curve:
+    """An accountant's answer, kept for the next question about the same rounds."""
+    return accountant(paid)
 
 
 def exact_gaussian(paid: Sequence[Charge]) -> Curve:
@@ -203,7 +244,7 @@ def renyi(paid: Sequence[Charge]) -> Curve:
     curve = Curve(
         theorem=_named(paid, theorem),
         eps=lambda delta: float(rdp.compute_epsilon(at, total, _proper(delta))[0]) * _OUTWARD,
-        delta=lambda eps: min(1.0, float(rdp.compute_delta(at, total, eps)[0]) * _OUTWARD),
+        delta=lambda eps: min(1.0, max(float(rdp.compute_delta(at, total, eps)[0]) * _OUTWARD, _TINIEST)),
     )
     return _after_spending(paid, curve)
 
@@ -211,7 +252,8 @@ def renyi(paid: Sequence[Charge]) -> Curve:
 def _orders(paid: Sequence[Charge]) -> tuple[float, ...]:
     """Orders at which these charges are known best."""
     if not all(isinstance(charge.mechanism, Crowd | Personalized | SplitAndMix) for charge in paid):
-        return _ORDERS
+        sampled = sum(not isinstance(charge.sampling, Everyone) for charge in paid)
+        return _ORDERS if sampled <= _FEW else _WHOLE_ORDERS
     by_shares = any(isinstance(charge.mechanism, SplitAndMix) for charge in paid)
     return tuple(split_and_mix.ORDERS if by_shares else pairs.ORDERS)
 
@@ -227,27 +269,58 @@ def privacy_loss(paid: Sequence[Charge]) -> Curve:
     cases = math.prod(len(losses) for losses in possible)
     if cases > _MOST_CASES:
         raise NotApplicable(f"the items of a subject may be spread in {cases} ways, more than {_MOST_CASES}")
-    parts = [[one.self_compose(charge.times) for one in losses] for charge, losses in zip(paid, possible, strict=True)]
-    totals = [functools.reduce(lambda a, b: a.compose(b), case) for case in itertools.product(*parts)]
+    parts = [
+        [one.self_compose(charge.times) if charge.times > 1 else one for one in losses]
+        for charge, losses in zip(paid, possible, strict=True)
+    ]
+    totals = [_composed(case) for case in itertools.product(*parts)]
     replaced = any(
         isinstance(c.sampling, Poisson) and getattr(c.mechanism, "neighbors", None) is Neighbors.REPLACE_ONE
         for c in paid
     )
 
     def eps(delta: float) -> float:
-        return max(0.0, *(float(total.get_epsilon_for_delta(_proper(delta))) for total in totals)) * _OUTWARD
+        found = [float(total.get_epsilon_for_delta(_proper(delta))) for total in totals]
+        return math.inf if any(map(math.isnan, found)) else max(0.0, *found) * _OUTWARD
 
     def delta(eps: float) -> float:
-        return min(1.0, max(float(total.get_delta_for_epsilon(eps)) for total in totals) * _OUTWARD)
+        found = [float(total.get_delta_for_epsilon(eps)) for total in totals]
+        return 1.0 if any(map(math.isnan, found)) else min(1.0, max(0.0, *found) * _OUTWARD)
 
     theorem = _named(paid, PRIVACY_LOSS_REPLACE if replaced else PRIVACY_LOSS)
     return _after_spending(paid, Curve(theorem=theorem, eps=eps, delta=delta))
 
 
+def _composed(losses: Sequence[PrivacyLossDistribution]) -> PrivacyLossDistribution:
+    """All of them composed, in a balanced tree: most convolutions are then short."""
+    level = list(losses)
+    while len(level) > 1:
+        odd = level[-1:] if len(level) % 2 else []
+        level = [one.compose(other) for one, other in zip(level[::2], level[1::2], strict=False)] + odd
+    return level[0]
+
+
 def _grid(paid: Sequence[Charge]) -> float:
-    """One interval for all: the finest, unless subjects are among them, whose losses are slow to compute."""
-    subjects = [releases.resolution(c.mechanism) for c in paid if isinstance(c.mechanism, SampledSubject)]
-    return min(subjects) if subjects else min(releases.resolution(c.mechanism) for c in paid)
+    """One interval of losses for all.
+
+    A few different releases are composed on the finest that one of them asks for. Noisy sums over subjects, or with
+    many different noises and sampling rates, on one that resolves their mean square loss, to which a grid adds.
+    """
+    subject = any(isinstance(charge.mechanism, SampledSubject) for charge in paid)
+    if not subject and len(paid) <= _FEW:
+        return min(releases.resolution(charge.mechanism) for charge in paid)
+    squares, widest, count = 0.0, 0.0, 0
+    others = []
+    for charge in paid:
+        scale = releases.scale(charge.mechanism, charge.sampling)
+        if scale is None:
+            others.append(releases.resolution(charge.mechanism))
+        else:
+            squares += charge.times * scale.sums * scale.std**2
+            widest, count = max(widest, scale.width), count + charge.times * scale.sums
+    if not count:
+        return min(others)
+    return min([mixtures.interval_for(math.sqrt(squares / count), widest, releases=count), *others])
 
 
 def personal(paid: Sequence[Charge]) -> Curve:
@@ -256,15 +329,41 @@ def personal(paid: Sequence[Charge]) -> Curve:
         raise NotApplicable("personalised clones need equal rounds with personal budgets and no sampling of users")
     event = paid[0].mechanism
     whole = dataclasses.replace(event, coordinates=event.coordinates * paid[0].times)
+
+    def eps(delta: float) -> float:
+        return personalized.eps(whole, delta=_proper(delta)).eps
+
     return Curve(
         theorem=personalized.CLONES if whole.coordinates == 1 else personalized.CLONES_RENYI,
-        eps=lambda delta: personalized.eps(whole, delta=_proper(delta)).eps,
-        delta=_from_delta_only,
+        eps=eps,
+        delta=lambda target: (
+            min(1.0, personalized.delta(whole, eps=target)) if whole.coordinates == 1 else _delta_by_search(eps, target)
+        ),
     )
 
 
-def _from_delta_only(eps: float) -> float:
-    raise NotApplicable("this accountant goes from a delta to an eps only")
+def _delta_by_search(eps_of: Callable[[float], float], eps: float) -> float:
+    """About the smallest delta with eps_of(delta) <= eps, for a theorem that goes from a delta to an eps only.
+
+    Guarantees:
+        eps_of(result) <= eps, always: the returned point itself was evaluated; 1 if there is none.
+    """
+
+    def holds(delta: float) -> bool:
+        try:
+            return eps_of(delta) <= eps
+        except NotApplicable:
+            return False
+
+    low, high = math.log(_LEAST_DELTA), math.log(0.5)
+    if not holds(0.5):
+        return 1.0
+    if holds(_LEAST_DELTA):
+        return _LEAST_DELTA
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(math.exp(middle)) else (middle, high)
+    return math.exp(high)
 
 
 def sampled_shuffles(paid: Sequence[Charge]) -> Curve:
@@ -281,7 +380,11 @@ def sampled_shuffles(paid: Sequence[Charge]) -> Curve:
         return subsampling.optimal([subsampling.sampled(one, sampling, colluders=event.colluders)] * times, delta=delta)
 
     theorem = _named(paid, subsampling.OPTIMAL)
-    return Curve(theorem=theorem, eps=lambda delta: bound(delta).eps, delta=_from_delta_only)
+    return Curve(
+        theorem=theorem,
+        eps=lambda delta: bound(delta).eps,
+        delta=lambda eps: _delta_by_search(lambda delta: bound(delta).eps, eps),
+    )
 
 
 def pure(paid: Sequence[Charge]) -> Curve:

@@ -10,7 +10,12 @@ sensitivity, the other does not). Our events carry the sensitivity of their own 
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from dp_accounting import dp_event, privacy_accountant
@@ -36,11 +41,33 @@ from dovetail.events import (
 )
 from dovetail.statements import Neighbors, NotApplicable, Theorem
 
-__all__ = ["Sampling", "losses", "pure_eps", "renyi", "resolution", "spent_on_full", "spent_on_mixing", "theorem"]
+__all__ = [
+    "Sampling",
+    "Scale",
+    "losses",
+    "pure_eps",
+    "renyi",
+    "resolution",
+    "scale",
+    "spent_on_full",
+    "spent_on_mixing",
+    "theorem",
+]
 
 Sampling = Everyone | FixedSize | Poisson
 
+
+class Scale(NamedTuple):
+    """About the std and the width of the loss of one noisy sum, and how many sums a release has: to choose a grid."""
+
+    std: float
+    width: float
+    sums: int
+
+
 _INTERVAL = 1e-4
+_LARGEST_MU = 1000.0  # beyond, eps is in the hundreds of thousands, and losses are too many to tell apart
+_FINE = 4 * _INTERVAL  # losses on finer grids are large, and few of them are kept
 _ADD_REMOVE = privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE = privacy_accountant.NeighboringRelation.REPLACE_ONE
 
@@ -60,7 +87,7 @@ def theorem(mechanism: Mechanism) -> Theorem | None:
     return None
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=2048)
 def renyi(mechanism: Mechanism, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
     """Renyi divergence of one release at every order; noise multipliers are std over the event's own sensitivity."""
     match mechanism, sampling:
@@ -91,11 +118,24 @@ def _dp_accounting_renyi(
     event: dp_event.DpEvent, relation: privacy_accountant.NeighboringRelation, orders: tuple[float, ...]
 ) -> np.ndarray:
     accountant = rdp.RdpAccountant(orders=orders, neighboring_relation=relation)
-    return np.asarray(accountant.compose(event).rdp)
+    with _quietly():
+        return np.asarray(accountant.compose(event).rdp)
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without a warning for every order that is left out, which costs tightness and nothing else."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def resolution(mechanism: Mechanism) -> float:
-    """The interval of privacy losses that this release should be composed on."""
+    """The interval of privacy losses that this release should be composed on; of a `scale`, the finest that pays."""
     match mechanism:
         case Shuffled() | PaddedBernoulli() | PaddedTopk():
             return pairs.resolution(mechanism)
@@ -107,13 +147,31 @@ def resolution(mechanism: Mechanism) -> float:
     return _INTERVAL
 
 
-@functools.lru_cache(maxsize=64)
+def scale(mechanism: Mechanism, sampling: Sampling) -> Scale | None:
+    """The scale of a noisy sum; None for other releases."""
+    match mechanism:
+        case SampledSubject():
+            std, width = subjects.scale(mechanism)
+            return Scale(std=std, width=width, sums=mechanism.steps)
+        case Gaussian(std=noise) if noise > 0:
+            mu = mechanism.mu
+            prob = sampling.prob if isinstance(sampling, Poisson) else 1.0
+            std = mu if prob == 1 else min(mu, prob * math.sqrt(math.expm1(min(mu * mu, 100.0))))
+            return Scale(std=std, width=mu * mu + 20 * mu, sums=1)
+    _refuse_non_private(mechanism)
+    return None
+
+
 def losses(mechanism: Mechanism, sampling: Sampling, interval: float) -> tuple[pld.PrivacyLossDistribution, ...]:
     """The privacy loss of one release on multiples of `interval`.
 
     Several, where it depends on something fixed but unknown about the victim (how a subject's items are spread over
     users): the loss of any number of such releases is the composition of one of them.
     """
+    return (_fine_losses if interval < _FINE else _coarse_losses)(mechanism, sampling, interval)
+
+
+def _losses(mechanism: Mechanism, sampling: Sampling, interval: float) -> tuple[pld.PrivacyLossDistribution, ...]:
     match mechanism, sampling:
         case Laplace(), Everyone():
             one = pld.from_laplace_mechanism(
@@ -124,7 +182,7 @@ def losses(mechanism: Mechanism, sampling: Sampling, interval: float) -> tuple[p
             return (pairs.loss(mechanism, interval=interval),)
         case SampledSubject(), Everyone():
             return subjects.losses(mechanism, interval=interval)
-        case Gaussian(std=std), _ if std > 0 and not isinstance(sampling, FixedSize):
+        case Gaussian(std=std), _ if 0 < mechanism.mu <= _LARGEST_MU and not isinstance(sampling, FixedSize):
             prob = sampling.prob if isinstance(sampling, Poisson) else 1.0
             if mechanism.neighbors is Neighbors.ADD_REMOVE:
                 reach, relation = mechanism.sensitivity, _ADD_REMOVE
@@ -139,6 +197,10 @@ def losses(mechanism: Mechanism, sampling: Sampling, interval: float) -> tuple[p
             )
             return (one,)
     raise NotApplicable(f"no privacy-loss distribution here for {_describe(mechanism, sampling)}")
+
+
+_fine_losses = functools.lru_cache(maxsize=64)(_losses)
+_coarse_losses = functools.lru_cache(maxsize=1024)(_losses)
 
 
 def pure_eps(mechanism: Mechanism) -> float:

@@ -2,7 +2,8 @@
 
 - `fedsgd`: the negative gradient of its mean loss;
 - `fedavg`: where `epochs` passes of SGD over batches of `batch` records lead (McMahan et al. 2017);
-- `fedprox`: the same with the proximal term mu/2 |w - w_0|^2 in the loss (Li et al. 2020).
+- `fedprox`: the same with the proximal term mu/2 |w - w_0|^2 in the loss (Li et al. 2020);
+- private steps: each record's gradient clipped, the batch's sum noised, then a step (DP-SGD, Abadi et al. 2016).
 
 Records are visited in one random order a round, the same in each of its local epochs. The last batch may be smaller;
 its mean is over the records it has.
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 
 from dovetail import _validate
 
-__all__ = ["ClientUpdate", "Logits", "cross_entropy", "local_update", "visiting_order"]
+__all__ = ["ClientUpdate", "Logits", "cross_entropy", "local_update", "private_update", "visiting_order"]
 
 Logits = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -116,3 +117,24 @@ def local_update(settings: ClientUpdate, logits: Logits) -> Callable[..., jax.Ar
         return final - params
 
     return descend if settings.local else fedsgd
+
+
+def private_update(
+    clipped_sum: Callable[[jax.Array, jax.Array], jax.Array], *, learning_rate: float, batch: float, std: float
+) -> Callable[..., jax.Array]:
+    """The update function of a client that takes noisy steps: (params, rows, noise_scale, key) -> a vector like params.
+
+    `clipped_sum(params, rows)` is the sum of the clipped gradients of the records in `rows`, of which there are as many
+    rows as steps. A step moves by the noised sum over `batch`, a public constant.
+    """
+
+    def update(params: jax.Array, rows: jax.Array, noise_scale: jax.Array, key: jax.Array) -> jax.Array:
+        def step(current: jax.Array, data: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+            row, scale, step_key = data
+            noise = std * scale * jax.random.normal(step_key, current.shape, current.dtype)
+            return current - learning_rate / batch * (clipped_sum(current, row) + noise), None
+
+        final, _ = jax.lax.scan(step, params, (rows, noise_scale, jax.random.split(key, len(rows))))
+        return final - params
+
+    return update

@@ -6,7 +6,8 @@
 - `everyone`.
 
 Each round's draw depends on the seed and the round alone, so a resumed run sees the same cohorts. Users that were drawn
-drop out independently with probability `dropout`.
+drop out independently with probability `dropout`. Samples may change in size from round to round (`sizes`), and the
+noise with them (`noise_scales`): both are public.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ class Schedule:
     min_size: int = 0
     colluders: int = 0
     dropout: float = 0.0
+    sizes: tuple[int, ...] = ()
+    noise_scales: tuple[float, ...] = ()
+    records: int | None = None
 
     def __post_init__(self) -> None:
         _validate.one_of(KINDS, kind=self.kind)
@@ -52,6 +56,26 @@ class Schedule:
         if self.kind == "everyone" and self.size != self.population:
             raise ValueError(f"expected size = {self.population} with kind='everyone', got size={self.size}")
         _validate.in_interval(0, self.size, min_size=self.min_size)
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        if not self.sizes:
+            return
+        if self.kind not in ("fixed", "poisson"):
+            raise ValueError(f"expected one cohort size with kind={self.kind!r}, got a schedule of sizes")
+        if len(self.sizes) < self.rounds:
+            raise ValueError(f"expected a size for each of the {self.rounds} rounds, got {len(self.sizes)} sizes")
+        for size in self.sizes:
+            _validate.integer(size=size)
+            _validate.in_interval(1, self.population, size=size)
+
+    def size_of(self, index: int) -> int:
+        """How many users a round is planned for."""
+        return self.sizes[index] if self.sizes else self.size
+
+    def noise_scale_of(self, index: int) -> float:
+        """A round's noise over the protocol's own."""
+        return self.noise_scales[index] if self.noise_scales else 1.0
 
     @property
     def rounds_per_epoch(self) -> int:
@@ -61,27 +85,34 @@ class Schedule:
     @property
     def capacity(self) -> int:
         """As many users as a round is prepared for; a larger Poisson draw (probability below 1e-14) only costs time."""
+        size = max(self.sizes, default=self.size)
         if self.kind != "poisson":
-            return self.size
-        prob = self.size / self.population
-        return min(self.population, int(self.size + 8 * np.sqrt(self.size * (1 - prob)) + 8))
+            return size
+        prob = size / self.population
+        return min(self.population, int(size + 8 * np.sqrt(size * (1 - prob)) + 8))
 
     def cohort(self, index: int) -> Cohort:
         """What is public about the participants of a round."""
         return Cohort(
-            participation=self._participation(index), size=self.size, min_size=self.min_size, colluders=self.colluders
+            participation=self._participation(index),
+            size=self.size_of(index),
+            min_size=self.min_size,
+            colluders=self.colluders,
+            noise_scale=self.noise_scale_of(index),
+            records=self.records,
         )
 
     def draw(self, index: int) -> np.ndarray:
         """The users of a round, ascending."""
         rng = np.random.default_rng((self.seed, index, _DRAW))
+        size = self.size_of(index)
         match self.kind:
             case "everyone":
                 users = np.arange(self.population)
             case "fixed":
-                users = rng.choice(self.population, self.size, replace=False)
+                users = rng.choice(self.population, size, replace=False)
             case "poisson":
-                users = np.flatnonzero(rng.random(self.population) < self.size / self.population)
+                users = np.flatnonzero(rng.random(self.population) < size / self.population)
             case "disjoint":
                 epoch, batch = divmod(index, self.rounds_per_epoch)
                 order = np.random.default_rng((self.seed, epoch, _DRAW)).permutation(self.population)
@@ -96,7 +127,7 @@ class Schedule:
             case "disjoint":
                 return Disjoint(epoch=index // self.rounds_per_epoch)
             case "fixed":
-                return FixedSize(size=self.size, population=self.population)
+                return FixedSize(size=self.size_of(index), population=self.population)
             case "poisson":
-                return Poisson(prob=self.size / self.population)
+                return Poisson(prob=self.size_of(index) / self.population)
         return Everyone()

@@ -81,7 +81,7 @@ class Gaussian(LocalRandomizer):
         )
 
 
-def clip_l2(x: Any, clip_norm: float) -> Any:
+def clip_l2(x: Any, clip_norm: Any) -> Any:
     """The last axis scaled down to norm clip_norm where it is longer (NumPy in, NumPy out; JAX in, JAX out).
 
     Guarantees:
@@ -97,7 +97,7 @@ def clip_l2(x: Any, clip_norm: float) -> Any:
     return xp.where(kept, xp.where(kept, x, 0) * factor, 0)
 
 
-def clip_factor(norm: Any, clip_norm: float) -> Any:
+def clip_factor(norm: Any, clip_norm: Any) -> Any:
     """The factor by which `clip_l2` scales a vector of this norm: for sums of vectors never formed one by one.
 
     Guarantees:

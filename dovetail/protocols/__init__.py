@@ -10,9 +10,11 @@ from dovetail import _validate
 from dovetail.protocols._base import Cohort, Protocol
 from dovetail.protocols.apes import Apes
 from dovetail.protocols.binary_sum import BinarySum
+from dovetail.protocols.central_sub import CentralSub
 from dovetail.protocols.dp_fl import DpFl
 from dovetail.protocols.fedavg import FedAvg
 from dovetail.protocols.ldp_fl import LdpFl
+from dovetail.protocols.local_sub import LocalSub
 from dovetail.protocols.pldp import LdpMin, Pldp, Unis
 from dovetail.protocols.privunit import PrivUnit
 from dovetail.protocols.real_sum import RealSum
@@ -25,10 +27,13 @@ from dovetail.protocols.ss_topk import SsTopk
 __all__ = ["PROTOCOLS", "Cohort", "Protocol", "build", "requires"]
 
 _CURATOR_AND_LOCAL = (FedAvg, DpFl, LdpFl)
+_ITEMS = (CentralSub, LocalSub)
 _SHUFFLED = (SsSimple, SsDouble, SsTopk, PrivUnit, SplitAndMix)
 _PERSONAL = (Apes, SApes, Unis, Pldp, LdpMin)
 _SUMS = (BinarySum, RealSum)
-PROTOCOLS: dict[str, type[Protocol]] = {cls.name: cls for cls in (*_CURATOR_AND_LOCAL, *_SHUFFLED, *_PERSONAL, *_SUMS)}
+PROTOCOLS: dict[str, type[Protocol]] = {
+    cls.name: cls for cls in (*_CURATOR_AND_LOCAL, *_ITEMS, *_SHUFFLED, *_PERSONAL, *_SUMS)
+}
 
 
 def requires(name: str, key: str) -> bool:

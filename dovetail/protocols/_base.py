@@ -9,20 +9,23 @@ have defaults that follow the messages; a protocol that overrides them says whet
 same keys, or one of the same law.
 
 A protocol is a frozen dataclass of Python numbers: hashable, static under jit. `settle` fills in what follows from the
-cohort and the dimension. Whatever changes from round to round is its public state, a pytree.
+cohort and the dimension. Whatever changes from round to round is its public state, a pytree; `prepare` brings it up to
+date before a round.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, ClassVar, Self
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, Self
 
 import jax
 import jax.numpy as jnp
 
 from dovetail import _validate
 from dovetail.events import Mechanism, Participation, View
+from dovetail.mechanisms.gaussian import clip_factor
 from dovetail.shufflers import Layout, Reports, Shuffled, deliver, masked
 from dovetail.statements import Neighbors, Scope, Trust, Unit
 
@@ -35,19 +38,23 @@ class Cohort:
 
     `size` is the planned number of users and the largest that is let in; noised sums are divided by it and never by the
     realised number. Rounds with fewer than `min_size` users release nothing. Up to `colluders` of the users are the
-    adversary's own.
+    adversary's own. `noise_scale` is this round's noise over the protocol's own (a schedule). `records` is the public
+    number of records of the whole federation, where records and not users are drawn.
     """
 
     participation: Participation
     size: int
     min_size: int = 0
     colluders: int = 0
+    noise_scale: float = 1.0
+    records: int | None = None
 
     def __post_init__(self) -> None:
         _validate.integer(size=self.size, min_size=self.min_size, colluders=self.colluders)
         _validate.at_least(1, size=self.size)
         _validate.in_interval(0, self.size, min_size=self.min_size)
         _validate.non_negative(colluders=self.colluders)
+        _validate.positive(noise_scale=self.noise_scale)
 
     def crowd(self) -> int:
         """The number of users that a shuffled round is sure to have: its enforced minimum."""
@@ -74,6 +81,9 @@ class Protocol(abc.ABC):
 
     name: ClassVar[str]
     shuffled: ClassVar[bool] = False  # whether reports hide in a crowd, which then must not be smaller than planned
+    relation: ClassVar[Neighbors] = Neighbors.REPLACE_ONE  # what it is quoted under
+    resizable: ClassVar[bool] = False  # whether rounds may be of different sizes
+    claimed_for: ClassVar[Literal["round", "training"]] = "round"  # what the claim of its paper is about
 
     @property
     def noise_field(self) -> str | None:
@@ -103,6 +113,26 @@ class Protocol(abc.ABC):
     def init(self, dim: int) -> Any:
         """The public state before the first round."""
         return ()
+
+    def noise_scales(self, sizes: Sequence[int]) -> tuple[float, ...]:
+        """Each round's noise over the protocol's own, for rounds of these sizes; refuses sizes it cannot account."""
+        if not self.resizable and len(set(sizes)) > 1:
+            raise ValueError(f"expected rounds of one size under {self.name!r}, got {min(sizes)} to {max(sizes)} users")
+        return (1.0,) * len(sizes)
+
+    @property
+    def private_steps(self) -> int:
+        """Noisy steps that a user takes on its own records in a round, each record's gradient clipped; 0: none."""
+        return 0
+
+    @property
+    def measured(self) -> bool:
+        """Whether `prepare` wants the norms of all updates of a round."""
+        return False
+
+    def prepare(self, state: Any, *, noise_scale: jax.Array, norms: jax.Array | None = None) -> Any:
+        """The state for this round, before anyone randomizes; `norms` (NaN where nobody is) if `measured`."""
+        return state
 
     @property
     def budgets(self) -> tuple[float, ...] | None:
@@ -151,13 +181,18 @@ class Protocol(abc.ABC):
         """Fast path: the tally of all that was collected, with what is drawn once a round."""
         return collected
 
-    def scaling(self, norm: jax.Array) -> jax.Array | None:
+    def clipped_to(self, state: Any) -> Any | None:
+        """The L2 norm that `randomize` scales updates down to, if that is all it does to their mean."""
+        return None
+
+    def scaling(self, norm: jax.Array, state: Any) -> jax.Array | None:
         """The factor by which `randomize` shrinks an update of this L2 norm, if that is all it does to its mean.
 
         A protocol that answers lets the engine add up updates that were never formed one by one; `tally_of_sum` then
         gives the tally for their scaled sum.
         """
-        return None
+        clip_norm = self.clipped_to(state)
+        return None if clip_norm is None else clip_factor(norm, clip_norm)
 
     def tally_of_sum(self, total: jax.Array, count: jax.Array, *, key: jax.Array) -> Any:
         """The tally of `count` clients whose scaled updates add up to `total`: equal in distribution to `tally`."""

@@ -1,27 +1,50 @@
 """DP-FL: a trusted curator clips, adds up, and adds Gaussian noise (Geyer et al. 2017; McMahan et al. 2018).
 
-Each update is scaled to L2 norm at most `clip_norm`; the server adds N(0, (noise_multiplier * clip_norm)^2) to every
-coordinate of the sum and divides by the planned cohort size, a public constant.
+Each update is scaled to L2 norm at most S; the server adds N(0, (noise_multiplier * S)^2) to every coordinate of the
+sum and divides by the planned cohort size, a public constant. S is
+
+- `fixed`: `clip_norm` in every round;
+- `adaptive`: it starts at `clip_norm` and follows a quantile of the updates' norms, learned from a noised count of the
+  users below it (Andrew, Thakkar, McMahan, Ramaswamy 2021): the count is released beside the sum, and accounted;
+- `median`: the median of the round's own norms, un-noised (Geyer Alg. 1). The noise scale then tells the median, so
+  nothing is promised; it is here to reproduce the paper.
+
+`schedule` changes the noise over the rounds: `constant`, `linear` up to `schedule_end` times the first round's, `held`
+(sigma_t^2 / m_t stays what it was in the first round), or a list of factors.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dovetail import _validate
-from dovetail.events import FixedSize, Gaussian, Poisson, Round, View
-from dovetail.mechanisms.gaussian import clip_factor, clip_l2
+from dovetail.events import FixedSize, Gaussian, Mechanism, NonPrivate, Poisson, Round, View
+from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.protocols._base import Cohort, Protocol
 from dovetail.shufflers import Layout, Reports
 from dovetail.statements import Neighbors, Scope, Trust, Unit
 
-__all__ = ["DpFl"]
+__all__ = ["Clipping", "DpFl"]
 
 _REMOVAL = "a user that is removed stays on the public roster and contributes nothing"
+_LEAKS = "the noise is scaled to the un-noised median of the updates' norms, and so tells it"
+_SHARE_OF_COUNT = 20  # the count of users below the clip norm gets noise of size / 20, which costs little
+
+_FARTHEST = 1e6  # an adaptive clip norm stays within this factor of the first
+
+
+class Clipping(NamedTuple):
+    """The state of a round: where updates are clipped, and the noise over the protocol's own."""
+
+    clip_norm: jax.Array
+    noise_scale: jax.Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,19 +52,49 @@ class DpFl(Protocol):
     """Client-level differential privacy with a trusted curator.
 
     Guarantees:
-        The released sum has sensitivity `clip_norm` (add-remove) or twice that (replace-one), whatever clients send.
-        The noise does not depend on who took part.
+        The released sum has sensitivity S (add-remove) or 2 S (replace-one), whatever clients send.
+        The noise does not depend on who took part, unless S is the median.
+        `noise_multiplier` is that of the update; what the adaptive count costs is added in the event.
     """
 
     name: ClassVar[str] = "dp_fl"
+    resizable: ClassVar[bool] = True
+    claimed_for: ClassVar[Literal["round", "training"]] = "training"
 
-    clip_norm: float
+    clip: float | Literal["fixed", "adaptive", "median"] = "fixed"
+    clip_norm: float | None = None
     noise_multiplier: float | None = None
+    quantile: float = 0.5
+    clip_rate: float = 0.2
+    std_count: float | None = None
+    schedule: Literal["constant", "linear", "held"] | tuple[float, ...] = "constant"
+    schedule_end: float = 1.0
 
     def __post_init__(self) -> None:
-        _validate.positive(clip_norm=self.clip_norm)
-        if self.noise_multiplier is not None:
-            _validate.positive(noise_multiplier=self.noise_multiplier)
+        if not isinstance(self.clip, str):
+            if self.clip_norm is not None and self.clip_norm != self.clip:
+                raise ValueError(f"expected one clip norm, got clip={self.clip} and clip_norm={self.clip_norm}")
+            _validate.positive(clip=self.clip)
+            object.__setattr__(self, "clip_norm", float(self.clip))
+            object.__setattr__(self, "clip", "fixed")
+        _validate.one_of(("fixed", "adaptive", "median"), clip=self.clip)
+        if self.clip_norm is None and self.clip == "fixed":
+            raise ValueError("expected protocol.clip_norm for 'dp_fl', got none")
+        _validate.positive(clip_norm=self.first_clip_norm, clip_rate=self.clip_rate, schedule_end=self.schedule_end)
+        _validate.in_open_interval(0, 1, quantile=self.quantile)
+        for name in ("noise_multiplier", "std_count"):
+            if getattr(self, name) is not None:
+                _validate.positive(**{name: getattr(self, name)})
+        if self.std_count is not None and self.clip != "adaptive":
+            raise ValueError(f"expected std_count with clip = 'adaptive' only, got clip={self.clip!r}")
+        if isinstance(self.schedule, list | tuple):
+            for factor in self.schedule:
+                _validate.positive(schedule=factor)
+            object.__setattr__(self, "schedule", tuple(float(factor) for factor in self.schedule))
+        else:
+            _validate.one_of(("constant", "linear", "held"), schedule=self.schedule)
+        if self.schedule_end != 1 and self.schedule != "linear":
+            raise ValueError(f"expected schedule_end with schedule = 'linear' only, got schedule={self.schedule!r}")
 
     @property
     def noise_field(self) -> str:
@@ -49,33 +102,100 @@ class DpFl(Protocol):
         return "noise_multiplier"
 
     @property
+    def first_clip_norm(self) -> float:
+        """The clip norm before the first round."""
+        return 1.0 if self.clip_norm is None else self.clip_norm
+
+    @property
     def std(self) -> float:
-        """Standard deviation of the noise on each coordinate of the sum."""
+        """Standard deviation of the noise on each coordinate of the sum, at the first clip norm and noise scale 1."""
+        return self._multiplier * self.first_clip_norm
+
+    @property
+    def _multiplier(self) -> float:
         if self.noise_multiplier is None:
             raise ValueError("expected noise_multiplier to be set or calibrated, got noise_multiplier=None")
-        return self.noise_multiplier * self.clip_norm
+        return self.noise_multiplier
+
+    def settle(self, cohort: Cohort, dim: int) -> Self:
+        """The noise on the adaptive count, which is never most of the cost: any target can be met by more noise."""
+        if self.clip != "adaptive" or self.std_count is not None:
+            return self
+        least = max(1.0, self.noise_multiplier or 0.0)
+        return dataclasses.replace(self, std_count=max(least, cohort.size / _SHARE_OF_COUNT))
+
+    def noise_scales(self, sizes: Sequence[int]) -> tuple[float, ...]:
+        """The schedule's factors for rounds of these sizes."""
+        match self.schedule:
+            case "held":
+                return tuple(math.sqrt(size / sizes[0]) for size in sizes)
+            case "linear":
+                return tuple(np.linspace(1.0, self.schedule_end, len(sizes)).tolist())
+            case tuple():
+                if len(self.schedule) < len(sizes):
+                    raise ValueError(
+                        f"expected a schedule of at least {len(sizes)} rounds, got {len(self.schedule)} factors"
+                    )
+                return self.schedule[: len(sizes)]
+        return (1.0,) * len(sizes)
 
     def layout(self, dim: int) -> Layout:
-        """Every client reports every coordinate to the curator."""
-        return Layout(slots=dim, reports_per_client=dim, shufflers=0)
+        """Every client reports every coordinate to the curator, and whether it is below an adaptive clip norm."""
+        reports = dim + (self.clip == "adaptive")
+        return Layout(slots=reports, reports_per_client=reports, shufflers=0)
 
-    def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
+    def init(self, dim: int) -> Clipping:
+        """The first clip norm."""
+        return Clipping(jnp.float32(self.first_clip_norm), jnp.float32(1.0))
+
+    @property
+    def measured(self) -> bool:
+        """For the median."""
+        return self.clip == "median"
+
+    def prepare(self, state: Clipping, *, noise_scale: jax.Array, norms: jax.Array | None = None) -> Clipping:
+        """This round's noise scale, and its median norm if that is what updates are clipped to."""
+        if norms is None:
+            return state._replace(noise_scale=noise_scale)
+        median = jnp.nanmedian(jnp.where(jnp.isfinite(norms), norms, jnp.nan))
+        usable = jnp.isfinite(median) & (median > 0)
+        return Clipping(jnp.where(usable, median, state.clip_norm), noise_scale)
+
+    def randomize(self, x: jax.Array, state: Clipping, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
         """The clipped update; the curator adds the noise."""
-        return Reports(slot=None, value=clip_l2(x, self.clip_norm), valid=jnp.ones(()))
+        value = clip_l2(x, state.clip_norm)
+        if self.clip == "adaptive":
+            norm = jnp.linalg.norm(x / state.clip_norm)  # NaN counts as above
+            value = jnp.append(value, jnp.where(norm <= 1, 0.5, -0.5).astype(value.dtype))
+        return Reports(slot=None, value=value, valid=jnp.ones(()))
 
-    def estimate(self, tally: jax.Array, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
-        """The noised sum over the planned size."""
-        noise = self.std * jax.random.normal(key, tally.shape, tally.dtype)
-        return (tally + noise) / size, state
+    def estimate(self, tally: jax.Array, size: int, state: Clipping, *, key: jax.Array) -> tuple[jax.Array, Clipping]:
+        """The noised sum over the planned size; the adaptive clip norm moves with the noised count."""
+        total = tally[:-1] if self.clip == "adaptive" else tally
+        key, key_count = jax.random.split(key) if self.clip == "adaptive" else (key, key)
+        std = self._multiplier * state.clip_norm * state.noise_scale
+        noised = total + std * jax.random.normal(key, total.shape, total.dtype)
+        if self.clip == "adaptive":
+            noise = self._std_count * jax.random.normal(key_count, (), total.dtype)
+            below = 0.5 + (tally[-1] + noise) / size
+            moved = state.clip_norm * jnp.exp(-self.clip_rate * (jnp.clip(below, 0, 1) - self.quantile))
+            farthest = self.first_clip_norm * _FARTHEST
+            state = state._replace(clip_norm=jnp.clip(moved, self.first_clip_norm / _FARTHEST, farthest))
+        return noised / size, state
+
+    @property
+    def _std_count(self) -> float:
+        if self.std_count is None:
+            raise ValueError("expected std_count to be given or settled, got std_count=None")
+        return self.std_count
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
-        """One Gaussian release of the clipped sum."""
+        """One Gaussian release of the clipped sum, and of the count beside it."""
         if isinstance(cohort.participation, Poisson | FixedSize) and cohort.min_size > 0:
             raise ValueError(
                 "expected min_size = 0 where the sample is secret (a withheld round would tell of who was drawn), "
                 f"got min_size={cohort.min_size}"
             )
-        sensitivity = self.clip_norm * (2 if neighbors is Neighbors.REPLACE_ONE else 1)
         scope = Scope(
             trust=Trust.CURATOR,
             adversary="observer of every model",
@@ -85,15 +205,44 @@ class DpFl(Protocol):
                 "the curator clips, adds the noise and keeps the updates to itself",
                 "who drops out does not depend on the data",
                 *((_REMOVAL,) if neighbors is Neighbors.ADD_REMOVE else ()),
+                *self._cost_of_count(),
             ),
         )
-        mechanism = Gaussian(std=self.std, sensitivity=sensitivity, neighbors=neighbors)
-        return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)
+        return View(
+            round=Round(mechanism=self._mechanism(cohort, neighbors), participation=cohort.participation), scope=scope
+        )
+
+    def _mechanism(self, cohort: Cohort, neighbors: Neighbors) -> Mechanism:
+        if self.clip == "median":
+            return NonPrivate(reason=_LEAKS)
+        return self._gaussian(cohort.noise_scale, neighbors)
+
+    def _gaussian(self, noise_scale: float, neighbors: Neighbors) -> Gaussian:
+        """In units in which sum and count have the same noise: a user moves the count, less 1/2 each, by 1/2 or 1."""
+        std, reach = self.std * noise_scale, self.first_clip_norm
+        if self.clip == "adaptive":
+            reach = math.hypot(reach, 0.5 * std / self._std_count) * (1 + 1e-15)
+        return Gaussian(
+            std=std, sensitivity=reach * (2 if neighbors is Neighbors.REPLACE_ONE else 1), neighbors=neighbors
+        )
+
+    def _cost_of_count(self) -> tuple[str, ...]:
+        if self.clip != "adaptive" or self.std_count is None or self.noise_multiplier is None:
+            return ()
+        share = 1 / (1 + (2 * self.std_count / self.noise_multiplier) ** 2)
+        return (f"the clip norm follows noised counts, whose {share:.2%} of the first round's mu^2 is included",)
+
+    def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]] | None:
+        """Geyer's accountant counts rounds on a sample as Gaussian noise on the clipped sum, however it was clipped."""
+        if not isinstance(cohort.participation, Poisson | FixedSize):
+            return None
+        clip = "median" if self.clip == "median" else "fixed"
+        return self._gaussian(cohort.noise_scale, Neighbors.ADD_REMOVE), {"clip": clip}
 
     def noise_std(self, size: int, dim: int) -> float:
-        """The curator's noise over the size."""
+        """The curator's noise over the size, at the first clip norm."""
         return self.std / size
 
-    def scaling(self, norm: jax.Array) -> jax.Array:
-        """min(1, clip_norm / norm)."""
-        return clip_factor(norm, self.clip_norm)
+    def clipped_to(self, state: Clipping) -> jax.Array | None:
+        """S; not where the count must be known too."""
+        return None if self.clip == "adaptive" else state.clip_norm

@@ -24,6 +24,7 @@ class FedAvg(Protocol):
     """Non-private federated averaging."""
 
     name: ClassVar[str] = "fedavg"
+    resizable: ClassVar[bool] = True
 
     def layout(self, dim: int) -> Layout:
         """Every client reports every coordinate to the server."""
@@ -47,6 +48,6 @@ class FedAvg(Protocol):
         """None."""
         return 0.0
 
-    def scaling(self, norm: jax.Array) -> jax.Array:
+    def scaling(self, norm: jax.Array, state: Any) -> jax.Array:
         """Updates are summed as they are."""
         return jnp.ones_like(norm)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from dovetail import _validate, events
 from dovetail.events import Disjoint, Everyone, Round, View
-from dovetail.mechanisms.gaussian import Gaussian, clip_factor
+from dovetail.mechanisms.gaussian import Gaussian
 from dovetail.mechanisms.laplace import Laplace
 from dovetail.protocols._base import Cohort, Protocol, local_scope
 from dovetail.shufflers import Layout, Reports
@@ -37,6 +37,7 @@ class LdpFl(Protocol):
     """
 
     name: ClassVar[str] = "ldp_fl"
+    resizable: ClassVar[bool] = True
 
     randomizer: Literal["gaussian", "laplace"] = "gaussian"
     clip_norm: float | None = None
@@ -104,9 +105,9 @@ class LdpFl(Protocol):
         local = self.local
         return (local.std if isinstance(local, Gaussian) else local.scale * math.sqrt(2)) / math.sqrt(size)
 
-    def scaling(self, norm: jax.Array) -> jax.Array | None:
+    def clipped_to(self, state: Any) -> float | None:
         """L2 clipping is a scaling; clipping each coordinate is not."""
-        return None if self.clip_norm is None else clip_factor(norm, self.clip_norm)
+        return self.clip_norm
 
     def tally_of_sum(self, total: jax.Array, count: jax.Array, *, key: jax.Array) -> jax.Array:
         """The sum of `count` independent Gaussian noises is one Gaussian of `count` times the variance."""

@@ -22,7 +22,6 @@ import jax.numpy as jnp
 from dovetail import _validate, events
 from dovetail.events import Round, View
 from dovetail.mechanisms import skellam
-from dovetail.mechanisms.gaussian import clip_factor
 from dovetail.protocols._base import Cohort, Protocol
 from dovetail.shufflers import Layout, Reports, Shuffled
 from dovetail.statements import Neighbors, Scope, Trust, Unit
@@ -179,9 +178,9 @@ class SplitAndMix(Protocol):
         noise = skellam.skellam(self.noise_part, collected.residues.shape, key=key, times=collected.users)
         return collected.residues + skellam.words(noise)
 
-    def scaling(self, norm: jax.Array) -> jax.Array:
-        """min(1, clip_norm / norm)."""
-        return clip_factor(norm, self.clip_norm)
+    def clipped_to(self, state: Any) -> float:
+        """The clip norm; what is rounded is rounded without bias."""
+        return self.clip_norm
 
     def tally_of_sum(self, total: jax.Array, count: jax.Array, *, key: jax.Array) -> jax.Array:
         """The scaled sum with the noise of all clients, and a Gaussian for their rounding errors."""

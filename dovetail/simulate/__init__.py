@@ -1,5 +1,5 @@
 """The engine: the only jit, vmap and sharding over clients."""
 
-from dovetail.simulate.engine import Engine, Performance, Training
+from dovetail.simulate.engine import Diagnostics, Engine, Items, Performance, Training
 
-__all__ = ["Engine", "Performance", "Training"]
+__all__ = ["Diagnostics", "Engine", "Items", "Performance", "Training"]

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from dovetail.federated.client import ClientUpdate
 
-__all__ = ["Chunk", "scaled_sum", "worthwhile"]
+__all__ = ["Chunk", "Scaling", "lengths", "scaled_sum", "worthwhile"]
 
 _MAX_STEPS = 64
 
@@ -62,12 +62,13 @@ def _one_record(
     inputs = chunk.inputs[:, 0]
     start = _logits(weights, constant, chunk.inputs)
     square = jnp.sum(inputs * inputs, axis=1) + constant**2
+    reach = jnp.hypot(lengths(inputs), constant)
     rows = jnp.zeros_like(start)
     for step in _steps(chunk, settings, weights.shape[1]):
         residual = step.residual(start - square[:, None, None] * rows if step.later else start)
         rows = (step.keep * rows if settings.mu else rows) + residual
     rows = rows[:, 0]
-    scaled = _times(rows, scaling(jnp.sqrt(square * jnp.sum(rows * rows, axis=1))))
+    scaled = _times(rows, scaling(reach * lengths(rows)))
     product = jnp.matmul(scaled.T, inputs, precision=jax.lax.Precision.HIGHEST)
     return -jnp.concatenate([product.T, constant * scaled.sum(axis=0, keepdims=True)])
 
@@ -89,6 +90,17 @@ def _explicit(weights: jax.Array, constant: float, chunk: Chunk, settings: Clien
         bias = bias - constant * residual.sum(axis=1)
     scale = scaling(jnp.sqrt(jnp.sum(slopes**2, axis=(1, 2)) + jnp.sum(bias**2, axis=1)))
     return jnp.concatenate([_times(slopes, scale).sum(axis=0), _times(bias, scale).sum(axis=0)[:, None]], axis=1).T
+
+
+def lengths(rows: jax.Array) -> jax.Array:
+    """The norm of each row, without its square, which may over- or underflow where a product of norms does not.
+
+    Guarantees:
+        Right up to rounding wherever it is a normal number, whatever the rows; infinite or NaN rows give no finite one.
+    """
+    largest = jnp.max(jnp.abs(rows), axis=1, keepdims=True)
+    unit = jnp.clip(largest, 2.0**-126, 2.0**126)  # its inverse is a normal number: smaller ones count as zero
+    return unit[:, 0] * jnp.sqrt(jnp.sum((rows / unit) ** 2, axis=1))
 
 
 class _Step(NamedTuple):

@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 
 from dovetail import _validate
-from dovetail.tasks import digits, fashion_mnist, mnist, qmnist
+from dovetail.tasks import digits, fashion_mnist, mnist, mnist_writers, qmnist
 from dovetail.tasks._base import Clients, Dataset, LoadData, Model, Task
 
 __all__ = ["TASKS", "Clients", "Dataset", "LoadData", "Model", "Task", "resolve"]
 
-TASKS: dict[str, Task] = {task.name: task for task in (digits.TASK, fashion_mnist.TASK, mnist.TASK, qmnist.TASK)}
+TASKS: dict[str, Task] = {
+    task.name: task for task in (digits.TASK, fashion_mnist.TASK, mnist.TASK, mnist_writers.TASK, qmnist.TASK)
+}
 
 
 def resolve(task: str | Task) -> Task:

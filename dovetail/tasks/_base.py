@@ -1,7 +1,8 @@
 """What a task is: data, a model for it, and how the two are judged.
 
-A `Dataset` holds records as NumPy arrays, a `Clients` table says which records belong to which client, a `Model` maps
-parameters and inputs to logits. Records are stored once, whatever the number of clients: a client is a row of indices.
+A `Dataset` holds records as NumPy arrays and, where that is known, whom each is about; a `Clients` table says which
+records belong to which client, a `Model` maps parameters and inputs to logits. Records are stored once, whatever the
+number of clients: a client is a row of indices.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Dataset:
     """Labelled records for training and testing.
 
     `inputs` is uint8 (read as value / 255) or float32, first axis the record; labels are int32 in [0, num_classes).
+    `subjects`, int32 and >= 0, says whom each training record is about; None where nobody knows.
     """
 
     inputs: np.ndarray
@@ -31,6 +33,7 @@ class Dataset:
     test_inputs: np.ndarray
     test_labels: np.ndarray
     num_classes: int
+    subjects: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for part, inputs, labels in (
@@ -44,11 +47,26 @@ class Dataset:
                     f"expected labels of {part} in [0, {self.num_classes}), got {labels.min()}..{labels.max()}"
                 )
         _validate.finite_array(inputs=self.inputs, test_inputs=self.test_inputs)
+        if self.subjects is not None:
+            _check_subjects(self.subjects, len(self.inputs))
+
+
+def _check_subjects(subjects: np.ndarray, num_records: int) -> None:
+    if subjects.shape != (num_records,):
+        raise ValueError(
+            f"expected one subject for each of the {num_records} records of inputs, got subjects of {subjects.shape}"
+        )
+    if subjects.dtype != np.int32:
+        raise ValueError(f"expected subjects to be int32, got {subjects.dtype}")
+    _validate.at_least(0, subjects=int(subjects.min()))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Clients:
-    """Who owns which records: row i of `index` lists client i's records, the first `counts[i]` entries of it count."""
+    """Who owns which records: row i of `index` lists client i's records, the first `counts[i]` entries of it count.
+
+    The rest of a row is padding: valid records that nobody may read as the client's. A client may own nothing at all.
+    """
 
     index: np.ndarray
     counts: np.ndarray
@@ -56,9 +74,30 @@ class Clients:
     def __post_init__(self) -> None:
         if self.index.ndim != 2 or self.counts.shape != self.index.shape[:1]:
             raise ValueError(f"expected index (clients, records) and counts (clients,), got {self.index.shape}")
-        low, high = self.counts.min(initial=self.index.shape[1]), self.counts.max(initial=0)
-        if len(self.counts) == 0 or low < 1 or high > self.index.shape[1]:
-            raise ValueError(f"expected clients of 1 to {self.index.shape[1]} records, got {low}..{high}")
+        if self.index.size == 0:
+            raise ValueError(f"expected at least one client and room for one record, got index {self.index.shape}")
+        low, high = self.counts.min(), self.counts.max()
+        if low < 0 or high > self.index.shape[1]:
+            raise ValueError(f"expected clients of 0 to {self.index.shape[1]} records, got {low}..{high}")
+
+    @classmethod
+    def from_owners(cls, records: np.ndarray, owners: np.ndarray, *, num_clients: int) -> Clients:
+        """The table in which `records[i]` belongs to `owners[i]`; a client's records stay in the order given.
+
+        Rows are padded with the client's own first record, never with someone else's, except that there is no choice
+        for a client without any: its row holds record 0.
+        """
+        counts = np.bincount(owners, minlength=num_clients)
+        grouped = np.append(records[np.argsort(owners, kind="stable")], 0)
+        starts = np.where(counts > 0, np.cumsum(counts) - counts, len(records))
+        column = np.arange(max(1, counts.max()))
+        places = starts[:, None] + np.where(column < counts[:, None], column, 0)
+        return cls(index=grouped[places].astype(np.int32), counts=counts.astype(np.int32))
+
+    def entries(self) -> tuple[np.ndarray, np.ndarray]:
+        """The table without its padding, row by row: the client of every entry, and its record."""
+        real = np.arange(self.index.shape[1]) < self.counts[:, None]
+        return np.nonzero(real)[0], self.index[real]
 
     @property
     def num_clients(self) -> int:

@@ -1,8 +1,10 @@
 """Who owns which records: ways to deal a dataset to users.
 
 iid and one-record deal at random; shards gives every user two runs of the records sorted by label (McMahan et al. 2017,
-Geyer et al. 2017); dirichlet draws each class's shares of the users (Hsu, Qi, Brown 2019). All randomness comes from
-the seed. A row shorter than the widest is filled with the user's own first record, never with someone else's.
+Geyer et al. 2017); dirichlet draws each class's shares of the users (Hsu, Qi, Brown 2019). Two partitions go by whom a
+record is about: writers makes every subject a user; silos spreads each subject over a few of the users, as a patient's
+files lie in several hospitals (Marathe, Kanani 2022). All randomness comes from the seed. A row shorter than the widest
+is filled with the user's own first record, never with someone else's (with record 0 if it has none).
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ import numpy as np
 from dovetail import _validate
 from dovetail.tasks._base import Clients
 
-__all__ = ["PARTITIONS", "build", "dirichlet", "iid", "one_record", "shards"]
+__all__ = ["PARTITIONS", "build", "dirichlet", "iid", "one_record", "shards", "silos", "writers"]
 
-PARTITIONS = ("dirichlet", "iid", "one-record", "shards")
+PARTITIONS = ("dirichlet", "iid", "one-record", "shards", "silos", "writers")
 
 
 def build(
@@ -28,9 +30,25 @@ def build(
     shards_per_user: int = 2,
     records_per_user: int = 600,
     concentration: float = 0.5,
+    subjects: np.ndarray | None = None,
+    spread: int = 1,
 ) -> Clients:
-    """The partition of this name; `users=None`, as many as records, goes with one-record only."""
+    """The partition of this name.
+
+    `users=None` goes with one-record, as many as records, and with writers, as many as subjects. For silos, `users` is
+    the number of silos. `subjects`, whom each record is about, is for these last two.
+    """
     _validate.known("partition", name, PARTITIONS)
+    if name in ("silos", "writers"):
+        if subjects is None:
+            raise ValueError(
+                f"expected a task with subjects for partition {name!r}, got one without (mnist-writers has them)"
+            )
+        if name == "writers":
+            return writers(subjects, users=users)
+        if users is None:
+            raise ValueError("expected the number of silos for partition 'silos', got silos=None")
+        return silos(subjects, num_silos=users, spread=spread, seed=seed)
     if name == "one-record":
         return one_record(len(labels), users=users, seed=seed)
     if users is None:
@@ -46,7 +64,7 @@ def iid(num_records: int, *, users: int, seed: int) -> Clients:
     """Every record to one user, at random; counts differ by at most one."""
     _check_users(users, num_records)
     order = np.random.default_rng(seed).permutation(num_records)
-    return _table(order, np.arange(num_records) % users, users)
+    return Clients.from_owners(order, np.arange(num_records) % users, num_clients=users)
 
 
 def one_record(num_records: int, *, users: int | None = None, seed: int) -> Clients:
@@ -109,7 +127,37 @@ def dirichlet(labels: np.ndarray, *, users: int, concentration: float, seed: int
         cuts[-1] = len(places)
         owner[places] = np.repeat(np.arange(users), np.diff(cuts, prepend=0))
     _feed_the_empty(owner, users)
-    return _table(order, owner, users)
+    return Clients.from_owners(order, owner, num_clients=users)
+
+
+def writers(subjects: np.ndarray, *, users: int | None = None) -> Clients:
+    """Every subject is a user, in the order of their ids, and holds all its records; `users` can only confirm that."""
+    ids, user = np.unique(subjects, return_inverse=True)
+    if users is not None and users != len(ids):
+        raise ValueError(f"expected {len(ids)} users for partition 'writers', one for each subject, got users={users}")
+    return Clients.from_owners(np.arange(len(subjects)), user, num_clients=len(ids))
+
+
+def silos(subjects: np.ndarray, *, num_silos: int, spread: int, seed: int) -> Clients:
+    """Every record to one silo, and the records of a subject evenly to `spread` silos of its own.
+
+    Guarantees:
+        A subject is at exactly `spread` silos, or at as many as it has records; its counts there differ by at most one.
+        Every subject draws its silos uniformly, which alone decides their sizes; a silo that nobody draws is empty.
+    """
+    _validate.integer(silos=num_silos, spread=spread)
+    _validate.at_least(1, silos=num_silos)
+    _validate.in_interval(1, num_silos, spread=spread)
+    if num_silos > len(subjects):
+        raise ValueError(f"expected at most one silo a record ({len(subjects)} records), got silos={num_silos}")
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(subjects))
+    order = order[np.argsort(subjects[order], kind="stable")]
+    _, starts, counts = np.unique(subjects[order], return_index=True, return_counts=True)
+    chosen = np.stack([rng.choice(num_silos, spread, replace=False) for _ in starts])
+    subject = np.repeat(np.arange(len(starts)), counts)
+    turn = np.arange(len(order)) - starts[subject]
+    return Clients.from_owners(order, chosen[subject, turn % spread], num_clients=num_silos)
 
 
 def _feed_the_empty(owner: np.ndarray, users: int) -> None:
@@ -122,16 +170,6 @@ def _feed_the_empty(owner: np.ndarray, users: int) -> None:
         negative, donor = heapq.heappop(largest)
         owner[held[donor][-negative - 1]] = user
         heapq.heappush(largest, (negative + 1, donor))
-
-
-def _table(records: np.ndarray, owner: np.ndarray, users: int) -> Clients:
-    """`records[i]` belongs to `owner[i]`; everyone owns something."""
-    counts = np.bincount(owner, minlength=users)
-    grouped = records[np.argsort(owner, kind="stable")]
-    starts = np.cumsum(counts) - counts
-    column = np.arange(counts.max())
-    places = starts[:, None] + np.where(column < counts[:, None], column, 0)
-    return Clients(index=grouped[places].astype(np.int32), counts=counts.astype(np.int32))
 
 
 def _check_users(users: int, num_records: int) -> None:

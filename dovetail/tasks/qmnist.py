@@ -1,7 +1,8 @@
 """QMNIST: MNIST rebuilt from its source, with all 60,000 test images (Yadav, Bottou 2019).
 
-Read from the user's folder only: qmnist-{train,test}-images-idx3-ubyte and qmnist-{train,test}-labels-idx2-int, raw or
-as .gz. The label files are verified by their SHA-256 (column 0 is the class); for the images only the structure is.
+The images, qmnist-{train,test}-images-idx3-ubyte, raw or as .gz, are read from the user's folder only, and only their
+structure is checked. The labels, qmnist-{train,test}-labels-idx2-int, come from there or from a mirror and are verified
+by their SHA-256: one row a record, column 0 the class, column 2 the writer (see `mnist_writers`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from dovetail.tasks.download import Origin, RemoteFile, fetch
 __all__ = ["LABEL_FILES", "TASK", "load"]
 
 _SPLITS = ("train", "test")
-_ORIGIN = Origin(name="qmnist")
+_ORIGIN = Origin(
+    name="qmnist",
+    mirrors=(
+        "https://raw.githubusercontent.com/facebookresearch/qmnist/master/",
+        "https://github.com/facebookresearch/qmnist/raw/master/",
+    ),
+)
 
 LABEL_FILES = {
     split: RemoteFile(origin=_ORIGIN, name=f"qmnist-{split}-labels-idx2-int", size=1920012, sha256=sha256)
@@ -29,7 +36,7 @@ LABEL_FILES = {
 def load(*, folder: Path | None) -> Dataset:
     """QMNIST from the given folder: 60,000 images to train and 60,000 to test."""
     if folder is None:
-        raise FileNotFoundError("expected a folder with the files of qmnist, got none (it is not downloaded)")
+        raise FileNotFoundError("expected a folder with the files of qmnist, got none (its images are not downloaded)")
     paths = []
     for split in _SPLITS:
         paths += [_images(folder, split), fetch(LABEL_FILES[split], folder=folder)]

@@ -11,9 +11,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from dovetail.accounting import certify, composition, fits, gaussian, smallest_noise
+from dovetail.accounting import bound, certify, composition, fits, gaussian, smallest_noise
 from dovetail.accounting.charges import charges
-from dovetail.events import Disjoint, Everyone, FixedSize, Gaussian, Laplace, NonPrivate, Poisson, Round
+from dovetail.events import (
+    Disjoint,
+    Everyone,
+    FixedSize,
+    Gaussian,
+    Laplace,
+    NonPrivate,
+    Personalized,
+    Poisson,
+    Report,
+    Round,
+    SampledSubject,
+    Shuffled,
+    SplitAndMix,
+)
 from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "gaussian.json").read_text())
@@ -260,3 +274,132 @@ def test_disjoint_batches_of_users_do_not_protect_a_subject():
     with pytest.raises(NotApplicable, match="several batches"):
         certify(rounds(2, participation=Disjoint(epoch=0)), about, delta=DELTA)
     assert certify(rounds(2), about, delta=DELTA).eps > certify(rounds(1), about, delta=DELTA).eps
+
+
+# ---------------------------------------------------------------- delta at a fixed eps
+
+SHARES = SplitAndMix(
+    num_users=500, coordinates=200, clip_norm=1.0, scale=300.0, noise_variance=4e7, modulus=2**19, shares=13
+)
+CROWD = Shuffled(num_users=60, coordinates=1, report=Report(kind="rr", eps_local=0.5))
+HISTORIES = {
+    "gaussian": rounds(5),
+    "poisson": rounds(3, participation=Poisson(prob=0.1)),
+    "fixed size": rounds(3, participation=FixedSize(size=10, population=100)),
+    "laplace": [laplace_round(20, 0.1)],
+    "shuffled": [Round(mechanism=CROWD, participation=Everyone())] * 2,
+    "shuffled samples": [Round(mechanism=CROWD, participation=FixedSize(size=60, population=600))] * 2,
+    "personal": [Round(mechanism=Personalized(kind="rr", eps_locals=(0.2, 0.4) * 30), participation=Everyone())],
+    "shares": [Round(mechanism=SHARES, participation=Everyone())] * 3,
+    "subject": [
+        Round(mechanism=SampledSubject(std=2.0, clip_norm=1.0, items=3, prob_item=0.2), participation=Everyone())
+    ]
+    * 5,
+}
+
+
+@pytest.mark.parametrize("kind", HISTORIES)
+def test_delta_at_an_eps_answers_eps_at_a_delta(kind):
+    """At what was certified for a delta, no more than about that delta; and what fits is what is bounded."""
+    history = HISTORIES[kind]
+    there = bound(history, delta=DELTA)
+    back = bound(history, eps=there.eps)
+    assert back.eps == there.eps
+    assert back.delta == pytest.approx(DELTA, rel=2e-2) or back.delta < DELTA
+    if kind == "gaussian":
+        assert back.delta == pytest.approx(gaussian.delta_of(math.sqrt(5), eps=there.eps), rel=1e-9)
+    for share in (0.8, 1.2):
+        at = bound(history, eps=share * there.eps)
+        assert at.eps == share * there.eps
+        assert (at.delta <= DELTA) == (share > 1)
+        if at.delta < 1:
+            assert fits(history, eps=at.eps * (1 + 1e-6), delta=at.delta * 1.01)
+            assert at.delta < 1e-290 or not fits(history, eps=at.eps, delta=at.delta * 0.95)
+
+
+def test_a_statement_at_a_fixed_eps():
+    history = rounds(4, participation=Poisson(prob=0.25))
+    statement = certify(history, scope(), eps=2.0)
+    assert statement.eps == 2.0
+    assert statement.delta == bound(history, eps=2.0).delta
+    (premise,) = statement.premises
+    assert premise.eps == 2.0 and premise.span == "one of 4 rounds"
+    assert 0 < premise.delta < statement.delta < 1
+    more = certify(history * 2, scope(), eps=2.0)
+    assert more.delta > statement.delta
+    personal = Round(mechanism=Personalized(kind="rr", eps_locals=(0.2, 0.4) * 30), participation=Everyone())
+    assert max(certify([personal], scope(), eps=0.2).per_user) <= 0.2
+    assert certify([personal], scope(), eps=0.5).delta == 0, "the local guarantee"
+
+
+def test_edges_of_a_fixed_eps():
+    assert bound([], eps=1.0).delta == 0
+    assert bound([laplace_round(20, 0.1)], eps=2.0 * (1 + 1e-9)).delta == 0
+    assert bound(rounds(1, std=0.0), eps=3.0).delta == 1
+    assert bound(HISTORIES["shuffled samples"], eps=0.0).delta > 1e-3
+    history = [Round(mechanism=NonPrivate(reason="no noise"), participation=Everyone())]
+    assert bound(history, eps=3.0).delta == 1
+    nothing = certify(history, scope(), eps=3.0)
+    assert nothing.unbounded and nothing.delta == 1
+    for wrong in ({}, {"eps": 1.0, "delta": 0.1}):
+        with pytest.raises(ValueError, match="exactly one of delta and eps"):
+            bound(rounds(1), **wrong)
+        with pytest.raises(ValueError, match="exactly one of delta and eps"):
+            certify(rounds(1), scope(), **wrong)
+    with pytest.raises(ValueError, match="eps >= 0"):
+        bound(rounds(1), eps=-1.0)
+
+
+# ---------------------------------------------------------------- many different rounds
+
+
+def schedule(count, noises=(1.2, 0.9), probs=(0.05, 0.2)):
+    return [
+        *itertools.chain(
+            *(
+                rounds(1, std=std, neighbors=Neighbors.ADD_REMOVE, participation=Poisson(prob=prob))
+                for std, prob in zip(np.linspace(*noises, count), np.linspace(*probs, count), strict=True)
+            )
+        )
+    ]
+
+
+def test_many_different_rounds_lose_little_by_a_coarser_grid(monkeypatch):
+    """Against the same rounds on a grid eight times finer."""
+    history = schedule(8)
+    ours = composition.privacy_loss(charges(history)).eps(DELTA)
+    grid = composition._grid(charges(history))
+    assert grid > 1e-3
+    monkeypatch.setattr(composition, "_grid", lambda paid: grid / 8)
+    finer = composition.privacy_loss(charges(history)).eps(DELTA)
+    assert finer * (1 - 1e-9) <= ours <= finer * 1.001
+
+
+def test_many_small_rounds_get_a_finer_grid():
+    history = schedule(6, noises=(30.0, 20.0), probs=(0.01, 0.02))
+    assert composition._grid(charges(history)) < 1e-4
+    few = schedule(4, noises=(30.0, 20.0), probs=(0.01, 0.02))
+    assert composition._grid(charges(few)) == 1e-4
+
+
+def test_different_rounds_are_composed_in_any_order():
+    history = schedule(7)
+    ours = bound(history, delta=DELTA).eps
+    assert bound(history[::-1], delta=DELTA).eps == pytest.approx(ours, rel=1e-6)
+    assert bound(history + history[:2], delta=DELTA).eps > ours
+    statement = certify(history + schedule(2, probs=(0.5, 0.6)), scope(Neighbors.ADD_REMOVE), delta=DELTA)
+    assert statement.premises == (), "too many to tell one by one"
+
+
+def test_noise_is_calibrated_by_the_smallest_bound():
+    """The noise that exhausts eps = 8 over all accountants is that of privacy-loss distributions, to 1 %."""
+    row = GOLDEN["geyer_noise_multipliers"][1]
+
+    def eps_of(noise):
+        event = rounds(
+            row["rounds"], std=noise, neighbors=Neighbors.ADD_REMOVE, participation=Poisson(prob=row["prob"])
+        )
+        return composition.bound(event, delta=row["delta"]).eps
+
+    noise = smallest_noise(eps_of, eps=8.0, tolerance=9e-3)
+    assert noise == pytest.approx(row["privacy_loss"], rel=0.01)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dovetail.accounting import calibrate, certify, composition, fits, mixing, split_and_mix, subjects
+from dovetail.accounting import calibrate, certify, composition, fits, gaussian, mixing, split_and_mix, subjects
 from dovetail.accounting.charges import charges, spent_delta
 from dovetail.events import Disjoint, Everyone, FixedSize, Gaussian, Poisson, Round, SampledSubject, SplitAndMix
 from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit
@@ -139,7 +139,7 @@ def test_a_subjects_rounds_compose_within_its_worst_split(count):
     ours = eps_of(rounds(SUBJECT, count))
     each = []
     for split in subjects.splits(SUBJECT):
-        loss = subjects._loss(SUBJECT, split, subjects.resolution(SUBJECT)).self_compose(count)
+        loss = subjects._loss(SUBJECT, split, subjects.resolution(SUBJECT, rounds=count)).self_compose(count)
         each.append(loss.get_epsilon_for_delta(DELTA))
     assert len(each) == 3
     assert ours == pytest.approx(max(each), rel=1e-6)
@@ -202,3 +202,30 @@ def test_a_subject_statement_and_what_it_refuses():
     many = [dataclasses.replace(SUBJECT, std=5.0 + i, clip_norm=1e-3) for i in range(4)]
     with pytest.raises(NotApplicable, match="81 ways"):
         eps_of([Round(mechanism=event, participation=Everyone()) for event in many])
+
+
+def test_items_that_are_always_sampled_are_charged_as_gaussian_noise():
+    one = SampledSubject(std=4.0, clip_norm=1.0, items=2, prob_item=1.0)
+    same = dataclasses.replace(one, items_per_user=2, users_spanned=3)
+    (charge,) = charges(rounds(one, 2) + rounds(same, 2))
+    assert isinstance(charge.mechanism, Gaussian) and charge.times == 4
+    exact = gaussian.eps_of(1.0, delta=DELTA)
+    assert exact <= eps_of(rounds(one, 2) + rounds(same, 2)) <= exact * (1 + 1e-9)
+    assert eps_of(rounds(dataclasses.replace(one, steps=4), 1)) == pytest.approx(exact, rel=1e-9)
+    with pytest.raises(NotApplicable, match="SampledSubject noise with Poisson"):
+        eps_of(rounds(one, 2, Poisson(prob=0.5)))
+
+
+def test_a_subject_with_noise_at_every_user_is_certified():
+    event = SampledSubject(
+        std=4.0, clip_norm=1.0, items=6, items_per_user=2, users_spanned=3, prob_item=0.1, noise="user", steps=5
+    )
+    about = dataclasses.replace(scope(event), unit=Unit.SUBJECT, trust=Trust.LOCAL)
+    statement = certify(rounds(event, 4), about, delta=DELTA)
+    assert statement.eps == pytest.approx(subjects.eps(event, rounds=4, delta=DELTA).eps, rel=2e-3)
+    assert statement.eps < certify(rounds(dataclasses.replace(event, noise="sum"), 4), about, delta=DELTA).eps
+    (premise,) = statement.premises
+    assert premise.span == "one of 4 rounds"
+    assert premise.eps == pytest.approx(eps_of(rounds(event, 1)))
+    at_eps = certify(rounds(event, 4), about, eps=statement.eps)
+    assert at_eps.delta == pytest.approx(DELTA, rel=1e-3)

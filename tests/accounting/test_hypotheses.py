@@ -28,10 +28,12 @@ from dovetail.accounting import (
     groups,
     hidden_coin,
     mixing,
+    mixtures,
     pairs,
     personalized,
     privunit,
     releases,
+    spanning,
     split_and_mix,
     subjects,
     subsampling,
@@ -103,6 +105,7 @@ OPEN = SplitAndMix(
     colluding_slots=9,
 )
 SUBJECT = SampledSubject(std=2.0, clip_norm=1.0, items=2, prob_item=0.5)
+SHIFTS = mixtures.ShiftLaw.of(np.array([0.0, 1.0]), np.array([0.5, 0.5]))
 SPREAD = SampledSubject(std=2.0, clip_norm=1.0, items=60, prob_item=0.5, prob_user=0.5, users_spanned=60)
 SCOPE = Scope(trust=Trust.CURATOR, adversary="observer", neighbors=REPLACE, unit=Unit.USER)
 SLIVER = privunit.Cap(dim=10**6, threshold=1 - 1e-12, prob=0.5)
@@ -229,7 +232,9 @@ CASES = {
     composition.bound: [
         (OUTSIDE, "no Renyi bound", lambda: composition.bound(once(SHARES, Poisson(prob=0.5)), delta=0.1)),
         (BAD, "0 <= delta <= 1", lambda: composition.bound(once(PURE), delta=2.0)),
+        (BAD, "exactly one of delta and eps", lambda: composition.bound(once(PURE))),
     ],
+    composition.check_target: [(BAD, "exactly one", lambda: composition.check_target(0.1, 1.0))],
     composition.exact_gaussian: [
         (OUTSIDE, "needs Gaussian noise", lambda: composition.exact_gaussian(charged(PURE))),
         (OUTSIDE, "no sampling", lambda: composition.exact_gaussian(charged(NOISE, Poisson(prob=0.5)))),
@@ -238,7 +243,7 @@ CASES = {
     composition.fits: [(BAD, "0 <= delta <= 1", lambda: composition.fits(once(PURE), eps=1.0, delta=-1.0))],
     composition.personal: [
         (OUTSIDE, "equal rounds with personal", lambda: composition.personal(charged(PURE))),
-        (OUTSIDE, "delta to an eps only", lambda: composition.personal(charged(BUDGETS)).delta(1.0)),
+        (OUTSIDE, "0 < delta < 1", lambda: composition.personal(charged(BUDGETS)).eps(0.0)),
     ],
     composition.privacy_loss: [
         (OUTSIDE, "SplitAndMix", lambda: composition.privacy_loss(charged(SHARES))),
@@ -279,6 +284,9 @@ CASES = {
         (OUTSIDE, "too few share slots", lambda: mixing.eta(num_users=50_000, slots=3, modulus=2**30)),
         (BAD, "num_users >= 2", lambda: mixing.eta(num_users=1, slots=5, modulus=64)),
     ],
+    mixtures.interval_for: [(BAD, "std > 0", lambda: mixtures.interval_for(0.0, 1.0, releases=1))],
+    mixtures.shown: [(BAD, "a release with a loss", lambda: mixtures.shown([(1.0, None)], interval=0.1))],
+    mixtures.loss: [(BAD, "interval > 0", lambda: mixtures.loss(SHIFTS, interval=0.0))],
     pairs.delta: [
         (OUTSIDE, "binary randomized response", lambda: pairs.delta(TERNARY, eps=0.1)),
         (BAD, "eps >= 0", lambda: pairs.delta(TWO, eps=-0.1)),
@@ -347,12 +355,21 @@ CASES = {
         (OUTSIDE, "NonPrivate", lambda: releases.renyi(NOTHING, Everyone(), (2.0,))),
     ],
     releases.resolution: [(OUTSIDE, "without a guarantee", lambda: releases.resolution(NOTHING))],
+    releases.scale: [(OUTSIDE, "without a guarantee", lambda: releases.scale(NOTHING, Everyone()))],
     releases.spent_on_full: [(OUTSIDE, "without a guarantee", lambda: releases.spent_on_full(NOTHING))],
     releases.spent_on_mixing: [
         (OUTSIDE, "without a guarantee", lambda: releases.spent_on_mixing(NOTHING, eps=1.0)),
         (BAD, "eps >= 0", lambda: releases.spent_on_mixing(SHARES, eps=-1.0)),
     ],
     releases.theorem: [(OUTSIDE, "without a guarantee: no noise", lambda: releases.theorem(NOTHING))],
+    spanning.spanned: [
+        (
+            OUTSIDE,
+            "for a subject already",
+            lambda: spanning.spanned([Round(mechanism=SUBJECT, participation=Everyone())], users=2, delta=0.1),
+        ),
+        (BAD, "users >= 1", lambda: spanning.spanned([], users=0, delta=0.1)),
+    ],
     split_and_mix.calibrate: [
         (OUTSIDE, "need more than 32 shares", lambda: by_shares(num_users=3, delta=1e-12)),
         (BAD, "rounds >= 1", lambda: by_shares(rounds=0)),
@@ -392,6 +409,9 @@ CASES = {
         (BAD, "interval > 0", lambda: subjects.losses(SUBJECT, interval=0.0)),
     ],
     subjects.spanning: [(BAD, "users >= 1", lambda: subjects.spanning(NOISE, users=0))],
+    subjects.resolution: [(OUTSIDE, "more than 64 ways", lambda: subjects.resolution(SPREAD))],
+    subjects.scale: [(OUTSIDE, "more than 64 ways", lambda: subjects.scale(SPREAD))],
+    subjects.shifts: [(BAD, "a split of items=2", lambda: subjects.shifts(SUBJECT, (3,)))],
     subjects.splits: [(OUTSIDE, "more than 64 ways", lambda: subjects.splits(SPREAD))],
     subsampling.advanced: [
         (OUTSIDE, "leave nothing of delta", lambda: subsampling.advanced([bound(1.0, 0.1)] * 2, delta=0.1)),
@@ -601,7 +621,8 @@ CASES = {
 EVERYWHERE = {
     split_and_mix.error_std: "an event has positive scale and noise",
     split_and_mix.renyi: "an order without a bound costs inf",
-    subjects.resolution: "an event has positive probabilities and noise",
+    subjects.always_sampled: "None where items are sampled",
+    certification.stated: "whoever found the bound has checked its hypotheses",
 }
 
 

@@ -55,9 +55,46 @@ def test_draws_depend_on_seed_and_round_alone():
     assert not np.array_equal(one.draw(3), other.draw(3))
 
 
+SIZES = (10, 20, 40, 80, 100, 5)
+
+
+def test_a_fixed_size_schedule_draws_what_it_says():
+    plan = schedule("fixed", size=10, sizes=SIZES)
+    assert tuple(len(plan.draw(i)) for i in range(6)) == SIZES
+    assert [plan.cohort(i).size for i in range(6)] == list(SIZES)
+    assert [plan.cohort(i).participation for i in range(6)] == [FixedSize(size=m, population=100) for m in SIZES]
+    assert plan.capacity == 100
+
+
+def test_a_poisson_schedule_draws_with_each_rounds_probability():
+    """Means over 400 seeds, within 4.5 standard errors of the planned size."""
+    plans = [schedule("poisson", size=10, sizes=SIZES, seed=seed) for seed in range(400)]
+    drawn = np.array([[len(plan.draw(i)) for i in range(6)] for plan in plans])
+    wanted = np.array(SIZES)
+    error = 4.5 * np.sqrt(wanted * (1 - wanted / 100) / 400)
+    assert (np.abs(drawn.mean(axis=0) - wanted) <= error).all()
+    assert [plans[0].cohort(i).participation for i in range(6)] == [Poisson(prob=m / 100) for m in SIZES]
+    assert drawn.max() <= plans[0].capacity
+
+
+def test_noise_scales_are_public_beside_the_size():
+    plan = schedule("fixed", rounds=3, noise_scales=(1.0, 0.5, 2.0))
+    assert [plan.cohort(i).noise_scale for i in range(3)] == [1.0, 0.5, 2.0]
+    assert schedule("fixed").cohort(5).noise_scale == 1.0
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
+        (
+            {"kind": "disjoint", "sizes": SIZES},
+            "expected one cohort size with kind='disjoint', got a schedule of sizes",
+        ),
+        ({"kind": "everyone", "size": 100, "sizes": (100,) * 6}, "expected one cohort size with kind='everyone'"),
+        ({"sizes": (30, 30)}, "expected a size for each of the 6 rounds, got 2 sizes"),
+        ({"sizes": (30,) * 5 + (101,)}, "expected 1 <= size <= 100, got size=101"),
+        ({"kind": "poisson", "sizes": (30,) * 5 + (0,)}, "expected 1 <= size <= 100, got size=0"),
+        ({"sizes": (30,) * 5 + (2.5,)}, "expected size to be a whole number, got size=2.5"),
         ({"size": 101}, r"expected at most as many clients a round as there are \(100\), got size=101"),
         ({"size": 0}, "expected size >= 1"),
         ({"rounds": 0}, "expected rounds >= 1"),

@@ -21,10 +21,13 @@ from dovetail.events import (
     NonPrivate,
     Personalized,
     Poisson,
+    SampledSubject,
     SplitAndMix,
 )
+from dovetail.federated.client import private_update
 from dovetail.mechanisms import ClipLaplace
 from dovetail.mechanisms import Laplace as RealLaplace
+from dovetail.protocols._items import ItemLevel
 from dovetail.shufflers import Reports, Shuffled, deliver, masked, shuffle
 from dovetail.statements import Neighbors, NotApplicable
 
@@ -62,6 +65,11 @@ class Case:
     exact: bool = False  # whether fast and faithful path give the same tally from the same keys
     quiet: float | None = None  # a noise so small that it does not show, where one exists
     thinned: bool = False  # whether only a random part of the coordinates is reported
+    noiseless: bool = False  # whether neither `randomize` nor `estimate` adds noise
+
+    @property
+    def adaptive(self) -> bool:
+        return self.parameters.get("clip") == "adaptive"
 
     def build(self) -> protocols.Protocol:
         return settled(protocols.build(self.name, self.parameters))
@@ -78,9 +86,16 @@ RR2 = {"clip_value": 0.1, "eps_local": 1.0}
 RR5 = {**RR2, "randomizer": "rr", "levels": 5}
 LAPLACE = {**RR2, "randomizer": "laplace"}
 PERSONAL = {"budgets": [2.0, 8.0], "clip_value": 0.1}
+CENTRAL = {"clip_norm": 0.5, "noise_multiplier": 2.0}
+SUBJECTS = {**CENTRAL, "items_per_subject": 3, "sampling_rate": 0.1}
 CASES = [
-    Case("fedavg", {}, lambda x: x, quiet=1.0),
-    Case("dp_fl", {"clip_norm": 0.5, "noise_multiplier": 2.0}, by_norm(0.5), quiet=1e-9),
+    Case("fedavg", {}, lambda x: x, quiet=1.0, noiseless=True),
+    Case("dp_fl", CENTRAL, by_norm(0.5), quiet=1e-9),
+    Case("dp_fl", {**CENTRAL, "clip": "adaptive"}, by_norm(0.5), quiet=1e-9),
+    Case("dp_fl", {**CENTRAL, "clip": "median"}, by_norm(0.5), quiet=1e-9),
+    Case("central_sub", SUBJECTS, by_norm(0.5), quiet=1e-9),
+    # the noise is in the steps that made the update: what follows only adds up
+    Case("local_sub", {**SUBJECTS, "steps": 2}, lambda x: x, exact=True, quiet=1e-9, noiseless=True),
     Case("ldp_fl", {"clip_norm": 0.5, "noise_multiplier": 2.0}, by_norm(0.5), quiet=1e-9),
     Case("ldp_fl", {"randomizer": "laplace", "clip_value": 0.05, "eps_local": 1.0}, by_value(0.05)),
     Case("ss_simple", RR2, by_value(0.1), exact=True, quiet=0.02),
@@ -212,8 +227,7 @@ def test_estimate_is_unbiased_for_the_mean_of_what_is_sent(case, protocol, updat
     spread = drawn.std(axis=0, ddof=1) / np.sqrt(len(drawn)) + 1e-6
     error = np.abs(drawn.mean(axis=0) - truth)
     assert (error <= 5 * spread + case.bias).all(), "each coordinate within 5 standard errors (alpha below 1e-4)"
-    if case.name != "fedavg":
-        assert spread.min() > 1e-6, "there is noise"
+    assert (spread.min() > 1.001e-6) != case.noiseless, "there is noise where the protocol adds it"
 
 
 @only(lambda case: case.quiet is not None)
@@ -259,9 +273,9 @@ def test_declared_noise_is_the_measured_noise(case, protocol, updates):
 
 def test_the_sum_path_has_the_law_of_the_message_path(case, protocol, updates):
     """Mean and variance of the estimate agree (z-test and F-test far in the tail at fixed seeds)."""
-    scale = protocol.scaling(jnp.linalg.norm(updates, axis=1))
+    scale = protocol.scaling(jnp.linalg.norm(updates, axis=1), protocol.init(DIM))
     if scale is None:
-        assert case.name not in ("fedavg", "dp_fl", "split_and_mix")
+        assert case.name not in ("fedavg", "dp_fl", "central_sub", "split_and_mix") or case.adaptive
         return
     total = (updates * scale[:, None]).sum(axis=0)
 
@@ -276,7 +290,7 @@ def test_the_sum_path_has_the_law_of_the_message_path(case, protocol, updates):
 
 
 def mechanism_of(protocol, cohort=COHORT):
-    return protocol.view(cohort, DIM, neighbors=Neighbors.REPLACE_ONE).round.mechanism
+    return protocol.view(cohort, DIM, neighbors=protocol.relation).round.mechanism
 
 
 def test_events_match_what_ran(case, protocol, updates):
@@ -284,7 +298,11 @@ def test_events_match_what_ran(case, protocol, updates):
     mechanism = mechanism_of(protocol)
     match mechanism:
         case NonPrivate():
-            assert case.name == "fedavg" or "published" in case.parameters
+            assert case.name == "fedavg" or "published" in case.parameters or protocol.measured
+        case Gaussian() if case.adaptive:
+            sum_and_count_match(protocol, mechanism)
+        case SampledSubject():
+            sampled_sum_matches(case, protocol, mechanism)
         case Gaussian() | Laplace():
             declared = mechanism.std if isinstance(mechanism, Gaussian) else mechanism.scale * np.sqrt(2)
             if protocol.budgets is None:
@@ -316,6 +334,37 @@ def test_events_match_what_ran(case, protocol, updates):
             assert np.linalg.norm(big.astype(float), axis=1).max() <= norm
         case _:
             shuffled_event_matches(case, protocol, mechanism, updates)
+
+
+def sum_and_count_match(protocol, mechanism):
+    """In units in which sum and count have the same noise, the farthest replacement is exactly the sensitivity."""
+    assert protocol.noise_std(1, DIM) == pytest.approx(mechanism.std, rel=1e-6)
+    below = jnp.ones((1, DIM)) * protocol.clip_norm / np.sqrt(DIM) * (1 - 1e-6)
+    ends = [np.asarray(tally_of(protocol, reports_of(protocol, x)), np.float64) for x in (below, -1e6 * below)]
+    gap = ends[0] - ends[1]
+    assert len(gap) == DIM + 1
+    assert gap[-1] == 1, "one is counted as below, the other as above"
+    reached = np.hypot(np.linalg.norm(gap[:-1]), gap[-1] * mechanism.std / protocol.std_count)
+    assert reached == pytest.approx(mechanism.sensitivity, rel=1e-5)
+    assert mechanism.sensitivity > 2 * protocol.clip_norm * 1.001, "the count is paid for"
+
+
+def sampled_sum_matches(case, protocol, mechanism):
+    """The noise of the sum, wherever it is added, and how far one record reaches."""
+    assert (mechanism.items, mechanism.prob_item) == (3, 0.1)
+    assert mechanism.users_spanned == 3, "without a cap on users, each of its records may be at another"
+    if case.name == "central_sub":
+        assert (mechanism.noise, mechanism.steps) == ("sum", 1)
+        assert protocol.noise_std(1, DIM) == pytest.approx(mechanism.std, rel=1e-6)
+        one = np.asarray(tally_of(protocol, reports_of(protocol, 1e6 * jnp.ones((1, DIM)))))
+        assert np.linalg.norm(one) == pytest.approx(mechanism.clip_norm, rel=1e-5)
+        return
+    assert (mechanism.noise, mechanism.steps) == ("user", protocol.private_steps)
+    assert mechanism.clip_norm == protocol.clip_norm
+    nothing = private_update(lambda params, row: jnp.zeros(4000), learning_rate=1.0, batch=1.0, std=protocol.std)
+    rows, scales = jnp.zeros((mechanism.steps, 1), int), jnp.ones(mechanism.steps)
+    moved = np.asarray(nothing(jnp.zeros(4000), rows, scales, jax.random.key(0)))
+    assert moved.std() == pytest.approx(mechanism.std * np.sqrt(mechanism.steps), rel=0.05), "4.5 sigma at 4000 draws"
 
 
 def shuffled_event_matches(case, protocol, mechanism, updates):
@@ -356,8 +405,10 @@ def largest_ratio(protocol, randomizer):
             np.testing.assert_allclose(drawn, one(jnp.zeros(1000), key=key), rtol=1e-5)
 
 
-def test_poisoned_updates_change_the_estimate_no_more_than_any_others(protocol, updates):
-    if isinstance(mechanism_of(protocol), NonPrivate):
+def test_poisoned_updates_change_the_estimate_no_more_than_any_others(case, protocol, updates):
+    if case.name == "local_sub":  # records are clipped in the user's own steps, whose outcome is taken as it is
+        return
+    if isinstance(mechanism_of(protocol), NonPrivate) and not protocol.measured:
         return
     poisoned = updates.at[:3, 3].set(jnp.array([np.nan, np.inf, -np.inf]))
     path = fast if protocol.summable else faithful
@@ -375,10 +426,11 @@ def test_poisoned_updates_change_the_estimate_no_more_than_any_others(protocol, 
 def test_every_view_certifies_or_says_why_not(case, protocol, participation):
     size = protocols.Cohort(participation=participation, size=CLIENTS, min_size=CLIENTS if protocol.shuffled else 0)
     try:
-        view = protocol.settle(size, DIM).view(size, DIM, neighbors=Neighbors.REPLACE_ONE)
+        view = protocol.settle(size, DIM).view(size, DIM, neighbors=protocol.relation)
         statement = accounting.certify([view.round] * 3, view.scope, delta=1e-6)
     except (NotApplicable, ValueError) as refusal:
-        assert protocol.shuffled or protocol.budgets is not None, refusal
+        of_items = isinstance(protocol, ItemLevel) and isinstance(participation, Disjoint | FixedSize)
+        assert protocol.shuffled or protocol.budgets is not None or of_items, refusal
         assert len(str(refusal)) > 30
         return
     assert statement.trust is view.scope.trust
@@ -408,7 +460,7 @@ def test_shuffled_is_made_only_by_shufflers():
     ("name", "parameters", "sentence"),
     [
         ("dpfl", {}, "unknown protocol 'dpfl': did you mean 'dp_fl'"),
-        ("dp_fl", {"clip": 1.0}, "did you mean 'clip_norm'"),
+        ("dp_fl", {"clip_nrom": 1.0}, "did you mean 'clip_norm'"),
         ("dp_fl", {}, "expected protocol.clip_norm"),
         ("dp_fl", {"clip_norm": -1.0}, "expected clip_norm > 0"),
         ("dp_fl", {"clip_norm": 1.0, "noise_multiplier": 0.0}, "expected noise_multiplier > 0"),

@@ -47,7 +47,7 @@ def by_sums(protocol, updates, present, key):
 
 
 def by_total(protocol, updates, present, key):
-    scale = protocol.scaling(jnp.linalg.norm(updates, axis=1)) * present
+    scale = protocol.scaling(jnp.linalg.norm(updates, axis=1), ()) * present
     total = jnp.einsum("c,cd->d", scale, updates)
     return protocol.tally_of_sum(total, present.sum().astype(jnp.float32), key=key), ()
 
@@ -150,7 +150,7 @@ def test_a_poisoned_update_counts_as_zero(bad):
     poisoned, zeroed = UPDATES.at[0, 1].set(bad), UPDATES.at[0].set(0.0)
     for path in (by_messages, by_sums):
         np.testing.assert_array_equal(drawn(path, QUIET, poisoned), drawn(path, QUIET, zeroed))
-    assert float(PROTOCOL.scaling(jnp.array(bad))) == 0
+    assert float(PROTOCOL.scaling(jnp.array(bad), ())) == 0
 
 
 # ---------------------------------------------------------------- what is seen

@@ -63,7 +63,18 @@ def dim_of(model):
     return len(ravel_pytree(model.init(jax.random.key(0)))[0])
 
 
-def train(*, model="logistic", update="fedavg", protocol="dp_fl", data=None, rounds=3, width=WIDTH, **performance):
+def train(
+    *,
+    model="logistic",
+    update="fedavg",
+    protocol="dp_fl",
+    data=None,
+    rounds=3,
+    width=WIDTH,
+    settings=None,
+    diagnostics=False,
+    **performance,
+):
     data = data or dataset()
     data, built = models.build(model, data)
     engine = Engine(
@@ -71,11 +82,12 @@ def train(*, model="logistic", update="fedavg", protocol="dp_fl", data=None, rou
         dataset=data,
         clients=clients(width),
         update=UPDATES[update],
-        protocol=build(protocol, {**PROTOCOLS, **SHUFFLED}[protocol]).settle(COHORT, dim_of(built)),
+        protocol=build(protocol, settings or {**PROTOCOLS, **SHUFFLED}[protocol]).settle(COHORT, dim_of(built)),
         server=Server.build("sgd", 0.7, {"momentum": 0.9}),
         cohort_size=20,
         seed=3,
         performance=Performance(**performance),
+        diagnostics=diagnostics,
     )
     training = engine.start()
     for index in range(rounds):
@@ -227,3 +239,71 @@ def test_the_faithful_path_trains_the_same_model(protocol):
 def test_dummies_differ_between_the_paths_and_little_else_does():
     quick, faithful = (train(protocol="ss_double", update="fedsgd", fast=fast)[0] for fast in (True, False))
     assert 0 < np.abs(quick - faithful).max() < 2.0
+
+
+ADAPTIVE = {"clip": "adaptive", "clip_norm": 0.02, "noise_multiplier": 0.5, "std_count": 1.0}
+MEDIAN = {"clip": "median", "clip_norm": 5.0, "noise_multiplier": 1e-6}
+
+
+@pytest.mark.parametrize("settings", [ADAPTIVE, MEDIAN], ids=["adaptive", "median"])
+def test_clip_norms_that_move_depend_on_neither_chunks_nor_paths(settings):
+    base, _, training = train(settings=settings, update="fedsgd")
+    other, _, again = train(settings=settings, update="fedsgd", fast=False, chunk=4)
+    np.testing.assert_allclose(other, base, atol=3e-5)
+    np.testing.assert_allclose(training.protocol.clip_norm, again.protocol.clip_norm, rtol=1e-5)
+    assert abs(float(training.protocol.clip_norm) / settings["clip_norm"] - 1) > 0.05, "it moved"
+
+
+def test_the_median_is_that_of_the_round_and_clips_it():
+    """Almost no noise, one round: the same as clipping each user's update, seen alone, to the median of their norms."""
+    params, _, training = train(settings=MEDIAN, rounds=1)
+    free, one, _ = train(protocol="fedavg", rounds=0)
+    users = np.sort(np.random.default_rng(0).choice(NUM_CLIENTS, 20, replace=False)).astype(np.int32)
+    alone = []
+    for user in users:
+        moved = one.step(one.start(), np.array([user], np.int32), index=0, capacity=25)
+        alone.append((np.asarray(moved.params) - free) / 0.7 * 20)
+    norms = np.linalg.norm(alone, axis=1)
+    assert float(training.protocol.clip_norm) == pytest.approx(np.median(norms), rel=1e-4)
+    clipped = np.array(alone) * np.minimum(1, np.median(norms) / norms)[:, None]
+    np.testing.assert_allclose((params - free) / 0.7 * 20, clipped.sum(axis=0), atol=1e-4)
+
+
+def test_a_rounds_noise_scale_reaches_its_noise():
+    nobody = np.zeros(0, np.int32)
+    _, engine, _ = train(rounds=0)
+    one, four = (
+        np.asarray(engine.step(engine.start(), nobody, index=0, capacity=5, noise_scale=scale).params)
+        for scale in (1.0, 4.0)
+    )
+    start = np.asarray(engine.start().params)
+    np.testing.assert_allclose(four - start, 4 * (one - start), rtol=1e-5, atol=1e-7)
+
+
+def test_diagnostics_depend_on_neither_path_nor_chunks_nor_the_protocol():
+    """The first round's raw updates are the same under any protocol; absent users do not count."""
+    found = [
+        train(protocol=protocol, rounds=1, diagnostics=True, fast=fast, chunk=chunk)[2].diagnostics
+        for protocol, fast, chunk in (("dp_fl", True, None), ("dp_fl", False, 3), ("fedavg", True, 7))
+    ]
+    for other in found[1:]:
+        np.testing.assert_allclose(other, found[0], rtol=1e-4)
+    assert min(found[0]) > 0
+
+
+def test_norms_that_no_square_can_hold_still_clip():
+    """A residual of about 1e-20 on an input of 1e18: the square underflows, the product of norms does not."""
+    clip_norm = 1e-4
+    weights = jnp.zeros((5, 3)).at[0, 0].set(50e-18)
+    record = linear.Chunk(jnp.zeros((1, 1, 4)).at[0, 0, 0].set(1e18), jnp.zeros((1, 1), jnp.int32), jnp.ones(1, int))
+    total = linear.scaled_sum(weights, 1.0, record, ClientUpdate(), lambda norm: clip_factor(norm, clip_norm))
+    assert 0 < np.linalg.norm(np.asarray(total, np.float64)) <= clip_norm * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1.0, 1e18, 1e37, 1.5e38])
+def test_lengths_are_right_where_squares_are_not_numbers(scale):
+    rows = np.random.default_rng(0).uniform(-1, 1, (5, 3)).astype(np.float32) * np.float32(scale)
+    truth = np.linalg.norm(rows.astype(np.float64), axis=1)
+    np.testing.assert_allclose(jax.jit(linear.lengths)(rows), truth, rtol=1e-5)
+    huge = np.full((1, 3), np.inf, np.float32)
+    assert not np.isfinite(linear.lengths(huge)).any()

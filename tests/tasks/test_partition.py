@@ -1,8 +1,11 @@
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dovetail.tasks import partition
 
+SUBJECTS = np.random.default_rng(8).integers(0, 60, 3000).astype(np.int32) * 3  # some 50 records each, ids with gaps
 LABELS = np.random.default_rng(7).integers(0, 10, 3000).astype(np.int32)
 SORTED_EVENLY = np.random.default_rng(7).permutation(np.repeat(np.arange(10), 300)).astype(np.int32)
 
@@ -11,6 +14,8 @@ MAKERS = {
     "one-record": lambda seed: partition.one_record(3000, users=50, seed=seed),
     "shards": lambda seed: partition.shards(LABELS, users=30, seed=seed, records_per_user=100),
     "dirichlet": lambda seed: partition.dirichlet(LABELS, users=40, concentration=0.3, seed=seed),
+    "silos": lambda seed: partition.silos(SUBJECTS, num_silos=8, spread=3, seed=seed),
+    "writers": lambda seed: partition.writers(SUBJECTS),
 }
 
 
@@ -34,6 +39,7 @@ def test_nobody_shares_a_record_and_padding_is_the_clients_own(make):
     assert clients.index.dtype == clients.counts.dtype == np.int32
 
 
+@pytest.mark.parametrize("make", [MAKERS[name] for name in MAKERS if name != "writers"])
 def test_the_seed_decides_everything(make):
     first, again, other = make(3), make(3), make(4)
     np.testing.assert_array_equal(first.index, again.index)
@@ -41,7 +47,7 @@ def test_the_seed_decides_everything(make):
     assert first.index.shape != other.index.shape or (first.index != other.index).any()
 
 
-@pytest.mark.parametrize("name", ["iid", "shards", "dirichlet"])
+@pytest.mark.parametrize("name", ["iid", "shards", "dirichlet", "silos", "writers"])
 def test_all_records_are_dealt(name):
     np.testing.assert_array_equal(np.sort(np.concatenate(owned(MAKERS[name](0)))), np.arange(3000))
 
@@ -157,6 +163,8 @@ def test_build_finds_a_partition_by_its_name():
         "one-record": partition.build("one-record", LABELS, users=50, seed=0),
         "shards": partition.build("shards", LABELS, users=30, seed=0, records_per_user=100),
         "dirichlet": partition.build("dirichlet", LABELS, users=40, seed=0, concentration=0.3),
+        "silos": partition.build("silos", LABELS, users=8, seed=0, subjects=SUBJECTS, spread=3),
+        "writers": partition.build("writers", LABELS, users=None, seed=0, subjects=SUBJECTS),
     }
     assert sorted(built) == sorted(partition.PARTITIONS)
     for name, clients in built.items():
@@ -164,7 +172,87 @@ def test_build_finds_a_partition_by_its_name():
     assert partition.build("one-record", LABELS, users=None, seed=0).num_clients == 3000
 
 
+def test_a_writer_is_a_user_with_all_its_records():
+    ids = np.unique(SUBJECTS)
+    for clients in (partition.writers(SUBJECTS), partition.writers(SUBJECTS, users=len(ids))):
+        assert clients.num_clients == len(ids)
+        for mine, subject in zip(owned(clients), ids, strict=True):
+            np.testing.assert_array_equal(mine, np.flatnonzero(subject == SUBJECTS))
+    with pytest.raises(
+        ValueError, match="expected 60 users for partition 'writers', one for each subject, got users=5"
+    ):
+        partition.writers(SUBJECTS, users=5)
+
+
+def held(clients, subjects) -> np.ndarray:
+    """How many records of each subject (rows) each client holds."""
+    table = np.zeros((subjects.max() + 1, clients.num_clients), int)
+    for user, mine in enumerate(owned(clients)):
+        np.add.at(table, (subjects[mine], user), 1)
+    return table
+
+
+@given(
+    subjects=st.lists(st.integers(0, 6), min_size=1, max_size=60),
+    silos=st.integers(1, 8),
+    spread=st.integers(1, 8),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_a_subject_is_spread_evenly_over_exactly_so_many_silos(subjects, silos, spread, seed):
+    subjects = np.array(subjects, np.int32)
+    silos = min(silos, len(subjects))
+    spread = min(spread, silos)
+    clients = partition.silos(subjects, num_silos=silos, spread=spread, seed=seed)
+    assert clients.num_clients == silos
+    np.testing.assert_array_equal(np.sort(np.concatenate(owned(clients))), np.arange(len(subjects)))
+    for counts in held(clients, subjects):
+        assert np.count_nonzero(counts) == min(spread, counts.sum())
+        share, rest = divmod(int(counts.sum()), spread)
+        assert sorted(counts[counts > 0]) == [n for n in [share] * (spread - rest) + [share + 1] * rest if n]
+
+
+def test_silos_and_the_records_they_get_are_drawn_uniformly():
+    # 2000 subjects of 3 records at 2 of 5 silos: a silo gets 2 of a subject's records with probability 1/5, 1 with 1/5
+    subjects = np.repeat(np.arange(2000), 3)
+    clients = partition.silos(subjects, num_silos=5, spread=2, seed=0)
+    table = held(clients, subjects)
+    deviation = np.sqrt(2000 / 5 * 4 / 5)
+    for records in (1, 2):
+        assert (np.abs((table == records).sum(axis=0) - 2000 / 5) < 4 * deviation).all()  # alpha < 10 x 7e-5
+    alone = [mine[table[subjects[mine], silo] == 1] for silo, mine in enumerate(owned(clients))]
+    which = np.bincount(np.concatenate(alone) % 3, minlength=3)
+    assert which.sum() == 2000
+    assert (np.abs(which - 2000 / 3) < 4 * np.sqrt(2000 / 3 * 2 / 3)).all()  # alpha < 3 x 7e-5
+
+
+def test_silos_say_what_does_not_fit():
+    assert partition.silos(SUBJECTS[:4], num_silos=4, spread=4, seed=0).num_clients == 4
+    for given_, sentence in (
+        ({"num_silos": 5, "spread": 1}, r"expected at most one silo a record \(4 records\), got silos=5"),
+        ({"num_silos": 4, "spread": 5}, "expected 1 <= spread <= 4, got spread=5"),
+        ({"num_silos": 4, "spread": 0}, "expected 1 <= spread <= 4, got spread=0"),
+        ({"num_silos": 0, "spread": 1}, "expected silos >= 1, got silos=0"),
+        ({"num_silos": 2.5, "spread": 1}, "expected silos to be a whole number"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            partition.silos(SUBJECTS[:4], **given_, seed=0)
+
+
+def test_silos_that_nobody_draws_are_empty():
+    clients = partition.silos(np.zeros(9, np.int32), num_silos=9, spread=1, seed=0)
+    assert sorted(clients.counts.tolist()) == [0] * 8 + [9]
+
+
 def test_build_says_what_it_misses():
+    for name in ("silos", "writers"):
+        sentence = rf"expected a task with subjects for partition '{name}', got one without \(mnist-writers has them\)"
+        with pytest.raises(ValueError, match=sentence):
+            partition.build(name, LABELS, users=3, seed=0)
+    with pytest.raises(ValueError, match="expected the number of silos for partition 'silos', got silos=None"):
+        partition.build("silos", LABELS, users=None, seed=0, subjects=SUBJECTS)
+    with pytest.raises(ValueError, match="expected 1 <= spread <= 3, got spread=4"):
+        partition.build("silos", LABELS, users=3, seed=0, subjects=SUBJECTS, spread=4)
     with pytest.raises(ValueError, match="unknown partition 'shard': did you mean 'shards'"):
         partition.build("shard", LABELS, users=3, seed=0)
     with pytest.raises(ValueError, match="expected the number of users for partition 'iid', got users=None"):

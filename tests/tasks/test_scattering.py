@@ -1,3 +1,4 @@
+import dataclasses
 import hashlib
 import math
 
@@ -104,6 +105,13 @@ def test_features_of_bytes_are_those_of_the_scaled_image(tmp_path):
     np.testing.assert_array_equal(data.test_inputs, data.inputs[:3])
     as_floats = scattering.features(dataset(idx_files.images(NUM)[..., None].astype(np.float32) / 255), cache=tmp_path)
     np.testing.assert_array_equal(as_floats.inputs, data.inputs)
+
+
+def test_subjects_are_carried_on(tmp_path):
+    subjects = np.arange(NUM, dtype=np.int32)[::-1] // 2
+    data = scattering.features(dataclasses.replace(dataset(), subjects=subjects), cache=tmp_path)
+    np.testing.assert_array_equal(data.subjects, subjects)
+    assert scattering.features(dataset(), cache=tmp_path).subjects is None
 
 
 def digest(folder):

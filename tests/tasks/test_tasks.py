@@ -44,11 +44,20 @@ def test_every_file_has_its_own_hash_and_two_mirrors(module):
     assert [file.size for file in module.FILES] == [16 + 60_000 * 784, 8 + 60_000, 16 + 10_000 * 784, 8 + 10_000]
 
 
+def test_the_labels_of_qmnist_have_hashes_and_two_mirrors():
+    assert sorted(qmnist.LABEL_FILES) == ["test", "train"]
+    for file in qmnist.LABEL_FILES.values():
+        assert len(file.sha256) == 64
+        assert len(file.origin.mirrors) >= 2
+        assert file.size == 12 + 60_000 * 8 * 4
+
+
 def qmnist_folder(tmp_path, monkeypatch, *, train_images):
     tables = {"train": np.array([[5, 4, 1], [0, 4, 2]], np.int32), "test": np.array([[7, 4, 3]], np.int32)}
     files = {}
     for split, images in (("train", train_images), ("test", idx_files.images(1, seed=1))):
-        files[split] = as_file(f"qmnist-{split}-labels-idx2-int", tables[split], qmnist.LABEL_FILES[split].origin)
+        origin = dataclasses.replace(qmnist.LABEL_FILES[split].origin, mirrors=())
+        files[split] = as_file(f"qmnist-{split}-labels-idx2-int", tables[split], origin)
         idx_files.write(tmp_path / f"qmnist-{split}-labels-idx2-int.gz", tables[split])
         idx_files.write(tmp_path / f"qmnist-{split}-images-idx3-ubyte{'.gz' if split == 'test' else ''}", images)
     monkeypatch.setattr(qmnist, "LABEL_FILES", files)
@@ -104,7 +113,7 @@ def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
 
 
 def test_registered_tasks_are_found_by_name():
-    assert sorted(tasks.TASKS) == ["digits", "fashion-mnist", "mnist", "qmnist"]
+    assert sorted(tasks.TASKS) == ["digits", "fashion-mnist", "mnist", "mnist-writers", "qmnist"]
     for name, task in tasks.TASKS.items():
         assert tasks.resolve(name) is task
         assert task.name == name

@@ -1,0 +1,258 @@
+"""The privacy loss of a randomly shifted Gaussian, on a grid, from above.
+
+The pair is ``P = sum_i w_i N(c_i, 1)`` against ``Q = N(0, 1)`` with shifts c_i >= 0. Its loss rises with the outcome x,
+so the line is cut where the loss crosses multiples of the interval. What P and Q put on a piece is moved to its two
+ends, keeping both masses, and from there to the grid in the same way: each move is a spread of the likelihood ratio,
+and the spread pair dominates (docs/proofs/subjects.md). Where the cuts lie matters to tightness, never to soundness;
+rounding errors are estimated from above and moved to larger losses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from dp_accounting.pld import pld_pmf
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from scipy.special import ndtr
+
+from dovetail import _validate
+from dovetail.statements import NotApplicable
+
+__all__ = ["ShiftLaw", "interval_for", "loss", "shown"]
+
+_FAR = 9.2  # standard deviations beyond which a Gaussian has a mass of 2e-20, which is counted as an infinite loss
+_NEGLIGIBLE = 1e-19
+_MOST_SHIFTS = 400
+_LARGEST_SHIFT = 1000.0  # beyond, eps is in the hundreds of thousands, and losses are too many to tell apart
+_MOST_CUTS = 40_000
+_BLOCK = 4096  # outcomes that are computed at once, for memory's sake
+_ULP = 2.0**-52
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ShiftLaw:
+    """The law of a shift in standard deviations; with the probability `lost` the shift is beyond all bounds."""
+
+    shifts: np.ndarray
+    weights: np.ndarray
+    lost: float = 0.0
+
+    @classmethod
+    def of(cls, shifts: np.ndarray, weights: np.ndarray) -> ShiftLaw:
+        """A law with few shifts that dominates this one, whose shifts ascend from 0 or more.
+
+        Guarantees:
+            Every shift is rounded up, at most to the next of its group; what is rarer than 1e-19 at the top is lost,
+            and what is rarer than that at the bottom is rounded up as well.
+        """
+        if len(shifts) != len(weights) or not len(shifts) or shifts[0] < 0 or np.any(np.diff(shifts) <= 0):
+            raise ValueError(f"expected ascending shifts >= 0 with their weights, got {len(shifts)} shifts")
+        last = len(weights) - int(np.searchsorted(np.cumsum(weights[::-1]), _NEGLIGIBLE))
+        last = max(1, last)
+        if shifts[last - 1] > _LARGEST_SHIFT:
+            raise NotApplicable(
+                f"expected shifts of at most {_LARGEST_SHIFT:g} standard deviations of the noise, "
+                f"got {shifts[last - 1]:.3g}"
+            )
+        first = min(int(np.searchsorted(np.cumsum(weights), _NEGLIGIBLE)), last - 1)
+        lost = float(np.sum(weights[last:])) * (1 + 1e-9) + 1e-300
+        kept, mass = shifts[first:last], weights[first:last].copy()
+        mass[0] += float(np.sum(weights[:first]))
+        if len(kept) > _MOST_SHIFTS:
+            positive = kept[kept > 0]
+            ends = np.geomspace(positive[0], positive[-1], _MOST_SHIFTS)
+            group = np.where(kept > 0, 1 + np.searchsorted(ends, kept * (1 - 1e-12)), 0)
+            starts = np.flatnonzero(np.diff(group, prepend=-1))
+            largest = kept[np.append(starts[1:], len(kept)) - 1]
+            kept, mass = largest, np.add.reduceat(mass, starts)
+        return cls(shifts=kept, weights=mass, lost=lost)
+
+    @functools.cached_property
+    def _log_weights(self) -> np.ndarray:
+        with np.errstate(divide="ignore"):
+            return np.log(self.weights) - self.shifts**2 / 2
+
+    def loss_at(self, x: np.ndarray) -> np.ndarray:
+        """log dP/dQ at every outcome."""
+        return np.concatenate([self._loss_at(x[start : start + _BLOCK]) for start in range(0, len(x), _BLOCK)])
+
+    def _loss_at(self, x: np.ndarray) -> np.ndarray:
+        exponent = self._log_weights + np.multiply.outer(x, self.shifts)
+        largest = exponent.max(axis=1)
+        return largest + np.log(np.exp(exponent - largest[:, None]).sum(axis=1))
+
+    def masses(self, cuts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What P puts between neighbouring cuts, and its relative rounding error."""
+        mass, whole = np.empty(len(cuts) - 1), np.empty(len(cuts) - 1)
+        for start in range(0, len(mass), _BLOCK):
+            between, tail = _between(np.subtract.outer(cuts[start : start + _BLOCK + 1], self.shifts))
+            mass[start : start + _BLOCK] = between @ self.weights
+            whole[start : start + _BLOCK] = tail @ self.weights
+        return mass, _relative(whole, mass)
+
+    def below(self, x: float) -> float:
+        """P(outcome <= x)."""
+        return float(ndtr(x - self.shifts) @ self.weights)
+
+    def above(self, x: float) -> float:
+        """P(outcome > x), what is lost apart."""
+        return float(ndtr(self.shifts - x) @ self.weights)
+
+    @functools.cached_property
+    def reach(self) -> tuple[float, float]:
+        """Outcomes between which P stays, but for a negligible probability."""
+        low, high = float(self.shifts[0]), float(self.shifts[-1]) + _FAR
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.above(middle) <= _NEGLIGIBLE else (middle, high)
+        return float(self.shifts[0]) - _FAR, high
+
+    @functools.cached_property
+    def scale(self) -> tuple[float, float]:
+        """The std and the width of the loss under P, about: for the choice of a grid, never for a bound."""
+        x = np.linspace(*self.reach, 801)
+        losses = self.loss_at(x)
+        mass, _ = self.masses(x)
+        mass /= mass.sum()
+        middle = (losses[1:] + losses[:-1]) / 2
+        variance = float(mass @ (middle - mass @ middle) ** 2)
+        return math.sqrt(max(variance, 1e-30)), float(losses[-1] - losses[0])
+
+
+def interval_for(std: float, width: float, *, releases: int) -> float:
+    """An interval for so many releases whose losses have this std and lie within this width: a power of two.
+
+    It is about 1/16 of the std (1/128 for one release), for the error of the grid is of second order; powers of two
+    change rarely, so that losses computed for some rounds serve for more of them.
+    """
+    _validate.positive(std=std, width=width, releases=releases)
+    wanted = max(std / (16 * max(1.0, 8 / math.sqrt(releases))), width / 2**15)
+    return 2.0 ** round(math.log2(wanted))
+
+
+def loss(law: ShiftLaw, *, interval: float) -> PrivacyLossDistribution:
+    """The privacy loss of one release, removed and added, on multiples of `interval`.
+
+    Guarantees:
+        Never below the exact hockey-stick divergence of the pair, in either direction, at any eps.
+    """
+    _validate.positive(interval=interval)
+    return PrivacyLossDistribution(_removed(law, interval), _added(law, interval))
+
+
+def shown(parts: Sequence[tuple[float, PrivacyLossDistribution | None]], *, interval: float) -> PrivacyLossDistribution:
+    """The loss of one of several releases, drawn with these weights, where it is seen which; None is no loss."""
+    _validate.positive(interval=interval)
+    if all(loss is None for _, loss in parts):
+        raise ValueError("expected a release with a loss, got none")
+    both = []
+    for side in ("_pmf_remove", "_pmf_add"):
+        found = [(weight, getattr(loss, side)) for weight, loss in parts if loss is not None]
+        low = min(0, *(pmf._lower_loss for _, pmf in found))
+        high = max(0, *(pmf._lower_loss + len(pmf._probs) for _, pmf in found))
+        probs, infinite = np.zeros(high - low + 1), 0.0
+        for weight, pmf in found:
+            start = pmf._lower_loss - low
+            probs[start : start + len(pmf._probs)] += weight * pmf._probs
+            infinite += weight * pmf._infinity_mass
+        probs[-low] += sum(weight for weight, loss in parts if loss is None)
+        both.append(pld_pmf.DensePLDPmf(interval, low, probs, infinite * (1 + 1e-12), True))
+    return PrivacyLossDistribution(*both)
+
+
+def _removed(law: ShiftLaw, interval: float) -> pld_pmf.DensePLDPmf:
+    """P against Q: the loss rises with the outcome."""
+    cuts = _cuts(law, *law.reach, interval)
+    losses, error = law.loss_at(cuts), _error(law, cuts)
+    p, p_error = law.masses(cuts)
+    q, q_error = _null_masses(cuts)
+    at, mass = _to_ends(p, q, losses, p_error, q_error + error)
+    at, mass = np.append(at, losses[0]), np.append(mass, law.below(cuts[0]))
+    return _on_grid(at + error, mass, law.above(cuts[-1]) * (1 + 1e-9) + law.lost, interval)
+
+
+def _added(law: ShiftLaw, interval: float) -> pld_pmf.DensePLDPmf:
+    """Q against P: the loss falls with the outcome."""
+    cuts = _cuts(law, -_FAR, _FAR, interval)
+    losses, error = law.loss_at(cuts), _error(law, cuts)
+    p, p_error = law.masses(cuts)
+    q, q_error = _null_masses(cuts)
+    at, mass = _to_ends(q[::-1], p[::-1], -losses[::-1], q_error[::-1], p_error[::-1] + error)
+    tail = float(ndtr(-_FAR)) * (1 + 1e-9)
+    at, mass = np.append(at, -losses[-1]), np.append(mass, tail)
+    return _on_grid(at + error, mass, tail, interval)
+
+
+def _cuts(law: ShiftLaw, low: float, high: float, interval: float) -> np.ndarray:
+    """Outcomes from low to high between which the loss grows by about `interval`."""
+    x = np.linspace(low, high, 2001)
+    losses = np.maximum.accumulate(law.loss_at(x))
+    count = min(_MOST_CUTS, math.floor(losses[-1] / interval) - math.ceil(losses[0] / interval) + 1)
+    if count < 1:
+        return np.array([low, high])
+    wanted = np.linspace(math.ceil(losses[0] / interval), math.floor(losses[-1] / interval), count) * interval
+    near = np.interp(wanted, losses, x)
+    here, slope = law.loss_at(near), (x[1] - x[0]) / 64
+    rise = (law.loss_at(near + slope) - here) / slope
+    with np.errstate(divide="ignore", invalid="ignore"):
+        nearer = near + np.clip((wanted - here) / rise, -16 * slope, 16 * slope)
+    nearer = np.where(np.isfinite(nearer), nearer, near)
+    return np.unique(np.concatenate([[low], nearer[(nearer > low) & (nearer < high)], [high]]))
+
+
+def _to_ends(
+    upper: np.ndarray, lower: np.ndarray, losses: np.ndarray, upper_error: np.ndarray, other_error: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Losses and masses after what `upper` puts on each piece has gone to its ends; `lower` is the other law.
+
+    Errors are relative: that of the upper masses, and that of all else in the ratio of the two.
+    """
+    left, right = losses[:-1], losses[1:]
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ratio = np.exp(left + np.log(lower) - np.log(upper))
+        share = (1 - ratio + 2 * (upper_error + other_error)) / -np.expm1(np.minimum(left - right, 0.0))
+    share = np.where(np.isfinite(share), np.clip(share, 0.0, 1.0), 1.0)
+    mass = np.where(upper > 0, upper * (1 + 2 * upper_error), 0.0)
+    return np.concatenate([left, right]), np.concatenate([mass * (1 - share), mass * share])
+
+
+def _on_grid(losses: np.ndarray, mass: np.ndarray, infinite: float, interval: float) -> pld_pmf.DensePLDPmf:
+    """Masses at any losses, moved to the two multiples of the interval around each."""
+    scaled = losses / interval
+    scaled = scaled + 4 * _ULP * np.abs(scaled)
+    left = np.floor(scaled).astype(np.int64)
+    share = np.clip(np.expm1(-(scaled - left) * interval) / math.expm1(-interval), 0.0, 1.0)
+    lowest = int(left.min())
+    size = int(left.max()) - lowest + 2
+    probs = np.bincount(left - lowest, mass * (1 - share), size) + np.bincount(left - lowest + 1, mass * share, size)
+    return pld_pmf.DensePLDPmf(interval, lowest, probs * (1 + 1e-13), min(1.0, infinite), True)
+
+
+def _null_masses(cuts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    mass, whole = _between(cuts[:, None])
+    return mass[:, 0], _relative(whole[:, 0], mass[:, 0])
+
+
+def _between(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A standard Gaussian's mass between neighbouring rows, and the tail that it was subtracted from."""
+    below, above = ndtr(points), ndtr(-points)
+    left = points[:-1] > 0
+    mass = np.where(left, above[:-1] - above[1:], below[1:] - below[:-1])
+    return np.maximum(mass, 0.0), np.where(left, above[:-1], below[1:])
+
+
+def _relative(whole: np.ndarray, mass: np.ndarray) -> np.ndarray:
+    """The relative error of a difference of two numbers below `whole`, each right to some ulps."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(mass > 0, 64 * _ULP * whole / mass, np.inf)
+
+
+def _error(law: ShiftLaw, cuts: np.ndarray) -> float:
+    """An upper estimate of the rounding error of a loss between the first and the last cut."""
+    largest = float(law.shifts[-1])
+    farthest = max(abs(float(cuts[0])), abs(float(cuts[-1])))
+    return 16 * _ULP * (2 + farthest * largest + largest**2 + math.log(len(law.shifts)))

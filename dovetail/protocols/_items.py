@@ -1,0 +1,179 @@
+"""Protocols that clip the gradient of every record by itself and protect items, or people with several of them.
+
+A person (a *subject*) may have records at several users. The certified form caps how many of a subject's records are
+used at all: `items_per_subject` (Z_max) over the whole federation, at most `items_per_user` at one user, at most
+`users_per_subject` users. The cap is public and enforced by leaving out records by a rule that looks at that subject's
+records alone; the noise is the same in every step. Each record joins a step independently with `sampling_rate`, and the
+law of how many of a subject's records meet in a sum is what is accounted (`events.SampledSubject`).
+
+`adaptive_z` sets the noise by the largest number of records of one subject that a batch happens to hold, as the paper
+does: the noise then tells that number, so nothing is promised.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any, ClassVar, Literal, Self
+
+from dovetail import _validate
+from dovetail.events import Disjoint, Everyone, FixedSize, Gaussian, Mechanism, NonPrivate, Poisson, SampledSubject
+from dovetail.protocols._base import Cohort, Protocol
+from dovetail.shufflers import Layout
+from dovetail.statements import Neighbors, Unit
+
+__all__ = ["ItemLevel", "population"]
+
+_REMOVAL = "users stay on the public roster and take part as before, also without the records that are removed"
+_LEAKS = "the noise follows the largest number of one subject's records in a batch, and so tells it"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ItemLevel(Protocol):
+    """Per-record clipping; `batch` is the expected number of records in a step, a public constant."""
+
+    relation: ClassVar[Neighbors] = Neighbors.ADD_REMOVE
+    claimed_for: ClassVar[Literal["round", "training"]] = "training"
+
+    clip_norm: float
+    items_per_subject: int | None = None
+    users_per_subject: int | None = None
+    items_per_user: int | None = None
+    batch: float | None = None
+    sampling_rate: float | None = None
+    noise_multiplier: float | None = None
+    unit: Literal["subject", "item"] = "subject"
+    adaptive_z: bool = False
+    group_in_batch: int | None = None  # the paper's Z as the data has it: for its claim, never for what is certified
+
+    def __post_init__(self) -> None:
+        _validate.positive(clip_norm=self.clip_norm)
+        _validate.one_of(("subject", "item"), unit=self.unit)
+        if self.unit == "item" and self.items_per_subject is None:
+            object.__setattr__(self, "items_per_subject", 1)
+        if self.items_per_subject is None:
+            raise ValueError(f"expected protocol.items_per_subject (Z_max) for {self.name!r}, got none")
+        for name in ("items_per_subject", "users_per_subject", "items_per_user", "group_in_batch"):
+            if getattr(self, name) is not None:
+                _validate.integer(**{name: getattr(self, name)})
+                _validate.at_least(1, **{name: getattr(self, name)})
+        if self.unit == "item" and self.items_per_subject != 1:
+            raise ValueError(f"expected items_per_subject = 1 with unit = 'item', got {self.items_per_subject}")
+        if self.batch is None and self.sampling_rate is None:
+            raise ValueError(f"expected protocol.batch or protocol.sampling_rate for {self.name!r}, got neither")
+        for name in ("batch", "noise_multiplier", "sampling_rate"):
+            if getattr(self, name) is not None:
+                _validate.positive(**{name: getattr(self, name)})
+        if self.sampling_rate is not None:
+            _validate.at_most(1, sampling_rate=self.sampling_rate)
+
+    @property
+    def noise_field(self) -> str:
+        """The noise multiplier."""
+        return "noise_multiplier"
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the noise on each coordinate of a sum of clipped gradients."""
+        if self.noise_multiplier is None:
+            raise ValueError("expected noise_multiplier to be set or calibrated, got noise_multiplier=None")
+        return self.noise_multiplier * self.clip_norm
+
+    @property
+    def rate(self) -> float:
+        """The probability with which a record joins a step."""
+        if self.sampling_rate is None:
+            raise ValueError("expected sampling_rate to be given or settled, got sampling_rate=None")
+        return self.sampling_rate
+
+    def settle(self, cohort: Cohort, dim: int) -> Self:
+        """The sampling rate from the batch, or the batch from the rate; both stay what they are if data changes."""
+        if isinstance(cohort.participation, Disjoint):
+            raise ValueError(f"expected no disjoint batches of users under {self.name!r}, got cohort.kind='disjoint'")
+        if cohort.records is None:
+            return self
+        records = self._records_in_reach(cohort)
+        if self.batch is None:
+            return dataclasses.replace(self, batch=self.rate * records)
+        rate = self.batch / records
+        if self.sampling_rate is not None and abs(rate - self.sampling_rate) > 1e-9 * rate:
+            raise ValueError(
+                f"expected batch or sampling_rate, got batch={self.batch} of {records:g} records and "
+                f"sampling_rate={self.sampling_rate}"
+            )
+        if rate > 1:
+            raise ValueError(f"expected a sampling rate of at most 1, got batch={self.batch} of {records:g} records")
+        return dataclasses.replace(self, sampling_rate=rate)
+
+    @abc.abstractmethod
+    def _records_in_reach(self, cohort: Cohort) -> float:
+        """The records that a step draws from, on average."""
+
+    def check_relation(self, neighbors: Neighbors) -> None:
+        """Subjects and items are added or removed."""
+        if neighbors is not Neighbors.ADD_REMOVE:
+            raise ValueError(f"expected neighbors = add-remove under {self.name!r}, got neighbors={neighbors.value!r}")
+
+    def layout(self, dim: int) -> Layout:
+        """Every coordinate of a sum, or of a model, to the server."""
+        return Layout(slots=dim, reports_per_client=dim, shufflers=0)
+
+    def _mechanism(self, cohort: Cohort, **more: Any) -> Mechanism:
+        if self.adaptive_z:
+            return NonPrivate(reason=_LEAKS)
+        spanned = self.users_per_subject or population(cohort)
+        items = self.items_per_subject or 1
+        return SampledSubject(
+            std=self.std,
+            clip_norm=self.clip_norm,
+            items=items,
+            prob_item=self.rate,
+            users_spanned=min(spanned, items),
+            items_per_user=None if self.items_per_user is None else min(self.items_per_user, items),
+            **more,
+        )
+
+    @property
+    def _protects(self) -> Unit:
+        return Unit(self.unit)
+
+    def _assumptions(self) -> tuple[str, ...]:
+        """What both protocols take for granted, and the cap that is enforced."""
+        public = (
+            "sampling rate and batch are public and the same whoever is there",
+            "who drops out does not depend on the data",
+            _REMOVAL,
+        )
+        if self.unit == "item":
+            return public
+        parts = [f"at most {self.items_per_subject} records of a subject are used in all"]
+        if self.items_per_user is not None:
+            parts.append(f"{self.items_per_user} at one user")
+        if self.users_per_subject is not None:
+            parts.append(f"at {self.users_per_subject} user{'s' * (self.users_per_subject > 1)}")
+        return (f"{', '.join(parts)}: chosen by that subject's records alone", *public)
+
+    def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]] | None:
+        """The paper counts items under Poisson sampling, in groups of as many as a batch holds of one subject."""
+        if self.group_in_batch is None:
+            return None
+        noise = Gaussian(std=self.std, sensitivity=self.clip_norm, neighbors=Neighbors.ADD_REMOVE)
+        spanned = self.users_per_subject or population(cohort)
+        return noise, {"items_per_subject": self.group_in_batch, "users_per_subject": spanned}
+
+    @property
+    def published_sampling(self) -> Poisson:
+        """How the paper's accountant takes records to be sampled."""
+        return Poisson(prob=self.rate)
+
+
+def population(cohort: Cohort) -> int:
+    """How many users the federation has."""
+    match cohort.participation:
+        case FixedSize(population=population):
+            return population
+        case Poisson(prob=prob):
+            return round(cohort.size / prob)
+        case Everyone():
+            return cohort.size
+    raise ValueError("expected users that are all there, or drawn at random, got disjoint batches of users")

@@ -1,0 +1,154 @@
+"""Whose privacy: what the same rounds promise for one item, one user, one subject.
+
+A protocol protects one unit natively; what that says about another is worked out here, or that it says nothing:
+
+- a user protected says the same of each of its items, but under replacement: an item more or less changes its user's
+  update and does not remove it;
+- a user protected says of a subject at s users what s users together are promised (`accounting.spanning`), again under
+  replacement, unless a subject is all of one user;
+- a subject or an item protected says nothing of a user, who may hold any number of records;
+- an item of a capped subject may be replaced and not removed: leaving it out may let another one in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from dovetail import accounting
+from dovetail.accounting import spanning
+from dovetail.events import Gaussian, NonPrivate, Poisson, Round, SampledSubject
+from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Statement, Unit, unbounded
+
+__all__ = ["Spread", "Viewed", "bound", "table"]
+
+_ALONE = "every subject's records are all at one user, and every user's are about one subject"
+_SAME = "the record is replaced by another of the same subject at the same user"
+_UNKNOWN = "who a record is about is unknown: a user is taken for one subject, with no records elsewhere"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Viewed:
+    """Rounds and the scope of what is stated about them."""
+
+    rounds: tuple[Round, ...]
+    scope: Scope
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spread:
+    """How records lie: the most users and records of one subject, and whether subjects are known at all.
+
+    `alone`: a subject is all of one user. `users_per_item`: so many users may hold the same record.
+    """
+
+    known: bool = False
+    alone: bool = True
+    users_per_item: int = 1
+    users_per_subject: int = 1
+    items_per_subject: int | None = None
+    items_per_user: int | None = None
+
+    @property
+    def assumption(self) -> str:
+        """What a statement about a subject takes for granted."""
+        if not self.known:
+            return _UNKNOWN
+        if self.alone:
+            return _ALONE
+        said = f"no subject has records at more than {self.users_per_subject} user{'s' * (self.users_per_subject > 1)}"
+        if self.items_per_subject is not None:
+            said += f", nor more than {self.items_per_subject} in all"
+        if self.items_per_user is not None:
+            said += f", nor more than {self.items_per_user} at one user"
+        return f"{said} (read off the data, which the statement does not cover)"
+
+
+def bound(
+    unit: Unit,
+    own: Viewed,
+    replaced: Viewed | None,
+    spread: Spread,
+    *,
+    delta: float | None = None,
+    eps: float | None = None,
+) -> Bound:
+    """The smallest bound for one such unit at this delta (or eps); `NotApplicable` with the reason if there is none.
+
+    `replaced` are the same rounds under replacement of a user, where the protocol has such a view.
+    """
+    target = {"delta": delta} if eps is None else {"eps": eps}
+    native = own.scope.unit
+    same = unit is native or (Unit.ITEM not in (unit, native) and spread.alone)
+    if same:
+        return accounting.bound(own.rounds, **target)
+    if eps is not None:
+        raise NotApplicable(f"for one {unit.value}, bounds go from a delta to an eps only")
+    at = float(delta or 0.0)
+    if native is Unit.USER:
+        if replaced is None:
+            raise NotApplicable(f"what happens when a user is replaced is not known, and one {unit.value} may do that")
+        if unit is Unit.ITEM:
+            return spanning.spanned(replaced.rounds, users=spread.users_per_item, delta=at)
+        if not spread.known:
+            raise NotApplicable("who a record is about is unknown, and users hold the same records")
+        return spanning.spanned(replaced.rounds, users=spread.users_per_subject, delta=at)
+    if unit is Unit.USER:
+        raise NotApplicable("records are clipped one by one, and a user may hold any number of them")
+    if unit is Unit.ITEM:
+        return accounting.bound(_of_replaced_items(own.rounds), delta=at)
+    if spread.items_per_subject is None:
+        raise NotApplicable("records are clipped one by one, and a subject may have any number of them")
+    return accounting.bound(_of_subjects(own.rounds, spread.items_per_subject, spread), delta=at)
+
+
+def table(own: Viewed, replaced: Viewed | None, spread: Spread, *, delta: float) -> Mapping[Unit, Statement]:
+    """For every unit what is certified, or nothing and the reason."""
+    return {unit: _statement(unit, own, replaced, spread, delta) for unit in Unit}
+
+
+def _statement(unit: Unit, own: Viewed, replaced: Viewed | None, spread: Spread, delta: float) -> Statement:
+    native, scope, rounds = own.scope.unit, own.scope, own.rounds
+    alone = Unit.ITEM not in (unit, native) and spread.alone
+    said: list[str] = []
+    if unit is not native and (alone or unit is Unit.SUBJECT):
+        said.append(spread.assumption)
+    elif (native, unit) == (Unit.SUBJECT, Unit.ITEM):
+        scope = dataclasses.replace(scope, neighbors=Neighbors.REPLACE_ONE)
+        said.append(_SAME)
+    elif (native, unit) == (Unit.USER, Unit.ITEM):
+        said.append(f"no record is at more than {spread.users_per_item} user{'s' * (spread.users_per_item > 1)}")
+    if native is Unit.USER and unit is not native and not alone and replaced is not None:
+        scope, rounds = replaced.scope, replaced.rounds
+    scope = dataclasses.replace(scope, unit=unit, assumptions=(*scope.assumptions, *said))
+    for item in own.rounds:
+        if isinstance(item.mechanism, NonPrivate):
+            return unbounded(scope, reason=item.mechanism.reason, delta=delta)
+    try:
+        return accounting.stated(rounds, bound(unit, own, replaced, spread, delta=delta), scope)
+    except NotApplicable as refusal:
+        return unbounded(scope, reason=str(refusal), delta=delta)
+
+
+def _of_subjects(rounds: Sequence[Round], items: int, spread: Spread) -> list[Round]:
+    """The same sums of records, seen from a subject with this many of them."""
+    more = {"items": items, "users_spanned": spread.users_per_subject, "items_per_user": spread.items_per_user}
+    return [dataclasses.replace(item, mechanism=dataclasses.replace(_sum_of(item), **more)) for item in rounds]  # type: ignore[arg-type]
+
+
+def _of_replaced_items(rounds: Sequence[Round]) -> list[Round]:
+    """The same sums, seen from one record that is replaced by another: each joins with the same probability."""
+    seen = []
+    for item in rounds:
+        event = _sum_of(item)
+        if event.prob_user != 1:
+            raise NotApplicable("where users are drawn first, a record comes with its user's others")
+        noise = Gaussian(std=event.std, sensitivity=2 * event.clip_norm, neighbors=Neighbors.REPLACE_ONE)
+        seen += [Round(mechanism=noise, participation=Poisson(prob=event.prob_item))] * event.steps
+    return seen
+
+
+def _sum_of(item: Round) -> SampledSubject:
+    if not isinstance(item.mechanism, SampledSubject):
+        raise NotApplicable(f"{type(item.mechanism).__name__} does not say how records enter a sum")
+    return item.mechanism
