@@ -395,10 +395,11 @@ def _progress_bar(rounds: int) -> Iterator[Any]:
 
 def _unit_table(units: Any) -> Table:
     """What a run promises for each unit, or nothing, and why."""
-    table = Table("for one", "certified", "neighbours", "against the", "by, or why nothing")
+    table = Table("for one", "certified", "neighbours", "against the", "by, or why nothing", box=None)
     for unit, statement in units.items():
         numbers = "nothing" if statement.unbounded else f"({statement.eps:.4g}, {statement.delta:.3g})-DP"
-        cells = (unit.value, numbers, statement.neighbors.value, statement.adversary, statement.theorem.where)
+        why = statement.theorem.where if statement.unbounded else statement.theorem.key
+        cells = (unit.value, numbers, statement.neighbors.value, statement.adversary, why)
         table.add_row(*(escape(cell) for cell in cells))
     return table
 
