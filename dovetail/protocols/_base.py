@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from dovetail import _validate
-from dovetail.events import Mechanism, Participation, View
+from dovetail.events import FixedSize, Mechanism, Participation, Poisson, View
 from dovetail.mechanisms.gaussian import clip_factor
 from dovetail.shufflers import Layout, Reports, Shuffled, deliver, masked
 from dovetail.statements import Neighbors, Scope, Trust, Unit
@@ -55,6 +55,14 @@ class Cohort:
         _validate.in_interval(0, self.size, min_size=self.min_size)
         _validate.non_negative(colluders=self.colluders)
         _validate.positive(noise_scale=self.noise_scale)
+
+    def refuse_minimum(self) -> None:
+        """A withheld round would tell of who was drawn, where that is a secret."""
+        if isinstance(self.participation, Poisson | FixedSize) and self.min_size > 0:
+            raise ValueError(
+                "expected min_size = 0 where the sample is secret (a withheld round would tell of who was drawn), "
+                f"got min_size={self.min_size}"
+            )
 
     def crowd(self) -> int:
         """The number of users that a shuffled round is sure to have: its enforced minimum."""
@@ -101,6 +109,14 @@ class Protocol(abc.ABC):
             raise ValueError(f"expected a protocol with noise to calibrate, got protocol.name={self.name!r}")
         value = noise if self.noise_field == "noise_multiplier" else 1 / noise
         return dataclasses.replace(self, **{self.noise_field: value})  # type: ignore[type-var]
+
+    def known(self, name: str) -> Any:
+        """A parameter that calibration or `settle` fills in; refuses while it is open."""
+        value = getattr(self, name)
+        if value is None:
+            how = "set or calibrated" if name == self.noise_field else "given or settled"
+            raise ValueError(f"expected {name} to be {how}, got {name}=None")
+        return value
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
         """This protocol with everything set that follows from the cohort and the dimension; refuses what cannot be."""

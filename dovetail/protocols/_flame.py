@@ -90,14 +90,13 @@ class Flame(Protocol):
     @property
     def local(self) -> LocalRandomizer:
         """The randomizer of one report, on [0, 1]."""
-        if self.eps_local is None:
-            raise ValueError("expected eps_local to be set or calibrated, got eps_local=None")
+        eps_local = self.known("eps_local")
         match self.randomizer:
             case "rr2":
-                return BinaryRandomizedResponse(self.eps_local)
+                return BinaryRandomizedResponse(eps_local)
             case "rr":
-                return RandomizedResponse(self.eps_local, self.levels or 2)
-        return Laplace(self.eps_local)
+                return RandomizedResponse(eps_local, self.levels or 2)
+        return Laplace(eps_local)
 
     @property
     def report(self) -> Report:

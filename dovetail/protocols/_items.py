@@ -75,16 +75,12 @@ class ItemLevel(Protocol):
     @property
     def std(self) -> float:
         """Standard deviation of the noise on each coordinate of a sum of clipped gradients."""
-        if self.noise_multiplier is None:
-            raise ValueError("expected noise_multiplier to be set or calibrated, got noise_multiplier=None")
-        return self.noise_multiplier * self.clip_norm
+        return float(self.known("noise_multiplier") * self.clip_norm)
 
     @property
     def rate(self) -> float:
         """The probability with which a record joins a step."""
-        if self.sampling_rate is None:
-            raise ValueError("expected sampling_rate to be given or settled, got sampling_rate=None")
-        return self.sampling_rate
+        return float(self.known("sampling_rate"))
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
         """The sampling rate from the batch, or the batch from the rate; both stay what they are if data changes."""

@@ -32,6 +32,4 @@ class BinarySum(ReportedSum):
     @property
     def local(self) -> BinaryRandomizedResponse:
         """Randomized response on a bit."""
-        if self.eps_local is None:
-            raise ValueError("expected eps_local to be set or calibrated, got eps_local=None")
-        return BinaryRandomizedResponse(self.eps_local)
+        return BinaryRandomizedResponse(self.known("eps_local"))

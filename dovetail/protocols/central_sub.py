@@ -68,11 +68,7 @@ class CentralSub(ItemLevel):
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """A noisy sum over sampled records."""
         self.check_relation(neighbors)
-        if isinstance(cohort.participation, Poisson) and cohort.min_size > 0:
-            raise ValueError(
-                "expected min_size = 0 where the sample is secret (a withheld round would tell of who was drawn), "
-                f"got min_size={cohort.min_size}"
-            )
+        cohort.refuse_minimum()
         scope = Scope(
             trust=Trust.CURATOR,
             adversary="observer of every model",

@@ -109,13 +109,7 @@ class DpFl(Protocol):
     @property
     def std(self) -> float:
         """Standard deviation of the noise on each coordinate of the sum, at the first clip norm and noise scale 1."""
-        return self._multiplier * self.first_clip_norm
-
-    @property
-    def _multiplier(self) -> float:
-        if self.noise_multiplier is None:
-            raise ValueError("expected noise_multiplier to be set or calibrated, got noise_multiplier=None")
-        return self.noise_multiplier
+        return self.known("noise_multiplier") * self.first_clip_norm
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
         """The noise on the adaptive count, which is never most of the cost: any target can be met by more noise."""
@@ -173,29 +167,19 @@ class DpFl(Protocol):
         """The noised sum over the planned size; the adaptive clip norm moves with the noised count."""
         total = tally[:-1] if self.clip == "adaptive" else tally
         key, key_count = jax.random.split(key) if self.clip == "adaptive" else (key, key)
-        std = self._multiplier * state.clip_norm * state.noise_scale
+        std = self.known("noise_multiplier") * state.clip_norm * state.noise_scale
         noised = total + std * jax.random.normal(key, total.shape, total.dtype)
         if self.clip == "adaptive":
-            noise = self._std_count * jax.random.normal(key_count, (), total.dtype)
+            noise = self.known("std_count") * jax.random.normal(key_count, (), total.dtype)
             below = 0.5 + (tally[-1] + noise) / size
             moved = state.clip_norm * jnp.exp(-self.clip_rate * (jnp.clip(below, 0, 1) - self.quantile))
             farthest = self.first_clip_norm * _FARTHEST
             state = state._replace(clip_norm=jnp.clip(moved, self.first_clip_norm / _FARTHEST, farthest))
         return noised / size, state
 
-    @property
-    def _std_count(self) -> float:
-        if self.std_count is None:
-            raise ValueError("expected std_count to be given or settled, got std_count=None")
-        return self.std_count
-
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """One Gaussian release of the clipped sum, and of the count beside it."""
-        if isinstance(cohort.participation, Poisson | FixedSize) and cohort.min_size > 0:
-            raise ValueError(
-                "expected min_size = 0 where the sample is secret (a withheld round would tell of who was drawn), "
-                f"got min_size={cohort.min_size}"
-            )
+        cohort.refuse_minimum()
         scope = Scope(
             trust=Trust.CURATOR,
             adversary="observer of every model",
@@ -221,7 +205,7 @@ class DpFl(Protocol):
         """In units in which sum and count have the same noise: a user moves the count, less 1/2 each, by 1/2 or 1."""
         std, reach = self.std * noise_scale, self.first_clip_norm
         if self.clip == "adaptive":
-            reach = math.hypot(reach, 0.5 * std / self._std_count) * (1 + 1e-15)
+            reach = math.hypot(reach, 0.5 * std / self.known("std_count")) * (1 + 1e-15)
         return Gaussian(
             std=std, sensitivity=reach * (2 if neighbors is Neighbors.REPLACE_ONE else 1), neighbors=neighbors
         )

@@ -99,31 +99,19 @@ class RealSum(ReportedSum):
             return self
         if self.method == "unary":
             return dataclasses.replace(self, levels=1 + math.ceil(math.sqrt(cohort.size)))
-        return dataclasses.replace(self, levels=_best_levels(self._budget))
+        return dataclasses.replace(self, levels=_best_levels(self.known("eps_local")))
 
     @property
     def local(self) -> RandomizedResponse:
         """Randomized response on all levels, or on a bit."""
         if self.method == "unary":
-            return BinaryRandomizedResponse(self._budget)
-        return RandomizedResponse(self._budget, self._levels)
-
-    @property
-    def _budget(self) -> float:
-        if self.eps_local is None:
-            raise ValueError("expected eps_local to be set or calibrated, got eps_local=None")
-        return self.eps_local
-
-    @property
-    def _levels(self) -> int:
-        if self.levels is None:
-            raise ValueError("expected levels to be given or settled, got levels=None")
-        return self.levels
+            return BinaryRandomizedResponse(self.known("eps_local"))
+        return RandomizedResponse(self.known("eps_local"), self.known("levels"))
 
     @property
     def slots(self) -> int:
         """One report, or a bit for every step between levels."""
-        return self._levels - 1 if self.method == "unary" else 1
+        return self.known("levels") - 1 if self.method == "unary" else 1
 
     def positions(self, x: jax.Array, *, key: jax.Array) -> jax.Array:
         """The number itself; or its unary code, after unbiased rounding."""

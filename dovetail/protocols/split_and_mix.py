@@ -95,9 +95,7 @@ class SplitAndMix(Protocol):
     @property
     def std(self) -> float:
         """Standard deviation of the honest clients' noise on each coordinate of the sum."""
-        if self.noise_multiplier is None:
-            raise ValueError("expected noise_multiplier to be set or calibrated, got noise_multiplier=None")
-        return self.noise_multiplier * self.clip_norm
+        return float(self.known("noise_multiplier") * self.clip_norm)
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
         """Scale, modulus and shares for this cohort; every honest client of its minimum adds an equal part of noise."""
@@ -128,22 +126,16 @@ class SplitAndMix(Protocol):
 
     def encoding(self, dim: int) -> skellam.Encoding:
         """How an update becomes integers."""
-        return skellam.Encoding(clip_norm=self.clip_norm, scale=self._settled("scale"), dim=dim)
+        return skellam.Encoding(clip_norm=self.clip_norm, scale=self.known("scale"), dim=dim)
 
     @property
     def noise_part(self) -> float:
         """The variance of one client's noise on a coordinate, in integers."""
-        return (self.std * self._settled("scale")) ** 2 / self._settled("honest")
-
-    def _settled(self, name: str) -> Any:
-        value = getattr(self, name)
-        if value is None:
-            raise ValueError(f"expected {name} to be given or settled, got {name}=None")
-        return value
+        return (self.std * self.known("scale")) ** 2 / self.known("honest")
 
     def layout(self, dim: int) -> Layout:
         """A slot for every share of every coordinate; the shares of a coordinate are neighbours."""
-        slots = dim * self._settled("shares")
+        slots = dim * self.known("shares")
         return Layout(slots=slots, reports_per_client=slots, shufflers=self.shufflers)
 
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
@@ -151,7 +143,7 @@ class SplitAndMix(Protocol):
         key_round, key_noise, key_shares = self._keys(key)
         noise = skellam.skellam(self.noise_part, x.shape, key=key_noise)
         noisy = self.encoding(len(x))(x, key=key_round) + noise
-        shares = skellam.split(noisy, self._settled("shares"), self._settled("modulus"), key=key_shares)
+        shares = skellam.split(noisy, self.known("shares"), self.known("modulus"), key=key_shares)
         return Reports(slot=None, value=shares.ravel(), valid=jnp.ones((), bool))
 
     @staticmethod
@@ -186,28 +178,28 @@ class SplitAndMix(Protocol):
         """The scaled sum with the noise of all clients, and a Gaussian for their rounding errors."""
         key_round, key_noise = jax.random.split(key)
         errors = jnp.sqrt(count / 4) * jax.random.normal(key_round, total.shape, total.dtype)
-        rounded = jnp.round(total * self._settled("scale") + errors).astype(jnp.int32)
+        rounded = jnp.round(total * self.known("scale") + errors).astype(jnp.int32)
         return self.finish(Collected(skellam.words(rounded), count), key=key_noise)
 
     def estimate(self, tally: jax.Array, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
         """The sum, centred around zero modulo `modulus`, over the planned size."""
-        integers = skellam.centred(tally, self._settled("modulus"))
-        return integers.astype(jnp.float32) / (self._settled("scale") * size), state
+        integers = skellam.centred(tally, self.known("modulus"))
+        return integers.astype(jnp.float32) / (self.known("scale") * size), state
 
     def noise_std(self, size: int, dim: int) -> float:
         """The noise of all clients; zeros are encoded without rounding."""
-        return math.sqrt(self.noise_part / size) / self._settled("scale")
+        return math.sqrt(self.noise_part / size) / self.known("scale")
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """The noisy sum that the analyzer sees, and how well the shares hide the rest."""
-        crowd, shares, encoding = cohort.crowd(), self._settled("shares"), self.encoding(dim)
+        crowd, shares, encoding = cohort.crowd(), self.known("shares"), self.encoding(dim)
         mechanism = events.SplitAndMix(
             num_users=crowd,
             coordinates=dim,
             clip_norm=encoding.clip_norm,
             scale=encoding.scale,
             noise_variance=self.noise_part * max(1, crowd - cohort.colluders),
-            modulus=self._settled("modulus"),
+            modulus=self.known("modulus"),
             shares=shares,
             colluders=cohort.colluders,
             colluding_slots=self._colluding_slots(shares),
