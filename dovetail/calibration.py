@@ -116,4 +116,4 @@ class Calibration:
         def noise_of(group: int) -> float:
             return subdp.noise_scale(eps=eps, delta=delta, group=group, prob=settled.rate, steps=batches).value
 
-        return settled.with_noise(noise_of(1)), noise_of
+        return dataclasses.replace(settled.with_noise(noise_of(1)), claimed_eps=eps), noise_of

@@ -162,9 +162,12 @@ def _claimed_for_training(
     if getattr(protocol, "group_in_batch", None) is not None:
         mine = dataclasses.replace(mine, assumptions=(*mine.assumptions, _FROM_DATA))
     try:
-        return CLAIMS[protocol.name](released, delta=delta, **extra).statement(mine, span=f"{len(cohorts)} rounds")
+        claim = CLAIMS[protocol.name](released, delta=delta, **extra)
     except NotApplicable:
         return None
+    asked = getattr(protocol, "claimed_eps", None)  # the recipe set the noise batch by batch to meet just this
+    claim = claim if asked is None else dataclasses.replace(claim, eps=asked)
+    return claim.statement(mine, span=f"{len(cohorts)} rounds")
 
 
 def calibrate(name: str, plan: Plan, *, eps: float, parameter: str | None = None) -> tuple[str, float | int, Quote]:

@@ -163,6 +163,7 @@ def test_the_published_z_runs_marked_and_certifies_nothing(name):
     assert "tells it" in result.statement.theorem.where
     assert all(statement.unbounded for statement in result.units.values())
     assert result.quote.claimed.verdict is Verdict.CLAIMED_REFUTED
+    assert result.quote.claimed.eps == 6.0, "what the recipe was asked for"
 
 
 def test_central_noise_of_the_published_form_adds_up_over_users():

@@ -45,6 +45,7 @@ class ItemLevel(Protocol):
     unit: Literal["subject", "item"] = "subject"
     adaptive_z: bool = False
     group_in_batch: int | None = None  # the paper's Z as the data has it: for its claim, never for what is certified
+    claimed_eps: float | None = None  # what the paper's recipe was asked for, where it sets the noise (adaptive_z)
 
     def __post_init__(self) -> None:
         _validate.positive(clip_norm=self.clip_norm)
