@@ -138,7 +138,7 @@ class Plan:
 
     @property
     def _batch(self) -> float:
-        return float(getattr(self.protocol, "batch"))  # noqa: B009
+        return float(self.protocol.known("batch"))
 
     @property
     def _target(self) -> dict[str, float]:
