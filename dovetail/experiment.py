@@ -142,8 +142,8 @@ def run(
             jax.block_until_ready(training)
             seconds.append(time.perf_counter() - began)
             released.append(index)
-            if folder and plan.config.diagnostics and training.diagnostics:
-                folder.diagnose({"round": index + 1, **_diagnosed(training)})
+            if folder and isinstance(training.diagnostics, Diagnostics):
+                folder.diagnose({"round": index + 1, **_diagnosed(training.diagnostics)})
         progress = dataclasses.replace(progress, round=index + 1)
         if progress.round % every == 0:
             progress = _evaluated(plan, training, released, progress)
@@ -199,9 +199,8 @@ def _evaluated(plan: Plan, training: Training, released: list[int], progress: Pr
     return dataclasses.replace(progress, accuracy=plan.engine.accuracy(training), spent=plan.spent(released))
 
 
-def _diagnosed(training: Training) -> dict[str, float]:
-    assert isinstance(training.diagnostics, Diagnostics)  # noqa: S101 - the engine was asked for them
-    return {name: float(to_host(value)) for name, value in training.diagnostics._asdict().items()}
+def _diagnosed(diagnostics: Diagnostics) -> dict[str, float]:
+    return {name: float(to_host(value)) for name, value in diagnostics._asdict().items()}
 
 
 def _described(protocol: protocols.Protocol) -> dict[str, Any]:

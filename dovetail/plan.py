@@ -164,16 +164,8 @@ def prepare(config: Config, *, task: Task | None = None) -> Plan:
     _check_sections(config, protocol)
     task = task or resolve(config.task.name)
     dataset = task.load(folder=None if config.task.folder is None else Path(config.task.folder))
-    clients = partition.build(
-        config.task.partition,
-        dataset.labels,
-        users=config.task.silos if config.task.partition == "silos" else config.task.users,
-        seed=config.seed,
-        concentration=config.task.concentration,
-        subjects=dataset.subjects,
-        spread=config.task.spread,
-    )
-    held, spread = _holdings(clients, dataset, protocol)
+    clients = _dealt(config, dataset)
+    held, spread = _holdings(clients, dataset, protocol, public_spread=config.task.spread)
     records = int(held.counts.sum()) if isinstance(protocol, ItemLevel) else None
     schedule = _schedule(config, clients.num_clients, protocol, records=records)
     dataset, model = (dataset, task.model) if task.model else models.build(config.task.model, dataset)
@@ -183,12 +175,7 @@ def prepare(config: Config, *, task: Task | None = None) -> Plan:
     items = None
     if isinstance(protocol, ItemLevel):
         items = ItemDraws(clients=held, subjects=_subjects(clients, dataset), rate=protocol.rate, seed=config.seed)
-        everyone = np.arange(clients.num_clients)
-        steps = max(1, protocol.private_steps)
-        largest = items.largest_group(_looked_at(schedule, protocol), everyone, steps=steps)
-        if published_noise is not None:
-            published_noise(largest)  # refuses a Z that its recipe has no noise for
-        protocol = dataclasses.replace(protocol, group_in_batch=largest)
+        protocol = _with_group(protocol, items, schedule, published_noise)
     own, replaced = calibration.planned(protocol), calibration.replaced(protocol)
     by_record = items is not None and not protocol.private_steps
     engine = Engine(
@@ -303,7 +290,9 @@ def _subjects(clients: Clients, dataset: Dataset) -> np.ndarray:
     return subjects.one_per_user(clients, len(dataset.labels))
 
 
-def _holdings(clients: Clients, dataset: Dataset, protocol: protocols.Protocol) -> tuple[Clients, units.Spread]:
+def _holdings(
+    clients: Clients, dataset: Dataset, protocol: protocols.Protocol, *, public_spread: int
+) -> tuple[Clients, units.Spread]:
     """Who holds what after a cap that the protocol asks for, and how subjects' records lie."""
     all_records = clients
     if isinstance(protocol, ItemLevel):
@@ -327,16 +316,35 @@ def _holdings(clients: Clients, dataset: Dataset, protocol: protocols.Protocol) 
         known=True,
         alone=alone,
         users_per_item=holders,
-        users_per_subject=most.most_users,
+        users_per_subject=max(most.most_users, public_spread),  # silos are dealt by a public number
         items_per_subject=most.most_items,
         items_per_user=most.most_items_at_one_user,
     )
 
 
-def _looked_at(schedule: Schedule, protocol: ItemLevel) -> int:
-    """How many rounds are looked at for the paper's Z: all if it sets the noise, else some for the claim."""
-    few = max(1, 50 // max(1, protocol.private_steps))
-    return schedule.rounds if protocol.adaptive_z else min(schedule.rounds, few)
+def _with_group(
+    protocol: ItemLevel, items: ItemDraws, schedule: Schedule, published_noise: Callable[[int], float] | None
+) -> ItemLevel:
+    """The protocol with the paper's Z, from all rounds if it sets the noise, else from some for the claim."""
+    steps = max(1, protocol.private_steps)
+    rounds = schedule.rounds if protocol.adaptive_z else min(schedule.rounds, max(1, 50 // steps))
+    largest = items.largest_group(rounds, np.arange(schedule.population), steps=steps)
+    if published_noise is not None:
+        published_noise(largest)  # refuses a Z that its recipe has no noise for
+    return dataclasses.replace(protocol, group_in_batch=largest)
+
+
+def _dealt(config: Config, dataset: Dataset) -> Clients:
+    task = config.task
+    return partition.build(
+        task.partition,
+        dataset.labels,
+        users=task.silos if task.partition == "silos" else task.users,
+        seed=config.seed,
+        concentration=task.concentration,
+        subjects=dataset.subjects,
+        spread=task.spread,
+    )
 
 
 def _refuse_shared_records(clients: Clients) -> None:

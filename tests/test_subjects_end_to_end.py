@@ -14,6 +14,7 @@ from dovetail.federated.client import cross_entropy
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.simulate import Items
 from dovetail.statements import Neighbors, Unit, Verdict
+from dovetail.tasks.subjects import holdings
 
 BASE = {
     "task": {"name": "tiny", "partition": "silos", "silos": 6, "spread": 2},
@@ -229,7 +230,8 @@ def test_records_at_several_users_are_refused():
 def test_a_subject_that_a_cap_leaves_at_one_user_is_not_alone():
     """Without that user its records at the other one would come in: removing a user may replace records."""
     ready = plan(("protocol.users_per_subject", 1))
-    assert ready.spread.users_per_subject == 1
+    people = TASK_WITH_SUBJECTS.load(folder=None).subjects
+    assert holdings(ready.items.clients, people).most_users == 1
     assert not ready.spread.alone
     assert experiment.run(ready).units[Unit.USER].unbounded
 
@@ -256,3 +258,10 @@ def test_what_is_read_off_the_data_is_not_in_the_privacy_file(tmp_path):
     result = experiment.run(plan(), out=tmp_path / "run")
     assert "group_in_batch" not in (tmp_path / "run" / "privacy.json").read_text()
     assert "covered by no statement" in " ".join(result.quote.claimed.assumptions)
+
+
+def test_the_span_of_a_subject_in_silos_is_the_public_number_and_not_the_datas():
+    """Five records each over six silos lie at five at most; noise for a subject is set for the six that were dealt."""
+    user_level = ("protocol", {"name": "dp_fl", "clip_norm": 1.0})
+    ready = plan(("task.spread", 6), user_level, ("privacy.unit", "subject"), ("cohort.rounds", 1))
+    assert ready.spread.users_per_subject == 6

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -89,7 +88,7 @@ class Outcome:
         mean = f"{statistics.fmean(self.accuracies):.2%}"
         if len(self.results) > 1:
             mean += f" +- {statistics.stdev(self.accuracies):.2%}"
-        units = "; ".join(f"{unit.value} {_eps(statement)}" for unit, statement in first.units.items())
+        units = "; ".join(f"{unit.value} {_numbers(statement)}" for unit, statement in first.units.items())
         return [
             self.row.name,
             printed,
@@ -103,7 +102,7 @@ class Outcome:
         ]
 
 
-_HEAD = ("", "paper", "ours", "rounds, uploads", "certified", "the paper's accounting", "eps by unit")
+_HEAD = ("", "paper", "ours", "rounds, uploads", "certified", "the paper's accounting", "certified by unit")
 
 
 def reproduce(
@@ -138,10 +137,6 @@ def write(table: Table, outcomes: Sequence[Outcome], out: Path, lines: Sequence[
     write_atomically(out / "table.md", ("\n\n".join(part for part in parts if part) + "\n").encode())
     data = {"title": table.title, "rows": [outcome.to_json() for outcome in outcomes], "recomputed": list(lines)}
     write_atomically(out / "table.json", (json.dumps(data, indent=2) + "\n").encode())
-
-
-def _eps(statement: Statement) -> str:
-    return "nothing" if math.isinf(statement.eps) else f"{statement.eps:.3g}"
 
 
 def _numbers(statement: Statement) -> str:

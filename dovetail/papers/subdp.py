@@ -87,7 +87,7 @@ def _figures() -> list[str]:
     event = SampledSubject(items=131, std=recipe, clip_norm=1.0, prob_item=0.01)
     true = accounting.bound([Round(mechanism=event, participation=Everyone())] * 1000, delta=_DELTA).eps
     return [
-        "Recomputed:",
+        "Recomputed, all at delta 1e-5 and for adding or removing one subject:",
         f"- q .01, T 1000, noise .96, items sampled alone: {_said(alone, 'items')}",
         f"- users first (q .1), then items (q .1), at users with nobody else's records: {_said(first, 'items')}; "
         f"at users whose other records show that they were drawn: {_said(shown, 'items')}",
