@@ -7,6 +7,7 @@ fits the budget; cohorts, records and noise depend on the seed and the round alo
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -25,19 +26,34 @@ from dovetail.federated.server import Server
 from dovetail.protocols._items import ItemLevel
 from dovetail.simulate import Engine, Items, Performance, Training
 from dovetail.statements import Bound, NotApplicable, Scope, Statement, Unit
-from dovetail.tasks import Clients, Dataset, Task, models, partition, resolve, subjects
+from dovetail.tasks import Clients, Dataset, Model, Task, models, partition, resolve, subjects
 
-__all__ = ["Plan", "prepare"]
+__all__ = ["Guests", "Plan", "prepare"]
+
+
+class Guests(typing.Protocol):
+    """Users or people that an audit adds to a federation: all of them count for what is public, some are there."""
+
+    def join(self, dataset: Dataset, clients: Clients) -> tuple[Dataset, Clients]:
+        """The federation with every guest in it; noise, sizes and rates are set for this one."""
+        ...
+
+    def toss(self, held: Clients, num_records: int) -> Clients:
+        """Who holds what of these records once it is decided who is there, and with which record."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A config made ready to run."""
+    """A config made ready to run; `model`, `dataset` and `clients` are what the engine runs on."""
 
     config: Config
     schedule: Schedule
     protocol: protocols.Protocol
     engine: Engine
+    model: Model
+    dataset: Dataset
+    clients: Clients
     scope: Scope
     rounds: tuple[Round, ...]
     replaced: units.Viewed | None
@@ -152,7 +168,7 @@ class Plan:
         return {"delta": self.config.privacy.delta, **self._target}
 
 
-def prepare(config: Config, *, task: Task | None = None) -> Plan:
+def prepare(config: Config, *, task: Task | None = None, guests: Guests | None = None) -> Plan:
     """Load the data, schedule the cohorts, calibrate the noise; refuses whatever cannot work."""
     protocol = _protocol(config)
     update = ClientUpdate(**msgspec.structs.asdict(config.client))
@@ -165,13 +181,17 @@ def prepare(config: Config, *, task: Task | None = None) -> Plan:
     task = task or resolve(config.task.name)
     dataset = task.load(folder=None if config.task.folder is None else Path(config.task.folder))
     clients = _dealt(config, dataset)
+    dataset, model = (dataset, task.model) if task.model else models.build(config.task.model, dataset)
+    if guests is not None:
+        dataset, clients = guests.join(dataset, clients)
     held, spread = _holdings(clients, dataset, protocol, public_spread=config.task.spread)
     records = int(held.counts.sum()) if isinstance(protocol, ItemLevel) else None
     schedule = _schedule(config, clients.num_clients, protocol, records=records)
-    dataset, model = (dataset, task.model) if task.model else models.build(config.task.model, dataset)
     dim = _dimension(model)
     calibration = Calibration(protocol, schedule, config, dim, spread)
     protocol, published_noise = calibration.calibrated()
+    if guests is not None:
+        held = guests.toss(held, len(dataset.labels))
     items = None
     if isinstance(protocol, ItemLevel):
         items = ItemDraws(clients=held, subjects=_subjects(clients, dataset), rate=protocol.rate, seed=config.seed)
@@ -195,6 +215,9 @@ def prepare(config: Config, *, task: Task | None = None) -> Plan:
         schedule=schedule,
         protocol=protocol,
         engine=engine,
+        model=model,
+        dataset=dataset,
+        clients=held,
         scope=own.scope,
         rounds=own.rounds,
         replaced=replaced,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from matplotlib.figure import Figure
 from dovetail import _validate
 from dovetail.accounting import amplify
 
-__all__ = ["amplification"]
+__all__ = ["amplification", "trade_offs"]
 
 
 def amplification(path: Path, *, num_users: int, eps_local: float, delta: float, over: str = "n") -> None:
@@ -36,6 +37,23 @@ def amplification(path: Path, *, num_users: int, eps_local: float, delta: float,
         title=f"delta {delta:g}, " + (f"eps_local {eps_local:g}" if over == "n" else f"{num_users} users"),
     )
     axes.legend(fontsize=7)
+    _save(figure, path)
+
+
+def trade_offs(path: Path, curves: Mapping[str, Sequence[tuple[float, float]]], *, title: str) -> None:
+    """Curves of delta against eps, by name; a single point stands as a mark."""
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    for name, points in curves.items():
+        eps, delta = zip(*points, strict=True)
+        axes.plot(eps, delta, marker="o" if len(points) == 1 else ".", label=name)
+    axes.set(yscale="log", xlabel="eps", ylabel="delta", title=title)
+    if curves:
+        axes.legend()
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:

@@ -39,7 +39,7 @@ from dovetail.statements import (
     unbounded,
 )
 
-__all__ = ["NAMES", "Plan", "Quote", "calibrate", "certified", "quote", "state"]
+__all__ = ["NAMES", "Plan", "Quote", "calibrate", "certified", "quote", "settled", "state"]
 
 _TRUTH = 50.0  # a report with a larger eps_local lies less often than a computer errs
 _NOTHING_SHOWN = Theorem(key="none shown", where="which slots a client fills does not depend on its data")
@@ -93,7 +93,7 @@ class Quote:
 
 def quote(name: str, plan: Plan) -> Quote:
     """All statements of a protocol at these parameters."""
-    protocol, cohort = _settled(name, plan)
+    protocol, cohort = settled(name, plan)
     view = protocol.view(cohort, plan.dim, neighbors=protocol.relation)
     cohorts = [cohort] * plan.rounds
     return state(protocol, cohorts, plan.dim, [view.round] * plan.rounds, view.scope, delta=plan.delta)
@@ -182,7 +182,7 @@ def calibrate(name: str, plan: Plan, *, eps: float, parameter: str | None = None
 
     def eps_at(value: float | int) -> float:
         try:
-            protocol, cohort = _settled(name, plan.with_setting(parameter, value))
+            protocol, cohort = settled(name, plan.with_setting(parameter, value))
             view = protocol.view(cohort, plan.dim, neighbors=protocol.relation)
             return accounting.bound([view.round] * plan.rounds, delta=plan.delta).eps
         except NotApplicable:
@@ -209,7 +209,8 @@ def _build(name: str, plan: Plan) -> protocols.Protocol:
     return protocols.build(name, {**clips, **plan.settings})
 
 
-def _settled(name: str, plan: Plan) -> tuple[protocols.Protocol, protocols.Cohort]:
+def settled(name: str, plan: Plan) -> tuple[protocols.Protocol, protocols.Cohort]:
+    """The protocol that a plan is about, with everything set that follows from its cohort."""
     protocol = _build(name, plan)
     cohort = protocols.Cohort(
         participation=plan.participation,

@@ -28,13 +28,10 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory):
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """The command line within this process: arguments -> (exit status, stdout, stderr)."""
-    from rich.console import Console
-
     from dovetail import cli
 
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["dovetail", *arguments])
-        monkeypatch.setattr(cli, "_err", Console(file=sys.stderr, width=10_000))
         with pytest.raises(SystemExit) as ended:
             cli.main()
         out, err = capsys.readouterr()

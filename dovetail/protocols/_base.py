@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dovetail import _validate
 from dovetail.events import FixedSize, Mechanism, Participation, Poisson, View
@@ -158,6 +159,14 @@ class Protocol(abc.ABC):
     @abc.abstractmethod
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
         """Client: the reports for one update x of shape (dim,), with the client's own budget if it has one."""
+
+    def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray | None:
+        """The exact log density of each report that a client sends on update x; None where it has no simple form.
+
+        `value` is (..., slots), a column a slot; so is the result, or (..., 1) where a client's reports are one draw.
+        Reports are independent of each other. An audit reads it, and tests hold it against `randomize`.
+        """
+        return None
 
     def tally(self, reports: Shuffled, dim: int) -> Any:
         """Analyzer: sums that add up over any split of the messages; here for dense reports."""

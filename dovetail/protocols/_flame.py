@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dovetail import _validate
 from dovetail.events import Mechanism, Poisson, Report, Round, View
@@ -118,6 +119,10 @@ class Flame(Protocol):
     def select(self, x: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Client: which coordinates tell of x, and which are reported at all; two masks of shape (dim,)."""
 
+    def told(self, x: jax.Array) -> jax.Array:
+        """Which coordinates, if they are reported, tell of x."""
+        return jnp.ones(x.shape, bool)
+
     @abc.abstractmethod
     def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
         """One round as the analyzer sees it."""
@@ -156,6 +161,14 @@ class Flame(Protocol):
     def _position(self, x: jax.Array, told: jax.Array) -> jax.Array:
         """The clipped value on [0, 1]; its middle, where bits and Laplace noise are their own blanket, if not told."""
         return jnp.where(told, jnp.clip(x / (2 * self.clip_value) + 0.5, 0.0, 1.0), 0.5)
+
+    def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray:
+        """The randomizer's, at the clipped value; the blanket's on coordinates that only seem to tell of x."""
+        told = self.told(jnp.asarray(x, jnp.float32))
+        position = np.asarray(self._position(jnp.asarray(x, jnp.float32), told))
+        return np.where(
+            np.asarray(told), self.local.log_density(value, position), self.local.blanket().log_density(value)
+        )
 
     def tally(self, reports: Shuffled, dim: int) -> SlotSums:
         """Sum and number of the messages in every slot."""

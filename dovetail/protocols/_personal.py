@@ -21,7 +21,7 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.events import Everyone, Mechanism, Personalized, Round, View
-from dovetail.mechanisms import add_laplace
+from dovetail.mechanisms import Laplace, LocalRandomizer, add_laplace
 from dovetail.mechanisms._base import clamp
 from dovetail.protocols._base import Cohort, Protocol
 from dovetail.protocols._budgets import resolve
@@ -113,6 +113,16 @@ class Personal(Protocol):
     @abc.abstractmethod
     def perturb(self, x: jax.Array, budget: jax.Array, *, key: jax.Array) -> jax.Array:
         """Client: one report for every coordinate of x."""
+
+    def randomizer_of(self, budget: float) -> LocalRandomizer:
+        """The randomizer of one coordinate at this budget."""
+        return Laplace(budget, -self.clip_value, self.clip_value)
+
+    def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray | None:
+        """The randomizer's, at the client's own budget."""
+        if budget is None:
+            raise ValueError("expected the client's own budget, got budget=None")
+        return self.randomizer_of(budget).log_density(value, x)
 
     def layout(self, dim: int) -> Layout:
         """One slot a coordinate."""

@@ -81,6 +81,10 @@ class ReportedSum(Protocol):
         reports = self.local(self.positions(x, key=key_position), key=key_report)
         return Reports(slot=None, value=reports, valid=jnp.ones((), bool))
 
+    def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray | None:
+        """The randomizer's, at the number itself."""
+        return self.local.log_density(value, x)
+
     def tally(self, reports: Shuffled, dim: int) -> SlotSums:
         """Sum and number of the reports in every slot."""
         valid = reports.valid if reports.valid.ndim > 1 else reports.valid[:, None]

@@ -17,7 +17,7 @@ from scipy import special
 
 from dovetail import _validate
 from dovetail.events import Mechanism, NonPrivate
-from dovetail.mechanisms import ClipLaplace, clip_laplace
+from dovetail.mechanisms import ClipLaplace, LocalRandomizer, clip_laplace
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._personal import Personal, laplace_reports
 from dovetail.shufflers import SlotSums
@@ -71,6 +71,12 @@ class Apes(Personal):
         if self.randomizer == "laplace":
             return laplace_reports(x, budget, self.clip_value, key=key)
         return clip_laplace.perturb(x, budget, self.clip_value, self.output_bound, key=key)
+
+    def randomizer_of(self, budget: float) -> LocalRandomizer:
+        """Clip-Laplace, or Laplace noise."""
+        if self.randomizer == "laplace":
+            return super().randomizer_of(budget)
+        return ClipLaplace(budget, -self.clip_value, self.clip_value, self.output_bound)
 
     def estimate(self, tally: SlotSums, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
         """The value that, held by all users, has the observed average as its mean report; clamped to [-C, C]."""

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dovetail import _validate, events
 from dovetail.events import Disjoint, Everyone, Round, View
@@ -81,6 +82,11 @@ class LdpFl(Protocol):
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
         """The clipped update with the client's own noise."""
         return Reports(slot=None, value=self.local(x, key=key), valid=jnp.ones(()))
+
+    def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray:
+        """The randomizer's: of each coordinate, or of the whole update."""
+        density = self.local.log_density(value, x)
+        return density[..., None] if self.local.vector else density
 
     def estimate(self, tally: jax.Array, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
         """The sum of the reports over the planned size."""

@@ -67,6 +67,10 @@ class PrivUnit(Protocol):
         """A unit vector."""
         return Reports(slot=None, value=self.local(len(x))(x, key=key), valid=jnp.ones(()))
 
+    def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray:
+        """Of the whole message, against the uniform law of the sphere."""
+        return self.local(value.shape[-1]).log_density(value, x)[..., None]
+
     def estimate(self, tally: jax.Array, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
         """The sum of the messages, unbiased, over the planned size."""
         return self.local(len(tally)).debias(tally / size), state

@@ -131,6 +131,13 @@ class RealSum(ReportedSum):
             return super().randomize(x, state, key=key)
         return self.sharing.randomize(_around_zero(x), state, key=key)
 
+    def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray | None:
+        """The randomizer's; that of the unary code at 0 and 1, between which its bits are not independent."""
+        number = clamp64(x, 0.0, 1.0)
+        if self.method == "split" or (self.method == "unary" and not np.isin(number, (0, 1)).all()):
+            return None
+        return self.local.log_density(value, number)
+
     def tally(self, reports: Shuffled, dim: int) -> SlotSums:
         """Sum and number of the reports in every slot; of shares, their sum modulo 2^32 and the number of users."""
         if self.sharing is None:

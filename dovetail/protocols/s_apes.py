@@ -99,6 +99,10 @@ class SApes(Apes):
                 chosen = top_mask(jax.random.uniform(key_choice, x.shape), self.kept(len(x)))
         return jnp.where(chosen, report, super().perturb(jnp.zeros_like(x), fresh_budget, key=key_fresh))
 
+    def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray | None:
+        """None: a report is kept or drawn anew by what it was."""
+        return None
+
     def _second_moments(self, dim: int) -> np.ndarray:
         budgets = self.eps_locals
         sizes = self._sizes(budgets)

@@ -73,9 +73,13 @@ class SsTopk(Padded):
         """The k largest and the decoys."""
         return self.k + (dim - self.k if self.decoys is None else self.decoys)
 
+    def told(self, x: jax.Array) -> jax.Array:
+        """The k largest."""
+        return top_mask(x, self.k)
+
     def select(self, x: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The k largest, and those with a uniformly random set of the others."""
-        largest = top_mask(x, self.k)
+        largest = self.told(x)
         reported = self.per_client(len(x))
         if reported == len(x):
             return largest, jnp.ones(x.shape, bool)

@@ -1,0 +1,13 @@
+"""The audit: attack what runs, and hold the lower bound against what is certified and claimed.
+
+- `audit` attacks one protocol at given parameters, `CASES` are those worth it (`dovetail audit --all`);
+- `training.audit` hides canaries in a whole training and guesses them;
+- `indices.audit_indices` is what a shuffler makes of the coordinates that clients report.
+"""
+
+from dovetail.audit.bounds import Duel, LowerBound
+from dovetail.audit.cases import CASES, Case, plan_for
+from dovetail.audit.findings import Finding, audit
+from dovetail.audit.scores import VIEWS
+
+__all__ = ["CASES", "VIEWS", "Case", "Duel", "Finding", "LowerBound", "audit", "plan_for"]

@@ -1,0 +1,160 @@
+"""What an adversary that knows all data but the coins can work out of a training that it watches.
+
+At every released model it computes, with the clients' own code, what everybody adds: the sum of the real users' clipped
+updates, and what each canary would add in either of its worlds. Who takes part is used where that is public (disjoint
+batches, everyone) or independent of the canaries (other users and records of a Poisson sample), and nowhere else: a
+canary of a secret sample counts with the probability that it joins.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from dovetail.audit.canaries import Canaries
+from dovetail.federated.client import ClientUpdate, cross_entropy, local_update
+from dovetail.federated.server import Server
+from dovetail.mechanisms.gaussian import clip_l2
+from dovetail.plan import Plan
+from dovetail.protocols._items import ItemLevel
+
+__all__ = ["Attacker", "Seen"]
+
+_CHUNK, _CHUNK_FLOATS = 256, 2**24
+
+
+class Seen(NamedTuple):
+    """A released round: its planned users, the model before and after, the states of protocol and server before."""
+
+    number: int
+    users: np.ndarray
+    before: Any
+    after: np.ndarray
+    state: Any
+    server: Any
+
+
+class Attacker:
+    """Knows the plan, all data and both worlds of every canary; not the coins.
+
+    Guarantees:
+        Where who takes part is public, others' sum and the canaries' worlds explain a released sum up to its noise.
+    """
+
+    def __init__(self, plan: Plan, hidden: Canaries) -> None:
+        self._plan, self._hidden = plan, hidden
+        self._protocol, self._schedule = plan.protocol, plan.schedule
+        self._inputs, self._labels = plan.dataset.inputs, plan.dataset.labels
+        settings = plan.config.server
+        self.server = Server.build(settings.optimizer, settings.learning_rate, settings.options)
+        self._first_canary = len(self._labels) - hidden.num_records
+        _, self._unravel = ravel_pytree(plan.model.init(jax.random.key(0)))
+        update = ClientUpdate(**msgspec.structs.asdict(plan.config.client))
+        self._one = jax.vmap(local_update(update, self._logits), (None, 0, 0, 0))
+        self._clipped = jax.jit(self._clip)
+
+    def divisor(self, seen: Seen) -> float:
+        """What the noised sum of updates is divided by to give the estimate, by which the server moves."""
+        size = self._schedule.size_of(seen.number)
+        if not isinstance(self._protocol, ItemLevel):
+            return size
+        batch = float(self._protocol.known("batch"))
+        return batch * size / self._plan.config.client.learning_rate if self._protocol.private_steps else batch
+
+    def released_sum(self, seen: Seen) -> np.ndarray:
+        """The noised sum of updates that a step of SGD, with momentum or without, was made of."""
+        nothing = jnp.zeros_like(seen.before)
+        without, _ = self.server.step(seen.before, seen.server, nothing)
+        slope, _ = self.server.step(nothing, self.server.init(nothing), nothing + 1)
+        moved = seen.after.astype(np.float64) - np.asarray(without)
+        return moved / np.asarray(slope, np.float64) * self.divisor(seen)
+
+    def noise_std(self, seen: Seen) -> float:
+        """The noise on a coordinate of that sum."""
+        size, scale = self._schedule.size_of(seen.number), self._schedule.noise_scale_of(seen.number)
+        if isinstance(self._protocol, ItemLevel):
+            draws = size * self._protocol.private_steps or 1
+            return self._protocol.std * scale * draws**0.5
+        return self._protocol.noise_std(size, self._plan.engine.dim) * size * scale
+
+    def weights(self, seen: Seen) -> np.ndarray:
+        """How many times each canary's update is in the sum, on average over what the adversary does not see."""
+        hidden, schedule = self._hidden, self._schedule
+        prob = schedule.size_of(seen.number) / schedule.population
+        if isinstance(self._protocol, ItemLevel):
+            times = prob * self._protocol.rate * hidden.items * max(1, self._protocol.private_steps)
+            return np.full(hidden.count, times)
+        if schedule.kind in ("fixed", "poisson"):
+            return np.full(hidden.count, prob)
+        return np.isin(schedule.population - hidden.count + np.arange(hidden.count), seen.users).astype(float)
+
+    def others(self, seen: Seen) -> np.ndarray:
+        """What the real users or records add; on average where who is drawn would tell of who else is."""
+        plan, schedule = self._plan, self._schedule
+        if plan.items is not None:
+            steps = self._protocol.private_steps
+            rows = (
+                plan.items.batches(seen.number, seen.users, steps=steps).ravel()
+                if steps
+                else plan.items.batch(seen.number, seen.users)
+            )
+            rows = rows[(rows >= 0) & (rows < self._first_canary)]
+            return self._summed(seen, rows[:, None], np.ones(len(rows), np.int32))
+        real = schedule.population - self._hidden.count
+        if schedule.kind == "fixed":
+            users, weight = np.arange(real), schedule.size_of(seen.number) / schedule.population
+        else:
+            users, weight = seen.users[seen.users < real], 1.0
+        return weight * self._summed(seen, plan.clients.index[users], plan.clients.counts[users])
+
+    def worlds(self, seen: Seen) -> tuple[np.ndarray, np.ndarray]:
+        """Half the sum and half the difference of each canary's updates in its two worlds, (canaries, dim)."""
+        rows, other = self._hidden.rows(len(self._labels))
+        first = self._updates(seen, rows)
+        second = np.zeros_like(first) if other is None else self._updates(seen, other)
+        return (first + second) / 2, (first - second) / 2
+
+    def losses(self, params: Any, rows: np.ndarray) -> np.ndarray:
+        """The model's loss on each of these records."""
+        return np.asarray(cross_entropy(self._logits(jnp.asarray(params), self._inputs[rows]), self._labels[rows]))
+
+    def _updates(self, seen: Seen, rows: np.ndarray) -> np.ndarray:
+        counts = np.ones(len(rows), np.int32)
+        clipped = self._clipped(
+            seen.before, seen.state, self._inputs[rows][:, None], self._labels[rows][:, None], counts
+        )
+        return np.asarray(clipped)
+
+    def _summed(self, seen: Seen, index: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """The sum of the clipped updates of users with these records, a chunk at a time."""
+        total = np.zeros(self._plan.engine.dim)
+        size = max(1, min(_CHUNK, _CHUNK_FLOATS // (index.shape[1] * self._inputs[0].size + 2 * self._plan.engine.dim)))
+        for low in range(0, len(counts), size):
+            short = size - len(counts[low : low + size])
+            rows = np.pad(index[low : low + size], ((0, short), (0, 0)))
+            real = np.pad(counts[low : low + size], (0, short))
+            total += np.asarray(
+                jnp.sum(self._clipped(seen.before, seen.state, self._inputs[rows], self._labels[rows], real), axis=0)
+            )
+        return total
+
+    def _clip(self, params: Any, state: Any, inputs: Any, labels: Any, counts: Any) -> jax.Array:
+        """The updates of users with these records, as far as the protocol lets them count."""
+        updates, protocol = self._one(params, inputs, labels, counts), self._protocol
+        factor = protocol.scaling(jnp.linalg.norm(updates, axis=1), state)
+        if factor is not None:
+            return updates * factor[:, None]
+        clip_value = getattr(protocol, "clip_value", None)
+        if clip_value is not None:
+            return jnp.clip(updates, -clip_value, clip_value)
+        clip_norm = getattr(state, "clip_norm", None)
+        clip_norm = getattr(protocol, "clip_norm", None) if clip_norm is None else clip_norm
+        return updates if clip_norm is None else clip_l2(updates, clip_norm)
+
+    def _logits(self, params: jax.Array, inputs: Any) -> jax.Array:
+        return self._plan.model.apply(self._unravel(params), inputs)

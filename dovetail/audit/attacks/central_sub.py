@@ -1,0 +1,60 @@
+"""SubDP with a Z read off the batch: the noise scale follows the largest number of one subject's records in it.
+
+Everyone but the victim has one record. Without the victim Z is 1; with it Z is the number of its records in the batch,
+a binomial. The noise that the paper's recipe asks for at Z grows with Z. All gradients lie along one direction, so the
+squared norm of the released sum in the others is that of the noise alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from scipy.stats import binom
+
+from dovetail.accounting.published import subdp
+from dovetail.audit.attacks._scales import scaled_noise
+from dovetail.audit.bounds import Duel
+from dovetail.protocols import Cohort
+from dovetail.protocols._items import ItemLevel
+
+__all__ = ["duels"]
+
+_EPS, _DELTA, _STEPS = 8.0, 1e-5, 100  # what the recipe is asked for, where nothing else is known
+
+
+def duels(
+    protocol: ItemLevel, cohort: Cohort, dim: int, *, noise_of: Callable[[int], float] | None = None
+) -> list[Duel]:
+    """One round of `adaptive_z`; `noise_of` is the noise multiplier for each Z, by default the recipe's for 100 steps.
+
+    Over the steps of a user's own round noise adds up; then the victim has two records, which meet or do not.
+    """
+    most = protocol.items_per_subject or 1
+    if not protocol.adaptive_z or most < 2:
+        return []
+    noise_of = noise_of or _recipe(protocol)
+    steps = max(1, protocol.private_steps)
+    if steps > 1:
+        meets = protocol.rate**2
+        single, double = noise_of(1) ** 2, noise_of(2) ** 2
+        law = [
+            (float(binom.pmf(times, steps, meets)), (steps - times) * single + times * double)
+            for times in range(steps + 1)
+        ]
+        name, alone = "two records", [(1.0, steps * single)]
+    else:
+        law = [(float(binom.cdf(1, most, protocol.rate)), noise_of(1) ** 2)]
+        law += [(float(binom.pmf(items, most, protocol.rate)), noise_of(items) ** 2) for items in range(2, most + 1)]
+        name, alone = f"{most} records", [(1.0, noise_of(1) ** 2)]
+    return [scaled_noise(f"squared norm of the noise, which follows the victim's {name}", dim - 1, law, alone)]
+
+
+def _recipe(protocol: ItemLevel) -> Callable[[int], float]:
+    eps = protocol.claimed_eps or _EPS
+
+    @functools.cache
+    def noise_of(group: int) -> float:
+        return float(subdp.noise_scale(eps=eps, delta=_DELTA, group=group, prob=protocol.rate, steps=_STEPS).value)
+
+    return noise_of

@@ -1,0 +1,38 @@
+"""DP-FL clipped to the median of the round's own norms: the noise scale is that median, and tells it.
+
+All updates lie along one direction. Of the other users one half has short updates, the other half long ones, as users
+of real data do about their median, so the victim's own norm decides where the median lies. With an odd number of
+users (n - 1)/2 others have norm 1 and as many norm `change`; the median is 1 if the victim's update is short and
+`change` if it is long. With an even number the median averages two norms, n/2 - 1 others are short and n/2 long, and
+long is change / (2 - change), so that the median is `change` times larger as well.
+"""
+
+from __future__ import annotations
+
+from dovetail.audit.attacks._scales import scaled_noise
+from dovetail.audit.bounds import Duel
+from dovetail.events import Disjoint, Everyone
+from dovetail.protocols import Cohort
+from dovetail.protocols.dp_fl import DpFl
+
+__all__ = ["duels", "norms"]
+
+CHANGE = 1.1
+
+
+def duels(protocol: DpFl, cohort: Cohort, dim: int) -> list[Duel]:
+    """A tenth more or less in the median, by one user's update."""
+    if protocol.clip != "median":
+        return []
+    if not isinstance(cohort.participation, Everyone | Disjoint):
+        return []  # where users are drawn at random the median is random, and no exact law is known
+    attack = f"squared norm of the noise, its scale {CHANGE - 1:.0%} larger where the victim's update is long"
+    return [scaled_noise(attack, dim - 1, [(1.0, CHANGE**2)], [(1.0, 1.0)])]
+
+
+def norms(num_users: int, *, long: bool, change: float = CHANGE) -> list[float]:
+    """The norms of all users' updates, the victim's last, in the one world or the other."""
+    half, odd = divmod(num_users, 2)
+    reach = change if odd else change / (2 - change)
+    others = [1.0] * (half if odd else half - 1) + [reach] * half
+    return [*others, reach if long else 1.0]

@@ -1,0 +1,40 @@
+"""PrivUnit: messages near the victim's direction, and messages near its opposite.
+
+The victim holds a unit vector u or -u. All others hold -u: of their messages the fewest fall into the cap around u.
+Where the two caps do not meet, the density of a message takes three values, one on each cap and one between, so that
+the numbers of messages on both caps are all that the messages tell of the victim.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from dovetail.accounting import privunit as accounting
+from dovetail.audit.bounds import Duel
+from dovetail.audit.counts import trinomials
+from dovetail.protocols import Cohort
+from dovetail.protocols.privunit import PrivUnit
+from dovetail.statements import NotApplicable
+
+__all__ = ["cap_probs", "duels"]
+
+_ROUNDED_DOWN = 1e-10  # what `cap_mass` takes off to be on the safe side of an upper bound
+_CAP_ERROR = 1e-12  # relative; 50 digits show 4e-15 in up to a million dimensions
+
+
+def duels(protocol: PrivUnit, cohort: Cohort, dim: int) -> list[Duel]:
+    """The law of both counts; what may be wrong with the mass of a cap goes into the slack."""
+    towards, away = cap_probs(protocol, dim)
+    others = cohort.crowd() - cohort.colluders - 1
+    attack = "messages on the caps around the victim's direction and its opposite, others opposite"
+    duel = trinomials(attack, others, (away, towards), (towards, away), (away, towards))
+    return [dataclasses.replace(duel, slack=duel.slack + (others + 1) * away * 4 * _CAP_ERROR)]
+
+
+def cap_probs(protocol: PrivUnit, dim: int) -> tuple[float, float]:
+    """The probabilities that a message falls into the cap around its sender's direction, and into the opposite cap."""
+    cap = protocol.local(dim).cap
+    if cap.threshold <= 0:
+        raise NotApplicable(f"expected caps that do not meet, got threshold={cap.threshold}")
+    mass = accounting.cap_mass(dim=dim, threshold=cap.threshold) * (1 + _ROUNDED_DOWN)
+    return cap.prob, (1 - cap.prob) * mass / (1 - mass)

@@ -1,0 +1,51 @@
+"""S-APES by a threshold: what the analyzer sees is less than APES shows, and so is what an attack may use.
+
+A report is kept where its size reaches the threshold; else it is a fresh draw around 0 at the smallest budget. Both
+happen coordinate by coordinate, so that the law of a shuffled coordinate is that of APES seen through this step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dovetail.audit import cells, personal
+from dovetail.audit.bounds import Duel
+from dovetail.protocols import Cohort
+from dovetail.protocols.s_apes import SApes
+from dovetail.statements import NotApplicable
+
+__all__ = ["duels", "sparsified"]
+
+
+def duels(protocol: SApes, cohort: Cohort, dim: int) -> list[Duel]:
+    """The user with the largest budget, others at the low end; none where a client's reports depend on each other."""
+    if protocol.sparsify != "threshold" and protocol.kept(dim) < dim:
+        return []
+    budgets = protocol.settle(cohort, dim).eps_locals
+    victim = int(np.argmax(budgets))
+    missing = cohort.colluders + cohort.size - cohort.crowd()
+    others = np.sort(np.delete(budgets, victim))[missing:]
+    attack = f"sum over all messages, victim with the largest budget {budgets[victim]:.4g}, others at the low end"
+    laws = sparsified(protocol.settle(cohort, dim), dim)
+    return [personal.crowd_duel(attack, laws, float(budgets[victim]), others, slots=dim)]
+
+
+def sparsified(protocol: SApes, dim: int) -> personal.Laws:
+    """The law of one message in cells, for settled budgets."""
+    clip, bound = protocol.clip_value, protocol.output_bound
+    if protocol.sparsify != "threshold" and protocol.kept(dim) < dim:
+        raise NotApplicable(f"reports of one client depend on each other with sparsify={protocol.sparsify!r}")
+    cut = protocol.threshold / (2 * clip) if protocol.sparsify == "threshold" else 0.0
+    reach = (bound - clip) / (2 * clip)
+    inner = np.linspace(-reach, 1 + reach, 65)[1:-1]
+    cuts = np.unique(np.concatenate([inner, [0.5 - cut, 0.5 + cut]]))
+    family = cells.Cells(kind="clip_laplace", cuts=cuts, reach=reach)
+    middles = (np.concatenate([[-reach], cuts]) + np.concatenate([cuts, [1 + reach]])) / 2
+    kept = np.abs(middles - 0.5) >= cut
+    least = float(protocol.eps_locals.min())
+
+    def law(budgets: np.ndarray, position: float) -> np.ndarray:
+        report = family.masses(budgets, position) * kept
+        return report + (1 - report.sum(axis=-1, keepdims=True)) * family.masses(least, 0.5)
+
+    return law

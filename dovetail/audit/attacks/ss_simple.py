@@ -1,0 +1,23 @@
+"""SS-Simple as printed shuffles whole messages: one message with too many ones is the victim's."""
+
+from __future__ import annotations
+
+from dovetail.audit import exact
+from dovetail.audit.attacks._linked import messages_like_the_victims, ones
+from dovetail.audit.bounds import Duel
+from dovetail.events import Shuffled
+from dovetail.protocols import Cohort
+from dovetail.protocols.ss_simple import SsSimple
+
+__all__ = ["duels"]
+
+
+def duels(protocol: SsSimple, cohort: Cohort, dim: int) -> list[Duel]:
+    """Where whole messages travel; nothing beyond the exact attacks on the event where they do not."""
+    if protocol.linkage != "vector":
+        return []
+    users = cohort.crowd()
+    others = users - cohort.colluders - 1
+    apart = Shuffled(report=protocol.report, num_users=users, colluders=cohort.colluders, coordinates=dim)
+    found = messages_like_the_victims(ones(protocol.report), dim, others=others, dummies=0)
+    return found + exact.duels(apart)  # links may be ignored

@@ -1,0 +1,41 @@
+"""SS-Topk where counts or indices show, which are a function of the data.
+
+- A surplus that is kept: `n - 1` others report a coordinate, and the number of its messages is n if the victim does,
+  too, else n - 1.
+- Whole messages without decoys: the victim's has one set of indices or the other; nobody else has either. Dummies come
+  in messages, too, but there are more sets of k indices than messages.
+- Whole messages of all coordinates: messages with many ones, as for SS-Simple.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from dovetail.audit.attacks._linked import messages_like_the_victims, ones
+from dovetail.audit.bounds import Duel, disjoint
+from dovetail.protocols import Cohort
+from dovetail.protocols.ss_topk import SsTopk
+
+__all__ = ["duels"]
+
+
+def duels(protocol: SsTopk, cohort: Cohort, dim: int) -> list[Duel]:
+    """What is beyond the exact attacks on the event."""
+    users, pad_to, decoys = cohort.crowd(), protocol.padding.pad_to, protocol.per_client(dim) - protocol.k
+    rest = dim - protocol.k
+    if protocol.linkage == "vector":
+        if decoys == rest:
+            others, dummies = users - cohort.colluders - 1, max(0, pad_to - users)
+            return messages_like_the_victims(ones(protocol.report), protocol.k, others=others, dummies=dummies)
+        messages = users + -(-dim * pad_to // protocol.k)
+        if decoys == 0 and math.comb(dim, protocol.k) > messages + 1:
+            return [disjoint("the indices of the victim's message")]
+        return []
+    if protocol.overflow == "keep" and users > pad_to and decoys < rest:
+        with np.errstate(divide="ignore"):
+            by_chance = np.log([1 - decoys / rest, decoys / rest])
+        attack = "the number of messages of a coordinate that all others report"
+        return [Duel(attack=attack, log_first=np.array([-np.inf, 0.0]), log_second=by_chance)]
+    return []

@@ -1,0 +1,199 @@
+"""What `dovetail audit` looks at unless told otherwise: every protocol, at its paper's size and at one that can be run.
+
+Paper-sized cases are attacked exactly. Small ones run the code: few users, few coordinates, and a delta that some ten
+thousand trials can resolve, so that the certified eps is within reach of counting. Settings that a caller leaves open
+are filled in by `settings`, for any number of users and coordinates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail import _validate, quotes
+from dovetail.audit.scores import View
+from dovetail.protocols import PROTOCOLS
+
+__all__ = ["CASES", "Case", "plan_for", "settings"]
+
+_FLAME_USERS, _FLAME_DIM, _FLAME_DELTA = 1000, 7850, 5e-6
+_FLAME_LOCAL = 78.5  # eps_l, the budget of all reports of a client
+_SMALL_DELTA = 0.01
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """A protocol at parameters that are worth attacking, in one view; `trials` as in `audit`."""
+
+    protocol: str
+    label: str
+    num_users: int
+    dim: int
+    delta: float
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    colluders: int = 0
+    view: View = "analyzer"
+    trials: int | None = None
+    quick: bool = False
+
+    @property
+    def plan(self) -> quotes.Plan:
+        """What is quoted and attacked."""
+        return plan_for(
+            self.protocol, self.num_users, self.dim, self.delta, chosen=self.settings, colluders=self.colluders
+        )
+
+
+def plan_for(
+    name: str,
+    num_users: int,
+    dim: int,
+    delta: float,
+    *,
+    chosen: Mapping[str, Any],
+    colluders: int = 0,
+    rounds: int = 1,
+) -> quotes.Plan:
+    """A plan with the settings that were chosen, and with `settings` for those that were not."""
+    filled = {key: value for key, value in settings(name, dim).items() if not _excluded(name, key, chosen)}
+    return quotes.Plan(
+        num_users=num_users,
+        dim=dim,
+        delta=delta,
+        rounds=rounds,
+        colluders=colluders,
+        settings={**filled, **chosen},
+    )
+
+
+def settings(name: str, dim: int) -> dict[str, Any]:
+    """The noise, and what a protocol cannot do without, as the papers set them where they do."""
+    _validate.known("protocol", name, PROTOCOLS)
+    few = max(1, dim // 50)
+    known: dict[str, dict[str, Any]] = {
+        "ss_simple": {"eps_local": min(1.0, _FLAME_LOCAL / dim)},
+        "ss_double": {"eps_local": 0.5, "beta": 0.02 if dim >= 50 else 0.5},
+        "ss_topk": {"eps_local": 0.5, "k": few},
+        "privunit": {"eps_local": 2.0},
+        "split_and_mix": {"noise_multiplier": 2.0},
+        "apes": {"budgets": "uniform2"},
+        "s_apes": {"budgets": "uniform2", "keep": 0.2 if dim >= 5 else 1.0},
+        "unis": {"budgets": "uniform2"},
+        "pldp": {"budgets": "uniform2"},
+        "ldp_min": {"budgets": "uniform2"},
+        "binary_sum": {"eps_local": 1.0},
+        "real_sum": {"eps_local": 1.0},
+        "dp_fl": {"noise_multiplier": 1.0},
+        "ldp_fl": {"noise_multiplier": 1.0, "clip_norm": 1.0},
+        "central_sub": {"noise_multiplier": 1.0, "items_per_subject": 3, "batch": 5.0, "sampling_rate": 0.5},
+        "local_sub": {"noise_multiplier": 1.0, "items_per_subject": 3, "batch": 5.0, "sampling_rate": 0.5},
+    }
+    return known.get(name, {})
+
+
+def _excluded(name: str, key: str, chosen: Mapping[str, Any]) -> bool:
+    """Whether what was chosen leaves no room for this default."""
+    if name == "ldp_fl":
+        return chosen.get("randomizer") == "laplace"
+    return name == "real_sum" and key == "eps_local" and chosen.get("method") == "split"
+
+
+def _flame(protocol: str, label: str, **chosen: Any) -> Case:
+    return Case(
+        protocol=protocol,
+        label=label,
+        num_users=_FLAME_USERS,
+        dim=_FLAME_DIM,
+        delta=_FLAME_DELTA,
+        settings=chosen,
+        trials=0,
+    )
+
+
+def _apes(protocol: str, label: str, dim: int = _FLAME_DIM, delta: float = 3.6e-5, **chosen: Any) -> Case:
+    return Case(protocol=protocol, label=label, num_users=10_000, dim=dim, delta=delta, settings=chosen, trials=0)
+
+
+def _sum(protocol: str, label: str, **chosen: Any) -> Case:
+    return Case(
+        protocol=protocol, label=label, num_users=1000, dim=1, delta=_FLAME_DELTA, settings=chosen, trials=0, quick=True
+    )
+
+
+def _small(protocol: str, *, num_users: int = 10, dim: int = 2, delta: float = _SMALL_DELTA, **more: Any) -> Case:
+    chosen = {key: value for key, value in more.items() if key not in ("view", "colluders", "quick")}
+    return Case(
+        protocol=protocol,
+        label="the code",
+        num_users=num_users,
+        dim=dim,
+        delta=delta,
+        settings=chosen,
+        colluders=more.get("colluders", 0),
+        view=more.get("view", "analyzer"),
+        quick=more.get("quick", True),
+    )
+
+
+_K = _FLAME_DIM // 50
+_ODD_ONE_OUT = [8.0, *[0.05] * 9999]
+
+_PAPERS = (
+    _flame("ss_simple", "FLAME's size"),
+    _flame("ss_simple", "as printed: whole messages", published=True),
+    _flame("ss_double", "FLAME's size, repaired", pad_to=333),
+    _flame("ss_double", "as printed: whole messages", published=True, pad_to=333),
+    _flame("ss_topk", "FLAME's size, all decoys"),
+    _flame("ss_topk", "as printed, but for the shuffle of coordinates", pad_to=333, decoys=0),
+    _flame("ss_topk", "as printed: a surplus is kept", published=True, linkage="coordinate", pad_to=333, decoys=0),
+    _flame("privunit", "FLAME's size"),
+    _flame("split_and_mix", "FLAME's size"),
+    _flame("dp_fl", "FLAME's size"),
+    _flame("dp_fl", "Geyer's median", clip="median"),
+    _flame("ldp_fl", "FLAME's size"),
+    _flame("fedavg", "FLAME's size"),
+    _flame("central_sub", "FLAME's size"),
+    _flame("central_sub", "as printed: adaptive Z", adaptive_z=True),
+    _flame("local_sub", "FLAME's size"),
+    _apes("apes", "APES's size"),
+    _apes("apes", "one user at 8 among .05", dim=1, delta=1e-8, budgets=_ODD_ONE_OUT),
+    _apes("s_apes", "APES's size"),
+    _apes("unis", "APES's size"),
+    _apes("pldp", "APES's size"),
+    _apes("ldp_min", "APES's size"),
+    _sum("binary_sum", "1000 users"),
+    _sum("real_sum", "1000 users, one report", method="single"),
+    _sum("real_sum", "1000 users, unary code", method="unary"),
+    _sum("real_sum", "1000 users, shares", method="split", noise_multiplier=2.0),
+)
+
+_CODE = (
+    _small("ss_simple", eps_local=1.0),
+    _small("ss_simple", eps_local=1.0, colluders=5),
+    _small("ss_simple", eps_local=1.0, view="colluding"),
+    _small("ss_simple", eps_local=1.0, view="observer"),
+    _small("ss_double", num_users=20, dim=4, eps_local=2.0, beta=0.5),
+    _small("ss_topk", dim=4, k=2, eps_local=1.0),
+    _small("ss_topk", dim=4, k=2, eps_local=1.0, view="colluding"),
+    _small("privunit", dim=4),
+    _small("split_and_mix", num_users=60, noise_multiplier=1.0),
+    _small("apes", budgets=[0.5, 1.0]),
+    _small("s_apes", dim=4, budgets=[0.5, 1.0], keep=0.5),
+    _small("unis", budgets=[0.5, 1.0]),
+    _small("pldp", budgets=[0.5, 1.0]),
+    _small("ldp_min", budgets=[0.5, 1.0]),
+    _small("binary_sum", dim=1),
+    _small("real_sum", dim=1, method="single", levels=4, eps_local=2.0),
+    _small("real_sum", dim=1, method="unary", levels=4),
+    _small("real_sum", dim=1, num_users=60, method="split", noise_multiplier=1.0),
+    _small("dp_fl"),
+    _small("dp_fl", num_users=11, dim=200, clip="median"),
+    _small("ldp_fl"),
+    _small("ldp_fl", randomizer="laplace", clip_value=1.0, eps_local=1.0),
+    _small("fedavg"),
+    _small("central_sub"),
+    _small("local_sub", steps=2),
+)
+
+CASES: tuple[Case, ...] = _PAPERS + _CODE

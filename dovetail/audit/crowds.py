@@ -1,0 +1,227 @@
+"""Attacks on shuffled crowds: every message gets a score, and the sum over all messages is the statistic.
+
+The victim holds the low end in one world and the high end in the other, in every coordinate. What the others hold is
+the attack's choice, for a promise covers all inputs: all the low end, or a level that the victim does not hold. (The
+high end is the mirror image; others in the middle, or at both ends, only add noise.) Messages of colluders are known
+and set aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import binom
+
+from dovetail.audit import cells
+from dovetail.audit.bounds import Duel
+from dovetail.audit.counts import Binomial, binomial_window, counts, trinomials
+from dovetail.audit.ratios import Seen, likelihoods
+from dovetail.audit.sums import ULP, Mixture, Part, sums
+from dovetail.events import PaddedBernoulli, PaddedTopk, Report, Shuffled
+from dovetail.statements import NotApplicable
+
+__all__ = ["padded_bernoulli", "padded_topk", "shuffled"]
+
+_NEGLIGIBLE = 1e-12
+
+
+class _Messages(NamedTuple):
+    """So many independent messages: the probabilities of their cells, and the score of each cell."""
+
+    masses: np.ndarray
+    scores: np.ndarray
+    times: int
+
+
+class _Crowd:
+    """The laws of one report, and what messages are worth."""
+
+    def __init__(self, report: Report) -> None:
+        if report.kind == "generic":
+            raise NotApplicable("the randomizer is not known from an event of kind 'generic': no exact attack")
+        family = cells.of_report(report)
+        self.report = report
+        self.low, self.high = (family.masses(report.eps_local, end) for end in (0.0, 1.0))
+        uniform = report.kind == "rr"
+        self.blanket = np.full_like(self.low, 1) / len(self.low) if uniform else family.masses(report.eps_local, 0.5)
+        self.binary = len(self.low) == 2
+
+    def level(self, index: int) -> np.ndarray:
+        """The law of a report on one of the levels of randomized response."""
+        return cells.of_report(self.report).masses(self.report.eps_local, index / (self.report.levels - 1))
+
+    def scores(self, others: np.ndarray, *, messages: int) -> np.ndarray:
+        """High against low, among others of this law."""
+        if self.binary:
+            return np.arange(2)
+        return cells.scores(self.high, self.low, others, messages=messages)
+
+    def part(self, masses: np.ndarray, scores: np.ndarray, times: int) -> Part:
+        """Messages as integers to add up."""
+        return Part(masses=cells.scored(masses, scores), times=times, error=(4 * len(masses) + 16) * ULP)
+
+    def duel(self, attack: str, first: Sequence[_Messages], second: Sequence[_Messages], *, slack: float = 0.0) -> Duel:
+        """The duel of the sums of all scores."""
+        if self.binary:
+            try:
+                bits = [[Binomial(trials=m.times, prob=float(m.masses[1])) for m in world] for world in (first, second)]
+                return counts(attack, bits[0], bits[1], slack=slack)
+            except NotApplicable:
+                pass  # too many bits for a convolution
+        known = {id(some): self.part(some.masses, some.scores, some.times) for some in (*first, *second)}
+        parts = [[known[id(some)] for some in world] for world in (first, second)]
+        return sums(attack, parts[0], parts[1], slack=slack)
+
+    def slot_duel(
+        self, attack: str, first: Sequence[_Messages], second: Sequence[_Messages], slots: int, *, slack: float = 0.0
+    ) -> list[Duel]:
+        """Of bits in several slots, the likelihood ratio of every slot's count: no statistic tells more."""
+        if not self.binary or slots == 1:
+            return []
+        error = 64 * ULP * (1 + sum(m.times for m in first))
+        seen = Seen(_count_law(first), _count_law(second), slots, error)  # most telling: no ones at all
+        return [likelihoods(attack, [seen], slack=slack + slots * 1e-30)]
+
+
+def _count_law(messages: Sequence[_Messages]) -> np.ndarray:
+    """The probabilities of 0, 1, ... ones in a slot; what is cut off is below 1e-30."""
+    law = np.ones(1, np.longdouble)
+    for some in messages:
+        if some.times:
+            start, masses = binomial_window(some.times, some.masses[1])
+            law = np.convolve(law, np.concatenate([np.zeros(start, np.longdouble), masses]))
+    return law
+
+
+def shuffled(event: Shuffled, rounds: int) -> list[Duel]:
+    """Every honest user sends a report on every coordinate."""
+    crowd, others, slots = _Crowd(event.report), event.honest - 1, event.coordinates * rounds
+    messages = event.honest * slots
+    scores = crowd.scores(crowd.low, messages=messages)
+    crowded = _Messages(crowd.low, scores, others * slots)
+    first, second = (_Messages(law, scores, slots) for law in (crowd.high, crowd.low))
+    found = [crowd.duel("sum over all messages, others at the low end", [crowded, first], [crowded, second])]
+    one = [[crowded._replace(times=others), world._replace(times=1)] for world in (first, second)]
+    found += crowd.slot_duel("likelihood ratios of all counts, others at the low end", one[0], one[1], slots)
+    if event.report.kind == "rr" and event.report.levels > 2:
+        found += _other_levels(crowd, others, slots)
+    return found
+
+
+def _other_levels(crowd: _Crowd, others: int, slots: int) -> list[Duel]:
+    """Others on a level that is neither of the victim's; of one slot, both numbers of the victim's levels."""
+    law, found = crowd.level(1), []
+    scores = np.zeros(len(law), np.int64)
+    scores[0], scores[1:-1] = 0, 1
+    scores[-1] = 2
+    crowded = _Messages(law, scores, others * slots)
+    first, second = (_Messages(own, scores, slots) for own in (crowd.high, crowd.low))
+    found.append(crowd.duel("reports on one of two levels, others at a third", [crowded, first], [crowded, second]))
+    if slots == 1:
+        ends = [(float(own[0]), float(own[-1])) for own in (law, crowd.high, crowd.low)]
+        at_low = (float(crowd.low[0]), float(crowd.low[-1]))
+        found.append(trinomials("reports on each of two levels, others at a third", others, *ends))
+        found.append(trinomials("reports on each of two levels, others at one of them", others, at_low, *ends[1:]))
+    return found
+
+
+def padded_bernoulli(event: PaddedBernoulli, rounds: int) -> list[Duel]:
+    """Others that report a coordinate at all report the low end; where one does not, a dummy takes its place.
+
+    That the users and the victim do not fit into a slot is charged to the slack.
+    """
+    crowd, others, slots = _Crowd(event.report), event.honest - 1, event.coordinates * rounds
+    places = event.pad_to - event.colluders - 1  # beside the victim's, or that of the dummy in its place
+    start, weights = binomial_window(others, event.inclusion)
+    fits = max(0, places + 1 - start)
+    overflow = float(binom.sf(places, others, event.inclusion)) * 1.01 if fits < len(weights) else 0.0
+    if not fits:
+        raise NotApplicable(f"slots of pad_to={event.pad_to} overflow as a rule, and no exact law is known for that")
+    beta = np.longdouble(event.inclusion)
+    scores = crowd.scores(crowd.blanket, messages=event.pad_to * slots)
+    crowded = Mixture(
+        some=crowd.part(crowd.low, scores, 1),
+        rest=crowd.part(crowd.blanket, scores, 1),
+        total=places,
+        start=start,
+        weights=weights[:fits],
+        times=slots,
+    )
+    mixed = (beta * law + (1 - beta) * crowd.blanket for law in (crowd.high, crowd.low))
+    first, second = (crowd.part(law, scores, slots) for law in mixed)
+    name = "sum over all messages, others that report at the low end"
+    return [sums(name, [crowded, first], [crowded, second], slack=slots * (overflow + 1e-33))]
+
+
+def padded_topk(event: PaddedTopk, rounds: int) -> list[Duel]:
+    """The victim turns the sign of all its largest coordinates, or has others, in slots that are full."""
+    crowd, slots = _Crowd(event.report), event.top * rounds
+    found = _turned_signs(event, crowd, slots)
+    spare = event.honest - 1 - 2 * event.pad_to  # others that report neither half, and need coordinates of their own
+    if event.decoys == 0 and spare >= 0 and event.coordinates >= (3 if spare else 2) * event.top:
+        found.append(_full_slots(event, crowd, slots))
+    return found
+
+
+def _turned_signs(event: PaddedTopk, crowd: _Crowd, slots: int) -> list[Duel]:
+    """Others report the same coordinates, as many as fit, all the low end; dummies and decoys fill up."""
+    places, others = event.pad_to - event.colluders - 1, event.honest - 1
+    sitting, overflow = _sitting(event, places, others, slots)
+    average = (sitting * crowd.low + (places - sitting) * crowd.blanket) / places
+    scores = crowd.scores(average, messages=event.pad_to * slots)
+    crowded = [_Messages(crowd.low, scores, sitting), _Messages(crowd.blanket, scores, places - sitting)]
+    one = [[*crowded, _Messages(law, scores, 1)] for law in (crowd.high, crowd.low)]
+    everywhere = [some._replace(times=some.times * slots) for some in crowded]
+    all_slots = [[*everywhere, world[-1]._replace(times=slots)] for world in one]
+    where = f"the victim's {event.top} coordinates, its signs turned"
+    found = [crowd.duel(f"sum over {where}", all_slots[0], all_slots[1], slack=overflow)]
+    return found + crowd.slot_duel(f"likelihood ratios of the counts of {where}", one[0], one[1], slots, slack=overflow)
+
+
+def _sitting(event: PaddedTopk, places: int, others: int, slots: int) -> tuple[int, float]:
+    """How many others report the victim's coordinates, and the probability that decoys of the rest overflow a slot."""
+    rest = event.coordinates - event.top
+    if others <= places:
+        return others, 0.0
+    if rest < event.top:
+        raise NotApplicable(
+            "others cannot keep off the victim's coordinates, and no exact law is known if slots overflow"
+        )
+    if event.decoys == 0:
+        return places, 0.0
+    prob = event.decoys / rest
+
+    def overflow(sitting: int) -> float:
+        return slots * float(binom.sf(places - sitting, others - sitting, prob)) * 1.01
+
+    low, high = 0, places
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if overflow(middle) <= _NEGLIGIBLE else (low, middle)
+    return low, overflow(low)
+
+
+def _full_slots(event: PaddedTopk, crowd: _Crowd, slots: int) -> Duel:
+    """The victim's coordinates in either world are full, and its report displaces another that says the opposite.
+
+    `pad_to` others report the coordinates of the first world, all low, as many those of the second, all high. The
+    victim's report joins, high or low, and one of all is dropped: the victim's with probability 1 / (pad_to + 1).
+    """
+    kept = np.longdouble(event.pad_to) / (event.pad_to + 1)
+    low, high = crowd.low, crowd.high
+    at_low = crowd.scores(low, messages=2 * event.pad_to * slots)
+    at_high = crowd.scores(high, messages=2 * event.pad_to * slots)
+    full, less = event.pad_to * slots, (event.pad_to - 1) * slots
+    first = [
+        _Messages(low, at_low, less),
+        _Messages(kept * high + (1 - kept) * low, at_low, slots),
+        _Messages(high, at_high, full),
+    ]
+    second = [
+        _Messages(low, at_low, full),
+        _Messages(high, at_high, less),
+        _Messages(kept * low + (1 - kept) * high, at_high, slots),
+    ]
+    return crowd.duel(f"sum over 2 x {event.top} full coordinates, of which the victim joins one half", first, second)

@@ -1,0 +1,167 @@
+"""What an audit found, beside what is certified and what is claimed.
+
+Two kinds of attack are made. *Exact* ones compute both worlds from the event and the densities of the reports: they
+need no runs and reach the sizes and deltas of real deployments, but trust the code to do what its event says. *Counted*
+ones run the code itself, many times: they trust nothing, and reach as far as their trials do. A certified eps below
+either is an error in a proof or in the code, and the finding says that it is not consistent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from dovetail import _validate, quotes
+from dovetail.audit import attacks, empirical, exact, local
+from dovetail.audit.bounds import Duel, LowerBound, best, disjoint
+from dovetail.audit.games import Game, pairs
+from dovetail.audit.scores import VIEWS, View
+from dovetail.events import Disjoint, Everyone
+from dovetail.protocols import Cohort, Protocol
+from dovetail.statements import NotApplicable, Statement
+
+__all__ = ["Finding", "audit"]
+
+_MOST_REPORTS = 20_000  # of a trial, if trials are not asked for
+_NOTHING = "nothing was tried"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Finding:
+    """The best lower bound on a protocol's eps in one view, every other that was found, and the statements about it."""
+
+    protocol: str
+    view: View
+    plan: quotes.Plan
+    bound: LowerBound
+    others: tuple[LowerBound, ...]
+    certified: Statement
+    claimed: Statement | None
+    duels: tuple[Duel, ...] = ()
+
+    @property
+    def counted(self) -> LowerBound | None:
+        """The bound from runs of the code, if there were any."""
+        return next((bound for bound in (self.bound, *self.others) if bound.trials), None)
+
+    @property
+    def consistent(self) -> bool:
+        """Whether the attacks found no more than what is certified."""
+        return self.bound.eps <= self.certified.eps
+
+    @property
+    def claim_refuted(self) -> bool | None:
+        """Whether they found more than what is claimed; None where nothing is."""
+        return None if self.claimed is None else self.bound.eps > self.claimed.eps
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine-readable form."""
+        return {
+            "protocol": self.protocol,
+            "view": self.view,
+            "n": self.plan.num_users,
+            "dim": self.plan.dim,
+            "rounds": self.plan.rounds,
+            "settings": dict(self.plan.settings),
+            **_bound_json(self.bound),
+            "attacks": [_bound_json(bound) for bound in (self.bound, *self.others)],
+            "certified": self.certified.to_json(),
+            "claimed": None if self.claimed is None else self.claimed.to_json(),
+            "consistent": self.consistent,
+            "claim_refuted": self.claim_refuted,
+        }
+
+
+def _bound_json(bound: LowerBound) -> dict[str, Any]:
+    return {
+        "eps_lower": None if bound.unbounded else bound.eps,
+        "unbounded": bound.unbounded,
+        "delta": bound.delta,
+        "confidence": bound.confidence,
+        "trials": bound.trials,
+        "attack": bound.attack,
+    }
+
+
+def audit(
+    name: str,
+    plan: quotes.Plan,
+    *,
+    view: View = "analyzer",
+    trials: int | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+    observe: Callable[[str], None] | None = None,
+) -> Finding:
+    """Attack a protocol at these parameters.
+
+    `trials` runs are counted in each world; 0 for none, None for as many as are quickly done. With probability at most
+    1 - confidence over the counted attack's own coins, the bound is above the true eps.
+    """
+    _validate.one_of(VIEWS, view=view)
+    _validate.in_open_interval(0, 1, confidence=confidence)
+    quote = quotes.quote(name, plan)
+    protocol, cohort = quotes.settled(name, plan)
+    about = quote.local if view == "colluding" else quote.certified
+    delta = about.delta if view == "colluding" else plan.delta
+    if observe:
+        observe("exact attacks")
+    duels = _duels(protocol, cohort, plan, view)
+    found = [duel.eps(delta=delta) for duel in duels]
+    games = _games(protocol, cohort, plan)
+    counted = _trials(games, trials)
+    if counted:
+        found.append(
+            empirical.lower_bound(
+                games,
+                view=view,
+                trust=protocol.view(cohort, plan.dim, neighbors=protocol.relation).scope.trust,
+                delta=delta,
+                trials=counted,
+                confidence=confidence,
+                seed=seed,
+                observe=observe,
+            )
+        )
+    top = best(found) if found else LowerBound(eps=0.0, delta=delta, attack=_NOTHING)
+    return Finding(
+        protocol=name,
+        view=view,
+        plan=plan,
+        bound=top,
+        others=tuple(bound for bound in found if bound is not top),
+        certified=about,
+        claimed=None if view == "colluding" else quote.claimed,
+        duels=duels,
+    )
+
+
+def _duels(protocol: Protocol, cohort: Cohort, plan: quotes.Plan, view: View) -> tuple[Duel, ...]:
+    """The exact attacks; an observer of estimates is left to counting."""
+    if view == "observer":
+        return ()
+    if view == "colluding":
+        return tuple(local.duels(protocol, cohort, plan.dim)) if plan.rounds == 1 else ()
+    stronger = attacks.STRONGER.get(protocol.name)
+    found = stronger(protocol, cohort, plan.dim) if stronger and plan.rounds == 1 else []
+    if not protocol.private_steps and protocol.noise_std(cohort.size, plan.dim) == 0:
+        found = [*found, disjoint("the released estimate, which has no noise")]
+    item = protocol.view(cohort, plan.dim, neighbors=protocol.relation).round
+    if not attacks.shows_less(protocol) and isinstance(item.participation, Everyone | Disjoint):
+        with contextlib.suppress(NotApplicable):
+            found = [*found, *exact.duels(item.mechanism, rounds=plan.rounds)]
+    return tuple(found)
+
+
+def _games(protocol: Protocol, cohort: Cohort, plan: quotes.Plan) -> list[Game]:
+    """Every pair of worlds that the code can be run in; none where records are drawn by a rule of their own."""
+    worlds = pairs(protocol, cohort, plan.dim, neighbors=protocol.relation, rounds=plan.rounds)
+    return [Game(protocol=protocol, cohort=cohort, worlds=pair) for pair in worlds]
+
+
+def _trials(games: list[Game], asked: int | None) -> int:
+    if asked is not None:
+        return asked
+    return empirical.default_trials(games[0]) if games[0].reports <= _MOST_REPORTS else 0

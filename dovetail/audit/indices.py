@@ -1,0 +1,344 @@
+"""What the shuffler learns from indices: an attack on FLAME's nu-index privacy (Def. 3, Prop. 2, Thm. 5).
+
+Under SS-Topk the shuffler sees, beside each user's name, which coordinates it reports: its k largest and some decoys.
+Def. 3 wants Pr[j is among the k largest | j is reported] to be at most nu times the probability before, which the paper
+takes to be beta = k / d for every coordinate, in one round and for one index by itself. The audit runs the protocol's
+own `randomize` for many users and guesses one of the k largest coordinates of each, from the reports of all rounds.
+It knows nothing (uniform), or the k largest of other users: how often each coordinate is among them (population), or
+also which of those users have reports alike (similar users). Half of the users are learned from, the others attacked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any, Literal, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.stats import beta as beta_law
+
+from dovetail import _validate
+from dovetail.audit._index_guesses import KNOWLEDGE, Knowledge, best_of, rate, right, scores
+from dovetail.audit.populations import Population
+from dovetail.protocols.ss_topk import SsTopk
+from dovetail.statements import NotApplicable
+
+__all__ = [
+    "IndexAttack",
+    "IndexAudit",
+    "Inequality",
+    "audit_indices",
+    "claimed_nu",
+    "posterior",
+]
+
+_CHUNK_VALUES = 2**22  # coordinates that are selected from at a time, over users and rounds
+_ROUNDING = 1e-9
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IndexAttack:
+    """One guess for each of `trials` users, after `rounds` rounds; it is right if among the k largest of the last one.
+
+    `prior_success` is that of the same adversary without the reports. `chance` is that of the same guesses about
+    other users: the probability, before, of the coordinates guessed. These three are averaged over the coin that breaks
+    ties. `lower` and `chance_upper` are Clopper-Pearson bounds from guesses made, `hits` of them right, with the
+    confidence of the whole audit: users count as independent draws from their population.
+    """
+
+    knowledge: Knowledge
+    rounds: int
+    trials: int
+    hits: int
+    lower: float
+    success: float
+    prior_success: float
+    chance: float
+    chance_upper: float
+    beta: float
+    nu: float
+
+    @property
+    def amplification(self) -> float:
+        """Success over beta, the probability of a random guess: what Def. 3 bounds by nu."""
+        return self.success / self.beta
+
+    @property
+    def gain(self) -> float:
+        """Success over that of the same adversary without the reports: what seeing them adds."""
+        return self.success / self.prior_success if self.prior_success else math.inf
+
+    @property
+    def verdict(self) -> str:
+        """Refuted where even the lower bound is above nu beta; "holds" says no more than that this attack does not."""
+        return _verdict(refuted=self.lower > self.nu * self.beta)
+
+    @property
+    def verdict_own_prior(self) -> str:
+        """The same with the own prior of the coordinates guessed for beta: popularity by itself refutes nothing."""
+        return _verdict(refuted=self.lower > self.nu * self.chance_upper)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; an infinite gain is null."""
+        return {
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
+            "amplification": self.amplification,
+            "amplification_lower": self.lower / self.beta,
+            "gain": self.gain if math.isfinite(self.gain) else None,
+            "verdict": self.verdict,
+            "verdict_own_prior": self.verdict_own_prior,
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inequality:
+    """One of the two of Def. 3, in one round, over all coordinates; exact for a user drawn from the audited ones.
+
+    The prior is ``beta`` for every coordinate, as in the paper, or its ``own``: how often it is among the k largest.
+    The posterior is always the true one. `worst` is the largest Pr[top | reported] / prior of the first inequality, or
+    (1 - prior) / Pr[not top | reported] of the second. `share` of the users report a coordinate at which it exceeds nu.
+    """
+
+    number: Literal[1, 2]
+    prior: Literal["beta", "own"]
+    worst: float
+    nu: float
+    share: float
+
+    @property
+    def fails(self) -> bool:
+        """Whether some coordinate exceeds nu, by more than rounding."""
+        return self.worst > self.nu * (1 + _ROUNDING)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; an infinite ratio (a coordinate that is among everybody's k largest) is null."""
+        worst = self.worst if math.isfinite(self.worst) else None
+        return {**dataclasses.asdict(self), "worst": worst, "fails": self.fails}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IndexAudit:
+    """What each adversary achieves, beside the claim.
+
+    `verdict` takes the prior to be beta, as the paper does: users that are alike refute it even where everything is
+    reported and nothing is learned. `verdict_own_prior` and each attack's `gain` tell what the reports give away.
+
+    `nu_any_prior` is (d - k) / decoys: in one round, an index that is seen by itself multiplies no probability by more,
+    whatever the prior. It is not the paper's, and says nothing about a whole report or several rounds.
+    """
+
+    dim: int
+    top: int
+    decoys: int
+    nu: float
+    nu_any_prior: float
+    confidence: float
+    attacks: tuple[IndexAttack, ...]
+    inequalities: tuple[Inequality, ...]
+
+    @property
+    def verdict(self) -> str:
+        """Refuted if any attack refutes the claim; `confidence` is for all of them together."""
+        return _verdict(refuted=any(attack.verdict == "refuted" for attack in self.attacks))
+
+    @property
+    def verdict_own_prior(self) -> str:
+        """The same where the prior in Def. 3 is each coordinate's own."""
+        return _verdict(refuted=any(attack.verdict_own_prior == "refuted" for attack in self.attacks))
+
+    def attack(self, knowledge: Knowledge, rounds: int) -> IndexAttack:
+        """The attack with this knowledge after this many rounds."""
+        for attack in self.attacks:
+            if (attack.knowledge, attack.rounds) == (knowledge, rounds):
+                return attack
+        raise ValueError(f"expected an attack that was made, got {knowledge=} with {rounds=}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "protocol": SsTopk.name,
+            "dim": self.dim,
+            "k": self.top,
+            "decoys": self.decoys,
+            "claimed_nu": self.nu,
+            "nu_any_prior": self.nu_any_prior,
+            "confidence": self.confidence,
+            "attacks": [attack.to_json() for attack in self.attacks],
+            "inequalities": [inequality.to_json() for inequality in self.inequalities],
+            "verdict": self.verdict,
+            "verdict_own_prior": self.verdict_own_prior,
+        }
+
+
+def _verdict(*, refuted: bool) -> str:
+    return "refuted" if refuted else "holds"
+
+
+def claimed_nu(*, dim: int, top: int, decoys: int) -> float:
+    """The smallest nu that FLAME claims for l = (k + decoys) / k messages (Prop. 2): 1 / (l beta), but for l near 1.
+
+    Equal to Thm. 5 for whole l. Without decoys nothing is claimed.
+    """
+    if decoys == 0:
+        raise NotApplicable(
+            "FLAME Prop. 2 claims nothing without decoys (l = 1): the reported indices are the k largest"
+        )
+    sent, beta = (top + decoys) / top, top / dim
+    return max(1.0, dim / (top + decoys), (1 - beta) * sent / (sent - 1))
+
+
+def posterior(prior: np.ndarray, *, decoy_rate: float) -> np.ndarray:
+    """Pr[among the k largest | reported], index by index: others are reported as decoys, at this rate.
+
+    Guarantees:
+        Exact for every law of the updates, the decoy rate being decoys / (d - k).
+    """
+    _validate.in_interval(0, 1, decoy_rate=decoy_rate)
+    reported = prior + (1 - prior) * decoy_rate
+    return np.divide(prior, reported, out=np.zeros_like(reported), where=reported > 0)
+
+
+def audit_indices(
+    protocol: SsTopk,
+    updates: np.ndarray | Population,
+    *,
+    rounds: tuple[int, ...] = (1, 10),
+    confidence: float = 0.95,
+    key: jax.Array,
+) -> IndexAudit:
+    """Attack the indices that users report in as many rounds as are listed; updates are (users, rounds, dim).
+
+    Guarantees:
+        All bounds hold together with this confidence.
+        If everything is reported, no adversary learns anything: every `gain` is 1, and `chance` is `success`.
+        No user that is attacked is learned from.
+    """
+    users, dim = _shape(updates, rounds)
+    _validate.in_open_interval(0, 1, confidence=confidence)
+    top, decoys = protocol.k, cast(int, protocol.known("decoys"))
+    if top + decoys > dim:
+        raise ValueError(f"expected k + decoys <= {dim}, the dimension, got {top} + {decoys}")
+    nu = claimed_nu(dim=dim, top=top, decoys=decoys)
+    decoy_rate = decoys / (dim - top)
+    key_split, key_look, key_ties = jax.random.split(key, 3)
+    order = np.asarray(jax.random.permutation(key_split, users))
+    largest, reported = _look(protocol, updates, max(rounds), key=key_look)
+    learned, attacked = order[: users // 2], order[users // 2 :]
+    coins = np.asarray(jax.random.uniform(key_ties, (len(attacked), dim)))
+    error = (1 - confidence) / (2 * len(KNOWLEDGE) * len(rounds))
+
+    def attack(knowledge: Knowledge, seen: int) -> IndexAttack:
+        other, mine = largest[learned, :seen], largest[attacked, seen - 1]
+        best = best_of(scores(knowledge, other, reported[attacked, :seen], decoy_rate))
+        blind = best_of(scores(knowledge, other, np.ones((1, seen, dim), bool), decoy_rate))
+        neighbour = np.roll(mine, 1, axis=0)
+        hits = right(best, mine, coins)
+        by_chance = right(best, neighbour, coins)[1::2]  # each user in one pair only: independent trials
+        return IndexAttack(
+            knowledge=knowledge,
+            rounds=seen,
+            trials=len(hits),
+            hits=int(np.count_nonzero(hits)),
+            lower=_lower(hits, error),
+            success=rate(best, mine),
+            prior_success=rate(blind, mine),
+            chance=rate(best, neighbour),
+            chance_upper=1 - _lower(~by_chance, error),
+            beta=top / dim,
+            nu=nu,
+        )
+
+    return IndexAudit(
+        dim=dim,
+        top=top,
+        decoys=decoys,
+        nu=nu,
+        nu_any_prior=1 / decoy_rate,
+        confidence=confidence,
+        attacks=tuple(attack(knowledge, seen) for seen in rounds for knowledge in KNOWLEDGE),
+        inequalities=_inequalities(np.mean(largest[:, 0], axis=0), reported[:, 0], top / dim, nu, decoy_rate),
+    )
+
+
+def _shape(updates: np.ndarray | Population, rounds: tuple[int, ...]) -> tuple[int, int]:
+    """The number of users and of coordinates; refuses what cannot be attacked."""
+    if not rounds:
+        raise ValueError(f"expected at least one number of rounds, got {rounds=}")
+    for seen in rounds:
+        _validate.integer(rounds=seen)
+        _validate.at_least(1, rounds=seen)
+    if isinstance(updates, Population):
+        return updates.users, updates.dim
+    if updates.ndim != 3 or len(updates) < 4 or updates.shape[1] < max(rounds):
+        raise ValueError(
+            f"expected updates (users, rounds, dim) of at least 4 users in {max(rounds)} rounds, got {updates.shape}"
+        )
+    _validate.finite_array(updates=updates)
+    return updates.shape[0], updates.shape[2]
+
+
+def _look(
+    protocol: SsTopk, updates: np.ndarray | Population, rounds: int, *, key: jax.Array
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which coordinates are each user's k largest, and which it reports: two masks (users, rounds, dim)."""
+    users, dim = _shape(updates, (rounds,))
+    key_updates, key_reports = jax.random.split(key)
+    draw = jax.jit(Population.updates, static_argnums=(0, 2))
+    step = min(users, max(1, _CHUNK_VALUES // (rounds * dim)))
+    largest, sent = np.empty((users, rounds, dim), bool), np.empty((users, rounds, dim), bool)
+    for start in range(0, users, step):
+        names = np.minimum(np.arange(start, start + step), users - 1)  # the last ones may be looked at twice
+        if isinstance(updates, Population):
+            xs = draw(updates, jnp.asarray(names), rounds, key=key_updates)
+        else:
+            xs = jnp.asarray(updates[names, :rounds], jnp.float32)
+        largest[names], sent[names] = _masks(protocol, xs, jnp.asarray(names), key_reports)
+    return largest, sent
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _masks(protocol: SsTopk, xs: jax.Array, names: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The two masks of some users, from the protocol's own messages; every user and round has a key of its own."""
+    _, rounds, dim = xs.shape
+
+    def client(x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        reports = protocol.randomize(x, protocol.init(dim), key=key)
+        sent = reports.valid
+        if reports.slot is not None:
+            sent = jnp.zeros(dim, bool).at[reports.slot].max(reports.valid, mode="drop")
+        return protocol.select(x, key=key)[0], sent
+
+    keys = jax.vmap(lambda name: jax.random.split(jax.random.fold_in(key, name), rounds))(names)
+    return jax.vmap(jax.vmap(client))(xs, keys)
+
+
+def _lower(right: np.ndarray, error: float) -> float:
+    """The Clopper-Pearson bound: under a smaller probability, as many are right with probability below `error`."""
+    hits, misses = np.count_nonzero(right), np.count_nonzero(~right)
+    return float(beta_law.ppf(error, hits, misses + 1)) * (1 - _ROUNDING) if hits else 0.0
+
+
+def _inequalities(
+    own: np.ndarray, reported: np.ndarray, beta: float, nu: float, decoy_rate: float
+) -> tuple[Inequality, ...]:
+    """Both of Def. 3 under both priors; where a probability is 0 before, there is nothing to compare."""
+    after = posterior(own, decoy_rate=decoy_rate)
+    found = []
+    for name, prior in (("beta", np.full_like(own, beta)), ("own", own)):
+        for number, above, below in ((1, after, prior), (2, 1 - prior, 1 - after)):
+            with np.errstate(divide="ignore", invalid="ignore"):
+                ratio = np.where(above > 0, above / below, 0.0)
+            failing = ratio > nu * (1 + _ROUNDING)
+            found.append(
+                Inequality(
+                    number=cast(Literal[1, 2], number),
+                    prior=cast(Literal["beta", "own"], name),
+                    worst=float(np.max(ratio)),
+                    nu=nu,
+                    share=float(np.mean(np.any(reported & failing, axis=1))),
+                )
+            )
+    return tuple(found)

@@ -1,0 +1,113 @@
+"""Attacks on shuffled crowds whose users have budgets of their own.
+
+The statistic is that of `crowds`: the sum of the messages' scores. Every other user has a law of its own, so that the
+characteristic function of the crowd is a product over users. Few frequencies matter: the others are given up as soon
+as the users looked at so far make the product negligible, for no further user can make it larger. What is left is
+computed in extended precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from dovetail.audit import cells, sums
+from dovetail.audit.bounds import Duel
+from dovetail.audit.sums import ULP, Part
+from dovetail.events import Personalized
+from dovetail.statements import NotApplicable
+
+__all__ = ["Laws", "crowd_duel", "duels"]
+
+Laws = Callable[[np.ndarray, float], np.ndarray]  # budgets, position of the input -> cell masses, one row a user
+
+_GIVEN_UP = -90.0  # log of what counts as nothing
+_USERS, _FREQUENCIES = 250, 4096  # looked at together
+_DOUBLE = 2.0**-52
+_FINEST = 16.0  # steps of a score to its standard deviation
+
+
+def duels(event: Personalized, rounds: int) -> list[Duel]:
+    """The users with the largest and with the median budget, others at the low end; who hides most colludes."""
+    budgets = np.asarray(event.eps_locals)
+    family = cells.partition(
+        event.kind, levels=event.levels, narrowest=float(budgets.max()), widest=float(budgets.min())
+    )
+    victims = {"largest": int(np.argmax(budgets)), "median": int(np.argsort(budgets)[len(budgets) // 2])}
+    found: list[Duel] = []
+    for name, victim in victims.items():
+        if found and budgets[victim] == budgets.max():
+            continue
+        others = np.sort(np.delete(budgets, victim))[event.colluders :]
+        attack = f"sum over all messages, victim with the {name} budget {budgets[victim]:.4g}, others at the low end"
+        found.append(
+            crowd_duel(attack, family.masses, float(budgets[victim]), others, slots=event.coordinates * rounds)
+        )
+    return found
+
+
+def crowd_duel(attack: str, laws: Laws, victim: float, others: np.ndarray, *, slots: int) -> Duel:
+    """The duel of the sums of scores over `slots` independent slots, for reports with these laws."""
+    budgets, users = np.unique(others, return_counts=True)
+    crowd = laws(budgets, 0.0)
+    mean = users @ crowd / len(others)
+    high, low = (laws(np.array([victim]), end)[0] for end in (1.0, 0.0))
+    points = cells.scores(high, low, mean, messages=(len(others) + 1) * slots, finest=_FINEST)
+    values, group = np.unique(points, return_inverse=True)
+    grouped = np.zeros((len(budgets), len(values)), np.longdouble)
+    np.add.at(grouped.T, group, crowd.T)
+    average = Part(masses=cells.scored(mean, points), times=len(others) * slots)
+    own = [Part(masses=cells.scored(law, points), times=slots) for law in (high, low)]
+    size, centre = sums.modulus_for([average, own[0]], [average, own[1]])
+    value, error = _product(grouped, users, values, size, slots)
+    found = []
+    for part in own:
+        mine, my_error = sums.spectrum_of([part], size)
+        both = error + my_error * np.exp(np.minimum(0.0, sums.log_abs(value))) + 8 * ULP * np.abs(value)
+        found.append(sums.law((value * mine, both.astype(np.float64)), size))
+    return sums.duel_of(attack, found, centre=centre)
+
+
+def _product(masses: np.ndarray, users: np.ndarray, values: np.ndarray, size: int, slots: int) -> sums.Spectrum:
+    """The characteristic function of all users' scores in all slots, and its error; 0 where it is negligible."""
+    alive = _surviving(masses.astype(np.float64), users * slots, values, size)
+    if len(alive) * len(masses) > 5e7:
+        raise NotApplicable(f"expected a sum whose law is smooth, got {len(alive)} frequencies that matter")
+    turn = 8 * np.arctan(np.longdouble(1)) / size
+    angles = turn * ((alive[:, None] * values) % size).astype(np.longdouble)
+    roots = np.cos(angles) - 1j * np.sin(angles)
+    product = np.ones(len(alive), np.clongdouble)
+    log_size, relative = np.zeros(len(alive)), np.zeros(len(alive))
+    amount = (8 * masses.shape[1] + 520) * ULP
+    for row, count in zip(masses, users.tolist(), strict=True):
+        one = roots @ row
+        product = product * sums.power(one, count)
+        at_least = np.maximum(np.abs(one).astype(np.float64), amount)
+        log_size += count * np.log(at_least)
+        relative += count * amount / at_least
+    value, error = np.zeros(size // 2 + 1, np.clongdouble), np.full(size // 2 + 1, 2 * np.exp(_GIVEN_UP))
+    value[alive] = sums.power(product, slots)
+    error[alive] = 1.2 * slots * relative * np.exp(slots * log_size)
+    return value, error
+
+
+def _surviving(masses: np.ndarray, times: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
+    """Frequencies at which the product over all users, each so many times, may be more than negligible."""
+    kept = []
+    for start in range(0, size // 2 + 1, _FREQUENCIES):
+        alive = np.arange(start, min(start + _FREQUENCIES, size // 2 + 1))
+        angles = (2 * np.pi / size) * ((alive[:, None] * values) % size)
+        cos, sin, log_size = np.cos(angles), np.sin(angles), np.zeros(len(alive))
+        looked_at = 0
+        while looked_at < len(masses) and len(alive):
+            more = min(_USERS, 8 + looked_at)
+            block, count = masses[looked_at : looked_at + more].T, times[looked_at : looked_at + more]
+            looked_at += more
+            square = (cos @ block) ** 2 + (sin @ block) ** 2
+            log_size += np.log(np.sqrt(square) + 16 * len(values) * _DOUBLE) @ count
+            some = log_size > _GIVEN_UP
+            if not some.all():
+                alive, cos, sin, log_size = alive[some], cos[some], sin[some], log_size[some]
+        kept.append(alive)
+    return np.concatenate(kept)

@@ -1,0 +1,198 @@
+"""Exact laws of sums of independent integers, and the duels between two of them.
+
+A sum is known by the characteristic functions of its parts: at the M-th roots of unity they multiply, and one inverse
+FFT gives the law of the sum modulo M. A statistic modulo M is still a statistic, so nothing is cut off. Transforms run
+in extended precision. The error of every frequency is bounded from the roundings on its way, and the sum of all these
+bounds is more than the error of any sum of probabilities: it goes into the duel's `slack`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.fft
+
+from dovetail import _validate
+from dovetail.audit.bounds import Duel
+from dovetail.statements import NotApplicable
+
+__all__ = ["ULP", "Mixture", "Part", "Spectrum", "duel_of", "law", "modulus_for", "spectrum_of", "sums"]
+
+ULP = float(np.finfo(np.longdouble).eps)
+_WIDE = 12.0  # standard deviations that the modulus covers to either side
+_LARGEST = 2**22
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Part:
+    """`times` independent integers of one law: the probabilities of 0, 1, 2, ..., all of them within `error`."""
+
+    masses: np.ndarray
+    times: int = 1
+    error: float = 512 * ULP
+
+    def __post_init__(self) -> None:
+        _validate.non_negative(times=self.times, error=self.error)
+
+    @property
+    def longest(self) -> int:
+        """How many values one integer has."""
+        return len(self.masses)
+
+    def moments(self) -> tuple[float, float]:
+        """Mean and variance of one integer."""
+        masses = np.asarray(self.masses, np.float64)
+        values = np.arange(len(masses))
+        mean = float(values @ masses)
+        return mean, float((values - mean) ** 2 @ masses)
+
+    def transform(self, size: int) -> tuple[np.ndarray, float]:
+        """The characteristic function of one integer at half of the roots of unity, and more than its error."""
+        padded = np.zeros(size, np.longdouble)
+        padded[: len(self.masses)] = self.masses
+        return scipy.fft.rfft(padded), self.error + roundings(size) * ULP
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Mixture:
+    """`times` independent sums of `total` integers, of which C follow the law `some`, the others `rest`.
+
+    `weights` are the probabilities of C = start, start + 1, ..., all of them within `error`; what they lack of 1
+    belongs into the slack.
+    """
+
+    some: Part
+    rest: Part
+    total: int
+    start: int
+    weights: np.ndarray
+    times: int = 1
+    error: float = 4096 * ULP
+
+    @property
+    def longest(self) -> int:
+        """How many values one of the integers has."""
+        return max(self.some.longest, self.rest.longest)
+
+    def moments(self) -> tuple[float, float]:
+        """Mean and variance of one sum."""
+        share = np.asarray(self.weights / self.weights.sum(), np.float64)
+        chosen = self.start + np.arange(len(share))
+        average = float(share @ chosen)
+        (mean, variance), (other_mean, other_variance) = self.some.moments(), self.rest.moments()
+        between = float(share @ (chosen - average) ** 2) * (mean - other_mean) ** 2
+        left = self.total - average
+        return average * mean + left * other_mean, average * variance + left * other_variance + between
+
+    def transform(self, size: int) -> tuple[np.ndarray, float]:
+        """The sum over C of weight some^C rest^(total - C), by Horner's rule in both."""
+        (some, error), (rest, other_error) = self.some.transform(size), self.rest.transform(size)
+        value, turned = np.full_like(some, self.weights[-1]), np.ones_like(rest)
+        for weight in self.weights[-2::-1]:
+            turned = turned * rest
+            value = value * some + weight * turned
+        last = self.start + len(self.weights) - 1
+        value = value * power(some, self.start) * power(rest, self.total - last)
+        return value, (2 * self.total + 8) * (max(error, other_error) + 8 * ULP) + self.error
+
+
+def sums(
+    attack: str,
+    first: Sequence[Part | Mixture],
+    second: Sequence[Part | Mixture],
+    *,
+    slack: float = 0.0,
+    pure: float = 0.0,
+) -> Duel:
+    """The duel between the sum of the parts in the first world and the sum of those in the second."""
+    size, centre = modulus_for(first, second)
+    known: _Known = {}
+    laws = [law(spectrum_of(parts, size, known), size) for parts in (first, second)]
+    return duel_of(attack, laws, centre=centre, slack=slack, pure=pure)
+
+
+def modulus_for(first: Sequence[Part | Mixture], second: Sequence[Part | Mixture]) -> tuple[int, int]:
+    """A power of two that covers both sums widely, and the middle between them."""
+    moments = [
+        np.sum([part.times * np.array(part.moments()) for part in parts if part.times], axis=0)
+        for parts in (first, second)
+    ]
+    (mean, variance), (other_mean, other_variance) = moments
+    longest = max(part.longest for part in (*first, *second))
+    reach = 2 * _WIDE * math.sqrt(max(variance, other_variance)) + abs(mean - other_mean) + 2 * longest
+    size = 1 << math.ceil(math.log2(reach + 1))
+    if size > _LARGEST:
+        raise NotApplicable(f"expected sums that spread over at most {_LARGEST} values, got {reach:.3g}")
+    return size, round((mean + other_mean) / 2)
+
+
+Spectrum = tuple[np.ndarray, np.ndarray]
+_Known = dict[int, tuple[np.ndarray, np.ndarray, float]]
+
+
+def spectrum_of(parts: Sequence[Part | Mixture], size: int, known: _Known | None = None) -> Spectrum:
+    """The characteristic function of the sum at half of the roots of unity, and the error of each value.
+
+    `known` keeps what was computed for a part, for the other world has most of them, too.
+    """
+    known = {} if known is None else known
+    value, log_size = np.ones(size // 2 + 1, np.clongdouble), np.zeros(size // 2 + 1)
+    roundings_of = []
+    for part in parts:
+        if not part.times:
+            continue
+        if id(part) not in known:
+            one, error_of_one = part.transform(size)
+            amount = error_of_one + 8 * ULP
+            known[id(part)] = power(one, part.times), np.maximum(log_abs(one), math.log(amount)), amount
+        powered, log_one, amount = known[id(part)]
+        value = value * powered
+        log_size += part.times * log_one
+        roundings_of.append((math.log(1.2 * part.times * amount), log_one))
+    error = np.zeros(size // 2 + 1)
+    for log_amount, log_one in roundings_of:  # of a product, one factor at a time
+        error += np.exp(np.minimum(log_size - log_one + log_amount, 50.0))
+    return value, error
+
+
+def power(base: np.ndarray, times: int) -> np.ndarray:
+    """The base to an integer power, by squaring: relative errors grow by the power and no more."""
+    result, square = np.ones_like(base), base
+    while times:
+        if times & 1:
+            result = result * square
+        times >>= 1
+        square = square * square if times else square
+    return result
+
+
+def log_abs(value: np.ndarray) -> np.ndarray:
+    """log |value| as float64, far down but finite at 0."""
+    return np.log(np.maximum(np.abs(value), np.finfo(np.longdouble).tiny)).astype(np.float64)
+
+
+def roundings(size: int) -> float:
+    """Roundings on the way of one input to one output of a transform, with much to spare."""
+    return 6 * math.log2(size)
+
+
+def law(spectrum: Spectrum, size: int) -> tuple[np.ndarray, float]:
+    """The probabilities of 0 .. size - 1 modulo size, and more than the error of any sum of them."""
+    value, error = spectrum
+    masses = np.maximum(scipy.fft.irfft(value, size), 0)
+    lost = float(np.sum(error) + roundings(size) * ULP * np.sum(np.abs(value)))
+    return masses, 2 * lost * (1 + 1e-6)
+
+
+def duel_of(
+    attack: str, laws: Sequence[tuple[np.ndarray, float]], *, centre: int, slack: float = 0.0, pure: float = 0.0
+) -> Duel:
+    """The duel of two laws modulo their length, cut open opposite the centre."""
+    size = len(laws[0][0])
+    with np.errstate(divide="ignore"):
+        logs = [np.log(np.roll(masses, size // 2 - centre)).astype(np.float64) for masses, _ in laws]
+    errors = max(error for _, error in laws)
+    return Duel(attack=attack, log_first=logs[0], log_second=logs[1], slack=slack + errors, pure=pure)

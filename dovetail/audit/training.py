@@ -1,0 +1,232 @@
+"""The audit of a whole training: canaries in one real run, and what can be said of their coins afterwards.
+
+The plan is made with all canaries in it and run by the engine, round by round; half of them are in the other world.
+
+- *white-box*: the attacker sees every model, and so every released sum. It takes off what all others add
+  (`audit.attacker`), and reads off the rest how far each canary's own clipped update is in it: the mean of the coins
+  given the sums, were the noise Gaussian.
+- *black-box*: the attacker sees the last model alone, and compares the canaries' losses with those of a model that it
+  trains itself, on all other data, with half of each canary and without noise.
+
+Scores need no proof: a bad one makes the bound small, never wrong. The bound is that of `audit.one_run`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+
+from dovetail import _validate, protocols
+from dovetail.audit import one_run
+from dovetail.audit.attacker import Attacker, Seen
+from dovetail.audit.bounds import LowerBound
+from dovetail.audit.canaries import Canaries
+from dovetail.config import Config
+from dovetail.plan import Plan, prepare
+from dovetail.protocols._items import ItemLevel
+from dovetail.simulate.devices import to_host
+from dovetail.statements import Neighbors, Statement, Unit
+from dovetail.tasks import Task
+
+__all__ = ["ATTACKS", "TrainingAudit", "audit"]
+
+ATTACKS = ("white-box", "black-box")
+_SHARES = (10, 5, 2, 1)  # of the coins a tenth, a fifth, half or all are guessed, unless the caller says how many
+_COINS = 2**31  # no other draw of a run starts from this number: seeds are smaller
+_ENOUGH_ROOM = 30  # coordinates to estimate a variance from
+_LEAST_NOISE = 1e-3  # of a canary's update, where there is none: keeps the normal equations solvable
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingAudit:
+    """What an attack on one training found, beside what is certified for the same training."""
+
+    bound: LowerBound
+    statement: Statement
+    attack: str
+    canaries: int
+    guesses: int
+    right: int
+
+    @property
+    def consistent(self) -> bool:
+        """Whether the attack found no more than what is certified."""
+        return self.bound.eps <= self.statement.eps
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; `certified` is the statement of the run that was attacked."""
+        return {
+            "eps_lower": self.bound.eps,
+            "unbounded": self.bound.unbounded,
+            "delta": self.bound.delta,
+            "confidence": self.bound.confidence,
+            "attack": self.attack,
+            "canaries": self.canaries,
+            "guesses": self.guesses,
+            "right": self.right,
+            "theorem": dataclasses.asdict(one_run.THEOREM),
+            "certified": self.statement.to_json(),
+            "consistent": self.consistent,
+        }
+
+
+def audit(
+    config: Config,
+    *,
+    canaries: int,
+    attack: Literal["white-box", "black-box"] = "white-box",
+    confidence: float = 0.95,
+    guesses: int | None = None,
+    seed: int = 0,
+    task: Task | None = None,
+) -> TrainingAudit:
+    """Run the training of this config once with so many canaries in it, attack it, and bound its eps from below.
+
+    `seed` replaces the config's own and tosses the coins. `guesses` is how many coins are guessed; without it several
+    numbers are tried and paid for.
+
+    Guarantees:
+        If what is certified holds, the result is `consistent` with probability at least `confidence`.
+        The certified statement is that of the run with the canaries in it, whatever their coins.
+    """
+    _validate.one_of(ATTACKS, attack=attack)
+    _validate.integer(canaries=canaries, seed=seed)
+    _validate.at_least(20, canaries=canaries)
+    _validate.in_interval(0, 2**31 - 1, seed=seed)
+    _validate.in_open_interval(0, 1, confidence=confidence)
+    numbers = tuple(canaries // share for share in _SHARES) if guesses is None else (guesses,)
+    for number in numbers:
+        _validate.integer(guesses=number)
+        _validate.in_interval(1, canaries, guesses=number)
+    if attack == "white-box":
+        _refuse_hidden_steps(config)
+    config = msgspec.structs.replace(config, seed=seed, diagnostics=False)
+    hidden = _canaries(config, canaries)
+    plan = prepare(config, task=task, guests=hidden)
+    if plan.unit is not plan.scope.unit:
+        raise ValueError(
+            f"expected the unit that {plan.protocol.name!r} protects itself, one {plan.scope.unit.value}, "
+            f"got privacy.unit={plan.unit.value!r}"
+        )
+    released: list[int] = []
+    scores = (_white_box if attack == "white-box" else _black_box)(plan, hidden, released)
+    statement = plan.certify(released)
+    tried = {number: _right(scores, hidden.coins, number) for number in numbers}
+    number, bound = one_run.best_of(
+        tried,
+        canaries=canaries,
+        delta=statement.delta,
+        confidence=confidence,
+        attack=f"{attack} attack on {canaries} canary {_name(hidden.unit)} of one training",
+    )
+    return TrainingAudit(
+        bound=bound, statement=statement, attack=attack, canaries=canaries, guesses=number, right=tried[number]
+    )
+
+
+def _right(scores: np.ndarray, coins: np.ndarray, guesses: int) -> int:
+    """How many are right if the scores farthest from the mean are said to be heads above it, tails below."""
+    centred = scores - scores.mean()
+    chosen = np.argsort(-np.abs(centred), kind="stable")[:guesses]
+    return int(np.sum(coins[chosen] == (centred[chosen] > 0)))
+
+
+def _name(unit: Unit) -> str:
+    return {Unit.USER: "users", Unit.SUBJECT: "subjects", Unit.ITEM: "records"}[unit]
+
+
+def _refuse_hidden_steps(config: Config) -> None:
+    if config.server.optimizer != "sgd":
+        raise ValueError(
+            "expected server.optimizer = 'sgd' for a white-box attack, which reads sums off the steps of models, "
+            f"got {config.server.optimizer!r}"
+        )
+
+
+def _canaries(config: Config, count: int) -> Canaries:
+    """The canaries that fit what the config protects, and under which relation."""
+    settings, unit, items = config.protocol, Unit.USER, 1
+    _validate.known("protocol", settings["name"], protocols.PROTOCOLS)
+    if issubclass(protocols.PROTOCOLS[settings["name"]], ItemLevel):
+        unit = Unit.ITEM if "item" in (settings.get("unit"), config.privacy.unit) else Unit.SUBJECT
+        items = settings.get("items_per_subject", 1) if unit is Unit.SUBJECT else 1
+    clip = settings.get("clip_norm", settings.get("clip"))
+    return Canaries(
+        coins=np.random.default_rng((_COINS, config.seed)).random(count) < 0.5,
+        unit=unit,
+        swapped=unit is Unit.USER and Neighbors(config.privacy.neighbors) is Neighbors.REPLACE_ONE,
+        seed=config.seed,
+        items=items,
+        items_per_user=settings.get("items_per_user"),
+        clip_norm=None if isinstance(clip, str) else clip,
+        clip_value=settings.get("clip_value"),
+        step=1.0 if config.client.update == "fedsgd" else config.client.learning_rate,
+    )
+
+
+def _run(plan: Plan, hidden: Canaries, released: list[int]) -> Iterator[Seen]:
+    """Train as any run does, and show what an observer of every model sees; `released` is filled on the way."""
+    training = plan.engine.start()
+    affordable = plan.affordable()
+    for index in range(len(plan.rounds)):
+        if index >= affordable and not plan.fits([*released, index]):
+            return
+        users = plan.schedule.draw(index)
+        if len(users) < plan.schedule.min_size:
+            continue
+        before = to_host(training.params).copy()  # a step consumes what it starts from
+        state, server = jax.tree.map(lambda leaf: to_host(leaf).copy(), (training.protocol, training.server))
+        training = plan.step(training, index, hidden.taking_part(users, plan.schedule.population))
+        released.append(index)
+        yield Seen(index, users, before, to_host(training.params).copy(), state, server)
+
+
+def _white_box(plan: Plan, hidden: Canaries, released: list[int]) -> np.ndarray:
+    """The mean of each coin (+1 or -1) given all released sums, as if their noise were Gaussian."""
+    attacker = Attacker(plan, hidden)
+    precision, evidence = np.eye(hidden.count), np.zeros(hidden.count)
+    for seen in _run(plan, hidden, released):
+        weights = attacker.weights(seen).astype(np.float32)
+        there = np.flatnonzero(weights)
+        middle, half = attacker.worlds(seen)
+        half = weights[there, None] * half[there]
+        rest = attacker.released_sum(seen) - attacker.others(seen) - weights[there] @ middle[there]
+        rest = rest.astype(np.float32)  # as the updates are: their products need no more
+        products, match = (half @ half.T).astype(np.float64), (half @ rest).astype(np.float64)
+        variance = _variance(rest, products, match, planned=attacker.noise_std(seen) ** 2)
+        precision[np.ix_(there, there)] += products / variance
+        evidence[there] += match / variance
+    return np.linalg.solve(precision, evidence)
+
+
+def _variance(rest: np.ndarray, products: np.ndarray, match: np.ndarray, *, planned: float) -> float:
+    """The noise as it is, and not as it should be: what no mixture of canaries explains, where there is room for it."""
+    least = _LEAST_NOISE * float(np.trace(products)) / max(1, len(products)) or 1.0
+    room = len(rest) - len(products)
+    if room < _ENOUGH_ROOM:
+        return max(planned, least)
+    ridge = least * 1e-3 * np.eye(len(products))
+    explained = float(match @ np.linalg.solve(products + ridge, match))
+    return max((float(rest @ rest) - explained) / room, least)
+
+
+def _black_box(plan: Plan, hidden: Canaries, released: list[int]) -> np.ndarray:
+    """How much lower than expected the last loss is on what a canary has in its first world, less in its second."""
+    attacker = Attacker(plan, hidden)
+    last = expected = jnp.asarray(to_host(plan.engine.start().params))
+    momentum, state = attacker.server.init(expected), plan.protocol.init(plan.engine.dim)
+    for seen in _run(plan, hidden, released):
+        last = jnp.asarray(seen.after)
+        own = seen._replace(before=expected, state=state)
+        mean = attacker.others(own) + attacker.weights(own) @ attacker.worlds(own)[0]
+        step = jnp.asarray(mean / attacker.divisor(own), jnp.float32)
+        expected, momentum = attacker.server.step(expected, momentum, step)
+    rows, other = hidden.rows(len(plan.dataset.labels))
+    lower = attacker.losses(expected, rows) - attacker.losses(last, rows)
+    return lower if other is None else lower - attacker.losses(expected, other) + attacker.losses(last, other)

@@ -1,0 +1,59 @@
+"""The command line: parse, call, print.
+
+Bad input ends in one sentence on stderr and exit status 2. With ``--json`` stdout holds one JSON object and nothing
+else; progress and logs go to stderr.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+from rich.logging import RichHandler
+
+from dovetail import __version__
+from dovetail.cli import accounts, audits, training
+from dovetail.cli._shared import err_console, out_console
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="dovetail",
+    help="Train models on data that stays with its owners, and prove what leaked.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for _command in (
+    training.run,
+    accounts.calibrate,
+    audits.audit,
+    training.reproduce,
+    training.data,
+    training.bench,
+):
+    app.command()(_command)
+app.add_typer(accounts.account, name="account")
+
+
+def main() -> None:
+    """Entry point: one sentence and exit 2 for bad input."""
+    logging.basicConfig(
+        level=logging.WARNING,
+        format="%(message)s",
+        handlers=[RichHandler(console=err_console, show_time=False, show_path=False, markup=False)],
+    )
+    try:
+        app()
+    except (ValueError, FileNotFoundError) as error:
+        err_console.print(f"dovetail: {' '.join(str(error).split())}", style="red", markup=False, highlight=False)
+        sys.exit(2)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        out_console.print(__version__)
+        raise typer.Exit

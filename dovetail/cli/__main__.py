@@ -1,0 +1,5 @@
+"""`python -m dovetail.cli`."""
+
+from dovetail.cli import main
+
+main()

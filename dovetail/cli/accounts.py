@@ -1,0 +1,171 @@
+"""Commands that compute privacy without running anything: `account`, `calibrate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from dovetail.cli._shared import (
+    Colluders,
+    Delta,
+    Dim,
+    JsonFlag,
+    Settings,
+    Users,
+    err_console,
+    out_console,
+    print_json,
+)
+
+__all__ = ["account", "calibrate"]
+
+account = typer.Typer(help="Privacy of bounds and protocols, without running anything.", no_args_is_help=True)
+
+
+@account.command()
+def amplify(
+    n: Users,
+    eps_local: Annotated[float, typer.Option("--eps-local", help="The budget of one report.")],
+    delta: Delta,
+    bound: Annotated[str | None, typer.Option(help="One bound only.")] = None,
+    randomizer: Annotated[
+        str, typer.Option(help="generic, laplace or rr2: what the best bound must hold for.")
+    ] = "generic",
+    colluders: Colluders = 0,
+    plot: Annotated[Path | None, typer.Option(help="Draw every bound into this file (.svg, .png, .pdf).")] = None,
+    over: Annotated[str, typer.Option(help="What the plot runs over: n or eps-local.")] = "n",
+    as_json: JsonFlag = False,
+) -> None:
+    """Every amplification bound: its eps, or why it does not apply."""
+    from dovetail import _validate, plots
+    from dovetail.accounting import amplify as amplification
+    from dovetail.statements import NotApplicable
+
+    _validate.integer(n=n)
+    _validate.at_least(2, n=n)
+    _validate.positive(eps_local=eps_local)
+    _validate.in_open_interval(0, 1, delta=delta)
+    if bound is not None:
+        _validate.known("bound", bound, amplification.BOUNDS)
+    rows = [
+        row
+        for row in amplification.table(eps_local, num_users=n, delta=delta, colluders=colluders)
+        if bound is None or row.name == bound
+    ]
+    try:
+        best = amplification.best(_report(randomizer, eps_local), num_users=n, delta=delta, colluders=colluders)
+    except NotApplicable:
+        best = None
+    if plot is not None:
+        plots.amplification(plot, num_users=n, eps_local=eps_local, delta=delta, over=over)
+    if as_json:
+        facts = {"n": n, "eps_local": eps_local, "delta": delta, "colluders": colluders}
+        print_json({**facts, "bounds": [_row(row) for row in rows], "best": _row(best) if best else None})
+        return
+    table = Table("bound", "eps", "theorem, or why it does not apply")
+    for row in rows:
+        table.add_row(row.name, f"{row.bound.eps:.5g}" if row.bound else "-", row.reason or row.theorem.where)
+    out_console.print(table)
+    if best and best.bound:
+        said = f"smallest for a {randomizer} report: {best.name}, eps {best.bound.eps:.5g} at delta {delta:g}"
+    else:
+        said = f"no bound improves on eps_local for a {randomizer} report"
+    out_console.print(said, highlight=False)
+
+
+@account.command("protocol")
+def account_protocol(
+    name: Annotated[str, typer.Argument(help="A protocol.")],
+    n: Users,
+    dim: Dim,
+    delta: Delta,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which a user takes part.")] = 1,
+    population: Annotated[int | None, typer.Option(help="Users from whom a round draws --n in secret.")] = None,
+    colluders: Colluders = 0,
+    set_: Settings = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Certified, claimed and local statements of a protocol."""
+    from dovetail import quotes
+
+    with err_console.status("accounting"):
+        quote = quotes.quote(name, quote_plan(n, dim, delta, rounds, population, colluders, set_))
+    if as_json:
+        print_json(quote.to_json())
+        return
+    _print_quote(quote)
+
+
+def calibrate(
+    name: Annotated[str, typer.Argument(help="A protocol.")],
+    n: Users,
+    dim: Dim,
+    eps: Annotated[float, typer.Option("--eps", help="The central target.")],
+    delta: Delta,
+    parameter: Annotated[
+        str | None, typer.Option(help="eps_local, noise_multiplier, beta or pad_to; by default the noise.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which a user takes part.")] = 1,
+    colluders: Colluders = 0,
+    set_: Settings = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """The parameter that meets a central target, never on the unsafe side."""
+    from dovetail import quotes
+
+    plan = quote_plan(n, dim, delta, rounds, None, colluders, set_)
+    with err_console.status("calibrating"):
+        chosen, value, quote = quotes.calibrate(name, plan, eps=eps, parameter=parameter)
+    if as_json:
+        print_json({**quote.to_json(), "parameter": chosen, "value": value})
+        return
+    out_console.print(f"{chosen} = {value:.8g}", highlight=False)
+    _print_quote(quote)
+
+
+def quote_plan(
+    n: int, dim: int, delta: float, rounds: int, population: int | None, colluders: int, set_: list[str] | None
+) -> Any:
+    from dovetail import config, quotes
+    from dovetail.events import Everyone, FixedSize
+
+    participation = Everyone() if population is None else FixedSize(size=n, population=population)
+    settings = dict(config.parse_override(text) for text in set_ or [])
+    return quotes.Plan(
+        num_users=n,
+        dim=dim,
+        delta=delta,
+        rounds=rounds,
+        colluders=colluders,
+        participation=participation,
+        settings=settings,
+    )
+
+
+def _print_quote(quote: Any) -> None:
+    for title in ("certified", "claimed", "local", "shuffler"):
+        statement = getattr(quote, title)
+        out_console.print(title, style="bold")
+        out_console.print("  nothing" if statement is None else str(statement), markup=False, highlight=False)
+
+
+def _report(randomizer: str, eps_local: float) -> Any:
+    from dovetail import _validate
+    from dovetail.events import Report
+
+    _validate.one_of(("generic", "laplace", "rr2"), randomizer=randomizer)
+    kinds: dict[str, Any] = {"generic": "generic", "laplace": "laplace", "rr2": "rr"}
+    return Report(kind=kinds[randomizer], eps_local=eps_local)
+
+
+def _row(row: Any) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "eps": None if row.bound is None else row.bound.eps,
+        "applicable": row.bound is not None,
+        "reason": row.reason,
+        "theorem": row.theorem.where,
+    }

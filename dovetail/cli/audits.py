@@ -1,0 +1,230 @@
+"""The command `audit`: attack a protocol, every protocol, what a shuffler sees, or a whole training."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from dovetail.cli._shared import Colluders, JsonFlag, Settings, err_console, out_console, print_json
+
+__all__ = ["audit"]
+
+_USERS, _DIM, _DELTA = 1000, 7850, 5e-6
+_VIEWS = "analyzer, observer (models only), colluding (shuffler and analyzer) or shuffler (indices)"
+
+
+def audit(
+    name: Annotated[str | None, typer.Argument(help="A protocol.", metavar="[NAME]")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every protocol, at papers' sizes and as code.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="With --all: only what takes seconds.")] = False,
+    n: Annotated[int, typer.Option("--n", help="Users in a round.")] = _USERS,
+    dim: Annotated[int, typer.Option("--dim", help="Coordinates of an update.")] = _DIM,
+    delta: Annotated[float, typer.Option("--delta", help="The delta of the statements.")] = _DELTA,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which a user takes part.")] = 1,
+    colluders: Colluders = 0,
+    set_: Settings = None,
+    view: Annotated[str, typer.Option(help=f"Who attacks: {_VIEWS}.")] = "analyzer",
+    trials: Annotated[
+        int | None, typer.Option(min=0, help="Runs of the code in each world; 0 for none. Default: if quickly done.")
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="Of bounds that are counted.")] = 0.95,
+    seed: Annotated[int, typer.Option(min=0, help="Of the trials.")] = 0,
+    training: Annotated[
+        str | None, typer.Option(help="A config or preset: attack its whole training.", metavar="CONFIG")
+    ] = None,
+    canaries: Annotated[int, typer.Option(min=20, help="With --training: canaries to hide.")] = 500,
+    black_box: Annotated[bool, typer.Option("--black-box", help="With --training: final models only.")] = False,
+    task: Annotated[str | None, typer.Option(help="With --view shuffler: whose gradients, instead of a model.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw delta against eps into this file (.svg, .png, .pdf).")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Attack what runs: a lower bound on eps, beside the certified and the claimed one.
+
+    Exit status 1 if an attack finds more than what is certified.
+    """
+    from dovetail import _validate, config
+    from dovetail import audit as audits
+
+    target = _one_target(name, everything, training)
+    _validate.one_of((*audits.VIEWS, "shuffler"), view=view)
+    chosen = dict(config.parse_override(text) for text in set_ or [])
+    if training is not None:
+        _audit_training(config.read(training, list(chosen.items())), canaries, black_box, confidence, seed, as_json)
+        return
+    if everything:
+        _audit_all([case for case in audits.CASES if case.quick or not quick], trials, confidence, seed, as_json)
+        return
+    plan = audits.plan_for(target, n, dim, delta, chosen=chosen, colluders=colluders, rounds=rounds)
+    if view == "shuffler":
+        _audit_indices(target, plan, task, confidence, seed, as_json)
+        return
+    with _progress(1) as (step, _):
+        finding = audits.audit(
+            target, plan, view=cast(Any, view), trials=trials, confidence=confidence, seed=seed, observe=step
+        )
+    if plot is not None:
+        from dovetail.audit import curves
+
+        curves.draw(plot, finding)
+    print_json(finding.to_json()) if as_json else _print_finding(finding)
+    _fail_unless(finding.consistent)
+
+
+def _one_target(name: str | None, everything: bool, training: str | None) -> str:
+    """The protocol's name, if that is what is attacked."""
+    given = [text for text, is_given in (("NAME", name), ("--all", everything), ("--training", training)) if is_given]
+    if len(given) != 1:
+        raise ValueError(f"expected one of NAME, --all and --training, got {' and '.join(given) or 'none of them'}")
+    return name or ""
+
+
+def _audit_all(cases: list[Any], trials: int | None, confidence: float, seed: int, as_json: bool) -> None:
+    from dovetail import audit as audits
+
+    findings = []
+    with _progress(len(cases)) as (step, advance):
+        for case in cases:
+            step(f"{case.protocol}, {case.label}")
+            counted = case.trials if trials is None or case.trials == 0 else trials
+            findings.append(
+                audits.audit(case.protocol, case.plan, view=case.view, trials=counted, confidence=confidence, seed=seed)
+            )
+            advance()
+    consistent = all(finding.consistent for finding in findings)
+    if as_json:
+        rows = [{**finding.to_json(), "case": case.label} for case, finding in zip(cases, findings, strict=True)]
+        print_json({"audits": rows, "consistent": consistent})
+    else:
+        columns = ("protocol", "what", "view", "delta", "claimed", "certified", "audited", "in runs", "consistent")
+        table = Table(*columns, box=None)
+        for case, finding in zip(cases, findings, strict=True):
+            table.add_row(
+                finding.protocol,
+                case.label,
+                finding.view,
+                f"{finding.bound.delta:.2g}",
+                _claimed(finding),
+                _eps(finding.certified.eps),
+                _eps(finding.bound.eps),
+                "-" if finding.counted is None else _eps(finding.counted.eps),
+                "yes" if finding.consistent else "NO",
+            )
+        out_console.print(table)
+    _fail_unless(consistent)
+
+
+def _audit_indices(name: str, plan: Any, task: str | None, confidence: float, seed: int, as_json: bool) -> None:
+    import jax
+
+    from dovetail import quotes
+    from dovetail.audit.indices import audit_indices
+    from dovetail.audit.populations import Population, gradients
+    from dovetail.protocols.ss_topk import SsTopk
+
+    protocol, _ = quotes.settled(name, plan)
+    if not isinstance(protocol, SsTopk):
+        raise ValueError(
+            f"expected 'ss_topk' with --view shuffler, got {name!r}, where no client's slots depend on its data"
+        )
+    rounds = (1, 10) if plan.rounds == 1 else (1, plan.rounds)
+    with err_console.status("looking at indices"):
+        if task is None:
+            updates: Any = Population(users=plan.num_users, dim=plan.dim)
+        else:
+            updates = gradients(task, users=plan.num_users, rounds=max(rounds))
+        found = audit_indices(protocol, updates, rounds=rounds, confidence=confidence, key=jax.random.key(seed))
+    if as_json:
+        print_json(found.to_json())
+        return
+    table = Table(
+        "knows", "rounds", "success", "at least", "over k/d", "without reports", "claimed nu", "claim", box=None
+    )
+    for attack in found.attacks:
+        table.add_row(
+            attack.knowledge,
+            str(attack.rounds),
+            f"{attack.success:.4g}",
+            f"{attack.lower:.4g}",
+            f"{attack.amplification:.4g}",
+            f"{attack.prior_success:.4g}",
+            f"{attack.nu:.4g}",
+            attack.verdict,
+        )
+    out_console.print(table)
+    out_console.print(f"with each coordinate's own prior instead of k/d: {found.verdict_own_prior}", highlight=False)
+
+
+def _audit_training(settings: Any, canaries: int, black_box: bool, confidence: float, seed: int, as_json: bool) -> None:
+    from dovetail.audit import training as trainings
+    from dovetail.simulate import devices
+
+    devices.use_all_cores()
+    with err_console.status("training with canaries"):
+        found = trainings.audit(
+            settings,
+            canaries=canaries,
+            attack="black-box" if black_box else "white-box",
+            confidence=confidence,
+            seed=seed,
+        )
+    if as_json:
+        print_json(found.to_json())
+    else:
+        out_console.print(
+            f"audited: eps >= {_eps(found.bound.eps)} at delta {found.bound.delta:g}, confidence {confidence:g} "
+            f"({found.right} of {found.guesses} guesses right, {canaries} canaries, {found.attack})",
+            highlight=False,
+        )
+        out_console.print(f"certified: {found.statement}", markup=False, highlight=False)
+        out_console.print("consistent" if found.consistent else "NOT CONSISTENT", highlight=False)
+    _fail_unless(found.consistent)
+
+
+def _print_finding(finding: Any) -> None:
+    table = Table("attack", "eps at least", "confidence", "trials", box=None)
+    for bound in (finding.bound, *finding.others):
+        sure = "exact" if bound.confidence == 1 else f"{bound.confidence:g}"
+        table.add_row(escape(bound.attack), _eps(bound.eps), sure, str(bound.trials) if bound.trials else "-")
+    out_console.print(table)
+    for title, statement in (("certified", finding.certified), ("claimed", finding.claimed)):
+        out_console.print(title, style="bold")
+        out_console.print("  nothing" if statement is None else str(statement), markup=False, highlight=False)
+    if finding.claim_refuted:
+        out_console.print("the claim is refuted by this attack", highlight=False)
+    said = (
+        "no attack found more than what is certified"
+        if finding.consistent
+        else "NOT CONSISTENT: eps is above what is certified"
+    )
+    out_console.print(said, highlight=False)
+
+
+def _claimed(finding: Any) -> str:
+    if finding.claimed is None:
+        return "-"
+    return _eps(finding.claimed.eps) + (" refuted" if finding.claim_refuted else "")
+
+
+def _eps(value: float) -> str:
+    return "unbounded" if value == float("inf") else f"{value:.4g}"
+
+
+def _fail_unless(consistent: bool) -> None:
+    if not consistent:
+        raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[], None]]]:
+    columns = (TextColumn("{task.completed}/{task.total}"), BarColumn(), TextColumn("{task.description}"))
+    shown = err_console.is_terminal
+    with Progress(*columns, TimeElapsedColumn(), console=err_console, transient=True, disable=not shown) as bar:
+        task = bar.add_task("", total=total)
+        yield (lambda text: bar.update(task, description=escape(text))), (lambda: bar.advance(task))

@@ -1,0 +1,211 @@
+"""Commands that train, fetch and measure: `run`, `data`, `bench`, `reproduce`."""
+
+from __future__ import annotations
+
+import contextlib
+import runpy
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from dovetail.cli._shared import JsonFlag, err_console, out_console, print_json
+
+__all__ = ["bench", "data", "reproduce", "run"]
+
+DEFAULT_PRESET, FALLBACK_PRESET = "mnist", "digits"
+
+
+def run(
+    config: Annotated[
+        str | None, typer.Argument(help="A TOML file or a preset (see --presets). Default: mnist.", metavar="[CONFIG]")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a key: --set privacy.eps=2.", metavar="KEY=VALUE")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to. Default: runs/<config>-<time>.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Rounds between checkpoints.")] = 10,
+    presets: Annotated[bool, typer.Option("--presets", help="List the bundled configs.")] = False,
+    coordinator: Annotated[
+        str | None, typer.Option(help="host:port of process 0, to train with several processes (jax.distributed).")
+    ] = None,
+    processes: Annotated[int, typer.Option(min=1, help="How many processes train together.")] = 1,
+    process_id: Annotated[int, typer.Option(min=0, help="Which of them this is.")] = 0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train a model; writes config.toml, metrics.jsonl, privacy.json, model.npz and report.html."""
+    from dovetail import config as configs
+    from dovetail import experiment, report
+    from dovetail.simulate import devices
+
+    if presets:
+        print_json(configs.presets()) if as_json else out_console.print("\n".join(configs.presets()))
+        return
+    if resume and out is None:
+        raise ValueError("expected --out with --resume, got none")
+    devices.use_all_cores()
+    if coordinator is not None:
+        devices.join(coordinator, processes=processes, process_id=process_id)
+    overrides = [configs.parse_override(text) for text in set_ or []]
+    source = config or (str(out / "config.toml") if resume and out is not None else DEFAULT_PRESET)
+    with err_console.status("loading data and calibrating the noise"):
+        try:
+            plan = experiment.prepare(configs.read(source, overrides))
+        except FileNotFoundError as error:
+            if source != DEFAULT_PRESET or config is not None:
+                raise
+            err_console.print(f"{error}; training on the bundled digits instead", markup=False, highlight=False)
+            plan = experiment.prepare(configs.read(FALLBACK_PRESET, overrides))
+    target = out or Path("runs") / f"{Path(source).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    with _progress_bar(len(plan.rounds)) as observe:
+        result = experiment.run(plan, out=target, resume=resume, checkpoint_every=checkpoint_every, observe=observe)
+    if process_id != 0:
+        return
+    report.write(target)
+    if as_json:
+        print_json(result.to_json())
+        return
+    out_console.print(f"test accuracy {result.accuracy:.2%} after {_rounds(result)}", highlight=False)
+    out_console.print(str(result.statement), markup=False, highlight=False)
+    out_console.print(_unit_table(result.units))
+    out_console.print(f"written to {target}", markup=False, highlight=False)
+
+
+def data(
+    name: Annotated[str | None, typer.Argument(help="A task; without it, the list.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Where the files already are.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Fetch and verify a dataset."""
+    from dovetail.tasks import TASKS, resolve
+
+    if name is None:
+        print_json(sorted(TASKS)) if as_json else out_console.print("\n".join(sorted(TASKS)))
+        return
+    with err_console.status(f"loading {name}"):
+        dataset = resolve(name).load(folder=folder)
+    facts = {
+        "task": name,
+        "records": len(dataset.labels),
+        "test_records": len(dataset.test_labels),
+        "shape": list(dataset.inputs.shape[1:]),
+        "classes": dataset.num_classes,
+        "subjects": None if dataset.subjects is None else len(set(dataset.subjects.tolist())),
+    }
+    if as_json:
+        print_json(facts)
+        return
+    out_console.print(
+        f"{name}: {facts['records']} records and {facts['test_records']} for testing, shape {facts['shape']}, "
+        f"{facts['classes']} classes, {facts['subjects'] or 'no known'} subjects, verified",
+        highlight=False,
+    )
+
+
+def bench(
+    name: Annotated[str | None, typer.Argument(help="A benchmark; without it, the list.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run one benchmark: every figure is a ratio inside this run."""
+    folder = Path(__file__).resolve().parents[2] / "benchmarks"
+    if not folder.is_dir():
+        raise FileNotFoundError("expected the benchmarks of a source checkout, got an installation without them")
+    names = sorted(file.stem for file in folder.glob("*.py") if not file.stem.startswith("_"))
+    if name is None:
+        print_json(names) if as_json else out_console.print("\n".join(names))
+        return
+    from dovetail import _validate
+
+    _validate.known("benchmark", name, names)
+    sys.path.insert(0, str(folder))
+    sys.argv = [str(folder / f"{name}.py"), *(["--json"] if as_json else [])]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def reproduce(
+    paper: Annotated[str, typer.Argument(help="geyer or subdp.")],
+    out: Annotated[Path, typer.Option(help="Folder for table.md and table.json.")],
+    quick: Annotated[bool, typer.Option("--quick", help="The shortest rows only.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each row.")] = 1,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run a paper's experiments: what it printed, what is certified, what we measure."""
+    from dovetail import _validate, papers
+    from dovetail.simulate import devices
+
+    _validate.known("paper", paper, papers.PAPERS)
+    devices.use_all_cores()
+    table = papers.PAPERS[paper](quick=quick)
+    total, done = len(table.rows) * seeds + 1, 0
+    with Progress(
+        TextColumn("{task.completed}/{task.total}"),
+        BarColumn(),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(),
+        console=err_console,
+        transient=True,
+    ) as bar:
+        task = bar.add_task("", total=total)
+
+        def observe(text: str) -> None:
+            nonlocal done
+            bar.update(task, completed=done, description=text)
+            done += 1
+
+        outcomes = papers.reproduce(table, out=out, seeds=seeds, observe=observe)
+    if as_json:
+        print_json({"paper": paper, "rows": [outcome.to_json() for outcome in outcomes], "out": str(out)})
+        return
+    out_console.print((out / "table.md").read_text(), markup=False, highlight=False)
+    out_console.print(f"written to {out}", markup=False, highlight=False)
+
+
+@contextlib.contextmanager
+def _progress_bar(rounds: int) -> Iterator[Any]:
+    columns = (
+        TextColumn("round {task.completed}/{task.total}"),
+        BarColumn(),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err_console, transient=True) as bar:
+        task = bar.add_task("", total=rounds)
+
+        def observe(progress: Any) -> None:
+            said = ""
+            if progress.accuracy is not None:
+                spent = progress.spent
+                eps = (
+                    f"({spent.eps:.3g}, {spent.delta:.2g})-DP"
+                    if spent and spent.eps < float("inf")
+                    else "no finite eps"
+                )
+                said = f"accuracy {progress.accuracy:.2%}, {eps}"
+            bar.update(task, completed=progress.round, description=said)
+
+        yield observe
+
+
+def _unit_table(units: Any) -> Table:
+    """What a run promises for each unit, or nothing, and why."""
+    table = Table("for one", "certified", "neighbours", "against the", "by, or why nothing", box=None)
+    for unit, statement in units.items():
+        numbers = "nothing" if statement.unbounded else f"({statement.eps:.4g}, {statement.delta:.3g})-DP"
+        why = statement.theorem.where if statement.unbounded else statement.theorem.key
+        cells = (unit.value, numbers, statement.neighbors.value, statement.adversary, why)
+        table.add_row(*(escape(cell) for cell in cells))
+    return table
+
+
+def _rounds(result: Any) -> str:
+    text = f"{result.rounds} rounds ({result.seconds_per_round:.3g} s each, {result.uploads} uploads)"
+    if result.rounds < result.planned_rounds:
+        text += f" of {result.planned_rounds} planned: the next would exceed the budget or too few users took part"
+    return text

@@ -1,0 +1,148 @@
+"""Planted errors, each of which the audit must find at 95 % confidence; the same audit of the honest code must not."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from dovetail import audit as audits
+from dovetail import events, shufflers
+from dovetail.accounting import certification
+from dovetail.audit import games
+from dovetail.mechanisms.laplace import Laplace
+from dovetail.protocols import PROTOCOLS
+from dovetail.protocols.dp_fl import DpFl
+from dovetail.protocols.ldp_fl import LdpFl
+from dovetail.protocols.ss_simple import SsSimple
+from dovetail.statements import Neighbors
+
+TRIALS = 10_000
+
+
+@pytest.fixture(autouse=True)
+def fresh_programs():
+    """A compiled round does not notice what a test replaces under it."""
+    games._play.clear_cache()
+    yield
+    games._play.clear_cache()
+
+
+def find(name, *, num_users=10, dim=2, delta=0.01, view="analyzer", rounds=1, trials=TRIALS, **chosen):
+    plan = audits.plan_for(name, num_users, dim, delta, chosen=chosen, rounds=rounds)
+    return audits.audit(name, plan, view=view, trials=trials, confidence=0.95, seed=1)
+
+
+def replaced_by(monkeypatch, protocol):
+    monkeypatch.setitem(PROTOCOLS, protocol.name, protocol)
+
+
+def test_the_honest_code_passes_the_same_audits():
+    honest = [
+        find("ldp_fl", randomizer="laplace", clip_value=1.0, eps_local=1.0),
+        find("dp_fl"),
+        find("ss_simple", eps_local=1.0),
+        find("ss_topk", dim=4, num_users=8, k=2, decoys=0, pad_to=12, eps_local=1.0),
+        find("ldp_fl", randomizer="laplace", clip_value=1.0, eps_local=1.0, rounds=2),
+    ]
+    assert [finding.protocol for finding in honest if not finding.consistent] == []
+    assert all(finding.bound.eps > 0.5 * finding.certified.eps for finding in honest)  # and they are not weak
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HalfTheNoise(LdpFl):
+    @property
+    def local(self):
+        return Laplace(eps_local=2 * self.eps_local, low=-self.clip_value, high=self.clip_value)
+
+    def _mechanism(self, dim):
+        return LdpFl._mechanism(LdpFl(**dataclasses.asdict(self)), dim)
+
+
+def test_a_randomizer_that_adds_half_the_noise(monkeypatch):
+    replaced_by(monkeypatch, HalfTheNoise)
+    finding = find("ldp_fl", randomizer="laplace", clip_value=1.0, eps_local=1.0)
+    assert not finding.consistent
+    assert finding.bound.confidence == 0.95
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HalfTheCuratorsNoise(DpFl):
+    def estimate(self, tally, size, state, *, key):
+        return super().estimate(tally, size, state._replace(noise_scale=state.noise_scale / 2), key=key)
+
+
+def test_a_curator_that_adds_half_the_noise(monkeypatch):
+    replaced_by(monkeypatch, HalfTheCuratorsNoise)
+    assert not find("dp_fl").consistent
+
+
+def test_a_shuffler_that_keeps_the_order(monkeypatch):
+    in_order = lambda valid, key: jnp.broadcast_to(jnp.arange(len(valid))[:, None], valid.shape)  # noqa: E731
+    monkeypatch.setattr(shufflers, "_uniform_order", in_order)
+    finding = find("ss_simple", num_users=20, eps_local=2.0, trials=4000)
+    assert not finding.consistent
+    assert "stand first" in finding.bound.attack
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("ss_topk", {"dim": 4, "num_users": 8, "k": 2, "decoys": 0, "pad_to": 12, "eps_local": 1.0}),
+        ("ss_double", {"num_users": 8, "dim": 2, "beta": 0.5, "pad_to": 40, "eps_local": 3.0, "delta": 1e-3}),
+    ],
+)
+def test_a_shuffler_that_forgets_the_dummies(monkeypatch, name, settings):
+    honest = games.shuffle
+
+    def forgetful(reports, layout, *, key):
+        return honest(reports, dataclasses.replace(layout, padding=None), key=key)
+
+    monkeypatch.setattr(games, "shuffle", forgetful)
+    assert not find(name, **settings).consistent
+
+
+def test_an_accountant_that_divides_by_the_number_of_users_once_too_often(monkeypatch):
+    honest = certification.best_bound
+
+    def optimistic(*arguments, **target):
+        bound = honest(*arguments, **target)
+        return dataclasses.replace(bound, eps=bound.eps / 1000)
+
+    monkeypatch.setattr(certification, "best_bound", optimistic)
+    finding = find("ss_simple", num_users=1000, dim=100, delta=5e-6, trials=0)
+    assert not finding.consistent
+    assert finding.bound.confidence == 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneKeyForever(SsSimple):
+    def randomize(self, x, state, *, key, budget=None):
+        return super().randomize(x, state, key=jax.random.key(7), budget=budget)
+
+
+def test_a_client_that_always_uses_the_same_key(monkeypatch):
+    replaced_by(monkeypatch, OneKeyForever)
+    assert not find("ss_simple", eps_local=1.0).consistent
+
+
+def test_a_client_that_uses_its_key_in_two_rounds(monkeypatch):
+    honest = games.client_keys
+    monkeypatch.setattr(games, "client_keys", lambda key, index, users: honest(key, 0, users))
+    finding = find("ldp_fl", randomizer="laplace", clip_value=1.0, eps_local=1.0, rounds=2)
+    assert not finding.consistent
+    assert "turning" in finding.bound.attack
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WrongNeighbours(DpFl):
+    def _gaussian(self, noise_scale, neighbors):
+        alone = super()._gaussian(noise_scale, Neighbors.ADD_REMOVE)
+        return events.Gaussian(std=alone.std, sensitivity=alone.sensitivity, neighbors=neighbors)
+
+
+def test_a_replaced_user_accounted_as_a_removed_one(monkeypatch):
+    replaced_by(monkeypatch, WrongNeighbours)
+    assert not find("dp_fl").consistent

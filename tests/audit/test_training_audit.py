@@ -1,0 +1,286 @@
+"""Canaries in real trainings: what is found is below what is certified, not far below, and above what is broken.
+
+Every training runs once, with a fixed seed; at confidence 95 % each would fail by chance with probability 5 % at most.
+"""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from dovetail import config, plan
+from dovetail.audit import training
+from dovetail.audit.attacker import Attacker
+from dovetail.audit.canaries import Canaries
+from dovetail.protocols.dp_fl import DpFl
+from dovetail.statements import Neighbors, Unit, Verdict
+from dovetail.tasks import Dataset, Task
+
+FEATURES, CLASSES, RECORDS = 50, 5, 200
+
+
+def load(*, folder=None):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, CLASSES, RECORDS + 50).astype(np.int32)
+    inputs = rng.normal(size=(CLASSES, FEATURES))[labels] + rng.normal(size=(RECORDS + 50, FEATURES))
+    inputs = inputs.astype(np.float32) / 5
+    return Dataset(
+        inputs=inputs[:RECORDS],
+        labels=labels[:RECORDS],
+        test_inputs=inputs[RECORDS:],
+        test_labels=labels[RECORDS:],
+        num_classes=CLASSES,
+    )
+
+
+def load_people(*, folder=None):
+    return dataclasses.replace(load(), subjects=np.arange(RECORDS, dtype=np.int32) // 4)
+
+
+TASK, PEOPLE = Task(name="blobs", load=load), Task(name="people", load=load_people)
+BASE = {
+    "task": {"name": "blobs"},
+    "cohort": {"kind": "disjoint", "size": 150, "epochs": 1},
+    "protocol": {"name": "dp_fl", "clip_norm": 0.5},
+    "privacy": {"eps": 8.0, "delta": 1e-5, "neighbors": "add-remove"},
+}
+REPLACE = {"delta": 1e-5, "neighbors": "replace-one"}
+SILOS = {"name": "people", "partition": "silos", "silos": 5, "spread": 2}
+CENTRAL = {"name": "central_sub", "clip_norm": 0.5, "items_per_subject": 3, "batch": 900}
+LOCAL = {"name": "local_sub", "clip_norm": 0.5, "items_per_subject": 3, "items_per_user": 2, "batch": 100, "steps": 2}
+
+
+def audited(*overrides, canaries=400, task=TASK, **more):
+    return training.audit(config.parse(BASE, overrides), canaries=canaries, task=task, **more)
+
+
+def subjects(protocol):
+    return [("task", SILOS), ("protocol", protocol), ("cohort", {"kind": "everyone", "rounds": 3})]
+
+
+@pytest.mark.parametrize("neighbors", ["add-remove", pytest.param("replace-one", marks=pytest.mark.soak)])
+def test_a_sound_training_is_attacked_well_and_within_what_is_certified(neighbors):
+    result = audited(("privacy.neighbors", neighbors))
+    assert 1.2 < result.bound.eps <= result.statement.eps <= 8.0
+    assert result.consistent
+    assert result.statement.verdict is Verdict.CERTIFIED
+    assert result.statement.neighbors is Neighbors(neighbors)
+    assert result.bound.delta == result.statement.delta == 1e-5
+    written = json.loads(json.dumps(result.to_json()))
+    assert written["eps_lower"] == result.bound.eps
+    assert (written["canaries"], written["attack"], written["confidence"]) == (400, "white-box", 0.95)
+    assert written["guesses"] in (40, 80, 200, 400)
+    assert 0 <= written["right"] <= written["guesses"]
+    assert written["consistent"] is True
+    assert written["certified"] == json.loads(json.dumps(result.statement.to_json()))
+    assert "Steinke" in written["theorem"]["where"]
+
+
+POISSON = [
+    ("cohort", {"kind": "poisson", "size": 150, "rounds": 3}),
+    ("protocol.noise_multiplier", 0.8),
+    ("privacy", {"neighbors": "add-remove"}),
+]
+MIXED = [("protocol", {"name": "split_and_mix", "clip_norm": 0.5}), ("privacy", REPLACE | {"eps": 8.0})]
+SHUFFLED = [("protocol", {"name": "ss_simple", "clip_value": 0.05, "eps_local": 1.0}), ("privacy", REPLACE)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "least"),
+    [
+        pytest.param(MIXED, 0.5, id="split_and_mix"),
+        pytest.param(SHUFFLED, 0.5, id="ss_simple", marks=pytest.mark.soak),
+        pytest.param(POISSON, 0.0, id="poisson", marks=pytest.mark.soak),
+        pytest.param([("cohort", {"kind": "everyone", "rounds": 3})], 0.8, id="everyone", marks=pytest.mark.soak),
+    ],
+)
+def test_other_cohorts_and_shuffled_protocols_hold(overrides, least):
+    result = audited(*overrides)
+    assert least <= result.bound.eps <= result.statement.eps < 40
+
+
+@pytest.mark.parametrize(
+    ("protocol", "least"),
+    [
+        pytest.param(CENTRAL, 0.8, id="central"),
+        pytest.param(LOCAL, 0.0, id="local", marks=pytest.mark.soak),
+    ],
+)
+def test_canary_subjects_hold_too(protocol, least):
+    result = audited(*subjects(protocol), task=PEOPLE)
+    assert least <= result.bound.eps <= result.statement.eps <= 8.0
+    assert result.statement.unit is Unit.SUBJECT
+    assert "canary subjects" in result.bound.attack
+
+
+def test_the_last_model_alone_tells_less():
+    everyone, server = ("cohort", {"kind": "everyone", "rounds": 2}), ("server.options", {"momentum": 0.9})
+    result = audited(everyone, server, attack="black-box")
+    assert 0.3 < result.bound.eps <= result.statement.eps
+
+
+@pytest.mark.parametrize(
+    ("attack", "least"), [("white-box", 4.2), pytest.param("black-box", 1.5, marks=pytest.mark.soak)]
+)
+def test_without_noise_every_coin_is_read_off_the_sums_and_many_off_the_model(attack, least):
+    result = audited(("protocol", {"name": "fedavg"}), ("privacy", REPLACE), attack=attack)
+    assert result.statement.unbounded
+    assert result.bound.eps > least
+    assert result.consistent
+    if attack == "white-box":
+        assert result.right == result.guesses == 400
+
+
+def test_a_tenth_of_the_noise_is_found_out(monkeypatch):
+    honest = DpFl.estimate
+
+    def sabotaged(self, tally, size, state, *, key):
+        estimate, after = honest(self, tally, size, state._replace(noise_scale=state.noise_scale / 10), key=key)
+        return estimate, after._replace(noise_scale=state.noise_scale)
+
+    monkeypatch.setattr(DpFl, "estimate", sabotaged)
+    result = audited(("privacy.eps", 2.0))
+    assert not result.consistent
+    assert result.bound.eps > 3.0 > result.statement.eps
+
+
+def ready(canaries, *overrides, task=TASK):
+    return plan.prepare(config.parse(BASE, overrides), task=task, guests=canaries)
+
+
+def tossed(coins, unit=Unit.USER, *, swapped=False, items=1):
+    return Canaries(coins=np.asarray(coins, bool), unit=unit, swapped=swapped, seed=0, items=items, clip_norm=0.5)
+
+
+def holdings(prepared):
+    """Who holds which records, and who has none."""
+    owners, records = prepared.clients.entries()
+    return {user: sorted(records[owners == user].tolist()) for user in range(prepared.clients.num_clients)}
+
+
+@pytest.mark.parametrize(
+    ("unit", "swapped", "items", "overrides", "task"),
+    [
+        pytest.param(Unit.USER, False, 1, [], TASK, id="users"),
+        pytest.param(Unit.USER, True, 1, [("privacy.neighbors", "replace-one")], TASK, id="replaced users"),
+        pytest.param(Unit.SUBJECT, False, 3, subjects(CENTRAL), PEOPLE, id="subjects"),
+        pytest.param(Unit.USER, False, 1, [("task", SILOS), ("cohort.size", 10)], PEOPLE, id="users beside silos"),
+    ],
+)
+def test_a_coin_changes_one_canary_and_nothing_that_is_public(unit, swapped, items, overrides, task):
+    coins = np.random.default_rng(1).random(300) < 0.5
+    flipped = coins.copy()
+    flipped[7] = ~flipped[7]
+    one, other = (ready(tossed(c, unit, swapped=swapped, items=items), *overrides, task=task) for c in (coins, flipped))
+    everything = list(range(len(one.rounds)))
+    assert one.certify(everything) == other.certify(everything)
+    assert dataclasses.replace(one.protocol, **without_z(one)) == dataclasses.replace(other.protocol, **without_z(one))
+    assert one.schedule == other.schedule
+    np.testing.assert_array_equal(one.dataset.inputs, other.dataset.inputs)
+    mine, theirs = holdings(one), holdings(other)
+    changed = {record for user in mine for record in set(mine[user]) ^ set(theirs[user])}
+    first, second = tossed(coins, unit, swapped=swapped, items=items).rows(len(one.dataset.labels))
+    expected = set(range(first[7], first[7] + items)) | (set() if second is None else {int(second[7])})
+    assert changed == expected
+    if one.dataset.subjects is not None:
+        assert len({int(one.dataset.subjects[record]) for record in changed}) == 1
+
+
+def without_z(prepared):
+    """What the data says of the paper's Z, which is for its claim alone."""
+    return {"group_in_batch": None} if hasattr(prepared.protocol, "group_in_batch") else {}
+
+
+def test_who_was_removed_contributes_nothing_and_who_was_replaced_something_else():
+    coins = np.array([True, False] * 10)
+    canaries = tossed(coins)
+    users = np.arange(RECORDS + 20)
+    there = canaries.taking_part(users, RECORDS + 20)
+    assert len(there) == RECORDS + 10
+    assert set(users) - set(there) == set(range(RECORDS + 1, RECORDS + 20, 2))
+    replaced = tossed(coins, swapped=True)
+    assert len(replaced.taking_part(users, RECORDS + 20)) == len(users)
+    data, clients = replaced.join(load(), plan.partition.one_record(RECORDS, users=None, seed=0))
+    held = replaced.toss(clients, len(data.labels))
+    first, second = replaced.rows(len(data.labels))
+    np.testing.assert_array_equal(held.index[RECORDS:, 0], np.where(coins, first, second))
+    np.testing.assert_array_equal(data.inputs[first], -data.inputs[second])
+
+
+def test_canaries_look_in_directions_of_their_own():
+    """Orthogonal inputs, and other labels where a direction comes again."""
+    data, _ = tossed(np.ones(4 * FEATURES)).join(load(), plan.partition.one_record(RECORDS, users=None, seed=0))
+    inputs, labels = data.inputs[RECORDS:].astype(np.float64), data.labels[RECORDS:]
+    square = np.sum(inputs[0] ** 2)
+    np.testing.assert_allclose(inputs[:FEATURES] @ inputs[:FEATURES].T, square * np.eye(FEATURES), atol=1e-5 * square)
+    for place in range(FEATURES):
+        assert len(set(labels[place::FEATURES].tolist())) == 4
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param(
+            [
+                ("privacy", {"neighbors": "add-remove"}),
+                ("server", {"learning_rate": 0.5, "options": {"momentum": 0.9, "nesterov": True}}),
+            ],
+            id="removed",
+        ),
+        pytest.param([("privacy", REPLACE)], id="replaced", marks=pytest.mark.soak),
+        pytest.param(
+            [
+                ("privacy", REPLACE),
+                ("task", {"name": "blobs", "partition": "iid", "users": 100}),
+                ("client", {"update": "fedavg", "epochs": 2}),
+                ("cohort.size", 50),
+            ],
+            id="local steps",
+            marks=pytest.mark.soak,
+        ),
+    ],
+)
+def test_the_attacker_explains_a_released_sum_up_to_its_noise(overrides):
+    noise = ("protocol.noise_multiplier", 1e-6)
+    swapped = overrides[0][1]["neighbors"] == "replace-one"
+    coins = np.random.default_rng(2).random(100) < 0.5
+    canaries = tossed(coins, swapped=swapped)
+    prepared = ready(canaries, noise, *overrides)
+    attacker, signs = Attacker(prepared, canaries), np.where(coins, 1.0, -1.0)
+    for seen in training._run(prepared, canaries, []):
+        weights = attacker.weights(seen)
+        middle, half = attacker.worlds(seen)
+        explained = attacker.others(seen) + weights @ middle + (weights * signs) @ half
+        scale = np.abs(explained).max()
+        few_records = prepared.clients.index.shape[1] == 1
+        np.testing.assert_allclose(attacker.released_sum(seen), explained, atol=(1e-4 if few_records else 0.05) * scale)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "more", "sentence"),
+    [
+        ([], {"canaries": 19}, "expected canaries >= 20, got canaries=19"),
+        ([], {"canaries": 20.5}, "expected canaries to be a whole number"),
+        ([], {"attack": "grey-box"}, "expected attack to be one of white-box, black-box"),
+        ([], {"confidence": 1.0}, "expected 0 < confidence < 1"),
+        ([], {"guesses": 401}, "expected 1 <= guesses <= 400"),
+        ([], {"seed": -1}, "seed=-1"),
+        ([("server", {"optimizer": "adam"})], {}, "expected server.optimizer = 'sgd' for a white-box attack"),
+        ([("privacy.unit", "item")], {}, "expected the unit that 'dp_fl' protects itself, one user"),
+        ([("protocol.name", "dp_lf")], {}, "did you mean 'dp_fl'"),
+        (
+            [*subjects(CENTRAL), ("privacy.neighbors", "replace-one")],
+            {"task": PEOPLE},
+            "expected neighbors = add-remove",
+        ),
+        (
+            [*subjects(CENTRAL | {"items_per_user": 1, "items_per_subject": 9})],
+            {"task": PEOPLE},
+            "expected at least 9 users",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(overrides, more, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        audited(*overrides, **more)
