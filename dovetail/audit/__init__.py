@@ -6,8 +6,8 @@
 """
 
 from dovetail.audit.bounds import Duel, LowerBound
-from dovetail.audit.cases import CASES, Case, plan_for
+from dovetail.audit.cases import CASES, INDICES, Case, plan_for
 from dovetail.audit.findings import Finding, audit
 from dovetail.audit.scores import VIEWS
 
-__all__ = ["CASES", "VIEWS", "Case", "Duel", "Finding", "LowerBound", "audit", "plan_for"]
+__all__ = ["CASES", "INDICES", "VIEWS", "Case", "Duel", "Finding", "LowerBound", "audit", "plan_for"]

@@ -15,7 +15,7 @@ from dovetail import _validate, quotes
 from dovetail.audit.scores import View
 from dovetail.protocols import PROTOCOLS
 
-__all__ = ["CASES", "Case", "plan_for", "settings"]
+__all__ = ["CASES", "INDICES", "Case", "plan_for", "settings"]
 
 _FLAME_USERS, _FLAME_DIM, _FLAME_DELTA = 1000, 7850, 5e-6
 _FLAME_LOCAL = 78.5  # eps_l, the budget of all reports of a client
@@ -35,7 +35,7 @@ class Case:
     colluders: int = 0
     view: View = "analyzer"
     trials: int | None = None
-    quick: bool = False
+    quick: bool = False  # one case a protocol, in seconds
 
     @property
     def plan(self) -> quotes.Plan:
@@ -170,12 +170,12 @@ _PAPERS = (
 
 _CODE = (
     _small("ss_simple", eps_local=1.0),
-    _small("ss_simple", eps_local=1.0, colluders=5),
+    _small("ss_simple", eps_local=1.0, colluders=5, quick=False),
     _small("ss_simple", eps_local=1.0, view="colluding"),
-    _small("ss_simple", eps_local=1.0, view="observer"),
+    _small("ss_simple", eps_local=1.0, view="observer", quick=False),
     _small("ss_double", num_users=20, dim=4, eps_local=2.0, beta=0.5),
     _small("ss_topk", dim=4, k=2, eps_local=1.0),
-    _small("ss_topk", dim=4, k=2, eps_local=1.0, view="colluding"),
+    _small("ss_topk", dim=4, k=2, eps_local=1.0, view="colluding", quick=False),
     _small("privunit", dim=4),
     _small("split_and_mix", num_users=60, noise_multiplier=1.0),
     _small("apes", budgets=[0.5, 1.0]),
@@ -185,15 +185,19 @@ _CODE = (
     _small("ldp_min", budgets=[0.5, 1.0]),
     _small("binary_sum", dim=1),
     _small("real_sum", dim=1, method="single", levels=4, eps_local=2.0),
-    _small("real_sum", dim=1, method="unary", levels=4),
-    _small("real_sum", dim=1, num_users=60, method="split", noise_multiplier=1.0),
+    _small("real_sum", dim=1, method="unary", levels=4, quick=False),
+    _small("real_sum", dim=1, num_users=60, method="split", noise_multiplier=1.0, quick=False),
     _small("dp_fl"),
-    _small("dp_fl", num_users=11, dim=200, clip="median"),
+    _small("dp_fl", num_users=11, dim=200, clip="median", quick=False),
     _small("ldp_fl"),
-    _small("ldp_fl", randomizer="laplace", clip_value=1.0, eps_local=1.0),
+    _small("ldp_fl", randomizer="laplace", clip_value=1.0, eps_local=1.0, quick=False),
     _small("fedavg"),
     _small("central_sub"),
     _small("local_sub", steps=2),
 )
 
 CASES: tuple[Case, ...] = _PAPERS + _CODE
+
+INDICES = plan_for(  # l = 16: FLAME's nu is 3.125
+    "ss_topk", _FLAME_USERS, _FLAME_DIM, _FLAME_DELTA, chosen={"k": _K, "decoys": 15 * _K, "pad_to": 333}
+)

@@ -12,6 +12,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 
+import jax
 import numpy as np
 from scipy.stats import beta
 
@@ -67,11 +68,14 @@ def lower_bound(
     _validate.at_least(10, trials=trials)
     _validate.in_open_interval(0, 1, confidence=confidence)
     pilot = max(10, int(_PILOT * trials))
+    key = jax.random.key(seed)
     chosen: _Test | None = None
     for number, game in enumerate(games):
         if observe:
             observe(f"pilot: {game.worlds.name}")
-        played = [_scored(game, world, view, trust, pilot, seed + 1 + number) for world in (0, 1)]
+        played = [
+            _scored(game, world, view, trust, pilot, jax.random.fold_in(key, 1 + number), trials) for world in (0, 1)
+        ]
         for name in played[0]:
             test = _best_test(game, name, played[0][name], played[1][name], delta, confidence)
             chosen = test if chosen is None or test.promise > chosen.promise else chosen
@@ -79,7 +83,10 @@ def lower_bound(
         raise ValueError("expected at least one pair of worlds, got none")
     if observe:
         observe(f"{chosen.score}: {chosen.game.worlds.name}")
-    hits, alarms = (_said(chosen, world, view, trust, trials, seed) for world in (chosen.world, 1 - chosen.world))
+    hits, alarms = (
+        _said(chosen, world, view, trust, trials, jax.random.fold_in(key, 0))
+        for world in (chosen.world, 1 - chosen.world)
+    )
     eps = float(eps_from_counts(hits, alarms, trials, delta=delta, confidence=confidence))
     return LowerBound(
         eps=max(0.0, eps),
@@ -102,13 +109,16 @@ def eps_from_counts(
         return np.where(low > delta, np.log(np.maximum(low - delta, 1e-300) / high), 0.0)
 
 
-def _scored(game: Game, world: int, view: View, trust: Trust, trials: int, seed: int) -> dict[str, np.ndarray]:
-    batches = [scores(game, sight, view=view, trust=trust) for sight in game.sights(world, trials=trials, seed=seed)]
+def _scored(
+    game: Game, world: int, view: View, trust: Trust, trials: int, key: jax.Array, batch: int
+) -> dict[str, np.ndarray]:
+    sights = game.sights(world, trials=trials, key=key, batch=batch)
+    batches = [scores(game, sight, view=view, trust=trust) for sight in sights]
     return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
 
-def _said(test: _Test, world: int, view: View, trust: Trust, trials: int, seed: int) -> int:
-    played = _scored(test.game, world, view, trust, trials, seed)[test.score]
+def _said(test: _Test, world: int, view: View, trust: Trust, trials: int, key: jax.Array) -> int:
+    played = _scored(test.game, world, view, trust, trials, key, trials)[test.score]
     return int(np.sum(test.sign * played >= test.threshold))
 
 

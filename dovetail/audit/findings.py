@@ -143,7 +143,9 @@ def _duels(protocol: Protocol, cohort: Cohort, plan: quotes.Plan, view: View) ->
     if view == "observer":
         return ()
     if view == "colluding":
-        return tuple(local.duels(protocol, cohort, plan.dim)) if plan.rounds == 1 else ()
+        with contextlib.suppress(NotApplicable):
+            return tuple(local.duels(protocol, cohort, plan.dim)) if plan.rounds == 1 else ()
+        return ()
     stronger = attacks.STRONGER.get(protocol.name)
     found = stronger(protocol, cohort, plan.dim) if stronger and plan.rounds == 1 else []
     if not protocol.private_steps and protocol.noise_std(cohort.size, plan.dim) == 0:

@@ -108,15 +108,18 @@ class Game:
         rows = len(self.worlds.others) + self.worlds.victim.shape[2]
         return rows * max(1, self.protocol.layout(self.dim).reports_per_client) * self.rounds
 
-    def sights(self, world: int, *, trials: int, seed: int) -> Iterator[Sight]:
-        """Batches of independent trials in a world, as NumPy arrays with a leading axis of trials."""
-        size = max(1, min(_MOST_TRIALS, _BATCH // self.reports))
-        key = jax.random.fold_in(jax.random.key(seed), world)
+    def sights(self, world: int, *, trials: int, key: jax.Array, batch: int = _MOST_TRIALS) -> Iterator[Sight]:
+        """Independent trials in a world, as NumPy arrays with a leading axis of trials; `batch` at a time at most.
+
+        Calls with the same `batch` share one compiled program, whatever their number of trials.
+        """
+        size = max(1, min(batch, _MOST_TRIALS, _BATCH // self.reports))
+        key = jax.random.fold_in(key, world)
         rules = _Rules(protocol=self.protocol, cohort=self.cohort, likelihood=self.likelihood)
         held = tuple(np.asarray(rows, np.float32) for rows in (self.worlds.victim[world], self.worlds.others))
         budgets = None if self.budgets is None else np.asarray(self.budgets, np.float32)
-        for batch, start in enumerate(range(0, trials, size)):
-            keys = jax.random.split(jax.random.fold_in(key, batch), size)
+        for number, start in enumerate(range(0, trials, size)):
+            keys = jax.random.split(jax.random.fold_in(key, number), size)
             sight = jax.device_get(_play(rules, *held, budgets, keys))
             yield jax.tree.map(lambda leaf, start=start: leaf[: trials - start], sight)
 

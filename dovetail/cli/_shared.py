@@ -11,7 +11,8 @@ from rich.console import Console
 
 __all__ = ["Colluders", "Delta", "Dim", "JsonFlag", "Settings", "Users", "err_console", "out_console", "print_json"]
 
-out_console, err_console = Console(soft_wrap=True), Console(stderr=True, soft_wrap=True)
+_WIDE = None if sys.stdout.isatty() else 200  # tables in files and pipes are not cut to a screen that is not there
+out_console, err_console = Console(soft_wrap=True, width=_WIDE), Console(stderr=True, soft_wrap=True)
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Users = Annotated[int, typer.Option("--n", help="Users in a round.")]

@@ -59,11 +59,13 @@ def audit(
         _audit_training(config.read(training, list(chosen.items())), canaries, black_box, confidence, seed, as_json)
         return
     if everything:
-        _audit_all([case for case in audits.CASES if case.quick or not quick], trials, confidence, seed, as_json)
+        _audit_all(quick, trials, confidence, seed, as_json)
         return
     plan = audits.plan_for(target, n, dim, delta, chosen=chosen, colluders=colluders, rounds=rounds)
     if view == "shuffler":
-        _audit_indices(target, plan, task, confidence, seed, as_json)
+        with err_console.status("looking at indices"):
+            indices = _indices(target, plan, task, confidence, seed)
+        print_json(indices.to_json()) if as_json else _print_indices(indices)
         return
     with _progress(1) as (step, _):
         finding = audits.audit(
@@ -85,11 +87,13 @@ def _one_target(name: str | None, everything: bool, training: str | None) -> str
     return name or ""
 
 
-def _audit_all(cases: list[Any], trials: int | None, confidence: float, seed: int, as_json: bool) -> None:
+def _audit_all(quick: bool, trials: int | None, confidence: float, seed: int, as_json: bool) -> None:
+    """Every case, and unless it should be quick, what a shuffler learns from FLAME's indices."""
     from dovetail import audit as audits
 
-    findings = []
-    with _progress(len(cases)) as (step, advance):
+    cases = [case for case in audits.CASES if case.quick or not quick]
+    findings, indices = [], None
+    with _progress(len(cases) + (not quick)) as (step, advance):
         for case in cases:
             step(f"{case.protocol}, {case.label}")
             counted = case.trials if trials is None or case.trials == 0 else trials
@@ -97,10 +101,13 @@ def _audit_all(cases: list[Any], trials: int | None, confidence: float, seed: in
                 audits.audit(case.protocol, case.plan, view=case.view, trials=counted, confidence=confidence, seed=seed)
             )
             advance()
+        if not quick:
+            step("ss_topk, indices")
+            indices = _indices("ss_topk", audits.INDICES, None, confidence, seed)
     consistent = all(finding.consistent for finding in findings)
     if as_json:
         rows = [{**finding.to_json(), "case": case.label} for case, finding in zip(cases, findings, strict=True)]
-        print_json({"audits": rows, "consistent": consistent})
+        print_json({"audits": rows, "indices": indices and indices.to_json(), "consistent": consistent})
     else:
         columns = ("protocol", "what", "view", "delta", "claimed", "certified", "audited", "in runs", "consistent")
         table = Table(*columns, box=None)
@@ -117,10 +124,12 @@ def _audit_all(cases: list[Any], trials: int | None, confidence: float, seed: in
                 "yes" if finding.consistent else "NO",
             )
         out_console.print(table)
+        if indices is not None:
+            _print_indices(indices)
     _fail_unless(consistent)
 
 
-def _audit_indices(name: str, plan: Any, task: str | None, confidence: float, seed: int, as_json: bool) -> None:
+def _indices(name: str, plan: Any, task: str | None, confidence: float, seed: int) -> Any:
     import jax
 
     from dovetail import quotes
@@ -134,18 +143,24 @@ def _audit_indices(name: str, plan: Any, task: str | None, confidence: float, se
             f"expected 'ss_topk' with --view shuffler, got {name!r}, where no client's slots depend on its data"
         )
     rounds = (1, 10) if plan.rounds == 1 else (1, plan.rounds)
-    with err_console.status("looking at indices"):
-        if task is None:
-            updates: Any = Population(users=plan.num_users, dim=plan.dim)
-        else:
-            updates = gradients(task, users=plan.num_users, rounds=max(rounds))
-        found = audit_indices(protocol, updates, rounds=rounds, confidence=confidence, key=jax.random.key(seed))
-    if as_json:
-        print_json(found.to_json())
-        return
-    table = Table(
-        "knows", "rounds", "success", "at least", "over k/d", "without reports", "claimed nu", "claim", box=None
+    updates: Any = Population(users=plan.num_users, dim=plan.dim)
+    if task is not None:
+        updates = gradients(task, users=plan.num_users, rounds=max(rounds))
+    return audit_indices(protocol, updates, rounds=rounds, confidence=confidence, key=jax.random.key(seed))
+
+
+def _print_indices(found: Any) -> None:
+    columns = (
+        "the shuffler knows",
+        "rounds",
+        "success",
+        "at least",
+        "over k/d",
+        "without reports",
+        "claimed nu",
+        "claim",
     )
+    table = Table(*columns, box=None)
     for attack in found.attacks:
         table.add_row(
             attack.knowledge,
@@ -157,6 +172,9 @@ def _audit_indices(name: str, plan: Any, task: str | None, confidence: float, se
             f"{attack.nu:.4g}",
             attack.verdict,
         )
+    out_console.print(
+        f"guessing one of the {found.top} largest coordinates from the indices a client reports", highlight=False
+    )
     out_console.print(table)
     out_console.print(f"with each coordinate's own prior instead of k/d: {found.verdict_own_prior}", highlight=False)
 

@@ -55,11 +55,11 @@ class SsTopk(Padded):
             _validate.non_negative(decoys=self.decoys)
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
-        """All other coordinates are decoys, and slots are padded to the cohort's size, unless told otherwise."""
+        """All other coordinates are decoys (none as published), slots are padded to the cohort's size, unless told."""
         if self.k > dim:
             raise ValueError(f"expected k <= {dim}, the dimension, got k={self.k}")
         most = dim - self.k
-        decoys = most if self.decoys is None else self.decoys
+        decoys = self.per_client(dim) - self.k
         if decoys > most:
             raise ValueError(f"expected decoys from 0 to dimension - k = {most}, got decoys={decoys}")
         pad_to = self.padded_to(cohort)
@@ -71,7 +71,8 @@ class SsTopk(Padded):
 
     def per_client(self, dim: int) -> int:
         """The k largest and the decoys."""
-        return self.k + (dim - self.k if self.decoys is None else self.decoys)
+        usual = 0 if self.published else dim - self.k
+        return self.k + (usual if self.decoys is None else self.decoys)
 
     def told(self, x: jax.Array) -> jax.Array:
         """The k largest."""

@@ -1,0 +1,56 @@
+"""Every protocol that is registered is attacked, and none certifies less than the attacks find."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import pytest
+
+from dovetail import audit as audits
+from dovetail import quotes
+from dovetail.protocols import PROTOCOLS
+from dovetail.protocols.binary_sum import BinarySum
+
+QUICK = [case for case in audits.CASES if case.quick and case.trials is None]
+EXACT = [case for case in audits.CASES if case.trials == 0]
+
+
+def name(case):
+    return f"{case.protocol}-{case.label}-{case.view}-{case.settings.get('method', '')}"
+
+
+def test_every_protocol_is_run_and_attacked_at_its_papers_size():
+    assert {case.protocol for case in QUICK} == set(PROTOCOLS)
+    assert {case.protocol for case in EXACT} == set(PROTOCOLS)
+
+
+@pytest.mark.parametrize("case", QUICK, ids=name)
+def test_the_running_code_keeps_its_promise(case):
+    finding = audits.audit(case.protocol, case.plan, view=case.view, trials=600, confidence=0.99, seed=5)
+    assert finding.consistent
+    assert finding.counted is not None
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("case", audits.CASES, ids=name)
+def test_no_attack_finds_more_than_is_certified(case):
+    finding = audits.audit(case.protocol, case.plan, view=case.view, trials=case.trials, confidence=0.999)
+    assert finding.consistent
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Newcomer(BinarySum):
+    """A protocol that no attack has heard of."""
+
+    name: ClassVar[str] = "newcomer"
+
+
+def test_a_new_protocol_is_attacked_without_new_code(monkeypatch):
+    monkeypatch.setitem(PROTOCOLS, "newcomer", Newcomer)
+    monkeypatch.setattr(quotes, "NAMES", (*quotes.NAMES, "newcomer"))
+    plan = audits.plan_for("newcomer", 10, 1, 0.01, chosen={"eps_local": 1.0})
+    finding = audits.audit("newcomer", plan, trials=2000)
+    assert finding.consistent
+    assert finding.bound.eps > 0.9 * finding.certified.eps  # exactly
+    assert finding.counted.eps > 0.3 * finding.certified.eps  # by running it
