@@ -123,9 +123,11 @@ def _sum(protocol: str, label: str, **chosen: Any) -> Case:
 
 def _small(protocol: str, *, num_users: int = 10, dim: int = 2, delta: float = _SMALL_DELTA, **more: Any) -> Case:
     chosen = {key: value for key, value in more.items() if key not in ("view", "colluders", "quick")}
+    variant = [str(chosen[key]) for key in ("method", "clip", "randomizer") if key in chosen]
+    crowd = [f"{more['colluders']} of {num_users} collude"] if "colluders" in more else []
     return Case(
         protocol=protocol,
-        label="the code",
+        label=", ".join(["the code", *variant, *crowd]),
         num_users=num_users,
         dim=dim,
         delta=delta,

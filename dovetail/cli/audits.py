@@ -88,17 +88,22 @@ def _one_target(name: str | None, everything: bool, training: str | None) -> str
 
 
 def _audit_all(quick: bool, trials: int | None, confidence: float, seed: int, as_json: bool) -> None:
-    """Every case, and unless it should be quick, what a shuffler learns from FLAME's indices."""
+    """Every case and, unless it should be quick, what a shuffler learns from FLAME's indices.
+
+    All counted bounds hold together with this confidence.
+    """
     from dovetail import audit as audits
 
     cases = [case for case in audits.CASES if case.quick or not quick]
+    counting = sum(case.trials != 0 for case in cases)
+    each = 1 - (1 - confidence) / max(1, counting)  # so that all of them together hold with the confidence asked for
     findings, indices = [], None
     with _progress(len(cases) + (not quick)) as (step, advance):
         for case in cases:
             step(f"{case.protocol}, {case.label}")
             counted = case.trials if trials is None or case.trials == 0 else trials
             findings.append(
-                audits.audit(case.protocol, case.plan, view=case.view, trials=counted, confidence=confidence, seed=seed)
+                audits.audit(case.protocol, case.plan, view=case.view, trials=counted, confidence=each, seed=seed)
             )
             advance()
         if not quick:
