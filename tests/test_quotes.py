@@ -1,9 +1,6 @@
 """Certified, claimed and local side by side, at the papers' settings."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -139,23 +136,12 @@ def test_bound_and_certify_give_one_number():
     assert bound(rounds, delta=1e-6).eps == certify(rounds, scope, delta=1e-6).eps
 
 
-def dovetail(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "dovetail.cli", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        cwd=Path(__file__).parent.parent,
-    )
-
-
-def test_account_amplify_prints_every_bound(tmp_path):
-    done = dovetail(
+def test_account_amplify_prints_every_bound(tmp_path, command):
+    _, out, _ = command(
         *("account", "amplify", "--n", "1000", "--eps-local", "0.5", "--delta", "1e-6", "--json"),
         *("--plot", str(tmp_path / "bounds.svg")),
     )
-    result = json.loads(done.stdout)
+    result = json.loads(out)
     rows = {row["name"]: row for row in result["bounds"]}
     assert len(rows) == 15
     assert rows["clones23-numerical"]["applicable"]

@@ -7,7 +7,7 @@
 
 from dovetail.audit.bounds import Duel, LowerBound
 from dovetail.audit.cases import CASES, INDICES, Case, plan_for
+from dovetail.audit.counted.scores import VIEWS
 from dovetail.audit.findings import Finding, audit
-from dovetail.audit.scores import VIEWS
 
 __all__ = ["CASES", "INDICES", "VIEWS", "Case", "Duel", "Finding", "LowerBound", "audit", "plan_for"]

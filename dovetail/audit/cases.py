@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail import _validate, quotes
-from dovetail.audit.scores import View
+from dovetail.audit.counted.scores import View
 from dovetail.protocols import PROTOCOLS
 
 __all__ = ["CASES", "INDICES", "Case", "plan_for", "settings"]

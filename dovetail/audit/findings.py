@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 from dovetail import _validate, quotes
-from dovetail.audit import attacks, empirical, exact, local
+from dovetail.audit import attacks, counted, exact, local
 from dovetail.audit.bounds import Duel, LowerBound, best, disjoint
-from dovetail.audit.games import Game, pairs
-from dovetail.audit.scores import VIEWS, View
+from dovetail.audit.counted.games import Game, pairs
+from dovetail.audit.counted.scores import VIEWS, View
 from dovetail.events import Disjoint, Everyone
 from dovetail.protocols import Cohort, Protocol
 from dovetail.statements import NotApplicable, Statement
@@ -111,15 +111,15 @@ def audit(
     duels = _duels(protocol, cohort, plan, view)
     found = [duel.eps(delta=delta) for duel in duels]
     games = _games(protocol, cohort, plan)
-    counted = _trials(games, trials)
-    if counted:
+    runs = _trials(games, trials)
+    if runs:
         found.append(
-            empirical.lower_bound(
+            counted.lower_bound(
                 games,
                 view=view,
                 trust=protocol.view(cohort, plan.dim, neighbors=protocol.relation).scope.trust,
                 delta=delta,
-                trials=counted,
+                trials=runs,
                 confidence=confidence,
                 seed=seed,
                 observe=observe,
@@ -166,4 +166,4 @@ def _games(protocol: Protocol, cohort: Cohort, plan: quotes.Plan) -> list[Game]:
 def _trials(games: list[Game], asked: int | None) -> int:
     if asked is not None:
         return asked
-    return empirical.default_trials(games[0]) if games[0].reports <= _MOST_REPORTS else 0
+    return counted.default_trials(games[0]) if games[0].reports <= _MOST_REPORTS else 0

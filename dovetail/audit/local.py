@@ -11,12 +11,13 @@ import math
 
 import numpy as np
 
-from dovetail.audit import cells, exact
+from dovetail.audit import exact
 from dovetail.audit.attacks import central_sub, privunit, s_apes
 from dovetail.audit.bounds import Duel, disjoint
-from dovetail.audit.counts import log_binomial
-from dovetail.audit.ratios import Seen, far_apart, likelihoods
-from dovetail.audit.sums import ULP
+from dovetail.audit.exact import cells
+from dovetail.audit.exact.counts import log_binomial
+from dovetail.audit.exact.ratios import Seen, far_apart, likelihoods
+from dovetail.audit.exact.sums import ULP
 from dovetail.events import FixedSize, Poisson, Report
 from dovetail.protocols import Cohort, Protocol
 from dovetail.protocols._personal import Personal

@@ -139,7 +139,7 @@ def _indices(name: str, plan: Any, task: str | None, confidence: float, seed: in
 
     from dovetail import quotes
     from dovetail.audit.indices import audit_indices
-    from dovetail.audit.populations import Population, gradients
+    from dovetail.audit.indices.populations import Population, gradients
     from dovetail.protocols.ss_topk import SsTopk
 
     protocol, _ = quotes.settled(name, plan)

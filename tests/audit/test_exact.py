@@ -10,9 +10,10 @@ from scipy.stats import binom
 
 from dovetail import quotes
 from dovetail.accounting import gaussian, subjects
-from dovetail.audit import cells, exact
+from dovetail.audit import exact
 from dovetail.audit.attacks import STRONGER, shows_less
 from dovetail.audit.bounds import Duel, best
+from dovetail.audit.exact import cells
 from dovetail.events import (
     Gaussian,
     Laplace,

@@ -9,11 +9,11 @@ from scipy import integrate
 from scipy.special import ive, ndtr
 from scipy.stats import binom
 
-from dovetail.audit import cells, counts, noise, sums
 from dovetail.audit.bounds import Duel, best
-from dovetail.audit.counts import Binomial
-from dovetail.audit.ratios import Seen, far_apart, likelihoods
-from dovetail.audit.sums import Mixture, Part
+from dovetail.audit.exact import cells, counts, noise, sums
+from dovetail.audit.exact.counts import Binomial
+from dovetail.audit.exact.ratios import Seen, far_apart, likelihoods
+from dovetail.audit.exact.sums import Mixture, Part
 from dovetail.events import Report
 from dovetail.mechanisms import ClipLaplace, Laplace, RandomizedResponse
 from dovetail.statements import NotApplicable

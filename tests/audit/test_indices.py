@@ -11,9 +11,9 @@ from scipy.stats import binom, binomtest
 
 from dovetail.accounting.published import flame
 from dovetail.audit import indices
-from dovetail.audit._index_guesses import KNOWLEDGE, best_of, scores
 from dovetail.audit.indices import audit_indices, claimed_nu, posterior
-from dovetail.audit.populations import Population, gradients
+from dovetail.audit.indices.guesses import KNOWLEDGE, best_of, scores
+from dovetail.audit.indices.populations import Population, gradients
 from dovetail.events import Everyone
 from dovetail.protocols import Cohort
 from dovetail.protocols.ss_topk import SsTopk

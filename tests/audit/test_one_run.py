@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dovetail.audit import one_run
+from dovetail.audit.training import one_run
 
 
 def lower(right, *, canaries, guesses=None, delta=0.0, confidence=0.95):

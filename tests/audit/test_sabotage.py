@@ -11,7 +11,7 @@ import pytest
 from dovetail import audit as audits
 from dovetail import events, shufflers
 from dovetail.accounting import certification
-from dovetail.audit import games
+from dovetail.audit.counted import games
 from dovetail.mechanisms.laplace import Laplace
 from dovetail.protocols import PROTOCOLS
 from dovetail.protocols.dp_fl import DpFl

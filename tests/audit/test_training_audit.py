@@ -11,8 +11,8 @@ import pytest
 
 from dovetail import config, plan
 from dovetail.audit import training
-from dovetail.audit.attacker import Attacker
-from dovetail.audit.canaries import Canaries
+from dovetail.audit.training.attacker import Attacker
+from dovetail.audit.training.canaries import Canaries
 from dovetail.protocols.dp_fl import DpFl
 from dovetail.statements import Neighbors, Unit, Verdict
 from dovetail.tasks import Dataset, Task

@@ -108,7 +108,7 @@ CASES = [
     Case("ss_topk", {**RR5, "k": TOP, "decoys": 0, "pad_to": 120}, largest(0.1)),
     Case("ss_topk", {**LAPLACE, "k": TOP, "decoys": 9, "pad_to": 60, "published": True}, largest(0.1)),
     Case("privunit", {"clip_norm": 0.5, "eps_local": 6.0}, by_norm(0.5), exact=True),
-    Case("split_and_mix", {"clip_norm": 0.5, "noise_multiplier": 2.0}, by_norm(0.5), bias=1e-3),
+    Case("split_and_mix", {"clip_norm": 0.5, "noise_multiplier": 2.0, "shares": 5}, by_norm(0.5), bias=1e-3),
     Case("apes", PERSONAL, by_value(0.1), bias=0.02, exact=True),
     Case("s_apes", {**PERSONAL, "keep": 0.5}, by_value(0.1), bias=0.04, exact=True),
     Case("unis", PERSONAL, by_value(0.1), exact=True, quiet=1e-9),

@@ -202,6 +202,7 @@ if sys.argv[2] == "0":
 """
 
 
+@pytest.mark.soak  # a shorter form, from the command line, is in tests/test_cli.py
 def test_two_processes_train_the_model_of_one(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -13,10 +13,10 @@ import math
 import numpy as np
 from scipy.stats import binom
 
-from dovetail.audit import cells
 from dovetail.audit.bounds import Duel
-from dovetail.audit.counts import Binomial, binomial_window, counts
-from dovetail.audit.sums import ULP, Part, sums
+from dovetail.audit.exact import cells
+from dovetail.audit.exact.counts import Binomial, binomial_window, counts
+from dovetail.audit.exact.sums import ULP, Part, sums
 from dovetail.events import Report
 
 __all__ = ["Ones", "messages_like_the_victims", "ones"]

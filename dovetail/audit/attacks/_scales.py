@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import gammainc, gammaincc
 
 from dovetail.audit.bounds import Duel
-from dovetail.audit.noise import log_cells
+from dovetail.audit.exact.noise import log_cells
 
 __all__ = ["scaled_noise"]
 

@@ -11,7 +11,7 @@ import dataclasses
 
 from dovetail.accounting import privunit as accounting
 from dovetail.audit.bounds import Duel
-from dovetail.audit.counts import trinomials
+from dovetail.audit.exact.counts import trinomials
 from dovetail.protocols import Cohort
 from dovetail.protocols.privunit import PrivUnit
 from dovetail.statements import NotApplicable

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dovetail.audit import cells, personal
 from dovetail.audit.bounds import Duel
+from dovetail.audit.exact import cells, personal
 from dovetail.protocols import Cohort
 from dovetail.protocols.s_apes import SApes
 from dovetail.statements import NotApplicable

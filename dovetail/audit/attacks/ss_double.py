@@ -11,7 +11,7 @@ from scipy.stats import binom
 
 from dovetail.audit.attacks._linked import messages_like_the_victims, ones
 from dovetail.audit.bounds import Duel
-from dovetail.audit.counts import Binomial, counts
+from dovetail.audit.exact.counts import Binomial, counts
 from dovetail.protocols import Cohort
 from dovetail.protocols.ss_double import SsDouble
 

@@ -23,10 +23,10 @@ import msgspec
 import numpy as np
 
 from dovetail import _validate, protocols
-from dovetail.audit import one_run
-from dovetail.audit.attacker import Attacker, Seen
 from dovetail.audit.bounds import LowerBound
-from dovetail.audit.canaries import Canaries
+from dovetail.audit.training import one_run
+from dovetail.audit.training.attacker import Attacker, Seen
+from dovetail.audit.training.canaries import Canaries
 from dovetail.config import Config
 from dovetail.plan import Plan, prepare
 from dovetail.protocols._items import ItemLevel

@@ -18,8 +18,8 @@ from scipy.stats import beta
 
 from dovetail import _validate
 from dovetail.audit.bounds import LowerBound
-from dovetail.audit.games import Game
-from dovetail.audit.scores import View, scores
+from dovetail.audit.counted.games import Game
+from dovetail.audit.counted.scores import View, scores
 from dovetail.statements import Trust
 
 __all__ = ["default_trials", "eps_from_counts", "lower_bound"]

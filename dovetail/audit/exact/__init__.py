@@ -8,8 +8,8 @@ same inputs with fresh randomness.
 from __future__ import annotations
 
 from dovetail import _validate
-from dovetail.audit import crowds, noise, personal
 from dovetail.audit.bounds import Duel
+from dovetail.audit.exact import crowds, noise, personal
 from dovetail.events import (
     Gaussian,
     Laplace,

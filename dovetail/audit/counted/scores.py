@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from dovetail.audit.games import Game, Sight
+from dovetail.audit.counted.games import Game, Sight
 from dovetail.statements import Trust
 
 __all__ = ["VIEWS", "View", "scores"]

@@ -10,8 +10,8 @@ from scipy.stats import binom
 
 from dovetail import audit as audits
 from dovetail import quotes
-from dovetail.audit import empirical
-from dovetail.audit.games import Game, pairs
+from dovetail.audit import counted
+from dovetail.audit.counted.games import Game, pairs
 from dovetail.events import FixedSize
 from dovetail.statements import Trust
 
@@ -23,8 +23,8 @@ def games_of(name, *, num_users=10, dim=2, delta=0.01, rounds=1, colluders=0, **
     return [Game(protocol=protocol, cohort=cohort, worlds=pair) for pair in worlds]
 
 
-def counted(name, *, view="analyzer", trust=Trust.SHUFFLE, trials=4000, seed=0, delta=0.01, **more):
-    return empirical.lower_bound(
+def bound_of(name, *, view="analyzer", trust=Trust.SHUFFLE, trials=4000, seed=0, delta=0.01, **more):
+    return counted.lower_bound(
         games_of(name, delta=delta, **more),
         view=view,
         trust=trust,
@@ -42,7 +42,7 @@ def test_a_bound_from_counts_errs_no_more_often_than_it_says(confidence, hit_rat
     trials, outcome = 200, np.arange(201)
     truth = math.log((hit_rate - delta) / alarm_rate)
     chance = np.outer(binom.pmf(outcome, trials, hit_rate), binom.pmf(outcome, trials, alarm_rate))
-    bound = empirical.eps_from_counts(outcome[:, None], outcome, trials, delta=delta, confidence=confidence)
+    bound = counted.eps_from_counts(outcome[:, None], outcome, trials, delta=delta, confidence=confidence)
     assert chance[bound > truth].sum() <= 1 - confidence
     assert chance[bound > truth].sum() > 0  # and a bound that is never wrong would be too careful to be of use
     assert chance[bound > 0.5 * truth].sum() > 0.1
@@ -50,7 +50,7 @@ def test_a_bound_from_counts_errs_no_more_often_than_it_says(confidence, hit_rat
 
 def test_extreme_counts_give_sound_bounds():
     bound = lambda hits, alarms: float(  # noqa: E731
-        empirical.eps_from_counts(hits, alarms, 100, delta=0.01, confidence=0.95)
+        counted.eps_from_counts(hits, alarms, 100, delta=0.01, confidence=0.95)
     )
     assert bound(0, 0) == 0
     assert bound(100, 100) <= 0
@@ -58,37 +58,37 @@ def test_extreme_counts_give_sound_bounds():
 
 
 def test_the_same_seed_gives_the_same_bound():
-    first, again, other = (counted("binary_sum", dim=1, trials=1000, seed=seed) for seed in (3, 3, 4))
+    first, again, other = (bound_of("binary_sum", dim=1, trials=1000, seed=seed) for seed in (3, 3, 4))
     assert first == again
     assert first.eps != other.eps
 
 
 def test_colluders_lend_the_analyzer_their_eyes():
-    alone = counted("ss_simple", eps_local=1.0)
-    helped = counted("ss_simple", eps_local=1.0, colluders=7)
+    alone = bound_of("ss_simple", eps_local=1.0)
+    helped = bound_of("ss_simple", eps_local=1.0, colluders=7)
     assert helped.eps > 1.5 * alone.eps
 
 
 def test_shuffler_and_analyzer_together_find_the_local_eps():
-    finding = counted("ss_simple", view="colluding", eps_local=1.0, delta=1e-9, trials=20_000)
+    finding = bound_of("ss_simple", view="colluding", eps_local=1.0, delta=1e-9, trials=20_000)
     assert 1.8 < finding.eps <= 2.0
 
 
 def test_the_median_of_norms_shows_in_the_noise_of_the_running_code():
-    finding = counted("dp_fl", trust=Trust.CURATOR, num_users=11, dim=200, clip="median")
+    finding = bound_of("dp_fl", trust=Trust.CURATOR, num_users=11, dim=200, clip="median")
     assert finding.eps > 5
     assert "size of the estimate" in finding.attack
 
 
 def test_a_sample_hides_as_much_as_it_says():
     """Of 10 users 2 are drawn: what is left of the loss is far below that of a user who is always there."""
-    always = counted("dp_fl", trust=Trust.CURATOR, noise_multiplier=1.0)
+    always = bound_of("dp_fl", trust=Trust.CURATOR, noise_multiplier=1.0)
     drawn = FixedSize(size=2, population=10)
     settings = {"clip_norm": 1.0, "noise_multiplier": 1.0}
     plan = quotes.Plan(num_users=2, dim=2, delta=0.01, participation=drawn, settings=settings)
     protocol, cohort = quotes.settled("dp_fl", plan)
     worlds = pairs(protocol, cohort, 2, neighbors=protocol.relation)
-    sampled = empirical.lower_bound(
+    sampled = counted.lower_bound(
         [Game(protocol=protocol, cohort=cohort, worlds=pair) for pair in worlds],
         view="analyzer",
         trust=Trust.CURATOR,
@@ -104,7 +104,7 @@ def test_a_sample_hides_as_much_as_it_says():
 def test_bad_input_is_refused(wrong):
     settings = {"trials": 100, "confidence": 0.95, **wrong}
     with pytest.raises(ValueError, match="expected"):
-        empirical.lower_bound(games_of("dp_fl"), view="analyzer", trust=Trust.CURATOR, delta=0.01, seed=0, **settings)
+        counted.lower_bound(games_of("dp_fl"), view="analyzer", trust=Trust.CURATOR, delta=0.01, seed=0, **settings)
 
 
 @pytest.mark.soak
@@ -113,7 +113,7 @@ def test_false_alarms_are_as_rare_as_the_confidence_says():
     alarms = 0
     games = games_of("ldp_fl", dim=1, randomizer="laplace", clip_value=1.0, eps_local=1.0)
     for seed in range(200):
-        bound = empirical.lower_bound(
+        bound = counted.lower_bound(
             games, view="analyzer", trust=Trust.LOCAL, delta=0.0, trials=4000, confidence=0.95, seed=1000 * seed
         )
         alarms += bound.eps > 1.0

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import log_ndtr, logsumexp
 
-from dovetail.audit import cells, sums
 from dovetail.audit.bounds import Duel, disjoint
-from dovetail.audit.counts import binomial_window
-from dovetail.audit.ratios import Seen, far_apart, likelihoods
-from dovetail.audit.sums import ULP
+from dovetail.audit.exact import cells, sums
+from dovetail.audit.exact.counts import binomial_window
+from dovetail.audit.exact.ratios import Seen, far_apart, likelihoods
+from dovetail.audit.exact.sums import ULP
 from dovetail.events import Gaussian, Laplace, SampledSubject, SplitAndMix
 from dovetail.statements import NotApplicable
 

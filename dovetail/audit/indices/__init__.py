@@ -21,8 +21,8 @@ import numpy as np
 from scipy.stats import beta as beta_law
 
 from dovetail import _validate
-from dovetail.audit._index_guesses import KNOWLEDGE, Knowledge, best_of, rate, right, scores
-from dovetail.audit.populations import Population
+from dovetail.audit.indices.guesses import KNOWLEDGE, Knowledge, best_of, rate, right, scores
+from dovetail.audit.indices.populations import Population
 from dovetail.protocols.ss_topk import SsTopk
 from dovetail.statements import NotApplicable
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dovetail.audit import cells, sums
 from dovetail.audit.bounds import Duel
-from dovetail.audit.sums import ULP, Part
+from dovetail.audit.exact import cells, sums
+from dovetail.audit.exact.sums import ULP, Part
 from dovetail.events import Personalized
 from dovetail.statements import NotApplicable
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dovetail.audit import cells
 from dovetail.audit.bounds import Duel
-from dovetail.audit.sums import ULP, Part, law, modulus_for, spectrum_of, sums
+from dovetail.audit.exact import cells
+from dovetail.audit.exact.sums import ULP, Part, law, modulus_for, spectrum_of, sums
 
 __all__ = ["Seen", "far_apart", "likelihoods"]
 

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from dovetail.audit.canaries import Canaries
+from dovetail.audit.training.canaries import Canaries
 from dovetail.federated.client import ClientUpdate, cross_entropy, local_update
 from dovetail.federated.server import Server
 from dovetail.mechanisms.gaussian import clip_l2

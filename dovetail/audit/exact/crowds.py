@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import binom
 
-from dovetail.audit import cells
 from dovetail.audit.bounds import Duel
-from dovetail.audit.counts import Binomial, binomial_window, counts, trinomials
-from dovetail.audit.ratios import Seen, likelihoods
-from dovetail.audit.sums import ULP, Mixture, Part, sums
+from dovetail.audit.exact import cells
+from dovetail.audit.exact.counts import Binomial, binomial_window, counts, trinomials
+from dovetail.audit.exact.ratios import Seen, likelihoods
+from dovetail.audit.exact.sums import ULP, Mixture, Part, sums
 from dovetail.events import PaddedBernoulli, PaddedTopk, Report, Shuffled
 from dovetail.statements import NotApplicable
 
