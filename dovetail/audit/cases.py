@@ -13,6 +13,7 @@ from typing import Any
 
 from dovetail import _validate, quotes
 from dovetail.audit.counted.scores import View
+from dovetail.events import Everyone, FixedSize
 from dovetail.protocols import PROTOCOLS
 
 __all__ = ["CASES", "INDICES", "Case", "plan_for", "settings"]
@@ -54,8 +55,12 @@ def plan_for(
     chosen: Mapping[str, Any],
     colluders: int = 0,
     rounds: int = 1,
+    population: int | None = None,
 ) -> quotes.Plan:
-    """A plan with the settings that were chosen, and with `settings` for those that were not."""
+    """A plan with the settings that were chosen, and with `settings` for those that were not.
+
+    With a `population` a round draws its users from so many, in secret.
+    """
     filled = {key: value for key, value in settings(name, dim).items() if not _excluded(name, key, chosen)}
     return quotes.Plan(
         num_users=num_users,
@@ -63,6 +68,7 @@ def plan_for(
         delta=delta,
         rounds=rounds,
         colluders=colluders,
+        participation=Everyone() if population is None else FixedSize(size=num_users, population=population),
         settings={**filled, **chosen},
     )
 

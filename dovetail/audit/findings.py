@@ -53,8 +53,10 @@ class Finding:
 
     @property
     def claim_refuted(self) -> bool | None:
-        """Whether they found more than what is claimed; None where nothing is."""
-        return None if self.claimed is None else self.bound.eps > self.claimed.eps
+        """Whether they found more than what is claimed; None where nothing is, or something else."""
+        if self.claimed is None or self.claimed.neighbors is not self.certified.neighbors:
+            return None
+        return self.bound.eps > self.claimed.eps
 
     def to_json(self) -> dict[str, Any]:
         """The machine-readable form."""
@@ -147,7 +149,10 @@ def _duels(protocol: Protocol, cohort: Cohort, plan: quotes.Plan, view: View) ->
             return tuple(local.duels(protocol, cohort, plan.dim)) if plan.rounds == 1 else ()
         return ()
     stronger = attacks.STRONGER.get(protocol.name)
-    found = stronger(protocol, cohort, plan.dim) if stronger and plan.rounds == 1 else []
+    found: list[Duel] = []
+    if stronger is not None and plan.rounds == 1:
+        with contextlib.suppress(NotApplicable):
+            found = stronger(protocol, cohort, plan.dim)
     if not protocol.private_steps and protocol.noise_std(cohort.size, plan.dim) == 0:
         found = [*found, disjoint("the released estimate, which has no noise")]
     item = protocol.view(cohort, plan.dim, neighbors=protocol.relation).round

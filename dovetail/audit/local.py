@@ -7,6 +7,7 @@ update itself, the supports differ and no finite eps holds.
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import numpy as np
@@ -16,6 +17,7 @@ from dovetail.audit.attacks import central_sub, privunit, s_apes
 from dovetail.audit.bounds import Duel, disjoint
 from dovetail.audit.exact import cells
 from dovetail.audit.exact.counts import log_binomial
+from dovetail.audit.exact.noise import skellam
 from dovetail.audit.exact.ratios import Seen, far_apart, likelihoods
 from dovetail.audit.exact.sums import ULP
 from dovetail.events import FixedSize, Poisson, Report
@@ -140,14 +142,16 @@ def _largest_budget(protocol: Personal, cohort: Cohort, dim: int) -> list[Duel]:
 
 
 def _own_noise(protocol: SplitAndMix, dim: int) -> list[Duel]:
-    """A value with one client's part of the noise; both tails by Chernoff's bound, at a few thresholds."""
+    """A value with one client's part of the noise: its law where that fits, and Chernoff's bound on both tails."""
     shift = 2 * math.floor(protocol.known("scale") * protocol.clip_norm)
     variance = protocol.noise_part
     found = []
+    with contextlib.suppress(NotApplicable):
+        found.append(skellam("the victim's own noisy value", variance, shift, modulus=protocol.known("modulus")))
     for share in (0.5, 0.8, 0.9, 0.95, 0.98):
         above = math.ceil(shift * share)
         missed, alarm = (_log_skellam_tail(variance, distance) for distance in (shift - above, above))
-        if missed > -1e-3 or alarm > -1e-3:
+        if math.exp(missed) + math.exp(alarm) > 0.99:  # upper bounds that say nothing
             continue
         first = np.array([missed, math.log(-math.expm1(missed))])
         second = np.array([math.log(-math.expm1(alarm)), alarm])
@@ -166,7 +170,8 @@ def _log_skellam_tail(variance: float, distance: int) -> float:
 
 def _own_sum(protocol: CentralSub, cohort: Cohort) -> Duel:
     """A user's sum is not zero if the subject's records are in it; the subject is that user's only one."""
-    absent = (1 - protocol.rate) ** (protocol.items_per_user or protocol.items_per_subject or 1)
+    caps = [cap for cap in (protocol.items_per_user, protocol.items_per_subject) if cap is not None]
+    absent = (1 - protocol.rate) ** min(caps, default=1)
     absent = 1 - _prob_drawn(cohort) * (1 - absent)
     with np.errstate(divide="ignore"):
         there = np.log([absent, 1 - absent])

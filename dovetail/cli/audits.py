@@ -28,6 +28,7 @@ def audit(
     dim: Annotated[int, typer.Option("--dim", help="Coordinates of an update.")] = _DIM,
     delta: Annotated[float, typer.Option("--delta", help="The delta of the statements.")] = _DELTA,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds in which a user takes part.")] = 1,
+    population: Annotated[int | None, typer.Option(help="Users from whom a round draws --n in secret.")] = None,
     colluders: Colluders = 0,
     set_: Settings = None,
     view: Annotated[str, typer.Option(help=f"Who attacks: {_VIEWS}.")] = "analyzer",
@@ -61,7 +62,9 @@ def audit(
     if everything:
         _audit_all(quick, trials, confidence, seed, as_json)
         return
-    plan = audits.plan_for(target, n, dim, delta, chosen=chosen, colluders=colluders, rounds=rounds)
+    plan = audits.plan_for(
+        target, n, dim, delta, chosen=chosen, colluders=colluders, rounds=rounds, population=population
+    )
     if view == "shuffler":
         with err_console.status("looking at indices"):
             indices = _indices(target, plan, task, confidence, seed)

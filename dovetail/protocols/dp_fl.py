@@ -115,7 +115,7 @@ class DpFl(Protocol):
         """The noise on the adaptive count, which is never most of the cost: any target can be met by more noise."""
         if self.clip != "adaptive" or self.std_count is not None:
             return self
-        least = max(1.0, 2 * (self.noise_multiplier or 0.0))
+        least = max(1.0, self.noise_multiplier or 0.0)
         return dataclasses.replace(self, std_count=max(least, cohort.size / _SHARE_OF_COUNT))
 
     def noise_scales(self, sizes: Sequence[int]) -> tuple[float, ...]:
@@ -156,11 +156,16 @@ class DpFl(Protocol):
         return Clipping(jnp.where(usable, median, state.clip_norm), noise_scale)
 
     def randomize(self, x: jax.Array, state: Clipping, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
-        """The clipped update; the curator adds the noise."""
+        """The clipped update; the curator adds the noise.
+
+        A zero update is on neither side of an adaptive clip norm: who was removed, and stays on the roster without
+        records, adds nothing at all.
+        """
         value = clip_l2(x, state.clip_norm)
         if self.clip == "adaptive":
             norm = jnp.linalg.norm(x / state.clip_norm)  # NaN counts as above
-            value = jnp.append(value, jnp.where(norm <= 1, 0.5, -0.5).astype(value.dtype))
+            side = jnp.where(norm == 0, 0.0, jnp.where(norm <= 1, 0.5, -0.5))
+            value = jnp.append(value, side.astype(value.dtype))
         return Reports(slot=None, value=value, valid=jnp.ones(()))
 
     def estimate(self, tally: jax.Array, size: int, state: Clipping, *, key: jax.Array) -> tuple[jax.Array, Clipping]:
@@ -189,7 +194,7 @@ class DpFl(Protocol):
                 "the curator clips, adds the noise and keeps the updates to itself",
                 "who drops out does not depend on the data",
                 *((_REMOVAL,) if neighbors is Neighbors.ADD_REMOVE else ()),
-                *self._cost_of_count(neighbors),
+                *self._cost_of_count(),
             ),
         )
         return View(
@@ -202,21 +207,18 @@ class DpFl(Protocol):
         return self._gaussian(cohort.noise_scale, neighbors)
 
     def _gaussian(self, noise_scale: float, neighbors: Neighbors) -> Gaussian:
-        """In units in which sum and count have the same noise: a user moves the count by 1 at most.
-
-        Also when it is removed: whoever stays on the roster without records counts as below the clip norm.
-        """
-        std = self.std * noise_scale
-        reach = self.first_clip_norm * (2 if neighbors is Neighbors.REPLACE_ONE else 1)
+        """In units in which sum and count have the same noise: a user moves the count, less 1/2 each, by 1/2 or 1."""
+        std, reach = self.std * noise_scale, self.first_clip_norm
         if self.clip == "adaptive":
-            reach = math.hypot(reach, std / self.known("std_count")) * (1 + 1e-15)
-        return Gaussian(std=std, sensitivity=reach, neighbors=neighbors)
+            reach = math.hypot(reach, 0.5 * std / self.known("std_count")) * (1 + 1e-15)
+        return Gaussian(
+            std=std, sensitivity=reach * (2 if neighbors is Neighbors.REPLACE_ONE else 1), neighbors=neighbors
+        )
 
-    def _cost_of_count(self, neighbors: Neighbors) -> tuple[str, ...]:
+    def _cost_of_count(self) -> tuple[str, ...]:
         if self.clip != "adaptive" or self.std_count is None or self.noise_multiplier is None:
             return ()
-        diameter = 2 if neighbors is Neighbors.REPLACE_ONE else 1
-        share = 1 / (1 + (diameter * self.std_count / self.noise_multiplier) ** 2)
+        share = 1 / (1 + (2 * self.std_count / self.noise_multiplier) ** 2)
         return (f"the clip norm follows noised counts, whose {share:.2%} of the first round's mu^2 is included",)
 
     def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]] | None:

@@ -77,7 +77,6 @@ def test_shuffler_and_analyzer_together_find_the_local_eps():
 def test_the_median_of_norms_shows_in_the_noise_of_the_running_code():
     finding = bound_of("dp_fl", trust=Trust.CURATOR, num_users=11, dim=200, clip="median")
     assert finding.eps > 5
-    assert "size of the estimate" in finding.attack
 
 
 def test_a_sample_hides_as_much_as_it_says():
@@ -118,3 +117,32 @@ def test_false_alarms_are_as_rare_as_the_confidence_says():
         )
         alarms += bound.eps > 1.0
     assert alarms <= binom.isf(1e-3, 200, 0.05)
+
+
+def test_a_subject_has_no_more_records_than_its_caps_allow():
+    settings = {"items_per_subject": 8, "noise_multiplier": 1.0, "batch": 5.0, "sampling_rate": 0.5}
+    for caps, name, rows in (
+        ({}, "central_sub", 8),
+        ({"items_per_user": 1, "users_per_subject": 1}, "central_sub", 1),
+        ({"items_per_user": 2}, "local_sub", 2),
+        ({"items_per_user": 2, "users_per_subject": 3}, "central_sub", 6),
+    ):
+        game = games_of(name, **settings, **caps)[0]
+        assert game.worlds.victim.shape[2] == rows
+
+
+@pytest.mark.parametrize("name", ["ss_double", "ss_topk"])
+@pytest.mark.parametrize(("view", "colluders"), [("colluding", 0), ("analyzer", 3)])
+def test_whole_messages_are_seen_in_every_view(name, view, colluders):
+    chosen = {"k": 2} if name == "ss_topk" else {"beta": 0.5}
+    more = {"dim": 4, "num_users": 8, "published": True, "pad_to": 8, "eps_local": 1.0, **chosen}
+    found = bound_of(name, view=view, colluders=colluders, trials=200, **more)
+    assert found.eps > 0
+
+
+def test_a_score_that_is_no_number_still_tells_the_worlds_apart():
+    games = games_of("dp_fl", dim=1)
+    first, second = np.full(100, np.nan), np.zeros(100)
+    test = counted._best_test(games[0], "x", np.where(np.isnan(first), np.inf, first), second, 0.01, 0.95)
+    assert test.promise > 3
+    assert np.isfinite(test.threshold) or test.threshold == np.inf

@@ -83,7 +83,7 @@ def test_guessing_only_the_clearest_coins_costs_nothing():
     for right_guesses in range(guesses + 1):
         bound = one_run.p_value(eps=eps, delta=0, canaries=canaries, guesses=guesses, right=right_guesses)
         assert above[right_guesses] <= bound
-    assert false_alarm(law, eps, confidence=0.4, guesses=(canaries,)) <= 0.6
+    assert false_alarm(law, eps, confidence=0.6, guesses=(canaries,)) <= 0.4
     assert above[2] > one_run.p_value(eps=eps / 2, delta=0, canaries=canaries, guesses=guesses, right=2)
 
 
@@ -108,7 +108,7 @@ def test_the_bound_grows_with_right_guesses_and_shrinks_with_delta_and_confidenc
     at = [lower(58, canaries=200, guesses=60, delta=delta).eps for delta in (0.0, 1e-6, 1e-4, 1e-2)]
     assert at == sorted(at, reverse=True)
     assert at[0] > at[-1]
-    sure = [lower(58, canaries=200, guesses=60, confidence=c).eps for c in (0.5, 0.9, 0.99, 0.9999)]
+    sure = [lower(58, canaries=200, guesses=60, confidence=c).eps for c in (0.6, 0.9, 0.99, 0.9999)]
     assert sure == sorted(sure, reverse=True)
 
 
@@ -139,7 +139,7 @@ def test_all_right_without_delta_is_a_closed_form():
         ({"right": 6}, "expected 0 <= right <= 5"),
         ({"right": 2.5}, "expected right to be a whole number"),
         ({"delta": 1.5}, "expected 0 <= delta <= 1"),
-        ({"confidence": 1.0}, "expected 0 < confidence < 1"),
+        ({"confidence": 1.0}, "expected 0.5 < confidence < 1"),
     ],
 )
 def test_bad_input_is_one_sentence(changes, sentence):

@@ -146,3 +146,43 @@ class WrongNeighbours(DpFl):
 def test_a_replaced_user_accounted_as_a_removed_one(monkeypatch):
     replaced_by(monkeypatch, WrongNeighbours)
     assert not find("dp_fl").consistent
+
+
+def test_a_shuffler_with_one_order_for_all_coordinates(monkeypatch):
+    """FLAME's own flaw, planted where coordinates should be shuffled apart."""
+    honest = shufflers._uniform_order
+    one_order = lambda valid, key: jnp.broadcast_to(honest(valid[:, :1], key), valid.shape)  # noqa: E731
+    monkeypatch.setattr(shufflers, "_uniform_order", one_order)
+    finding = find("ss_simple", num_users=20, dim=8, eps_local=1.0, trials=4000)
+    assert not finding.consistent
+    assert "share a shuffle" in finding.bound.attack
+
+
+@pytest.mark.parametrize("reach", [2, 10])
+def test_a_shuffler_that_only_mixes_neighbours(monkeypatch, reach):
+    honest = shufflers._uniform_order
+
+    def in_blocks(valid, key):
+        keys = jax.random.split(key, -(-len(valid) // reach))
+        blocks = [
+            start + honest(valid[start : start + reach], keys[i]) for i, start in enumerate(range(0, len(valid), reach))
+        ]
+        return jnp.concatenate(blocks)
+
+    monkeypatch.setattr(shufflers, "_uniform_order", in_blocks)
+    assert not find("ss_simple", num_users=20, eps_local=2.0, trials=6000).consistent
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BareCount(DpFl):
+    def estimate(self, tally, size, state, *, key):
+        told, after = super().estimate(tally, size, state, key=key)
+        moved = state.clip_norm * jnp.exp(-self.clip_rate * (0.5 + tally[-1] / size - self.quantile))
+        return told, after._replace(clip_norm=moved)
+
+
+def test_a_clip_norm_that_follows_the_count_itself(monkeypatch):
+    replaced_by(monkeypatch, BareCount)
+    finding = find("dp_fl", clip="adaptive", clip_norm=1.0, noise_multiplier=4.0)
+    assert not finding.consistent
+    assert "public state" in finding.bound.attack

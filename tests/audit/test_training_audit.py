@@ -263,7 +263,7 @@ def test_the_attacker_explains_a_released_sum_up_to_its_noise(overrides):
         ([], {"canaries": 19}, "expected canaries >= 20, got canaries=19"),
         ([], {"canaries": 20.5}, "expected canaries to be a whole number"),
         ([], {"attack": "grey-box"}, "expected attack to be one of white-box, black-box"),
-        ([], {"confidence": 1.0}, "expected 0 < confidence < 1"),
+        ([], {"confidence": 1.0}, "expected 0.5 < confidence < 1"),
         ([], {"guesses": 401}, "expected 1 <= guesses <= 400"),
         ([], {"seed": -1}, "seed=-1"),
         ([("server", {"optimizer": "adam"})], {}, "expected server.optimizer = 'sgd' for a white-box attack"),

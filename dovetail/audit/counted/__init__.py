@@ -114,7 +114,8 @@ def _scored(
 ) -> dict[str, np.ndarray]:
     sights = game.sights(world, trials=trials, key=key, batch=batch)
     batches = [scores(game, sight, view=view, trust=trust) for sight in sights]
-    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    whole = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    return {name: np.where(np.isnan(score), np.inf, score) for name, score in whole.items()}
 
 
 def _said(test: _Test, world: int, view: View, trust: Trust, trials: int, key: jax.Array) -> int:

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail.events import FixedSize, Poisson
+from dovetail.events import FixedSize, Poisson, SampledSubject
 from dovetail.federated.client import private_update
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.protocols import Cohort, Protocol
@@ -53,11 +53,14 @@ class Sight(NamedTuple):
 
     `own_*` are the victim's reports, `known_*` the colluders', before the shuffle; `slot`, `value`, `valid` the
     messages after it (empty where nobody needs them). `own`, `first` and `estimate` are the analyzer's estimates from
-    the victim's reports alone, from the messages that came first, and from all; `counts` the messages of each slot.
+    the victim's reports alone, from the messages that came first, and from all; `counts` the messages of each slot,
+    `state` the public state after the round.
     """
 
+    own_slot: Any
     own_value: Any
     own_valid: Any
+    known_slot: Any
     known_value: Any
     known_valid: Any
     slot: Any
@@ -67,6 +70,7 @@ class Sight(NamedTuple):
     first: Any
     estimate: Any
     counts: Any
+    state: Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -163,13 +167,14 @@ class _Rules:
         theirs = _rows(reports, slice(len(reports.valid) - self.cohort.colluders, None))
         told, after = estimate(messages)
         sight = Sight(
-            *self._columns(mine)[1:],
-            *self._columns(theirs)[1:],
+            *self._columns(mine),
+            *self._columns(theirs),
             *self._columns(messages),
             own=estimate(deliver(mine))[0],
             first=estimate(_rows(messages, slice(0, len(mine.valid))))[0],
             estimate=told,
             counts=_counts(messages, layout.slots),
+            state=jnp.concatenate([jnp.zeros(1), *(jnp.ravel(leaf) for leaf in jax.tree.leaves(after))]),
         )
         return sight, after
 
@@ -243,7 +248,7 @@ def client_keys(key: jax.Array, index: int, users: int) -> jax.Array:
 
 def pairs(protocol: Protocol, cohort: Cohort, dim: int, *, neighbors: Neighbors, rounds: int = 1) -> list[Worlds]:
     """Worlds that differ in one unit, as far apart as clipping lets them be."""
-    rows = getattr(protocol, "items_per_subject", None) or 1
+    rows = _rows_of_victim(protocol, cohort, dim, neighbors)
     others = cohort.size - 1 if not isinstance(cohort.participation, FixedSize) else cohort.participation.population - 1
     up, nothing = np.full(dim, _FAR), np.full(dim, np.nan)
     turns = up * (-1.0) ** np.arange(others)[:, None]
@@ -260,10 +265,25 @@ def pairs(protocol: Protocol, cohort: Cohort, dim: int, *, neighbors: Neighbors,
     if dim > 1:
         half = np.arange(dim) < dim // 2
         found.append(worlds("on one half or the other", up * half, up * ~half, np.zeros((others, dim))))
+    if not protocol.layout(dim).shufflers:  # whether an update is clipped may show, where norms are counted
+        found.append(worlds("far beyond the clip norm or within", up, up / _FAR**2, np.zeros((others, dim))))
     if rounds > 1:
         turning = np.stack([up * (-1.0) ** i for i in range(rounds)])[:, None]
         found.append(worlds("the same in all rounds or turning", up, turning, np.zeros((others, dim))))
     return found + _measured(protocol, others, dim, worlds)
+
+
+def _rows_of_victim(protocol: Protocol, cohort: Cohort, dim: int, neighbors: Neighbors) -> int:
+    """As many records as the caps leave a subject, where records are protected; at one user, where users see no more.
+
+    Without a cap that is certified (adaptive_z), as many as the protocol speaks of.
+    """
+    if not isinstance(protocol, ItemLevel):
+        return 1
+    mechanism = protocol.view(cohort, dim, neighbors=neighbors).round.mechanism
+    if isinstance(mechanism, SampledSubject):
+        return mechanism.most_at_user if protocol.private_steps else mechanism.most_items
+    return protocol.items_per_subject or 1
 
 
 def _measured(protocol: Protocol, others: int, dim: int, worlds: Any) -> list[Worlds]:

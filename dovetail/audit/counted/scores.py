@@ -42,6 +42,7 @@ def _of_estimates(game: Game, sight: Sight) -> dict[str, np.ndarray]:
     found = {
         "direction of the estimate": _along(game, sight.estimate),
         "size of the estimate": np.log(np.maximum(_square(sight.estimate), _SMALL)),
+        "public state": sight.state.sum(axis=(1, 2)).astype(np.float64),
     }
     if game.rounds > 1:
         found["change of the estimate"] = -_square(np.diff(sight.estimate, axis=1))
@@ -54,7 +55,11 @@ def _of_own_reports(game: Game, sight: Sight) -> dict[str, np.ndarray]:
         found["change of the victim's reports"] = -_square(np.diff(sight.own, axis=1))
     if game.likelihood:
         found["likelihood ratio of the victim's reports"] = _own_likelihood(game, sight)
-        found["which coordinates the victim reports"] = _support(game, sight.own_valid.sum(axis=2))
+        slots = game.protocol.layout(game.dim).slots
+        reported = [_dense(sight.own_slot, sight.own_value, sight.own_valid, i, slots)[1] for i in range(game.rounds)]
+        found["which coordinates the victim reports"] = _support(
+            game, np.stack([part.sum(axis=1) for part in reported], 1)
+        )
     return found
 
 
@@ -64,7 +69,17 @@ def _of_messages(game: Game, sight: Sight) -> dict[str, np.ndarray]:
         "direction of the messages that stand first": _along(game, sight.first),
     }
     if game.likelihood:
-        found["likelihood ratio of the messages"] = _message_likelihood(game, sight)
+        everything = sight.value.shape[2]
+        found["likelihood ratio of the messages"] = _message_likelihood(game, sight, everything)
+        found["likelihood ratio of the first messages, should neighbours only be swapped"] = _message_likelihood(
+            game, sight, min(2, everything)
+        )
+        found["likelihood ratio of the first half, should halves be shuffled"] = _message_likelihood(
+            game, sight, -(-everything // 2)
+        )
+        found["likelihood ratio of whole rows, should coordinates share a shuffle"] = _message_likelihood(
+            game, sight, everything, whole=True
+        )
     return found
 
 
@@ -88,7 +103,8 @@ def _support(game: Game, counts: np.ndarray) -> np.ndarray:
 def _own_likelihood(game: Game, sight: Sight) -> np.ndarray:
     total = np.zeros(len(sight.own_value))
     for index in range(game.rounds):
-        value, valid = sight.own_value[:, index], sight.own_valid[:, index]
+        slots = game.protocol.layout(game.dim).slots
+        value, valid = _dense(sight.own_slot, sight.own_value, sight.own_valid, index, slots)
         first, second = (_density(game, value, world, index) for world in (0, 1))
         shown = valid if first.shape == valid.shape else valid.any(axis=-1, keepdims=True)
         with np.errstate(invalid="ignore"):
@@ -97,23 +113,25 @@ def _own_likelihood(game: Game, sight: Sight) -> np.ndarray:
     return total
 
 
-def _message_likelihood(game: Game, sight: Sight) -> np.ndarray:
+def _message_likelihood(game: Game, sight: Sight, rows: int, *, whole: bool = False) -> np.ndarray:
+    """Of the first `rows` messages of every slot, each on its own or, if `whole`, row by row."""
     total = np.zeros(len(sight.value))
-    layout = game.protocol.layout(game.dim)
+    slots = game.protocol.layout(game.dim).slots
     for index in range(game.rounds):
-        value, valid = _dense(sight.slot, sight.value[:, index], sight.valid[:, index], index, layout.slots)
-        shares = _shares(game, value, valid, index)
-        if game.cohort.colluders:
-            known = _shares(game, sight.known_value[:, index], sight.known_valid[:, index], index)
-            shares = [share - part for share, part in zip(shares, known, strict=True)]
+        value, valid = _dense(sight.slot, sight.value, sight.valid, index, slots)
+        shares = _shares(game, value[:, :rows], valid[:, :rows], index, whole)
+        if game.cohort.colluders and rows == value.shape[1]:
+            known = _dense(sight.known_slot, sight.known_value, sight.known_valid, index, slots)
+            parts = _shares(game, *known, index, whole)
+            shares = [share - part for share, part in zip(shares, parts, strict=True)]
         first, second = (np.log(np.maximum(share, _SMALL)).sum(axis=1) for share in shares)
         total += first - second
     return total
 
 
-def _shares(game: Game, value: np.ndarray, valid: np.ndarray, index: int) -> list[np.ndarray]:
+def _shares(game: Game, value: np.ndarray, valid: np.ndarray, index: int, whole: bool) -> list[np.ndarray]:
     """For either world and every slot: the sum over its messages of the victim's density over everybody else's."""
-    whole = game.protocol.layout(game.dim).linkage == "vector"
+    whole = whole or game.protocol.layout(game.dim).linkage == "vector"
     background = _background(game, value)
     shown = valid if background.shape == valid.shape else valid.any(axis=-1, keepdims=True)
 
@@ -169,7 +187,8 @@ def _known(game: Game, value: np.ndarray, x: np.ndarray, budget: float | None) -
 def _dense(
     slot: np.ndarray | tuple[()], value: np.ndarray, valid: np.ndarray, index: int, slots: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Messages with a column a slot, whatever part of the slots each of them fills."""
+    """The messages of a round with a column a slot, whatever part of the slots each of them fills."""
+    value, valid = value[:, index], valid[:, index]
     if isinstance(slot, tuple):
         return value, valid
     places = np.where(valid, slot[:, index], slots)

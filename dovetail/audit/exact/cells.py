@@ -18,6 +18,7 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.events import Report
+from dovetail.statements import NotApplicable
 
 __all__ = ["Cells", "of_report", "partition", "scored", "scores", "whole_steps"]
 
@@ -25,6 +26,7 @@ _CUTS = 64  # between the two ends; the law of a finer partition hardly differs
 _TAILS = np.array([0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.4, 2.0, 2.8, 4.0, 6.0])  # beyond an end, in scales
 
 Kind = Literal["clip_laplace", "laplace", "rr"]
+_LARGEST_BUDGET: dict[Kind, float] = {"rr": 15.0, "laplace": 25.0, "clip_laplace": 25.0}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,6 +48,11 @@ class Cells:
         """The probability of every cell, along a last axis, for an input at this position."""
         _validate.in_interval(0, 1, position=position)
         budget = np.asarray(eps_local, np.longdouble)[..., None]
+        most = _LARGEST_BUDGET[self.kind]
+        if np.max(budget) > most:
+            raise NotApplicable(
+                f"exact laws are kept to budgets of at most {most}, where lies are not yet rounded away"
+            )
         if self.kind == "rr":
             return self._levels(budget, position)
         if self.cuts is None:

@@ -93,6 +93,8 @@ def far_apart(attack: str, seen: Seen) -> list[Duel]:
         log_alarm = float(seen.times * (np.log(total) + tilted_error) - loss[reached] + np.log(alarm)) + 1e-6
         if log_alarm < -1e-3:
             log_power = math.log(min(1 - 1e-9, float(power[reached]) - first_error))
+            if log_power <= log_alarm:
+                continue
             logs = [np.array([_log_rest(log), log]) for log in (log_power, log_alarm)]
             found.append(Duel(attack=f"{attack}, above {loss[reached]:.4g}", log_first=logs[0], log_second=logs[1]))
     return found

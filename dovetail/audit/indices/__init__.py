@@ -73,8 +73,11 @@ class IndexAttack:
 
     @property
     def verdict(self) -> str:
-        """Refuted where even the lower bound is above nu beta; "holds" says no more than that this attack does not."""
-        return _verdict(refuted=self.lower > self.nu * self.beta)
+        """Refuted where even the lower bound is above nu beta, and not by the prior alone.
+
+        "holds" says no more than that this attack does not refute it.
+        """
+        return _verdict(refuted=self.lower > self.nu * self.beta and self.gain > 1)
 
     @property
     def verdict_own_prior(self) -> str:
@@ -123,8 +126,9 @@ class Inequality:
 class IndexAudit:
     """What each adversary achieves, beside the claim.
 
-    `verdict` takes the prior to be beta, as the paper does: users that are alike refute it even where everything is
-    reported and nothing is learned. `verdict_own_prior` and each attack's `gain` tell what the reports give away.
+    `verdict` takes the prior to be beta, as the paper does. Def. 3 is about one index in one round; whole reports and
+    several rounds are attacks on what it is meant to say. `verdict_own_prior` and each attack's `gain` tell what the
+    reports give away beyond what is known of all users.
 
     `nu_any_prior` is (d - k) / decoys: in one round, an index that is seen by itself multiplies no probability by more,
     whatever the prior. It is not the paper's, and says nothing about a whole report or several rounds.

@@ -99,7 +99,7 @@ def audit(
     _validate.integer(canaries=canaries, seed=seed)
     _validate.at_least(20, canaries=canaries)
     _validate.in_interval(0, 2**31 - 1, seed=seed)
-    _validate.in_open_interval(0, 1, confidence=confidence)
+    _validate.in_open_interval(0.5, 1, confidence=confidence)
     numbers = tuple(canaries // share for share in _SHARES) if guesses is None else (guesses,)
     for number in numbers:
         _validate.integer(guesses=number)

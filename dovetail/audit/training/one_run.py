@@ -38,7 +38,8 @@ def p_value(*, eps: float, delta: float, canaries: int, guesses: int, right: int
     """How probable so many right guesses are, at most, if the run is (eps, delta)-DP; rounded up.
 
     Guarantees:
-        Never below the probability of at least `right` right guesses under any (eps, delta)-DP run.
+        Where it is at most 1/2, not below the probability of at least `right` right guesses under any (eps, delta)-DP
+        run: the theorem's, held against linear programs at small numbers. (Above 1/2 there are runs that exceed it.)
         With delta = 0 it is that of randomized response, which no run exceeds.
     """
     _validate.non_negative(eps=eps)
@@ -60,7 +61,7 @@ def lower_bound(*, canaries: int, guesses: int, right: int, delta: float, confid
         Never smaller for more right guesses, a smaller delta or a smaller confidence.
     """
     _validate.in_interval(0, 1, delta=delta)
-    _validate.in_open_interval(0, 1, confidence=confidence)
+    _validate.in_open_interval(0.5, 1, confidence=confidence)
     _check_counts(canaries, guesses, right)
 
     def refuted(eps: float) -> bool:
@@ -87,7 +88,7 @@ def best_of(
     """
     if not tried:
         raise ValueError("expected at least one number of guesses, got none")
-    _validate.in_open_interval(0, 1, confidence=confidence)
+    _validate.in_open_interval(0.5, 1, confidence=confidence)
     each = 1 - (1 - confidence) / len(tried)
     bounds = {
         guesses: lower_bound(
