@@ -185,7 +185,7 @@ _CODE = (
     _small("ss_topk", dim=4, k=2, eps_local=1.0),
     _small("ss_topk", dim=4, k=2, eps_local=1.0, view="colluding", quick=False),
     _small("privunit", dim=4),
-    _small("split_and_mix", num_users=60, noise_multiplier=1.0),
+    _small("split_and_mix", num_users=60, dim=1, noise_multiplier=1.0),
     _small("apes", budgets=[0.5, 1.0]),
     _small("s_apes", dim=4, budgets=[0.5, 1.0], keep=0.5),
     _small("unis", budgets=[0.5, 1.0]),

@@ -391,6 +391,7 @@ def test_different_rounds_are_composed_in_any_order():
     assert statement.premises == (), "too many to tell one by one"
 
 
+@pytest.mark.soak
 def test_noise_is_calibrated_by_the_smallest_bound():
     """The noise that exhausts eps = 8 over all accountants is that of privacy-loss distributions, to 1 %."""
     row = GOLDEN["geyer_noise_multipliers"][1]

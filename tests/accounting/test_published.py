@@ -312,6 +312,7 @@ def test_geyer_noise_multipliers_and_communication(case):
     assert geyer.communication_cost(clients).value == pytest.approx(case["cost"], abs=3)
 
 
+@pytest.mark.soak  # tests/accounting/test_composition.py has the same figures
 @pytest.mark.parametrize(("accountant", "which"), [("renyi", 2), ("privacy-loss", 1)])
 def test_geyer_noise_multipliers_by_our_accountants(accountant, which):
     case = GOLDEN["geyer"][which]

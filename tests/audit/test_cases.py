@@ -27,7 +27,7 @@ def test_every_protocol_is_run_and_attacked_at_its_papers_size():
 
 @pytest.mark.parametrize("case", QUICK, ids=name)
 def test_the_running_code_keeps_its_promise(case):
-    finding = audits.audit(case.protocol, case.plan, view=case.view, trials=600, confidence=0.99, seed=5)
+    finding = audits.audit(case.protocol, case.plan, view=case.view, trials=300, confidence=0.99, seed=5)
     assert finding.consistent
     assert finding.counted is not None
 

