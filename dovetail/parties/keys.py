@@ -1,0 +1,174 @@
+"""Key pairs of parties, in files that their owner alone can read.
+
+A party seals or opens with X25519 and signs with Ed25519. A key pair has an id (the first 8 bytes of the SHA-256 of its
+public half) and a last day. A `KeyRing` is a folder of key pairs: the newest that has not expired is used for new
+rounds, older ones stay as long as rounds are open that were announced under them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import time
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+from dovetail import _validate
+
+__all__ = ["KeyPair", "KeyRing", "PublicKey", "key_id_of"]
+
+Use = Literal["seal", "sign"]
+_DAY = 86_400
+_PRIVATE: dict[str, type[X25519PrivateKey] | type[Ed25519PrivateKey]] = {
+    "seal": X25519PrivateKey,
+    "sign": Ed25519PrivateKey,
+}
+
+
+def key_id_of(public: bytes) -> bytes:
+    """The first 8 bytes of the hash of a public key."""
+    return hashlib.sha256(public).digest()[:8]
+
+
+class PublicKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The half of a key pair that others know: what it is for, its 32 bytes, and the second it expires."""
+
+    use: Use
+    public: bytes
+    expires: int
+
+    def __post_init__(self) -> None:
+        if len(self.public) != 32:
+            raise ValueError(f"expected a public key of 32 bytes, got {len(self.public)}")
+
+    @property
+    def key_id(self) -> bytes:
+        """Its id."""
+        return key_id_of(self.public)
+
+    def expired(self, now: float | None = None) -> bool:
+        """Whether its time is over."""
+        return (time.time() if now is None else now) >= self.expires
+
+    def sealing(self) -> X25519PublicKey:
+        """To seal to its owner."""
+        self._only("seal")
+        return X25519PublicKey.from_public_bytes(self.public)
+
+    def verifying(self) -> Ed25519PublicKey:
+        """To verify what its owner signed."""
+        self._only("sign")
+        return Ed25519PublicKey.from_public_bytes(self.public)
+
+    def _only(self, use: Use) -> None:
+        if self.use != use:
+            raise ValueError(f"expected a key to {use} with, got one to {self.use} with")
+
+
+class _Stored(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    use: Use
+    private: bytes
+    expires: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KeyPair:
+    """A private key with what is public about it; `repr` shows the public half alone."""
+
+    public: PublicKey
+    private: bytes = dataclasses.field(repr=False)
+
+    @classmethod
+    def generate(cls, use: Use, *, days: int = 365) -> KeyPair:
+        """A fresh pair, good for so many days."""
+        _validate.one_of(tuple(_PRIVATE), use=use)
+        _validate.integer(days=days)
+        _validate.at_least(1, days=days)
+        private = _PRIVATE[use].generate()
+        public = PublicKey(
+            use=use, public=private.public_key().public_bytes_raw(), expires=int(time.time()) + days * _DAY
+        )
+        return cls(public=public, private=private.private_bytes_raw())
+
+    def opening(self) -> X25519PrivateKey:
+        """To open what was sealed to this key."""
+        self.public._only("seal")
+        return X25519PrivateKey.from_private_bytes(self.private)
+
+    def sign(self, message: bytes) -> bytes:
+        """A signature of 64 bytes."""
+        self.public._only("sign")
+        return Ed25519PrivateKey.from_private_bytes(self.private).sign(message)
+
+    def save(self, path: Path) -> None:
+        """Write to a new file that its owner alone can read; never over another one."""
+        stored = _Stored(use=self.public.use, private=self.private, expires=self.public.expires)
+        data = msgspec.json.encode(stored)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+
+    @classmethod
+    def load(cls, path: Path) -> KeyPair:
+        """Read a key pair; refuses a file that others can read, or that is no key."""
+        if not path.is_file():
+            raise FileNotFoundError(f"expected a key file, got {str(path)!r}, which is none")
+        if path.stat().st_mode & 0o077:
+            raise ValueError(f"expected a key file that its owner alone can read (chmod 600), got {str(path)!r}")
+        try:
+            stored = msgspec.json.decode(path.read_bytes(), type=_Stored)
+            public = _PRIVATE[stored.use].from_private_bytes(stored.private).public_key().public_bytes_raw()
+        except (msgspec.DecodeError, ValueError) as error:
+            raise ValueError(f"expected a key file, got {str(path)!r} ({error})") from error
+        return cls(public=PublicKey(use=stored.use, public=public, expires=stored.expires), private=stored.private)
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyRing:
+    """The key pairs of one use in a folder, by id.
+
+    Guarantees:
+        `current` never gives an expired key.
+        A retired or expired key can still be found by its id until it is removed.
+    """
+
+    folder: Path
+    use: Use
+
+    def add(self, *, days: int = 365) -> KeyPair:
+        """Make a key pair and keep it."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        pair = KeyPair.generate(self.use, days=days)
+        pair.save(self.folder / f"{self.use}-{pair.public.key_id.hex()}.json")
+        return pair
+
+    def all(self) -> list[KeyPair]:
+        """Every key pair of this use, the one that expires last first."""
+        pairs = [KeyPair.load(path) for path in sorted(self.folder.glob(f"{self.use}-*.json"))]
+        return sorted(pairs, key=lambda pair: pair.public.expires, reverse=True)
+
+    def current(self) -> KeyPair:
+        """The key pair for new rounds."""
+        for pair in self.all():
+            if not pair.public.expired():
+                return pair
+        raise ValueError(f"expected a key to {self.use} with that has not expired in {str(self.folder)!r}, got none")
+
+    def find(self, key_id: bytes) -> KeyPair:
+        """The key pair with this id, expired or not."""
+        for pair in self.all():
+            if pair.public.key_id == key_id:
+                return pair
+        raise ValueError(f"expected a key with id {key_id.hex()} in {str(self.folder)!r}, got none")
+
+    def remove(self, key_id: bytes) -> None:
+        """Forget a key pair whose rounds are all closed."""
+        self.find(key_id)
+        (self.folder / f"{self.use}-{key_id.hex()}.json").unlink()

@@ -1,0 +1,131 @@
+"""A user's own conditions: whom it reports to, in what company, and how much of its privacy it spends in all.
+
+A client takes part in a task only if its policy admits it, and in a round only if what it has spent with it stays below
+its ceilings. It keeps its own ledgers, one a task, and trusts nobody else's: what was reserved is spent, whether the
+report arrived or not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from dovetail import _validate
+from dovetail.parties.ledger import Ledger, Overspent
+from dovetail.parties.task import SignedTask, Task, cost, verify
+
+__all__ = ["Policy", "Refused", "Spending"]
+
+
+class Refused(ValueError):  # noqa: N818 - a user's decision
+    """What a user does not agree to."""
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a user insists on.
+
+    `signer` and `analyzer` are the ids of the keys that it trusts. `min_clients` is the least company it wants in a
+    round. `eps_round` bounds one round of a task, `eps_task` all of them, `eps_lifetime` and `delta_lifetime` what all
+    tasks together may cost; `eps_local` what is left if nobody is trusted, if the user cares.
+    """
+
+    signer: bytes
+    analyzer: bytes
+    min_clients: int
+    eps_round: float
+    eps_task: float
+    eps_lifetime: float
+    delta_lifetime: float
+    eps_local: float | None = None
+
+    def __post_init__(self) -> None:
+        _validate.at_least(1, min_clients=self.min_clients)
+        _validate.positive(eps_round=self.eps_round, eps_task=self.eps_task, eps_lifetime=self.eps_lifetime)
+        _validate.in_open_interval(0, 1, delta_lifetime=self.delta_lifetime)
+
+    def admit(self, signed: SignedTask) -> Task:
+        """The task, if the user agrees to it; says in one sentence why not."""
+        try:
+            task = verify(signed, signer=self.signer)
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        if task.analyzer.key_id != self.analyzer:
+            raise Refused(f"expected the analyzer {self.analyzer.hex()}, got {task.analyzer.key_id.hex()}")
+        honest = task.min_clients - task.colluders
+        if honest < self.min_clients:
+            raise Refused(f"expected at least {self.min_clients} honest users in a round, got {honest}")
+        one, local = cost(task, 1)
+        if not one.eps <= self.eps_round:
+            raise Refused(f"expected at most eps {self.eps_round} for a round, got {one.eps:.6g}")
+        whole, _ = cost(task, task.rounds)
+        most = min(self.eps_task, task.eps)
+        if not whole.eps <= most:
+            raise Refused(f"expected at most eps {most} for all {task.rounds} rounds, got {whole.eps:.6g}")
+        if self.eps_local is not None and not local.eps <= self.eps_local:
+            raise Refused(f"expected at most eps {self.eps_local} if nobody is trusted, got {local.eps:.6g}")
+        return task
+
+
+class Spending:
+    """What a user has spent, in a folder of its own: a ledger for every task.
+
+    Guarantees:
+        No round is spent twice, and none is spent that would exceed a ceiling, also by two processes at once.
+        What was spent is on disk before `spend` returns.
+    """
+
+    def __init__(self, folder: Path, policy: Policy) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._folder, self._policy = folder, policy
+
+    def total(self) -> tuple[float, float]:
+        """(eps, delta) of all tasks, added up."""
+        spent = [_spent(path) for path in sorted(self._folder.glob("task-*.db"))]
+        return sum(eps for eps, _ in spent), sum(delta for _, delta in spent)
+
+    def spend(self, task: Task, round: int) -> None:
+        """Reserve a round of a task, once; refuses a round that was spent before."""
+        _validate.integer(round=round)
+        _validate.in_interval(1, task.rounds, round=round)
+        with self._alone():
+            path = self._folder / f"task-{task.task_id.hex()}.db"
+            before, before_delta = self.total()
+            ledger = Ledger(path, task_id=task.task_id, eps=min(self._policy.eps_task, task.eps), delta=task.delta)
+            try:
+                rounds = [entry.round for entry in ledger.entries if entry.kind == "reserve"]
+                if round in rounds:
+                    raise Refused(f"expected a round that was not reported to before, got round {round}")
+                eps = cost(task, len(rounds) + 1)[0].eps
+                spent, spent_delta = ledger.spent
+                eps = max(eps, spent)
+                eps_after, delta_after = before - spent + eps, before_delta - spent_delta + task.delta
+                if eps_after > self._policy.eps_lifetime or delta_after > self._policy.delta_lifetime:
+                    raise Refused(
+                        f"expected at most ({self._policy.eps_lifetime}, {self._policy.delta_lifetime}) in a lifetime, "
+                        f"got ({eps_after:.6g}, {delta_after:.6g}) with round {round}"
+                    )
+                ledger.reserve(round, eps=eps, delta=task.delta)
+            except Overspent as error:
+                raise Refused(str(error)) from error
+            finally:
+                ledger.close()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One process at a time."""
+        descriptor = os.open(self._folder / "lock", os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _spent(path: Path) -> tuple[float, float]:
+    with contextlib.closing(Ledger.reopen(path)) as ledger:
+        return ledger.spent

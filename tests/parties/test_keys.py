@@ -1,0 +1,90 @@
+"""Key pairs in files: private to their owner, found by id, never used after their time."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from cryptography.exceptions import InvalidSignature
+
+from dovetail.parties.keys import KeyPair, KeyRing, PublicKey, key_id_of
+
+
+def test_a_saved_key_is_the_same_and_for_its_owner_alone(tmp_path):
+    pair = KeyPair.generate("seal")
+    pair.save(tmp_path / "key.json")
+    assert (tmp_path / "key.json").stat().st_mode & 0o777 == 0o600
+    assert KeyPair.load(tmp_path / "key.json") == pair
+    assert key_id_of(pair.public.public) == pair.public.key_id
+    with pytest.raises(FileExistsError):
+        pair.save(tmp_path / "key.json")
+
+
+def test_a_private_key_is_not_shown():
+    pair = KeyPair.generate("sign")
+    assert pair.private.hex() not in repr(pair)
+    assert repr(pair.private) not in repr(pair)
+
+
+def test_signatures_verify_and_near_misses_do_not():
+    pair = KeyPair.generate("sign")
+    signature = pair.sign(b"task")
+    pair.public.verifying().verify(signature, b"task")
+    for wrong in ((signature, b"tasks"), (signature[:-1] + b"x", b"task")):
+        with pytest.raises(InvalidSignature):
+            pair.public.verifying().verify(*wrong)
+
+
+def test_a_key_serves_one_use():
+    seal, sign = KeyPair.generate("seal"), KeyPair.generate("sign")
+    for wrong in (sign.opening, lambda: seal.sign(b""), sign.public.sealing, seal.public.verifying):
+        with pytest.raises(ValueError, match="expected a key to"):
+            wrong()
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"use": "seal", "private": "AAAA", "expires": 1}', b"\xff\xfe"])
+def test_a_file_that_is_no_key_is_refused(tmp_path, content):
+    path = tmp_path / "key.json"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(ValueError, match="expected a key file"):
+        KeyPair.load(path)
+
+
+def test_a_file_that_others_can_read_is_refused(tmp_path):
+    KeyPair.generate("seal").save(tmp_path / "key.json")
+    (tmp_path / "key.json").chmod(0o644)
+    with pytest.raises(ValueError, match="its owner alone can read"):
+        KeyPair.load(tmp_path / "key.json")
+    with pytest.raises(FileNotFoundError, match="expected a key file"):
+        KeyPair.load(tmp_path / "none.json")
+
+
+def test_rotation_uses_the_new_key_and_keeps_the_old(tmp_path):
+    ring = KeyRing(tmp_path / "keys", "seal")
+    with pytest.raises(ValueError, match="expected a key to seal with that has not expired"):
+        ring.current()
+    old, new = ring.add(days=1), ring.add(days=30)
+    assert ring.current() == new
+    assert ring.find(old.public.key_id) == old
+    ring.remove(old.public.key_id)
+    with pytest.raises(ValueError, match="expected a key with id"):
+        ring.find(old.public.key_id)
+    assert (tmp_path / "keys").stat().st_mode & 0o077 == 0
+
+
+def test_an_expired_key_is_not_used_for_new_rounds(tmp_path, monkeypatch):
+    ring = KeyRing(tmp_path, "seal")
+    pair = ring.add(days=1)
+    later = time.time() + 2 * 86_400
+    assert not pair.public.expired()
+    assert pair.public.expired(later)
+    monkeypatch.setattr(time, "time", lambda: later)
+    with pytest.raises(ValueError, match="not expired"):
+        ring.current()
+    assert ring.find(pair.public.key_id) == pair
+
+
+def test_a_public_key_has_its_length():
+    with pytest.raises(ValueError, match="expected a public key of 32 bytes, got 3"):
+        PublicKey(use="seal", public=b"abc", expires=0)

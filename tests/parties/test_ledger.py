@@ -1,0 +1,155 @@
+"""The ledger: nothing is released that was not reserved, nothing is forgotten, nothing is changed unnoticed."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import shutil
+import signal
+import sqlite3
+import time
+
+import pytest
+
+from dovetail.parties.ledger import Ledger, Overspent
+
+TASK = hashlib.sha256(b"task").digest()
+MODEL = [hashlib.sha256(bytes([i])).digest() for i in range(50)]
+
+
+def opened(path, **changed):
+    return Ledger(path, **{"task_id": TASK, "eps": 1.0, "delta": 1e-5, **changed})
+
+
+def test_what_is_reserved_is_spent_and_stays_so(tmp_path):
+    ledger = opened(tmp_path / "ledger")
+    assert ledger.spent == (0.0, 0.0)
+    ledger.reserve(1, eps=0.4, delta=1e-6)
+    assert ledger.spent == (0.4, 1e-6)
+    assert ledger.released is None
+    ledger.release(1, model=MODEL[1])
+    ledger.reserve(3, eps=0.9, delta=1e-5)
+    ledger.close()
+    again = opened(tmp_path / "ledger")
+    assert again.spent == (0.9, 1e-5)
+    assert again.released.round == 1
+    assert [entry.kind for entry in again.entries] == ["open", "reserve", "release", "reserve"]
+
+
+def test_a_round_that_does_not_fit_is_not_reserved(tmp_path):
+    ledger = opened(tmp_path / "ledger")
+    ledger.reserve(1, eps=0.9, delta=1e-6)
+    before = ledger.head
+    for wrong in ({"eps": 1.01, "delta": 1e-6}, {"eps": 0.95, "delta": 2e-5}):
+        with pytest.raises(Overspent, match="expected at most"):
+            ledger.reserve(2, **wrong)
+    assert ledger.head == before
+    assert ledger.spent == (0.9, 1e-6)
+
+
+def test_saying_the_same_again_changes_nothing(tmp_path):
+    ledger = opened(tmp_path / "ledger")
+    ledger.reserve(1, eps=0.5, delta=1e-6)
+    ledger.reserve(1, eps=0.5, delta=1e-6)
+    first = ledger.release(1, model=MODEL[1])
+    ledger.reserve(2, eps=0.6, delta=1e-6)
+    assert ledger.release(1, model=MODEL[1]) == first
+    assert len(ledger.entries) == 4
+
+
+@pytest.mark.parametrize(
+    ("do", "sentence"),
+    [
+        (lambda ledger: ledger.reserve(1, eps=0.6, delta=1e-6), "expected round 1 as it was reserved"),
+        (lambda ledger: ledger.reserve(2, eps=0.4, delta=1e-6), "expected at least what is spent"),
+        (lambda ledger: ledger.reserve(0, eps=0.9, delta=1e-6), "expected round >= 1"),
+        (lambda ledger: ledger.release(2, model=MODEL[2]), "expected a round that was reserved"),
+        (lambda ledger: ledger.release(1, model=MODEL[2]), "expected the model that round 1 released"),
+        (lambda ledger: ledger.release(1, model=b"short"), "expected a model's SHA-256 of 32 bytes"),
+        (lambda ledger: ledger.reserve(2, eps=float("nan"), delta=0.0), "expected eps"),
+    ],
+)
+def test_what_does_not_follow_is_refused(tmp_path, do, sentence):
+    ledger = opened(tmp_path / "ledger")
+    ledger.reserve(1, eps=0.5, delta=1e-6)
+    ledger.release(1, model=MODEL[1])
+    before = ledger.entries
+    with pytest.raises(ValueError, match=sentence):
+        do(ledger)
+    assert ledger.entries == before
+
+
+@pytest.mark.parametrize("changed", [{"task_id": bytes(32)}, {"eps": 2.0}, {"delta": 1e-4}])
+def test_another_task_or_budget_is_refused(tmp_path, changed):
+    opened(tmp_path / "ledger").close()
+    with pytest.raises(ValueError, match="expected the ledger of this task and budget"):
+        opened(tmp_path / "ledger", **changed)
+
+
+@pytest.mark.parametrize(
+    "tampering",
+    [
+        "UPDATE entries SET body = replace(body, '0.5', '0.1') WHERE number = 1",
+        "DELETE FROM entries WHERE number = 1",
+        "UPDATE entries SET number = number + 10 WHERE number = 3",
+        "INSERT INTO entries SELECT 9, body, hash FROM entries WHERE number = 1",
+    ],
+)
+def test_a_changed_entry_is_found(tmp_path, tampering):
+    ledger = opened(tmp_path / "ledger")
+    ledger.reserve(1, eps=0.5, delta=1e-6)
+    ledger.release(1, model=MODEL[1])
+    ledger.reserve(2, eps=0.7, delta=1e-6)
+    ledger.close()
+    with sqlite3.connect(tmp_path / "ledger") as database:
+        assert database.execute(tampering).rowcount > 0
+    with pytest.raises(ValueError, match="expected an unbroken ledger"):
+        opened(tmp_path / "ledger")
+
+
+def test_an_older_copy_of_ledger_or_checkpoint_does_not_fit(tmp_path):
+    ledger = opened(tmp_path / "ledger")
+    ledger.reserve(1, eps=0.5, delta=1e-6)
+    old = {"model": MODEL[1], "head": ledger.release(1, model=MODEL[1])}
+    ledger.check(**old)
+    ledger.close()
+    shutil.copy(tmp_path / "ledger", tmp_path / "copy")
+    ledger = opened(tmp_path / "ledger")
+    ledger.reserve(2, eps=0.6, delta=1e-6)
+    new = {"model": MODEL[2], "head": ledger.release(2, model=MODEL[2])}
+    ledger.check(**new)
+    with pytest.raises(ValueError, match="expected the checkpoint of the last model"):
+        ledger.check(**old)
+    with pytest.raises(ValueError, match="expected the checkpoint of the last model"):
+        opened(tmp_path / "copy").check(**new)
+
+
+def test_a_kill_at_any_moment_leaves_a_ledger_that_goes_on(tmp_path):
+    context, path = multiprocessing.get_context("spawn"), tmp_path / "ledger"
+    for pause in (0.0, 0.002, 0.01):
+        started = context.Event()
+        worker = context.Process(target=_resume, args=(path, started))
+        worker.start()
+        assert started.wait(60)
+        time.sleep(pause)
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.join()
+        ledger = opened(path)
+        rounds = [entry.round for entry in ledger.entries if entry.kind == "reserve"]
+        assert rounds == sorted(set(rounds))
+        assert all(
+            any(item.kind == "reserve" and item.round == entry.round for item in ledger.entries)
+            for entry in ledger.entries
+            if entry.kind == "release"
+        )
+        ledger.close()
+
+
+def _resume(path, started):
+    ledger = opened(path)
+    started.set()
+    first = max(entry.round for entry in ledger.entries) + 1
+    for number in range(first, 50):
+        ledger.reserve(number, eps=number / 50, delta=1e-6)
+        ledger.release(number, model=MODEL[number])

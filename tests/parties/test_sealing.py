@@ -1,0 +1,83 @@
+"""Sealing: what was sealed opens for its purpose and for nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from dovetail.parties.sealing import OVERHEAD, Purpose, Unsealable, open_all, open_sealed, seal
+
+KEY = X25519PrivateKey.from_private_bytes(bytes(range(32)))
+PURPOSE = Purpose(task_id=bytes(range(32)), round=3, role="report", key_id=b"abcdefgh")
+
+
+def test_what_was_sealed_opens_and_is_one_length_longer():
+    for size in (0, 1, 1000):
+        sealed = seal(bytes(size), KEY.public_key(), PURPOSE)
+        assert len(sealed) == size + OVERHEAD
+        assert open_sealed(sealed, KEY, PURPOSE) == bytes(size)
+
+
+def test_every_message_has_an_encapsulation_of_its_own():
+    sealed = {seal(b"same", KEY.public_key(), PURPOSE) for _ in range(50)}
+    assert len({message[:32] for message in sealed}) == 50
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"task_id": bytes(32)},
+        {"round": 4},
+        {"role": "model"},
+        {"key_id": b"abcdefgi"},
+        {"version": 2},
+    ],
+)
+def test_another_purpose_does_not_open(other):
+    sealed = seal(b"value", KEY.public_key(), PURPOSE)
+    with pytest.raises(Unsealable, match="expected a message sealed for this key, task, round and role"):
+        open_sealed(sealed, KEY, dataclasses.replace(PURPOSE, **other))
+
+
+def test_another_key_or_a_changed_message_does_not_open():
+    sealed = seal(b"value", KEY.public_key(), PURPOSE)
+    changed = [sealed[:i] + bytes([sealed[i] ^ 1]) + sealed[i + 1 :] for i in range(len(sealed))]
+    for wrong in (*changed, sealed[:-1], sealed + b"x", b"", bytes(OVERHEAD), bytes(200)):
+        with pytest.raises(Unsealable):
+            open_sealed(wrong, KEY, PURPOSE)
+    with pytest.raises(Unsealable):
+        open_sealed(sealed, X25519PrivateKey.generate(), PURPOSE)
+
+
+def test_no_two_purposes_share_their_info():
+    some = [
+        dataclasses.replace(PURPOSE, **change)
+        for change in ({}, {"round": 0}, {"round": 256}, {"role": "model"}, {"version": 2}, {"key_id": bytes(8)})
+    ]
+    assert len({purpose.info for purpose in some}) == len(some)
+    assert len({len(purpose.info) for purpose in some}) == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_many_open_in_order_and_bad_ones_are_marked(workers):
+    sealed = [seal(i.to_bytes(2, "big"), KEY.public_key(), PURPOSE) for i in range(1200)]
+    sealed[7], sealed[900] = b"broken", sealed[900][:-1] + b"x"
+    opened = list(open_all(iter(sealed), KEY, PURPOSE, workers=workers))
+    assert [i for i, plain in enumerate(opened) if plain is None] == [7, 900]
+    assert all(plain == i.to_bytes(2, "big") for i, plain in enumerate(opened) if plain is not None)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"task_id": b"short"}, "expected a task id of 32 bytes"),
+        ({"key_id": b""}, "expected a key id of 8 bytes"),
+        ({"round": -1}, "expected 0 <= round"),
+        ({"role": "anything"}, "expected role to be one of"),
+    ],
+)
+def test_a_purpose_that_says_nothing_is_refused(wrong, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        dataclasses.replace(PURPOSE, **wrong)

@@ -1,0 +1,221 @@
+"""The shuffler's store: once, whole, in no order, and gone when it is not needed."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import multiprocessing
+import os
+import secrets
+import signal
+import threading
+import time
+
+import pytest
+from scipy.stats import chisquare
+
+from dovetail.parties.store import Shape, Store, Turned
+
+SHAPE = Shape(slots=3, reports=3, length=8, min_uploads=2, max_uploads=5)
+
+
+def upload(client, *, slots=3, round=1, report=None, mark=None):
+    """Messages that say whose they are, as a sealed one would not."""
+    mark = client if mark is None else mark
+    messages = [(slot, bytes([mark, slot]) * 4) for slot in range(slots)]
+    return {
+        "round": round,
+        "client": bytes([client]),
+        "report": report or secrets.token_bytes(16),
+        "messages": messages,
+    }
+
+
+def everything(store, round=1):
+    return [message for _, part in store.parts(round, size=4) for message in part]
+
+
+def test_what_was_accepted_leaves_once_and_whole(tmp_path):
+    store = Store(tmp_path / "store", SHAPE)
+    for client in range(4):
+        assert store.accept(**upload(client)) == "accepted"
+    assert store.uploads(1) == 4
+    assert store.close(1) == "sent"
+    sent = everything(store)
+    assert sorted(sent) == sorted(message for client in range(4) for message in upload(client)["messages"])
+    assert everything(store) == sent  # the same batch again, in the same order
+    assert [number for number, _ in store.parts(1, size=5)] == [0, 1, 2]
+    store.acknowledge(1)
+    assert everything(store) == []
+    assert store.state(1) == "done"
+
+
+def test_the_same_report_again_is_known_also_after_closing(tmp_path):
+    store, first = Store(tmp_path / "store", SHAPE), upload(0)
+    assert store.accept(**first) == "accepted"
+    assert store.accept(**first) == "known"
+    store.accept(**upload(1))
+    store.close(1)
+    assert store.accept(**first) == "known"
+    assert len(everything(store)) == 6
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (upload(0), "expected one upload a client in a round"),
+        ({**upload(7), "messages": upload(7)["messages"][:2]}, "expected 3 messages, got 2"),
+        ({**upload(7), "messages": [(3, bytes(8)), *upload(7)["messages"][:2]]}, "expected slots from 0 to 2"),
+        ({**upload(7), "messages": [(-1, bytes(8)), *upload(7)["messages"][:2]]}, "expected slots from 0 to 2"),
+        ({**upload(7), "messages": [(0, bytes(8))] * 3}, "expected one message a slot"),
+        ({**upload(7), "messages": [(0, bytes(9)), *upload(7)["messages"][1:]]}, "expected messages of 8 bytes"),
+        ({**upload(7), "report": b"short"}, "a random report id of 16"),
+        ({**upload(7), "client": bytes(65)}, "expected a client id of up to 64 bytes"),
+    ],
+)
+def test_what_does_not_fit_is_turned_away_and_changes_nothing(tmp_path, wrong, sentence):
+    store = Store(tmp_path / "store", SHAPE)
+    store.accept(**upload(0))
+    with pytest.raises(Turned, match=sentence):
+        store.accept(**wrong)
+    assert store.uploads(1) == 1
+    store.accept(**upload(1))
+    store.close(1)
+    assert len(everything(store)) == 6
+
+
+def test_a_round_takes_no_more_than_planned_and_nothing_once_closed(tmp_path):
+    store = Store(tmp_path / "store", SHAPE)
+    for client in range(5):
+        store.accept(**upload(client))
+    with pytest.raises(Turned, match="expected at most 5 uploads in a round"):
+        store.accept(**upload(5))
+    store.close(1)
+    with pytest.raises(Turned, match="got one to round 1, which is closed"):
+        store.accept(**upload(6))
+    assert store.accept(**upload(6, round=2)) == "accepted"
+
+
+def test_below_the_minimum_nothing_ever_leaves(tmp_path):
+    store = Store(tmp_path / "store", SHAPE)
+    store.accept(**upload(0))
+    assert store.close(1) == "void"
+    assert everything(store) == []
+    assert store.close(1) == "void"
+    with pytest.raises(Turned):
+        store.accept(**upload(1))
+    with pytest.raises(ValueError, match="expected a round whose batch was sent"):
+        store.acknowledge(1)
+
+
+@pytest.mark.parametrize(("uploads", "pad_to"), [(2, 4), (4, 4), (5, 3)])
+def test_slots_are_filled_up_or_cut_to_a_public_number(tmp_path, uploads, pad_to):
+    store = Store(tmp_path / "store", SHAPE._replace(pad_to=pad_to, reports=None))
+    for client in range(uploads):
+        store.accept(**upload(client, slots=2))  # nobody reports the third slot
+    with pytest.raises(ValueError, match="expected a way to make dummies"):
+        store.close(1)
+    with pytest.raises(ValueError, match="expected dummies of 8 bytes"):
+        store.close(1, dummy=lambda slot: b"dummy")
+    assert store.close(1, dummy=lambda slot: bytes([255, slot]) * 4) == "sent"
+    batch = everything(store)
+    assert collections.Counter(slot for slot, _ in batch) == {0: pad_to, 1: pad_to, 2: pad_to}
+    real = sum(sealed[0] != 255 for slot, sealed in batch if slot == 0)
+    assert real == min(uploads, pad_to)
+    assert sum(sealed[0] != 255 for slot, sealed in batch if slot == 2) == 0
+
+
+def test_every_slot_leaves_in_an_order_of_its_own(tmp_path):
+    """All orders of three uploads are equally frequent, and those of two slots independent, at alpha 1e-4 each."""
+    store = Store(tmp_path / "store", SHAPE._replace(slots=2, reports=2, min_uploads=3))
+    seen = collections.Counter()
+    for number in range(1, 289):
+        for client in range(3):
+            store.accept(**upload(client, slots=2, round=number))
+        store.close(number)
+        sent = everything(store, number)
+        orders = tuple(tuple(sealed[0] for slot, sealed in sent if slot == which) for which in (0, 1))
+        seen[orders] += 1
+        store.acknowledge(number)
+    pairs = list(itertools.product(itertools.permutations(range(3)), repeat=2))
+    assert chisquare([seen[pair] for pair in pairs]).pvalue > 1e-4
+    kept = [288 if pair == (tuple(range(3)),) * 2 else 0 for pair in pairs]
+    assert chisquare(kept).pvalue < 1e-4  # a store that keeps the order is found
+
+
+def test_after_closing_the_file_does_not_say_who_sent_what(tmp_path):
+    store = Store(tmp_path / "store", SHAPE._replace(length=40))
+    names = [secrets.token_bytes(32) for _ in range(3)]
+    for name in names:
+        messages = [(slot, secrets.token_bytes(40)) for slot in range(3)]
+        store.accept(1, client=name, report=secrets.token_bytes(16), messages=messages)
+    planted = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    assert all(name in planted for name in names)  # the test can see what it looks for
+    store.close(1)
+    sent = everything(store)
+    left = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    assert not any(name in left for name in names)
+    assert all(sealed in left for _, sealed in sent)
+    store.acknowledge(1)
+    left = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    assert not any(sealed in left for _, sealed in sent)
+
+
+def test_many_at_once_and_many_times_count_once(tmp_path):
+    shape = SHAPE._replace(max_uploads=40, min_uploads=1)
+    known = [upload(client) for client in range(20)]
+
+    def send(outcomes):
+        store = Store(tmp_path / "store", shape)
+        for one in known:
+            outcomes.append(store.accept(**one))
+        store.shut()
+
+    outcomes: list[list[str]] = [[] for _ in range(4)]
+    threads = [threading.Thread(target=send, args=(outcome,)) for outcome in outcomes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert collections.Counter(itertools.chain(*outcomes)) == {"accepted": 20, "known": 60}
+    store = Store(tmp_path / "store", shape)
+    store.close(1)
+    assert collections.Counter(sealed[0] for _, sealed in everything(store)) == dict.fromkeys(range(20), 3)
+
+
+def _work(path, acknowledged, start):
+    """Uploads, one after the other; each is told of only after it was accepted."""
+    store = Store(path, SHAPE._replace(max_uploads=200))
+    start.set()
+    for client in range(200):
+        store.accept(**upload(client, report=bytes([client]) * 16))
+        acknowledged.send(client)
+    store.close(1)
+    acknowledged.send(-1)
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.02, 0.1])
+def test_a_kill_at_any_moment_loses_no_acknowledged_upload_and_counts_none_twice(tmp_path, pause):
+    context = multiprocessing.get_context("spawn")
+    start, (reader, writer) = context.Event(), context.Pipe(duplex=False)
+    worker = context.Process(target=_work, args=(tmp_path / "store", writer, start))
+    worker.start()
+    assert start.wait(60)
+    time.sleep(pause)
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.join()
+    writer.close()
+    told = set()
+    while reader.poll():
+        try:
+            told.add(reader.recv())
+        except EOFError:
+            break
+    store = Store(tmp_path / "store", SHAPE._replace(max_uploads=200, min_uploads=1))
+    for client in range(200):  # every client that heard nothing tries again
+        if client not in told and store.state(1) == "open":
+            store.accept(**upload(client, report=bytes([client]) * 16))
+    store.close(1)
+    marks = collections.Counter(sealed[0] for _, sealed in everything(store))
+    assert set(marks.values()) == {3}
+    assert {client for client in told if client >= 0} <= set(marks)

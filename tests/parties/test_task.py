@@ -1,0 +1,183 @@
+"""Tasks: signed, canonical, and as costly as their protocol's quote says; policies that hold."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import msgspec
+import pytest
+
+from dovetail import quotes
+from dovetail.parties.keys import KeyPair
+from dovetail.parties.policy import Policy, Refused, Spending
+from dovetail.parties.task import SignedTask, Task, cost, sign, verify
+
+SIGNER, ANALYZER, SHUFFLER = KeyPair.generate("sign"), KeyPair.generate("seal"), KeyPair.generate("sign")
+
+
+def task_of(**changed):
+    asked = {
+        "name": "digits",
+        "protocol": "privunit",
+        "settings": {"clip_norm": 1.0, "eps_local": 2.0},
+        "dim": 20,
+        "rounds": 5,
+        "min_clients": 500,
+        "max_clients": 1000,
+        "round_seconds": 60.0,
+        "eps": 3.0,
+        "delta": 1e-6,
+        "analyzer": ANALYZER.public,
+        "shufflers": (SHUFFLER.public,),
+    }
+    return Task(**{**asked, **changed})
+
+
+def policy_of(**changed):
+    asked = {
+        "signer": SIGNER.public.key_id,
+        "analyzer": ANALYZER.public.key_id,
+        "min_clients": 400,
+        "eps_round": 1.0,
+        "eps_task": 2.5,
+        "eps_lifetime": 4.0,
+        "delta_lifetime": 1e-5,
+    }
+    return Policy(**{**asked, **changed})
+
+
+def test_a_signed_task_is_verified_and_has_one_id():
+    task = task_of()
+    signed = sign(task, SIGNER)
+    assert verify(signed, signer=SIGNER.public.key_id) == task
+    assert verify(signed, signer=SIGNER.public.key_id).task_id == task.task_id
+    assert task_of(rounds=6).task_id != task.task_id
+    assert task_of(settings={"eps_local": 2.0, "clip_norm": 1.0}).task_id == task.task_id  # the order says nothing
+
+
+def test_it_costs_what_the_quote_of_the_smallest_round_says():
+    certified, local = cost(task_of(max_clients=500), 3)
+    plan = quotes.Plan(num_users=500, dim=20, delta=1e-6, rounds=3, settings={"clip_norm": 1.0, "eps_local": 2.0})
+    quote = quotes.quote("privunit", plan)
+    assert (certified.eps, local.eps) == (quote.certified.eps, quote.local.eps)
+    assert cost(task_of(), 3)[0].eps == certified.eps  # more users are welcome, and not counted on
+    assert cost(task_of(colluders=300), 3)[0].eps > certified.eps
+
+
+def resigned(body):
+    return SignedTask(body=body, signature=SIGNER.sign(b"dovetail task\0" + body), signer=SIGNER.public)
+
+
+@pytest.mark.parametrize(
+    ("signed", "sentence"),
+    [
+        (
+            lambda good: msgspec.structs.replace(good, signature=bytes(64)),
+            "expected a task with its signer's signature",
+        ),
+        (lambda good: msgspec.structs.replace(good, body=good.body[:-1] + b" }"), "with its signer's signature"),
+        (lambda good: sign(task_of(), KeyPair.generate("sign")), "expected a task signed by"),
+        (lambda good: resigned(good.body + b" "), "expected a task in canonical JSON"),
+        (lambda good: resigned(good.body.replace(b'"rounds":5', b'"rounds":0')), "expected rounds >= 1"),
+        (lambda good: resigned(good.body.replace(b'"rounds":5', b'"rounds":5,"more":1')), "expected a task, got"),
+        (lambda good: resigned(b"{}"), "expected a task, got something else"),
+        (lambda good: resigned(b"x" * 2_000_000), "expected a task of at most"),
+    ],
+)
+def test_what_was_not_signed_like_this_is_refused(signed, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        verify(signed(sign(task_of(), SIGNER)), signer=SIGNER.public.key_id)
+
+
+def test_expired_keys_are_refused(monkeypatch):
+    signed = sign(task_of(), SIGNER)
+    later = time.time() + 400 * 86_400
+    monkeypatch.setattr(time, "time", lambda: later)
+    with pytest.raises(ValueError, match="expected a key of the signer that has not expired"):
+        verify(signed, signer=SIGNER.public.key_id)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"protocol": "privunti"}, "did you mean 'privunit'"),
+        ({"settings": {"clip_norm": 1.0, "eps": 1}}, "unknown key of protocol"),
+        ({"min_clients": 2000}, "min_clients"),
+        ({"delta": 0.0}, "expected 0 < delta < 1"),
+        ({"rounds": 0}, "expected rounds >= 1"),
+        ({"round_seconds": -1.0}, "expected round_seconds > 0"),
+        ({"version": 2}, "expected a task of version 1"),
+        ({"analyzer": SHUFFLER.public}, "expected a key to seal with for the analyzer"),
+    ],
+)
+def test_a_task_that_cannot_be_is_refused(changed, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        task_of(**changed)
+
+
+def test_a_policy_admits_what_it_agrees_to():
+    assert policy_of().admit(sign(task_of(), SIGNER)) == task_of()
+
+
+@pytest.mark.parametrize(
+    ("policy", "task", "sentence"),
+    [
+        ({}, {"min_clients": 300}, "expected at least 400 honest users in a round, got 300"),
+        ({}, {"colluders": 200}, "expected at least 400 honest users in a round, got 300"),
+        ({"eps_round": 0.01}, {}, "expected at most eps 0.01 for a round"),
+        ({"eps_task": 0.5}, {}, "expected at most eps 0.5 for all 5 rounds"),
+        ({}, {"eps": 0.5}, "expected at most eps 0.5 for all 5 rounds"),
+        ({"eps_local": 1.0}, {}, "expected at most eps 1.0 if nobody is trusted"),
+        ({"analyzer": bytes(8)}, {}, "expected the analyzer 0000000000000000"),
+        ({"signer": bytes(8)}, {}, "expected a task signed by 0000000000000000"),
+        ({"eps_local": 100.0}, {"protocol": "fedavg", "settings": {}, "min_clients": 900}, "got inf"),
+    ],
+)
+def test_a_policy_refuses_in_one_sentence(policy, task, sentence):
+    with pytest.raises(Refused, match=sentence):
+        policy_of(**policy).admit(sign(task_of(**task), SIGNER))
+
+
+def test_rounds_are_spent_once_and_add_up(tmp_path):
+    task, spending = task_of(), Spending(tmp_path, policy_of())
+    assert spending.total() == (0, 0)
+    spending.spend(task, 1)
+    assert spending.total() == (cost(task, 1)[0].eps, 1e-6)
+    with pytest.raises(Refused, match="expected a round that was not reported to before, got round 1"):
+        spending.spend(task, 1)
+    spending.spend(task, 3)
+    assert spending.total() == (cost(task, 2)[0].eps, 1e-6)
+    assert Spending(tmp_path, policy_of()).total() == spending.total()
+
+
+def test_the_lifetime_of_all_tasks_is_bounded(tmp_path):
+    one = cost(task_of(), 1)[0].eps
+    spending = Spending(tmp_path, policy_of(eps_lifetime=2.5 * one))
+    spending.spend(task_of(), 1)
+    spending.spend(task_of(name="another"), 1)
+    with pytest.raises(Refused, match="in a lifetime"):
+        spending.spend(task_of(name="third"), 1)
+    assert spending.total()[0] == pytest.approx(2 * one)
+    few = Spending(tmp_path / "few", policy_of(delta_lifetime=1.5e-6))
+    few.spend(task_of(), 1)
+    with pytest.raises(Refused, match="in a lifetime"):
+        few.spend(task_of(name="another"), 1)
+
+
+def test_many_at_once_spend_a_round_once(tmp_path):
+    task, outcomes = task_of(), []
+
+    def spend():
+        try:
+            Spending(tmp_path, policy_of()).spend(task, 1)
+            outcomes.append("spent")
+        except Refused:
+            outcomes.append("refused")
+
+    threads = [threading.Thread(target=spend) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(outcomes) == ["refused"] * 3 + ["spent"]
