@@ -214,10 +214,11 @@ def _audit_training(settings: Any, canaries: int, black_box: bool, confidence: f
 
 
 def _print_finding(finding: Any) -> None:
-    table = Table("attack", "eps at least", "confidence", "trials", box=None)
+    table = Table("attack", "eps at least", "at delta", "confidence", "trials", box=None)
     for bound in (finding.bound, *finding.others):
         sure = "exact" if bound.confidence == 1 else f"{bound.confidence:g}"
-        table.add_row(escape(bound.attack), _eps(bound.eps), sure, str(bound.trials) if bound.trials else "-")
+        runs = str(bound.trials) if bound.trials else "-"
+        table.add_row(escape(bound.attack), _eps(bound.eps), f"{bound.delta:g}", sure, runs)
     out_console.print(table)
     for title, statement in (("certified", finding.certified), ("claimed", finding.claimed)):
         out_console.print(title, style="bold")
