@@ -28,7 +28,7 @@ from dovetail.simulate import Engine, Items, Performance, Training
 from dovetail.statements import Bound, NotApplicable, Scope, Statement, Unit
 from dovetail.tasks import Clients, Dataset, Model, Task, models, partition, resolve, subjects
 
-__all__ = ["Guests", "Plan", "prepare"]
+__all__ = ["Guests", "Plan", "load", "prepare"]
 
 
 class Guests(typing.Protocol):
@@ -168,6 +168,15 @@ class Plan:
         return {"delta": self.config.privacy.delta, **self._target}
 
 
+def load(config: Config, *, task: Task | None = None) -> tuple[Dataset, Clients, Model]:
+    """The data of a config as its model reads it, whose it is, and the model."""
+    task = task or resolve(config.task.name)
+    dataset = task.load(folder=None if config.task.folder is None else Path(config.task.folder))
+    clients = _dealt(config, dataset)
+    dataset, model = (dataset, task.model) if task.model else models.build(config.task.model, dataset)
+    return dataset, clients, model
+
+
 def prepare(config: Config, *, task: Task | None = None, guests: Guests | None = None) -> Plan:
     """Load the data, schedule the cohorts, calibrate the noise; refuses whatever cannot work."""
     protocol = _protocol(config)
@@ -178,10 +187,7 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
         raise ValueError(f"expected privacy.eps or the noise of {protocol.name!r}, got neither")
 
     _check_sections(config, protocol)
-    task = task or resolve(config.task.name)
-    dataset = task.load(folder=None if config.task.folder is None else Path(config.task.folder))
-    clients = _dealt(config, dataset)
-    dataset, model = (dataset, task.model) if task.model else models.build(config.task.model, dataset)
+    dataset, clients, model = load(config, task=task)
     if guests is not None:
         dataset, clients = guests.join(dataset, clients)
     held, spread = _holdings(clients, dataset, protocol, public_spread=config.task.spread)

@@ -19,11 +19,12 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dovetail import _validate
 from dovetail.mechanisms import Blanket
 
-__all__ = ["Layout", "Padding", "Reports", "Shuffled", "SlotSums", "cover", "deliver", "masked", "shuffle"]
+__all__ = ["Layout", "Padding", "Reports", "Shuffled", "SlotSums", "cover", "deliver", "masked", "received", "shuffle"]
 
 LINKAGES = ("coordinate", "vector")
 OVERFLOWS = ("drop", "keep")
@@ -91,6 +92,11 @@ def masked(reports: Reports, present: jax.Array) -> Reports:
 def deliver(reports: Reports) -> Shuffled:
     """Hand reports over in the order in which they came: for tallies, which do not see the order."""
     return Shuffled(*reports)
+
+
+def received(slot: np.ndarray | None, value: np.ndarray, valid: np.ndarray) -> Shuffled:
+    """What a deployed shuffler forwarded and the analyzer opened; a row is a message."""
+    return Shuffled(None if slot is None else jnp.asarray(slot), jnp.asarray(value), jnp.asarray(valid))
 
 
 def shuffle(reports: Reports, layout: Layout, *, key: jax.Array) -> Shuffled:

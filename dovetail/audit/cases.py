@@ -56,12 +56,14 @@ def plan_for(
     colluders: int = 0,
     rounds: int = 1,
     population: int | None = None,
+    fill: bool = True,
 ) -> quotes.Plan:
-    """A plan with the settings that were chosen, and with `settings` for those that were not.
+    """A plan with the settings that were chosen and, unless `fill` is off, with `settings` for those that were not.
 
     With a `population` a round draws its users from so many, in secret.
     """
-    filled = {key: value for key, value in settings(name, dim).items() if not _excluded(name, key, chosen)}
+    defaults = settings(name, dim) if fill else {}
+    filled = {key: value for key, value in defaults.items() if not _excluded(name, key, chosen)}
     return quotes.Plan(
         num_users=num_users,
         dim=dim,

@@ -14,7 +14,7 @@ import typer
 from rich.logging import RichHandler
 
 from dovetail import __version__
-from dovetail.cli import accounts, audits, training
+from dovetail.cli import accounts, audits, parties, training
 from dovetail.cli._shared import err_console, out_console
 
 __all__ = ["app", "main"]
@@ -33,9 +33,15 @@ for _command in (
     training.reproduce,
     training.data,
     training.bench,
+    parties.keys,
+    parties.analyzer,
+    parties.shuffler,
 ):
     app.command()(_command)
 app.add_typer(accounts.account, name="account")
+app.add_typer(parties.task, name="task")
+app.add_typer(parties.client, name="client")
+app.add_typer(parties.fleet, name="fleet")
 
 
 def main() -> None:

@@ -92,7 +92,7 @@ def account_protocol(
     from dovetail import quotes
 
     with err_console.status("accounting"):
-        quote = quotes.quote(name, quote_plan(n, dim, delta, rounds, population, colluders, set_))
+        quote = quotes.quote(name, quote_plan(name, n, dim, delta, rounds, population, colluders, set_))
     if as_json:
         print_json(quote.to_json())
         return
@@ -116,7 +116,7 @@ def calibrate(
     """The parameter that meets a central target, never on the unsafe side."""
     from dovetail import quotes
 
-    plan = quote_plan(n, dim, delta, rounds, None, colluders, set_)
+    plan = quote_plan(name, n, dim, delta, rounds, None, colluders, set_)
     with err_console.status("calibrating"):
         chosen, value, quote = quotes.calibrate(name, plan, eps=eps, parameter=parameter)
     if as_json:
@@ -127,21 +127,21 @@ def calibrate(
 
 
 def quote_plan(
-    n: int, dim: int, delta: float, rounds: int, population: int | None, colluders: int, set_: list[str] | None
+    name: str,
+    n: int,
+    dim: int,
+    delta: float,
+    rounds: int,
+    population: int | None,
+    colluders: int,
+    set_: list[str] | None,
 ) -> Any:
-    from dovetail import config, quotes
-    from dovetail.events import Everyone, FixedSize
+    """The plan that these options describe, with no setting but those that were given."""
+    from dovetail import audit, config
 
-    participation = Everyone() if population is None else FixedSize(size=n, population=population)
-    settings = dict(config.parse_override(text) for text in set_ or [])
-    return quotes.Plan(
-        num_users=n,
-        dim=dim,
-        delta=delta,
-        rounds=rounds,
-        colluders=colluders,
-        participation=participation,
-        settings=settings,
+    chosen = dict(config.parse_override(text) for text in set_ or [])
+    return audit.plan_for(
+        name, n, dim, delta, chosen=chosen, colluders=colluders, rounds=rounds, population=population, fill=False
     )
 
 

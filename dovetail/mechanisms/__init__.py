@@ -9,10 +9,12 @@ from dovetail.mechanisms._base import AtInput, Blanket, LocalRandomizer
 from dovetail.mechanisms.clip_laplace import ClipLaplace
 from dovetail.mechanisms.deployed import DiscreteGaussian, DiscreteLaplace, ExactRandomizedResponse
 from dovetail.mechanisms.exact import EntropyExhausted, ExactSampler
+from dovetail.mechanisms.exact_skellam import ExactSkellam
 from dovetail.mechanisms.gaussian import Gaussian, clip_l2
 from dovetail.mechanisms.laplace import Laplace, add_laplace
 from dovetail.mechanisms.privunit import PrivUnit, UniformSphere
 from dovetail.mechanisms.randomized_response import BinaryRandomizedResponse, RandomizedResponse, UniformLevels
+from dovetail.mechanisms.seeds import SeededPrivUnit
 
 __all__ = [
     "RANDOMIZERS",
@@ -25,11 +27,13 @@ __all__ = [
     "EntropyExhausted",
     "ExactRandomizedResponse",
     "ExactSampler",
+    "ExactSkellam",
     "Gaussian",
     "Laplace",
     "LocalRandomizer",
     "PrivUnit",
     "RandomizedResponse",
+    "SeededPrivUnit",
     "UniformLevels",
     "UniformSphere",
     "add_laplace",

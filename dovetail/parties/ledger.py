@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,14 +30,19 @@ class Overspent(ValueError):  # noqa: N818 - it says that a round does not fit; 
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line: what happened in which round; `eps` and `delta` are of all rounds up to this one."""
+    """One line: what happened in which round; `eps` and `delta` are of all rounds up to this one, eps None if any."""
 
     kind: Literal["open", "reserve", "release"]
     task_id: bytes
     round: int
-    eps: float
+    eps: float | None
     delta: float
     model: bytes = b""
+
+    @property
+    def bound(self) -> float:
+        """Its eps as a number."""
+        return math.inf if self.eps is None else self.eps
 
 
 class Ledger:
@@ -52,7 +58,8 @@ class Ledger:
     def __init__(self, path: Path, *, task_id: bytes, eps: float, delta: float) -> None:
         if len(task_id) != 32:
             raise ValueError(f"expected a task id of 32 bytes, got {len(task_id)}")
-        _validate.positive(eps=eps)
+        if not eps > 0:
+            raise ValueError(f"expected eps > 0, got eps={eps!r}")
         _validate.in_open_interval(0, 1, delta=delta)
         self._path = path
         self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -60,7 +67,7 @@ class Ledger:
         self._database.execute("PRAGMA synchronous = FULL")
         self._database.execute("CREATE TABLE IF NOT EXISTS entries (number INTEGER PRIMARY KEY, body BLOB, hash BLOB)")
         self._entries, self._hashes = self._read()
-        opening = Entry(kind="open", task_id=task_id, round=0, eps=eps, delta=delta)
+        opening = Entry(kind="open", task_id=task_id, round=0, eps=_finite(eps), delta=delta)
         if not self._entries:
             self._append(opening)
         elif self._entries[0] != opening:
@@ -74,7 +81,7 @@ class Ledger:
         if not isinstance(body, bytes):
             raise ValueError(f"expected a ledger in {str(path)!r}, got none")
         first = msgspec.json.decode(body, type=Entry)
-        return cls(path, task_id=first.task_id, eps=first.eps, delta=first.delta)
+        return cls(path, task_id=first.task_id, eps=first.bound, delta=first.delta)
 
     @property
     def head(self) -> bytes:
@@ -90,7 +97,7 @@ class Ledger:
     def spent(self) -> tuple[float, float]:
         """(eps, delta) of all rounds that were reserved; nothing before the first."""
         reserved = [entry for entry in self._entries if entry.kind == "reserve"]
-        return (reserved[-1].eps, reserved[-1].delta) if reserved else (0.0, 0.0)
+        return (reserved[-1].bound, reserved[-1].delta) if reserved else (0.0, 0.0)
 
     @property
     def released(self) -> Entry | None:
@@ -101,8 +108,10 @@ class Ledger:
         """Spend what all rounds up to this one cost together, before anything of it leaves."""
         _validate.integer(round=round)
         _validate.at_least(1, round=round)
-        _validate.non_negative(eps=eps, delta=delta)
-        entry = Entry(kind="reserve", task_id=self._task_id, round=round, eps=eps, delta=delta)
+        if not eps >= 0:
+            raise ValueError(f"expected eps >= 0, got eps={eps!r}")
+        _validate.non_negative(delta=delta)
+        entry = Entry(kind="reserve", task_id=self._task_id, round=round, eps=_finite(eps), delta=delta)
         with self._alone():
             known = self._find("reserve", round)
             if known is not None:
@@ -115,9 +124,9 @@ class Ledger:
                 raise ValueError(f"expected a round after {last}, got round={round}")
             if eps < spent or delta < spent_delta:
                 raise ValueError(f"expected at least what is spent, ({spent}, {spent_delta}), got ({eps}, {delta})")
-            if eps > budget.eps or delta > budget.delta:
+            if eps > budget.bound or delta > budget.delta:
                 raise Overspent(
-                    f"expected at most ({budget.eps}, {budget.delta}) after round {round}, got ({eps}, {delta})"
+                    f"expected at most ({budget.bound}, {budget.delta}) after round {round}, got ({eps}, {delta})"
                 )
             self._append(entry)
 
@@ -186,6 +195,10 @@ class Ledger:
             hashes.append(digest)
             before = digest
         return entries, hashes
+
+
+def _finite(eps: float) -> float | None:
+    return None if math.isinf(eps) else eps
 
 
 def _link(before: bytes, body: bytes) -> bytes:

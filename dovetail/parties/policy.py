@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from dovetail import _validate
+from dovetail.folder import write_atomically
 from dovetail.parties.ledger import Ledger, Overspent
 from dovetail.parties.task import SignedTask, Task, cost, verify
 
 __all__ = ["Policy", "Refused", "Spending"]
+
+_LAST = "last-report"
 
 
 class Refused(ValueError):  # noqa: N818 - a user's decision
@@ -31,22 +36,37 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     `signer` and `analyzer` are the ids of the keys that it trusts. `min_clients` is the least company it wants in a
     round. `eps_round` bounds one round of a task, `eps_task` all of them, `eps_lifetime` and `delta_lifetime` what all
-    tasks together may cost; `eps_local` what is left if nobody is trusted, if the user cares.
+    tasks together may cost, `eps_local` what is left if nobody is trusted; None: the user does not care, and takes part
+    in tasks that promise nothing. In `epoch_seconds` it reports once at most, to whatever task.
     """
 
     signer: bytes
     analyzer: bytes
     min_clients: int
-    eps_round: float
-    eps_task: float
-    eps_lifetime: float
+    eps_round: float | None
+    eps_task: float | None
+    eps_lifetime: float | None
     delta_lifetime: float
     eps_local: float | None = None
+    epoch_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         _validate.at_least(1, min_clients=self.min_clients)
-        _validate.positive(eps_round=self.eps_round, eps_task=self.eps_task, eps_lifetime=self.eps_lifetime)
+        for name in ("eps_round", "eps_task", "eps_lifetime", "eps_local"):
+            if getattr(self, name) is not None:
+                _validate.positive(**{name: getattr(self, name)})
         _validate.in_open_interval(0, 1, delta_lifetime=self.delta_lifetime)
+        _validate.non_negative(epoch_seconds=self.epoch_seconds)
+
+    @classmethod
+    def read(cls, path: Path) -> Policy:
+        """The policy in a JSON file."""
+        if not path.is_file():
+            raise FileNotFoundError(f"expected a policy in {str(path)!r}, got no file")
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"expected a policy in {str(path)!r}, got something else ({error})") from error
 
     def admit(self, signed: SignedTask) -> Task:
         """The task, if the user agrees to it; says in one sentence why not."""
@@ -60,10 +80,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if honest < self.min_clients:
             raise Refused(f"expected at least {self.min_clients} honest users in a round, got {honest}")
         one, local = cost(task, 1)
-        if not one.eps <= self.eps_round:
+        if not one.eps <= _ceiling(self.eps_round):
             raise Refused(f"expected at most eps {self.eps_round} for a round, got {one.eps:.6g}")
         whole, _ = cost(task, task.rounds)
-        most = min(self.eps_task, task.eps)
+        most = min(_ceiling(self.eps_task), task.budget)
         if not whole.eps <= most:
             raise Refused(f"expected at most eps {most} for all {task.rounds} rounds, got {whole.eps:.6g}")
         if self.eps_local is not None and not local.eps <= self.eps_local:
@@ -95,7 +115,9 @@ class Spending:
         with self._alone():
             path = self._folder / f"task-{task.task_id.hex()}.db"
             before, before_delta = self.total()
-            ledger = Ledger(path, task_id=task.task_id, eps=min(self._policy.eps_task, task.eps), delta=task.delta)
+            self._pause()
+            budget = min(_ceiling(self._policy.eps_task), task.budget)
+            ledger = Ledger(path, task_id=task.task_id, eps=budget, delta=task.delta)
             try:
                 rounds = [entry.round for entry in ledger.entries if entry.kind == "reserve"]
                 if round in rounds:
@@ -103,17 +125,26 @@ class Spending:
                 eps = cost(task, len(rounds) + 1)[0].eps
                 spent, spent_delta = ledger.spent
                 eps = max(eps, spent)
-                eps_after, delta_after = before - spent + eps, before_delta - spent_delta + task.delta
-                if eps_after > self._policy.eps_lifetime or delta_after > self._policy.delta_lifetime:
+                others = before - spent if spent < math.inf else 0.0
+                eps_after, delta_after = others + eps, before_delta - spent_delta + task.delta
+                ceiling = _ceiling(self._policy.eps_lifetime)
+                if eps_after > ceiling or delta_after > self._policy.delta_lifetime:
                     raise Refused(
                         f"expected at most ({self._policy.eps_lifetime}, {self._policy.delta_lifetime}) in a lifetime, "
                         f"got ({eps_after:.6g}, {delta_after:.6g}) with round {round}"
                     )
                 ledger.reserve(round, eps=eps, delta=task.delta)
+                write_atomically(self._folder / _LAST, repr(time.time()).encode())
             except Overspent as error:
                 raise Refused(str(error)) from error
             finally:
                 ledger.close()
+
+    def _pause(self) -> None:
+        """One report an epoch; a clock that was set back does not shorten it."""
+        path, wait = self._folder / _LAST, self._policy.epoch_seconds
+        if wait and path.exists() and time.time() < (last := float(path.read_text())) + wait:
+            raise Refused(f"expected one report in {wait:g} seconds, got another one {time.time() - last:.1f} s later")
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -129,3 +160,7 @@ class Spending:
 def _spent(path: Path) -> tuple[float, float]:
     with contextlib.closing(Ledger.reopen(path)) as ledger:
         return ledger.spent
+
+
+def _ceiling(eps: float | None) -> float:
+    return math.inf if eps is None else eps

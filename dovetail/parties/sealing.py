@@ -4,8 +4,8 @@ The suite is DHKEM(X25519, HKDF-SHA256), HKDF-SHA256, AES-128-GCM in base mode. 
 HPKE's `info`: a message that was sealed for another task, round, role or key does not open. Base mode says nothing
 about who sealed a message; dummies and reports must look alike.
 
-Plaintexts of a purpose have one length, and so have ciphertexts: `OVERHEAD` bytes more. Opening many is spread over
-worker processes, for one message costs a scalar multiplication.
+Plaintexts of a purpose have one length, and so have ciphertexts: `OVERHEAD` bytes more. Sealing and opening many is
+spread over worker processes, for one message costs scalar multiplications.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import multiprocessing
+import multiprocessing.connection
 import os
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hpke
@@ -23,13 +26,14 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from dovetail import _validate
 
-__all__ = ["OVERHEAD", "VERSION", "Purpose", "Unsealable", "open_all", "open_sealed", "seal"]
+__all__ = ["OVERHEAD", "VERSION", "Purpose", "Unsealable", "Workers", "open_sealed", "seal"]
 
 VERSION = 1
 OVERHEAD = 32 + 16  # the encapsulated key, and the tag
 _SUITE = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.AES_128_GCM)
-_ROLES = ("report", "dummy-source", "model")
+_ROLES = ("report", "model")  # dummies are sealed as reports: nothing may tell them apart
 _CHUNK = 512  # messages that a worker opens at a time
+_FEW = 64  # messages that are not worth the way to another process
 
 
 class Unsealable(ValueError):  # noqa: N818 - it says what is wrong with a message; a tally goes on without it
@@ -77,37 +81,61 @@ def open_sealed(ciphertext: bytes, key: X25519PrivateKey, purpose: Purpose) -> b
         raise Unsealable("expected a message sealed for this key, task, round and role, got another one") from error
 
 
-def open_all(
-    ciphertexts: Iterable[bytes], key: X25519PrivateKey, purpose: Purpose, *, workers: int | None = None
-) -> Iterator[bytes | None]:
-    """The plaintexts in order, None where one does not open; a bounded number of messages is held at a time."""
-    workers = workers or os.cpu_count() or 1
-    _validate.at_least(1, workers=workers)
-    chunks = _chunks(ciphertexts)
-    if workers == 1:
-        for chunk in chunks:
-            yield from _open_chunk(chunk, key.private_bytes_raw(), purpose)
+class Workers:
+    """Processes that seal and open many messages; one worker: this process itself.
+
+    Guarantees:
+        Plaintexts come in the order of their ciphertexts, None where one does not open.
+        The processes end with the one that started them, also if it is killed.
+    """
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.workers = workers or os.cpu_count() or 1
+        _validate.at_least(1, workers=self.workers)
+        spawn = multiprocessing.get_context("spawn")  # a fork would copy threads that hold locks
+        self._pool = (
+            concurrent.futures.ProcessPoolExecutor(self.workers, mp_context=spawn, initializer=_end_with_parent)
+            if self.workers > 1
+            else None
+        )
+
+    def open_all(self, ciphertexts: Sequence[bytes], key: X25519PrivateKey, purpose: Purpose) -> list[bytes | None]:
+        """What was sealed."""
+        return self._spread(_open_chunk, ciphertexts, key.private_bytes_raw(), purpose)
+
+    def seal_all(self, plaintexts: Sequence[bytes], key: X25519PublicKey, purpose: Purpose) -> list[bytes]:
+        """Every plaintext sealed, each under an encapsulation of its own."""
+        return self._spread(_seal_chunk, plaintexts, key.public_bytes_raw(), purpose)
+
+    def shut(self) -> None:
+        """End the processes."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def _spread(
+        self, work: Callable[..., list[Any]], items: Sequence[bytes], key: bytes, purpose: Purpose
+    ) -> list[Any]:
+        size = max(1, min(_CHUNK, -(-len(items) // self.workers)))
+        chunks = [items[i : i + size] for i in range(0, len(items), size)]
+        if self._pool is None or len(items) < _FEW:
+            done = [work(chunk, key, purpose) for chunk in chunks]
+        else:
+            waiting = [self._pool.submit(work, chunk, key, purpose) for chunk in chunks]
+            done = [future.result() for future in waiting]
+        return [item for chunk in done for item in chunk]
+
+
+def _end_with_parent() -> None:
+    """A pool that waits for work does not notice that nobody is left to give it any."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
         return
-    spawn = multiprocessing.get_context("spawn")  # a fork would copy threads that hold locks
-    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=spawn) as pool:
-        waiting: list[concurrent.futures.Future[list[bytes | None]]] = []
-        for chunk in chunks:
-            waiting.append(pool.submit(_open_chunk, chunk, key.private_bytes_raw(), purpose))
-            if len(waiting) > 2 * workers:
-                yield from waiting.pop(0).result()
-        for future in waiting:
-            yield from future.result()
 
+    def watch() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
 
-def _chunks(items: Iterable[bytes]) -> Iterator[list[bytes]]:
-    chunk: list[bytes] = []
-    for item in items:
-        chunk.append(item)
-        if len(chunk) == _CHUNK:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _open_chunk(ciphertexts: Sequence[bytes], key: bytes, purpose: Purpose) -> list[bytes | None]:
@@ -120,3 +148,8 @@ def _opened(ciphertext: bytes, key: X25519PrivateKey, purpose: Purpose) -> bytes
         return open_sealed(ciphertext, key, purpose)
     except Unsealable:
         return None
+
+
+def _seal_chunk(plaintexts: Sequence[bytes], key: bytes, purpose: Purpose) -> list[bytes]:
+    public = X25519PublicKey.from_public_bytes(key)
+    return [seal(plaintext, public, purpose) for plaintext in plaintexts]

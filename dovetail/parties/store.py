@@ -1,10 +1,12 @@
 """A shuffler's memory: uploads until a round closes, then the shuffled batch until the analyzer has it.
 
-A round is *open*, then closed once. With too few uploads it is *void*: everything is deleted and nothing ever leaves.
-Else, in the one transaction that closes it, every slot is filled up with sealed dummies (or loses a random surplus) and
-permuted by the operating system's randomness, and the uploads are deleted with all that says who sent them. What leaves
-is that batch and no other, however often it is sent: a second draw of dummies would tell them from reports. It is
-*sent* in numbered parts, so that the analyzer can ignore what it has, and deleted when acknowledged (*done*).
+A round is *opened*, once, with the head of the analyzer's ledger; a head that contradicts what was seen before is
+refused. It is *frozen* when its time is up: nothing more is taken, and the set of its report ids is final. With too few
+of them it is *void*: everything is deleted and nothing ever leaves. Else, in the one transaction that closes it, every
+slot is filled up with sealed dummies (or loses a random surplus) and permuted by the operating system's randomness, and
+the uploads are deleted with all that says who sent them. What leaves is that batch and no other, however often it is
+sent: a second draw of dummies would tell them from reports. It is *sent* in numbered parts, so that the analyzer can
+ignore what it has, and deleted when acknowledged (*done*).
 """
 
 from __future__ import annotations
@@ -12,19 +14,22 @@ from __future__ import annotations
 import contextlib
 import random
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from dovetail import _validate
 
-__all__ = ["Accepted", "Shape", "Store", "Turned"]
+__all__ = ["Accepted", "Arrival", "Shape", "State", "Store", "Turned"]
 
-State = Literal["open", "void", "sent", "done"]
+State = Literal["unknown", "open", "frozen", "void", "sent", "done"]
 Accepted = Literal["accepted", "known"]
 _TABLES = """
-CREATE TABLE IF NOT EXISTS rounds (round INTEGER PRIMARY KEY, state TEXT NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS uploads (round INTEGER, client BLOB, report BLOB, UNIQUE (round, client)) STRICT;
+CREATE TABLE IF NOT EXISTS rounds (round INTEGER PRIMARY KEY, state TEXT NOT NULL, head BLOB NOT NULL,
+                                   closes REAL NOT NULL, uploads INTEGER NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS uploads (round INTEGER, client BLOB, report BLOB, PRIMARY KEY (round, client)) STRICT,
+                                   WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS messages (round INTEGER, report BLOB, slot INTEGER, sealed BLOB) STRICT;
 CREATE INDEX IF NOT EXISTS messages_by_slot ON messages (round, slot);
 CREATE TABLE IF NOT EXISTS known (round INTEGER, report BLOB, PRIMARY KEY (round, report)) STRICT, WITHOUT ROWID;
@@ -53,6 +58,15 @@ class Shape(NamedTuple):
     pad_to: int | None = None
 
 
+class Arrival(NamedTuple):
+    """An upload on its way into the store: who sent it, its random id, its (slot, ciphertext) pairs."""
+
+    round: int
+    client: bytes
+    report: bytes
+    messages: Sequence[tuple[int, bytes]]
+
+
 class Store:
     """The store of one shuffler for one task, in one file.
 
@@ -62,103 +76,192 @@ class Store:
         A round closes once; below the minimum nothing of it ever leaves.
         After closing, nothing in the file says who sent what, or in which order it came.
         `parts` gives the same batch every time, until it is acknowledged.
+        Rounds only go forward, and a round is opened under one head.
     """
 
     def __init__(self, path: Path, shape: Shape) -> None:
         _validate.at_least(1, slots=shape.slots, length=shape.length, max_uploads=shape.max_uploads)
         _validate.in_interval(1, shape.max_uploads, min_uploads=shape.min_uploads)
         self._shape = shape
+        self._lock = threading.RLock()
         self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=60)
         for pragma in ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON"):
             self._database.execute(f"PRAGMA {pragma}")
         self._database.executescript(_TABLES)
+        self._tidy()
+
+    def open_round(self, round: int, *, head: bytes, closes: float) -> None:
+        """Begin to take uploads until the second `closes`; the same again changes nothing."""
+        with self._transaction():
+            found = self._one("SELECT head FROM rounds WHERE round = ?", round)
+            if found:
+                if found[0] != head:
+                    raise ValueError(f"expected round {round} under the ledger that opened it, got another ledger")
+                return
+            (last,) = self._one("SELECT MAX(round) FROM rounds") or (None,)
+            if last is not None and round < last:
+                raise ValueError(f"expected a round after {last}, got round {round}: the analyzer was set back")
+            self._database.execute("INSERT INTO rounds VALUES (?, 'open', ?, ?, 0)", (round, head, closes))
 
     def state(self, round: int) -> State:
-        """Where a round stands; a round that nobody has heard of is open."""
-        found = self._database.execute("SELECT state FROM rounds WHERE round = ?", (round,)).fetchone()
-        return found[0] if found else "open"
+        """Where a round stands."""
+        found = self._one("SELECT state FROM rounds WHERE round = ?", round)
+        return found[0] if found else "unknown"
+
+    def unfinished(self) -> list[tuple[int, State, float]]:
+        """Rounds that have something left to do: number, state, and the second in which it closes."""
+        with self._lock:
+            query = "SELECT round, state, closes FROM rounds WHERE state != 'done' ORDER BY round"
+            return self._database.execute(query).fetchall()
 
     def uploads(self, round: int) -> int:
-        """How many uploads a round has."""
-        (count,) = self._database.execute("SELECT COUNT(*) FROM uploads WHERE round = ?", (round,)).fetchone()
-        return int(count)
+        """How many uploads a round has; of a closed one, how many were shuffled."""
+        found = self._one("SELECT uploads FROM rounds WHERE round = ?", round)
+        return int(found[0]) if found else 0
 
     def accept(self, round: int, *, client: bytes, report: bytes, messages: Sequence[tuple[int, bytes]]) -> Accepted:
         """Take the upload of a client; the same report again is known, another one is turned away."""
-        self._check(round, client, report, messages)
-        with self._transaction():
-            if self._database.execute("SELECT 1 FROM known WHERE round = ? AND report = ?", (round, report)).fetchone():
-                return "known"
-            if self.state(round) != "open":
-                raise Turned(f"expected an upload to an open round, got one to round {round}, which is closed")
-            if self.uploads(round) >= self._shape.max_uploads:
-                raise Turned(f"expected at most {self._shape.max_uploads} uploads in a round, got one more")
-            try:
-                self._database.execute("INSERT INTO uploads VALUES (?, ?, ?)", (round, client, report))
-            except sqlite3.IntegrityError as error:
-                raise Turned("expected one upload a client in a round, got another one") from error
-            self._database.execute("INSERT INTO known VALUES (?, ?)", (round, report))
-            self._database.executemany(
-                "INSERT INTO messages VALUES (?, ?, ?, ?)", [(round, report, slot, sealed) for slot, sealed in messages]
-            )
-        return "accepted"
+        (taken,) = self.accept_all([Arrival(round, client, report, messages)])
+        if isinstance(taken, Turned):
+            raise taken
+        return taken
 
-    def close(self, round: int, *, dummy: Callable[[int], bytes] | None = None) -> State:
-        """Close a round for good; `dummy` seals one dummy for a slot. A closed round stays as it is."""
-        if self._shape.pad_to is not None and dummy is None:
-            raise ValueError("expected a way to make dummies where slots are filled up, got none")
+    def accept_all(self, arrivals: Sequence[Arrival]) -> list[Accepted | Turned]:
+        """Take several uploads in one transaction, each whole or not at all."""
         with self._transaction():
-            if self.state(round) != "open":
-                return self.state(round)
-            enough = self.uploads(round) >= self._shape.min_uploads
+            return [self._take(arrival) for arrival in arrivals]
+
+    def freeze(self, round: int) -> list[bytes]:
+        """Take nothing more; the report ids of the round, from now on always the same."""
+        with self._transaction():
+            if self.state(round) == "unknown":
+                raise ValueError(f"expected a round that was opened, got round {round}")
+            self._database.execute("UPDATE rounds SET state = 'frozen' WHERE round = ? AND state = 'open'", (round,))
+        return self.roster(round) or []
+
+    def roster(self, round: int) -> list[bytes] | None:
+        """The report ids of a round, once they are final."""
+        with self._lock:
+            if self.state(round) in ("unknown", "open"):
+                return None
+            found = self._database.execute("SELECT report FROM known WHERE round = ? ORDER BY report", (round,))
+            return [row[0] for row in found]
+
+    def lacking(self, round: int, *, roster: Collection[bytes] | None = None) -> dict[int, int]:
+        """How many dummies every slot of a frozen round needs, counting the reports on the roster alone."""
+        if self._shape.pad_to is None:
+            return {}
+        counts = dict.fromkeys(range(self._shape.slots), 0)
+        with self._lock:
+            for report, slot in self._database.execute("SELECT report, slot FROM messages WHERE round = ?", (round,)):
+                counts[slot] += roster is None or report in roster
+        return {slot: self._shape.pad_to - count for slot, count in counts.items() if count < self._shape.pad_to}
+
+    def close(
+        self,
+        round: int,
+        *,
+        roster: Collection[bytes] | None = None,
+        dummies: Mapping[int, Sequence[bytes]] | None = None,
+    ) -> State:
+        """Close a frozen round for good with the reports on the roster (None: all); a closed round stays as it is."""
+        with self._transaction():
+            if (state := self.state(round)) not in ("unknown", "open", "frozen"):
+                return state
+            if state != "frozen":
+                raise ValueError(f"expected a round that is frozen, got round {round}, {state}")
+            self._keep_only(round, roster)
+            enough = self._count(round) >= self._shape.min_uploads
+            self._database.execute("UPDATE rounds SET uploads = ? WHERE round = ?", (self._count(round), round))
             if enough:
-                self._shuffle(round, dummy)
+                self._shuffle(round, dummies or {})
             for table in ("uploads", "messages"):
                 self._database.execute(f"DELETE FROM {table} WHERE round = ?", (round,))
-            state: State = "sent" if enough else "void"
-            self._database.execute("INSERT INTO rounds VALUES (?, ?)", (round, state))
+            state = "sent" if enough else "void"
+            self._database.execute("UPDATE rounds SET state = ? WHERE round = ?", (state, round))
         self._tidy()
         return state
 
-    def parts(self, round: int, *, size: int) -> Iterator[tuple[int, list[tuple[int, bytes]]]]:
+    def parts(self, round: int, *, size: int, first: int = 0) -> Iterator[tuple[int, list[tuple[int, bytes]]]]:
         """The batch of a closed round in numbered parts of `size` messages: (slot, sealed) each."""
         _validate.at_least(1, size=size)
-        number = 0
+        number = first
         while True:
-            rows = self._database.execute(
-                "SELECT slot, sealed FROM batch WHERE round = ? AND place >= ? AND place < ? ORDER BY place",
-                (round, number * size, (number + 1) * size),
-            ).fetchall()
+            with self._lock:
+                rows = self._database.execute(
+                    "SELECT slot, sealed FROM batch WHERE round = ? AND place >= ? AND place < ? ORDER BY place",
+                    (round, number * size, (number + 1) * size),
+                ).fetchall()
             if not rows:
                 return
             yield number, rows
             number += 1
 
     def acknowledge(self, round: int) -> None:
-        """Delete a batch that the analyzer has."""
+        """Delete a batch that the analyzer has; of a void round, remember that it was told."""
         with self._transaction():
-            if self.state(round) not in ("sent", "done"):
-                raise ValueError(f"expected a round whose batch was sent, got round {round}, {self.state(round)}")
+            if self.state(round) not in ("void", "sent", "done"):
+                raise ValueError(f"expected a round that is closed, got round {round}, {self.state(round)}")
             self._database.execute("DELETE FROM batch WHERE round = ?", (round,))
             self._database.execute("UPDATE rounds SET state = 'done' WHERE round = ?", (round,))
         self._tidy()
 
     def shut(self) -> None:
         """Let go of the file."""
-        self._database.close()
+        with self._lock:
+            self._database.close()
 
-    def _shuffle(self, round: int, dummy: Callable[[int], bytes] | None) -> None:
+    def _take(self, arrival: Arrival) -> Accepted | Turned:
+        """Everything is looked at before anything is written, so that one upload never spoils another's transaction."""
+        round, client, report, messages = arrival
+        try:
+            self._check(arrival)
+            if self._one("SELECT 1 FROM known WHERE round = ? AND report = ?", round, report):
+                return "known"
+            if (state := self.state(round)) != "open":
+                raise Turned(f"expected an upload to an open round, got one to round {round}, which is {_SAID[state]}")
+            if self._one("SELECT 1 FROM uploads WHERE round = ? AND client = ?", round, client):
+                raise Turned("expected one upload a client in a round, got another one")
+            if self.uploads(round) >= self._shape.max_uploads:
+                raise Turned(f"expected at most {self._shape.max_uploads} uploads in a round, got one more")
+        except Turned as reason:
+            return reason
+        self._database.execute("INSERT INTO uploads VALUES (?, ?, ?)", (round, client, report))
+        self._database.execute("INSERT INTO known VALUES (?, ?)", (round, report))
+        self._database.execute("UPDATE rounds SET uploads = uploads + 1 WHERE round = ?", (round,))
+        self._database.executemany(
+            "INSERT INTO messages VALUES (?, ?, ?, ?)", [(round, report, slot, sealed) for slot, sealed in messages]
+        )
+        return "accepted"
+
+    def _keep_only(self, round: int, roster: Collection[bytes] | None) -> None:
+        if roster is None:
+            return
+        self._database.execute("CREATE TEMP TABLE IF NOT EXISTS roster (report BLOB PRIMARY KEY) WITHOUT ROWID")
+        self._database.execute("DELETE FROM temp.roster")
+        self._database.executemany("INSERT OR IGNORE INTO temp.roster VALUES (?)", [(report,) for report in roster])
+        for table in ("uploads", "messages"):
+            self._database.execute(
+                f"DELETE FROM {table} WHERE round = ? AND report NOT IN (SELECT report FROM temp.roster)", (round,)
+            )
+
+    def _count(self, round: int) -> int:
+        return int((self._one("SELECT COUNT(*) FROM uploads WHERE round = ?", round) or (0,))[0])
+
+    def _shuffle(self, round: int, dummies: Mapping[int, Sequence[bytes]]) -> None:
         """Slot by slot: what is held at a time is one slot."""
-        place = 0
+        place, pad_to = 0, self._shape.pad_to
         for slot in range(self._shape.slots):
             found = self._database.execute(
                 "SELECT sealed FROM messages WHERE round = ? AND slot = ?", (round, slot)
             ).fetchall()
             sealed = [row[0] for row in found]
             _SYSTEM.shuffle(sealed)
-            if self._shape.pad_to is not None and dummy is not None:
-                sealed = sealed[: self._shape.pad_to]
-                sealed += [self._sized(dummy(slot)) for _ in range(self._shape.pad_to - len(sealed))]
+            if pad_to is not None:
+                sealed = sealed[:pad_to]
+                sealed += [self._sized(dummy) for dummy in dummies.get(slot, ())]
+                if len(sealed) != pad_to:
+                    raise ValueError(f"expected dummies up to {pad_to} messages in slot {slot}, got {len(sealed)}")
                 _SYSTEM.shuffle(sealed)
             self._database.executemany(
                 "INSERT INTO batch VALUES (?, ?, ?, ?)",
@@ -171,12 +274,11 @@ class Store:
             raise ValueError(f"expected dummies of {self._shape.length} bytes like reports, got {len(sealed)}")
         return sealed
 
-    def _check(self, round: int, client: bytes, report: bytes, messages: Sequence[tuple[int, bytes]]) -> None:
-        _validate.integer(round=round)
-        _validate.at_least(0, round=round)
-        if len(report) != 16 or not 1 <= len(client) <= 64:
+    def _check(self, arrival: Arrival) -> None:
+        if len(arrival.report) != 16 or not 1 <= len(arrival.client) <= 64:
             raise Turned("expected a client id of up to 64 bytes and a random report id of 16, got others")
-        shape, slots = self._shape, [slot for slot, _ in messages]
+        shape, messages = self._shape, arrival.messages
+        slots = [slot for slot, _ in messages]
         if len(messages) != shape.reports if shape.reports is not None else len(messages) > shape.slots:
             raise Turned(f"expected {shape.reports or f'up to {shape.slots}'} messages, got {len(messages)}")
         if any(not isinstance(slot, int) or not 0 <= slot < shape.slots for slot in slots):
@@ -186,16 +288,32 @@ class Store:
         if any(len(sealed) != shape.length for _, sealed in messages):
             raise Turned(f"expected messages of {shape.length} bytes, got others")
 
+    def _one(self, query: str, *values: object) -> tuple | None:
+        with self._lock:
+            return self._database.execute(query, values).fetchone()
+
     def _tidy(self) -> None:
         """What was deleted shall not linger in the log."""
-        self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        with self._lock:
+            self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        self._database.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._database.execute("ROLLBACK")
-            raise
-        self._database.execute("COMMIT")
+        with self._lock:
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._database.execute("ROLLBACK")
+                raise
+            self._database.execute("COMMIT")
+
+
+_SAID = {
+    "unknown": "not open",
+    "open": "open",
+    "frozen": "closed",
+    "void": "closed",
+    "sent": "closed",
+    "done": "closed",
+}

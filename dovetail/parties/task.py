@@ -7,30 +7,46 @@ other. What a task costs a user follows from it alone (`cost`), by the quote tha
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
 from cryptography.exceptions import InvalidSignature
 
-from dovetail import _validate, protocols, quotes
+from dovetail import _validate, accounting, protocols, quotes
 from dovetail.events import Everyone
 from dovetail.parties.keys import KeyPair, PublicKey
-from dovetail.statements import Statement
+from dovetail.parties.sealing import OVERHEAD, Purpose
+from dovetail.statements import Statement, unbounded
 
-__all__ = ["SignedTask", "Task", "cost", "sign", "task_id_of", "verify"]
+__all__ = ["Deal", "SignedTask", "Task", "calibrated", "cost", "sign", "task_id_of", "verify"]
 
 _VERSION = 1
 _LARGEST_TASK = 1 << 20  # bytes
+_CHARGED = 1e-6  # of delta: for what sampling on a computer is off by
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Deal:
+    """Which shuffler holds which slots: `holder` and `place` (the slot's number there) by slot, `slots` by shuffler."""
+
+    holder: np.ndarray
+    place: np.ndarray
+    slots: tuple[np.ndarray, ...]
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A training in public terms.
 
     A round takes in `min_clients` to `max_clients` users, of whom up to `colluders` may be fake or the adversary's, and
-    is open for `round_seconds`. `eps` and `delta` are the budget of all `rounds` together. `analyzer` is the key that
-    reports are sealed to, `shufflers` the keys that its shufflers sign with.
+    is open for `round_seconds`. `eps` and `delta` are the budget of all `rounds` together; without an `eps` nothing is
+    promised. `analyzer` is the key that reports are sealed to, `shufflers` the keys that its shufflers sign with: one,
+    or more that slots are dealt to, in as many groups of equal size as the protocol has parties that shuffle.
     """
 
     name: str
@@ -41,10 +57,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     min_clients: int
     max_clients: int
     round_seconds: float
-    eps: float
     delta: float
     analyzer: PublicKey
     shufflers: tuple[PublicKey, ...]
+    eps: float | None = None
     colluders: int = 0
     version: int = _VERSION
 
@@ -55,11 +71,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         _validate.at_least(1, dim=self.dim, rounds=self.rounds, max_clients=self.max_clients)
         _validate.in_interval(1, self.max_clients, min_clients=self.min_clients)
         _validate.non_negative(colluders=self.colluders)
-        _validate.positive(round_seconds=self.round_seconds, eps=self.eps)
+        _validate.positive(round_seconds=self.round_seconds, **({} if self.eps is None else {"eps": self.eps}))
         _validate.in_open_interval(0, 1, delta=self.delta)
         if self.analyzer.use != "seal" or any(key.use != "sign" for key in self.shufflers):
             raise ValueError("expected a key to seal with for the analyzer and keys to sign with for the shufflers")
-        self.build()
+        self.deal()
 
     def build(self) -> tuple[protocols.Protocol, protocols.Cohort]:
         """The protocol object that every party runs, and the cohort it is settled on."""
@@ -67,6 +83,43 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             participation=Everyone(), size=self.max_clients, min_size=self.min_clients, colluders=self.colluders
         )
         return protocols.build(self.protocol, self.settings).settle(cohort, self.dim), cohort
+
+    @property
+    def budget(self) -> float:
+        """The eps of all rounds; infinite where nothing is promised."""
+        return math.inf if self.eps is None else self.eps
+
+    def messages(self) -> protocols.Messages:
+        """What clients send."""
+        return self.build()[0].messages(self.dim)
+
+    @property
+    def length(self) -> int:
+        """Bytes of a sealed message, the same for all."""
+        return self.messages().size + OVERHEAD
+
+    def deal(self) -> Deal:
+        """Slots in turn to the shufflers that may hold them."""
+        messages = self.messages()
+        party = messages.shuffler_of(np.arange(messages.slots))
+        parties, processes = int(party.max()) + 1, len(self.shufflers)
+        if processes % parties or processes < parties:
+            raise ValueError(f"expected {parties} shufflers, or so many times more, got {processes}")
+        rank = np.empty_like(party)
+        for one in range(parties):
+            rank[party == one] = np.arange(np.sum(party == one))
+        each = processes // parties
+        if each > np.min(np.bincount(party)):
+            raise ValueError(f"expected at most one shuffler a slot, got {processes} for {messages.slots} slots")
+        return Deal(
+            holder=party * each + rank % each,
+            place=rank // each,
+            slots=tuple(np.flatnonzero(party * each + rank % each == index) for index in range(processes)),
+        )
+
+    def purpose(self, round: int) -> Purpose:
+        """What reports and dummies of a round are sealed for."""
+        return Purpose(task_id=self.task_id, round=round, role="report", key_id=self.analyzer.key_id)
 
     @property
     def body(self) -> bytes:
@@ -128,13 +181,51 @@ def _signed(body: bytes) -> bytes:
     return b"dovetail task\0" + body
 
 
+def calibrated(
+    *,
+    protocol: str,
+    settings: Mapping[str, Any],
+    dim: int,
+    rounds: int,
+    min_clients: int,
+    max_clients: int,
+    colluders: int,
+    eps: float | None,
+    delta: float,
+) -> dict[str, Any]:
+    """The settings with their noise set: as given, or such that all rounds together cost at most `eps`."""
+    built = protocols.build(protocol, settings)
+    if built.calibrated:
+        return dict(settings)
+    if eps is None or built.noise_field is None:
+        raise ValueError(f"expected privacy.eps or protocol.{built.noise_field}, got neither")
+    cohort = protocols.Cohort(participation=Everyone(), size=max_clients, min_size=min_clients, colluders=colluders)
+
+    def eps_at(noise: float) -> float:
+        settled = built.with_noise(noise).settle(cohort, dim)
+        view = settled.view(cohort, dim, neighbors=settled.relation)
+        return quotes.certified([view.round] * rounds, view.scope, delta=delta * (1 - _CHARGED)).eps
+
+    found = built.with_noise(accounting.smallest_noise(eps_at, eps=eps))
+    return {**settings, built.noise_field: getattr(found, built.noise_field)}
+
+
 @functools.lru_cache(maxsize=256)
 def _cost(body: bytes, rounds: int) -> tuple[Statement, Statement]:
     task = msgspec.json.decode(body, type=Task)
     protocol, cohort = task.build()
+    messages = protocol.messages(task.dim)
     view = protocol.view(cohort, task.dim, neighbors=protocol.relation)
-    quote = quotes.state(protocol, [cohort] * rounds, task.dim, [view.round] * rounds, view.scope, delta=task.delta)
-    return quote.certified, quote.local
+    scope = dataclasses.replace(view.scope, assumptions=(*view.scope.assumptions, *messages.assumptions))
+    delta = task.delta * (1 - _CHARGED) if messages.distance else task.delta
+    quote = quotes.state(protocol, [cohort] * rounds, task.dim, [view.round] * rounds, scope, delta=delta)
+    certified = dataclasses.replace(quote.certified, delta=task.delta)
+    if messages.distance and not certified.unbounded:
+        off = messages.distance * task.max_clients * rounds
+        if not math.log1p(math.exp(min(certified.eps, 700))) + math.log(off) <= math.log(task.delta * _CHARGED):
+            reason = "not certified: sampling is too coarse for so large an eps"
+            certified = unbounded(scope, reason=reason, delta=task.delta)
+    return certified, quote.local
 
 
 def cost(task: Task, rounds: int) -> tuple[Statement, Statement]:

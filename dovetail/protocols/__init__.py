@@ -8,6 +8,7 @@ from typing import Any
 
 from dovetail import _validate
 from dovetail.protocols._base import Cohort, Protocol
+from dovetail.protocols._messages import Messages, Sent
 from dovetail.protocols.apes import Apes
 from dovetail.protocols.binary_sum import BinarySum
 from dovetail.protocols.central_sub import CentralSub
@@ -24,7 +25,7 @@ from dovetail.protocols.ss_double import SsDouble
 from dovetail.protocols.ss_simple import SsSimple
 from dovetail.protocols.ss_topk import SsTopk
 
-__all__ = ["PROTOCOLS", "Cohort", "Protocol", "build", "requires"]
+__all__ = ["PROTOCOLS", "Cohort", "Messages", "Protocol", "Sent", "build", "requires"]
 
 _CURATOR_AND_LOCAL = (FedAvg, DpFl, LdpFl)
 _ITEMS = (CentralSub, LocalSub)

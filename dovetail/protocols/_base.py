@@ -27,8 +27,9 @@ import numpy as np
 from dovetail import _validate
 from dovetail.events import FixedSize, Mechanism, Participation, Poisson, View
 from dovetail.mechanisms.gaussian import clip_factor
+from dovetail.protocols._messages import Messages
 from dovetail.shufflers import Layout, Reports, Shuffled, deliver, masked
-from dovetail.statements import Neighbors, Scope, Trust, Unit
+from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit
 
 __all__ = ["Cohort", "Protocol", "local_scope"]
 
@@ -93,6 +94,7 @@ class Protocol(abc.ABC):
     relation: ClassVar[Neighbors] = Neighbors.REPLACE_ONE  # what it is quoted under
     resizable: ClassVar[bool] = False  # whether rounds may be of different sizes
     claimed_for: ClassVar[Literal["round", "training"]] = "round"  # what the claim of its paper is about
+    undeployed: ClassVar[str] = "has a trusted curator, and no shuffler to deploy"  # why there are no `messages`
 
     @property
     def noise_field(self) -> str | None:
@@ -159,6 +161,10 @@ class Protocol(abc.ABC):
     @abc.abstractmethod
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
         """Client: the reports for one update x of shape (dim,), with the client's own budget if it has one."""
+
+    def messages(self, dim: int) -> Messages:
+        """What deployed clients send and the analyzer reads, for updates of this dimension, all settled."""
+        raise NotApplicable(f"expected a protocol with messages to deploy, got {self.name!r}, which {self.undeployed}")
 
     def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray | None:
         """The exact log density of each report that a client sends on update x; None where it has no simple form.

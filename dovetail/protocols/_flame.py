@@ -20,8 +20,16 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.events import Mechanism, Poisson, Report, Round, View
-from dovetail.mechanisms import BinaryRandomizedResponse, Laplace, LocalRandomizer, RandomizedResponse
+from dovetail.mechanisms import (
+    BinaryRandomizedResponse,
+    ExactRandomizedResponse,
+    ExactSampler,
+    Laplace,
+    LocalRandomizer,
+    RandomizedResponse,
+)
 from dovetail.protocols._base import Cohort, Protocol
+from dovetail.protocols._messages import Levels, Messages, Positions
 from dovetail.shufflers import LINKAGES, OVERFLOWS, Layout, Padding, Reports, Shuffled, SlotSums, cover, deliver
 from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit
 
@@ -149,6 +157,19 @@ class Flame(Protocol):
         slot = jnp.nonzero(sent, size=self.per_client(len(x)), fill_value=len(x))[0]
         return Reports(slot, value.at[slot].get(mode="fill", fill_value=0), slot < len(x))
 
+    def messages(self, dim: int) -> Messages:
+        """A level a message, where coordinates travel apart and reports are levels."""
+        if self.randomizer == "laplace":
+            raise NotApplicable("expected reports that are integers where parties are real, got randomizer='laplace'")
+        if self.linkage == "vector":
+            raise NotApplicable("expected a message for every coordinate where parties are real, got linkage='vector'")
+        response = ExactRandomizedResponse(self.known("eps_local"), self.levels or 2)
+        return _Coordinates(response=response, padded=self.padding is not None, protocol=self, dim=dim)
+
+    def chosen(self, x: np.ndarray, *, sampler: ExactSampler) -> tuple[np.ndarray, np.ndarray]:
+        """Deployed client: the `per_client` coordinates that it reports, and which of them tell of x."""
+        return np.arange(len(x)), np.ones(len(x), bool)
+
     def _draw(self, x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         key_select, key_report = jax.random.split(key)
         told, sent = self.select(x, key=key_select)
@@ -233,6 +254,32 @@ class Flame(Protocol):
             more.append("the shuffler adds and hides the dummies, and admits no more users than planned")
         scope = shuffle_scope(cohort, neighbors, *more)
         return View(round=Round(mechanism=self.mechanism(cohort, dim), participation=cohort.participation), scope=scope)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Coordinates(Levels):
+    """One message for every coordinate that is reported."""
+
+    protocol: Flame
+    dim: int
+
+    @property
+    def slots(self) -> int:
+        """One a coordinate."""
+        return self.dim
+
+    @property
+    def per_client(self) -> int:
+        """The protocol's."""
+        return self.protocol.per_client(self.dim)
+
+    def positions(self, x: np.ndarray, *, sampler: ExactSampler) -> Positions:
+        """The clipped values on [0, 1] of the chosen coordinates."""
+        self.check_update(x, self.dim)
+        slot, told = self.protocol.chosen(x, sampler=sampler)
+        with np.errstate(over="ignore"):
+            position = np.asarray(x, np.float64)[slot] / (2 * self.protocol.clip_value) + 0.5
+        return Positions(slot, position, told)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

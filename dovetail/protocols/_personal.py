@@ -13,7 +13,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,8 @@ class Personal(Protocol):
     Guarantees:
         Only a settled protocol runs, so that clients spend what the event says.
     """
+
+    undeployed: ClassVar[str] = "sends floating-point numbers with a personal budget's noise, which are no integers"
 
     budgets: Any = None  # a field, so that it is a config key; it takes the place of the property of `Protocol`
     clip_value: float

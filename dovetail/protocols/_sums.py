@@ -19,9 +19,10 @@ import numpy.typing as npt
 
 from dovetail import _validate, events
 from dovetail.events import Report, Round, View
-from dovetail.mechanisms import RandomizedResponse
+from dovetail.mechanisms import ExactRandomizedResponse, ExactSampler, RandomizedResponse
 from dovetail.protocols._base import Cohort, Protocol
 from dovetail.protocols._flame import shuffle_scope
+from dovetail.protocols._messages import Levels, Messages, Positions
 from dovetail.shufflers import Layout, Reports, Shuffled, SlotSums
 from dovetail.statements import Neighbors
 
@@ -81,12 +82,28 @@ class ReportedSum(Protocol):
         reports = self.local(self.positions(x, key=key_position), key=key_report)
         return Reports(slot=None, value=reports, valid=jnp.ones((), bool))
 
+    def messages(self, dim: int) -> Messages:
+        """A level a message."""
+        of_numbers(dim, self.name)
+        local = self.local
+        return _Slots(response=ExactRandomizedResponse(local.eps_local, local.levels), protocol=self)
+
+    def exact_positions(self, x: np.ndarray, *, sampler: ExactSampler) -> np.ndarray:
+        """Deployed client: `positions`, with what is random from the sampler."""
+        return x
+
     def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray | None:
         """The randomizer's, at the number itself."""
         return self.local.log_density(value, x)
 
     def tally(self, reports: Shuffled, dim: int) -> SlotSums:
         """Sum and number of the reports in every slot."""
+        if reports.slot is not None:
+            value = jnp.where(reports.valid, reports.value, 0)
+            return SlotSums(
+                jnp.zeros(self.slots, jnp.int32).at[reports.slot].add(value, mode="drop"),
+                jnp.zeros(self.slots, jnp.int32).at[reports.slot].add(reports.valid.astype(jnp.int32), mode="drop"),
+            )
         valid = reports.valid if reports.valid.ndim > 1 else reports.valid[:, None]
         here = jnp.broadcast_to(valid, reports.value.shape)
         return SlotSums(
@@ -120,3 +137,26 @@ class ReportedSum(Protocol):
         )
         scope = shuffle_scope(cohort, neighbors, "the shuffler permutes every slot uniformly, with fresh randomness")
         return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Slots(Levels):
+    """One message for every slot."""
+
+    protocol: ReportedSum
+
+    @property
+    def slots(self) -> int:
+        """The protocol's."""
+        return self.protocol.slots
+
+    @property
+    def per_client(self) -> int:
+        """One a slot."""
+        return self.protocol.slots
+
+    def positions(self, x: np.ndarray, *, sampler: ExactSampler) -> Positions:
+        """A position for every slot, all told."""
+        self.check_update(x, 1)
+        position = self.protocol.exact_positions(np.asarray(x, np.float64), sampler=sampler)
+        return Positions(np.arange(self.slots), position, np.ones(self.slots, bool))

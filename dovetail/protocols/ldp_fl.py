@@ -38,6 +38,7 @@ class LdpFl(Protocol):
     """
 
     name: ClassVar[str] = "ldp_fl"
+    undeployed: ClassVar[str] = "sends floating-point numbers with noise, for which there is no exact sampler here"
     resizable: ClassVar[bool] = True
 
     randomizer: Literal["gaussian", "laplace"] = "gaussian"

@@ -34,6 +34,7 @@ class LocalSub(ItemLevel):
     """
 
     name: ClassVar[str] = "local_sub"
+    undeployed: ClassVar[str] = "adds its noise within local training, in floating point, and has no shuffler to deploy"
 
     steps: int = 1
 

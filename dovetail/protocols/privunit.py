@@ -2,7 +2,8 @@
 
 Each update is clipped to L2 norm `clip_norm` and reported by `mechanisms.PrivUnit` with budget eps_local for all of its
 coordinates together. The shuffler permutes the messages: one slot, no dummies, nothing linkable but what one report
-shows. Fast and faithful path give the same tally from the same keys.
+shows. Fast and faithful path give the same tally from the same keys. A deployed message is a seed of 16 bytes, which
+the analyzer expands.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.events import Report, Round, Shuffled, View
+from dovetail.mechanisms import ExactSampler, SeededPrivUnit, seeds
 from dovetail.mechanisms import PrivUnit as Randomizer
 from dovetail.protocols._base import Cohort, Protocol
 from dovetail.protocols._flame import shuffle_scope
-from dovetail.shufflers import Layout, Reports
+from dovetail.protocols._messages import Messages, Sent
+from dovetail.shufflers import Layout, Reports, received
+from dovetail.shufflers import Shuffled as Forwarded
 from dovetail.statements import Neighbors
 
 __all__ = ["PrivUnit"]
@@ -67,6 +71,10 @@ class PrivUnit(Protocol):
         """A unit vector."""
         return Reports(slot=None, value=self.local(len(x))(x, key=key), valid=jnp.ones(()))
 
+    def messages(self, dim: int) -> Messages:
+        """One seed."""
+        return _Seeds(SeededPrivUnit(self.local(dim)))
+
     def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray:
         """Of the whole message, against the uniform law of the sphere."""
         return self.local(value.shape[-1]).log_density(value, x)[..., None]
@@ -85,3 +93,29 @@ class PrivUnit(Protocol):
         mechanism = Shuffled(report=report, num_users=cohort.crowd(), colluders=cohort.colluders)
         scope = shuffle_scope(cohort, neighbors, "the shuffler permutes the messages uniformly, with fresh randomness")
         return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seeds(Messages):
+    """The seed of a direction; any 16 bytes are one."""
+
+    size: ClassVar[int] = seeds.SEED_BYTES
+    slots: ClassVar[int] = 1
+    per_client: ClassVar[int] = 1
+
+    randomizer: SeededPrivUnit
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """The generator's, too."""
+        return (*super().assumptions, "the directions of the generator's seeds are as good as uniform ones (AES-128)")
+
+    def randomize(self, x: np.ndarray, *, sampler: ExactSampler) -> Sent:
+        """One seed."""
+        self.check_update(x, self.randomizer.law.dim)
+        return Sent(np.zeros(1, np.int64), self.randomizer(x, sampler=sampler)[None])
+
+    def read(self, slot: np.ndarray, body: np.ndarray) -> tuple[Forwarded, int]:
+        """The directions, one a row; refuses other slots than the one."""
+        valid = self.check(slot, body)
+        return received(None, seeds.directions(body, self.randomizer.law.dim), valid), int(np.count_nonzero(~valid))

@@ -25,9 +25,11 @@ import numpy.typing as npt
 
 from dovetail import _validate
 from dovetail.events import View
-from dovetail.mechanisms import BinaryRandomizedResponse, RandomizedResponse
+from dovetail.mechanisms import BinaryRandomizedResponse, ExactSampler, RandomizedResponse
 from dovetail.mechanisms._base import clamp, clamp64
 from dovetail.protocols._base import Cohort
+from dovetail.protocols._messages import Messages, Sent
+from dovetail.protocols._shares import Shares
 from dovetail.protocols._sums import ReportedSum, of_numbers
 from dovetail.protocols.split_and_mix import Collected, SplitAndMix
 from dovetail.shufflers import Layout, Reports, Shuffled, SlotSums
@@ -121,6 +123,19 @@ class RealSum(ReportedSum):
         level = jnp.floor(place) + jax.random.bernoulli(key, place - jnp.floor(place))
         return (jnp.arange(self.slots) < level).astype(jnp.float32)
 
+    def exact_positions(self, x: np.ndarray, *, sampler: ExactSampler) -> np.ndarray:
+        """`positions`, rounded by 53 bits of the sampler."""
+        if self.method == "single":
+            return x
+        place = clamp64(x, 0.0, 1.0) * self.slots
+        level = np.floor(place) + (sampler.integers(2**53, 1) < (place - np.floor(place)) * 2.0**53)
+        return (np.arange(self.slots) < level).astype(np.float64)
+
+    def messages(self, dim: int) -> Messages:
+        """A level a message, or a share."""
+        of_numbers(dim, self.name)
+        return super().messages(dim) if self.sharing is None else _SharesAroundZero(**vars(self.sharing.messages(dim)))
+
     def layout(self, dim: int) -> Layout:
         """One shuffle a slot."""
         return super().layout(dim) if self.sharing is None else self.sharing.layout(dim)
@@ -143,6 +158,8 @@ class RealSum(ReportedSum):
         if self.sharing is None:
             return super().tally(reports, dim)
         valid = reports.valid if reports.valid.ndim == 1 else reports.valid[:, 0]
+        if reports.slot is not None:
+            valid &= reports.slot[:, 0] == 0  # a user has one message there
         return SlotSums(self.sharing.tally(reports, dim), jnp.sum(valid, keepdims=True, dtype=jnp.int32))
 
     def collect(
@@ -193,6 +210,14 @@ def _best_levels(eps_local: float) -> int:
     (b-1)^3 = 1.5 e^eps_local. At a fixed central budget e^eps_local grows with the number of users.
     """
     return 1 + max(1, round((1.5 * math.exp(min(eps_local, 40.0))) ** (1 / 3)))
+
+
+class _SharesAroundZero(Shares):
+    """Shares of what a number is more than 1/2."""
+
+    def randomize(self, x: np.ndarray, *, sampler: ExactSampler) -> Sent:
+        """The shares of one number."""
+        return super().randomize(clamp64(x, 0.0, 1.0) - _HALF, sampler=sampler)
 
 
 def _around_zero(x: jax.Array) -> jax.Array:

@@ -21,8 +21,9 @@ import jax.numpy as jnp
 
 from dovetail import _validate, events
 from dovetail.events import Round, View
-from dovetail.mechanisms import skellam
+from dovetail.mechanisms import ExactSkellam, skellam
 from dovetail.protocols._base import Cohort, Protocol
+from dovetail.protocols._shares import Shares
 from dovetail.shufflers import Layout, Reports, Shuffled
 from dovetail.statements import Neighbors, Scope, Trust, Unit
 
@@ -150,8 +151,21 @@ class SplitAndMix(Protocol):
     def _keys(key: jax.Array) -> jax.Array:
         return jax.random.split(key, 3)
 
+    def messages(self, dim: int) -> Shares:
+        """A share a message."""
+        return Shares(
+            encoding=self.encoding(dim),
+            noise=ExactSkellam(self.noise_part),
+            shares=self.known("shares"),
+            modulus=self.known("modulus"),
+            shufflers=self.shufflers,
+        )
+
     def tally(self, reports: Shuffled, dim: int) -> jax.Array:
         """The sum of every coordinate's shares, as residues modulo 2^32."""
+        if reports.slot is not None:
+            value = jnp.where(reports.valid, reports.value, jnp.uint32(0))
+            return jnp.zeros(dim, jnp.uint32).at[reports.slot // self.known("shares")].add(value, mode="drop")
         valid = reports.valid if reports.valid.ndim > 1 else reports.valid[:, None]
         slots = jnp.sum(jnp.where(valid, reports.value, jnp.uint32(0)), axis=0, dtype=jnp.uint32)
         return jnp.sum(slots.reshape(dim, -1), axis=1, dtype=jnp.uint32)

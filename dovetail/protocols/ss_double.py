@@ -13,11 +13,14 @@ import dataclasses
 from typing import Any, ClassVar, Literal, Self
 
 import jax
+import numpy as np
 
 from dovetail import _validate
 from dovetail.events import Mechanism, PaddedBernoulli, Report, Shuffled
+from dovetail.mechanisms import ExactSampler
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._flame import Padded
+from dovetail.protocols._messages import Messages
 from dovetail.protocols._select import top_mask
 from dovetail.statements import NotApplicable
 
@@ -82,6 +85,23 @@ class SsDouble(Padded):
         else:
             chosen = top_mask(jax.random.uniform(key, x.shape), self.fixed(len(x)))
         return chosen, chosen
+
+    def messages(self, dim: int) -> Messages:
+        """Those of exactly k coordinates."""
+        if self.inclusion == "bernoulli":
+            raise NotApplicable(
+                "expected as many messages from every client where parties are real, so inclusion = 'fixed-k', "
+                "got inclusion='bernoulli'"
+            )
+        return super().messages(dim)
+
+    def chosen(self, x: np.ndarray, *, sampler: ExactSampler) -> tuple[np.ndarray, np.ndarray]:
+        """A uniformly random set of k coordinates: the first k of a shuffle by Fisher and Yates."""
+        order, k = list(range(len(x))), self.fixed(len(x))
+        for place in range(k):
+            other = place + sampler.randbelow(len(x) - place)
+            order[place], order[other] = order[other], order[place]
+        return np.sort(order[:k]), np.ones(k, bool)
 
     def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
         """The repaired form's own event; as published, one shuffled report on each of k known coordinates.

@@ -15,14 +15,17 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dovetail import _validate
 from dovetail.events import Mechanism, NonPrivate, PaddedTopk, Report, Shuffled
-from dovetail.mechanisms import BinaryRandomizedResponse
+from dovetail.mechanisms import BinaryRandomizedResponse, ExactSampler
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._flame import Padded
+from dovetail.protocols._messages import Messages
 from dovetail.protocols._select import signed_counts, top_mask
 from dovetail.shufflers import SlotSums
+from dovetail.statements import NotApplicable
 
 __all__ = ["SsTopk"]
 
@@ -86,6 +89,22 @@ class SsTopk(Padded):
             return largest, jnp.ones(x.shape, bool)
         tags = jnp.where(largest, 0.0, 0.5 + jax.random.uniform(key, x.shape))
         return largest, largest | top_mask(tags, reported - self.k) if reported > self.k else largest
+
+    def messages(self, dim: int) -> Messages:
+        """One for every coordinate: fewer would show the shuffler which are largest."""
+        if self.per_client(dim) != dim:
+            raise NotApplicable(
+                f"expected all other coordinates as decoys where parties are real, decoys = {dim - self.k}, "
+                f"got decoys={self.per_client(dim) - self.k}"
+            )
+        return super().messages(dim)
+
+    def chosen(self, x: np.ndarray, *, sampler: ExactSampler) -> tuple[np.ndarray, np.ndarray]:
+        """All coordinates, of which the k largest tell: those of `told`, by sorting, for there is one client here."""
+        magnitude = np.nan_to_num(np.abs(np.asarray(x, np.float64)), nan=0.0, posinf=np.inf)
+        told = np.zeros(len(x), bool)
+        told[np.argsort(-magnitude, kind="stable")[: self.k]] = True
+        return np.arange(len(x)), told
 
     def collect(
         self, xs: jax.Array, present: jax.Array, state: Any, *, keys: jax.Array, budgets: jax.Array | None = None

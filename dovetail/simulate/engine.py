@@ -38,7 +38,7 @@ from dovetail.simulate import examples, linear
 from dovetail.simulate.devices import AXIS, make_mesh, on_every_device, split_over_devices, to_host
 from dovetail.tasks._base import Clients, Dataset, Model
 
-__all__ = ["Diagnostics", "Engine", "Items", "Performance", "Training"]
+__all__ = ["Diagnostics", "Engine", "Items", "Performance", "Training", "as_float", "first_parameters"]
 
 _CHUNK_BYTES_CPU, _CHUNK_BYTES_GPU = 2**21, 2**31
 _Data = tuple[jax.Array, ...]
@@ -124,7 +124,7 @@ class Engine:
         self._model, self._update, self._protocol, self._server = model, update, protocol, server
         self._size, self._performance, self._diagnostics = cohort_size, performance or Performance(), diagnostics
         self._key = jax.random.key(seed)
-        first, self._unravel = ravel_pytree(model.init(jax.random.fold_in(self._key, 2**31 - 1)))
+        first, self._unravel = first_parameters(model, seed)
         self._first, self.dim = np.asarray(first), len(first)
         self._layout = protocol.layout(self.dim)
         self._records = clients.index.shape[1]
@@ -224,7 +224,7 @@ class Engine:
 
     @functools.partial(jax.jit, static_argnums=0)
     def _count_right(self, params: jax.Array, inputs: jax.Array, labels: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.argmax(self._logits(params, _as_float(inputs)), axis=1) == labels)
+        return jnp.sum(jnp.argmax(self._logits(params, as_float(inputs)), axis=1) == labels)
 
     def _logits(self, params: jax.Array, inputs: jax.Array) -> jax.Array:
         return self._model.apply(self._unravel(params), inputs)
@@ -309,7 +309,7 @@ class Engine:
             keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, _ORDER), ids)
             order = jax.vmap(lambda n, k: visiting_order(n, self._records, key=k))(count, keys)
             rows = jnp.take_along_axis(rows, order, axis=1)
-        return _as_float(records[rows]), labels[rows], count
+        return as_float(records[rows]), labels[rows], count
 
     def _linear_chunk(self, params: jax.Array, state: Any, data: _Data, part: _Work, key: jax.Array) -> Any:
         ids, _ = part
@@ -364,7 +364,7 @@ class Engine:
 
         def clipped_sum(params: jax.Array, row: jax.Array) -> jax.Array:
             at = jnp.maximum(row, 0)
-            return self._clipped_sum(params, _as_float(records[at]), labels[at], row >= 0, protocol.clip_norm)
+            return self._clipped_sum(params, as_float(records[at]), labels[at], row >= 0, protocol.clip_norm)
 
         return private_update(
             clipped_sum, learning_rate=self._update.learning_rate, batch=cast(float, protocol.batch), std=protocol.std
@@ -396,5 +396,11 @@ def _diagnostics(seen: _Seen, dim: int) -> Diagnostics:
     return Diagnostics(jnp.maximum(seen.square / count - scale, 0) / dim, scale / dim)
 
 
-def _as_float(inputs: jax.Array) -> jax.Array:
+def first_parameters(model: Model, seed: int) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
+    """The first model as a flat vector, and the way back to its own shape."""
+    return ravel_pytree(model.init(jax.random.fold_in(jax.random.key(seed), 2**31 - 1)))
+
+
+def as_float(inputs: jax.Array) -> jax.Array:
+    """Records as the model reads them: bytes become numbers in [0, 1]."""
     return inputs.astype(jnp.float32) * (1 / 255) if inputs.dtype == jnp.uint8 else inputs

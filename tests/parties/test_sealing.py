@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from dovetail.parties.sealing import OVERHEAD, Purpose, Unsealable, open_all, open_sealed, seal
+from dovetail.parties.sealing import OVERHEAD, Purpose, Unsealable, Workers, open_sealed, seal
 
 KEY = X25519PrivateKey.from_private_bytes(bytes(range(32)))
 PURPOSE = Purpose(task_id=bytes(range(32)), round=3, role="report", key_id=b"abcdefgh")
@@ -64,7 +64,9 @@ def test_no_two_purposes_share_their_info():
 def test_many_open_in_order_and_bad_ones_are_marked(workers):
     sealed = [seal(i.to_bytes(2, "big"), KEY.public_key(), PURPOSE) for i in range(1200)]
     sealed[7], sealed[900] = b"broken", sealed[900][:-1] + b"x"
-    opened = list(open_all(iter(sealed), KEY, PURPOSE, workers=workers))
+    pool = Workers(workers)
+    opened = pool.open_all(sealed, KEY, PURPOSE)
+    pool.shut()
     assert [i for i, plain in enumerate(opened) if plain is None] == [7, 900]
     assert all(plain == i.to_bytes(2, "big") for i, plain in enumerate(opened) if plain is not None)
 

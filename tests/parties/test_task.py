@@ -6,14 +6,22 @@ import threading
 import time
 
 import msgspec
+import numpy as np
 import pytest
 
 from dovetail import quotes
 from dovetail.parties.keys import KeyPair
 from dovetail.parties.policy import Policy, Refused, Spending
-from dovetail.parties.task import SignedTask, Task, cost, sign, verify
+from dovetail.parties.task import SignedTask, Task, calibrated, cost, sign, verify
 
 SIGNER, ANALYZER, SHUFFLER = KeyPair.generate("sign"), KeyPair.generate("seal"), KeyPair.generate("sign")
+
+
+SHARED = {
+    "protocol": "split_and_mix",
+    "settings": {"clip_norm": 1.0, "noise_multiplier": 1.0},
+    "shufflers": (SHUFFLER.public, KeyPair.generate("sign").public),
+}
 
 
 def task_of(**changed):
@@ -131,7 +139,7 @@ def test_a_policy_admits_what_it_agrees_to():
         ({"eps_local": 1.0}, {}, "expected at most eps 1.0 if nobody is trusted"),
         ({"analyzer": bytes(8)}, {}, "expected the analyzer 0000000000000000"),
         ({"signer": bytes(8)}, {}, "expected a task signed by 0000000000000000"),
-        ({"eps_local": 100.0}, {"protocol": "fedavg", "settings": {}, "min_clients": 900}, "got inf"),
+        ({"eps_local": 100.0, "eps_round": None, "eps_task": None}, {**SHARED, "eps": None}, "is trusted, got inf"),
     ],
 )
 def test_a_policy_refuses_in_one_sentence(policy, task, sentence):
@@ -181,3 +189,49 @@ def test_many_at_once_spend_a_round_once(tmp_path):
     for thread in threads:
         thread.join(60)
     assert sorted(outcomes) == ["refused"] * 3 + ["spent"]
+
+
+def test_slots_are_dealt_so_that_no_shuffler_holds_all_shares():
+    keys = tuple(KeyPair.generate("sign").public for _ in range(4))
+    task = task_of(**{**SHARED, "shufflers": keys})  # two parties, two processes each
+    deal, messages = task.deal(), task.messages()
+    party = messages.shuffler_of(np.arange(messages.slots))
+    assert np.array_equal(deal.holder // 2, party)
+    assert sorted(np.concatenate(deal.slots)) == list(range(messages.slots))
+    for index, slots in enumerate(deal.slots):
+        assert np.array_equal(deal.holder[slots], np.full(len(slots), index))
+        assert np.array_equal(deal.place[slots], np.arange(len(slots)))
+    with pytest.raises(ValueError, match="expected 2 shufflers, or so many times more, got 3"):
+        task_of(**{**SHARED, "shufflers": keys[:3]})
+    with pytest.raises(ValueError, match="expected at most one shuffler a slot, got 2 for 1 slots"):
+        task_of(shufflers=keys[:2])
+
+
+def test_a_protocol_without_messages_is_no_task():
+    with pytest.raises(ValueError, match="has a trusted curator, and no shuffler to deploy"):
+        task_of(protocol="fedavg", settings={})
+
+
+def test_noise_that_is_not_given_is_calibrated_to_the_budget():
+    fields = {"protocol": "privunit", "dim": 20, "rounds": 3, "min_clients": 500, "max_clients": 1000}
+    settings = calibrated(settings={"clip_norm": 1.0}, **fields, colluders=10, eps=1.0, delta=1e-6)
+    task = task_of(settings=settings, colluders=10, rounds=3)
+    assert 0.98 < cost(task, 3)[0].eps <= 1.0
+    with pytest.raises(ValueError, match=r"expected privacy\.eps or protocol\.eps_local, got neither"):
+        calibrated(settings={"clip_norm": 1.0}, **fields, colluders=0, eps=None, delta=1e-6)
+
+
+def test_one_report_an_epoch_whatever_the_task(tmp_path):
+    spending = Spending(tmp_path, policy_of(epoch_seconds=0.5, eps_lifetime=None))
+    spending.spend(task_of(), 1)
+    with pytest.raises(Refused, match=r"expected one report in 0.5 seconds"):
+        spending.spend(task_of(name="another"), 1)
+    time.sleep(0.6)
+    spending.spend(task_of(name="another"), 1)
+
+
+def test_what_promises_nothing_is_spent_as_infinite(tmp_path):
+    spending = Spending(tmp_path, policy_of(eps_round=None, eps_task=None, eps_lifetime=None))
+    task = task_of(settings={"clip_norm": 1.0, "eps_local": 3.0}, eps=None)
+    spending.spend(task, 1)
+    assert 0 < spending.total()[0] < float("inf")

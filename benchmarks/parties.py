@@ -1,0 +1,226 @@
+"""The parties at work: opening against raw `cryptography`, uploads a second, a round of 10,000, and memory.
+
+1. Opening and tallying: parts of sealed reports through `Analyzer.take`, several at a time as they come from shufflers,
+   over the rate at which `cryptography` alone opens such messages on one core, times the cores. With bits in 64 slots,
+   and with PrivUnit's seeds, whose directions of 650 numbers have to be expanded.
+2. Dummies: one worker process against as many as there are cores.
+3. A round of 10,000 clients with one message each, against the services as processes over TLS: uploads a second into
+   the shuffler, seconds from the last upload to the released model, peak memory of both services; and the peak memory
+   of the same services after a round of 1,000.
+
+The clients of 3 run on the same cores as the services, so that uploads a second are what both ends make together.
+"""
+
+import argparse
+import asyncio
+import concurrent.futures
+import json
+import os
+import secrets
+import ssl
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from dovetail.federated.server import Server
+from dovetail.mechanisms import ExactSampler
+from dovetail.parties import sealing
+from dovetail.parties.analyzer import Analyzer, Learning
+from dovetail.parties.fleet import Fleet, Ground, lay_out
+from dovetail.parties.keys import KeyPair, KeyRing
+from dovetail.parties.wire import PART, Packed, signed_headers
+
+PARTS, RAW, DUMMIES = 24, 8192, 16_384
+CLIENTS, FEWER, DIM, CONNECTIONS = 10_000, 1_000, 650, 32
+KINDS: dict[str, dict[str, Any]] = {
+    "bits": {"protocol": "ss_simple", "settings": {"clip_value": 1.0, "eps_local": 1.0}, "dim": 64},
+    "seeds": {"protocol": "privunit", "settings": {"clip_norm": 1.0, "eps_local": 1.0}, "dim": DIM},
+}
+
+
+def fields(kind: str, clients: int) -> dict[str, Any]:
+    return {
+        **KINDS[kind],
+        "name": kind,
+        "rounds": 2,
+        "min_clients": clients,
+        "max_clients": clients,
+        "round_seconds": 3600.0,
+        "delta": 1e-6,
+    }
+
+
+def opening(kind: str, folder: Path, cores: int) -> dict[str, float]:
+    """Messages a second through the analyzer, over the raw rate times cores."""
+    ground = lay_out(folder, fields(kind, CLIENTS), shufflers=1, enrolled=[])
+    task, keys = ground.task, KeyRing(folder / "analyzer" / "keys", "seal")
+    messages, public, purpose = task.messages(), task.analyzer.sealing(), task.purpose(1)
+    sent = messages.randomize(np.zeros(task.dim, np.float32), sampler=ExactSampler())
+    count = min(PART, RAW)
+    bodies = [sent.body[i % len(sent.body)].tobytes() for i in range(count)]
+    slots = np.array([sent.slot[i % len(sent.slot)] for i in range(count)])
+    pool = sealing.Workers(cores)
+    sealed = pool.seal_all(bodies, public, purpose)
+    part = Packed(slots, b"".join(sealed)).encode()
+    key = keys.find(task.analyzer.key_id).opening()
+    begun = time.perf_counter()
+    for one in sealed:
+        sealing.open_sealed(one, key, purpose)
+    raw = count / (time.perf_counter() - begun)
+    learning = Learning(initial=np.zeros(task.dim, np.float32), server=Server())
+    analyzer = Analyzer(
+        folder / "analyzer", signed=ground.signed, signer=ground.signed.signer.key_id, keys=keys, learning=learning,
+        workers=cores,
+    )  # fmt: skip
+    for number in range(2):  # processes start, programs are compiled
+        analyzer.take(0, 1, number, part)
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        begun = time.perf_counter()
+        list(threads.map(lambda number: analyzer.take(0, 1, number, part), range(2, 2 + PARTS)))
+        rate = PARTS * count / (time.perf_counter() - begun)
+    analyzer.shut()
+    pool.shut()
+    return {"raw_per_core": raw, "opened_and_tallied": rate, "ratio": rate / (raw * cores)}
+
+
+def dummies(folder: Path, cores: int) -> dict[str, float]:
+    """Dummies sealed a second by one worker and by all."""
+    ground = lay_out(folder, fields("bits", CLIENTS), shufflers=1, enrolled=[])
+    task = ground.task
+    bodies = [b"\1"] * DUMMIES
+    rates = {}
+    for workers in (1, cores):
+        pool = sealing.Workers(workers)
+        pool.seal_all(bodies[:1024], task.analyzer.sealing(), task.purpose(1))
+        begun = time.perf_counter()
+        pool.seal_all(bodies, task.analyzer.sealing(), task.purpose(1))
+        rates[workers] = DUMMIES / (time.perf_counter() - begun)
+        pool.shut()
+    return {"one_worker": rates[1], "all_workers": rates[cores], "ratio": rates[cores] / rates[1]}
+
+
+def whole_round(folder: Path, clients: int, cores: int) -> dict[str, float]:
+    """A round of one-message clients against the services."""
+    pairs = [KeyPair.generate("sign") for _ in range(clients)]
+    ground = lay_out(folder, fields("seeds", clients), shufflers=1, enrolled=[pair.public for pair in pairs])
+    np.save(folder / "model.npy", np.zeros(DIM, np.float32))
+    sampler, messages = ExactSampler(), ground.task.messages()
+    begun = time.perf_counter()
+    seeds = [messages.randomize(np.zeros(DIM, np.float32), sampler=sampler).body[0].tobytes() for _ in range(64)]
+    randomized = 64 / (time.perf_counter() - begun)
+    pool = sealing.Workers(cores)
+    sealed = pool.seal_all(
+        [seeds[i % 64] for i in range(clients)], ground.task.analyzer.sealing(), ground.task.purpose(1)
+    )
+    pool.shut()
+    path = f"/v1/tasks/{ground.task.task_id.hex()}/rounds/1/uploads"
+    bodies = [secrets.token_bytes(16) + bytes(4) + one for one in sealed]
+    headers = [signed_headers(pair, "POST", path, body) for pair, body in zip(pairs, bodies, strict=True)]
+    with Fleet(ground, workers=cores) as fleet:
+        fleet.start_analyzer()
+        fleet.start_shuffler(0)
+        wait_for(fleet, lambda: fleet.shuffler().status().round == 1)
+        begun = time.perf_counter()
+        asyncio.run(upload(ground, path, bodies, headers))
+        uploaded = time.perf_counter()
+        wait_for(fleet, lambda: fleet.analyzer().status().round == 2)
+        done = time.perf_counter()
+        uploads = fleet.privacy()["history"][0]["uploads"]
+        peaks = {name: peak_mib(process.pid) for name, process in fleet.processes.items()}
+    if uploads != clients:
+        raise RuntimeError(f"expected {clients} uploads in the round, got {uploads}")
+    return {
+        "clients": clients,
+        "randomized_a_second": randomized,
+        "uploads_a_second": clients / (uploaded - begun),
+        "release_seconds": done - uploaded,
+        "round_seconds": done - begun,
+        "shuffler_peak_mib": peaks["shuffler-0"],
+        "analyzer_peak_mib": peaks["analyzer"],
+    }
+
+
+async def upload(ground: Ground, path: str, bodies: list[bytes], headers: list[dict[str, str]]) -> None:
+    context = ssl.create_default_context(cafile=str(ground.authority))
+    limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
+    todo = iter(zip(bodies, headers, strict=True))
+    async with httpx.AsyncClient(
+        base_url=ground.shuffler_urls[0], verify=context, limits=limits, timeout=120, trust_env=False
+    ) as http:
+
+        async def send() -> None:
+            for body, header in todo:
+                answer = await http.post(path, content=body, headers=header)
+                if answer.status_code != 200:
+                    raise RuntimeError(answer.text)
+
+        await asyncio.gather(*(send() for _ in range(CONNECTIONS)))
+
+
+def wait_for(fleet: Fleet, condition: Any, seconds: float = 300.0) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            if condition():
+                return
+        except (ConnectionError, ValueError):
+            pass
+        time.sleep(0.05)
+    raise TimeoutError(f"expected the services to get on in {seconds} seconds, got no progress")
+
+
+def peak_mib(pid: int) -> float:
+    """The peak resident memory of a process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--clients", type=int, default=CLIENTS)
+    arguments = parser.parse_args()
+    cores = os.cpu_count() or 1
+    with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as name:
+        folder = Path(name)
+        figures = {
+            "cores": cores,
+            "bits": opening("bits", folder / "bits", cores),
+            "seeds": opening("seeds", folder / "seeds", cores),
+            "dummies": dummies(folder / "dummies", cores),
+            "fewer": whole_round(folder / "fewer", min(FEWER, arguments.clients), cores),
+            "round": whole_round(folder / "round", arguments.clients, cores),
+        }
+    if arguments.json:
+        print(json.dumps(figures))
+        return
+    table = Table(title=f"parties, {cores} cores")
+    for heading in ("what", "figure", "aim"):
+        table.add_column(heading)
+    bits, seeds, few, many = (figures[key] for key in ("bits", "seeds", "fewer", "round"))  # type: ignore[misc]
+    rows = [
+        ("raw opens a second and core", f"{bits['raw_per_core']:,.0f}", ""),
+        ("opened and tallied, bits: over raw x cores", f"{bits['ratio']:.2f}x", ">= 0.70x"),
+        ("opened and tallied, seeds of 650: over raw x cores", f"{seeds['ratio']:.2f}x", ""),
+        ("dummies sealed: all workers over one", f"{figures['dummies']['ratio']:.2f}x", ""),  # type: ignore[index]
+        (f"uploads a second, {many['clients']:,} clients", f"{many['uploads_a_second']:,.0f}", ""),
+        (f"a round of {many['clients']:,}, end to end", f"{many['round_seconds']:.1f} s", ""),
+        ("  of which from the last upload to the model", f"{many['release_seconds']:.1f} s", ""),
+        (f"analyzer's peak memory: {many['clients']:,} over {few['clients']:,} reports",
+         f"{many['analyzer_peak_mib'] / few['analyzer_peak_mib']:.2f}x ({many['analyzer_peak_mib']:.0f} MiB)", "flat"),
+        (f"shuffler's peak memory: {many['clients']:,} over {few['clients']:,} reports",
+         f"{many['shuffler_peak_mib'] / few['shuffler_peak_mib']:.2f}x ({many['shuffler_peak_mib']:.0f} MiB)", "flat"),
+    ]  # fmt: skip
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

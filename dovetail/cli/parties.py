@@ -1,0 +1,404 @@
+"""Commands of the parties: `keys`, `task`, `analyzer`, `shuffler`, `client`, `fleet`."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from dovetail.cli._shared import JsonFlag, err_console, out_console, print_json
+
+__all__ = ["analyzer", "client", "fleet", "keys", "shuffler", "task"]
+
+task = typer.Typer(help="Describe a training that parties agree on, and see what it costs.", no_args_is_help=True)
+client = typer.Typer(help="Take part as a user.", no_args_is_help=True)
+fleet = typer.Typer(help="A whole fleet on this machine.", no_args_is_help=True)
+
+TaskFile = Annotated[Path, typer.Option("--task", help="The signed task (dovetail task new).")]
+Signer = Annotated[str, typer.Option(help="The id of the key that must have signed the task.", metavar="HEX")]
+Keys = Annotated[Path, typer.Option(help="The folder of this party's keys (dovetail keys).")]
+Host = Annotated[str, typer.Option(help="The address to listen on.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0: any free one.")]
+Certificate = Annotated[Path | None, typer.Option(help="The TLS certificate, PEM.")]
+PrivateKey = Annotated[Path | None, typer.Option(help="Its private key, PEM.")]
+Plain = Annotated[bool, typer.Option("--plain", help="Serve without TLS (behind a proxy that has it).")]
+Workers = Annotated[int, typer.Option(min=1, help="Processes that seal and open messages.")]
+Authority = Annotated[Path | None, typer.Option("--ca", help="The certificate of the authority to trust, PEM.")]
+ConfigFile = Annotated[str, typer.Option("--config", help="A TOML file or a preset: data, model, local training.")]
+
+
+def keys(
+    folder: Annotated[Path, typer.Argument(help="Where the key goes; files that their owner alone can read.")],
+    use: Annotated[str, typer.Option(help='"seal" (analyzer) or "sign" (task owner, shuffler, client).')] = "sign",
+    days: Annotated[int, typer.Option(min=1, help="Days until it expires.")] = 365,
+    tls: Annotated[str | None, typer.Option(help="Make TLS certificates for this host instead.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Make a key pair; older ones in the folder stay until their rounds are closed."""
+    from dovetail import _validate
+    from dovetail.parties.certificates import Certified, make_authority, make_certificate
+    from dovetail.parties.keys import KeyRing
+
+    if tls is not None:
+        there = Certified(folder / "authority.crt", folder / "authority.key")
+        made = make_certificate(folder, there if there.private_key.exists() else make_authority(folder), host=tls)
+        facts: dict[str, Any] = {"certificate": str(made.certificate), "private_key": str(made.private_key)}
+        facts["authority"] = str(there.certificate)
+    else:
+        _validate.one_of(("seal", "sign"), use=use)
+        public = KeyRing(folder, "seal" if use == "seal" else "sign").add(days=days).public
+        path = folder / f"{use}-{public.key_id.hex()}.pub.json"
+        path.write_bytes(_encoded(public))
+        facts = {"id": public.key_id.hex(), "use": use, "public": str(path), "expires": public.expires}
+    if as_json:
+        print_json(facts)
+        return
+    for name, value in facts.items():
+        out_console.print(f"{name}: {value}", markup=False, highlight=False)
+
+
+@task.command("new")
+def task_new(
+    config: Annotated[str, typer.Argument(help="A TOML file or a preset: data, model, protocol, privacy.")],
+    out: Annotated[Path, typer.Option(help="Where the signed task goes.")],
+    signer: Annotated[Path, typer.Option(help="The folder of the key to sign with.")],
+    analyzer: Annotated[Path, typer.Option(help="The analyzer's public key (.pub.json).")],
+    shuffler: Annotated[list[Path], typer.Option(help="A shuffler's public key; once for each.")],
+    min_clients: Annotated[int, typer.Option(min=1, help="Fewer users in a round: nothing leaves the shuffler.")],
+    max_clients: Annotated[int, typer.Option(min=1, help="More users are not let into a round.")],
+    rounds: Annotated[int, typer.Option(min=1, help="How many rounds there are.")],
+    round_seconds: Annotated[float, typer.Option(help="How long a round is open.")] = 3600.0,
+    colluders: Annotated[int, typer.Option(min=0, help="Users that are assumed to be fake or to collude.")] = 0,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a key.", metavar="KEY=VALUE")] = None,
+) -> None:
+    """Describe a training and sign it; noise that is not given is calibrated to the budget."""
+    import msgspec
+
+    from dovetail import config as configs
+    from dovetail.folder import write_atomically
+    from dovetail.parties.keys import KeyRing, PublicKey
+    from dovetail.parties.learning import federation
+    from dovetail.parties.task import Task, calibrated, sign
+
+    chosen = configs.read(config, [configs.parse_override(text) for text in set_ or []])
+    settings = {key: value for key, value in chosen.protocol.items() if key != "name"}
+    dim = federation(chosen).dim
+    fields = {
+        "protocol": chosen.protocol["name"],
+        "dim": dim,
+        "rounds": rounds,
+        "min_clients": min_clients,
+        "max_clients": max_clients,
+        "eps": chosen.privacy.eps,
+        "delta": chosen.privacy.delta,
+        "colluders": colluders,
+    }
+    made = Task(
+        name=chosen.task.name,
+        settings=calibrated(settings=settings, **fields),
+        round_seconds=round_seconds,
+        analyzer=_decoded(analyzer, PublicKey),
+        shufflers=tuple(_decoded(path, PublicKey) for path in shuffler),
+        **fields,
+    )
+    signed = sign(made, KeyRing(signer, "sign").current())
+    write_atomically(out, msgspec.json.encode(signed))
+    out_console.print(f"task {made.task_id.hex()}, signed by {signed.signer.key_id.hex()}", highlight=False)
+    _print_cost(made)
+
+
+@task.command("show")
+def task_show(
+    path: Annotated[Path, typer.Argument(help="A signed task.")],
+    signer: Annotated[str | None, typer.Option(help="Refuse other signers.", metavar="HEX")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """What a task asks for, and what it costs a user."""
+    import msgspec
+
+    from dovetail.parties.task import SignedTask, cost, verify
+
+    signed = _decoded(path, SignedTask)
+    made = verify(signed, signer=signed.signer.key_id if signer is None else bytes.fromhex(signer))
+    if as_json:
+        certified, local = cost(made, made.rounds)
+        facts = {"certified": certified.to_json(), "without_trust": local.to_json()}
+        print_json({"task": json.loads(msgspec.json.encode(made)), **facts})
+        return
+    words = f"{made.name} by {made.protocol}, {made.rounds} rounds of {made.min_clients} to {made.max_clients} users"
+    out_console.print(f"task {made.task_id.hex()}, signed by {signed.signer.key_id.hex()}", highlight=False)
+    out_console.print(f"{words}, {len(made.shufflers)} shufflers", highlight=False)
+    _print_cost(made)
+
+
+def analyzer(
+    folder: Annotated[Path, typer.Argument(help="Where it keeps its ledger and its models.")],
+    task: TaskFile,
+    signer: Signer,
+    keys: Keys,
+    config: Annotated[str | None, typer.Option(help="A TOML file or a preset: model, server, test data.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Or the first model: a .npy file, one flat vector.")] = None,
+    learning_rate: Annotated[float, typer.Option(help="The server's step, with --model.")] = 1.0,
+    host: Host = "127.0.0.1",
+    port: Port = 8443,
+    certificate: Certificate = None,
+    private_key: PrivateKey = None,
+    plain: Plain = False,
+    workers: Workers = 2,
+) -> None:
+    """Serve the analyzer of a task: opens what shufflers hand on, releases models that are paid for."""
+    from dovetail.parties.analyzer import Analyzer
+    from dovetail.parties.keys import KeyRing
+    from dovetail.parties.services._http import serve
+    from dovetail.parties.services.analyzer import AnalyzerService
+    from dovetail.parties.task import SignedTask
+
+    _refuse_half_tls(certificate, private_key, plain)
+    party = Analyzer(
+        folder,
+        signed=_decoded(task, SignedTask),
+        signer=_hex(signer),
+        keys=KeyRing(keys, "seal"),
+        learning=_learning(config, model, learning_rate),
+        workers=workers,
+    )
+    service = AnalyzerService(party)
+    try:
+        serve(
+            service.app, host=host, port=port, certificate=certificate, private_key=private_key, ready=_say("analyzer")
+        )
+    finally:
+        party.shut()
+
+
+def shuffler(
+    folder: Annotated[Path, typer.Argument(help="Where it keeps uploads until they are handed on.")],
+    task: TaskFile,
+    signer: Signer,
+    keys: Keys,
+    analyzer: Annotated[str, typer.Option(help="The analyzer's address.", metavar="URL")],
+    clients: Annotated[Path, typer.Option(help="The public keys of the users that may report, a JSON list.")],
+    index: Annotated[int, typer.Option(min=0, help="Which of the task's shufflers this is.")] = 0,
+    peer: Annotated[list[str] | None, typer.Option(help="Another shuffler's address; once for each.")] = None,
+    ca: Authority = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8444,
+    certificate: Certificate = None,
+    private_key: PrivateKey = None,
+    plain: Plain = False,
+    workers: Workers = 1,
+) -> None:
+    """Serve a shuffler of a task: takes sealed reports, hands them on in no order and without names."""
+    from dovetail.parties.keys import KeyRing
+    from dovetail.parties.links import AnalyzerLink, ShufflerLink
+    from dovetail.parties.services._http import serve
+    from dovetail.parties.services.shuffler import ShufflerService, read_enrolled
+    from dovetail.parties.shuffler import Shuffler
+    from dovetail.parties.task import SignedTask
+
+    _refuse_half_tls(certificate, private_key, plain)
+    key = KeyRing(keys, "sign").current()
+    party = Shuffler(
+        folder, signed=_decoded(task, SignedTask), signer=_hex(signer), index=index, key=key, workers=workers
+    )
+    service = ShufflerService(
+        party,
+        enrolled=read_enrolled(clients),
+        analyzer=AnalyzerLink(analyzer, ca=ca, key=key),
+        peers=[ShufflerLink(url, ca=ca, key=key) for url in peer or []],
+    )
+    try:
+        serve(
+            service.app, host=host, port=port, certificate=certificate, private_key=private_key, ready=_say("shuffler")
+        )
+    finally:
+        party.shut()
+
+
+@client.command("run")
+def client_run(
+    folder: Annotated[Path, typer.Argument(help="The users' folders: user-<number> with key.json and policy.json.")],
+    shuffler: Annotated[list[str], typer.Option(help="A shuffler's address, in the order of the task.")],
+    config: ConfigFile,
+    users: Annotated[str, typer.Option(help="The users of this process, such as 0 or 0,2,4.")] = "0",
+    ca: Authority = None,
+    patience: Annotated[float, typer.Option(help="Seconds in a row that nobody may answer.")] = 60.0,
+) -> None:
+    """Take part until the training is over: train, randomize, seal, upload."""
+    from dovetail import config as configs
+    from dovetail.parties.client import Client, take_part
+    from dovetail.parties.keys import KeyPair
+    from dovetail.parties.learning import federation
+    from dovetail.parties.links import ShufflerLink
+    from dovetail.parties.policy import Policy
+
+    numbers = _numbers(users)
+    learned = federation(configs.read(config))
+    failures: list[BaseException] = []
+
+    def take(user: int) -> None:
+        home = folder / f"user-{user}"
+        try:
+            key = KeyPair.load(home / "key.json")
+            party = Client(home, policy=Policy.read(home / "policy.json"), key=key)
+            links = [ShufflerLink(url, ca=ca, key=key) for url in shuffler]
+            reported = take_part(party, links, learned.train(user), patience=patience)
+            err_console.print(f"user {user} reported to {reported} rounds", highlight=False)
+        except (ValueError, OSError) as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=take, args=(user,)) for user in numbers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise ValueError(str(failures[0]))
+
+
+@client.command("agent")
+def client_agent(
+    folder: Annotated[Path, typer.Option(help="The user's folder, with key.json and policy.json.")],
+    socket: Annotated[Path, typer.Option(help="The Unix socket to serve on.")],
+) -> None:
+    """Serve reports on a Unix socket: what is shipped to this node hands its update over and gets it back sealed."""
+    from dovetail.parties.agent import serve_agent
+    from dovetail.parties.client import Client
+    from dovetail.parties.keys import KeyPair
+    from dovetail.parties.policy import Policy
+
+    party = Client(folder, policy=Policy.read(folder / "policy.json"), key=KeyPair.load(folder / "key.json"))
+    _say("agent")(str(socket))
+    serve_agent(party, socket)
+
+
+@fleet.command("demo")
+def fleet_demo(
+    clients: Annotated[int, typer.Option(min=2, help="Users.")] = 20,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 3,
+    protocol: Annotated[str, typer.Option(help="privunit, ss_topk, split_and_mix, ...")] = "privunit",
+    shufflers: Annotated[int | None, typer.Option(min=1, help="Shuffler processes.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a key.", metavar="KEY=VALUE")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Keep everything in this new folder.")] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Processes that the users share.")] = 2,
+    seconds: Annotated[float, typer.Option(help="Give up after this long.")] = 1800.0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Start users, shufflers and analyzer as processes with TLS on this machine, train, and say who saw what."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from dovetail.parties.demo import demo_config, transcript
+    from dovetail.parties.fleet import Fleet, set_up
+
+    chosen = demo_config(protocol, clients=clients, overrides=set_ or [])
+    with tempfile.TemporaryDirectory(prefix="dovetail-fleet-") as temporary:
+        with err_console.status("making keys, certificates and the task"):
+            home = folder or Path(temporary) / "fleet"
+            ground = set_up(home, chosen, rounds=rounds, clients=clients, shufflers=shufflers)
+        bar = Progress(TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), console=err_console, transient=True)
+        with bar, Fleet(ground) as running:
+            line = bar.add_task("rounds", total=rounds)
+            running.start(processes=processes)
+            facts = running.follow(seconds=seconds, observe=lambda done, _: bar.update(line, completed=done))
+            saw = transcript(running, facts)
+    if as_json:
+        print_json({"privacy": facts, "transcript": saw})
+        return
+    table = Table(title="who saw what", show_lines=True)
+    for heading in ("party", "holds", "saw", "did not see"):
+        table.add_column(heading)
+    for row in saw:
+        table.add_row(row["party"], row["holds"], row["saw"], row["never"])
+    out_console.print(table)
+    _print_outcome(facts)
+
+
+def _print_outcome(facts: dict[str, Any]) -> None:
+    from dovetail.statements import Statement
+
+    released = [one for one in facts["history"] if one["accuracy"] is not None]
+    if released:
+        out_console.print(
+            f"test accuracy {released[-1]['accuracy']:.2%} after {len(facts['history'])} rounds "
+            f"({len(released)} released)",
+            highlight=False,
+        )
+    statement = Statement.from_json(facts["statement"])
+    if statement.unbounded:
+        out_console.print("not certified", highlight=False)
+    out_console.print(str(statement), markup=False, highlight=False)
+    out_console.print("and if nobody is trusted:", highlight=False)
+    out_console.print(str(Statement.from_json(facts["without_trust"])), markup=False, highlight=False)
+
+
+def _print_cost(made: Any) -> None:
+    from dovetail.parties.task import cost
+
+    certified, local = cost(made, made.rounds)
+    out_console.print(str(certified), markup=False, highlight=False)
+    out_console.print("and if nobody is trusted:", highlight=False)
+    out_console.print(str(local), markup=False, highlight=False)
+
+
+def _learning(config: str | None, model: Path | None, learning_rate: float) -> Any:
+    import numpy as np
+
+    from dovetail import config as configs
+    from dovetail.federated.server import Server
+    from dovetail.parties.analyzer import Learning
+    from dovetail.parties.learning import federation
+
+    if (config is None) == (model is None):
+        raise ValueError("expected --config or --model, got both or neither")
+    if config is not None:
+        return federation(configs.read(config)).learning()
+    try:
+        initial = np.load(model, allow_pickle=False)  # type: ignore[arg-type]
+    except (OSError, ValueError) as error:
+        raise ValueError(f"expected a .npy file with one vector, got {str(model)!r} ({error})") from error
+    return Learning(initial=np.asarray(initial, np.float32), server=Server(learning_rate=learning_rate))
+
+
+def _refuse_half_tls(certificate: Path | None, private_key: Path | None, plain: bool) -> None:
+    if (certificate is None) != (private_key is None) or (certificate is None) != plain:
+        raise ValueError("expected --certificate with --private-key, or --plain, got neither or both")
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ValueError(f"expected users such as 0 or 0,2,4, got {text!r}") from error
+
+
+def _hex(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError as error:
+        raise ValueError(f"expected the id of a key in hex, got {text!r}") from error
+
+
+def _say(name: str) -> Any:
+    return lambda address: err_console.print(f"{name} listens on {address}", markup=False, highlight=False)
+
+
+def _encoded(value: Any) -> bytes:
+    import msgspec
+
+    return msgspec.json.encode(value)
+
+
+def _decoded(path: Path, kind: Any) -> Any:
+    import msgspec
+
+    if not path.is_file():
+        raise FileNotFoundError(f"expected a file at {str(path)!r}, got none")
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"expected {kind.__name__} in {str(path)!r}, got something else ({error})") from error

@@ -1,0 +1,156 @@
+"""A user's side: what leaves a user is randomized, sealed, and paid for from its own ledger.
+
+For every round: the policy admits the task, the round is spent, the update is randomized from the operating system's
+randomness and sealed message by message; the envelope is on disk before anything is sent, so that a user who is
+interrupted sends the same envelope again and never randomizes twice. `take_part` is the loop around it: fetch the
+model, train, report, upload to every shuffler until each has it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol as Interface
+
+import msgspec
+import numpy as np
+
+from dovetail.folder import write_atomically
+from dovetail.mechanisms import ExactSampler
+from dovetail.parties.keys import KeyPair
+from dovetail.parties.links import Gone, ShufflerLink, Unreachable
+from dovetail.parties.policy import Policy, Spending
+from dovetail.parties.sealing import Workers
+from dovetail.parties.task import SignedTask
+from dovetail.parties.wire import REPORT_ID, Packed, Upload
+
+__all__ = ["Client", "Envelope", "Reporter", "Train", "take_part"]
+
+Train = Callable[[np.ndarray], np.ndarray]  # from the model to the update, both flat float32 vectors
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a user sends in a round: an upload for every shuffler."""
+
+    task_id: bytes
+    round: int
+    uploads: tuple[Upload, ...]
+
+    def encode(self) -> bytes:
+        """As bytes."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Envelope:
+        """From bytes."""
+        return msgspec.msgpack.decode(data, type=cls)
+
+
+class Reporter(Interface):
+    """Who turns an update into an envelope: a `Client`, or the agent that runs one on this machine."""
+
+    def report(self, signed: SignedTask, round: int, update: np.ndarray) -> Envelope:
+        """The envelope of a round."""
+        ...
+
+
+class Client:
+    """One user: its folder, its conditions, the key that its uploads are signed with.
+
+    Guarantees:
+        Nothing is randomized that the policy does not admit, or that was not spent first.
+        A round has one envelope, however often it is asked for.
+    """
+
+    def __init__(self, folder: Path, *, policy: Policy, key: KeyPair, workers: Workers | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._outbox = folder / "outbox"
+        self._outbox.mkdir(exist_ok=True, mode=0o700)
+        self._policy, self.key = policy, key
+        self._spending = Spending(folder / "spending", policy)
+        self._sampler = ExactSampler()
+        self._workers = workers or Workers(1)
+
+    def report(self, signed: SignedTask, round: int, update: np.ndarray) -> Envelope:
+        """Randomize and seal the update of a round; the same round again gives the same envelope."""
+        task = self._policy.admit(signed)
+        path = self._outbox / f"{task.task_id.hex()}-{round}"
+        if path.exists():
+            return Envelope.decode(path.read_bytes())
+        update = np.asarray(update, np.float32)
+        if update.shape != (task.dim,):
+            raise ValueError(f"expected an update of {task.dim} numbers, got shape={update.shape}")
+        self._spending.spend(task, round)
+        sent = task.messages().randomize(update, sampler=self._sampler)
+        bodies = [body.tobytes() for body in sent.body]
+        sealed = self._workers.seal_all(bodies, task.analyzer.sealing(), task.purpose(round))
+        deal, report = task.deal(), secrets.token_bytes(REPORT_ID)
+        uploads = []
+        for shuffler in range(len(task.shufflers)):
+            mine = np.flatnonzero(deal.holder[sent.slot] == shuffler)
+            packed = Packed(deal.place[sent.slot[mine]], b"".join(sealed[i] for i in mine))
+            uploads.append(Upload(report, packed.encode()))
+        envelope = Envelope(task_id=task.task_id, round=round, uploads=tuple(uploads))
+        write_atomically(path, envelope.encode())
+        return envelope
+
+    def sent(self, envelope: Envelope) -> None:
+        """Forget an envelope that everybody has; the round stays spent."""
+        (self._outbox / f"{envelope.task_id.hex()}-{envelope.round}").unlink(missing_ok=True)
+
+
+def take_part(
+    client: Client,
+    shufflers: Sequence[ShufflerLink],
+    train: Train,
+    *,
+    patience: float = 60.0,
+    observe: Callable[[str], None] = lambda text: None,
+) -> int:
+    """Take part in a training until it is over; the number of rounds that this user reported to.
+
+    `patience` is how many seconds in a row nobody may answer. A round that this user came too late for is skipped; what
+    it spent on it stays spent.
+    """
+    signed = shufflers[0].task()
+    reported, last, heard = 0, 0, time.monotonic()
+    while True:
+        try:
+            status = shufflers[0].status()
+            heard = time.monotonic()
+            if status.over:
+                return reported
+            if status.round > last:
+                model = shufflers[0].model(status.round - 1)
+                envelope = client.report(signed, status.round, train(model))
+                if _upload(envelope, shufflers, patience):
+                    reported += 1
+                    observe(f"reported to round {status.round}")
+                client.sent(envelope)
+                last = status.round
+        except Gone:
+            pass  # the round went on meanwhile
+        except Unreachable:
+            if time.monotonic() - heard > patience:
+                raise
+        time.sleep(0.05)
+
+
+def _upload(envelope: Envelope, shufflers: Sequence[ShufflerLink], patience: float) -> bool:
+    """To every shuffler, again and again until it answers; whether all of them took it."""
+    heard = time.monotonic()
+    left = list(range(len(shufflers)))
+    while left:
+        try:
+            shufflers[left[0]].upload(envelope.round, envelope.uploads[left[0]])
+            left.pop(0)
+            heard = time.monotonic()
+        except Gone:
+            return False
+        except Unreachable:
+            if time.monotonic() - heard > patience:
+                raise
+            time.sleep(0.1)
+    return True

@@ -1,0 +1,134 @@
+"""A shuffler: it knows who reports and nothing of what; it hands on what, and nothing of who.
+
+The order of things in a round: *open* (told so by the analyzer), *frozen* when it is full or its time is up, closed
+with the users that every shuffler of the task has complete (all agree, for a frozen roster never changes), *forwarded*
+part by part, and forgotten when the analyzer has it all. Each step is durable before the next; a shuffler that is
+killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from dovetail.mechanisms import ExactSampler
+from dovetail.parties.keys import KeyPair
+from dovetail.parties.links import AnalyzerLink, Gone
+from dovetail.parties.sealing import Workers
+from dovetail.parties.store import Accepted, Arrival, Shape, State, Store, Turned
+from dovetail.parties.task import SignedTask, Task, verify
+from dovetail.parties.wire import PART, Closed, Packed, Upload
+
+__all__ = ["Shuffler"]
+
+_IN_FLIGHT = 4  # parts on their way at a time
+
+
+class Shuffler:
+    """One of the shufflers of a task, without the network around it.
+
+    Guarantees:
+        What leaves are ciphertexts of one length, permuted slot by slot, with nothing that says whose they are.
+        Users count at all shufflers of a task or at none.
+    """
+
+    def __init__(
+        self, folder: Path, *, signed: SignedTask, signer: bytes, index: int, key: KeyPair, workers: int = 1
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.task: Task = verify(signed, signer=signer)
+        if not 0 <= index < len(self.task.shufflers) or self.task.shufflers[index].public != key.public.public:
+            raise ValueError(f"expected the key of shuffler {index} of {len(self.task.shufflers)}, got another one")
+        self.signed, self.index, self.key = signed, index, key
+        self._messages, self._length = self.task.messages(), self.task.length
+        self.shape = _shape(self.task, index)
+        self.store = Store(folder / "store.db", self.shape)
+        self._workers = Workers(workers)
+        self._sampler = ExactSampler()
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other shuffler to agree with."""
+        return len(self.task.shufflers) == 1
+
+    def arrival(self, round: int, *, client: bytes, upload: Upload) -> Arrival:
+        """An upload as the store takes it; refuses messages of another length."""
+        packed = Packed.decode(upload.packed, length=self._length)
+        pairs = list(zip(packed.slots.tolist(), packed.ciphertexts(), strict=True))
+        return Arrival(round, client, upload.report, pairs)
+
+    def accept(self, round: int, *, client: bytes, upload: Upload) -> Accepted:
+        """Take the upload of a client, once."""
+        (taken,) = self.store.accept_all([self.arrival(round, client=client, upload=upload)])
+        if isinstance(taken, Turned):
+            raise taken
+        return taken
+
+    def full(self, round: int) -> bool:
+        """Whether as many reported as are let in."""
+        return self.store.uploads(round) >= self.task.max_clients
+
+    def close(self, round: int, rosters: Sequence[Collection[bytes]] = ()) -> State:
+        """Close a round with the users that are on the rosters of all other shufflers, too."""
+        mine = self.store.freeze(round)
+        if len(rosters) != len(self.task.shufflers) - 1:
+            raise ValueError(f"expected the rosters of {len(self.task.shufflers) - 1} others, got {len(rosters)}")
+        roster = None if self.alone else set(mine).intersection(*rosters)
+        if (len(mine) if roster is None else len(roster)) < self.task.min_clients:
+            return self.store.close(round, roster=roster)
+        return self.store.close(round, roster=roster, dummies=self._dummies(round, roster))
+
+    def forward(self, round: int, analyzer: AnalyzerLink) -> None:
+        """Give the analyzer what a closed round has, and forget it; a round that it gave up is forgotten, too."""
+        state = self.store.state(round)
+        if state not in ("void", "sent"):
+            return
+        with contextlib.suppress(Gone):
+            parts = self._send(round, analyzer) if state == "sent" else 0
+            closed = Closed(state="sent" if state == "sent" else "void", parts=parts, uploads=self.store.uploads(round))
+            analyzer.closed(round, closed)
+        self.store.acknowledge(round)
+
+    def _send(self, round: int, analyzer: AnalyzerLink) -> int:
+        """Every part, some at a time; how many they are."""
+        count = 0
+        with concurrent.futures.ThreadPoolExecutor(_IN_FLIGHT) as threads:
+            waiting: list[concurrent.futures.Future[None]] = []
+            for number, rows in self.store.parts(round, size=PART):
+                waiting.append(threads.submit(analyzer.part, round, number, Packed.of(rows).encode()))
+                count += 1
+                if len(waiting) >= _IN_FLIGHT:
+                    waiting.pop(0).result()
+            for future in waiting:
+                future.result()
+        return count
+
+    def shut(self) -> None:
+        """Let go of files and processes."""
+        self.store.shut()
+        self._workers.shut()
+
+    def _dummies(self, round: int, roster: Collection[bytes] | None) -> dict[int, list[bytes]]:
+        lacking = self.store.lacking(round, roster=roster)
+        total = sum(lacking.values())
+        if not total:
+            return {}
+        bodies = [body.tobytes() for body in self._messages.dummies(total, sampler=self._sampler)]
+        sealed = iter(self._workers.seal_all(bodies, self.task.analyzer.sealing(), self.task.purpose(round)))
+        return {slot: [next(sealed) for _ in range(count)] for slot, count in lacking.items()}
+
+
+def _shape(task: Task, index: int) -> Shape:
+    messages, (protocol, _) = task.messages(), task.build()
+    mine, padding = len(task.deal().slots[index]), protocol.layout(task.dim).padding
+    dense = messages.per_client == messages.slots
+    return Shape(
+        slots=mine,
+        reports=mine if dense else messages.per_client if len(task.shufflers) == 1 else None,
+        length=task.length,
+        min_uploads=task.min_clients,
+        max_uploads=task.max_clients,
+        pad_to=None if padding is None else padding.pad_to,
+    )
