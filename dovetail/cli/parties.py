@@ -52,7 +52,7 @@ def keys(
     else:
         _validate.one_of(("seal", "sign"), use=use)
         public = KeyRing(folder, "seal" if use == "seal" else "sign").add(days=days).public
-        path = folder / f"{use}-{public.key_id.hex()}.pub.json"
+        path = folder / f"public-{use}-{public.key_id.hex()}.json"
         path.write_bytes(_encoded(public))
         facts = {"id": public.key_id.hex(), "use": use, "public": str(path), "expires": public.expires}
     if as_json:
@@ -67,7 +67,7 @@ def task_new(
     config: Annotated[str, typer.Argument(help="A TOML file or a preset: data, model, protocol, privacy.")],
     out: Annotated[Path, typer.Option(help="Where the signed task goes.")],
     signer: Annotated[Path, typer.Option(help="The folder of the key to sign with.")],
-    analyzer: Annotated[Path, typer.Option(help="The analyzer's public key (.pub.json).")],
+    analyzer: Annotated[Path, typer.Option(help="The analyzer's public key (public-seal-....json).")],
     shuffler: Annotated[list[Path], typer.Option(help="A shuffler's public key; once for each.")],
     min_clients: Annotated[int, typer.Option(min=1, help="Fewer users in a round: nothing leaves the shuffler.")],
     max_clients: Annotated[int, typer.Option(min=1, help="More users are not let into a round.")],

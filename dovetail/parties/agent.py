@@ -7,6 +7,8 @@ and ledger stay with the node's owner.
 from __future__ import annotations
 
 import asyncio
+import os
+import socket as sockets
 import threading
 from pathlib import Path
 from typing import NoReturn
@@ -78,4 +80,11 @@ def serve_agent(client: Client, socket: Path) -> None:
             await asyncio.sleep(3600)
 
     app = Served([Route("/v1/report", handle, methods=["POST"])], Counts(), nothing).app
-    uvicorn.Server(uvicorn.Config(app, uds=str(socket), log_level="error", access_log=False)).run()
+    socket.unlink(missing_ok=True)  # of an agent that was killed
+    with sockets.socket(sockets.AF_UNIX) as listener:
+        before = os.umask(0o177)
+        try:
+            listener.bind(str(socket))
+        finally:
+            os.umask(before)
+        uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False)).run(sockets=[listener])

@@ -93,14 +93,14 @@ class Store:
     def open_round(self, round: int, *, head: bytes, closes: float) -> None:
         """Begin to take uploads until the second `closes`; the same again changes nothing."""
         with self._transaction():
+            (last,) = self._one("SELECT MAX(round) FROM rounds") or (None,)
+            if last is not None and round < last:
+                raise ValueError(f"expected round {last} or a later one, got round {round}: the analyzer was set back")
             found = self._one("SELECT head FROM rounds WHERE round = ?", round)
             if found:
                 if found[0] != head:
                     raise ValueError(f"expected round {round} under the ledger that opened it, got another ledger")
                 return
-            (last,) = self._one("SELECT MAX(round) FROM rounds") or (None,)
-            if last is not None and round < last:
-                raise ValueError(f"expected a round after {last}, got round {round}: the analyzer was set back")
             self._database.execute("INSERT INTO rounds VALUES (?, 'open', ?, ?, 0)", (round, head, closes))
 
     def state(self, round: int) -> State:

@@ -73,6 +73,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         _validate.non_negative(colluders=self.colluders)
         _validate.positive(round_seconds=self.round_seconds, **({} if self.eps is None else {"eps": self.eps}))
         _validate.in_open_interval(0, 1, delta=self.delta)
+        for name in ("round_seconds", "delta", "eps"):  # 600 and 600.0 are spelled differently, and are one task
+            if getattr(self, name) is not None:
+                msgspec.structs.force_setattr(self, name, float(getattr(self, name)))
         if self.analyzer.use != "seal" or any(key.use != "sign" for key in self.shufflers):
             raise ValueError("expected a key to seal with for the analyzer and keys to sign with for the shufflers")
         self.deal()

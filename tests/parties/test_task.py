@@ -62,6 +62,8 @@ def test_a_signed_task_is_verified_and_has_one_id():
     assert verify(signed, signer=SIGNER.public.key_id).task_id == task.task_id
     assert task_of(rounds=6).task_id != task.task_id
     assert task_of(settings={"eps_local": 2.0, "clip_norm": 1.0}).task_id == task.task_id  # the order says nothing
+    whole = task_of(round_seconds=60, eps=3)  # whole numbers are numbers
+    assert verify(sign(whole, SIGNER), signer=SIGNER.public.key_id).task_id == task.task_id
 
 
 def test_it_costs_what_the_quote_of_the_smallest_round_says():

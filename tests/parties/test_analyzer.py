@@ -1,0 +1,233 @@
+"""The analyzer without a network: paid for before it is open, counted once, and no way back."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+from dovetail.federated.server import Server
+from dovetail.parties.analyzer import Analyzer, Learning, TooLate
+from dovetail.parties.client import Client
+from dovetail.parties.fleet import lay_out, lenient_policy
+from dovetail.parties.keys import KeyPair, KeyRing
+from dovetail.parties.shuffler import Shuffler
+from dovetail.parties.wire import PART, Closed, Malformed, Packed, vector_from
+
+DIM, USERS = 6, 4
+LOUD = {"clip_value": 1.0, "eps_local": 40.0}  # the truth, but once in 2^57
+
+
+class Small:
+    """A task with few users, its parties as objects."""
+
+    def __init__(self, folder, *, rounds=3, shufflers=1, protocol="ss_simple", settings=None, **more):
+        fields = {
+            "name": "small",
+            "protocol": protocol,
+            "settings": LOUD if settings is None else settings,
+            "dim": DIM,
+            "rounds": rounds,
+            "min_clients": USERS,
+            "max_clients": USERS,
+            "round_seconds": 60.0,
+            "delta": 1e-5,
+            **more,
+        }
+        self.keys = [KeyPair.generate("sign") for _ in range(USERS)]
+        self.ground = lay_out(folder, fields, shufflers=shufflers, enrolled=[pair.public for pair in self.keys])
+        self.folder, self.signed = folder, self.ground.signed
+        self.clients = [
+            Client(folder / f"user-{i}", policy=lenient_policy(self.signed), key=pair)
+            for i, pair in enumerate(self.keys)
+        ]
+
+    def analyzer(self):
+        return Analyzer(
+            self.folder / "analyzer",
+            signed=self.signed,
+            signer=self.signed.signer.key_id,
+            keys=KeyRing(self.folder / "analyzer" / "keys", "seal"),
+            learning=Learning(initial=np.zeros(DIM, np.float32), server=Server()),
+            workers=1,
+        )
+
+    def shufflers(self):
+        rings = [
+            KeyRing(self.folder / f"shuffler-{i}" / "keys", "sign") for i in range(len(self.ground.shuffler_ports))
+        ]
+        return [
+            Shuffler(
+                self.folder / f"shuffler-{i}",
+                signed=self.signed,
+                signer=self.signed.signer.key_id,
+                index=i,
+                key=ring.current(),
+            )
+            for i, ring in enumerate(rings)
+        ]
+
+
+class Direct:
+    """The analyzer's link without HTTP."""
+
+    def __init__(self, analyzer, shuffler):
+        self.analyzer, self.shuffler = analyzer, shuffler
+
+    def part(self, round, number, packed):
+        self.analyzer.take(self.shuffler, round, number, packed)
+
+    def closed(self, round, closed):
+        self.analyzer.closed(self.shuffler, round, closed)
+
+
+def updates(users=USERS):
+    """User i marks coordinate i."""
+    return -np.ones((users, DIM), np.float32) + 2 * np.eye(users, DIM, dtype=np.float32)
+
+
+def play(small, analyzer, shufflers, *, users=range(USERS), round=None):
+    """A whole round: reports, uploads, agreement, batches."""
+    round = round or analyzer.status().round
+    for shuffler in shufflers:
+        shuffler.store.open_round(round, head=analyzer.status().head, closes=0.0)
+    for user in users:
+        envelope = small.clients[user].report(small.signed, round, updates()[user])
+        for shuffler, upload in zip(shufflers, envelope.uploads, strict=True):
+            shuffler.accept(round, client=bytes([user]), upload=upload)
+    rosters = [set(shuffler.store.freeze(round)) for shuffler in shufflers]
+    for index, shuffler in enumerate(shufflers):
+        shuffler.close(round, [roster for i, roster in enumerate(rosters) if i != index])
+        shuffler.forward(round, Direct(analyzer, index))
+
+
+@pytest.mark.parametrize(
+    ("protocol", "settings", "shufflers"),
+    [
+        ("ss_simple", LOUD, 1),
+        ("ss_simple", LOUD, 3),  # coordinates dealt to three processes
+        ("ss_topk", {**LOUD, "k": DIM}, 2),
+        ("split_and_mix", {"clip_norm": 4.0, "noise_multiplier": 1e-6, "shufflers": 3, "shares": 5}, 3),
+        ("split_and_mix", {"clip_norm": 4.0, "noise_multiplier": 1e-6, "shufflers": 2, "shares": 4}, 4),
+    ],
+)
+def test_a_round_is_the_sum_of_its_reports(tmp_path, protocol, settings, shufflers):
+    small = Small(tmp_path / "fleet", protocol=protocol, settings=settings, shufflers=shufflers)
+    analyzer, helpers = small.analyzer(), small.shufflers()
+    assert analyzer.status().round == 1
+    play(small, analyzer, helpers)
+    assert analyzer.status().round == 2
+    model = vector_from(analyzer.model(1), DIM)
+    assert np.allclose(model, updates().mean(axis=0), atol=2e-2 if protocol == "split_and_mix" else 1e-6)
+    assert [entry.kind for entry in analyzer.ledger.entries] == ["open", "reserve", "release", "reserve"]
+    history = analyzer.privacy()["history"]
+    assert [(one["outcome"], one["uploads"]) for one in history] == [("released", USERS)]
+
+
+def test_a_round_is_reserved_before_it_is_open_and_a_model_is_released_before_it_is_given(tmp_path):
+    analyzer = Small(tmp_path / "fleet").analyzer()
+    assert [entry.kind for entry in analyzer.ledger.entries] == ["open", "reserve"]
+    assert np.array_equal(vector_from(analyzer.model(0), DIM), np.zeros(DIM))
+    with pytest.raises(TooLate, match="expected a round whose model was released, got round 1"):
+        analyzer.model(1)
+
+
+def test_a_part_counts_once_and_what_does_not_open_is_counted_as_refused(tmp_path):
+    small = Small(tmp_path / "fleet")
+    analyzer, task = small.analyzer(), small.ground.task
+    envelope = small.clients[0].report(small.signed, 1, updates()[0])
+    packed = envelope.uploads[0].packed
+    broken = packed[:-1] + bytes([packed[-1] ^ 1])
+    assert analyzer.take(0, 1, 0, broken) == "accepted"
+    assert analyzer.take(0, 1, 0, packed) == "known"
+    facts = analyzer.privacy()
+    assert facts["messages"] == DIM
+    assert facts["refused_messages"] == {"unsealable": 1, "out_of_range": 0}
+    with pytest.raises(Malformed, match="expected slots from 0 to 5, got 9"):
+        analyzer.take(0, 1, 1, Packed(np.full(1, 9), bytes(task.length)).encode())
+    with pytest.raises(Malformed, match="expected messages of"):
+        analyzer.take(0, 1, 1, packed[:-1])
+    with pytest.raises(TooLate, match="got round 2, which is not open"):
+        analyzer.take(0, 2, 0, packed)
+    with pytest.raises(Malformed, match="expected the 2 parts that shuffler 0 sent, got 1"):
+        analyzer.closed(0, 1, Closed(state="sent", parts=2, uploads=1))
+    assert len(packed) < PART * (4 + task.length)
+
+
+def test_a_void_round_moves_nothing_and_stays_spent(tmp_path):
+    small = Small(tmp_path / "fleet", settings={"clip_value": 1.0, "eps_local": 1.0})
+    analyzer, helpers = small.analyzer(), small.shufflers()
+    spent = analyzer.ledger.spent[0]
+    play(small, analyzer, helpers, users=range(USERS - 1))
+    assert analyzer.status().round == 2
+    assert analyzer.ledger.spent[0] > spent > 0
+    assert np.array_equal(vector_from(analyzer.model(1), DIM), np.zeros(DIM))
+    play(small, analyzer, helpers)
+    assert [one["outcome"] for one in analyzer.privacy()["history"]] == ["void", "released"]
+    analyzer.give_up(3)
+    assert analyzer.status().over
+    assert [one["outcome"] for one in analyzer.privacy()["history"]] == ["void", "released", "void"]
+    with pytest.raises(TooLate, match="which is over"):
+        analyzer.take(0, 3, 0, b"")
+
+
+def test_a_share_that_does_not_open_spoils_the_round(tmp_path):
+    settings = {"clip_norm": 4.0, "noise_multiplier": 1e-6, "shufflers": 2, "shares": 4}
+    small = Small(tmp_path / "fleet", protocol="split_and_mix", settings=settings, shufflers=2)
+    analyzer = small.analyzer()
+    for index in range(2):
+        uploads = [small.clients[user].report(small.signed, 1, updates()[user]).uploads[index] for user in range(USERS)]
+        for number, upload in enumerate(uploads):
+            last = upload.packed[-1] ^ (index == 1 and number == 0)
+            analyzer.take(index, 1, number, upload.packed[:-1] + bytes([last]))
+        analyzer.closed(index, 1, Closed(state="sent", parts=USERS, uploads=USERS))
+    assert [one["outcome"] for one in analyzer.privacy()["history"]] == ["spoiled"]
+    assert np.array_equal(vector_from(analyzer.model(1), DIM), np.zeros(DIM))
+
+
+def test_the_training_ends_when_the_budget_does(tmp_path):
+    fields = {"settings": {"clip_value": 1.0, "eps_local": 0.5}, "rounds": 5}
+    one = Small(tmp_path / "first", **fields).analyzer().ledger.spent[0]
+    small = Small(tmp_path / "fleet", **fields, eps=1.5 * one)
+    analyzer = small.analyzer()
+    analyzer.closed(0, 1, Closed(state="void", parts=0, uploads=0))  # users would not have agreed to such a task
+    assert analyzer.status().over
+    assert analyzer.status().round == 1
+    assert analyzer.ledger.spent[0] == pytest.approx(one)
+    assert small.analyzer().status().over  # also after it is started again
+
+
+@pytest.mark.parametrize("restored", ["ledger.db", "book.db"])
+def test_a_ledger_or_a_book_from_an_older_copy_is_refused(tmp_path, restored):
+    small = Small(tmp_path / "fleet")
+    analyzer, helpers = small.analyzer(), small.shufflers()
+    play(small, analyzer, helpers)
+    analyzer.shut()
+    copy, home = tmp_path / "copy", tmp_path / "fleet" / "analyzer"
+    shutil.copy(home / restored, copy)
+    analyzer = small.analyzer()
+    play(small, analyzer, helpers)
+    analyzer.shut()
+    small.analyzer().shut()  # as it was left
+    shutil.copy(copy, home / restored)
+    with pytest.raises(ValueError, match="expected the"):
+        small.analyzer()
+
+
+def test_both_from_an_older_copy_are_refused_by_the_shuffler(tmp_path):
+    small = Small(tmp_path / "fleet")
+    analyzer, helpers = small.analyzer(), small.shufflers()
+    home = tmp_path / "fleet" / "analyzer"
+    analyzer.shut()
+    shutil.copytree(home, tmp_path / "copy")
+    analyzer = small.analyzer()
+    play(small, analyzer, helpers)
+    helpers[0].store.open_round(2, head=analyzer.status().head, closes=0.0)
+    analyzer.shut()
+    shutil.rmtree(home)
+    shutil.copytree(tmp_path / "copy", home)
+    back = small.analyzer().status()
+    assert back.round == 1
+    with pytest.raises(ValueError, match="got round 1: the analyzer was set back"):
+        helpers[0].store.open_round(back.round, head=back.head, closes=0.0)

@@ -1,0 +1,94 @@
+"""The commands of the parties: files that fit together, one sentence for what does not, a fleet that trains."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def made(tmp_path, command):
+    """Keys of everybody, by the command line."""
+    found = {}
+    for name, use in (("owner", "sign"), ("analyzer", "seal"), ("shuffler", "sign")):
+        status, out, _ = command("keys", str(tmp_path / name), "--use", use, "--json")
+        assert status == 0
+        found[name] = json.loads(out)
+    return found
+
+
+def new_task(command, tmp_path, made, *more):
+    return command(
+        *("task", "new", "digits", "--out", str(tmp_path / "task.json"), "--signer", str(tmp_path / "owner")),
+        *("--analyzer", made["analyzer"]["public"], "--shuffler", made["shuffler"]["public"]),
+        *("--rounds", "2", "--min-clients", "500", "--max-clients", "800"),
+        *("--set", 'protocol={name="privunit",clip_norm=1.0}', "--set", "privacy={eps=2.0,delta=1e-5}", *more),
+    )
+
+
+def test_keys_and_a_task_are_made_signed_calibrated_and_shown(tmp_path, command, made):
+    status, out, _ = new_task(command, tmp_path, made)
+    assert status == 0
+    assert f"signed by {made['owner']['id']}" in out
+    status, out, _ = command("task", "show", str(tmp_path / "task.json"), "--signer", made["owner"]["id"], "--json")
+    assert status == 0
+    shown = json.loads(out)
+    assert 1.9 < shown["certified"]["eps"] <= 2.0
+    assert shown["task"]["dim"] == 650
+    assert shown["without_trust"]["eps"] > shown["certified"]["eps"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["keys", "{tmp}/x", "--use", "lock"], "expected use to be one of seal, sign"),
+        (["task", "show", "{tmp}/none.json"], "expected a file at"),
+        (["task", "show", "{tmp}/owner"], "expected a file at"),
+        (["analyzer", "{tmp}/a", "--task", "t", "--signer", "00", "--keys", "k"], "expected --certificate with"),
+        (
+            ["analyzer", "{tmp}/a", "--task", "t", "--signer", "zz", "--keys", "k", "--plain", "--config", "digits"],
+            "expected a file at 't', got none",
+        ),
+        (["client", "run", "{tmp}", "--shuffler", "u", "--config", "digits", "--users", "a"], "expected users such as"),
+        (["fleet", "demo", "--protocol", "fedavg"], "protocol of the demonstration"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_status_2(tmp_path, command, words, sentence):
+    status, out, err = command(*(word.replace("{tmp}", str(tmp_path)) for word in words))
+    assert status == 2
+    assert sentence in " ".join(err.split())
+    assert out == ""
+
+
+def test_a_task_is_refused_under_another_signer(tmp_path, command, made):
+    new_task(command, tmp_path, made)
+    status, _, err = command("task", "show", str(tmp_path / "task.json"), "--signer", "00" * 8)
+    assert status == 2
+    assert "expected a task signed by 0000000000000000" in " ".join(err.split())
+
+
+def test_tls_certificates_of_one_authority(tmp_path, command):
+    for host in ("localhost", "127.0.0.1"):
+        status, _, _ = command("keys", str(tmp_path), "--tls", host)
+        assert status == 0
+    assert (tmp_path / "tls-localhost.key").stat().st_mode & 0o077 == 0
+    authority = (tmp_path / "authority.crt").read_bytes()
+    command("keys", str(tmp_path), "--tls", "another.example")
+    assert (tmp_path / "authority.crt").read_bytes() == authority
+
+
+def test_a_fleet_of_processes_trains_and_says_who_saw_what(tmp_path, command):
+    status, out, err = command(
+        *("fleet", "demo", "--clients", "4", "--rounds", "2", "--processes", "1", "--folder", str(tmp_path / "fleet")),
+        *("--set", "protocol.eps_local=4.0", "--json", "--seconds", "240"),
+    )
+    assert status == 0, err
+    said = json.loads(out)
+    assert [one["outcome"] for one in said["privacy"]["history"]] == ["released", "released"]
+    assert [one["uploads"] for one in said["privacy"]["history"]] == [4, 4]
+    assert said["privacy"]["spent"]["eps"] == pytest.approx(said["privacy"]["statement"]["eps"])
+    assert [row["party"] for row in said["transcript"]] == ["4 users", "shuffler 0", "analyzer", "anybody"]
+    assert "8 uploads" in said["transcript"][1]["saw"]
+    logs = "".join(path.read_text() for path in (tmp_path / "fleet").glob("*.log"))
+    assert "Traceback" not in logs

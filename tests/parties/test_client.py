@@ -1,0 +1,135 @@
+"""Users: one envelope a round, nothing that the policy does not admit, and the agent that does it for shipped code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import msgspec
+import numpy as np
+import pytest
+
+from dovetail.parties.agent import Agent
+from dovetail.parties.client import Client, Envelope
+from dovetail.parties.fleet import lay_out, lenient_policy
+from dovetail.parties.keys import KeyPair, KeyRing
+from dovetail.parties.links import Rejected, Unreachable
+from dovetail.parties.policy import Refused
+from dovetail.parties.sealing import open_sealed
+from dovetail.parties.task import sign
+from dovetail.parties.wire import Packed, Upload
+
+FIELDS = {
+    "name": "small",
+    "protocol": "split_and_mix",
+    "settings": {"clip_norm": 4.0, "noise_multiplier": 1.0, "shufflers": 2, "shares": 4},
+    "dim": 5,
+    "rounds": 2,
+    "min_clients": 4,
+    "max_clients": 4,
+    "round_seconds": 60.0,
+    "delta": 1e-5,
+}
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory):
+    return lay_out(tmp_path_factory.mktemp("ground") / "fleet", FIELDS, shufflers=2, enrolled=[])
+
+
+def client_of(folder, signed, **changed):
+    policy = msgspec.structs.replace(lenient_policy(signed), **changed)
+    return Client(folder, policy=policy, key=KeyPair.generate("sign"))
+
+
+def test_a_round_has_one_envelope_also_for_a_client_that_was_interrupted(tmp_path, ground):
+    first = client_of(tmp_path, ground.signed).report(ground.signed, 1, np.ones(5))
+    again = client_of(tmp_path, ground.signed).report(ground.signed, 1, np.zeros(5))
+    assert first == again == Envelope.decode(first.encode())
+    client = client_of(tmp_path, ground.signed)
+    client.sent(first)
+    with pytest.raises(Refused, match="expected a round that was not reported to before, got round 1"):
+        client.report(ground.signed, 1, np.ones(5))
+    assert client.report(ground.signed, 2, np.ones(5)) != first
+
+
+def test_what_is_sealed_opens_to_the_shares_of_the_update(tmp_path, ground):
+    task = ground.task
+    envelope = client_of(tmp_path, ground.signed).report(ground.signed, 1, np.array([1, -1, 0, 2, 0]))
+    key = KeyRing(ground.folder / "analyzer" / "keys", "seal").find(task.analyzer.key_id).opening()
+    deal, total = task.deal(), np.zeros(5, np.uint64)
+    assert len({upload.report for upload in envelope.uploads}) == 1
+    for index, upload in enumerate(envelope.uploads):
+        packed = Packed.decode(upload.packed, length=task.length)
+        assert len(packed.slots) == 10  # half of the slots each
+        for slot, sealed in zip(deal.slots[index][packed.slots], packed.ciphertexts(), strict=True):
+            share = int.from_bytes(open_sealed(sealed, key, task.purpose(1)), "little")
+            total[slot // 4] += np.uint64(share)
+    protocol, _ = task.build()
+    modulus, scale = protocol.modulus, protocol.scale
+    centred = (total.astype(np.int64) + modulus // 2) % modulus - modulus // 2
+    std = np.sqrt(protocol.noise_part) / scale
+    assert np.all(np.abs(centred / scale - [1, -1, 0, 2, 0]) < 6 * std + 2 / scale)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"analyzer": bytes(8)}, "expected the analyzer 0000000000000000"),
+        ({"signer": bytes(8)}, "expected a task signed by 0000000000000000"),
+        ({"min_clients": 5}, "expected at least 5 honest users in a round, got 4"),
+        ({"eps_round": 1e-3}, "expected at most eps 0.001 for a round"),
+    ],
+)
+def test_nothing_is_randomized_that_the_policy_does_not_admit(tmp_path, ground, changed, sentence):
+    client = client_of(tmp_path, ground.signed, **changed)
+    with pytest.raises(Refused, match=sentence):
+        client.report(ground.signed, 1, np.ones(5))
+    assert not list((tmp_path / "outbox").iterdir())
+    assert not list((tmp_path / "spending").glob("task-*"))
+
+
+def test_an_update_of_another_shape_is_not_spent(tmp_path, ground):
+    client = client_of(tmp_path, ground.signed)
+    with pytest.raises(ValueError, match=r"expected an update of 5 numbers, got shape=\(6,\)"):
+        client.report(ground.signed, 1, np.ones(6))
+    client.report(ground.signed, 1, np.ones(5))
+
+
+def test_the_agent_reports_for_shipped_code_and_keeps_its_own_counsel(tmp_path, ground):
+    home, socket = tmp_path / "node", tmp_path / "agent.sock"
+    home.mkdir()
+    KeyPair.generate("sign").save(home / "key.json")
+    (home / "policy.json").write_bytes(msgspec.json.encode(lenient_policy(ground.signed)))
+    words = ["client", "agent", "--folder", str(home), "--socket", str(socket)]
+    process = subprocess.Popen([sys.executable, "-m", "dovetail.cli", *words])
+    try:
+        agent, end = Agent(socket), time.monotonic() + 60
+        while True:
+            try:
+                envelope = agent.report(ground.signed, 1, np.ones(5, np.float32))
+                break
+            except Unreachable:
+                assert time.monotonic() < end
+                time.sleep(0.1)
+        assert agent.report(ground.signed, 1, np.zeros(5, np.float32)) == envelope
+        assert (socket.stat().st_mode & 0o077) == 0
+        stranger = sign(ground.task, KeyPair.generate("sign"))  # a task that came with a message
+        with pytest.raises(Rejected, match="expected a task signed by"):
+            agent.report(stranger, 2, np.ones(5, np.float32))
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def test_uploads_and_messages_have_one_shape():
+    packed = Packed(np.array([3, 1]), b"aabb")
+    assert packed.ciphertexts() == [b"aa", b"bb"]
+    back = Packed.decode(packed.encode(), length=2)
+    assert back.slots.tolist() == [3, 1]
+    assert back.sealed == b"aabb"
+    with pytest.raises(ValueError, match="expected messages of 3 bytes with their slots, got 12 bytes"):
+        Packed.decode(packed.encode(), length=3)
+    with pytest.raises(ValueError, match="expected an upload that begins with a report id"):
+        Upload.decode(b"short")
