@@ -81,10 +81,11 @@ def test_run_prints_accuracy_and_statement_and_writes_the_folder(tmp_path):
 
 
 def test_json_is_one_object_on_stdout(tmp_path, command):
-    _, out, _ = command("run", str(tiny_config(tmp_path)), "--out", str(tmp_path / "out"), "--json")
+    config = tiny_config(tmp_path, kind="everyone", size=300)
+    _, out, _ = command("run", str(config), "--out", str(tmp_path / "out"), "--json")
     result = json.loads(out)
     assert set(result) >= {"accuracy", "rounds", "seconds_per_round", "certified", "claimed", "units", "uploads", "out"}
-    assert result["uploads"] == 30 * 50
+    assert result["uploads"] == 30 * 300
     assert set(result["units"]) == {"item", "user", "subject"}
     assert result["units"]["user"]["eps"] == result["certified"]["eps"]
     assert result["certified"]["eps"] <= 3.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import decimal
+import functools
 import math
 from decimal import Decimal
 from fractions import Fraction
@@ -57,9 +58,7 @@ class ExactRandomizedResponse:
     @property
     def prob_truth(self) -> Fraction:
         """1 - gamma rounded down: (e - 1) / (e + b - 1) with e a rational not above exp(eps_local), then dyadic."""
-        e = _exp_down(self.eps_local)
-        bits = 128 + math.ceil(self.eps_local * math.log2(math.e))
-        return Fraction(math.floor((e - 1) / (e + self.levels - 1) * 2**bits), 2**bits)
+        return _truth(self.eps_local, self.levels)
 
     @property
     def ratio(self) -> Fraction:
@@ -240,6 +239,13 @@ def _check_spacing(spacing: Fraction) -> None:
 def _digits(eps: float) -> int:
     """Decimal digits that hold exp(eps) with sixty to spare."""
     return 60 + math.ceil(eps)
+
+
+@functools.lru_cache(maxsize=256)
+def _truth(eps_local: float, levels: int) -> Fraction:
+    e = _exp_down(eps_local)
+    bits = 128 + math.ceil(eps_local * math.log2(math.e))
+    return Fraction(math.floor((e - 1) / (e + levels - 1) * 2**bits), 2**bits)
 
 
 def _exp_down(eps: float) -> Fraction:

@@ -85,7 +85,7 @@ class Store:
         self._shape = shape
         self._lock = threading.RLock()
         self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=60)
-        for pragma in ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON"):
+        for pragma in ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON", "temp_store = MEMORY"):
             self._database.execute(f"PRAGMA {pragma}")
         self._database.executescript(_TABLES)
         self._tidy()

@@ -79,6 +79,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if self.analyzer.use != "seal" or any(key.use != "sign" for key in self.shufflers):
             raise ValueError("expected a key to seal with for the analyzer and keys to sign with for the shufflers")
         self.deal()
+        padding = self.build()[0].layout(self.dim).padding
+        if padding is not None and padding.overflow != "drop" and padding.pad_to < self.max_clients:
+            raise ValueError(f"expected overflow = 'drop' where slots may overflow, got {padding.overflow!r}")
 
     def build(self) -> tuple[protocols.Protocol, protocols.Cohort]:
         """The protocol object that every party runs, and the cohort it is settled on."""

@@ -52,7 +52,7 @@ def top_mask(x: jax.Array, k: int) -> jax.Array:
         Among equal magnitudes the lowest index comes first; NaN counts as 0, infinities as largest.
         Subnormal numbers keep their order.
     """
-    rows = x.reshape(-1, x.shape[-1])
+    rows = _once(x.reshape(-1, x.shape[-1]))
     _check(k, rows.shape[1])
     if rows.shape[1] <= _SHORT:
         return _mask_of_short(rows, k).reshape(x.shape)
@@ -69,6 +69,7 @@ def top_slots(xs: jax.Array, k: int) -> Selected:
         Every index is a valid coordinate, chosen or not.
     """
     _check(k, xs.shape[1])
+    xs = _once(xs)
     if xs.shape[1] <= _SHORT:
         return Selected(lax.broadcasted_iota(jnp.int32, xs.shape, 1), _mask_of_short(xs, k))
     index, magnitude, boundary = _choose(xs, k)
@@ -110,6 +111,11 @@ def signed_counts(
     place = jnp.where(unlikely ^ (share > 0), index, index + dim)
     counts = jnp.zeros(2 * dim, jnp.int32).at[place].add(chosen.astype(jnp.int32), mode="promise_in_bounds")
     return counts[:dim], counts[dim:]
+
+
+def _once(xs: jax.Array) -> jax.Array:
+    """The same numbers wherever they are compared: a compiler may compute them twice, and round differently."""
+    return lax.optimization_barrier(xs)
 
 
 def _check(k: int, dim: int) -> None:

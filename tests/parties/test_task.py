@@ -237,3 +237,11 @@ def test_what_promises_nothing_is_spent_as_infinite(tmp_path):
     task = task_of(settings={"clip_norm": 1.0, "eps_local": 3.0}, eps=None)
     spending.spend(task, 1)
     assert 0 < spending.total()[0] < float("inf")
+
+
+def test_a_surplus_that_would_be_kept_is_refused():
+    settings = {"clip_value": 1.0, "eps_local": 1.0, "beta": 0.5, "inclusion": "fixed-k", "pad_to": 600}
+    asked = {"protocol": "ss_double", "settings": settings}
+    assert task_of(**asked).build()[0].layout(20).padding.pad_to == 600
+    with pytest.raises(ValueError, match="expected overflow = 'drop' where slots may overflow, got 'keep'"):
+        task_of(protocol="ss_double", settings={**settings, "overflow": "keep"})

@@ -101,8 +101,19 @@ def baseline(protocol):
     return train(protocol=protocol, model="mlp")[0]
 
 
-@pytest.mark.parametrize(("update", "protocol"), [("fedsgd", "fedavg"), *((update, "dp_fl") for update in UPDATES)])
-@pytest.mark.parametrize("width", [WIDTH, 3, 1], ids=["explicit", "few", "one-record"])
+LINEAR = [
+    pytest.param(
+        *(update, protocol, width),
+        # "few" is one batch an epoch: fedavg shows that it goes through the same form as more of them
+        marks=[pytest.mark.soak] if kind == "few" and update != "fedavg" else [],
+        id=f"{kind}-{update}-{protocol}",
+    )
+    for kind, width in (("explicit", WIDTH), ("few", 3), ("one-record", 1))
+    for update, protocol in [("fedsgd", "fedavg"), *((update, "dp_fl") for update in UPDATES)]
+]
+
+
+@pytest.mark.parametrize(("update", "protocol", "width"), LINEAR)
 def test_the_linear_forms_equal_the_general_path(update, protocol, width):
     slow, engine, _ = train(update=update, protocol=protocol, width=width, fast=False)
     assert not engine._linear
