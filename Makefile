@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+FLOWER := .venv-flower
 
-.PHONY: run test soak format clean
+.PHONY: run test soak flower format clean
 
 run: $(READY)
 	$(BIN)/dovetail run
@@ -15,21 +16,32 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -m "not soak" -n 2 --dist worksteal
+	$(BIN)/pytest -m "not soak and not flower" -n 2 --dist worksteal
 
 soak: $(READY)
-	$(BIN)/pytest -m soak
+	$(BIN)/pytest -m "soak and not flower"
+
+# Flower pins versions of its own and brings Ray: an environment of its own. Needs `unshare` and `ip` (util-linux,
+# iproute2), for Ray listens on all addresses.
+flower: $(FLOWER)/.ready
+	$(FLOWER)/bin/pytest -m flower
 
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FLOWER) .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "expected Python >= 3.11, got $$($(PYTHON) --version)"; exit 2; }
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+$(FLOWER)/.ready: pyproject.toml
+	$(PYTHON) -m venv --clear $(FLOWER)
+	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,flower]' torch==2.13.0
 	@touch $@

@@ -21,7 +21,7 @@ from dovetail.folder import write_atomically
 from dovetail.mechanisms import ExactSampler
 from dovetail.parties.keys import KeyPair
 from dovetail.parties.links import Gone, ShufflerLink, Unreachable
-from dovetail.parties.policy import Policy, Spending
+from dovetail.parties.policy import Policy, Spending, Spent
 from dovetail.parties.sealing import Workers
 from dovetail.parties.task import SignedTask
 from dovetail.parties.wire import REPORT_ID, Packed, Upload
@@ -114,7 +114,6 @@ def take_part(
     `patience` is how many seconds in a row nobody may answer. A round that this user came too late for is skipped; what
     it spent on it stays spent.
     """
-    signed = shufflers[0].task()
     reported, last, heard = 0, 0, time.monotonic()
     while True:
         try:
@@ -124,7 +123,7 @@ def take_part(
                 return reported
             if status.round > last:
                 model = shufflers[0].model(status.round - 1)
-                envelope = client.report(signed, status.round, train(model))
+                envelope = client.report(shufflers[0].task(), status.round, train(model))
                 if _upload(envelope, shufflers, patience):
                     reported += 1
                     observe(f"reported to round {status.round}")
@@ -132,6 +131,8 @@ def take_part(
                 last = status.round
         except Gone:
             pass  # the round went on meanwhile
+        except Spent:
+            last = status.round  # it was here before, and was interrupted
         except Unreachable:
             if time.monotonic() - heard > patience:
                 raise

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from dovetail.config import Config, to_toml
 from dovetail.parties.certificates import make_authority, make_certificate

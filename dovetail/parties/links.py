@@ -1,7 +1,7 @@
 """The other ends: a shuffler as its clients see it, an analyzer as its shufflers see it, over HTTPS.
 
-Every call either gets an answer or raises: `Unreachable` where nobody answered (ask again: whatever is posted may be
-said twice), `Gone` where the answer is that it is too late, `Rejected` with the other side's sentence.
+Every call either gets an answer or raises: `Unreachable` where nobody answered or could yet (ask again: whatever is
+posted may be said twice), `Gone` where the answer is that it is too late, `Rejected` with the other side's sentence.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Link:
             answer = self._http.request(method, path, content=body, headers=headers)
         except httpx.HTTPError as error:
             raise Unreachable(f"expected an answer from {self.url}, got none ({type(error).__name__})") from error
-        if answer.status_code >= 500:
+        if answer.status_code >= 500 or answer.status_code == 425:
             raise Unreachable(f"expected an answer from {self.url}, got status {answer.status_code}")
         if answer.status_code == 410:
             raise Gone(answer.text)

@@ -22,13 +22,17 @@ from dovetail.folder import write_atomically
 from dovetail.parties.ledger import Ledger, Overspent
 from dovetail.parties.task import SignedTask, Task, cost, verify
 
-__all__ = ["Policy", "Refused", "Spending"]
+__all__ = ["Policy", "Refused", "Spending", "Spent"]
 
 _LAST = "last-report"
 
 
 class Refused(ValueError):  # noqa: N818 - a user's decision
     """What a user does not agree to."""
+
+
+class Spent(Refused):
+    """A round that a user has reported to, or began to: it does not do so twice."""
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,7 +125,7 @@ class Spending:
             try:
                 rounds = [entry.round for entry in ledger.entries if entry.kind == "reserve"]
                 if round in rounds:
-                    raise Refused(f"expected a round that was not reported to before, got round {round}")
+                    raise Spent(f"expected a round that was not reported to before, got round {round}")
                 eps = cost(task, len(rounds) + 1)[0].eps
                 spent, spent_delta = ledger.spent
                 eps = max(eps, spent)

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 
 from dovetail import _validate
 
-__all__ = ["Accepted", "Arrival", "Shape", "State", "Store", "Turned"]
+__all__ = ["Accepted", "Arrival", "Full", "Shape", "State", "Store", "Turned"]
 
 State = Literal["unknown", "open", "frozen", "void", "sent", "done"]
 Accepted = Literal["accepted", "known"]
@@ -41,6 +41,10 @@ _SYSTEM = random.SystemRandom()
 
 class Turned(ValueError):  # noqa: N818 - an upload that is turned away
     """An upload that is not taken, and why."""
+
+
+class Full(Turned):
+    """An upload to a round that has as many as it takes."""
 
 
 class Shape(NamedTuple):
@@ -223,7 +227,7 @@ class Store:
             if self._one("SELECT 1 FROM uploads WHERE round = ? AND client = ?", round, client):
                 raise Turned("expected one upload a client in a round, got another one")
             if self.uploads(round) >= self._shape.max_uploads:
-                raise Turned(f"expected at most {self._shape.max_uploads} uploads in a round, got one more")
+                raise Full(f"expected at most {self._shape.max_uploads} uploads in a round, got one more")
         except Turned as reason:
             return reason
         self._database.execute("INSERT INTO uploads VALUES (?, ?, ?)", (round, client, report))

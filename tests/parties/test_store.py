@@ -211,7 +211,9 @@ def _work(path, acknowledged, start):
     acknowledged.send(-1)
 
 
-@pytest.mark.parametrize("pause", [0.0, 0.02, 0.1])
+@pytest.mark.parametrize(
+    "pause", [pytest.param(0.0, marks=pytest.mark.soak), 0.02, pytest.param(0.1, marks=pytest.mark.soak)]
+)
 def test_a_kill_at_any_moment_loses_no_acknowledged_upload_and_counts_none_twice(tmp_path, pause):
     context = multiprocessing.get_context("spawn")
     start, (reader, writer) = context.Event(), context.Pipe(duplex=False)

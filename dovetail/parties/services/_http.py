@@ -34,7 +34,7 @@ _WORDS = {
     408: "expected the whole body in time, got a part of it",
     413: "expected a smaller body, got one that is too large",
 }
-_SLOWEST = 60.0  # seconds that a body may take
+_SLOWEST, _SLOWEST_RATE = 60.0, 16_384.0  # seconds that any body may take, and bytes a second of a large one
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -80,10 +80,10 @@ class Served:
 
 
 async def body_of(request: Request, *, most: int) -> bytes:
-    """The body of a request, of at most so many bytes; a longer one is not read to its end, a slow one not waited for."""
+    """The body of a request, of at most so many bytes; a longer one is not read to its end, nor a slow one."""
     body = bytearray()
     try:
-        async with asyncio.timeout(_SLOWEST):
+        async with asyncio.timeout(_SLOWEST + most / _SLOWEST_RATE):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > most:

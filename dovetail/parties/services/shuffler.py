@@ -24,7 +24,7 @@ from dovetail.parties.keys import PublicKey
 from dovetail.parties.links import AnalyzerLink, ShufflerLink, Unreachable
 from dovetail.parties.services._http import Counts, Served, body_of, busy, path_of, round_of
 from dovetail.parties.shuffler import Shuffler
-from dovetail.parties.store import Accepted, Arrival, Turned
+from dovetail.parties.store import Accepted, Arrival, Full, Turned
 from dovetail.parties.wire import RoundStatus, Unknown, Upload, authenticated, vector_to
 
 __all__ = ["ShufflerService", "read_enrolled"]
@@ -44,6 +44,10 @@ def read_enrolled(path: Path) -> dict[bytes, PublicKey]:
     except msgspec.MsgspecError as error:
         raise ValueError(f"expected a list of public keys in {str(path)!r}, got something else ({error})") from error
     return {key.key_id: key for key in keys}
+
+
+class _Unwritten(Turned):
+    """An upload that the store failed to keep; its sender tries again."""
 
 
 class ShufflerService:
@@ -107,10 +111,13 @@ class ShufflerService:
         self._arrived.set()
         taken = await future
         if isinstance(taken, Turned):
-            if self._shuffler.store.state(round) in ("unknown", "open"):
+            if isinstance(taken, _Unwritten):
+                return PlainTextResponse(str(taken), status_code=503)
+            if (state := self._shuffler.store.state(round)) == "open" and not isinstance(taken, Full):
                 raise taken
-            self.counts["refused 410"] += 1
-            return PlainTextResponse(str(taken), status_code=410)
+            status = 425 if state == "unknown" else 410  # who is ahead of this shuffler asks again
+            self.counts[f"refused {status}"] += 1
+            return PlainTextResponse(str(taken), status_code=status)
         self.counts[taken] += 1
         return PlainTextResponse(taken)
 
@@ -137,7 +144,7 @@ class ShufflerService:
             try:
                 taken = await asyncio.to_thread(self._shuffler.store.accept_all, [arrival for arrival, _ in batch])
             except Exception as error:
-                taken = [Turned("expected a store that can be written to, got an error")] * len(batch)
+                taken = [_Unwritten("expected a store that can be written to, got an error")] * len(batch)
                 self._complain(error)
             for (_, future), outcome in zip(batch, taken, strict=True):
                 if not future.done():

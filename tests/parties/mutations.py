@@ -1,0 +1,537 @@
+"""Requests that no honest party sends: mutations of valid ones, by kind, and a connection to send their bytes by.
+
+A `Victim` is a service with a request that it would take; a `Mutator` makes an `Attack` of every kind from it. An
+attack says which statuses may answer it and how many refusals the service has to count for it. Bytes that are no HTTP
+are answered by the server below the application, with a sentence of its own, and are not counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import random
+import ssl
+import urllib.parse
+
+import numpy as np
+
+from dovetail.parties.keys import KeyPair
+from dovetail.parties.wire import signed_headers
+
+NOT_HTTP = "Invalid HTTP request received."
+REFUSED = frozenset(range(400, 500))
+
+WRONG_JSON = (  # what a shuffler could say of a closed round, and must not
+    b'{"state":"sent","parts":NaN,"uploads":4}',
+    b'{"state":"sent","parts":Infinity,"uploads":-Infinity}',
+    b'{"state":"sent","parts":1e400,"uploads":4}',
+    b'{"state":"sent","parts":1,"uploads":' + b"9" * 900 + b"}",
+    b'{"state":"void","parts":0,"uploads":9223372036854775808}',
+    b'{"state":"void","parts":0,"uploads":-1}',
+    b'{"state":"se\xff\xfent","parts":1,"uploads":4}',
+    b'{"state":"sent\\ud800","parts":1,"uploads":4}',
+    b'{"a\\nb\\u2028":1}',
+    b"[" * 1000,
+    b'{"state":' + b"[" * 900,
+    b"\xef\xbb\xbf{}",
+    b"",
+    b"null",
+    b'{"state":"sent","parts":1,"uploads":4,"client":"somebody"}',
+    b'{"state":"sent","parts":2,"uploads":4}',  # it sent none yet
+    b'{"state":"sent","parts":"1","uploads":4}',
+    b'{"state":"done","parts":1,"uploads":4}',
+    b'{"state":"sent","parts":1,"upl',
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A request before it is bytes; `path` is as it travels, quoted."""
+
+    method: str
+    path: str
+    body: bytes = b""
+    headers: tuple[tuple[str, str], ...] = ()
+    host: str = "127.0.0.1"
+
+    def signed(self, key, *, path=None, body=None, method=None):
+        """With its sender's headers; or with those of another path, body or method."""
+        said = urllib.parse.unquote(self.path) if path is None else path
+        headers = signed_headers(key, method or self.method, said, self.body if body is None else body)
+        return dataclasses.replace(self, headers=(*self.headers, *headers.items()))
+
+    def replace(self, **changes):
+        return dataclasses.replace(self, **changes)
+
+    def head(self, *, length=None, version="1.1"):
+        lines = [f"{self.method} {self.path} HTTP/{version}", f"host: {self.host}"]
+        lines += [f"{name}: {value}" for name, value in self.headers]
+        lines += [f"content-length: {len(self.body)}" if length is None else length]
+        return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n"
+
+    def raw(self):
+        return self.head() + self.body
+
+
+@dataclasses.dataclass(frozen=True)
+class Attack:
+    """Bytes to send, piece by piece; `leave`: hang up instead of waiting for an answer."""
+
+    kind: str
+    pieces: tuple[bytes, ...]
+    statuses: frozenset[int] = REFUSED
+    leave: bool = False
+    plain: bool = False  # without TLS
+    keep: bool = True  # the connection may serve another attack
+    counted: int | None = None  # refusals to be counted; None: one if the application answers
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    status: int | None
+    text: str = ""
+
+    @property
+    def by_server(self):
+        """Whether the application did not say this."""
+        return self.status is None or (self.status == 400 and self.text == NOT_HTTP)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Victim:
+    """A service: what it would take, of whom, and keys that it would not."""
+
+    name: str
+    address: tuple[str, int]
+    authority: object
+    taken: tuple[Request, ...]  # unsigned
+    key: KeyPair
+    another: KeyPair  # known, but not the sender
+    stranger: KeyPair = dataclasses.field(default_factory=lambda: KeyPair.generate("sign"))
+    expired: KeyPair | None = None
+    task_id: bytes
+    length: int  # of a ciphertext
+    slots: int
+    most: int  # bytes of a body
+
+
+class Mutator:
+    """Every kind of attack on one service, from a seed."""
+
+    def __init__(self, victim, seed):
+        self.victim, self.rng = victim, random.Random(seed)
+
+    @property
+    def kinds(self):
+        """Their names; some are about one service alone."""
+        names = [name.removeprefix("kind_") for name in dir(self) if name.startswith("kind_")]
+        only = {"upload": "shuffler", "part": "analyzer", "closed": "analyzer"}
+        return [name for name in names if only.get(name.partition("_")[0], self.victim.name) == self.victim.name]
+
+    def attack(self, kind):
+        made = getattr(self, f"kind_{kind}")()
+        return dataclasses.replace(made, kind=kind)
+
+    # what the sender did not sign
+
+    def kind_flipped_body(self):
+        request = self._signed()
+        body = bytearray(request.body)
+        for _ in range(self.rng.randint(1, 8)):
+            body[self.rng.randrange(len(body))] ^= 1 << self.rng.randrange(8)
+        changed = bytes(body) if bytes(body) != request.body else bytes(len(body))
+        return _sent(request.replace(body=changed), {401})
+
+    def kind_truncated_body(self):
+        request = self._signed()
+        return _sent(request.replace(body=request.body[: self.rng.randrange(len(request.body))]), {401})
+
+    def kind_extended_body(self):
+        request = self._signed()
+        return _sent(request.replace(body=request.body + self.rng.randbytes(self.rng.randint(1, 40))), {401, 413})
+
+    def kind_empty_body(self):
+        return _sent(self._signed().replace(body=b""), {401})
+
+    def kind_swapped_body_halves(self):
+        request = self._signed()
+        half = len(request.body) // 2
+        return _sent(request.replace(body=request.body[half:] + request.body[:half]), {401})
+
+    def kind_flipped_signature(self):
+        request = self._signed()
+        (name, key), (other, signature) = request.headers
+        changed = bytearray(bytes.fromhex(signature))
+        changed[self.rng.randrange(64)] ^= 1 << self.rng.randrange(8)
+        return _sent(request.replace(headers=((name, key), (other, changed.hex()))), {401})
+
+    def kind_wrong_signature_size(self):
+        request = self._request()
+        signature = self.rng.randbytes(self.rng.choice([0, 1, 63, 65, 500])).hex()
+        key_id = self.victim.key.public.key_id.hex()
+        return _sent(request.replace(headers=(("dovetail-key", key_id), ("dovetail-signature", signature))), {401})
+
+    def kind_signature_of_another_body(self):
+        request = self._request()
+        return _sent(request.signed(self.victim.key, body=self.rng.randbytes(len(request.body))), {401})
+
+    def kind_signature_of_another_path(self):
+        request = self._request()
+        return _sent(request.signed(self.victim.key, path=request.path.replace("/rounds/1/", "/rounds/2/")), {401})
+
+    def kind_signature_of_another_method(self):
+        return _sent(self._request().signed(self.victim.key, method="PUT"), {401})
+
+    def kind_unsigned(self):
+        return _sent(self._request(), {401})
+
+    def kind_unknown_key(self):
+        return _sent(self._request().signed(self.victim.stranger), {401})
+
+    def kind_expired_key(self):
+        return _sent(self._request().signed(self.victim.expired or self.victim.stranger), {401})
+
+    def kind_wrong_key_id(self):
+        request, choices = self._signed(), [self.victim.another.public.key_id, self.rng.randbytes(8), b"", bytes(9)]
+        return _sent(_with_key(request, self.rng.choice(choices).hex()), {401})
+
+    def kind_key_id_that_is_no_hex(self):
+        text = "".join(
+            chr(self.rng.choice([*range(33, 127), *range(161, 256)])) for _ in range(self.rng.randint(1, 40))
+        )
+        return _sent(_with_key(self._signed(), text), {401})
+
+    # other places
+
+    def kind_other_method(self):
+        method = self.rng.choice(["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE", "BREW", "post"])
+        return _sent(self._signed().replace(method=method), {405})
+
+    def kind_other_path(self):
+        request = self._signed()
+        at = self.rng.randrange(1, len(request.path))
+        chars = "0123456789abcdefXYZ/.-_~%"
+        changed = self.rng.choice(
+            [
+                request.path[:at] + request.path[at + 1 :],
+                request.path[:at] + self.rng.choice(chars) + request.path[at:],
+                request.path + self.rng.choice(["/", "/x", "//", "%2f", ";x", "%00"]),
+                self.rng.choice(["/", "", "//", "/v2"]) + request.path,
+                request.path.upper(),
+                "/../" * self.rng.randint(1, 9),
+                "/" + "a" * self.rng.randint(1, 4000),
+            ]
+        )
+        changed = changed if changed not in (request.path, "/") else "/nowhere"
+        return _sent(request.replace(path=changed), {400, 401, 404, 405})
+
+    def kind_odd_number_in_the_path(self):
+        numbers = (
+            "-1",
+            "1.0",
+            "1e3",
+            "+1",
+            "%201",
+            "1%0A",
+            "0x1",
+            "NaN",
+            "inf",
+            "9" * 400,
+            "1_0",
+            "\u0663",
+            "\u00b2",
+            "\ud55c",
+        )
+        odd = self.rng.choice([urllib.parse.quote(text, safe="%") for text in numbers])
+        request = self._request()
+        path = request.path.replace("/rounds/1/", f"/rounds/{odd}/")
+        return _sent(request.replace(path=path).signed(self.victim.key), {400})
+
+    def kind_odd_model(self):
+        odd = self.rng.choice(["-1", "2", "999999999", "9" * 30, "NaN", "%D9%A3", "1.5", "%00", "0%2F0"])
+        path = f"/v1/tasks/{self.victim.task_id.hex()}/models/{odd}"
+        return _sent(Request("GET", path), {400, 404, 410})
+
+    def kind_roster_for_a_client(self):
+        path = f"/v1/tasks/{self.victim.task_id.hex()}/rounds/1/roster"
+        return _sent(Request("GET", path).signed(self.victim.key), {401, 404})
+
+    def kind_swapped_round(self):
+        other = self.rng.choice([0, 2, 3, 7, 10**8])
+        request = self._request()
+        path = request.path.replace("/rounds/1/", f"/rounds/{other}/")
+        return _sent(request.replace(path=path).signed(self.victim.key), {410, 425, *self._early(path)})
+
+    def _early(self, path):
+        """Round 0 is over before the first is: what a shuffler says of it again is heard, and ignored."""
+        return {200} if path.endswith("/rounds/0/closed") else set()
+
+    def kind_swapped_round_of_another_signature(self):
+        request = self._signed()
+        return _sent(request.replace(path=request.path.replace("/rounds/1/", "/rounds/2/")), {401})
+
+    def kind_swapped_task(self):
+        request = self._request()
+        path = request.path.replace(self.victim.task_id.hex(), self.rng.randbytes(32).hex())
+        return _sent(request.replace(path=path).signed(self.victim.key), {400})
+
+    def kind_path_in_the_host_header(self):
+        request = self._signed()
+        path = request.path.replace("/rounds/1/", "/rounds/2/")
+        host = self.rng.choice([f"x{request.path}?", f"x{request.path}#", "[::1", "x/../", "a b", "\xff"])
+        return _sent(request.replace(path=path, host=host), {401})
+
+    # what the sender signed, but would not if it were honest
+
+    def kind_upload_of_too_few(self):
+        count = self.rng.randrange(self.victim.slots)
+        return self._upload(list(range(count)), {409})
+
+    def kind_upload_of_too_many(self):
+        return self._upload([*range(self.victim.slots), 0], {413})
+
+    def kind_upload_out_of_range(self):
+        slots = list(range(self.victim.slots))
+        slots[self.rng.randrange(len(slots))] = self.rng.choice([self.victim.slots, 2**31, 2**32 - 1])
+        return self._upload(slots, {409})
+
+    def kind_upload_of_one_slot_twice(self):
+        slots = list(range(self.victim.slots))
+        slots[-1] = self.rng.randrange(len(slots) - 1)
+        return self._upload(slots, {409})
+
+    def kind_upload_with_a_truncated_ciphertext(self):
+        request = self._request()
+        body = request.body[: -self.rng.randrange(1, self.victim.length)]
+        return _sent(request.replace(body=body).signed(self.victim.key), {400})
+
+    def kind_upload_with_an_extended_ciphertext(self):
+        request = self._request()
+        whole = 4 + self.victim.length
+        body = request.body[:-whole] + self.rng.randbytes(self.rng.randrange(1, whole))
+        return _sent(request.replace(body=body).signed(self.victim.key), {400})
+
+    def kind_upload_shorter_than_its_id(self):
+        body = self.rng.randbytes(self.rng.randrange(16))
+        return _sent(self._request().replace(body=body).signed(self.victim.key), {400})
+
+    def kind_upload_with_swapped_fields(self):
+        request = self._request()
+        words = 4 * self.victim.slots
+        report, slots, sealed = request.body[:16], request.body[16 : 16 + words], request.body[16 + words :]
+        return _sent(request.replace(body=report + sealed + slots).signed(self.victim.key), {409})
+
+    def kind_part_out_of_range(self):
+        slots = [self.rng.choice([self.victim.slots, 2**31, 2**32 - 1])]
+        return self._part(np.array(slots, "<u4").tobytes() + self.rng.randbytes(self.victim.length), {400})
+
+    def kind_part_of_another_length(self):
+        size = self.rng.choice([1, 3, self.victim.length - 1, self.victim.length + 5, 3 * self.victim.length])
+        size += size % (4 + self.victim.length) == 0
+        return self._part(self.rng.randbytes(size), {400})
+
+    def kind_closed_with_wrong_json(self):
+        request = next(one for one in self.victim.taken if one.path.endswith("/closed"))
+        return _sent(request.replace(body=self.rng.choice(WRONG_JSON)).signed(self.victim.key), {400})
+
+    # how it is said
+
+    def kind_oversize_body(self):
+        body = bytes(self.victim.most + self.rng.randint(1, self.victim.most))
+        return Attack(
+            "",
+            (self._request().replace(body=body).signed(self.victim.key).raw(),),
+            frozenset({413}),
+            keep=False,
+            counted=1,
+        )
+
+    def kind_oversize_body_in_chunks(self):
+        request = self._request().signed(self.victim.key)
+        piece = max(1, self.victim.most // 3)
+        chunk = f"{piece:x}\r\n".encode() + bytes(piece) + b"\r\n"
+        pieces = (request.head(length="transfer-encoding: chunked"), *[chunk] * 5, b"0\r\n\r\n")
+        return Attack("", pieces, frozenset({413}), keep=False, counted=1)
+
+    def kind_unsigned_body_in_chunks(self):
+        request = self._request()
+        cut = self.rng.randrange(1, len(request.body))
+        chunks = [f"{len(part):x}\r\n".encode() + part + b"\r\n" for part in (request.body[:cut], request.body[cut:])]
+        return Attack("", (request.head(length="transfer-encoding: chunked"), *chunks, b"0\r\n\r\n"), frozenset({401}))
+
+    def kind_malformed_chunk(self):
+        head = self._signed().head(length="transfer-encoding: chunked")
+        return Attack("", (head + b"zz\r\nbody\r\n0\r\n\r\n",), frozenset({400}), keep=False, counted=1)
+
+    def kind_slow_body(self):
+        request = self._signed(self.victim.stranger)
+        third = max(1, len(request.body) // 3)
+        parts = (request.body[:third], request.body[third : 2 * third], request.body[2 * third :])
+        return Attack("", (request.head(), *parts), frozenset({401}))
+
+    def kind_left_in_the_body(self):
+        request = self._signed()
+        part = request.body[: self.rng.randrange(len(request.body))]
+        return Attack("", (request.head() + part,), leave=True, keep=False, counted=1)
+
+    def kind_longer_length_than_body(self):
+        request = self._signed()
+        length = f"content-length: {len(request.body) + self.rng.choice([1, 1000, 10**12])}"
+        return Attack("", (request.head(length=length) + request.body[:-1],), leave=True, keep=False, counted=1)
+
+    def kind_shorter_length_than_body(self):
+        request = self._signed()
+        length = f"content-length: {self.rng.randrange(len(request.body))}"
+        return Attack("", (request.head(length=length) + request.body,), frozenset({401}), keep=False)
+
+    def kind_expect_continue(self):
+        request = self._request().replace(headers=(("expect", "100-continue"),))
+        return Attack("", (request.head(), request.body), frozenset({401}))
+
+    def kind_upgrade(self):
+        headers = (("connection", "upgrade"), ("upgrade", self.rng.choice(["websocket", "h2c"])))
+        return dataclasses.replace(_sent(self._request().replace(headers=headers), {401}), keep=False)
+
+    def kind_old_version(self):
+        request = self._signed(self.victim.stranger)
+        return Attack("", (request.head(version="1.0") + request.body,), frozenset({401}), keep=False)
+
+    def kind_flipped_head(self):
+        request = self._signed(self.victim.stranger)
+        lines = request.head().rpartition(b"content-length")
+        head = bytearray(lines[0])
+        for _ in range(self.rng.randint(1, 4)):
+            head[self.rng.randrange(len(head) - 2)] ^= 1 << self.rng.randrange(8)
+        return Attack("", (bytes(head) + lines[1] + lines[2] + request.body,), keep=False)
+
+    # no HTTP at all
+
+    def kind_not_http(self):
+        junk = self.rng.randbytes(self.rng.randint(1, 300)).replace(b"\n", b".")
+        return Attack("", (b"\x00" + junk + b"\r\n\r\n",), frozenset({400}), keep=False, counted=0)
+
+    def kind_wrong_framing(self):
+        request = self._signed()
+        length = self.rng.choice(
+            [
+                "content-length: -1",
+                "content-length: NaN",
+                "content-length: " + "9" * 40,
+                "content-length: 1\r\ncontent-length: 2",
+                "transfer-encoding: gzip",
+                "host: another",
+                "x" * 300_000 + ": 1",
+            ]
+        )
+        return Attack("", (request.head(length=length),), frozenset({400}), keep=False, counted=0)
+
+    def kind_another_protocol(self):
+        said = [
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            b"GET\r\n\r\n",
+            b"GET /nowhere HTTP/9.9\r\n\r\n",
+            b"\r\n" * 5 + b"x\r\n\r\n",
+        ]
+        return Attack("", (self.rng.choice(said),), frozenset({400, 404}), keep=False)
+
+    def kind_not_tls(self):
+        said = self.rng.choice([self._signed().raw(), self.rng.randbytes(200), b"\x16\x03\x01\x02\x00" + bytes(200)])
+        return Attack("", (said,), leave=True, plain=True, keep=False, counted=0)
+
+    def _request(self):
+        return self.rng.choice(self.victim.taken)
+
+    def _signed(self, key=None):
+        return self._request().signed(key or self.victim.key)
+
+    def _upload(self, slots, statuses):
+        sealed = self.rng.randbytes(self.victim.length * len(slots))
+        body = self.rng.randbytes(16) + np.array(slots, "<u4").tobytes() + sealed
+        return _sent(self._request().replace(body=body).signed(self.victim.key), statuses)
+
+    def _part(self, body, statuses):
+        request = next(one for one in self.victim.taken if "/parts/" in one.path)
+        return _sent(request.replace(body=body).signed(self.victim.key), statuses)
+
+
+def _sent(request, statuses):
+    return Attack("", (request.raw(),), frozenset(statuses))
+
+
+def _with_key(request, key_id):
+    return request.replace(headers=(("dovetail-key", key_id), *request.headers[1:]))
+
+
+def refusals_for(attack, answer):
+    """How many refusals the service has to count for an attack that was answered so."""
+    return int(not answer.by_server and answer.status >= 400) if attack.counted is None else attack.counted
+
+
+class Line:
+    """A connection to a service, opened again when it was closed."""
+
+    def __init__(self, victim):
+        self._address = victim.address
+        self._context = ssl.create_default_context(cafile=str(victim.authority))
+        self._streams = None
+
+    async def send(self, attack, *, pause=0.0):
+        """Send the pieces, with pauses between them, and read the answer, if any."""
+        kept = self._streams is not None
+        try:
+            return await asyncio.wait_for(self._send(attack, pause), 60)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            await self.close()
+            if kept and not attack.leave:  # the service had closed what was kept
+                return await self.send(attack, pause=pause)
+            return Answer(None)
+
+    async def _send(self, attack, pause):
+        reader, writer = await self._open(plain=attack.plain)
+        with contextlib.suppress(ConnectionError):  # it may have been refused already: read what was said
+            for piece in attack.pieces:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(pause)
+        if attack.leave:
+            await self.close()
+            return Answer(None)
+        answer, closes = await _answer(reader, head_only=attack.pieces[0].startswith(b"HEAD "))
+        if closes or not attack.keep:
+            await self.close()
+        return answer
+
+    async def _open(self, *, plain):
+        if plain:
+            await self.close()
+        if self._streams is None:
+            tls = {} if plain else {"ssl": self._context, "server_hostname": self._address[0]}
+            self._streams = await asyncio.open_connection(*self._address, **tls)
+        return self._streams
+
+    async def close(self):
+        if self._streams is not None:
+            streams, self._streams = self._streams, None
+            streams[1].close()
+            with contextlib.suppress(ConnectionError, ssl.SSLError, TimeoutError):
+                await asyncio.wait_for(streams[1].wait_closed(), 5)
+
+
+async def _answer(reader, *, head_only):
+    """The answer, after any that say to go on, and whether the connection ends with it."""
+    while True:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        status = int(head[0].split()[1])
+        if status >= 200:
+            break
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
+    if head_only:
+        return Answer(status), True
+    if "content-length" in headers:
+        body = await reader.readexactly(int(headers["content-length"]))
+        return Answer(status, body.decode()), headers.get("connection") == "close"
+    body = await reader.read(-1)
+    if headers.get("transfer-encoding") == "chunked":
+        body = b"".join(body.split(b"\r\n")[1::2])
+    return Answer(status, body.decode()), True

@@ -1,0 +1,188 @@
+"""Wrong messages in well-formed requests, and rounds that never had enough users: counted, and no harm to others."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import time
+
+import httpx
+import numpy as np
+import pytest
+from household import Direct, Household, files_under
+
+from dovetail import protocols
+from dovetail.events import Everyone
+from dovetail.mechanisms import ExactSampler
+from dovetail.parties.keys import KeyPair
+from dovetail.parties.sealing import seal
+from dovetail.parties.services import shuffler as shuffler_module
+from dovetail.parties.services.shuffler import ShufflerService
+from dovetail.parties.wire import Closed, Packed, Upload, signed_headers
+
+
+def bad_message(task, how):
+    """A message of the right length that no honest client sends."""
+    if how == "unsealable":
+        return np.random.default_rng(0).bytes(task.length)
+    if how == "another round":
+        return seal(bytes(task.messages().size), task.analyzer.sealing(), task.purpose(2))
+    if how == "another key":
+        other = KeyPair.generate("seal").public
+        return seal(bytes(task.messages().size), other.sealing(), task.purpose(1))
+    return seal(b"\xff" * task.messages().size, task.analyzer.sealing(), task.purpose(1))  # no level, no share
+
+
+@pytest.mark.parametrize(
+    ("protocol", "how", "counted"),
+    [
+        ("ss_simple", "out of range", {"unsealable": 0, "out_of_range": 6}),
+        ("ss_simple", "unsealable", {"unsealable": 6, "out_of_range": 0}),
+        ("privunit", "another round", {"unsealable": 1, "out_of_range": 0}),
+        ("privunit", "another key", {"unsealable": 1, "out_of_range": 0}),
+    ],
+)
+def test_a_sealed_message_that_is_wrong_is_counted_and_the_round_goes_on(tmp_path, protocol, how, counted):
+    household = Household(tmp_path, protocol)
+    facts, said = one_round(household, bad=lambda upload: spoiled(household.task, upload, how))
+    assert facts["history"] == [{"round": 1, "outcome": "released", "uploads": 4, "accuracy": None}]
+    assert facts["last_refused"] == counted
+    assert said == [(1, Closed(state="sent", parts=1, uploads=4))]
+
+
+@pytest.mark.parametrize("how", ["out of range", "unsealable"])
+def test_one_wrong_share_spoils_the_round_of_split_and_mix(tmp_path, how):
+    household = Household(tmp_path, "split_and_mix", dim=2)
+    facts, _ = one_round(household, bad=lambda upload: spoiled(household.task, upload, how, only=1))
+    assert [one["outcome"] for one in facts["history"]] == ["spoiled"]
+    assert sum(facts["last_refused"].values()) == 1
+
+
+def test_a_round_of_nothing_but_wrong_messages_ends(tmp_path):
+    household = Household(tmp_path, "privunit")
+    facts, _ = one_round(household, bad=lambda upload: spoiled(household.task, upload, "unsealable"), bad_users=4)
+    assert facts["history"][0]["outcome"] == "released"
+    assert facts["last_refused"] == {"unsealable": 4, "out_of_range": 0}
+
+
+def spoiled(task, upload, how, *, only=None):
+    packed = Packed.decode(upload.packed, length=task.length)
+    sealed = packed.ciphertexts()
+    changed = [bad_message(task, how) if only is None or i < only else one for i, one in enumerate(sealed)]
+    return Upload(upload.report, Packed(packed.slots, b"".join(changed)).encode())
+
+
+def one_round(household, *, bad, bad_users=1):
+    """A round without a network, in which the first users send what `bad` makes of their upload to shuffler 0."""
+    analyzer = household.analyzer()
+    shufflers = [household.shuffler(i) for i in range(len(household.shuffler_keys))]
+    for shuffler in shufflers:
+        shuffler.store.open_round(1, head=analyzer.status().head, closes=0.0)
+    for user, key in enumerate(household.users):
+        for i, upload in enumerate(household.envelope(user).uploads):
+            sent = bad(upload) if user < bad_users and i == 0 else upload
+            shufflers[i].accept(1, client=key.public.key_id, upload=sent)
+    rosters = [shuffler.store.freeze(1) for shuffler in shufflers]
+    links = [Direct(analyzer, i) for i in range(len(shufflers))]
+    for i, shuffler in enumerate(shufflers):
+        shuffler.close(1, [roster for j, roster in enumerate(rosters) if j != i])
+        shuffler.forward(1, links[i])
+    facts = analyzer.privacy()
+    for party in (*shufflers, analyzer):
+        party.shut()
+    return {**facts, "last_refused": facts["refused_messages"]}, links[0].said
+
+
+def test_numbers_that_are_none_count_as_zero():
+    """Where hardly any noise is left: NaN as 0, infinite as the largest that is let through, in every protocol."""
+    update = np.array([np.nan, np.inf, -np.inf, 0.0], np.float32)
+    levels = messages_of("ss_simple", {"clip_value": 1.0, "eps_local": 60.0, "levels": 3, "randomizer": "rr"})
+    sent = levels.randomize(update, sampler=ExactSampler())
+    assert sent.body[:, 0].tolist() == [1, 2, 0, 1]
+    shares = messages_of(
+        "split_and_mix", {"clip_norm": 1.0, "noise_multiplier": 1e-9, "shufflers": 2, "mixing_error": 1e-4}
+    )
+    sent = shares.randomize(update, sampler=ExactSampler())
+    words = sent.body.view("<u4").reshape(4, shares.shares).astype(object).sum(axis=1) % shares.modulus
+    assert words.tolist() == [0, 0, 0, 0]  # the norm is no number: the whole update counts as zero
+
+
+def messages_of(name, settings, dim=4):
+    cohort = protocols.Cohort(participation=Everyone(), size=4, min_size=4, colluders=0)
+    return protocols.build(name, settings).settle(cohort, dim).messages(dim)
+
+
+@pytest.mark.parametrize("protocol", ["privunit", "ss_topk", "ss_simple", "split_and_mix"])
+def test_an_update_of_nan_leaves_a_client_as_any_other(tmp_path, protocol):
+    household = Household(tmp_path, protocol)
+    envelope = household.envelope(0, update=np.full(6, np.nan))
+    other = household.envelope(1, update=np.ones(6))
+    assert [len(one.packed) for one in envelope.uploads] == [len(one.packed) for one in other.uploads]
+
+
+class Clock:
+    """Time that can be put forward."""
+
+    def __init__(self):
+        self.ahead = 0.0
+
+    def time(self):
+        return time.time() + self.ahead
+
+    def monotonic(self):
+        return time.monotonic() + self.ahead
+
+
+async def uploads_below_the_minimum(household, service, clock, bodies):
+    prefix = f"/v1/tasks/{household.task.task_id.hex()}/rounds/1/uploads"
+    transport = httpx.ASGITransport(app=service.app)
+    answers, waiting = collections.Counter(), collections.deque(zip(household.users, bodies, strict=True))
+    store = service._shuffler.store
+    async with (
+        service.app.router.lifespan_context(service.app),
+        httpx.AsyncClient(transport=transport, base_url="http://shuffler") as http,
+    ):
+
+        async def upload():
+            while waiting:
+                key, body = waiting.popleft()
+                answer = await http.post(prefix, content=body, headers=signed_headers(key, "POST", prefix, body))
+                answers[answer.text] += 1
+
+        while store.state(1) == "unknown":
+            await asyncio.sleep(0.01)
+        await asyncio.gather(*(upload() for _ in range(32)))
+        kept = b"".join(files_under(household.folder / "shuffler-0").values())
+        clock.ahead = household.task.round_seconds + 1
+        while store.state(1) != "done":
+            await asyncio.sleep(0.01)
+        body = bytes(16) + bodies[0][16:]
+        late = await http.post(prefix, content=body, headers=signed_headers(household.users[0], "POST", prefix, body))
+    return answers, kept, late
+
+
+@pytest.mark.parametrize("clients", [300, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_below_the_minimum_nothing_is_sent_or_kept(tmp_path, monkeypatch, clients):
+    household = Household(
+        tmp_path, "privunit", clients=clients, min_clients=clients + 1, max_clients=2 * clients, rounds=2
+    )
+    clock, analyzer, shuffler = Clock(), household.analyzer(), household.shuffler()
+    monkeypatch.setattr(shuffler_module, "time", clock)
+    link = Direct(analyzer)
+    service = ShufflerService(shuffler, enrolled=household.enrolled, analyzer=link)
+    draw = np.random.default_rng(0).bytes
+    bodies = [draw(16) + bytes(4) + draw(household.task.length) for _ in range(clients)]
+    answers, kept, late = asyncio.run(uploads_below_the_minimum(household, service, clock, bodies))
+    assert answers == {"accepted": clients} and service.counts["accepted"] == clients
+    ids = [key.public.key_id for key in household.users]
+    assert all(body[20:] in kept for body in bodies[:50]) and all(one in kept for one in ids[:50])
+    assert link.parts == []
+    assert link.said == [(1, Closed(state="void", parts=0, uploads=clients))]
+    left = b"".join(files_under(tmp_path / "shuffler-0", tmp_path / "analyzer").values())
+    assert not any(body[20:] in left for body in bodies) and not any(one in left for one in ids)
+    assert (late.status_code, service.counts["refused 410"]) == (410, 1)
+    assert late.text == "expected an upload to an open round, got one to round 1, which is closed"
+    assert analyzer.privacy()["history"] == [{"round": 1, "outcome": "void", "uploads": clients, "accuracy": None}]
+    assert analyzer.status().round == 2 and analyzer.model(1) == analyzer.model(0)
+    shuffler.shut()
+    analyzer.shut()
