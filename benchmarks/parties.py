@@ -119,7 +119,7 @@ def whole_round(folder: Path, clients: int, cores: int) -> dict[str, float]:
         [seeds[i % 64] for i in range(clients)], ground.task.analyzer.sealing(), ground.task.purpose(1)
     )
     pool.shut()
-    path = f"/v1/tasks/{ground.task.task_id.hex()}/rounds/1/uploads"
+    path = f"/v1/tasks/{ground.task.task_id.hex()}/rounds/1/uploads/0"
     bodies = [secrets.token_bytes(16) + bytes(4) + one for one in sealed]
     headers = [signed_headers(pair, "POST", path, body) for pair, body in zip(pairs, bodies, strict=True)]
     with Fleet(ground, workers=cores) as fleet:

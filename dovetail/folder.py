@@ -7,6 +7,7 @@ appended to; on resume, lines after the checkpoint are dropped and written again
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import io
 import json
 import math
@@ -14,11 +15,11 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
-__all__ = ["BANNER", "RunFolder", "Saved", "write_atomically"]
+__all__ = ["BANNER", "RunFolder", "Saved", "hold", "write_atomically"]
 
 BANNER = "diagnostics of raw updates: not covered by the statement, and never to be released"
 
@@ -160,3 +161,16 @@ def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
     return buffer.getvalue()
+
+
+def hold(folder: Path) -> IO[bytes]:
+    """Make a folder that its owner alone can read, and keep other processes out of it until the file is closed."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.chmod(0o700)
+    lock = (folder / "lock").open("wb")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise ValueError(f"expected a folder that no other process works in, got {str(folder)!r}") from error
+    return lock

@@ -14,7 +14,7 @@ import typer
 from rich.logging import RichHandler
 
 from dovetail import __version__
-from dovetail.cli import accounts, audits, parties, training
+from dovetail.cli import accounts, audits, parties, training, users
 from dovetail.cli._shared import err_console, out_console
 
 __all__ = ["app", "main"]
@@ -40,8 +40,8 @@ for _command in (
     app.command()(_command)
 app.add_typer(accounts.account, name="account")
 app.add_typer(parties.task, name="task")
-app.add_typer(parties.client, name="client")
-app.add_typer(parties.fleet, name="fleet")
+app.add_typer(users.client, name="client")
+app.add_typer(users.fleet, name="fleet")
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def main() -> None:
     )
     try:
         app()
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         err_console.print(f"dovetail: {' '.join(str(error).split())}", style="red", markup=False, highlight=False)
         sys.exit(2)
 

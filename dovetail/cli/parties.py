@@ -1,23 +1,19 @@
-"""Commands of the parties: `keys`, `task`, `analyzer`, `shuffler`, `client`, `fleet`."""
+"""Commands of the services: `keys`, `task`, `analyzer`, `shuffler`."""
 
 from __future__ import annotations
 
 import json
-import tempfile
-import threading
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from dovetail.cli._shared import JsonFlag, err_console, out_console, print_json
 
-__all__ = ["analyzer", "client", "fleet", "keys", "shuffler", "task"]
+__all__ = ["Authority", "analyzer", "decoded", "from_hex", "keys", "say", "shuffler", "task"]
 
 task = typer.Typer(help="Describe a training that parties agree on, and see what it costs.", no_args_is_help=True)
-client = typer.Typer(help="Take part as a user.", no_args_is_help=True)
-fleet = typer.Typer(help="A whole fleet on this machine.", no_args_is_help=True)
 
 TaskFile = Annotated[Path, typer.Option("--task", help="The signed task (dovetail task new).")]
 Signer = Annotated[str, typer.Option(help="The id of the key that must have signed the task.", metavar="HEX")]
@@ -29,7 +25,6 @@ PrivateKey = Annotated[Path | None, typer.Option(help="Its private key, PEM.")]
 Plain = Annotated[bool, typer.Option("--plain", help="Serve without TLS (behind a proxy that has it).")]
 Workers = Annotated[int, typer.Option(min=1, help="Processes that seal and open messages.")]
 Authority = Annotated[Path | None, typer.Option("--ca", help="The certificate of the authority to trust, PEM.")]
-ConfigFile = Annotated[str, typer.Option("--config", help="A TOML file or a preset: data, model, local training.")]
 
 
 def keys(
@@ -74,6 +69,7 @@ def task_new(
     rounds: Annotated[int, typer.Option(min=1, help="How many rounds there are.")],
     round_seconds: Annotated[float, typer.Option(help="How long a round is open.")] = 3600.0,
     colluders: Annotated[int, typer.Option(min=0, help="Users that are assumed to be fake or to collude.")] = 0,
+    dim: Annotated[int | None, typer.Option(min=1, help="Parameters of a model that the config does not name.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a key.", metavar="KEY=VALUE")] = None,
 ) -> None:
     """Describe a training and sign it; noise that is not given is calibrated to the budget."""
@@ -87,10 +83,9 @@ def task_new(
 
     chosen = configs.read(config, [configs.parse_override(text) for text in set_ or []])
     settings = {key: value for key, value in chosen.protocol.items() if key != "name"}
-    dim = federation(chosen).dim
     fields = {
         "protocol": chosen.protocol["name"],
-        "dim": dim,
+        "dim": federation(chosen).dim if dim is None else dim,
         "rounds": rounds,
         "min_clients": min_clients,
         "max_clients": max_clients,
@@ -102,8 +97,8 @@ def task_new(
         name=chosen.task.name,
         settings=calibrated(settings=settings, **fields),
         round_seconds=round_seconds,
-        analyzer=_decoded(analyzer, PublicKey),
-        shufflers=tuple(_decoded(path, PublicKey) for path in shuffler),
+        analyzer=decoded(analyzer, PublicKey),
+        shufflers=tuple(decoded(path, PublicKey) for path in shuffler),
         **fields,
     )
     signed = sign(made, KeyRing(signer, "sign").current())
@@ -123,8 +118,8 @@ def task_show(
 
     from dovetail.parties.task import SignedTask, cost, verify
 
-    signed = _decoded(path, SignedTask)
-    made = verify(signed, signer=signed.signer.key_id if signer is None else bytes.fromhex(signer))
+    signed = decoded(path, SignedTask)
+    made = verify(signed, signer=signed.signer.key_id if signer is None else from_hex(signer))
     if as_json:
         certified, local = cost(made, made.rounds)
         facts = {"certified": certified.to_json(), "without_trust": local.to_json()}
@@ -150,6 +145,7 @@ def analyzer(
     private_key: PrivateKey = None,
     plain: Plain = False,
     workers: Workers = 2,
+    grace: Annotated[float, typer.Option(help="Seconds to wait for shufflers after a round's time is up.")] = 600.0,
 ) -> None:
     """Serve the analyzer of a task: opens what shufflers hand on, releases models that are paid for."""
     from dovetail.parties.analyzer import Analyzer
@@ -158,19 +154,20 @@ def analyzer(
     from dovetail.parties.services.analyzer import AnalyzerService
     from dovetail.parties.task import SignedTask
 
+    os.umask(0o077)
     _refuse_half_tls(certificate, private_key, plain)
     party = Analyzer(
         folder,
-        signed=_decoded(task, SignedTask),
-        signer=_hex(signer),
+        signed=decoded(task, SignedTask),
+        signer=from_hex(signer),
         keys=KeyRing(keys, "seal"),
         learning=_learning(config, model, learning_rate),
         workers=workers,
     )
-    service = AnalyzerService(party)
+    service = AnalyzerService(party, grace=grace)
     try:
         serve(
-            service.app, host=host, port=port, certificate=certificate, private_key=private_key, ready=_say("analyzer")
+            service.app, host=host, port=port, certificate=certificate, private_key=private_key, ready=say("analyzer")
         )
     finally:
         party.shut()
@@ -199,13 +196,16 @@ def shuffler(
     from dovetail.parties.services._http import serve
     from dovetail.parties.services.shuffler import ShufflerService, read_enrolled
     from dovetail.parties.shuffler import Shuffler
-    from dovetail.parties.task import SignedTask
+    from dovetail.parties.task import SignedTask, verify
 
+    os.umask(0o077)
     _refuse_half_tls(certificate, private_key, plain)
-    key = KeyRing(keys, "sign").current()
-    party = Shuffler(
-        folder, signed=_decoded(task, SignedTask), signer=_hex(signer), index=index, key=key, workers=workers
-    )
+    signed = decoded(task, SignedTask)
+    named = verify(signed, signer=from_hex(signer), fresh=False).shufflers
+    if index >= len(named):
+        raise ValueError(f"expected --index below {len(named)}, the task's shufflers, got {index}")
+    key = KeyRing(keys, "sign").find(named[index].key_id)
+    party = Shuffler(folder, signed=signed, signer=from_hex(signer), index=index, key=key, workers=workers)
     service = ShufflerService(
         party,
         enrolled=read_enrolled(clients),
@@ -214,126 +214,10 @@ def shuffler(
     )
     try:
         serve(
-            service.app, host=host, port=port, certificate=certificate, private_key=private_key, ready=_say("shuffler")
+            service.app, host=host, port=port, certificate=certificate, private_key=private_key, ready=say("shuffler")
         )
     finally:
         party.shut()
-
-
-@client.command("run")
-def client_run(
-    folder: Annotated[Path, typer.Argument(help="The users' folders: user-<number> with key.json and policy.json.")],
-    shuffler: Annotated[list[str], typer.Option(help="A shuffler's address, in the order of the task.")],
-    config: ConfigFile,
-    users: Annotated[str, typer.Option(help="The users of this process, such as 0 or 0,2,4.")] = "0",
-    ca: Authority = None,
-    patience: Annotated[float, typer.Option(help="Seconds in a row that nobody may answer.")] = 60.0,
-) -> None:
-    """Take part until the training is over: train, randomize, seal, upload."""
-    from dovetail import config as configs
-    from dovetail.parties.client import Client, take_part
-    from dovetail.parties.keys import KeyPair
-    from dovetail.parties.learning import federation
-    from dovetail.parties.links import ShufflerLink
-    from dovetail.parties.policy import Policy
-
-    numbers = _numbers(users)
-    learned = federation(configs.read(config))
-    failures: list[BaseException] = []
-
-    def take(user: int) -> None:
-        home = folder / f"user-{user}"
-        try:
-            key = KeyPair.load(home / "key.json")
-            party = Client(home, policy=Policy.read(home / "policy.json"), key=key)
-            links = [ShufflerLink(url, ca=ca, key=key) for url in shuffler]
-            reported = take_part(party, links, learned.train(user), patience=patience)
-            err_console.print(f"user {user} reported to {reported} rounds", highlight=False)
-        except (ValueError, OSError) as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=take, args=(user,)) for user in numbers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise ValueError(str(failures[0]))
-
-
-@client.command("agent")
-def client_agent(
-    folder: Annotated[Path, typer.Option(help="The user's folder, with key.json and policy.json.")],
-    socket: Annotated[Path, typer.Option(help="The Unix socket to serve on.")],
-) -> None:
-    """Serve reports on a Unix socket: what is shipped to this node hands its update over and gets it back sealed."""
-    from dovetail.parties.agent import serve_agent
-    from dovetail.parties.client import Client
-    from dovetail.parties.keys import KeyPair
-    from dovetail.parties.policy import Policy
-
-    party = Client(folder, policy=Policy.read(folder / "policy.json"), key=KeyPair.load(folder / "key.json"))
-    _say("agent")(str(socket))
-    serve_agent(party, socket)
-
-
-@fleet.command("demo")
-def fleet_demo(
-    clients: Annotated[int, typer.Option(min=2, help="Users.")] = 20,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 3,
-    protocol: Annotated[str, typer.Option(help="privunit, ss_topk, split_and_mix, ...")] = "privunit",
-    shufflers: Annotated[int | None, typer.Option(min=1, help="Shuffler processes.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a key.", metavar="KEY=VALUE")] = None,
-    folder: Annotated[Path | None, typer.Option(help="Keep everything in this new folder.")] = None,
-    processes: Annotated[int, typer.Option(min=1, help="Processes that the users share.")] = 2,
-    seconds: Annotated[float, typer.Option(help="Give up after this long.")] = 1800.0,
-    as_json: JsonFlag = False,
-) -> None:
-    """Start users, shufflers and analyzer as processes with TLS on this machine, train, and say who saw what."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    from dovetail.parties.demo import demo_config, transcript
-    from dovetail.parties.fleet import Fleet, set_up
-
-    chosen = demo_config(protocol, clients=clients, overrides=set_ or [])
-    with tempfile.TemporaryDirectory(prefix="dovetail-fleet-") as temporary:
-        with err_console.status("making keys, certificates and the task"):
-            home = folder or Path(temporary) / "fleet"
-            ground = set_up(home, chosen, rounds=rounds, clients=clients, shufflers=shufflers)
-        bar = Progress(TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), console=err_console, transient=True)
-        with bar, Fleet(ground) as running:
-            line = bar.add_task("rounds", total=rounds)
-            running.start(processes=processes)
-            facts = running.follow(seconds=seconds, observe=lambda done, _: bar.update(line, completed=done))
-            saw = transcript(running, facts)
-    if as_json:
-        print_json({"privacy": facts, "transcript": saw})
-        return
-    table = Table(title="who saw what", show_lines=True)
-    for heading in ("party", "holds", "saw", "did not see"):
-        table.add_column(heading)
-    for row in saw:
-        table.add_row(row["party"], row["holds"], row["saw"], row["never"])
-    out_console.print(table)
-    _print_outcome(facts)
-
-
-def _print_outcome(facts: dict[str, Any]) -> None:
-    from dovetail.statements import Statement
-
-    released = [one for one in facts["history"] if one["accuracy"] is not None]
-    if released:
-        out_console.print(
-            f"test accuracy {released[-1]['accuracy']:.2%} after {len(facts['history'])} rounds "
-            f"({len(released)} released)",
-            highlight=False,
-        )
-    statement = Statement.from_json(facts["statement"])
-    if statement.unbounded:
-        out_console.print("not certified", highlight=False)
-    out_console.print(str(statement), markup=False, highlight=False)
-    out_console.print("and if nobody is trusted:", highlight=False)
-    out_console.print(str(Statement.from_json(facts["without_trust"])), markup=False, highlight=False)
 
 
 def _print_cost(made: Any) -> None:
@@ -369,21 +253,16 @@ def _refuse_half_tls(certificate: Path | None, private_key: Path | None, plain: 
         raise ValueError("expected --certificate with --private-key, or --plain, got neither or both")
 
 
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise ValueError(f"expected users such as 0 or 0,2,4, got {text!r}") from error
-
-
-def _hex(text: str) -> bytes:
+def from_hex(text: str) -> bytes:
+    """The id of a key."""
     try:
         return bytes.fromhex(text)
     except ValueError as error:
         raise ValueError(f"expected the id of a key in hex, got {text!r}") from error
 
 
-def _say(name: str) -> Any:
+def say(name: str) -> Any:
+    """Says where a party listens, on stderr."""
     return lambda address: err_console.print(f"{name} listens on {address}", markup=False, highlight=False)
 
 
@@ -393,7 +272,8 @@ def _encoded(value: Any) -> bytes:
     return msgspec.json.encode(value)
 
 
-def _decoded(path: Path, kind: Any) -> Any:
+def decoded(path: Path, kind: Any) -> Any:
+    """The record in a JSON file."""
     import msgspec
 
     if not path.is_file():

@@ -57,8 +57,12 @@ class Agent:
         return Envelope.decode(answer.content)
 
 
-def serve_agent(client: Client, socket: Path) -> None:
-    """Serve one client's reports on a socket that its owner alone can use, until told to stop."""
+def serve_agent(client: Client, socket: Path, *, group: bool = False) -> None:
+    """Serve one client's reports on a socket, until told to stop.
+
+    The socket is for the agent's own user or, with `group`, for its group: shipped code then runs as another user, who
+    cannot get at the agent's files.
+    """
     lock = threading.Lock()
 
     def report(body: bytes) -> bytes:
@@ -82,7 +86,7 @@ def serve_agent(client: Client, socket: Path) -> None:
     app = Served([Route("/v1/report", handle, methods=["POST"])], Counts(), nothing).app
     socket.unlink(missing_ok=True)  # of an agent that was killed
     with sockets.socket(sockets.AF_UNIX) as listener:
-        before = os.umask(0o177)
+        before = os.umask(0o117 if group else 0o177)
         try:
             listener.bind(str(socket))
         finally:

@@ -6,8 +6,8 @@ of the round. When every shuffler has said that it is done, the estimate moves t
 ledger releases it, and only then does anybody get it. Each step is durable before the next, and done again after a
 crash it gives the same.
 
-A round with fewer users than the minimum is void, one with shares that do not open is spoiled: the model stays as it
-is, and what was reserved stays spent.
+A round with fewer users than the minimum is void, one with shares that do not open, or with other numbers of messages
+than its users send, is spoiled: the model stays as it is, and what was reserved stays spent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail.federated.server import Server
+from dovetail.folder import hold
 from dovetail.parties.book import Book, Checkpoint, Refusals
 from dovetail.parties.keys import KeyRing
 from dovetail.parties.ledger import Ledger, Overspent
@@ -31,7 +32,14 @@ from dovetail.parties.sealing import Workers
 from dovetail.parties.task import SignedTask, Task, cost, verify
 from dovetail.parties.wire import Closed, Malformed, Packed, RoundStatus, vector_to
 
-__all__ = ["Analyzer", "Learning", "TooLate"]
+__all__ = ["Analyzer", "Learning", "TooEarly", "TooLate"]
+
+
+_LARGEST_BLOCK = 1 << 23  # numbers that are expanded at a time
+
+
+class TooEarly(ValueError):  # noqa: N818 - it says why something is not taken yet
+    """Something about a round that is not open."""
 
 
 class TooLate(ValueError):  # noqa: N818 - it says why something is not taken
@@ -67,8 +75,8 @@ class Analyzer:
         learning: Learning,
         workers: int | None = None,
     ) -> None:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.task: Task = verify(signed, signer=signer)
+        self.task: Task = verify(signed, signer=signer, fresh=False)
+        self._alone = hold(folder)
         self.signed = signed
         if learning.initial.shape != (self.task.dim,):
             raise ValueError(f"expected a model of {self.task.dim} numbers, got shape={learning.initial.shape}")
@@ -112,10 +120,12 @@ class Analyzer:
         bodies = np.frombuffer(b"".join(opened[i] or b"" for i in fine), np.uint8).reshape(
             len(fine), self._messages.size
         )
+        tally, out_of_range = self._tally(slots[packed.slots[fine]], bodies)
+        refused = Refusals(len(opened) - len(fine), out_of_range)
         with self._lock:
             self._refuse_other(round)
-            tally, out_of_range = self._tally(slots[packed.slots[fine]], bodies)
-            refused = Refusals(len(opened) - len(fine), out_of_range)
+            if shuffler in self._book.closed(round):
+                raise Malformed(f"expected no more parts of shuffler {shuffler}, which has closed round {round}")
             new = self._book.count(round, shuffler, number, messages=len(opened), refused=refused, tally=tally)
         return "accepted" if new else "known"
 
@@ -137,6 +147,12 @@ class Analyzer:
             if round == self._round and not self._over:
                 self._book.settle(round, "void", uploads=0, accuracy=None)
                 self._open(round + 1)
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The round, and how many of its messages have come: what stands still may have been given up by others."""
+        with self._lock:
+            return self._round, self._book.messages(self._round)
 
     def privacy(self) -> dict[str, Any]:
         """What is promised for the rounds that were reserved, what was spent of which budget, and how it went."""
@@ -168,6 +184,7 @@ class Analyzer:
         self.ledger.close()
         self._book.shut()
         self._workers.shut()
+        self._alone.close()
 
     def _resume(self) -> None:
         """Take up where the files say that it stopped; refuse files that do not belong together."""
@@ -213,15 +230,21 @@ class Analyzer:
         self._head = self.ledger.head
 
     def _refuse_other(self, round: int) -> None:
-        if round != self._round or self._over:
-            state = "is over" if round <= self._round else "is not open"
-            raise TooLate(f"expected something about the open round, got round {round}, which {state}")
+        if round > self._round:
+            raise TooEarly(f"expected something about the open round, got round {round}, which is not open")
+        if round < self._round or self._over:
+            raise TooLate(f"expected something about the open round, got round {round}, which is over")
 
     def _tally(self, slot: np.ndarray, body: np.ndarray) -> tuple[list[np.ndarray], int]:
-        """A part's sums, and how many messages no honest client sends."""
-        shuffled, out_of_range = self._messages.read(slot, body)
-        tally = self._protocol.tally(shuffled, self.task.dim)
-        return [np.asarray(leaf) for leaf in jax.tree.leaves(tally)], out_of_range
+        """A part's sums, and how many messages no honest client sends; some of them at a time, if they are long."""
+        at_a_time = max(1, _LARGEST_BLOCK // self.task.dim)
+        total, refused = self._nothing(), 0
+        for low in range(0, len(slot), at_a_time):
+            shuffled, out_of_range = self._messages.read(slot[low : low + at_a_time], body[low : low + at_a_time])
+            leaves = jax.tree.leaves(self._protocol.tally(shuffled, self.task.dim))
+            total = [a + np.asarray(b) for a, b in zip(total, leaves, strict=True)]
+            refused += out_of_range
+        return total, refused
 
     def _end_if_complete(self) -> None:
         said = self._book.closed(self._round)
@@ -230,11 +253,30 @@ class Analyzer:
         round, uploads = self._round, min(one.uploads for one in said.values())
         if any(one.state == "void" for one in said.values()):
             self._book.settle(round, "void", uploads=uploads, accuracy=None)
-        elif self._protocol.layout(self.task.dim).shufflers > 1 and any(self._book.refusals(round)):
+        elif not self._whole(said):
             self._book.settle(round, "spoiled", uploads=uploads, accuracy=None)
         else:
             self._release(round, uploads)
         self._open(round + 1)
+
+    def _whole(self, said: Mapping[int, Closed]) -> bool:
+        """Whether a round is what shufflers must send: as many users everywhere, all of their messages, or dummies.
+
+        Of shares, none may be missing; of other reports, those that did not open or fit are left out.
+        """
+        uploads = {one.uploads for one in said.values()}
+        if len(uploads) != 1 or not self.task.min_clients <= min(uploads) <= self.task.max_clients:
+            return False
+        layout, messages = self._protocol.layout(self.task.dim), self._messages
+        for shuffler, slots in enumerate(self._deal.slots):
+            expected = min(uploads) * len(slots)
+            if layout.padding is not None:
+                expected = layout.padding.pad_to * len(slots)
+            elif messages.per_client < messages.slots:
+                expected = min(uploads) * messages.per_client
+            if self._book.messages(self._round, shuffler) != expected:
+                return False
+        return layout.shufflers == 1 or not any(self._book.refusals(self._round))
 
     def _release(self, round: int, uploads: int) -> None:
         before = self._before(round)

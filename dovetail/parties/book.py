@@ -104,9 +104,12 @@ class Book:
         query = "SELECT COALESCE(SUM(unsealable), 0), COALESCE(SUM(out_of_range), 0) FROM parts WHERE round = ?"
         return Refusals(*(self._one(query, round) or (0, 0)))
 
-    def messages(self, round: int) -> int:
-        """How many messages a round had."""
-        return int((self._one("SELECT COALESCE(SUM(messages), 0) FROM parts WHERE round = ?", round) or (0,))[0])
+    def messages(self, round: int, shuffler: int | None = None) -> int:
+        """How many messages a round had, of one shuffler or of all."""
+        query, values = "SELECT COALESCE(SUM(messages), 0) FROM parts WHERE round = ?", [round]
+        if shuffler is not None:
+            query, values = f"{query} AND shuffler = ?", [round, shuffler]
+        return int((self._one(query, *values) or (0,))[0])
 
     def note_closed(self, round: int, shuffler: int, said: Closed) -> None:
         """Remember what a shuffler said; refuses another word later."""
@@ -175,10 +178,11 @@ class Book:
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield
+                self._database.execute("COMMIT")
             except BaseException:
-                self._database.execute("ROLLBACK")
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
                 raise
-            self._database.execute("COMMIT")
 
 
 def _pack(leaves: Sequence[np.ndarray]) -> bytes:

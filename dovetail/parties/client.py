@@ -8,6 +8,7 @@ model, train, report, upload to every shuffler until each has it.
 
 from __future__ import annotations
 
+import random
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -21,13 +22,14 @@ from dovetail.folder import write_atomically
 from dovetail.mechanisms import ExactSampler
 from dovetail.parties.keys import KeyPair
 from dovetail.parties.links import Gone, ShufflerLink, Unreachable
-from dovetail.parties.policy import Policy, Spending, Spent
+from dovetail.parties.policy import Later, Policy, Refused, Spending, Spent
 from dovetail.parties.sealing import Workers
-from dovetail.parties.task import SignedTask
+from dovetail.parties.task import SignedTask, Task
 from dovetail.parties.wire import REPORT_ID, Packed, Upload
 
 __all__ = ["Client", "Envelope", "Reporter", "Train", "take_part"]
 
+_SHORTEST, _LONGEST = 0.05, 2.0  # seconds between questions
 Train = Callable[[np.ndarray], np.ndarray]  # from the model to the update, both flat float32 vectors
 
 
@@ -73,12 +75,18 @@ class Client:
         self._sampler = ExactSampler()
         self._workers = workers or Workers(1)
 
+    def admit(self, signed: SignedTask) -> Task:
+        """The task, if this user agrees to it."""
+        return self._policy.admit(signed)
+
     def report(self, signed: SignedTask, round: int, update: np.ndarray) -> Envelope:
         """Randomize and seal the update of a round; the same round again gives the same envelope."""
         task = self._policy.admit(signed)
         path = self._outbox / f"{task.task_id.hex()}-{round}"
         if path.exists():
             return Envelope.decode(path.read_bytes())
+        for old in self._outbox.glob(f"{task.task_id.hex()}-*"):
+            old.unlink()  # of rounds that are over
         update = np.asarray(update, np.float32)
         if update.shape != (task.dim,):
             raise ValueError(f"expected an update of {task.dim} numbers, got shape={update.shape}")
@@ -114,7 +122,7 @@ def take_part(
     `patience` is how many seconds in a row nobody may answer. A round that this user came too late for is skipped; what
     it spent on it stays spent.
     """
-    reported, last, heard = 0, 0, time.monotonic()
+    reported, last, heard, pause = 0, 0, time.monotonic(), _SHORTEST
     while True:
         try:
             status = shufflers[0].status()
@@ -122,21 +130,28 @@ def take_part(
             if status.over:
                 return reported
             if status.round > last:
-                model = shufflers[0].model(status.round - 1)
-                envelope = client.report(shufflers[0].task(), status.round, train(model))
+                signed = shufflers[0].task()
+                task = client.admit(signed)
+                if len(shufflers) != len(task.shufflers):
+                    raise Refused(f"expected the task's {len(task.shufflers)} shufflers, got {len(shufflers)}")
+                model = shufflers[0].model(status.round - 1, dim=task.dim)
+                envelope = client.report(signed, status.round, train(model))
                 if _upload(envelope, shufflers, patience):
                     reported += 1
                     observe(f"reported to round {status.round}")
                 client.sent(envelope)
-                last = status.round
+                last, pause = status.round, _SHORTEST
         except Gone:
             pass  # the round went on meanwhile
+        except Later:
+            pass  # perhaps the round is still open then
         except Spent:
             last = status.round  # it was here before, and was interrupted
         except Unreachable:
             if time.monotonic() - heard > patience:
                 raise
-        time.sleep(0.05)
+        time.sleep(pause * (0.5 + random.random()))  # not all users at once
+        pause = min(_LONGEST, 1.2 * pause)
 
 
 def _upload(envelope: Envelope, shufflers: Sequence[ShufflerLink], patience: float) -> bool:

@@ -177,8 +177,9 @@ class Fleet:
         return AnalyzerLink(self.ground.analyzer_url, ca=self.ground.authority)
 
     def shuffler(self, index: int = 0) -> ShufflerLink:
-        """A shuffler, to ask it."""
-        return ShufflerLink(self.ground.shuffler_urls[index], ca=self.ground.authority)
+        """A shuffler, to ask it as its owner."""
+        key = KeyRing(self.ground.folder / f"shuffler-{index}" / "keys", "sign").current()
+        return ShufflerLink(self.ground.shuffler_urls[index], index=index, ca=self.ground.authority, key=key)
 
     def start_analyzer(self) -> None:
         """Start it, or start it again."""

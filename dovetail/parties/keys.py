@@ -1,7 +1,7 @@
 """Key pairs of parties, in files that their owner alone can read.
 
-A party seals or opens with X25519 and signs with Ed25519. A key pair has an id (the first 8 bytes of the SHA-256 of its
-public half) and a last day. A `KeyRing` is a folder of key pairs: the newest that has not expired is used for new
+A party seals or opens with X25519 and signs with Ed25519. A key pair has an id (16 bytes of the SHA-256 of its public
+half) and a last day. A `KeyRing` is a folder of key pairs: the newest that has not expired is used for new
 rounds, older ones stay as long as rounds are open that were announced under them.
 """
 
@@ -20,7 +20,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from dovetail import _validate
 
-__all__ = ["KeyPair", "KeyRing", "PublicKey", "key_id_of"]
+__all__ = ["KEY_ID", "KeyPair", "KeyRing", "PublicKey", "key_id_of"]
+
+KEY_ID = 16  # bytes: whoever pins one relies on nobody finding another key with it
 
 Use = Literal["seal", "sign"]
 _DAY = 86_400
@@ -31,8 +33,8 @@ _PRIVATE: dict[str, type[X25519PrivateKey] | type[Ed25519PrivateKey]] = {
 
 
 def key_id_of(public: bytes) -> bytes:
-    """The first 8 bytes of the hash of a public key."""
-    return hashlib.sha256(public).digest()[:8]
+    """The first 16 bytes of the hash of a public key."""
+    return hashlib.sha256(public).digest()[:KEY_ID]
 
 
 class PublicKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

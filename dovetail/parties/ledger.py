@@ -76,12 +76,16 @@ class Ledger:
     @classmethod
     def reopen(cls, path: Path) -> Ledger:
         """The ledger in a file, whatever its task and budget."""
-        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
-            (body,) = database.execute("SELECT body FROM entries WHERE number = 0").fetchone() or (None,)
+        body = _first(path)
         if not isinstance(body, bytes):
             raise ValueError(f"expected a ledger in {str(path)!r}, got none")
         first = msgspec.json.decode(body, type=Entry)
         return cls(path, task_id=first.task_id, eps=first.bound, delta=first.delta)
+
+    @staticmethod
+    def begun(path: Path) -> bool:
+        """Whether a file holds a ledger: a maker who was killed may have left an empty one."""
+        return _first(path) is not None
 
     @property
     def head(self) -> bytes:
@@ -172,10 +176,11 @@ class Ledger:
         try:
             self._entries, self._hashes = self._read()
             yield
+            self._database.execute("COMMIT")
         except BaseException:
-            self._database.execute("ROLLBACK")
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
             raise
-        self._database.execute("COMMIT")
 
     def _append(self, entry: Entry) -> None:
         body = msgspec.json.encode(entry)
@@ -195,6 +200,15 @@ class Ledger:
             hashes.append(digest)
             before = digest
         return entries, hashes
+
+
+def _first(path: Path) -> object:
+    """The body of the first entry in a file; None if there is none."""
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'entries'").fetchone() is None:
+            return None
+        (body,) = database.execute("SELECT body FROM entries WHERE number = 0").fetchone() or (None,)
+    return body
 
 
 def _finite(eps: float) -> float | None:

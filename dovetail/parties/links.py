@@ -15,10 +15,13 @@ import msgspec
 import numpy as np
 
 from dovetail.parties.keys import KeyPair
-from dovetail.parties.task import SignedTask, Task, task_id_of
+from dovetail.parties.task import SignedTask, task_id_of
 from dovetail.parties.wire import Closed, RoundStatus, Upload, signed_headers, vector_from
 
 __all__ = ["AnalyzerLink", "Gone", "Rejected", "ShufflerLink", "Unreachable"]
+
+_LARGEST = 1 << 28  # bytes of an answer: a roster of sixteen million
+_LARGEST_SENTENCE = 1 << 12
 
 
 class Unreachable(ConnectionError):  # noqa: N818 - it says what happened; one asks again
@@ -47,47 +50,67 @@ class _Link:
     def task(self) -> SignedTask:
         """The signed task; whoever uses it verifies it."""
         if self._signed is None:
-            self._signed = msgspec.json.decode(self._ask("GET", "/v1/task"), type=SignedTask)
+            try:
+                self._signed = msgspec.json.decode(self._ask("GET", "/v1/task"), type=SignedTask)
+            except msgspec.MsgspecError as error:
+                raise Rejected(f"expected a signed task from {self.url}, got something else") from error
         return self._signed
 
     def status(self) -> RoundStatus:
         """Where the training stands."""
-        return msgspec.json.decode(self._ask("GET", "/v1/status"), type=RoundStatus)
+        try:
+            return msgspec.json.decode(self._ask("GET", "/v1/status"), type=RoundStatus)
+        except msgspec.MsgspecError as error:
+            raise Rejected(f"expected the status of a training from {self.url}, got something else") from error
 
-    def model(self, round: int) -> np.ndarray:
-        """The model after a round; that of round 0 is the first."""
-        dim = msgspec.json.decode(self.task().body, type=Task).dim
-        return vector_from(self._ask("GET", f"{self._prefix}/models/{round}"), dim)
+    def model(self, round: int, *, dim: int | None = None) -> np.ndarray:
+        """The model after a round; that of round 0 is the first. Refuses one of another dimension, if it is known."""
+        data = self._ask("GET", f"{self._prefix}/models/{round}", most=_LARGEST if dim is None else 4 * dim)
+        return vector_from(data, len(data) // 4 if dim is None else dim)
 
     @property
     def _prefix(self) -> str:
         return f"/v1/tasks/{task_id_of(self.task().body).hex()}"
 
-    def _ask(self, method: str, path: str, body: bytes = b"") -> bytes:
+    def _ask(self, method: str, path: str, body: bytes = b"", *, most: int = _LARGEST) -> bytes:
         headers = {} if self._key is None else signed_headers(self._key, method, path, body)
+        content = bytearray()
         try:
-            answer = self._http.request(method, path, content=body, headers=headers)
+            with self._http.stream(method, path, content=body, headers=headers) as answer:
+                for chunk in answer.iter_bytes():
+                    content += chunk
+                    if len(content) > max(most, _LARGEST_SENTENCE):
+                        raise Rejected(f"expected at most {most} bytes from {self.url}, got more")
         except httpx.HTTPError as error:
             raise Unreachable(f"expected an answer from {self.url}, got none ({type(error).__name__})") from error
-        if answer.status_code >= 500 or answer.status_code == 425:
-            raise Unreachable(f"expected an answer from {self.url}, got status {answer.status_code}")
-        if answer.status_code == 410:
-            raise Gone(answer.text)
-        if answer.status_code >= 400:
-            raise Rejected(answer.text)
-        return answer.content
+        status, words = answer.status_code, content[:_LARGEST_SENTENCE].decode(errors="replace")
+        if status >= 500 or status == 425:
+            raise Unreachable(f"expected an answer from {self.url}, got status {status}")
+        if status == 410:
+            raise Gone(words)
+        if status != 200:
+            raise Rejected(words or f"expected status 200 from {self.url}, got {status}")
+        return bytes(content)
 
 
 class ShufflerLink(_Link):
-    """A shuffler, as a client or another shuffler sees it."""
+    """A shuffler, as a client or another shuffler sees it; `index` is its place among those of the task."""
+
+    def __init__(self, url: str, *, index: int = 0, **options: Any) -> None:
+        super().__init__(url, **options)
+        self.index = index
 
     def upload(self, round: int, upload: Upload) -> None:
         """Give it an upload; it has it when this returns."""
-        self._ask("POST", f"{self._prefix}/rounds/{round}/uploads", upload.encode())
+        self._ask("POST", f"{self._prefix}/rounds/{round}/uploads/{self.index}", upload.encode())
 
     def roster(self, round: int) -> set[bytes] | None:
         """The report ids of a round that is closed; None as long as it is not."""
         return msgspec.msgpack.decode(self._ask("GET", f"{self._prefix}/rounds/{round}/roster"), type=set[bytes] | None)
+
+    def agreed(self, round: int) -> bytes | None:
+        """The digest of the users whom it is going to count in a round; None as long as it has not decided."""
+        return msgspec.msgpack.decode(self._ask("GET", f"{self._prefix}/rounds/{round}/agreed"), type=bytes | None)
 
 
 class AnalyzerLink(_Link):

@@ -22,7 +22,7 @@ from dovetail.folder import write_atomically
 from dovetail.parties.ledger import Ledger, Overspent
 from dovetail.parties.task import SignedTask, Task, cost, verify
 
-__all__ = ["Policy", "Refused", "Spending", "Spent"]
+__all__ = ["Later", "Policy", "Refused", "Spending", "Spent"]
 
 _LAST = "last-report"
 
@@ -35,13 +35,17 @@ class Spent(Refused):
     """A round that a user has reported to, or began to: it does not do so twice."""
 
 
+class Later(Refused):
+    """A report that comes too soon after another one."""
+
+
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a user insists on.
 
     `signer` and `analyzer` are the ids of the keys that it trusts. `min_clients` is the least company it wants in a
     round. `eps_round` bounds one round of a task, `eps_task` all of them, `eps_lifetime` and `delta_lifetime` what all
-    tasks together may cost, `eps_local` what is left if nobody is trusted; None: the user does not care, and takes part
-    in tasks that promise nothing. In `epoch_seconds` it reports once at most, to whatever task.
+    tasks together may cost, `eps_local` what all rounds of a task cost if nobody is trusted; None: the user does not
+    care, and takes part in tasks that promise nothing. In `epoch_seconds` it reports once at most, to whatever task.
     """
 
     signer: bytes
@@ -83,15 +87,18 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         honest = task.min_clients - task.colluders
         if honest < self.min_clients:
             raise Refused(f"expected at least {self.min_clients} honest users in a round, got {honest}")
-        one, local = cost(task, 1)
+        one, _ = cost(task, 1)
         if not one.eps <= _ceiling(self.eps_round):
             raise Refused(f"expected at most eps {self.eps_round} for a round, got {one.eps:.6g}")
-        whole, _ = cost(task, task.rounds)
+        whole, local = cost(task, task.rounds)
         most = min(_ceiling(self.eps_task), task.budget)
         if not whole.eps <= most:
             raise Refused(f"expected at most eps {most} for all {task.rounds} rounds, got {whole.eps:.6g}")
         if self.eps_local is not None and not local.eps <= self.eps_local:
-            raise Refused(f"expected at most eps {self.eps_local} if nobody is trusted, got {local.eps:.6g}")
+            raise Refused(
+                f"expected at most eps {self.eps_local} for all {task.rounds} rounds if nobody is trusted, "
+                f"got {local.eps:.6g}"
+            )
         return task
 
 
@@ -120,8 +127,7 @@ class Spending:
             path = self._folder / f"task-{task.task_id.hex()}.db"
             before, before_delta = self.total()
             self._pause()
-            budget = min(_ceiling(self._policy.eps_task), task.budget)
-            ledger = Ledger(path, task_id=task.task_id, eps=budget, delta=task.delta)
+            ledger = Ledger(path, task_id=task.task_id, eps=task.budget, delta=task.delta)
             try:
                 rounds = [entry.round for entry in ledger.entries if entry.kind == "reserve"]
                 if round in rounds:
@@ -129,6 +135,8 @@ class Spending:
                 eps = cost(task, len(rounds) + 1)[0].eps
                 spent, spent_delta = ledger.spent
                 eps = max(eps, spent)
+                if eps > _ceiling(self._policy.eps_task):
+                    raise Refused(f"expected at most eps {self._policy.eps_task} for a task, got {eps:.6g}")
                 others = before - spent if spent < math.inf else 0.0
                 eps_after, delta_after = others + eps, before_delta - spent_delta + task.delta
                 ceiling = _ceiling(self._policy.eps_lifetime)
@@ -148,7 +156,7 @@ class Spending:
         """One report an epoch; a clock that was set back does not shorten it."""
         path, wait = self._folder / _LAST, self._policy.epoch_seconds
         if wait and path.exists() and time.time() < (last := float(path.read_text())) + wait:
-            raise Refused(f"expected one report in {wait:g} seconds, got another one {time.time() - last:.1f} s later")
+            raise Later(f"expected one report in {wait:g} seconds, got another one {time.time() - last:.1f} s later")
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -162,6 +170,8 @@ class Spending:
 
 
 def _spent(path: Path) -> tuple[float, float]:
+    if not Ledger.begun(path):
+        return 0.0, 0.0
     with contextlib.closing(Ledger.reopen(path)) as ledger:
         return ledger.spent
 

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives import hpke
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from dovetail import _validate
+from dovetail.parties.keys import KEY_ID
 
 __all__ = ["OVERHEAD", "VERSION", "Purpose", "Unsealable", "Workers", "open_sealed", "seal"]
 
@@ -53,8 +54,8 @@ class Purpose:
     def __post_init__(self) -> None:
         if len(self.task_id) != 32:
             raise ValueError(f"expected a task id of 32 bytes, got {len(self.task_id)}")
-        if len(self.key_id) != 8:
-            raise ValueError(f"expected a key id of 8 bytes, got {len(self.key_id)}")
+        if len(self.key_id) != KEY_ID:
+            raise ValueError(f"expected a key id of {KEY_ID} bytes, got {len(self.key_id)}")
         _validate.integer(round=self.round, version=self.version)
         _validate.in_interval(0, 2**32 - 1, round=self.round)
         _validate.one_of(_ROLES, role=self.role)

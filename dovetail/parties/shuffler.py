@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import hashlib
+import itertools
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from dovetail.folder import hold
 from dovetail.mechanisms import ExactSampler
 from dovetail.parties.keys import KeyPair
 from dovetail.parties.links import AnalyzerLink, Gone
@@ -37,14 +40,14 @@ class Shuffler:
     def __init__(
         self, folder: Path, *, signed: SignedTask, signer: bytes, index: int, key: KeyPair, workers: int = 1
     ) -> None:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.task: Task = verify(signed, signer=signer)
+        self.task: Task = verify(signed, signer=signer, fresh=False)
         if not 0 <= index < len(self.task.shufflers) or self.task.shufflers[index].public != key.public.public:
             raise ValueError(f"expected the key of shuffler {index} of {len(self.task.shufflers)}, got another one")
         self.signed, self.index, self.key = signed, index, key
         self._messages, self._length = self.task.messages(), self.task.length
         self.shape = _shape(self.task, index)
-        self.store = Store(folder / "store.db", self.shape)
+        self._alone = hold(folder)
+        self.store = Store(folder / "store.db", self.shape, owner=self.task.task_id + bytes([index]))
         self._workers = Workers(workers)
         self._sampler = ExactSampler()
 
@@ -70,15 +73,38 @@ class Shuffler:
         """Whether as many reported as are let in."""
         return self.store.uploads(round) >= self.task.max_clients
 
-    def close(self, round: int, rosters: Sequence[Collection[bytes]] = ()) -> State:
-        """Close a round with the users that are on the rosters of all other shufflers, too."""
+    def decide(self, round: int, rosters: Sequence[Collection[bytes]] = ()) -> tuple[set[bytes] | None, bytes]:
+        """Whom to count in a round: the users on the rosters of all shufflers (None: all), and the digest of that."""
         mine = self.store.freeze(round)
         if len(rosters) != len(self.task.shufflers) - 1:
             raise ValueError(f"expected the rosters of {len(self.task.shufflers) - 1} others, got {len(rosters)}")
         roster = None if self.alone else set(mine).intersection(*rosters)
-        if (len(mine) if roster is None else len(roster)) < self.task.min_clients:
-            return self.store.close(round, roster=roster)
-        return self.store.close(round, roster=roster, dummies=self._dummies(round, roster))
+        digest = hashlib.sha256(b"".join(sorted(mine if roster is None else roster))).digest()
+        if self.store.agree(round, digest) != digest:
+            raise ValueError(f"expected the rosters of round {round} that were final before, got others")
+        return roster, digest
+
+    def close(
+        self, round: int, rosters: Sequence[Collection[bytes]] = (), *, agreed: Sequence[bytes] | None = None
+    ) -> State:
+        """Close a round with the users that all shufflers have complete.
+
+        `agreed` is what the other shufflers decided; if somebody decided otherwise the round is void, for then some
+        users would count at some shufflers alone.
+        """
+        if self.store.state(round) in ("void", "sent", "done"):
+            return self.store.state(round)
+        roster, digest = self.decide(round, rosters)
+        if any(other != digest for other in agreed or ()):
+            return self.store.close(round, roster=())
+        self._fill(round, roster)
+        return self.store.close(round, roster=roster)
+
+    def drop(self, round: int) -> None:
+        """Forget a round that the others went on without."""
+        self.store.freeze(round)
+        self.store.close(round, roster=())
+        self.store.acknowledge(round)
 
     def forward(self, round: int, analyzer: AnalyzerLink) -> None:
         """Give the analyzer what a closed round has, and forget it; a round that it gave up is forgotten, too."""
@@ -109,15 +135,18 @@ class Shuffler:
         """Let go of files and processes."""
         self.store.shut()
         self._workers.shut()
+        self._alone.close()
 
-    def _dummies(self, round: int, roster: Collection[bytes] | None) -> dict[int, list[bytes]]:
+    def _fill(self, round: int, roster: Collection[bytes] | None) -> None:
+        """Seal the dummies that slots lack, some at a time; nothing is sealed for a round that will be void."""
+        if (self.store.uploads(round) if roster is None else len(roster)) < self.task.min_clients:
+            return
         lacking = self.store.lacking(round, roster=roster)
-        total = sum(lacking.values())
-        if not total:
-            return {}
-        bodies = [body.tobytes() for body in self._messages.dummies(total, sampler=self._sampler)]
-        sealed = iter(self._workers.seal_all(bodies, self.task.analyzer.sealing(), self.task.purpose(round)))
-        return {slot: [next(sealed) for _ in range(count)] for slot, count in lacking.items()}
+        slots = iter([slot for slot, count in lacking.items() for _ in range(count)])
+        while chunk := list(itertools.islice(slots, PART)):
+            bodies = [body.tobytes() for body in self._messages.dummies(len(chunk), sampler=self._sampler)]
+            sealed = self._workers.seal_all(bodies, self.task.analyzer.sealing(), self.task.purpose(round))
+            self.store.stage(round, list(zip(chunk, sealed, strict=True)))
 
 
 def _shape(task: Task, index: int) -> Shape:

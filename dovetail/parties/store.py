@@ -15,7 +15,7 @@ import contextlib
 import random
 import sqlite3
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -26,13 +26,16 @@ __all__ = ["Accepted", "Arrival", "Full", "Shape", "State", "Store", "Turned"]
 State = Literal["unknown", "open", "frozen", "void", "sent", "done"]
 Accepted = Literal["accepted", "known"]
 _TABLES = """
+CREATE TABLE IF NOT EXISTS owner (name BLOB PRIMARY KEY) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS rounds (round INTEGER PRIMARY KEY, state TEXT NOT NULL, head BLOB NOT NULL,
-                                   closes REAL NOT NULL, uploads INTEGER NOT NULL) STRICT;
+                                   closes REAL NOT NULL, uploads INTEGER NOT NULL, agreed BLOB) STRICT;
 CREATE TABLE IF NOT EXISTS uploads (round INTEGER, client BLOB, report BLOB, PRIMARY KEY (round, client)) STRICT,
                                    WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS messages (round INTEGER, report BLOB, slot INTEGER, sealed BLOB) STRICT;
 CREATE INDEX IF NOT EXISTS messages_by_slot ON messages (round, slot);
 CREATE TABLE IF NOT EXISTS known (round INTEGER, report BLOB, PRIMARY KEY (round, report)) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS dummies (round INTEGER, slot INTEGER, sealed BLOB) STRICT;
+CREATE INDEX IF NOT EXISTS dummies_by_slot ON dummies (round, slot);
 CREATE TABLE IF NOT EXISTS batch (round INTEGER, place INTEGER, slot INTEGER, sealed BLOB,
                                   PRIMARY KEY (round, place)) STRICT, WITHOUT ROWID;
 """
@@ -72,7 +75,7 @@ class Arrival(NamedTuple):
 
 
 class Store:
-    """The store of one shuffler for one task, in one file.
+    """The store of one shuffler for one task, in one file; `owner` says of which.
 
     Guarantees:
         An upload is taken whole or not at all, once, and is on disk before `accept` returns.
@@ -81,9 +84,10 @@ class Store:
         After closing, nothing in the file says who sent what, or in which order it came.
         `parts` gives the same batch every time, until it is acknowledged.
         Rounds only go forward, and a round is opened under one head.
+        A store belongs to one owner: another task's minimum does not apply to it.
     """
 
-    def __init__(self, path: Path, shape: Shape) -> None:
+    def __init__(self, path: Path, shape: Shape, *, owner: bytes = b"") -> None:
         _validate.at_least(1, slots=shape.slots, length=shape.length, max_uploads=shape.max_uploads)
         _validate.in_interval(1, shape.max_uploads, min_uploads=shape.min_uploads)
         self._shape = shape
@@ -92,6 +96,10 @@ class Store:
         for pragma in ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON", "temp_store = MEMORY"):
             self._database.execute(f"PRAGMA {pragma}")
         self._database.executescript(_TABLES)
+        with self._transaction():
+            self._database.execute("INSERT INTO owner SELECT ? WHERE NOT EXISTS (SELECT 1 FROM owner)", (owner,))
+        if self._one("SELECT name FROM owner") != (owner,):
+            raise ValueError(f"expected the store of this task and shuffler in {str(path)!r}, got another one's")
         self._tidy()
 
     def open_round(self, round: int, *, head: bytes, closes: float) -> None:
@@ -105,7 +113,7 @@ class Store:
                 if found[0] != head:
                     raise ValueError(f"expected round {round} under the ledger that opened it, got another ledger")
                 return
-            self._database.execute("INSERT INTO rounds VALUES (?, 'open', ?, ?, 0)", (round, head, closes))
+            self._database.execute("INSERT INTO rounds VALUES (?, 'open', ?, ?, 0, NULL)", (round, head, closes))
 
     def state(self, round: int) -> State:
         """Where a round stands."""
@@ -151,23 +159,41 @@ class Store:
             found = self._database.execute("SELECT report FROM known WHERE round = ? ORDER BY report", (round,))
             return [row[0] for row in found]
 
+    def agree(self, round: int, digest: bytes) -> bytes:
+        """Decide whom to count in a frozen round, by a digest; the first decision stays."""
+        with self._transaction():
+            self._database.execute("UPDATE rounds SET agreed = ? WHERE round = ? AND agreed IS NULL", (digest, round))
+        return self.agreed(round) or digest
+
+    def agreed(self, round: int) -> bytes | None:
+        """What was decided."""
+        found = self._one("SELECT agreed FROM rounds WHERE round = ?", round)
+        return found[0] if found else None
+
     def lacking(self, round: int, *, roster: Collection[bytes] | None = None) -> dict[int, int]:
-        """How many dummies every slot of a frozen round needs, counting the reports on the roster alone."""
+        """How many dummies every slot of a frozen round still needs, counting the reports on the roster alone."""
         if self._shape.pad_to is None:
             return {}
         counts = dict.fromkeys(range(self._shape.slots), 0)
         with self._lock:
             for report, slot in self._database.execute("SELECT report, slot FROM messages WHERE round = ?", (round,)):
                 counts[slot] += roster is None or report in roster
+            for (slot,) in self._database.execute("SELECT slot FROM dummies WHERE round = ?", (round,)):
+                counts[slot] += 1
         return {slot: self._shape.pad_to - count for slot, count in counts.items() if count < self._shape.pad_to}
 
-    def close(
-        self,
-        round: int,
-        *,
-        roster: Collection[bytes] | None = None,
-        dummies: Mapping[int, Sequence[bytes]] | None = None,
-    ) -> State:
+    def stage(self, round: int, dummies: Sequence[tuple[int, bytes]]) -> None:
+        """Keep sealed dummies, (slot, ciphertext) each, until the round is closed with them."""
+        if any(len(sealed) != self._shape.length for _, sealed in dummies):
+            raise ValueError(f"expected dummies of {self._shape.length} bytes like reports, got others")
+        with self._transaction():
+            if self.state(round) != "frozen":
+                raise ValueError(f"expected a round that is frozen, got round {round}, {self.state(round)}")
+            self._database.executemany(
+                "INSERT INTO dummies VALUES (?, ?, ?)", [(round, slot, sealed) for slot, sealed in dummies]
+            )
+
+    def close(self, round: int, *, roster: Collection[bytes] | None = None) -> State:
         """Close a frozen round for good with the reports on the roster (None: all); a closed round stays as it is."""
         with self._transaction():
             if (state := self.state(round)) not in ("unknown", "open", "frozen"):
@@ -178,8 +204,8 @@ class Store:
             enough = self._count(round) >= self._shape.min_uploads
             self._database.execute("UPDATE rounds SET uploads = ? WHERE round = ?", (self._count(round), round))
             if enough:
-                self._shuffle(round, dummies or {})
-            for table in ("uploads", "messages"):
+                self._shuffle(round)
+            for table in ("uploads", "messages", "dummies"):
                 self._database.execute(f"DELETE FROM {table} WHERE round = ?", (round,))
             state = "sent" if enough else "void"
             self._database.execute("UPDATE rounds SET state = ? WHERE round = ?", (state, round))
@@ -221,6 +247,9 @@ class Store:
         try:
             self._check(arrival)
             if self._one("SELECT 1 FROM known WHERE round = ? AND report = ?", round, report):
+                mine = "SELECT 1 FROM uploads WHERE round = ? AND client = ? AND report = ?"
+                if self.state(round) == "open" and not self._one(mine, round, client, report):
+                    raise Turned("expected a report id of the client's own, got another client's")
                 return "known"
             if (state := self.state(round)) != "open":
                 raise Turned(f"expected an upload to an open round, got one to round {round}, which is {_SAID[state]}")
@@ -252,18 +281,14 @@ class Store:
     def _count(self, round: int) -> int:
         return int((self._one("SELECT COUNT(*) FROM uploads WHERE round = ?", round) or (0,))[0])
 
-    def _shuffle(self, round: int, dummies: Mapping[int, Sequence[bytes]]) -> None:
+    def _shuffle(self, round: int) -> None:
         """Slot by slot: what is held at a time is one slot."""
         place, pad_to = 0, self._shape.pad_to
         for slot in range(self._shape.slots):
-            found = self._database.execute(
-                "SELECT sealed FROM messages WHERE round = ? AND slot = ?", (round, slot)
-            ).fetchall()
-            sealed = [row[0] for row in found]
-            _SYSTEM.shuffle(sealed)
+            sealed = self._shuffled("messages", round, slot)
             if pad_to is not None:
                 sealed = sealed[:pad_to]
-                sealed += [self._sized(dummy) for dummy in dummies.get(slot, ())]
+                sealed += self._shuffled("dummies", round, slot)[: pad_to - len(sealed)]
                 if len(sealed) != pad_to:
                     raise ValueError(f"expected dummies up to {pad_to} messages in slot {slot}, got {len(sealed)}")
                 _SYSTEM.shuffle(sealed)
@@ -273,9 +298,10 @@ class Store:
             )
             place += len(sealed)
 
-    def _sized(self, sealed: bytes) -> bytes:
-        if len(sealed) != self._shape.length:
-            raise ValueError(f"expected dummies of {self._shape.length} bytes like reports, got {len(sealed)}")
+    def _shuffled(self, table: str, round: int, slot: int) -> list[bytes]:
+        rows = self._database.execute(f"SELECT sealed FROM {table} WHERE round = ? AND slot = ?", (round, slot))
+        sealed = [row[0] for row in rows.fetchall()]
+        _SYSTEM.shuffle(sealed)
         return sealed
 
     def _check(self, arrival: Arrival) -> None:
@@ -307,10 +333,11 @@ class Store:
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield
+                self._database.execute("COMMIT")
             except BaseException:
-                self._database.execute("ROLLBACK")
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
                 raise
-            self._database.execute("COMMIT")
 
 
 _SAID = {

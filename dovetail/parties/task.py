@@ -78,6 +78,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 msgspec.structs.force_setattr(self, name, float(getattr(self, name)))
         if self.analyzer.use != "seal" or any(key.use != "sign" for key in self.shufflers):
             raise ValueError("expected a key to seal with for the analyzer and keys to sign with for the shufflers")
+        if len({key.public for key in self.shufflers}) < len(self.shufflers):
+            raise ValueError("expected every shuffler with a key of its own, got one twice")
         self.deal()
         padding = self.build()[0].layout(self.dim).padding
         if padding is not None and padding.overflow != "drop" and padding.pad_to < self.max_clients:
@@ -156,12 +158,12 @@ def sign(task: Task, pair: KeyPair) -> SignedTask:
     return SignedTask(body=task.body, signature=pair.sign(_signed(task.body)), signer=pair.public)
 
 
-def verify(signed: SignedTask, *, signer: bytes) -> Task:
+def verify(signed: SignedTask, *, signer: bytes, fresh: bool = True) -> Task:
     """The task, if the holder of the key with id `signer` signed it; refuses everything else.
 
     Guarantees:
         Only canonical JSON is accepted, so a task has one id.
-        The signer's key and the analyzer's have not expired.
+        If `fresh`, the signer's key and the analyzer's have not expired; services finish what was begun before.
     """
     if len(signed.body) > _LARGEST_TASK:
         raise ValueError(f"expected a task of at most {_LARGEST_TASK} bytes, got {len(signed.body)}")
@@ -178,7 +180,7 @@ def verify(signed: SignedTask, *, signer: bytes) -> Task:
     if task.body != signed.body:
         raise ValueError("expected a task in canonical JSON, got another spelling of it")
     for key, whose in ((signed.signer, "signer"), (task.analyzer, "analyzer")):
-        if key.expired():
+        if fresh and key.expired():
             raise ValueError(f"expected a key of the {whose} that has not expired, got one that has")
     return task
 
@@ -231,7 +233,8 @@ def _cost(body: bytes, rounds: int) -> tuple[Statement, Statement]:
         if not math.log1p(math.exp(min(certified.eps, 700))) + math.log(off) <= math.log(task.delta * _CHARGED):
             reason = "not certified: sampling is too coarse for so large an eps"
             certified = unbounded(scope, reason=reason, delta=task.delta)
-    return certified, quote.local
+    local = dataclasses.replace(quote.local, assumptions=(*quote.local.assumptions, *messages.assumptions))
+    return certified, local
 
 
 def cost(task: Task, rounds: int) -> tuple[Statement, Statement]:

@@ -2,8 +2,9 @@
 
 Messages travel as plain bytes, so that one comparison of lengths tells a malformed one: an upload is its random report
 id, then the slots (32-bit words), then the ciphertexts, all of one length. A request is signed with the sender's
-Ed25519 key over method, path and the hash of the body; paths name task and round, so a request that is sent again
-says the same thing again, and everything that is posted can be said twice without effect.
+Ed25519 key over method, path and the hash of the body; paths name task, round and, for an upload, the shuffler that it
+is for. So a request that is sent again says the same thing again, to the same party, and everything that is posted can
+be said twice without effect.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ __all__ = [
     "Unknown",
     "Upload",
     "authenticated",
+    "claimed",
     "signed_headers",
     "vector_from",
     "vector_to",
@@ -109,7 +111,6 @@ class RoundStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     round: int
     over: bool
     head: bytes
-    seconds_left: float | None = None
 
 
 class Closed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -124,6 +125,16 @@ def signed_headers(pair: KeyPair, method: str, path: str, body: bytes) -> dict[s
     """The headers that make a request its sender's."""
     signature = pair.sign(_request(method, path, body))
     return {_KEY: pair.public.key_id.hex(), _SIGNATURE: signature.hex()}
+
+
+def claimed(keys: Mapping[bytes, PublicKey], headers: Mapping[str, str]) -> None:
+    """Refuse a request that does not even name a known key, before its body is read."""
+    try:
+        known = bytes.fromhex(headers.get(_KEY, "")) in keys
+    except ValueError:
+        known = False
+    if not known:
+        raise Unknown("expected a request signed by a known key, got another one")
 
 
 def authenticated(

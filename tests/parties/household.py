@@ -102,7 +102,7 @@ class Direct:
     def status(self):
         return self._analyzer.status()
 
-    def model(self, round):
+    def model(self, round, *, dim=None):
         return vector_from(self._analyzer.model(round), self._analyzer.task.dim)
 
     def part(self, round, number, packed):

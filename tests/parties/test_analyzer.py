@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dovetail.federated.server import Server
-from dovetail.parties.analyzer import Analyzer, Learning, TooLate
+from dovetail.parties.analyzer import Analyzer, Learning, TooEarly, TooLate
 from dovetail.parties.client import Client
 from dovetail.parties.fleet import lay_out, lenient_policy
 from dovetail.parties.keys import KeyPair, KeyRing
@@ -148,7 +148,7 @@ def test_a_part_counts_once_and_what_does_not_open_is_counted_as_refused(tmp_pat
         analyzer.take(0, 1, 1, Packed(np.full(1, 9), bytes(task.length)).encode())
     with pytest.raises(Malformed, match="expected messages of"):
         analyzer.take(0, 1, 1, packed[:-1])
-    with pytest.raises(TooLate, match="got round 2, which is not open"):
+    with pytest.raises(TooEarly, match="got round 2, which is not open"):
         analyzer.take(0, 2, 0, packed)
     with pytest.raises(Malformed, match="expected the 2 parts that shuffler 0 sent, got 1"):
         analyzer.closed(0, 1, Closed(state="sent", parts=2, uploads=1))
@@ -188,13 +188,15 @@ def test_a_share_that_does_not_open_spoils_the_round(tmp_path):
 
 def test_the_training_ends_when_the_budget_does(tmp_path):
     fields = {"settings": {"clip_value": 1.0, "eps_local": 0.5}, "rounds": 5}
-    one = Small(tmp_path / "first", **fields).analyzer().ledger.spent[0]
+    first = Small(tmp_path / "first", **fields).analyzer()
+    one = first.ledger.spent[0]
     small = Small(tmp_path / "fleet", **fields, eps=1.5 * one)
     analyzer = small.analyzer()
     analyzer.closed(0, 1, Closed(state="void", parts=0, uploads=0))  # users would not have agreed to such a task
     assert analyzer.status().over
     assert analyzer.status().round == 1
     assert analyzer.ledger.spent[0] == pytest.approx(one)
+    analyzer.shut()
     assert small.analyzer().status().over  # also after it is started again
 
 
@@ -231,3 +233,49 @@ def test_both_from_an_older_copy_are_refused_by_the_shuffler(tmp_path):
     assert back.round == 1
     with pytest.raises(ValueError, match="got round 1: the analyzer was set back"):
         helpers[0].store.open_round(back.round, head=back.head, closes=0.0)
+
+
+@pytest.mark.parametrize(("uploads", "copies"), [(USERS - 1, 1), (USERS, 2), (USERS + 1, 1)])
+def test_a_round_of_other_numbers_than_its_users_send_is_spoiled(tmp_path, uploads, copies):
+    small = Small(tmp_path / "fleet")
+    analyzer = small.analyzer()
+    number = 0
+    for user in range(USERS):
+        packed = small.clients[user].report(small.signed, 1, updates()[user]).uploads[0].packed
+        for _ in range(copies):
+            analyzer.take(0, 1, number, packed)
+            number += 1
+    analyzer.closed(0, 1, Closed(state="sent", parts=number, uploads=uploads))
+    assert [one["outcome"] for one in analyzer.privacy()["history"]] == ["spoiled"]
+
+
+def test_after_closed_no_part_counts_and_two_processes_do_not_share_a_folder(tmp_path):
+    small = Small(tmp_path / "fleet", shufflers=2)
+    analyzer = small.analyzer()
+    analyzer.closed(0, 1, Closed(state="sent", parts=0, uploads=USERS))
+    packed = small.clients[0].report(small.signed, 1, updates()[0]).uploads[0].packed
+    with pytest.raises(Malformed, match="expected no more parts of shuffler 0"):
+        analyzer.take(0, 1, 0, packed)
+    with pytest.raises(ValueError, match="expected a folder that no other process works in"):
+        small.analyzer()
+
+
+def test_shufflers_that_decided_differently_let_nothing_out(tmp_path):
+    small = Small(tmp_path / "fleet", shufflers=3)
+    analyzer, helpers = small.analyzer(), small.shufflers()
+    for shuffler in helpers:
+        shuffler.store.open_round(1, head=analyzer.status().head, closes=0.0)
+    for user in range(USERS):
+        envelope = small.clients[user].report(small.signed, 1, updates()[user])
+        for shuffler, upload in zip(helpers, envelope.uploads, strict=True):
+            shuffler.accept(1, client=bytes([user]), upload=upload)
+    rosters = [set(shuffler.store.freeze(1)) for shuffler in helpers]
+    lie = set(list(rosters[2])[:1])
+    _, told = helpers[0].decide(1, rosters[1:])
+    _, other = helpers[1].decide(1, [rosters[0], lie])  # the third told it another roster
+    assert told != other
+    assert helpers[0].close(1, rosters[1:], agreed=[other, told]) == "void"
+    with pytest.raises(ValueError, match="expected the rosters of round 1 that were final before"):
+        helpers[1].decide(1, [rosters[0], rosters[2]])
+    helpers[1].drop(1)
+    assert not list(helpers[1].store.parts(1, size=10))

@@ -6,6 +6,10 @@ import json
 
 import pytest
 
+from dovetail.parties.keys import KeyPair
+from dovetail.parties.policy import Policy
+from dovetail.parties.services.shuffler import read_enrolled
+
 
 @pytest.fixture
 def made(tmp_path, command):
@@ -22,7 +26,7 @@ def new_task(command, tmp_path, made, *more):
     return command(
         *("task", "new", "digits", "--out", str(tmp_path / "task.json"), "--signer", str(tmp_path / "owner")),
         *("--analyzer", made["analyzer"]["public"], "--shuffler", made["shuffler"]["public"]),
-        *("--rounds", "2", "--min-clients", "500", "--max-clients", "800"),
+        *("--rounds", "1", "--min-clients", "100", "--max-clients", "200"),
         *("--set", 'protocol={name="privunit",clip_norm=1.0}', "--set", "privacy={eps=2.0,delta=1e-5}", *more),
     )
 
@@ -63,9 +67,30 @@ def test_bad_input_is_one_sentence_and_status_2(tmp_path, command, words, senten
 
 def test_a_task_is_refused_under_another_signer(tmp_path, command, made):
     new_task(command, tmp_path, made)
-    status, _, err = command("task", "show", str(tmp_path / "task.json"), "--signer", "00" * 8)
+    status, _, err = command("task", "show", str(tmp_path / "task.json"), "--signer", "00" * 16)
     assert status == 2
     assert "expected a task signed by 0000000000000000" in " ".join(err.split())
+
+
+def test_a_user_is_made_and_enrolled(tmp_path, command, made):
+    for name in ("one", "two"):
+        words = ["--signer", made["owner"]["id"], "--analyzer", made["analyzer"]["id"], "--min-clients", "10"]
+        status, _, _ = command("client", "new", str(tmp_path / name), *words, "--eps-task", "1")
+        assert status == 0
+    policy = Policy.read(tmp_path / "one" / "policy.json")
+    assert policy.signer.hex() == made["owner"]["id"]
+    assert (policy.eps_task, policy.eps_round) == (1.0, None)
+    clients = tmp_path / "clients.json"
+    for name in ("one", "two", "two"):
+        status, out, _ = command("client", "enrol", str(clients), str(tmp_path / name / "public.json"))
+        assert status == 0
+    assert "2 users" in out
+    assert set(read_enrolled(clients)) == {
+        KeyPair.load(tmp_path / name / "key.json").public.key_id for name in ("one", "two")
+    }
+    status, _, err = command("client", "new", str(tmp_path / "one"), *words)
+    assert status == 2
+    assert "expected a folder without a user" in " ".join(err.split())
 
 
 def test_tls_certificates_of_one_authority(tmp_path, command):

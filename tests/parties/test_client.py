@@ -76,8 +76,8 @@ def test_what_is_sealed_opens_to_the_shares_of_the_update(tmp_path, ground):
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"analyzer": bytes(8)}, "expected the analyzer 0000000000000000"),
-        ({"signer": bytes(8)}, "expected a task signed by 0000000000000000"),
+        ({"analyzer": bytes(16)}, "expected the analyzer 0000000000000000"),
+        ({"signer": bytes(16)}, "expected a task signed by 0000000000000000"),
         ({"min_clients": 5}, "expected at least 5 honest users in a round, got 4"),
         ({"eps_round": 1e-3}, "expected at most eps 0.001 for a round"),
     ],

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from dovetail.parties.sealing import OVERHEAD, Purpose, Unsealable, Workers, open_sealed, seal
 
 KEY = X25519PrivateKey.from_private_bytes(bytes(range(32)))
-PURPOSE = Purpose(task_id=bytes(range(32)), round=3, role="report", key_id=b"abcdefgh")
+PURPOSE = Purpose(task_id=bytes(range(32)), round=3, role="report", key_id=b"abcdefghabcdefgh")
 
 
 def test_what_was_sealed_opens_and_is_one_length_longer():
@@ -31,7 +31,7 @@ def test_every_message_has_an_encapsulation_of_its_own():
         {"task_id": bytes(32)},
         {"round": 4},
         {"role": "model"},
-        {"key_id": b"abcdefgi"},
+        {"key_id": b"abcdefghabcdefgi"},
         {"version": 2},
     ],
 )
@@ -54,7 +54,7 @@ def test_another_key_or_a_changed_message_does_not_open():
 def test_no_two_purposes_share_their_info():
     some = [
         dataclasses.replace(PURPOSE, **change)
-        for change in ({}, {"round": 0}, {"round": 256}, {"role": "model"}, {"version": 2}, {"key_id": bytes(8)})
+        for change in ({}, {"round": 0}, {"round": 256}, {"role": "model"}, {"version": 2}, {"key_id": bytes(16)})
     ]
     assert len({purpose.info for purpose in some}) == len(some)
     assert len({len(purpose.info) for purpose in some}) == 1
@@ -75,7 +75,7 @@ def test_many_open_in_order_and_bad_ones_are_marked(workers):
     ("wrong", "sentence"),
     [
         ({"task_id": b"short"}, "expected a task id of 32 bytes"),
-        ({"key_id": b""}, "expected a key id of 8 bytes"),
+        ({"key_id": b""}, "expected a key id of 16 bytes"),
         ({"round": -1}, "expected 0 <= round"),
         ({"role": "anything"}, "expected role to be one of"),
     ],

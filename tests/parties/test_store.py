@@ -40,10 +40,10 @@ def opened(path, shape=SHAPE, *, rounds=(1,)):
 
 def close(store, round=1, *, dummy=None, roster=None):
     store.freeze(round)
-    lacking = store.lacking(round, roster=roster) if dummy else {}
-    return store.close(
-        round, roster=roster, dummies={slot: [dummy(slot) for _ in range(count)] for slot, count in lacking.items()}
-    )
+    if dummy:
+        lacking = store.lacking(round, roster=roster)
+        store.stage(round, [(slot, dummy(slot)) for slot, count in lacking.items() for _ in range(count)])
+    return store.close(round, roster=roster)
 
 
 def everything(store, round=1):
@@ -287,3 +287,40 @@ def test_one_bad_upload_does_not_spoil_those_written_with_it(tmp_path):
     assert [taken[0], taken[2], taken[3]] == ["accepted", "known", "accepted"]
     assert isinstance(taken[1], Turned)
     assert store.uploads(1) == 2
+
+
+def test_another_owner_is_refused(tmp_path):
+    Store(tmp_path / "store", SHAPE, owner=b"one task").shut()
+    Store(tmp_path / "store", SHAPE, owner=b"one task").shut()
+    with pytest.raises(ValueError, match="expected the store of this task and shuffler"):
+        Store(tmp_path / "store", SHAPE._replace(min_uploads=1), owner=b"another")
+
+
+def test_a_report_id_of_another_client_is_not_known(tmp_path):
+    store = opened(tmp_path / "store")
+    first = upload(0)
+    store.accept(**first)
+    with pytest.raises(Turned, match="expected a report id of the client's own"):
+        store.accept(**upload(1, report=first["report"]))
+
+
+def test_dummies_that_were_staged_before_a_kill_are_used(tmp_path):
+    shape = SHAPE._replace(pad_to=4)
+    store = opened(tmp_path / "store", shape)
+    for client in range(2):
+        store.accept(**upload(client))
+    store.freeze(1)
+    store.stage(1, [(0, b"\xff" * 8)])
+    assert store.lacking(1) == {0: 1, 1: 2, 2: 2}
+    store.shut()
+    store = Store(tmp_path / "store", shape)
+    assert close(store, dummy=lambda slot: bytes([254, slot]) * 4) == "sent"
+    marks = collections.Counter(sealed[0] for slot, sealed in everything(store) if slot == 0)
+    assert marks == {0: 1, 1: 1, 255: 1, 254: 1}
+
+
+def test_the_first_decision_stays(tmp_path):
+    store = opened(tmp_path / "store")
+    assert store.agreed(1) is None
+    assert store.agree(1, b"first") == b"first"
+    assert store.agree(1, b"second") == b"first" == store.agreed(1)

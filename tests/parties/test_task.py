@@ -138,9 +138,10 @@ def test_a_policy_admits_what_it_agrees_to():
         ({"eps_round": 0.01}, {}, "expected at most eps 0.01 for a round"),
         ({"eps_task": 0.5}, {}, "expected at most eps 0.5 for all 5 rounds"),
         ({}, {"eps": 0.5}, "expected at most eps 0.5 for all 5 rounds"),
-        ({"eps_local": 1.0}, {}, "expected at most eps 1.0 if nobody is trusted"),
-        ({"analyzer": bytes(8)}, {}, "expected the analyzer 0000000000000000"),
-        ({"signer": bytes(8)}, {}, "expected a task signed by 0000000000000000"),
+        ({"eps_local": 3.0}, {}, "expected at most eps 3.0 for all 5 rounds if nobody is trusted"),  # 2 a round
+        ({"eps_local": 1.0}, {}, "expected at most eps 1.0 for all 5 rounds if nobody is trusted"),
+        ({"analyzer": bytes(16)}, {}, "expected the analyzer 0000000000000000"),
+        ({"signer": bytes(16)}, {}, "expected a task signed by 0000000000000000"),
         ({"eps_local": 100.0, "eps_round": None, "eps_task": None}, {**SHARED, "eps": None}, "is trusted, got inf"),
     ],
 )
@@ -245,3 +246,22 @@ def test_a_surplus_that_would_be_kept_is_refused():
     assert task_of(**asked).build()[0].layout(20).padding.pad_to == 600
     with pytest.raises(ValueError, match="expected overflow = 'drop' where slots may overflow, got 'keep'"):
         task_of(protocol="ss_double", settings={**settings, "overflow": "keep"})
+
+
+def test_shufflers_have_keys_of_their_own():
+    with pytest.raises(ValueError, match="expected every shuffler with a key of its own, got one twice"):
+        task_of(**{**SHARED, "shufflers": (SHUFFLER.public, SHUFFLER.public)})
+
+
+def test_without_trust_it_rests_on_the_same_messages():
+    _, local = cost(task_of(), 1)
+    assert any("AES-128" in assumption for assumption in local.assumptions)
+
+
+def test_a_ledger_that_was_only_begun_spent_nothing_and_a_ceiling_may_change(tmp_path):
+    (tmp_path / "task-00.db").touch()
+    Spending(tmp_path, policy_of()).spend(task_of(), 1)
+    assert Spending(tmp_path, policy_of(eps_task=2.4)).total()[0] > 0
+    Spending(tmp_path, policy_of(eps_task=2.4)).spend(task_of(), 2)
+    with pytest.raises(Refused, match=r"expected at most eps 0\.1 for a task"):
+        Spending(tmp_path, policy_of(eps_task=0.1)).spend(task_of(), 3)

@@ -134,7 +134,7 @@ class Clock:
 
 
 async def uploads_below_the_minimum(household, service, clock, bodies):
-    prefix = f"/v1/tasks/{household.task.task_id.hex()}/rounds/1/uploads"
+    prefix = f"/v1/tasks/{household.task.task_id.hex()}/rounds/1/uploads/0"
     transport = httpx.ASGITransport(app=service.app)
     answers, waiting = collections.Counter(), collections.deque(zip(household.users, bodies, strict=True))
     store = service._shuffler.store

@@ -20,13 +20,19 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute
 
-from dovetail.parties.analyzer import TooLate
+from dovetail.parties.analyzer import TooEarly, TooLate
 from dovetail.parties.store import Turned
 from dovetail.parties.wire import Malformed, Unknown
 
 __all__ = ["Counts", "Served", "body_of", "busy", "path_of", "round_of", "serve"]
 
-_STATUS: dict[type[Exception], int] = {Unknown: 401, TooLate: 410, Turned: 409, Malformed: 400}
+_STATUS: dict[type[Exception], int] = {
+    Unknown: 401,
+    TooLate: 410,
+    TooEarly: 425,
+    Turned: 409,
+    Malformed: 400,
+}
 _OTHER = "expected another request"
 _WORDS = {
     404: "expected a path of this service, got another one",
@@ -35,6 +41,7 @@ _WORDS = {
     413: "expected a smaller body, got one that is too large",
 }
 _SLOWEST, _SLOWEST_RATE = 60.0, 16_384.0  # seconds that any body may take, and bytes a second of a large one
+_MOST_AT_ONCE = 4096  # connections
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -142,6 +149,7 @@ def serve(
         ssl_certfile=None if certificate is None else str(certificate),
         ssl_keyfile=None if private_key is None else str(private_key),
         timeout_keep_alive=30,
+        limit_concurrency=_MOST_AT_ONCE,
         timeout_graceful_shutdown=1,  # else TLS waits for every neighbour to say good-bye
         h11_max_incomplete_event_size=64 * 1024,
     )

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from dovetail.parties.analyzer import Analyzer
 from dovetail.parties.services._http import Counts, Served, body_of, busy, path_of, round_of
 from dovetail.parties.services.page import status_page
-from dovetail.parties.wire import PART, Closed, Malformed, authenticated
+from dovetail.parties.wire import PART, Closed, Malformed, authenticated, claimed
 
 __all__ = ["AnalyzerService"]
 
@@ -22,13 +22,16 @@ _LOG = logging.getLogger(__name__)
 
 
 class AnalyzerService:
-    """An analyzer behind HTTP; `grace` is how many seconds it waits for shufflers after a round's time is up."""
+    """An analyzer behind HTTP.
 
-    def __init__(self, analyzer: Analyzer, *, grace: float = 120.0) -> None:
+    A round in which nothing has come for `grace` seconds after its time was up is given up.
+    """
+
+    def __init__(self, analyzer: Analyzer, *, grace: float = 600.0) -> None:
         self._analyzer, self._grace = analyzer, grace
         self._shufflers = {key.key_id: index for index, key in enumerate(analyzer.task.shufflers)}
         self._keys = {key.key_id: key for key in analyzer.task.shufflers}
-        self._since = (0, time.monotonic())
+        self._seen, self._since = (0, 0), time.monotonic()
         self.counts = Counts()
         prefix = "/v1/tasks/{task}"
         routes = [
@@ -66,6 +69,7 @@ class AnalyzerService:
     async def _part(self, request: Request) -> Response:
         task = self._analyzer.task
         round, number = round_of(request, task.task_id), round_of(request, task.task_id, "number")
+        claimed(self._keys, request.headers)
         body = await body_of(request, most=PART * (4 + task.length))
         shuffler = self._shufflers[authenticated(self._keys, "POST", path_of(request), request.headers, body)]
         taken = await asyncio.to_thread(self._analyzer.take, shuffler, round, number, body)
@@ -89,8 +93,8 @@ class AnalyzerService:
 
     async def _look(self) -> None:
         """Give up a round that some shuffler does not close."""
-        status = await asyncio.to_thread(self._analyzer.status)
-        if status.round != self._since[0]:
-            self._since = status.round, time.monotonic()
-        elif not status.over and time.monotonic() - self._since[1] > self._analyzer.task.round_seconds + self._grace:
-            await asyncio.to_thread(self._analyzer.give_up, status.round)
+        progress = await asyncio.to_thread(lambda: self._analyzer.progress)
+        if progress != self._seen:
+            self._seen, self._since = progress, time.monotonic()
+        elif time.monotonic() - self._since > self._analyzer.task.round_seconds + self._grace:
+            await asyncio.to_thread(self._analyzer.give_up, progress[0])

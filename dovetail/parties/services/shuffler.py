@@ -24,8 +24,8 @@ from dovetail.parties.keys import PublicKey
 from dovetail.parties.links import AnalyzerLink, ShufflerLink, Unreachable
 from dovetail.parties.services._http import Counts, Served, body_of, busy, path_of, round_of
 from dovetail.parties.shuffler import Shuffler
-from dovetail.parties.store import Accepted, Arrival, Full, Turned
-from dovetail.parties.wire import RoundStatus, Unknown, Upload, authenticated, vector_to
+from dovetail.parties.store import Accepted, Arrival, Full, State, Turned
+from dovetail.parties.wire import Malformed, RoundStatus, Unknown, Upload, authenticated, claimed, vector_to
 
 __all__ = ["ShufflerService", "read_enrolled"]
 
@@ -78,8 +78,9 @@ class ShufflerService:
             Route("/v1/status", self._get_status),
             Route("/v1/counts", self._get_counts),
             Route(f"{prefix}/models/{{round}}", self._get_model),
-            Route(f"{prefix}/rounds/{{round}}/uploads", self._upload, methods=["POST"]),
+            Route(f"{prefix}/rounds/{{round}}/uploads/{{index}}", self._upload, methods=["POST"]),
             Route(f"{prefix}/rounds/{{round}}/roster", self._roster),
+            Route(f"{prefix}/rounds/{{round}}/agreed", self._agreed),
         ]
         self.app = Served(routes, self.counts, self._work).app
 
@@ -92,6 +93,9 @@ class ShufflerService:
         return Response(msgspec.json.encode(self._status), media_type="application/json")
 
     async def _get_counts(self, request: Request) -> Response:
+        """For its owner alone: whoever watches the counts knows when uploads come."""
+        own = self._shuffler.key.public
+        authenticated({own.key_id: own}, "GET", path_of(request), request.headers, b"")
         return JSONResponse(dict(self.counts))
 
     async def _get_model(self, request: Request) -> Response:
@@ -103,6 +107,9 @@ class ShufflerService:
     async def _upload(self, request: Request) -> Response:
         task = self._shuffler.task
         round = round_of(request, task.task_id)
+        if request.path_params["index"] != str(self._shuffler.index):
+            raise Malformed(f"expected an upload for shuffler {self._shuffler.index}, got one for another")
+        claimed(self._enrolled, request.headers)
         body = await body_of(request, most=self._most)
         client = authenticated(self._enrolled, "POST", path_of(request), request.headers, body)
         arrival = self._shuffler.arrival(round, client=client, upload=Upload.decode(body))
@@ -115,19 +122,27 @@ class ShufflerService:
                 return PlainTextResponse(str(taken), status_code=503)
             if (state := self._shuffler.store.state(round)) == "open" and not isinstance(taken, Full):
                 raise taken
-            status = 425 if state == "unknown" else 410  # who is ahead of this shuffler asks again
+            ahead = state == "unknown" and (self._status is None or round > self._status.round)
+            status = 425 if ahead else 410  # who is ahead of this shuffler asks again
             self.counts[f"refused {status}"] += 1
             return PlainTextResponse(str(taken), status_code=status)
         self.counts[taken] += 1
         return PlainTextResponse(taken)
 
     async def _roster(self, request: Request) -> Response:
+        round = self._asked_by_another(request)
+        return _packed(await asyncio.to_thread(self._shuffler.store.roster, round))
+
+    async def _agreed(self, request: Request) -> Response:
+        round = self._asked_by_another(request)
+        return _packed(await asyncio.to_thread(self._shuffler.store.agreed, round))
+
+    def _asked_by_another(self, request: Request) -> int:
         round = round_of(request, self._shuffler.task.task_id)
         if not self._others:
             raise Unknown("expected another shuffler of this task, got none that could ask")
         authenticated(self._others, "GET", path_of(request), request.headers, b"")
-        roster = await asyncio.to_thread(self._shuffler.store.roster, round)
-        return Response(msgspec.msgpack.encode(roster), media_type="application/octet-stream")
+        return round
 
     async def _work(self) -> None:
         await asyncio.gather(
@@ -160,7 +175,7 @@ class ShufflerService:
             return
         wanted = status.round if status.over else status.round - 1
         if self._model is None or self._model[0] != wanted:
-            self._model = wanted, vector_to(await asyncio.to_thread(self._analyzer.model, wanted))
+            self._model = wanted, vector_to(await asyncio.to_thread(self._analyzer.model, wanted, dim=task.dim))
         if not status.over:
             closes = time.time() + task.round_seconds
             opening = functools.partial(store.open_round, status.round, head=status.head, closes=closes)
@@ -171,17 +186,27 @@ class ShufflerService:
         """Rounds that are full or whose time is up; what was closed is forwarded."""
         store = self._shuffler.store
         for round, state, closes in await asyncio.to_thread(store.unfinished):
+            if state in ("open", "frozen") and self._status is not None and round < self._status.round:
+                await asyncio.to_thread(self._shuffler.drop, round)
+                continue
             if state == "open" and (time.time() >= closes or self._shuffler.full(round)):
                 await asyncio.to_thread(store.freeze, round)
                 state = "frozen"
             if state == "frozen":
-                rosters = [await asyncio.to_thread(peer.roster, round) for peer in self._peers]
-                known = [roster for roster in rosters if roster is not None]
-                if len(known) < len(self._peers):
-                    continue
-                state = await asyncio.to_thread(self._shuffler.close, round, known)
+                state = await asyncio.to_thread(self._agree_and_close, round)
             if state in ("void", "sent"):
                 await asyncio.to_thread(self._shuffler.forward, round, self._analyzer)
+
+    def _agree_and_close(self, round: int) -> State:
+        """Nobody closes before everybody has decided, and everybody must have decided the same."""
+        rosters = [roster for peer in self._peers if (roster := peer.roster(round)) is not None]
+        if len(rosters) < len(self._peers):
+            return "frozen"
+        self._shuffler.decide(round, rosters)
+        agreed = [digest for peer in self._peers if (digest := peer.agreed(round)) is not None]
+        if len(agreed) < len(self._peers):
+            return "frozen"
+        return self._shuffler.close(round, rosters, agreed=agreed)
 
     def _complain(self, error: Exception) -> None:
         """Say what goes wrong once; it is tried again all the time, and services may come up later than others."""
@@ -191,3 +216,7 @@ class ShufflerService:
         if said not in self._said:
             self._said.add(said)
             _LOG.warning("%s", said)
+
+
+def _packed(value: object) -> Response:
+    return Response(msgspec.msgpack.encode(value), media_type="application/octet-stream")

@@ -1,0 +1,107 @@
+"""What a node runs around its training code: the model goes in, a sealed envelope comes out, nothing else leaves.
+
+The mod takes the difference between the arrays that the training code returns and those it was given, and hands it to
+the agent of the node, a process of its own that holds the node's policy, ledger and randomness (the agent's socket is
+`dovetail-agent` in the node's own configuration). Metrics, numbers of examples, and the words of errors stay on the
+node: they would tell of its data what nobody has accounted for.
+
+The nodes of a simulation are virtual and have no agents: there, and only there, every node is a client in this process,
+with its files in the folder `dovetail-simulation` of the run's configuration.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from flwr.app import ArrayRecord, Context, Error, Message
+from flwr.common.constant import ErrorCode
+
+from dovetail.parties.agent import Agent
+from dovetail.parties.client import Client, Reporter
+from dovetail.parties.flower.records import flatten, reply_with, told
+from dovetail.parties.keys import KeyPair
+from dovetail.parties.links import Rejected
+from dovetail.parties.policy import Policy, Refused
+
+__all__ = ["dovetail_mod"]
+
+_AGENT, _SIMULATION, _PARTITION = "dovetail-agent", "dovetail-simulation", "partition-id"
+_POLICY = "policy.json"
+Shapes = list[tuple[str, tuple[int, ...]]]
+_log = logging.getLogger("flwr")  # the one that Flower shows
+
+
+def dovetail_mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+    """Let the node train, and reply with the sealed report of its update; put it first among an app's mods.
+
+    Guarantees:
+        A reply holds an envelope, or an error in one of a few fixed sentences; nothing that the training code said.
+        Nothing but training is answered.
+        The update goes to the agent of the node's own configuration, whatever a message or a run says.
+    """
+    if message.metadata.message_type.partition(".")[0] != "train":
+        return _refusal(message, "expected a message to train, got another one: nothing else leaves this node")
+    # Flower sends the words of any exception to the server: none may get past here
+    try:
+        signed, round, given = told(message)
+        before, shapes = flatten(given), _shapes(given)
+        reporter = _reporter(context)
+    except Exception as error:
+        _log.error("%s: %s", type(error).__name__, error)
+        return _refusal(message, "expected a task and a model that this node can train, got others")
+    try:
+        update = _trained(call_next(message, context), shapes) - before
+    except Exception:
+        _log.exception("training failed")
+        return _refusal(message, "expected a model from this node's training, got an error, which stays on the node")
+    try:
+        return reply_with(reporter.report(signed, round, update), message)
+    except (Refused, Rejected) as reason:
+        _log.error("refused: %s", reason)
+        return _refusal(message, "expected a round that this node agrees to, got one that it refuses")
+    except Exception as error:
+        _log.error("not reported: %s: %s", type(error).__name__, error)
+        return _refusal(message, "expected an answer from this node's agent, got none")
+
+
+def _trained(reply: Message, shapes: Shapes) -> np.ndarray:
+    """The model in the reply of the training code."""
+    if not reply.has_content() or len(reply.content.array_records) != 1:
+        raise ValueError("expected one model from the training code, got none or several")
+    (arrays,) = reply.content.array_records.values()
+    if _shapes(arrays) != shapes:
+        raise ValueError(f"expected the arrays {shapes} back, got {_shapes(arrays)}")
+    return flatten(arrays)
+
+
+def _shapes(arrays: ArrayRecord) -> Shapes:
+    return [(name, array.numpy().shape) for name, array in arrays.items()]
+
+
+def _refusal(message: Message, sentence: str) -> Message:
+    return Message(Error(code=ErrorCode.MOD_FAILED_PRECONDITION, reason=sentence), reply_to=message)
+
+
+def _reporter(context: Context) -> Reporter:
+    """Who randomizes and seals for this node."""
+    if _AGENT in context.node_config:
+        return Agent(Path(str(context.node_config[_AGENT])))
+    if _simulated() and context.run_config.get(_SIMULATION):
+        folder = Path(str(context.run_config[_SIMULATION]))
+        return _virtual(folder, int(context.node_config[_PARTITION]))
+    raise ValueError(f"expected the socket of an agent as {_AGENT!r} in the configuration of this node, got none")
+
+
+def _simulated() -> bool:
+    """Whether this process is one of Flower's simulation engine: a real node is no worker of Ray."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def _virtual(folder: Path, partition: int) -> Client:
+    policy = Policy.read(folder / _POLICY)
+    return Client(folder / f"node-{partition}", policy=policy, key=KeyPair.generate("sign"))

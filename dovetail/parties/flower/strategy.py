@@ -1,0 +1,156 @@
+"""The server app's side of a training: it carries the analyzer's model to the nodes and their envelopes to shufflers.
+
+The analyzer decides which round is open, what it costs and what the model is; this strategy follows it. In every round
+it waits for as many nodes as the task's privacy was accounted with, and refuses the round if they do not come; it sends
+them the model, with a time to live that ends with the round, and passes on what they reply. Nodes evaluate nothing:
+how good a model is, is measured where the model is, on data that is the server's.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from dovetail.parties.flower.records import envelope_of, flatten, instruction, unflatten
+from dovetail.parties.flower.shuffling import Play, Relay, Shuffling
+from dovetail.parties.keys import KeyRing
+from dovetail.parties.links import AnalyzerLink, Unreachable
+from dovetail.parties.task import verify
+from dovetail.parties.wire import RoundStatus
+
+__all__ = ["DovetailStrategy"]
+
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+
+_GATHERING = 0.5  # of a round's time, to wait for nodes
+_POLL = 0.5  # seconds
+_LONGEST_END = 300.0  # seconds from the end of a round to the next model
+_SYSTEM = random.SystemRandom()
+_log = logging.getLogger("flwr")  # the one that Flower shows
+
+
+class DovetailStrategy:
+    """Runs a task of Dovetail's over a Flower grid; stands where another strategy stood in a server app.
+
+    Guarantees:
+        No message is sent to fewer nodes than the task was accounted with.
+        A reply is passed on whole or not at all, once a node, and only if it is an envelope of this task and round.
+    """
+
+    def __init__(self, shuffling: Shuffling, *, signer: bytes) -> None:
+        self._shuffling, self._source = shuffling, shuffling.source
+        self._signed = self._source.task()
+        self.task = verify(self._signed, signer=signer)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, object]) -> DovetailStrategy:
+        """By a run's configuration.
+
+        `dovetail-signer` is the id of the key that signs tasks, `dovetail-ca` the certificate that services are known
+        by. To play the shuffler: `dovetail-analyzer`, its address; `dovetail-shuffler`, a folder with the shuffler's
+        store, and its keys under `keys`. To relay: `dovetail-shufflers`, their addresses with spaces between, in the
+        order of the task; `dovetail-relay`, a folder with the nodes' keys.
+        """
+
+        def told(name: str) -> str:
+            return str(config.get(name) or "")
+
+        signer, ca = bytes.fromhex(told("dovetail-signer")), Path(told("dovetail-ca")) if told("dovetail-ca") else None
+        if urls := told("dovetail-shufflers").split():
+            return cls(Relay(Path(told("dovetail-relay")), shufflers=urls, ca=ca), signer=signer)
+        if not told("dovetail-analyzer") or not told("dovetail-shuffler"):
+            raise ValueError(
+                "expected dovetail-analyzer and dovetail-shuffler, or dovetail-shufflers, in the run's configuration, "
+                "got neither"
+            )
+        folder = Path(told("dovetail-shuffler"))
+        key = KeyRing(folder / "keys", "sign").current()
+        analyzer = AnalyzerLink(told("dovetail-analyzer"), ca=ca, key=key)
+        return cls(Play(folder, analyzer=analyzer, signer=signer, key=key), signer=signer)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        *,
+        train_config: ConfigRecord | None = None,
+        evaluate_fn: Evaluate | None = None,
+    ) -> Result:
+        """Train until the analyzer says that it is over.
+
+        `initial_arrays` gives the names and shapes of the model's arrays; the numbers are the analyzer's. Rounds and
+        timeouts are the task's.
+        """
+        if len(flatten(initial_arrays)) != self.task.dim:
+            raise ValueError(f"expected a model of {self.task.dim} numbers, got {len(flatten(initial_arrays))}")
+        result, status = Result(), self._source.status()
+        while True:
+            done = status.round if status.over else status.round - 1
+            result.arrays = unflatten(self._source.model(done, dim=self.task.dim), initial_arrays)
+            measured = evaluate_fn(done, result.arrays) if evaluate_fn is not None else None
+            if measured is not None:
+                result.evaluate_metrics_serverapp[done] = measured
+            _log.info("after round %d of %d: %s", done, self.task.rounds, dict(measured or {}))
+            if status.over:
+                return result
+            self._round(grid, status, result.arrays, train_config or ConfigRecord())
+            status = self._next(status.round)
+
+    def _round(self, grid: Grid, status: RoundStatus, arrays: ArrayRecord, config: ConfigRecord) -> None:
+        ends = time.monotonic() + self.task.round_seconds
+        nodes = self._gather(grid, status.round, time.monotonic() + _GATHERING * self.task.round_seconds)
+        seconds = ends - time.monotonic()
+        self._shuffling.begin(status, seconds)
+        content = instruction(arrays, config, self._signed, status.round)
+        group = str(status.round)
+        messages = [Message(content, node, MessageType.TRAIN, ttl=seconds, group_id=group) for node in nodes]
+        taken = self._pass_on(grid.send_and_receive(messages, timeout=seconds), status.round)
+        _log.info("round %d: %d of %d nodes reported", status.round, taken, len(nodes))
+        self._shuffling.finish(status.round)
+
+    def _gather(self, grid: Grid, round: int, until: float) -> list[int]:
+        """The nodes of a round: all that are there, or as many as the task lets in."""
+        while len(nodes := list(grid.get_node_ids())) < self.task.min_clients:
+            if time.monotonic() >= until:
+                raise ValueError(f"expected at least {self.task.min_clients} nodes for round {round}, got {len(nodes)}")
+            time.sleep(_POLL)
+        return _SYSTEM.sample(nodes, min(len(nodes), self.task.max_clients))
+
+    def _pass_on(self, replies: Iterable[Message], round: int) -> int:
+        """Hand every envelope on; how many were taken."""
+        taken: set[int] = set()
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                _log.warning("a node did not report: %s", reply.error.reason)
+                continue
+            try:
+                envelope = envelope_of(reply)
+                if (envelope.task_id, envelope.round) != (self.task.task_id, round):
+                    raise ValueError("expected an envelope of this task and round, got another one")
+                self._shuffling.take(node, envelope)
+                taken.add(node)
+            except (ValueError, Unreachable) as reason:
+                _log.warning("a reply was not taken: %s", reason)
+        return len(taken)
+
+    def _next(self, round: int) -> RoundStatus:
+        """The status after a round, as soon as the analyzer has ended it."""
+        until = time.monotonic() + self.task.round_seconds + _LONGEST_END
+        while True:
+            try:
+                status = self._source.status()
+                if status.over or status.round > round:
+                    return status
+            except Unreachable:
+                pass  # an analyzer that restarts; a longer absence ends below
+            if time.monotonic() >= until:
+                raise TimeoutError(f"expected the analyzer to end round {round}, got no answer that it did")
+            time.sleep(_POLL)

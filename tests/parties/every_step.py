@@ -1,0 +1,301 @@
+"""Parties that die at a chosen durable step, without processes.
+
+A kill leaves files as they are at that moment: whatever was committed, and a log that nobody tidied. So a party that
+dies here touches nothing any more, its files are copied as they are, and it starts again from the copy; the others hear
+no answer, as from a process that is gone. Steps are commits (and statements outside of transactions that write), each
+with the moment before and the moment after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from parties.unique_buckets import Auditor, Oracle
+
+from dovetail.federated.server import Server
+from dovetail.parties.analyzer import Analyzer, Learning, TooEarly, TooLate
+from dovetail.parties.client import Client, Envelope
+from dovetail.parties.fleet import Ground, lenient_policy
+from dovetail.parties.keys import KeyPair, KeyRing
+from dovetail.parties.links import Gone, Unreachable
+from dovetail.parties.services.shuffler import ShufflerService
+from dovetail.parties.shuffler import Shuffler
+from dovetail.parties.store import Turned
+from dovetail.parties.wire import Closed, RoundStatus, vector_from
+
+_WRITES = ("INSERT", "CREATE", "PRAGMA journal_mode", "PRAGMA wal_checkpoint")  # where no transaction is open
+
+
+class Killed(BaseException):
+    """The end of a process: nothing below catches it for good."""
+
+
+class Life:
+    """One life of one party: until the moment in which it is killed, if any."""
+
+    def __init__(self, party: str, moment: Callable[[str, str], bool]) -> None:
+        self.party, self.dead, self._moment = party, False, moment
+
+    def pass_moment(self, statement: str) -> None:
+        """Die, if this is the moment."""
+        if self.dead or self._moment(self.party, statement):
+            self.dead = True
+            raise Killed(self.party)
+
+
+class Mortal(sqlite3.Connection):
+    """A connection of a party that may die."""
+
+    life: Life | None = None
+    _began = 0
+
+    def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+        """Around whatever changes the file for good there is a moment before and one after."""
+        if self.life is None:
+            return super().execute(sql, *values)
+        if self.life.dead:
+            raise Killed(self.life.party)
+        if sql == "PRAGMA synchronous = FULL":
+            sql = "PRAGMA synchronous = OFF"  # nobody pulls the plug here
+        if sql.startswith("BEGIN"):
+            self._began = self.total_changes
+        lasting = sql.startswith(_WRITES) and not self.in_transaction
+        if lasting or (sql == "COMMIT" and self.total_changes > self._began):
+            self.life.pass_moment(f"before {sql}")
+            done = super().execute(sql, *values)
+            self.life.pass_moment(f"after {sql}")
+            return done
+        return super().execute(sql, *values)
+
+
+class World:
+    """A whole fleet in this process, in which one party dies once: in the moment with the number `fatal`.
+
+    The user `halfway` reports to the first shuffler alone; `slow` so slowly that the first looks at the time meanwhile.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        ground: Ground,
+        oracle: Oracle,
+        *,
+        fatal: int | None,
+        halfway: int | None = None,
+        slow: int | None = None,
+    ) -> None:
+        self._folder, self._ground, self._oracle, self._fatal = folder, ground, oracle, fatal
+        self._halfway, self._slow = halfway, slow
+        self.moments: list[tuple[str, str]] = []
+        self._homes: dict[str, Path] = {}
+        self._lives: dict[str, Life] = {}
+        self._parties: dict[str, Any] = {}
+        self._auditor = Auditor(folder, finite=oracle.eps_round is not None)
+        self._births = self.deaths = 0
+        folder.mkdir()
+        names = ["analyzer", *(f"shuffler-{i}" for i in range(oracle.shufflers))]
+        self._parties.update(dict.fromkeys(names))
+        self.told: set[tuple[int, int, int]] = set()
+
+    def connect(self, path: Any, **options: Any) -> sqlite3.Connection:
+        """In the place of `sqlite3.connect`."""
+        connection = _connect(path, factory=Mortal, **options)
+        home = Path(str(path)).parent
+        connection.life = next((life for name, life in self._lives.items() if self._homes[name] == home), None)
+        return connection
+
+    def run(self, envelope: Callable[[int, int, int], Envelope], users: int) -> np.ndarray:
+        """Train until it is over; the marks of every round, (rounds, users)."""
+        rounds = self._ground.task.rounds
+        for _ in range(20 * rounds):
+            self._revive()
+            self._let_shufflers(lambda service: service._close())  # whoever comes back finds that time went on
+            self._let_shufflers(lambda service: service._follow())
+            self._revive()
+            status = self._parties["analyzer"].status()
+            if status.over:
+                break
+            for user in range(users):
+                self._upload(envelope, user, status)
+            self._let_shufflers(lambda service: service._close())
+        else:
+            raise AssertionError("expected a training that ends, got none")
+        models = [self._model(number) for number in range(rounds + 1)]
+        self._end(self._parties)
+        return np.array([self._oracle.marks(*pair) for pair in itertools.pairwise(models)])
+
+    def _revive(self) -> None:
+        """Start whoever is dead, or was never alive, from the files that are there; look at the ledger."""
+        while dead := [name for name in self._parties if name not in self._lives or self._lives[name].dead]:
+            for name in dead:
+                before, self._births = self._homes.get(name), self._births + 1
+                self._homes[name] = self._folder / f"{self._births}-{name}"
+                if before is None:
+                    self._homes[name].mkdir()
+                else:
+                    self.deaths += 1
+                    shutil.copytree(before, self._homes[name])
+                    self._end([name])
+                self._lives[name] = Life(name, self._moment)
+                try:
+                    self._parties[name] = self._born(name)
+                except Killed:
+                    self._parties[name] = None
+        self._audit()
+
+    def _audit(self) -> None:
+        self._auditor.ledger = self._homes["analyzer"] / "ledger.db"
+        self._auditor.look()
+        status = self._parties["analyzer"].status()
+        for number in range(status.round + status.over):
+            self._auditor.see(number, self._model(number))
+
+    def _model(self, number: int) -> np.ndarray:
+        return vector_from(self._parties["analyzer"].model(number), self._ground.task.dim)
+
+    def _moment(self, party: str, statement: str) -> bool:
+        self.moments.append((party, statement))
+        return len(self.moments) - 1 == self._fatal
+
+    def _born(self, name: str) -> Any:
+        ground, signer = self._ground, self._ground.signed.signer.key_id
+        if name == "analyzer":
+            return Analyzer(
+                self._homes[name],
+                signed=ground.signed,
+                signer=signer,
+                keys=KeyRing(ground.folder / name / "keys", "seal"),
+                learning=Learning(initial=np.zeros(ground.task.dim, np.float32), server=Server(learning_rate=1.0)),
+                workers=1,
+            )
+        index = int(name.rpartition("-")[2])
+        key = KeyRing(ground.folder / name / "keys", "sign").current()
+        shuffler = Shuffler(self._homes[name], signed=ground.signed, signer=signer, index=index, key=key)
+        peers = [_Peer(self, f"shuffler-{i}") for i in range(self._oracle.shufflers) if i != index]
+        return ShufflerService(shuffler, enrolled={}, analyzer=_ToAnalyzer(self, index), peers=peers)
+
+    def _end(self, names: Iterable[str]) -> None:
+        for name in names:
+            party = self._parties[name]
+            if party is not None:
+                self._lives[name].dead = True
+                (party if name == "analyzer" else party._shuffler).shut()
+
+    def _ask(self, name: str, question: Callable[[Any], Any]) -> Any:
+        """The answer of a party, None if it is dead or dies over it."""
+        if self._lives[name].dead:
+            return None
+        try:
+            return question(self._parties[name])
+        except Killed:
+            return None
+
+    def _let_shufflers(self, work: Callable[[Any], Any], *, only: int | None = None) -> None:
+        """One after the other, or only one of them."""
+
+        def do(service: Any) -> None:
+            with contextlib.suppress(Unreachable):  # it tries again
+                asyncio.run(work(service))
+
+        for index in range(self._oracle.shufflers) if only is None else [only]:
+            self._ask(f"shuffler-{index}", do)
+
+    def _upload(self, envelope: Callable[[int, int, int], Envelope], user: int, status: RoundStatus) -> None:
+        """To every shuffler, again and again; then something else, and what was sent in the round before."""
+        name, round = f"user-{user}".encode(), status.round
+        for index in range(1 if user == self._halfway else self._oracle.shufflers):
+            if user == self._slow and index == 1:
+                self._let_shufflers(lambda service: service._close(), only=0)
+
+            def send(service: Any, number: int = round, version: int = 0, to: int = index) -> str:
+                upload = envelope(number, user, version).uploads[to]
+                try:
+                    return str(service._shuffler.accept(number, client=name, upload=upload))
+                except Turned as reason:
+                    return str(reason)
+
+            party = f"shuffler-{index}"
+            for _ in range(2):
+                if self._ask(party, send) in ("accepted", "known"):
+                    self.told.add((round, user, index))
+            if (round, user, index) in self.told:
+                other = self._ask(party, lambda service, send=send: send(service, version=1))
+                assert other not in ("accepted", "known"), "a user is twice in a round"
+            if (round - 1, user, index) in self.told:
+                assert self._ask(party, lambda service, send=send: send(service, number=round - 1)) in ("known", None)
+
+
+class _Wire:
+    """What is asked of a party that is dead, or dies over it, is not answered."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self._world, self._name = world, name
+
+    def _answer(self, question: Callable[[Any], Any]) -> Any:
+        if self._world._lives[self._name].dead:
+            raise Unreachable(self._name)
+        try:
+            return question(self._world._parties[self._name])
+        except (Killed, TooEarly) as error:
+            raise Unreachable(self._name) from error
+        except TooLate as error:
+            raise Gone(str(error)) from error
+
+
+class _ToAnalyzer(_Wire):
+    def __init__(self, world: World, index: int) -> None:
+        super().__init__(world, "analyzer")
+        self._index = index
+
+    def status(self) -> RoundStatus:
+        return self._answer(lambda analyzer: analyzer.status())
+
+    def model(self, round: int, *, dim: int) -> np.ndarray:
+        return self._answer(lambda analyzer: vector_from(analyzer.model(round), dim))
+
+    def part(self, round: int, number: int, packed: bytes) -> None:
+        self._answer(lambda analyzer: analyzer.take(self._index, round, number, packed))
+
+    def closed(self, round: int, closed: Closed) -> None:
+        self._answer(lambda analyzer: analyzer.closed(self._index, round, closed))
+
+
+class _Peer(_Wire):
+    def roster(self, round: int) -> set[bytes] | None:
+        found = self._answer(lambda service: service._shuffler.store.roster(round))
+        return None if found is None else set(found)
+
+    def agreed(self, round: int) -> bytes | None:
+        return self._answer(lambda service: service._shuffler.store.agreed(round))
+
+
+def envelopes(
+    ground: Ground, oracle: Oracle, folder: Path, keys: Sequence[KeyPair]
+) -> Callable[[int, int, int], Envelope]:
+    """(round, user, version) -> what that user sends; version 1 is what nobody may count."""
+    made: dict[tuple[int, int, int], Envelope] = {}
+    policy, users = lenient_policy(ground.signed), len(keys)
+    clients = {
+        (user, version): Client(folder / f"{user}-{version}", policy=policy, key=keys[user])
+        for user in range(users)
+        for version in range(2)
+    }
+
+    def envelope(round: int, user: int, version: int) -> Envelope:
+        if (round, user, version) not in made:
+            update = oracle.update(user, users)
+            made[round, user, version] = clients[user, version].report(ground.signed, round, update)
+        return made[round, user, version]
+
+    return envelope
+
+
+_connect = sqlite3.connect

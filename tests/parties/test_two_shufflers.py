@@ -1,0 +1,76 @@
+"""Shufflers among themselves: one cannot play a user's upload at another, nor read what is for its owner."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import msgspec
+from household import Direct, Household
+
+from dovetail.parties.services.shuffler import ShufflerService
+from dovetail.parties.wire import signed_headers
+
+
+class _Peer:
+    """Another shuffler that never closes."""
+
+    def roster(self, round):
+        return None
+
+    def agreed(self, round):
+        return None
+
+
+async def _against_the_first(household, service):
+    store, task = service._shuffler.store, household.task
+    prefix = f"/v1/tasks/{task.task_id.hex()}/rounds/1"
+    mine, theirs = household.envelope(0).uploads
+
+    async with (
+        service.app.router.lifespan_context(service.app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app=service.app), base_url="http://shuffler") as http,
+    ):
+        while store.state(1) == "unknown":
+            await asyncio.sleep(0.01)
+
+        async def post(upload, *, to, signed_for, key=household.users[0]):
+            body = upload.encode()
+            headers = signed_headers(key, "POST", f"{prefix}/uploads/{signed_for}", body)
+            answer = await http.post(f"{prefix}/uploads/{to}", content=body, headers=headers)
+            return answer.status_code, answer.text
+
+        async def get(path, key=None):
+            headers = {} if key is None else signed_headers(key, "GET", path, b"")
+            return await http.get(path, headers=headers)
+
+        seen = {
+            "for another": await post(theirs, to=1, signed_for=1),
+            "readdressed": await post(theirs, to=0, signed_for=1),
+            "own": await post(mine, to=0, signed_for=0),
+            "again": await post(mine, to=0, signed_for=0),
+            "another's id": await post(mine, to=0, signed_for=0, key=household.users[1]),
+        }
+        counts = [await get("/v1/counts", key) for key in (None, household.users[0], household.shuffler_keys[0])]
+        roster = [await get(f"{prefix}/roster", key) for key in (household.users[0], household.shuffler_keys[1])]
+        agreed = await get(f"{prefix}/agreed", household.shuffler_keys[1])
+    return seen, counts, roster, agreed
+
+
+def test_an_upload_is_for_one_shuffler_and_counts_are_for_its_owner(tmp_path):
+    household = Household(tmp_path, "split_and_mix", clients=20)
+    analyzer, shuffler = household.analyzer(), household.shuffler(0)
+    service = ShufflerService(shuffler, enrolled=household.enrolled, analyzer=Direct(analyzer), peers=[_Peer()])
+    seen, counts, roster, agreed = asyncio.run(_against_the_first(household, service))
+    assert seen["for another"] == (400, "expected an upload for shuffler 0, got one for another")
+    assert seen["readdressed"] == (401, "expected a request with its sender's signature, got another one")
+    assert seen["own"] == (200, "accepted")
+    assert seen["again"] == (200, "known")
+    assert seen["another's id"] == (409, "expected a report id of the client's own, got another client's")
+    assert [answer.status_code for answer in counts] == [401, 401, 200]
+    assert counts[2].json()["accepted"] == 1
+    assert [answer.status_code for answer in roster] == [401, 200]
+    assert msgspec.msgpack.decode(roster[1].content) is None  # the round is open
+    assert msgspec.msgpack.decode(agreed.content) is None
+    shuffler.shut()
+    analyzer.shut()
