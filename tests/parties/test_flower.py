@@ -24,8 +24,6 @@ import msgspec
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr")
-
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
