@@ -23,7 +23,6 @@ import flower_fleet
 import msgspec
 import numpy as np
 import pytest
-
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
