@@ -40,9 +40,11 @@ def one_run(protocol: str, *, clients: int, rounds: int, seed: int, processes: i
     return history[-1]["accuracy"], result.accuracy
 
 
-def compare(protocol: str, *, clients: int, runs: int, processes: int, console: Console) -> dict[str, object]:
+def compare(
+    protocol: str, *, clients: int, runs: int, first: int, processes: int, console: Console
+) -> dict[str, object]:
     fleet, simulation = [], []
-    for seed in range(runs):
+    for seed in range(first, first + runs):
         real, simulated = one_run(protocol, clients=clients, rounds=ROUNDS[protocol], seed=seed, processes=processes)
         console.print(f"{protocol}, run {seed}: fleet {real:.4f}, simulation {simulated:.4f}", highlight=False)
         fleet.append(real)
@@ -65,11 +67,19 @@ def main() -> None:
     parser.add_argument("--protocols", nargs="+", default=list(ROUNDS), choices=list(ROUNDS))
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     console = Console(stderr=True)
     rows = [
-        compare(name, clients=arguments.clients, runs=arguments.runs, processes=arguments.processes, console=console)
+        compare(
+            name,
+            clients=arguments.clients,
+            runs=arguments.runs,
+            first=arguments.first_seed,
+            processes=arguments.processes,
+            console=console,
+        )
         for name in arguments.protocols
     ]
     if arguments.json:
