@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 
 from dovetail import _validate
 
-__all__ = ["Accepted", "Arrival", "Full", "Shape", "State", "Store", "Turned"]
+__all__ = ["Accepted", "Arrival", "Over", "Shape", "State", "Store", "Turned", "Unopened"]
 
 State = Literal["unknown", "open", "frozen", "void", "sent", "done"]
 Accepted = Literal["accepted", "known"]
@@ -46,8 +46,12 @@ class Turned(ValueError):  # noqa: N818 - an upload that is turned away
     """An upload that is not taken, and why."""
 
 
-class Full(Turned):
-    """An upload to a round that has as many as it takes."""
+class Unopened(Turned):
+    """An upload to a round that this shuffler has not heard of."""
+
+
+class Over(Turned):
+    """An upload to a round that is closed, or has as many as it takes."""
 
 
 class Shape(NamedTuple):
@@ -251,12 +255,14 @@ class Store:
                 if self.state(round) == "open" and not self._one(mine, round, client, report):
                     raise Turned("expected a report id of the client's own, got another client's")
                 return "known"
-            if (state := self.state(round)) != "open":
-                raise Turned(f"expected an upload to an open round, got one to round {round}, which is {_SAID[state]}")
+            if (state := self.state(round)) == "unknown":
+                raise Unopened(f"expected an upload to an open round, got one to round {round}, which is not open")
+            if state != "open":
+                raise Over(f"expected an upload to an open round, got one to round {round}, which is closed")
             if self._one("SELECT 1 FROM uploads WHERE round = ? AND client = ?", round, client):
                 raise Turned("expected one upload a client in a round, got another one")
             if self.uploads(round) >= self._shape.max_uploads:
-                raise Full(f"expected at most {self._shape.max_uploads} uploads in a round, got one more")
+                raise Over(f"expected at most {self._shape.max_uploads} uploads in a round, got one more")
         except Turned as reason:
             return reason
         self._database.execute("INSERT INTO uploads VALUES (?, ?, ?)", (round, client, report))
@@ -338,13 +344,3 @@ class Store:
                 if self._database.in_transaction:
                     self._database.execute("ROLLBACK")
                 raise
-
-
-_SAID = {
-    "unknown": "not open",
-    "open": "open",
-    "frozen": "closed",
-    "void": "closed",
-    "sent": "closed",
-    "done": "closed",
-}

@@ -24,7 +24,7 @@ from dovetail.parties.keys import PublicKey
 from dovetail.parties.links import AnalyzerLink, ShufflerLink, Unreachable
 from dovetail.parties.services._http import Counts, Served, body_of, busy, path_of, round_of
 from dovetail.parties.shuffler import Shuffler
-from dovetail.parties.store import Accepted, Arrival, Full, State, Turned
+from dovetail.parties.store import Accepted, Arrival, Over, State, Turned, Unopened
 from dovetail.parties.wire import Malformed, RoundStatus, Unknown, Upload, authenticated, claimed, vector_to
 
 __all__ = ["ShufflerService", "read_enrolled"]
@@ -120,9 +120,9 @@ class ShufflerService:
         if isinstance(taken, Turned):
             if isinstance(taken, _Unwritten):
                 return PlainTextResponse(str(taken), status_code=503)
-            if (state := self._shuffler.store.state(round)) == "open" and not isinstance(taken, Full):
+            ahead = isinstance(taken, Unopened) and (self._status is None or round >= self._status.round)
+            if not isinstance(taken, Unopened | Over):
                 raise taken
-            ahead = state == "unknown" and (self._status is None or round > self._status.round)
             status = 425 if ahead else 410  # who is ahead of this shuffler asks again
             self.counts[f"refused {status}"] += 1
             return PlainTextResponse(str(taken), status_code=status)
