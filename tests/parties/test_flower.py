@@ -715,7 +715,7 @@ def test_the_example_runs_as_a_deployment_with_tls_and_authenticated_nodes(tmp_p
     check_training(tmp_path, said, uploads=flower_fleet.GOOD_NODES, nodes=flower_fleet.GOOD_NODES + 1)
     # the node that pinned another analyzer refuses, and says why on its own machine only
     own = (tmp_path / f"node-{flower_fleet.GOOD_NODES}.log").read_text()
-    assert len(re.findall("refused: expected the analyzer [0-9a-f]{16}, got [0-9a-f]{16}", own)) == 3
+    assert len(re.findall("refused: expected the analyzer [0-9a-f]{32}, got [0-9a-f]{32}", own)) == 3
     assert said.count("got one that it refuses") == 3 and "expected the analyzer" not in said
     assert not list((tmp_path / "ground" / f"node-{flower_fleet.GOOD_NODES}").rglob("task-*.db"))
     # what training code told beside its model never reached the SuperLink, where envelopes did
