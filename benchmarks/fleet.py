@@ -1,8 +1,8 @@
 """The fleet against the simulation: the same protocol, rounds and clients; do they learn as much?
 
 Each of five times the digits are dealt anew to 20 users; the fleet trains as processes over TLS, the simulation by
-the engine of `dovetail run`, from the same config. Noise is fresh in both, so accuracies differ from run to run: the two
-means should differ by less than two standard errors of their difference.
+the engine of `dovetail run`, from the same config. Noise is fresh in both, so accuracies differ from run to run: the
+two means should differ by less than two standard errors of their difference.
 """
 
 import argparse
