@@ -23,7 +23,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -147,20 +146,25 @@ def whole_round(folder: Path, clients: int, cores: int) -> dict[str, float]:
 
 
 async def upload(ground: Ground, path: str, bodies: list[bytes], headers: list[dict[str, str]]) -> None:
+    """Over a few connections that stay open; by hand, for an HTTP library would cost more than the service."""
     context = ssl.create_default_context(cafile=str(ground.authority))
-    limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
+    host, port = "127.0.0.1", ground.shuffler_ports[0]
     todo = iter(zip(bodies, headers, strict=True))
-    async with httpx.AsyncClient(
-        base_url=ground.shuffler_urls[0], verify=context, limits=limits, timeout=120, trust_env=False
-    ) as http:
 
-        async def send() -> None:
-            for body, header in todo:
-                answer = await http.post(path, content=body, headers=header)
-                if answer.status_code != 200:
-                    raise RuntimeError(answer.text)
+    async def send() -> None:
+        reader, writer = await asyncio.open_connection(host, port, ssl=context)
+        for body, header in todo:
+            lines = [f"POST {path} HTTP/1.1", f"host: {host}", f"content-length: {len(body)}"]
+            lines += [f"{name}: {value}" for name, value in header.items()]
+            writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
+            answer = await reader.readexactly(length)
+            if b" 200 " not in head.split(b"\r\n")[0]:
+                raise RuntimeError(answer.decode())
+        writer.close()
 
-        await asyncio.gather(*(send() for _ in range(CONNECTIONS)))
+    await asyncio.gather(*(send() for _ in range(CONNECTIONS)))
 
 
 def wait_for(fleet: Fleet, condition: Any, seconds: float = 300.0) -> None:
