@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from dovetail.parties.database import transaction
 from dovetail.parties.wire import Closed
 
 __all__ = ["Book", "Checkpoint", "Refusals"]
@@ -174,15 +175,8 @@ class Book:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._lock:
-            self._database.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._database.execute("COMMIT")
-            except BaseException:
-                if self._database.in_transaction:
-                    self._database.execute("ROLLBACK")
-                raise
+        with self._lock, transaction(self._database):
+            yield
 
 
 def _pack(leaves: Sequence[np.ndarray]) -> bytes:

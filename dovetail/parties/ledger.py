@@ -19,6 +19,7 @@ from typing import Literal
 import msgspec
 
 from dovetail import _validate
+from dovetail.parties.database import transaction
 
 __all__ = ["Entry", "Ledger", "Overspent"]
 
@@ -172,15 +173,9 @@ class Ledger:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """One writer at a time, also among processes; what another one wrote is read first."""
-        self._database.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(self._database):
             self._entries, self._hashes = self._read()
             yield
-            self._database.execute("COMMIT")
-        except BaseException:
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
-            raise
 
     def _append(self, entry: Entry) -> None:
         body = msgspec.json.encode(entry)

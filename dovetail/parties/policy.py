@@ -89,15 +89,20 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise Refused(f"expected at least {self.min_clients} honest users in a round, got {honest}")
         one, _ = cost(task, 1)
         if not one.eps <= _ceiling(self.eps_round):
-            raise Refused(f"expected at most eps {self.eps_round} for a round, got {one.eps:.6g}")
+            raise Refused(
+                f"expected at most eps {self.eps_round} for a round, got {one.eps:.6g} at delta {one.delta:.3g}"
+            )
         whole, local = cost(task, task.rounds)
         most = min(_ceiling(self.eps_task), task.budget)
         if not whole.eps <= most:
-            raise Refused(f"expected at most eps {most} for all {task.rounds} rounds, got {whole.eps:.6g}")
+            raise Refused(
+                f"expected at most eps {most} for all {task.rounds} rounds, "
+                f"got {whole.eps:.6g} at delta {whole.delta:.3g}"
+            )
         if self.eps_local is not None and not local.eps <= self.eps_local:
             raise Refused(
                 f"expected at most eps {self.eps_local} for all {task.rounds} rounds if nobody is trusted, "
-                f"got {local.eps:.6g}"
+                f"got {local.eps:.6g} at delta {local.delta:.3g}"
             )
         return task
 
@@ -136,7 +141,10 @@ class Spending:
                 spent, spent_delta = ledger.spent
                 eps = max(eps, spent)
                 if eps > _ceiling(self._policy.eps_task):
-                    raise Refused(f"expected at most eps {self._policy.eps_task} for a task, got {eps:.6g}")
+                    raise Refused(
+                        f"expected at most eps {self._policy.eps_task} for a task, "
+                        f"got {eps:.6g} at delta {task.delta:.3g}"
+                    )
                 others = before - spent if spent < math.inf else 0.0
                 eps_after, delta_after = others + eps, before_delta - spent_delta + task.delta
                 ceiling = _ceiling(self._policy.eps_lifetime)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from dovetail import _validate
+from dovetail.parties.database import transaction
 
 __all__ = ["Accepted", "Arrival", "Over", "Shape", "State", "Store", "Turned", "Unopened"]
 
@@ -335,12 +336,5 @@ class Store:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._lock:
-            self._database.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._database.execute("COMMIT")
-            except BaseException:
-                if self._database.in_transaction:
-                    self._database.execute("ROLLBACK")
-                raise
+        with self._lock, transaction(self._database):
+            yield
