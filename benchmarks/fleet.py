@@ -2,7 +2,8 @@
 
 Each of five times the digits are dealt anew to 20 users; the fleet trains as processes over TLS, the simulation by
 the engine of `dovetail run`, from the same config. Noise is fresh in both, so accuracies differ from run to run: the
-two means should differ by less than two standard errors of their difference.
+two means should differ by less than two standard errors of their difference. Rounds, steps and noise were chosen by
+simulation alone, so that accuracy is above 80 % and varies by several of the 360 test records.
 """
 
 import argparse
@@ -22,13 +23,16 @@ from dovetail.parties.demo import demo_config
 from dovetail.parties.fleet import Fleet, set_up
 
 ROUNDS = {"privunit": 10, "ss_topk": 6, "split_and_mix": 3}
-STEPS = {"privunit": 0.3, "ss_topk": 0.5, "split_and_mix": 1.0}
+SETTINGS = {
+    "privunit": ["server.learning_rate=0.3"],
+    "ss_topk": ["server.learning_rate=0.5"],
+    "split_and_mix": ["server.learning_rate=1.0", "protocol.noise_multiplier=1.0"],
+}
 
 
 def one_run(protocol: str, *, clients: int, rounds: int, seed: int, processes: int) -> tuple[float, float]:
     """The accuracy of the fleet, and of the simulation."""
-    overrides = [f"seed={seed}", f"server.learning_rate={STEPS[protocol]}"]
-    config = demo_config(protocol, clients=clients, overrides=overrides)
+    config = demo_config(protocol, clients=clients, overrides=[f"seed={seed}", *SETTINGS[protocol]])
     with tempfile.TemporaryDirectory(prefix="dovetail-fleet-") as folder:
         ground = set_up(Path(folder) / "fleet", config, rounds=rounds, clients=clients, round_seconds=600)
         with Fleet(ground) as fleet:
