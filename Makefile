@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FLOWER := .venv-flower
 
-.PHONY: run test soak flower format clean
+.PHONY: run test soak flower browser docs format clean
 
 run: $(READY)
 	$(BIN)/dovetail run
@@ -16,22 +16,31 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -m "not soak and not flower" -n 2 --dist worksteal
+	$(BIN)/pytest -m "not soak and not flower and not browser" -n 2 --dist worksteal
 
 soak: $(READY)
-	$(BIN)/pytest -m "soak and not flower"
+	$(BIN)/pytest -m "soak and not flower and not browser"
 
 # Flower pins versions of its own and brings Ray: an environment of its own. Needs `unshare` and `ip` (util-linux,
 # iproute2), for Ray listens on all addresses.
 flower: $(FLOWER)/.ready
 	$(FLOWER)/bin/pytest -m flower
 
+# The site, in docs/_build/html. Warnings are errors: a broken link or a page that fetches something from elsewhere.
+docs: $(VENV)/.docs
+	$(BIN)/sphinx-build -W --keep-going -n -E -q -b html docs docs/_build/html
+
+# Chromium is Debian's; as another user than root, install it first.
+browser: $(READY)
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get update && apt-get install -y --no-install-recommends chromium; } || { echo "expected chromium, or root to install it (apt-get install chromium), got neither"; exit 2; }
+	$(BIN)/pytest -m browser
+
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(FLOWER) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FLOWER) docs/_build docs/reference/generated .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "expected Python >= 3.11, got $$($(PYTHON) --version)"; exit 2; }
@@ -44,4 +53,8 @@ $(FLOWER)/.ready: pyproject.toml
 	$(PYTHON) -m venv --clear $(FLOWER)
 	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,flower]' torch==2.13.0
+	@touch $@
+
+$(VENV)/.docs: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@touch $@

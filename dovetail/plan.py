@@ -308,7 +308,7 @@ def _check_sections(config: Config, protocol: protocols.Protocol) -> None:
 def _protocol(config: Config) -> protocols.Protocol:
     settings = {key: value for key, value in config.protocol.items() if key != "name"}
     name, unit = config.protocol["name"], config.privacy.unit
-    if name in protocols.PROTOCOLS and issubclass(protocols.PROTOCOLS[name], ItemLevel) and "unit" not in settings:
+    if issubclass(protocols.find(name), ItemLevel) and "unit" not in settings:
         settings["unit"] = "item" if unit == "item" else "subject"
     return protocols.build(name, settings)
 

@@ -39,7 +39,7 @@ from dovetail.statements import (
     unbounded,
 )
 
-__all__ = ["NAMES", "Plan", "Quote", "calibrate", "certified", "quote", "settled", "state"]
+__all__ = ["Plan", "Quote", "calibrate", "certified", "quote", "settled", "state"]
 
 _TRUTH = 50.0  # a report with a larger eps_local lies less often than a computer errs
 _NOTHING_SHOWN = Theorem(key="none shown", where="which slots a client fills does not depend on its data")
@@ -151,7 +151,7 @@ def _claimed_for_training(
 ) -> Statement | None:
     """What the protocol's paper claims for all rounds together."""
     abouts = [protocol.published_event(cohort, dim) for cohort in cohorts]
-    if not abouts or any(about is None for about in abouts):
+    if protocol.name not in CLAIMS or not abouts or any(about is None for about in abouts):
         return None
     released, extra = [], {}
     for about, cohort in zip(abouts, cohorts, strict=True):
@@ -202,7 +202,6 @@ def calibrate(name: str, plan: Plan, *, eps: float, parameter: str | None = None
 
 def _build(name: str, plan: Plan) -> protocols.Protocol:
     """The protocol with these settings; how far updates are clipped changes no statement, so 1 will do."""
-    _validate.known("protocol", name, NAMES)
     clips = {key: 1.0 for key in ("clip_norm", "clip_value") if protocols.requires(name, key)}
     if name == "dp_fl" and "clip" not in plan.settings:
         clips["clip_norm"] = 1.0
@@ -223,7 +222,7 @@ def settled(name: str, plan: Plan) -> tuple[protocols.Protocol, protocols.Cohort
 
 def _noise_parameter(name: str, plan: Plan) -> str:
     """The field that the protocol's noise is in."""
-    needed = {"beta": 1.0} if name in NAMES and protocols.requires(name, "beta") else {}
+    needed = {"beta": 1.0} if protocols.requires(name, "beta") else {}
     field = _build(name, dataclasses.replace(plan, settings={**needed, **plan.settings})).noise_field
     if field is None:
         raise ValueError(f"expected a protocol with noise to calibrate, got {name!r}")
@@ -295,6 +294,3 @@ def _index_privacy(event: PaddedTopk) -> str:
     except NotApplicable as refusal:
         return f"FLAME Thm. 5: {refusal}"
     return f"FLAME Thm. 5 allows {nu.quantity} and nu {nu.value:.4g} at the best. {nu.reason}"
-
-
-NAMES = tuple(sorted(protocols.PROTOCOLS))

@@ -12,6 +12,7 @@ victim's outcomes are also cut into a near and a far region of fixed probability
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -161,6 +162,7 @@ def eps(event: Personalized, *, delta: float, victim: int | None = None) -> Boun
     return _bound(event, float(value), delta)
 
 
+@functools.lru_cache(maxsize=16)
 def per_user(event: Personalized, *, delta: float, tolerance: float = 0.01) -> tuple[Bound, ...]:
     """eps at delta over all coordinates for every user; budgets within `tolerance` of each other share a bound.
 

@@ -11,10 +11,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail import _validate, quotes
+from dovetail import quotes
 from dovetail.audit.counted.scores import View
 from dovetail.events import Everyone, FixedSize
-from dovetail.protocols import PROTOCOLS
+from dovetail.protocols import find
 
 __all__ = ["CASES", "INDICES", "Case", "plan_for", "settings"]
 
@@ -77,7 +77,7 @@ def plan_for(
 
 def settings(name: str, dim: int) -> dict[str, Any]:
     """The noise, and what a protocol cannot do without, as the papers set them where they do."""
-    _validate.known("protocol", name, PROTOCOLS)
+    find(name)
     few = max(1, dim // 50)
     known: dict[str, dict[str, Any]] = {
         "ss_simple": {"eps_local": min(1.0, _FLAME_LOCAL / dim)},

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from dovetail import plots, quotes
-from dovetail.audit.findings import Finding
+from dovetail import experiment, plots, quotes
+from dovetail.audit.findings import Finding, audit
+from dovetail.figures import Figure
+from dovetail.folder import write_atomically
+from dovetail.statements import NotApplicable
 
-__all__ = ["draw", "trade_offs"]
+__all__ = ["draw", "figure", "of_round", "trade_offs", "write"]
 
 _POINTS = 9
+_FEW_POINTS = 5  # where it is one of several things to wait for
 
 
-def trade_offs(finding: Finding) -> dict[str, list[tuple[float, float]]]:
+def trade_offs(finding: Finding, *, points: int = _POINTS) -> dict[str, list[tuple[float, float]]]:
     """By name, (eps, delta) of the certified, the claimed and the audited curve, at deltas around the finding's own.
 
     Counted bounds are for one delta alone and stand as a point. Where eps is unbounded a curve has no point.
     """
     middle = finding.bound.delta or finding.plan.delta
     found: dict[str, list[tuple[float, float]]] = {"certified": [], "claimed": [], "audited": [], "counted": []}
-    for delta in np.geomspace(max(middle * 1e-3, 1e-15), min(middle * 1e3, 0.5), _POINTS).tolist():
+    for delta in np.geomspace(max(middle * 1e-3, 1e-15), min(middle * 1e3, 0.5), points).tolist():
         for name, eps in _at(finding, delta):
             if math.isfinite(eps):
                 found[name].append((eps, delta))
@@ -44,7 +49,42 @@ def _at(finding: Finding, delta: float) -> Iterator[tuple[str, float]]:
         yield "audited", max(duel.eps(delta=delta).eps for duel in finding.duels)
 
 
-def draw(path: Path, finding: Finding) -> None:
-    """The three curves of a finding."""
+def figure(finding: Finding, *, points: int = _POINTS) -> Figure:
+    """The curves of a finding."""
     title = f"{finding.protocol}, {finding.plan.num_users} users, {finding.plan.dim} coordinates, {finding.view}"
-    plots.trade_offs(path, trade_offs(finding), title=title)
+    return plots.trade_offs(trade_offs(finding, points=points), title=title)
+
+
+def draw(path: Path, finding: Finding) -> None:
+    """The curves of a finding, in a file."""
+    plots.save(figure(finding), path)
+
+
+def of_round(plan: experiment.Plan) -> quotes.Plan:
+    """One round of a training, as an attack sees it."""
+    fields = dataclasses.fields(plan.protocol)  # type: ignore[arg-type]
+    return quotes.Plan(
+        num_users=int(plan.schedule.size_of(0)),
+        dim=plan.engine.dim,
+        delta=plan.config.privacy.delta,
+        colluders=plan.schedule.colluders,
+        participation=plan.rounds[0].participation,
+        settings={field.name: getattr(plan.protocol, field.name) for field in fields if field.init},
+    )
+
+
+def write(plan: experiment.Plan, folder: Path) -> Path:
+    """Attack one round of a training exactly and write `audit.json`: what was found and its curves, or why nothing was.
+
+    Nothing else in the folder is touched.
+    """
+    try:
+        finding = audit(plan.protocol.name, of_round(plan), trials=0)
+        drawn = figure(finding, points=_FEW_POINTS).to_json()
+        found = {**finding.to_json(), "about": "one round", "figure": drawn, "reason": None}
+        del found["settings"]  # privacy.json has them
+    except NotApplicable as refusal:
+        found = {"about": "one round", "reason": str(refusal)}
+    target = folder / "audit.json"
+    write_atomically(target, (json.dumps(found, indent=1, allow_nan=False) + "\n").encode())
+    return target

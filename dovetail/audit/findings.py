@@ -112,7 +112,7 @@ def audit(
         observe("exact attacks")
     duels = _duels(protocol, cohort, plan, view)
     found = [duel.eps(delta=delta) for duel in duels]
-    games = _games(protocol, cohort, plan)
+    games = [] if trials == 0 else _games(protocol, cohort, plan)
     runs = _trials(games, trials)
     if runs:
         found.append(

@@ -14,7 +14,7 @@ import typer
 from rich.logging import RichHandler
 
 from dovetail import __version__
-from dovetail.cli import accounts, audits, parties, training, users
+from dovetail.cli import accounts, audits, parties, studies, training, users
 from dovetail.cli._shared import err_console, out_console
 
 __all__ = ["app", "main"]
@@ -30,7 +30,8 @@ for _command in (
     training.run,
     accounts.calibrate,
     audits.audit,
-    training.reproduce,
+    studies.compare,
+    studies.reproduce,
     training.data,
     training.bench,
     parties.keys,

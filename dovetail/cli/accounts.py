@@ -60,7 +60,7 @@ def amplify(
     except NotApplicable:
         best = None
     if plot is not None:
-        plots.amplification(plot, num_users=n, eps_local=eps_local, delta=delta, over=over)
+        plots.save(plots.amplification(num_users=n, eps_local=eps_local, delta=delta, over=over), plot)
     if as_json:
         facts = {"n": n, "eps_local": eps_local, "delta": delta, "colluders": colluders}
         print_json({**facts, "bounds": [_row(row) for row in rows], "best": _row(best) if best else None})

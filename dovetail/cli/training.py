@@ -1,4 +1,4 @@
-"""Commands that train, fetch and measure: `run`, `data`, `bench`, `reproduce`."""
+"""Commands that train, fetch and measure: `run`, `data`, `bench`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.table import Table
 
 from dovetail.cli._shared import JsonFlag, err_console, out_console, print_json
 
-__all__ = ["bench", "data", "reproduce", "run"]
+__all__ = ["bench", "data", "run"]
 
 DEFAULT_PRESET, FALLBACK_PRESET = "mnist", "digits"
 
@@ -38,6 +38,9 @@ def run(
     ] = None,
     processes: Annotated[int, typer.Option(min=1, help="How many processes train together.")] = 1,
     process_id: Annotated[int, typer.Option(min=0, help="Which of them this is.")] = 0,
+    audit: Annotated[
+        bool, typer.Option("--audit", help="Attack one round exactly at the end, for the report: seconds or minutes.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Train a model; writes config.toml, metrics.jsonl, privacy.json, model.npz and report.html."""
@@ -69,6 +72,12 @@ def run(
     if process_id != 0:
         return
     report.write(target)
+    if audit:
+        from dovetail.audit import curves
+
+        with err_console.status("attacking one round"):
+            curves.write(plan, target)
+        report.write(target)
     if as_json:
         print_json(result.to_json())
         return
@@ -127,44 +136,6 @@ def bench(
     sys.path.insert(0, str(folder))
     sys.argv = [str(folder / f"{name}.py"), *(["--json"] if as_json else [])]
     runpy.run_path(sys.argv[0], run_name="__main__")
-
-
-def reproduce(
-    paper: Annotated[str, typer.Argument(help="geyer or subdp.")],
-    out: Annotated[Path, typer.Option(help="Folder for table.md and table.json.")],
-    quick: Annotated[bool, typer.Option("--quick", help="The shortest rows only.")] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each row.")] = 1,
-    as_json: JsonFlag = False,
-) -> None:
-    """Run a paper's experiments: what it printed, what is certified, what we measure."""
-    from dovetail import _validate, papers
-    from dovetail.simulate import devices
-
-    _validate.known("paper", paper, papers.PAPERS)
-    devices.use_all_cores()
-    table = papers.PAPERS[paper](quick=quick)
-    total, done = len(table.rows) * seeds + 1, 0
-    with Progress(
-        TextColumn("{task.completed}/{task.total}"),
-        BarColumn(),
-        TextColumn("{task.description}"),
-        TimeRemainingColumn(),
-        console=err_console,
-        transient=True,
-    ) as bar:
-        task = bar.add_task("", total=total)
-
-        def observe(text: str) -> None:
-            nonlocal done
-            bar.update(task, completed=done, description=text)
-            done += 1
-
-        outcomes = papers.reproduce(table, out=out, seeds=seeds, observe=observe)
-    if as_json:
-        print_json({"paper": paper, "rows": [outcome.to_json() for outcome in outcomes], "out": str(out)})
-        return
-    out_console.print((out / "table.md").read_text(), markup=False, highlight=False)
-    out_console.print(f"written to {out}", markup=False, highlight=False)
 
 
 @contextlib.contextmanager

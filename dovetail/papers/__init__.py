@@ -1,12 +1,74 @@
-"""The papers' experiments as configs and tables: what was printed, what is certified, what we measured.
+"""The papers' experiments as configs, tables and figures: what was printed, what holds, what we measured.
 
-One file a paper; each gives its rows, `tables` runs them and writes them.
+One file a paper, each a `Paper`: its parts compute rows on a `Desk`; `reproduce` runs them and writes the data that
+`dovetail.report` draws.
 """
 
-import dovetail.papers.geyer as geyer
-import dovetail.papers.subdp as subdp
-from dovetail.papers._table import Outcome, Row, Table, reproduce
+from __future__ import annotations
 
-__all__ = ["PAPERS", "Outcome", "Row", "Table", "reproduce"]
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
-PAPERS = {"geyer": geyer.table, "subdp": subdp.table}
+from dovetail import __version__, machine
+from dovetail.folder import write_atomically
+from dovetail.papers import apes, flame, geyer, subdp, survey
+from dovetail.papers._desk import Desk
+from dovetail.papers._exhibit import Measured, Paper, Part, Row, write
+
+__all__ = ["PAPERS", "Desk", "Measured", "Paper", "Part", "Row", "reproduce", "write_index"]
+
+PAPERS: Mapping[str, Paper] = {one.PAPER.name: one.PAPER for one in (flame, apes, survey, geyer, subdp)}
+
+
+def reproduce(
+    paper: Paper,
+    *,
+    out: Path,
+    quick: bool,
+    seeds: int,
+    only: Sequence[str] = (),
+    begin: Callable[[str], None] = lambda title: None,
+    observe: Callable[[str], None] = lambda text: None,
+) -> dict[str, list[Row]]:
+    """Compute every part of a paper, or those in `only`, and write it into `out`.
+
+    `begin` hears which part is next, `observe` what is computed for it.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(out / "paper.json", b"{}\n")
+    except OSError as error:
+        raise ValueError(f"expected a folder that can be written to, got {str(out)!r} ({error.strerror})") from error
+    begun = time.perf_counter()
+    found: dict[str, list[Row]] = {}
+    parts = [part for part in paper.parts if not only or part.key in only]
+    desk = Desk(out, quick=quick, seeds=seeds, observe=observe)
+    for part in parts:
+        begin(part.title)
+        rows: list[Row] = []
+        for row in part.rows(desk):
+            rows.append(row)
+            write(part, rows, out, finished=False)
+        write(part, rows, out, finished=True)
+        found[part.key] = rows
+    facts = {
+        "paper": paper.name,
+        "title": paper.title,
+        "citation": paper.citation,
+        "reference": paper.reference,
+        "exhibits": [part.key for part in parts],
+        "quick": quick,
+        "seeds": seeds,
+        "seconds": time.perf_counter() - begun,
+        "version": __version__,
+        "machine": machine.describe(),
+    }
+    write_atomically(out / "paper.json", (json.dumps(facts, indent=1) + "\n").encode())
+    return found
+
+
+def write_index(out: Path, names: Sequence[str]) -> None:
+    """Which papers lie in `out`, each in the folder of its name."""
+    write_atomically(out / "index.json", (json.dumps({"papers": list(names)}) + "\n").encode())

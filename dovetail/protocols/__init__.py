@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail import _validate
+from dovetail import _imports, _validate
 from dovetail.protocols._base import Cohort, Protocol
 from dovetail.protocols._messages import Messages, Sent
 from dovetail.protocols.apes import Apes
@@ -25,7 +25,7 @@ from dovetail.protocols.ss_double import SsDouble
 from dovetail.protocols.ss_simple import SsSimple
 from dovetail.protocols.ss_topk import SsTopk
 
-__all__ = ["PROTOCOLS", "Cohort", "Messages", "Protocol", "Sent", "build", "requires"]
+__all__ = ["PROTOCOLS", "Cohort", "Messages", "Protocol", "Sent", "build", "find", "requires"]
 
 _CURATOR_AND_LOCAL = (FedAvg, DpFl, LdpFl)
 _ITEMS = (CentralSub, LocalSub)
@@ -37,6 +37,19 @@ PROTOCOLS: dict[str, type[Protocol]] = {
 }
 
 
+def find(name: str) -> type[Protocol]:
+    """The protocol of this name, or the class "module:Class"; an unknown name gets the nearest known one as a hint."""
+    if ":" not in name:
+        _validate.known("protocol", name, PROTOCOLS)
+        return PROTOCOLS[name]
+    found = _imports.load(name, what="protocol")
+    if not (isinstance(found, type) and issubclass(found, Protocol)):
+        module_name, _, attribute = name.partition(":")
+        kind = "no such name" if found is None else f"a {type(found).__name__}"
+        raise ValueError(f"expected {attribute!r} in {module_name!r} to be a dovetail.protocols.Protocol, got {kind}")
+    return found
+
+
 def requires(name: str, key: str) -> bool:
     """Whether the protocol of this name cannot do without this parameter."""
     needed = (field.name for field in _fields(name).values() if field.default is dataclasses.MISSING)
@@ -44,16 +57,15 @@ def requires(name: str, key: str) -> bool:
 
 
 def _fields(name: str) -> dict[str, dataclasses.Field[Any]]:
-    return {field.name: field for field in dataclasses.fields(PROTOCOLS[name])}  # type: ignore[arg-type]
+    return {field.name: field for field in dataclasses.fields(find(name))}  # type: ignore[arg-type]
 
 
 def build(name: str, parameters: Mapping[str, Any]) -> Protocol:
-    """The protocol of this name with these parameters; unknown names get the nearest known one as a hint."""
-    _validate.known("protocol", name, PROTOCOLS)
+    """The protocol of this name with these parameters."""
     fields = _fields(name)
     for key in parameters:
         _validate.known(f"key of protocol {name!r}", key, fields)
     for key, field in fields.items():
         if key not in parameters and field.default is dataclasses.MISSING:
             raise ValueError(f"expected protocol.{key} for {name!r}, got none")
-    return PROTOCOLS[name](**parameters)
+    return find(name)(**parameters)

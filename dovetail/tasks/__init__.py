@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from pathlib import Path
-
-from dovetail import _validate
+from dovetail import _imports, _validate
 from dovetail.tasks import digits, fashion_mnist, mnist, mnist_writers, qmnist
 from dovetail.tasks._base import Clients, Dataset, LoadData, Model, Task
 
@@ -24,22 +20,9 @@ def resolve(task: str | Task) -> Task:
     if ":" not in task:
         _validate.known("task", task, TASKS)
         return TASKS[task]
-    module_name, _, name = task.partition(":")
-    found = getattr(_import(module_name, task), name, None)
+    found = _imports.load(task, what="task")
     if not isinstance(found, Task):
         kind = "no such name" if found is None else f"a {type(found).__name__}"
+        module_name, _, name = task.partition(":")
         raise ValueError(f"expected {name!r} in {module_name!r} to be a dovetail.tasks.Task, got {kind}")
     return found
-
-
-def _import(module_name: str, task: str) -> object:
-    """Import a user's module; whatever goes wrong in it is told in one sentence."""
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # last, and for good: the module may import its neighbours when it loads data
-    try:
-        importlib.invalidate_caches()
-        return importlib.import_module(module_name)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(f"expected a task 'module:name' that imports, got {task!r} ({reason})") from error

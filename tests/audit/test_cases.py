@@ -8,7 +8,6 @@ from typing import ClassVar
 import pytest
 
 from dovetail import audit as audits
-from dovetail import quotes
 from dovetail.protocols import PROTOCOLS
 from dovetail.protocols.binary_sum import BinarySum
 
@@ -48,7 +47,6 @@ class Newcomer(BinarySum):
 
 def test_a_new_protocol_is_attacked_without_new_code(monkeypatch):
     monkeypatch.setitem(PROTOCOLS, "newcomer", Newcomer)
-    monkeypatch.setattr(quotes, "NAMES", (*quotes.NAMES, "newcomer"))
     plan = audits.plan_for("newcomer", 10, 1, 0.01, chosen={"eps_local": 1.0})
     finding = audits.audit("newcomer", plan, trials=2000)
     assert finding.consistent

@@ -14,8 +14,10 @@ from dovetail.audit.exact import cells, counts, noise, sums
 from dovetail.audit.exact.counts import Binomial
 from dovetail.audit.exact.ratios import Seen, far_apart, likelihoods
 from dovetail.audit.exact.sums import Mixture, Part
+from dovetail.audit.findings import audit
 from dovetail.events import Report
 from dovetail.mechanisms import ClipLaplace, Laplace, RandomizedResponse
+from dovetail.quotes import Plan
 from dovetail.statements import NotApplicable
 
 
@@ -172,3 +174,20 @@ def test_narrow_cells_of_a_normal_law():
     for mass, low in zip(masses, (0.0, -3.0025, -6.0025), strict=True):
         exact = ndtr(low + 1 / 400) - ndtr(low)
         assert float(mass) == pytest.approx(exact, rel=1e-12)
+
+
+def test_what_rounds_to_certainty_is_not_taken_for_it():
+    """A probability of 1 - 1e-20 is the float 1.0: that a bit is 0 must not count as impossible."""
+    almost = float(1 - 1e-20)
+    assert almost == 1.0
+    worlds = [[Binomial(trials=1, prob=0.5)], [Binomial(trials=1, prob=almost)]]
+    found = counts.counts("a bit", *worlds).eps(delta=1e-6)
+    assert found.eps <= math.log(0.5 / 1e-20)
+    assert found.eps > math.log(0.5 / 1e-15)
+
+
+@pytest.mark.parametrize(("randomizer", "eps_local"), [("rr2", 3.0), ("laplace", 4.0), ("rr2", 8.0)])
+def test_large_budgets_in_whole_messages_stay_below_what_is_certified(randomizer, eps_local):
+    settings = {"beta": 0.02, "pad_to": 333, "published": True, "randomizer": randomizer, "eps_local": eps_local}
+    found = audit("ss_double", Plan(num_users=1000, dim=7850, delta=5e-6, settings=settings), trials=0)
+    assert 20 < found.bound.eps <= found.certified.eps

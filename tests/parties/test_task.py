@@ -215,6 +215,12 @@ def test_a_protocol_without_messages_is_no_task():
         task_of(protocol="fedavg", settings={})
 
 
+def test_a_task_cannot_name_code_to_import():
+    """It comes from the analyzer: a client must not import what it names."""
+    with pytest.raises(ValueError, match="protocol"):
+        task_of(protocol="dovetail.protocols.privunit:PrivUnit", settings={"clip_norm": 1.0, "eps_local": 1.0})
+
+
 def test_noise_that_is_not_given_is_calibrated_to_the_budget():
     fields = {"protocol": "privunit", "dim": 20, "rounds": 3, "min_clients": 500, "max_clients": 1000}
     settings = calibrated(settings={"clip_norm": 1.0}, **fields, colluders=10, eps=1.0, delta=1e-6)

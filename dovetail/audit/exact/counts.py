@@ -21,6 +21,7 @@ __all__ = ["Binomial", "binomial_window", "counts", "log_binomial", "trinomials"
 
 _WIDE = 12.0  # standard deviations to either side
 _UNDERFLOW = 1e-290
+_NEAR_ONE = 1e-4
 _MOST_PRODUCTS = 2e9  # of a convolution
 _MOST_PAIRS = 2**22
 
@@ -61,6 +62,8 @@ def _count(parts: Sequence[Binomial]) -> tuple[int, np.ndarray, float]:
         start, masses = start + low, np.convolve(masses, here)
         lost += float(binom.cdf(low - 1, part.trials, part.prob) + binom.sf(high, part.trials, part.prob)) * 1.01
         lost += 1e-300 * (len(here) + 1)  # probabilities that underflowed
+        if part.prob > 1 - _NEAR_ONE:  # what is missing to 1 was rounded, perhaps to nothing
+            lost += part.trials * 2.0**-52
     return start, masses, lost
 
 
@@ -84,7 +87,8 @@ def binomial_window(trials: int, prob: float | np.longdouble) -> tuple[int, np.n
     if not np.isfinite(odds) or high == low:
         return high, np.ones(1, np.longdouble)
     values = np.arange(low, high, dtype=np.longdouble)
-    rises = np.log((trials - values) / (values + 1) * odds)
+    with np.errstate(divide="ignore"):  # the smallest odds vanish beside large values
+        rises = np.log((trials - values) / (values + 1) * odds)
     mode = int(np.count_nonzero(rises > 0))
     zero = np.zeros(1, np.longdouble)
     logs = np.concatenate([-np.cumsum(rises[:mode][::-1])[::-1], zero, np.cumsum(rises[mode:])])

@@ -152,8 +152,7 @@ def _refuse_hidden_steps(config: Config) -> None:
 def _canaries(config: Config, count: int) -> Canaries:
     """The canaries that fit what the config protects, and under which relation."""
     settings, unit, items = config.protocol, Unit.USER, 1
-    _validate.known("protocol", settings["name"], protocols.PROTOCOLS)
-    if issubclass(protocols.PROTOCOLS[settings["name"]], ItemLevel):
+    if issubclass(protocols.find(settings["name"]), ItemLevel):
         unit = Unit.ITEM if "item" in (settings.get("unit"), config.privacy.unit) else Unit.SUBJECT
         items = settings.get("items_per_subject", 1) if unit is Unit.SUBJECT else 1
     clip = settings.get("clip_norm", settings.get("clip"))

@@ -1,0 +1,264 @@
+"""Reference pages that are written when the site is built: every public module, every command, every config key.
+
+They go to `reference/generated` and are not kept: the code and its docstrings are the source. `meanings.toml` holds the
+one thing that the code does not say, a line about every config key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+import tomllib
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer.main
+
+from dovetail.cli import app as command_line
+from dovetail.config import Config
+from dovetail.protocols import PROTOCOLS
+
+__all__ = ["MODULES", "command_page", "config_page", "meanings", "modules_of", "setup"]
+
+MODULES = {  # a page: what it shows, in this order; a package stands for all its public modules
+    "dovetail": ("dovetail.experiment", "dovetail.plan", "dovetail.calibration", "dovetail.units", "dovetail.folder"),
+    "statements": ("dovetail.statements", "dovetail.quotes"),
+    "events": ("dovetail.events",),
+    "accounting": ("dovetail.accounting",),
+    "mechanisms": ("dovetail.mechanisms",),
+    "shufflers": ("dovetail.shufflers",),
+    "protocols": ("dovetail.protocols",),
+    "tasks": ("dovetail.tasks",),
+    "federated": ("dovetail.federated",),
+    "simulate": ("dovetail.simulate",),
+    "audit": ("dovetail.audit",),
+    "parties": ("dovetail.parties",),
+    "config": ("dovetail.config",),
+    "papers": ("dovetail.papers",),
+    "report": ("dovetail.report", "dovetail.figures", "dovetail.references"),
+}
+_MEANINGS = Path(__file__).with_name("meanings.toml")
+_WITH_FLOWER = ("dovetail.parties.flower",)  # which the site is built without; a tutorial shows it
+
+
+def modules_of(name: str) -> Iterator[str]:
+    """The module, and the public modules of the package."""
+    yield name
+    module = importlib.import_module(name)
+    for found in pkgutil.iter_modules(getattr(module, "__path__", []), f"{name}."):
+        if not found.name.rpartition(".")[2].startswith("_") and found.name not in _WITH_FLOWER:
+            yield from modules_of(found.name)
+
+
+def _home(found: object) -> tuple[str, str] | None:
+    """The module of a class or function of ours, and its full name; None for constants and for what is not ours."""
+    module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or not module.startswith("dovetail"):
+        return None
+    return module, f"{module}.{name}"
+
+
+def _private(module: str) -> bool:
+    return any(part.startswith("_") for part in module.split("."))
+
+
+def aliases(name: str) -> dict[str, str]:
+    """Full names of what a package shows as its own but keeps in a private module -> the name it is documented by."""
+    module = importlib.import_module(name)
+    shown = {}
+    for public in getattr(module, "__all__", []):
+        home = _home(getattr(module, public, None))
+        if home and home[0] != name and _private(home[0]):
+            shown[home[1]] = f"{name}.{public}"
+    return shown
+
+
+def module_section(name: str) -> str:
+    """What a module shows as its own; what it only passes on from a public module is shown there."""
+    module = importlib.import_module(name)
+    own, passed = [], []
+    for public in getattr(module, "__all__", []):
+        found = getattr(module, public, None)
+        home = _home(found)
+        if inspect.ismodule(found):
+            continue
+        if home and home[0] != name and not _private(home[0]):
+            passed.append(f":py:obj:`~{home[1]}`")
+        elif home:
+            own.append(public)
+    members = f"   :members: {', '.join(own)}" if own else "   :no-members:"
+    lines = [name, "-" * len(name), "", f".. automodule:: {name}", members, ""]
+    if passed:
+        lines += [f"Also here: {', '.join(passed)}.", ""]
+    return "\n".join(lines)
+
+
+def module_page(page: str) -> str:
+    """One page of the reference."""
+    title = "dovetail: train" if page == "dovetail" else f"dovetail.{page}"
+    parts = [f"{title}\n{'=' * len(title)}\n"]
+    if page == "dovetail":
+        parts.append("``dovetail.train`` and ``dovetail.Result`` are those of ``dovetail.experiment``.\n")
+    for name in MODULES[page]:
+        parts += [module_section(module) for module in modules_of(name)]
+    return "\n".join(parts)
+
+
+def command_page() -> str:
+    """Every command with its arguments and options, as ``--help`` says them."""
+    lines = [
+        "# Command line",
+        "",
+        "Every command takes `--help`; most take `--json`, which prints one JSON object.",
+        "",
+    ]
+    root = typer.main.get_command(command_line)
+    for words, command in _commands(root, ("dovetail",)):
+        lines += [f"## {' '.join(words)}", "", inspect.cleandoc(command.help or ""), ""]
+        shown = [one for one in command.params if not getattr(one, "hidden", False) and one.name != "help"]
+        usage = [_argument(one) for one in shown if one.param_type_name == "argument"]
+        options = ["[OPTIONS]"] if any(one.param_type_name == "option" for one in shown) else []
+        lines += ["```text", " ".join([*words, *options, *usage]), "```", "", "| | default | |", "|---|---|---|"]
+        lines += [_parameter(one) for one in shown]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if hasattr(command, "commands"):
+        for name, sub in command.commands.items():
+            yield from _commands(sub, (*words, name))
+    else:
+        yield words, command
+
+
+def _argument(parameter: Any) -> str:
+    name = (parameter.metavar or parameter.name.upper()).strip("[]")
+    return (name if parameter.required else f"[{name}]") + ("..." if parameter.nargs == -1 else "")
+
+
+def _parameter(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        name = f"`{_argument(parameter)}`"
+    else:
+        name = ", ".join(f"`{option}`" for option in parameter.opts)
+    default = parameter.default if not callable(parameter.default) else None
+    said = "required" if parameter.required else "" if default in (None, False, (), []) else f"`{default}`"
+    return f"| {name} | {said} | {_cell(getattr(parameter, 'help', None) or '')} |"
+
+
+def meanings() -> dict[str, dict[str, str]]:
+    """A line about every config key, by section; keys of protocols are under `protocol`."""
+    return tomllib.loads(_MEANINGS.read_text())
+
+
+def config_page() -> str:
+    """Every key of a config: its type, its default, what it is for."""
+    said = meanings()
+    lines = [
+        "# Config keys",
+        "",
+        "A config is a TOML file; `dovetail run FILE --set section.key=value` changes a key.",
+        "",
+    ]
+    fields = msgspec.structs.fields(Config)
+    plain = [field for field in fields if not _is_section(field.type) and field.name != "protocol"]
+    lines += [
+        "## Top level",
+        "",
+        *_table((field.name, _type(field.type), _default(field), said["top"][field.name]) for field in plain),
+    ]
+    for field in fields:
+        if not _is_section(field.type):
+            continue
+        lines += [f"## [{field.name}]", "", inspect.cleandoc(field.type.__doc__ or ""), ""]
+        lines += _table(
+            (key.name, _type(key.type), _default(key), said[field.name][key.name])
+            for key in msgspec.structs.fields(field.type)
+        )
+    lines += ["## [protocol]", "", "`name` is the protocol; the other keys are its own.", ""]
+    for name in sorted(PROTOCOLS):
+        rows = [
+            (key.name, _type(key.type), _value(key.default), said["protocol"][key.name])
+            for key in dataclasses.fields(PROTOCOLS[name])  # type: ignore[arg-type]
+            if said["protocol"].get(key.name) != ""
+        ]
+        lines += [f"### {name}", "", f"See [{name}](../../protocols/{name}.md).", "", *_table(rows)]
+    return "\n".join(lines)
+
+
+def _table(rows: Any) -> list[str]:
+    found = [f"| `{name}` | {kind} | {default} | {_cell(meaning)} |" for name, kind, default, meaning in rows]
+    return ["| key | type | default | |", "|---|---|---|---|", *found, ""] if found else ["No keys of its own.", ""]
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _type(kind: Any) -> str:
+    text = (
+        kind
+        if isinstance(kind, str)
+        else kind.__name__
+        if isinstance(kind, type) and not isinstance(kind, types.GenericAlias)
+        else str(kind)
+    )
+    return f"`{text.replace('typing.', '').replace('|', '‖').replace(' ‖ None', '')}`".replace("‖", "or")
+
+
+def _default(field: Any) -> str:
+    if field.default_factory is not msgspec.NODEFAULT:
+        return _value(field.default_factory())
+    return _value(field.default)
+
+
+def _value(default: Any) -> str:
+    if default is msgspec.NODEFAULT or default is dataclasses.MISSING:
+        return "required"
+    return "" if default is None else f"`{msgspec.json.encode(default).decode()}`"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _write(app: Any) -> None:
+    folder = Path(app.srcdir) / "reference" / "generated"
+    folder.mkdir(exist_ok=True)
+    pages = {f"{page}.rst": module_page(page) for page in MODULES}
+    pages |= {"command-line.md": command_page(), "config-keys.md": config_page()}
+    for old in folder.iterdir():
+        if old.name not in pages:
+            old.unlink()
+    for name, text in pages.items():
+        path = folder / name
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+
+
+def _resolve(app: Any, env: Any, node: Any, contents: Any) -> Any:
+    """A type that a signature names by its private home, as a link to where it is documented."""
+    known: dict[str, str] = {}
+    for names in MODULES.values():
+        for name in names:
+            for module in modules_of(name):
+                known |= aliases(module)
+    if node.get("refdomain") != "py" or node.get("reftarget") not in known:
+        return None
+    node["reftarget"] = known[node["reftarget"]]
+    return env.get_domain("py").resolve_xref(
+        env, node["refdoc"], app.builder, node["reftype"], node["reftarget"], node, contents
+    )
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """For Sphinx."""
+    app.connect("builder-inited", _write)
+    app.connect("missing-reference", _resolve)
+    return {"parallel_read_safe": True}

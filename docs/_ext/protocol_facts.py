@@ -1,0 +1,155 @@
+"""The directive `protocol-facts`: what a protocol promises and costs, computed when the site is built.
+
+    ```{protocol-facts} privunit
+    [protocol]
+    name = "privunit"
+    eps_local = 2.0
+    ```
+
+shows the config and, for 1000 users, d = 7850 and delta = 5e-6 (d = 1 for the sums), one round: every statement of
+`dovetail.quotes.quote`, the assumptions of the certified one, and what a client sends by `layout` and `messages`.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Any
+
+from dovetail import quotes
+from dovetail.config import Config, parse
+from dovetail.parties.sealing import OVERHEAD
+from dovetail.protocols import PROTOCOLS
+from dovetail.protocols._sums import ReportedSum
+from dovetail.statements import NotApplicable, Statement
+
+__all__ = ["DELTA", "USERS", "config_of", "markdown", "plan_of", "setup"]
+
+USERS, DIM, DELTA = 1000, 7850, 5e-6
+_TITLES = {
+    "certified": "certified",
+    "claimed": "claimed by the paper",
+    "shuffler": "what the shuffler learns",
+    "local": "if nobody is trusted",
+}
+
+
+def config_of(toml: str) -> Config:
+    """The config of a page, for some task."""
+    return parse({"task": {"name": "mnist"}, **tomllib.loads(toml)})
+
+
+def plan_of(toml: str) -> tuple[str, quotes.Plan]:
+    """The protocol of a page's config at the reference size."""
+    settings = dict(config_of(toml).protocol)
+    name = settings.pop("name")
+    dim = 1 if issubclass(PROTOCOLS[name], ReportedSum) else DIM
+    return name, quotes.Plan(num_users=USERS, dim=dim, delta=DELTA, settings=settings)
+
+
+def markdown(toml: str) -> str:
+    """The generated part of a page."""
+    name, plan = plan_of(toml)
+    quote = quotes.quote(name, plan)
+    rows = [f"| {title} | {_cells(getattr(quote, field))} |" for field, title in _TITLES.items()]
+    certified = quote.certified
+    return "\n".join(
+        [
+            f"One round of {plan.num_users:,} users, d = {plan.dim:,}, delta = {plan.delta:g}, computed by the build:",
+            "",
+            "| | eps | delta | for one | against the | verdict |",
+            "|---|---|---|---|---|---|",
+            *rows,
+            "",
+            f"Certified by: {_sentence(certified.theorem.where)}",
+            "",
+            *[f"- if {_plain(assumption)}" for assumption in certified.assumptions],
+            *_reasons(quote),
+            "",
+            "**What a client sends**",
+            "",
+            "| | |",
+            "|---|---|",
+            *[f"| {what} | {said} |" for what, said in _cost(name, plan)],
+            "",
+        ]
+    )
+
+
+def _cells(statement: Statement | None) -> str:
+    if statement is None:
+        return "- | - | - | - | -"
+    numbers = "no finite eps | " if statement.unbounded else f"{statement.eps:.4g} | {statement.delta:.3g}"
+    whose = f"{statement.unit.value}, {statement.neighbors.value}"
+    return f"{numbers} | {whose} | {_plain(statement.adversary)} | {statement.verdict.value}"
+
+
+def _reasons(quote: quotes.Quote) -> list[str]:
+    """Why a statement promises nothing, or what became of a claim."""
+    said = []
+    for field, title in _TITLES.items():
+        statement = getattr(quote, field)
+        if statement is None or field == "certified":
+            continue
+        if statement.unbounded or field == "claimed":
+            said += ["", f"*{title[:1].upper()}{title[1:]}:* {_sentence(statement.theorem.where)}"]
+    return said
+
+
+def _cost(name: str, plan: quotes.Plan) -> list[tuple[str, str]]:
+    protocol, _ = quotes.settled(name, plan)
+    layout = protocol.layout(plan.dim)
+    facts = [("shufflers", str(layout.shufflers or "none"))]
+    if layout.padding is not None:
+        facts.append(("messages in every slot after padding", f"{layout.padding.pad_to:,}"))
+    try:
+        messages = protocol.messages(plan.dim)
+    except NotApplicable as refusal:
+        entries = layout.reports_per_client
+        facts.append(("numbers", f"at most {entries:,} (4 bytes each in float32: {_bytes(4 * entries)})"))
+        facts.append(
+            ("deployed by Dovetail's parties", f"no: {_plain(str(refusal).partition(', which ')[2] or refusal)}")
+        )
+        return facts
+    count, size = messages.per_client, messages.size
+    facts.append(("messages", f"{count:,} of {size} byte{'s' * (size > 1)} ({_bytes(count * size)})"))
+    facts.append(("sealed one by one", _bytes(count * (size + OVERHEAD))))
+    facts.append(("deployed by Dovetail's parties", "yes"))
+    return facts
+
+
+def _bytes(count: int) -> str:
+    return f"{count:,} bytes" if count < 10_000 else f"{count / 1000:,.0f} kB"
+
+
+def _sentence(text: str) -> str:
+    """With links to proofs that are pages of the site, and one full stop."""
+    linked = re.sub(r"docs/proofs/([\w-]+)(?:\.md)?", r"[docs/proofs/\1](../proofs/\1.md)", _plain(text))
+    return f"{linked.rstrip('.')}."
+
+
+def _plain(text: object) -> str:
+    return str(text).replace("|", "\\|").replace("*", "\\*").replace("_", "\\_").replace("<", "&lt;")
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """For Sphinx."""
+    from docutils import nodes
+    from sphinx.util.docutils import SphinxDirective
+
+    class ProtocolFacts(SphinxDirective):
+        """The directive."""
+
+        required_arguments = 1
+        has_content = True
+
+        def run(self) -> list[nodes.Node]:
+            """The config, then the facts."""
+            toml = "\n".join(self.content)
+            if plan_of(toml)[0] != self.arguments[0]:
+                raise self.error(f"expected the config of {self.arguments[0]!r}, got that of another protocol")
+            shown = nodes.literal_block(toml, toml, language="toml")
+            return [shown, *self.parse_text_to_nodes(markdown(toml))]
+
+    app.add_directive("protocol-facts", ProtocolFacts)
+    return {"parallel_read_safe": True}

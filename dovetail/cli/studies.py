@@ -1,0 +1,199 @@
+"""Commands over many trainings: `compare` and `reproduce`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from dovetail.cli._shared import JsonFlag, err_console, out_console, print_json
+
+__all__ = ["compare", "reproduce"]
+
+
+def compare(
+    eps: Annotated[float, typer.Option(help="What is certified for every protocol.")] = 1.0,
+    delta: Annotated[float, typer.Option(help="Its delta.")] = 5e-6,
+    task: Annotated[str, typer.Option(help='A task or "module:name"; see `dovetail data`.')] = "mnist",
+    model: Annotated[str, typer.Option(help="A model with a line-up: logistic or scatter.")] = "logistic",
+    protocols: Annotated[str | None, typer.Option(help="Only these, separated by commas.", metavar="A,B")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each protocol.")] = 3,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Override a key for all: --set cohort.size=500.", metavar="KEY=VALUE"),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to. Default: runs/compare-<time>.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train every protocol at the same certified privacy; writes comparison.json, comparison.csv and report.html."""
+    from dovetail import compare as comparing
+    from dovetail import config, report
+    from dovetail.simulate import devices
+
+    devices.use_all_cores()
+    chosen = tuple(name.strip() for name in protocols.split(",") if name.strip()) if protocols else ()
+    overrides = [config.parse_override(text) for text in set_ or []]
+    contenders = comparing.line_up(eps=eps, delta=delta, model=model, task=task, protocols=chosen, overrides=overrides)
+    target = out or Path("runs") / f"compare-{time.strftime('%Y%m%d-%H%M%S')}"
+    trained = sum(contender.config is not None for contender in contenders)
+    with _steps(trained * (seeds + 1)) as step:
+        found = comparing.compare(
+            contenders, task=task, model=model, eps=eps, delta=delta, seeds=seeds, out=target, observe=step
+        )
+    report.comparison(target)
+    if as_json:
+        print_json({**found.to_json(), "out": str(target)})
+        return
+    out_console.print(_ranking(found.to_json()))
+    for row in found.to_json()["rows"]:
+        if row["reason"]:
+            out_console.print(f"{row['protocol']}: not run, {row['reason']}", markup=False, highlight=False)
+    best = found.best_single_shuffler
+    if best is not None:
+        out_console.print(f"best with one shuffler: {best.contender.protocol} ({best.mean:.2%})", highlight=False)
+    out_console.print(f"report: {target / 'report.html'}", markup=False, highlight=False)
+
+
+def _ranking(data: dict[str, Any]) -> Table:
+    table = Table(
+        "protocol",
+        "accuracy",
+        "certified eps",
+        "trusts",
+        "eps without trust",
+        "messages",
+        "bytes",
+        "server s",
+        box=None,
+    )
+    for row in data["rows"]:
+        if row["reason"]:
+            continue
+        spread = f" +- {row['spread']:.2%}" if row["spread"] is not None else ""
+        cells = (
+            row["protocol"],
+            f"{row['mean']:.2%}{spread}",
+            _eps(row["certified"]),
+            row["trust"],
+            _eps(row["local"]),
+            f"{row['messages_per_client']:,}",
+            f"{row['bytes_per_client']:,}",
+            f"{row['server_seconds']:.3g}",
+        )
+        table.add_row(*(escape(cell) for cell in cells))
+    return table
+
+
+def _eps(statement: dict[str, Any]) -> str:
+    return "unbounded" if statement["unbounded"] else f"{statement['eps']:.4g}"
+
+
+def reproduce(
+    paper: Annotated[str, typer.Argument(help="flame, apes, survey, geyer, subdp, or all.")],
+    out: Annotated[Path, typer.Option(help="Folder for pages and data.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer points: about 3 minutes a paper on 2 cores.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each config.")] = 1,
+    parts: Annotated[str | None, typer.Option(help="Only these tables and figures.", metavar="A,B")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Recompute a paper's tables and figures: printed, claimed, certified, audited, and what we measure.
+
+    Writes JSON and CSV for every table and figure, and report.html; for `all`, a folder a paper and index.html.
+    """
+    from dovetail import _validate, machine, papers, report
+    from dovetail.simulate import devices
+
+    _validate.known("paper", paper, [*papers.PAPERS, "all"])
+    chosen = list(papers.PAPERS.values()) if paper == "all" else [papers.PAPERS[paper]]
+    only = tuple(key.strip() for key in parts.split(",")) if parts else ()
+    known = {part.key for one in chosen for part in one.parts}
+    for key in only:
+        _validate.known("part", key, known)
+    devices.use_all_cores()
+    if not quick:
+        place = "gpu" if machine.has_accelerator() else "cpu"
+        minutes = seeds * sum(one.minutes[place] for one in chosen) / 3
+        err_console.print(f"this takes about {max(1, round(minutes))} minutes here", highlight=False)
+    folders = {one.name: out / one.name if paper == "all" else out for one in chosen}
+    total = sum(not only or part.key in only for one in chosen for part in one.parts)
+    with _parts(total) as (at, say):
+        for one in chosen:
+            papers.reproduce(one, out=folders[one.name], quick=quick, seeds=seeds, only=only, observe=say, begin=at)
+            report.reproduction(folders[one.name])
+    page = out / "report.html"
+    if paper == "all":
+        papers.write_index(out, [one.name for one in chosen])
+        page = report.index(out)
+    if as_json:
+        print_json({"papers": {name: _written(folder) for name, folder in folders.items()}, "page": str(page)})
+        return
+    for one in chosen:
+        out_console.print(_summary(one, folders[one.name]))
+    out_console.print(f"report: {page}", markup=False, highlight=False)
+
+
+def _written(folder: Path) -> dict[str, Any]:
+    facts = json.loads((folder / "paper.json").read_text())
+    return {**facts, "exhibits": {key: json.loads((folder / f"{key}.json").read_text()) for key in facts["exhibits"]}}
+
+
+def _summary(paper: Any, folder: Path) -> Table:
+    """One line a row, for the terminal; the page has it all."""
+    table = Table(paper.name, "paper", "claimed", "certified", "audited", "ours", box=None)
+    for exhibit in _written(folder)["exhibits"].values():
+        table.add_section()
+        table.add_row(escape(exhibit["title"]), style="bold")
+        for row in exhibit["rows"]:
+            claimed = row["claimed"] and f"{_eps(row['claimed'])} {row['claimed']['verdict'].partition(', ')[2]}"
+            audited = row["audited"] and (
+                "unbounded" if row["audited"]["unbounded"] else f">= {row['audited']['eps_lower']:.4g}"
+            )
+            ours = row["ours"] and f"{row['ours']['mean']:.4g}"
+            printed = ", ".join(f"{key} {value:g}" for key, value in row["paper"].items())
+            cells = (row["label"], printed, claimed, row["certified"] and _eps(row["certified"]), audited, ours)
+            table.add_row(*(escape(cell or ("not run" if row["not_here"] else "")) for cell in cells))
+    return table
+
+
+@contextlib.contextmanager
+def _steps(total: int) -> Iterator[Callable[[str], None]]:
+    """A bar that moves on whenever something new begins."""
+    columns = (TextColumn("{task.completed}/{task.total}"), BarColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, TimeElapsedColumn(), console=err_console, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        begun = 0
+
+        def step(text: str) -> None:
+            nonlocal begun
+            bar.update(task, completed=begun, description=escape(text))
+            begun += 1
+
+        yield step
+
+
+@contextlib.contextmanager
+def _parts(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
+    """A bar over tables and figures: one call for the next of them, one for what is done within it."""
+    columns = (TextColumn("{task.completed}/{task.total}"), BarColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, TimeElapsedColumn(), console=err_console, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        begun, title = 0, ""
+
+        def at(part: str) -> None:
+            nonlocal begun, title
+            title = part
+            bar.update(task, completed=begun, description=escape(part))
+            begun += 1
+
+        def say(text: str) -> None:
+            bar.update(task, description=escape(f"{title}: {text}"))
+
+        yield at, say

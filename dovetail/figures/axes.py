@@ -1,0 +1,132 @@
+"""Axes with round tick values: 1, 2 or 5 times a power of ten, on a linear or a logarithmic scale."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+__all__ = ["Axis", "axis", "short"]
+
+_LARGEST, _SMALLEST = 1e300, 1e-290  # beyond them spans and steps overflow
+_LOG_RANGE = (1e-150, 1e150)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Axis:
+    """A range with its ticks."""
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+    labels: tuple[str, ...]
+    log: bool = False
+
+    def shows(self, value: float | str | None) -> bool:
+        """Whether the value has a place on this axis."""
+        return isinstance(value, float) and _drawable(value, self.log)
+
+    def share(self, value: float) -> float:
+        """Where the value lies, from 0 (the low end) to 1; what lies beyond an end is put at it."""
+        if self.log:
+            low, high = math.log10(self.low), math.log10(self.high)
+            value = math.log10(value) if value > 0 else low
+        else:
+            low, high = self.low, self.high
+        return min(1.0, max(0.0, (value - low) / (high - low)))
+
+    def at(self, share: float) -> float:
+        """The value at a share of the axis."""
+        if self.log:
+            return float(self.low ** (1 - share) * self.high**share)
+        return self.low + share * (self.high - self.low)
+
+
+def axis(
+    values: Iterable[float], *, log: bool = False, percent: bool = False, zero: bool = False, tight: bool = False
+) -> Axis:
+    """The axis on which every drawable value has a place, with about six ticks.
+
+    It runs from tick to tick and with `zero` holds 0; with `tight` it ends a little beyond the values.
+    """
+    shown = [value for value in values if _drawable(value, log)]
+    if not shown or (zero and not log):
+        shown.append(1.0 if log else 0.0)
+    found = _logarithmic(shown) if log else _linear(shown, percent)
+    return _tightened(found, shown) if tight else found
+
+
+def _tightened(wide: Axis, values: list[float]) -> Axis:
+    low, high = wide.share(min(values)), wide.share(max(values))
+    pad = 0.03 * (high - low)
+    low, high = (max(0.0, low - pad), min(1.0, high + pad))
+    inside = [i for i, tick in enumerate(wide.ticks) if low <= wide.share(tick) <= high]
+    if len(inside) < 2:
+        return wide
+    ticks, labels = tuple(wide.ticks[i] for i in inside), tuple(wide.labels[i] for i in inside)
+    return dataclasses.replace(wide, low=wide.at(low), high=wide.at(high), ticks=ticks, labels=labels)
+
+
+def short(value: float) -> str:
+    """A number in few characters: 60,000, 0.25, 1e-6."""
+    if value and not 1e-3 <= abs(value) < 1e6:
+        mantissa, _, exponent = f"{value:.3e}".partition("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
+    return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def _drawable(value: float, log: bool) -> bool:
+    return _LOG_RANGE[0] < value < _LOG_RANGE[1] if log else abs(value) < _LARGEST  # False for NaN as well
+
+
+def _linear(values: list[float], percent: bool) -> Axis:
+    low, high = min(values), max(values)
+    most = max(abs(low), abs(high))
+    if high - low <= max(1e-9 * most, _SMALLEST):
+        pad = 0.1 * most if most > _SMALLEST else 1.0
+        low, high = (low - pad if low else 0.0), high + pad
+        if percent:
+            low, high = max(low, 0.0), (min(high, 1.0) if low < 1.0 else high)
+    step = _round_step((high - low) / 5)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    ticks = tuple(i * step for i in range(first, last + 1))
+    return Axis(low=ticks[0], high=ticks[-1], ticks=ticks, labels=_labels(ticks, step, percent))
+
+
+def _round_step(rough: float) -> float:
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+
+
+def _labels(ticks: tuple[float, ...], step: float, percent: bool) -> tuple[str, ...]:
+    """Each tick with as many digits as the step has."""
+    if percent:
+        ticks, step = tuple(100 * tick for tick in ticks), 100 * step
+    most = max(abs(tick) for tick in ticks)
+    end = "%" if percent else ""
+    if most >= 1e6 or step < 1e-4:
+        digits = max(1, math.ceil(math.log10(most / step) + 1e-9) + 1)
+        return tuple(_bare(f"{tick:.{digits}g}") + end for tick in ticks)
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    return tuple(f"{tick if abs(tick) > step / 2 else 0.0:,.{decimals}f}" + end for tick in ticks)
+
+
+def _logarithmic(values: list[float]) -> Axis:
+    low, high = math.log10(min(values)), math.log10(max(values))
+    first, last = math.floor(low + 1e-9), math.ceil(high - 1e-9)
+    last = max(last, first + 1)
+    if last - first <= 2:
+        every = [factor * 10.0**power for power in range(first, last + 1) for factor in (1, 2, 5)]
+        start = max(i for i, tick in enumerate(every) if i == 0 or tick <= min(values) * (1 + 1e-9))
+        end = min(i for i, tick in enumerate(every) if i == len(every) - 1 or tick >= max(values) * (1 - 1e-9))
+        ticks = tuple(every[start : max(end, start + 1) + 1])
+    else:
+        stride = math.ceil((last - first) / 6)
+        last += -(last - first) % stride
+        ticks = tuple(10.0**power for power in range(first, last + 1, stride))
+    return Axis(low=ticks[0], high=ticks[-1], ticks=ticks, labels=tuple(short(tick) for tick in ticks), log=True)
+
+
+def _bare(text: str) -> str:
+    mantissa, _, exponent = text.partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else mantissa

@@ -1,0 +1,34 @@
+"""Where figures were measured, in words: figures without their machine mean little."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import jax
+
+__all__ = ["describe", "has_accelerator"]
+
+
+def has_accelerator() -> bool:
+    """Whether JAX computes on something faster than processor cores."""
+    return jax.default_backend() != "cpu"
+
+
+def describe() -> str:
+    """Cores, processor or accelerator, and the versions that matter."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    devices = jax.devices()
+    on = f"{len(devices)} x {devices[0].device_kind}, " if has_accelerator() else ""
+    return f"{on}{cores} cores ({_processor()}), Python {platform.python_version()}, jax {jax.__version__}"
+
+
+def _processor() -> str:
+    """The processor's own name, where the system tells it."""
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,231 @@
+"""What a reproduction shows: rows of paper | claimed | certified | audited | ours, and figures drawn from them.
+
+A paper is a list of parts, its tables and figures. A part gives its rows one by one, each computed when it is asked
+for, and turns them into figures at the end. Everything is written as JSON and CSV after every row, so that a long
+reproduction that is stopped leaves what it has.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.audit import LowerBound
+from dovetail.figures import Figure, Line
+from dovetail.folder import write_atomically
+from dovetail.statements import Statement
+
+if TYPE_CHECKING:
+    from dovetail.papers._desk import Desk
+
+__all__ = ["Curve", "Measured", "Paper", "Part", "Row", "curves", "mean_of", "sweep", "write"]
+
+Curve = tuple[tuple[float, float], ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What we measured, once for each seed."""
+
+    metric: str
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+        return statistics.fmean(self.values)
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation over the seeds, if there are several."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine-readable form."""
+        return {"metric": self.metric, "values": list(self.values), "mean": self.mean, "spread": self.spread}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of a table, or one point of a figure.
+
+    `paper` is what the paper prints, `claimed` its own formula recomputed, `certified` what we prove of the same run,
+    `audited` what an attack shows at the least, `ours` what we measured. `series` and `x` place it in a figure.
+    """
+
+    label: str
+    paper: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    claimed: Statement | None = None
+    certified: Statement | None = None
+    audited: LowerBound | None = None
+    ours: Measured | None = None
+    series: str = ""
+    x: float | None = None
+    curve: Curve = ()
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    config: str | None = None
+    seconds: float | None = None
+    note: str = ""
+    not_here: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine-readable form; what is infinite is null and said to be unbounded."""
+        audited = self.audited
+        return {
+            "label": self.label,
+            "paper": dict(self.paper),
+            "claimed": None if self.claimed is None else _slim(self.claimed).to_json(),
+            "certified": None if self.certified is None else _slim(self.certified).to_json(),
+            "audited": None
+            if audited is None
+            else {
+                "eps_lower": None if audited.unbounded else audited.eps,
+                "unbounded": audited.unbounded,
+                "delta": audited.delta,
+                "confidence": audited.confidence,
+                "trials": audited.trials,
+                "attack": audited.attack,
+            },
+            "ours": None if self.ours is None else self.ours.to_json(),
+            "series": self.series,
+            "x": self.x,
+            "curve": [list(point) for point in self.curve],
+            "extra": {key: _finite(value) for key, value in self.extra.items()},
+            "config": self.config,
+            "seconds": self.seconds,
+            "note": self.note,
+            "not_here": self.not_here,
+        }
+
+    def flat(self) -> dict[str, Any]:
+        """The row for a spreadsheet."""
+        return {
+            "label": self.label,
+            "series": self.series,
+            "x": self.x,
+            **{f"paper {key}": value for key, value in self.paper.items()},
+            "claimed eps": self.claimed and self.claimed.eps,
+            "claimed delta": self.claimed and self.claimed.delta,
+            "verdict": self.claimed and self.claimed.verdict.value,
+            "certified eps": self.certified and self.certified.eps,
+            "certified delta": self.certified and self.certified.delta,
+            "audited eps at least": self.audited and self.audited.eps,
+            "ours": self.ours and self.ours.mean,
+            "ours, spread": self.ours and self.ours.spread,
+            "metric": self.ours and self.ours.metric,
+            **self.extra,
+            "config": self.config,
+            "not here": self.not_here,
+            "note": self.note,
+        }
+
+
+def _slim(statement: Statement) -> Statement:
+    """Without each user's own eps, of which there may be ten thousand."""
+    premises = tuple(_slim(premise) for premise in statement.premises)
+    return dataclasses.replace(statement, per_user=None, premises=premises)
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """A table or figure of a paper, and how it is made."""
+
+    key: str
+    title: str
+    caption: str
+    rows: Callable[[Desk], Iterable[Row]]
+    figures: Callable[[Sequence[Row]], Sequence[Figure]] = lambda rows: ()
+    notes: Callable[[Sequence[Row]], Sequence[str]] = lambda rows: ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Paper:
+    """A paper's parts; `reference` is its key in `dovetail.references`, `minutes` what a full run takes."""
+
+    name: str
+    title: str
+    citation: str
+    reference: str
+    parts: tuple[Part, ...]
+    minutes: Mapping[str, float]
+
+
+def write(part: Part, rows: Sequence[Row], out: Path, *, finished: bool) -> None:
+    """A part's files: `<key>.json`, its rows and the lines of its figures as CSV."""
+    figures = list(part.figures(rows)) if finished else []
+    data = {
+        "key": part.key,
+        "title": part.title,
+        "caption": part.caption,
+        "finished": finished,
+        "figures": [figure.to_json() for figure in figures],
+        "rows": [row.to_json() for row in rows],
+        "notes": list(part.notes(rows)) if finished else [],
+    }
+    write_atomically(out / f"{part.key}.json", (json.dumps(data, indent=1, allow_nan=False) + "\n").encode())
+    write_atomically(out / f"{part.key}.csv", _csv([row.flat() for row in rows]))
+    if figures:
+        points = [
+            {"figure": figure.title, "line": line.name, "x": x, "y": y}
+            for figure in figures
+            for line in figure.lines
+            for x, y in zip(line.x, line.y, strict=True)
+        ]
+        write_atomically(out / f"{part.key}-lines.csv", _csv(points))
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Columns in the order in which they first come; empty ones are left out."""
+    names = dict.fromkeys(name for row in rows for name, value in row.items() if value not in (None, ""))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(names), extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def sweep(
+    rows: Sequence[Row], value: Callable[[Row], float | None], *, style: str = "line", suffix: str = ""
+) -> tuple[Line, ...]:
+    """One line a series: `value` of its rows over their x, with the spread of what was measured around it."""
+    names = dict.fromkeys(row.series for row in rows if row.x is not None)
+    lines = []
+    for name in names:
+        mine = sorted((row for row in rows if row.series == name and row.x is not None), key=lambda row: row.x or 0.0)
+        points = [(row, value(row)) for row in mine]
+        if all(y is None for _, y in points):
+            continue
+        lines.append(
+            Line(
+                name=f"{name}{suffix}",
+                x=tuple(float(row.x or 0.0) for row, _ in points),
+                y=tuple(None if y is None or not math.isfinite(y) else y for _, y in points),
+                style=style,
+            )
+        )
+    return tuple(lines)
+
+
+def mean_of(row: Row) -> float | None:
+    """What we measured, for a figure."""
+    return None if row.ours is None else row.ours.mean
+
+
+def curves(rows: Sequence[Row]) -> tuple[Line, ...]:
+    """One line a row: its training."""
+    return tuple(
+        Line(name=row.label, x=tuple(x for x, _ in row.curve), y=tuple(y for _, y in row.curve))
+        for row in rows
+        if row.curve
+    )

@@ -1,0 +1,150 @@
+"""Your own protocol in one file: one bit of one coordinate a user, shuffled.
+
+Every user draws one coordinate, whatever its data, clips it to [-C, C], rounds it to a bit at random and reports that
+bit by randomized response. The message (coordinate, bit) is eps_local-LDP as a whole, so the amplification of any such
+report by shuffling applies to it. One message of a few bytes a user; the estimate is unbiased, and noisy.
+
+    python examples/own_protocol.py
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+
+import dovetail
+from dovetail import _validate
+from dovetail.events import Report, Round, Shuffled, View
+from dovetail.mechanisms import BinaryRandomizedResponse
+from dovetail.protocols import PROTOCOLS, Cohort, Protocol
+from dovetail.shufflers import Layout, Reports
+from dovetail.shufflers import Shuffled as Received
+from dovetail.statements import Neighbors, Scope, Trust, Unit
+
+
+# [protocol]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OneBit(Protocol):
+    """One bit a user.
+
+    Guarantees:
+        The estimate is unbiased for the mean of the updates, clipped coordinate by coordinate.
+    """
+
+    name: ClassVar[str] = "one_bit"
+    shuffled: ClassVar[bool] = True  # reports hide in a crowd: rounds below their planned size release nothing
+    undeployed: ClassVar[str] = "is an example and has no messages yet"
+
+    clip_value: float
+    eps_local: float | None = None  # None: calibrated to the target
+
+    def __post_init__(self) -> None:
+        _validate.positive(clip_value=self.clip_value)
+        if self.eps_local is not None:
+            _validate.positive(eps_local=self.eps_local)
+
+    @property
+    def noise_field(self) -> str:
+        """What calibration sets."""
+        return "eps_local"
+
+    @property
+    def local(self) -> BinaryRandomizedResponse:
+        """Randomized response on a bit, from a position in [0, 1]."""
+        return BinaryRandomizedResponse(self.known("eps_local"))
+
+    # [client]
+    def layout(self, dim: int) -> Layout:
+        """One report, in one of dim slots, through one shuffler."""
+        return Layout(slots=dim, reports_per_client=1, shufflers=1)
+
+    def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
+        """Client: a coordinate that does not depend on x, and a randomized bit of it."""
+        key_slot, key_bit = jax.random.split(key)
+        slot = jax.random.randint(key_slot, (1,), 0, len(x))
+        position = (jnp.clip(x[slot], -self.clip_value, self.clip_value) / self.clip_value + 1) / 2
+        return Reports(slot=slot, value=self.local(position, key=key_bit), valid=jnp.ones(1, bool))
+
+    # [analyzer]
+    def tally(self, reports: Received, dim: int) -> jax.Array:
+        """Analyzer: per coordinate the sum of the bits, de-biased and centred; it adds up over any split."""
+        centred = jnp.where(reports.valid, 2 * self.local.debias(reports.value) - 1, 0.0)
+        if reports.slot is None:  # the shuffler hands slots over as columns
+            return centred.sum(axis=0)
+        return jnp.zeros(dim).at[reports.slot].add(centred)
+
+    def estimate(self, tally: jax.Array, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
+        """Analyzer: a coordinate was drawn with probability 1/d, so its sum counts d times."""
+        return tally * self.clip_value * len(tally) / size, state
+
+    # [privacy]
+    def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
+        """What a round is in privacy terms: one shuffled report a user, and whom that relies on."""
+        report = Report(kind="generic", eps_local=self.known("eps_local"))
+        event = Shuffled(report=report, num_users=cohort.crowd(), colluders=cohort.colluders)
+        scope = Scope(
+            trust=Trust.SHUFFLE,
+            adversary="analyzer",
+            neighbors=neighbors,
+            unit=Unit.USER,
+            assumptions=(
+                "shuffler and analyzer do not collude",
+                "users' noise is independent and fresh",
+                f"at least {cohort.crowd() - cohort.colluders} honest users take part in a round",
+            ),
+        )
+        return View(round=Round(mechanism=event, participation=cohort.participation), scope=scope)
+
+    def noise_std(self, size: int, dim: int) -> float:
+        """On zero updates: each of `size` users adds +-1 over the randomizer's slope, in one of dim coordinates."""
+        slope = math.tanh(self.known("eps_local") / 2)
+        return self.clip_value * math.sqrt(dim / size) / slope
+
+
+# [register]
+PROTOCOLS[OneBit.name] = OneBit
+
+
+# [use]
+def train() -> dovetail.Result:
+    """The digits, everybody in each of 10 rounds; without `eps_local` it would be calibrated to `eps`."""
+    settings = {
+        "cohort.kind": "everyone",
+        "cohort.rounds": 10,
+        "protocol.clip_value": 0.05,
+        "protocol.eps_local": 3.0,
+        "server.learning_rate": 2.0,
+    }
+    return dovetail.train("digits", protocol="one_bit", eps=2.0, delta=1e-5, settings=settings)
+
+
+def quote_and_audit(console: Console) -> None:
+    """What it promises for 1000 users, and what attacks on the running code find among ten."""
+    from dovetail import audit, quotes  # after the protocol is registered
+
+    large = quotes.Plan(num_users=1000, dim=650, delta=1e-6, settings={"clip_value": 1.0, "eps_local": 2.0})
+    console.print(str(quotes.quote("one_bit", large).certified))
+    small = quotes.Plan(num_users=10, dim=2, delta=0.01, settings={"clip_value": 1.0, "eps_local": 2.0})
+    found = audit.audit("one_bit", small, trials=1000)
+    console.print(
+        f"{found.bound.eps:.3f} <= eps <= {found.certified.eps:.3f} for ten users, by: {found.bound.attack}",
+    )
+
+
+# [end]
+def main() -> None:
+    """Train, quote, audit."""
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    result = train()
+    console.print(f"test accuracy {result.accuracy:.1%} after {result.rounds} rounds")
+    console.print(result.statement.headline())
+    quote_and_audit(console)
+
+
+if __name__ == "__main__":
+    main()

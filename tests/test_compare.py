@@ -1,0 +1,129 @@
+"""Comparisons: everything at the same certified privacy, ranked, with the costs of real messages."""
+
+import json
+import math
+
+import pytest
+from tiny import TASK
+
+from dovetail import compare, tasks
+from dovetail.config import Config
+from dovetail.events import Everyone
+from dovetail.protocols import PROTOCOLS, Cohort, build
+from dovetail.statements import Trust
+
+EPS, DELTA = 2.0, 1e-3
+SMALL = (("cohort", {"kind": "everyone", "rounds": 2}),)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setitem(tasks.TASKS, "mnist", TASK)
+
+
+def contenders(*names):
+    return compare.line_up(eps=EPS, delta=DELTA, protocols=names, overrides=SMALL)
+
+
+@pytest.mark.parametrize("model", compare.models())
+@pytest.mark.parametrize("eps", [0.24, 1.0, 2.5])
+def test_a_line_up_has_a_config_or_a_reason_for_every_protocol(model, eps):
+    found = {one.protocol: one for one in compare.line_up(eps=eps, delta=5e-6, model=model)}
+    assert set(found) == set(PROTOCOLS)
+    for one in found.values():
+        assert (one.config is None) != (one.reason is None)
+        if one.config is not None:
+            assert isinstance(one.config, Config)
+            assert one.config.privacy.eps == (None if one.protocol == "fedavg" else eps)
+            build(one.protocol, {key: value for key, value in one.config.protocol.items() if key != "name"})
+
+
+def test_the_nearest_tuned_line_is_used():
+    near, at = (compare.line_up(eps=eps, delta=5e-6, protocols=["dp_fl"])[0].config for eps in (1.2, 1.0))
+    far = compare.line_up(eps=0.24, delta=5e-6, protocols=["dp_fl"])[0].config
+    assert near.server == at.server
+    assert far.server != at.server
+
+
+def test_everything_is_certified_alike_and_ranked(tiny, tmp_path):
+    steps = []
+    found = compare.compare(
+        contenders("dp_fl", "split_and_mix", "fedavg", "binary_sum"),
+        task="mnist", model="logistic", eps=EPS, delta=DELTA, seeds=2, out=tmp_path / "out", observe=steps.append,
+    )  # fmt: skip
+    data = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    rows = {row["protocol"]: row for row in data["rows"]}
+    for name in ("dp_fl", "split_and_mix"):
+        assert rows[name]["certified"]["eps"] == pytest.approx(EPS, rel=1e-3)
+        assert rows[name]["certified"]["eps"] <= EPS
+        assert rows[name]["certified"]["delta"] == DELTA
+        assert rows[name]["certified"]["neighbors"] == "replace-one"
+        assert len(set(rows[name]["accuracies"])) == 2, "seeds give different noise"
+    assert rows["fedavg"]["certified"]["unbounded"]
+    assert "adds up numbers" in rows["binary_sum"]["reason"]
+    means = [row["mean"] for row in data["rows"] if not row["reason"]]
+    assert means == sorted(means, reverse=True)
+    assert rows["split_and_mix"]["no_trusted_party"]
+    assert not rows["dp_fl"]["no_trusted_party"]
+    assert "dp_fl, seed 1" in steps
+    assert {line["name"].split()[0] for line in data["figures"][0]["lines"]} == {"dp_fl", "split_and_mix"}
+    lines = (tmp_path / "out" / "comparison.csv").read_text().splitlines()
+    assert len(lines) == 1 + len(data["rows"])
+    assert found.best_single_shuffler is None
+
+
+def test_what_cannot_be_certified_says_why(tiny):
+    (lonely,) = compare.line_up(eps=1e-4, delta=1e-12, protocols=["privunit"], overrides=SMALL)
+    found = compare.compare([lonely], task="mnist", model="logistic", eps=1e-4, delta=1e-12, seeds=1)
+    (row,) = found.to_json()["rows"]
+    assert row["reason"] or row["certified"]["eps"] <= 1e-4
+
+
+def test_costs_are_those_of_deployed_messages():
+    cohort = Cohort(participation=Everyone(), size=100, min_size=100)
+    seed = compare.costs(build("privunit", {"clip_norm": 1.0, "eps_local": 2.0}).settle(cohort, 50), 100, 50)
+    assert (seed.messages, seed.bytes) == (1, 4 + 16 + 48)
+    bits = compare.costs(build("ss_simple", {"clip_value": 1.0, "eps_local": 1.0}).settle(cohort, 50), 100, 50)
+    assert (bits.messages, bits.bytes) == (50, 50 * (4 + 1 + 48))
+    assert bits.server_seconds == pytest.approx(50 * seed.server_seconds, rel=2.0)
+    vector = compare.costs(build("dp_fl", {"clip_norm": 1.0, "noise_multiplier": 1.0}).settle(cohort, 50), 100, 50)
+    assert (vector.messages, vector.bytes) == (1, 200)
+    assert vector.server_seconds < seed.server_seconds
+
+
+def test_trust_is_said_in_words(tiny):
+    found = compare.compare(
+        contenders("ldp_fl", "split_and_mix"), task="mnist", model="logistic", eps=EPS, delta=DELTA, seeds=1
+    )
+    words = {one.contender.protocol: (one.trust, one.statement.trust) for one in found.outcomes}
+    assert words["ldp_fl"] == ("nobody", Trust.LOCAL)
+    assert words["split_and_mix"] == ("2 shufflers that do not all collude", Trust.SHUFFLE)
+    assert not math.isinf(found.ranked[0].mean)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--eps", "-1"), "expected eps > 0"),
+        (("--delta", "2"), "delta"),
+        (("--protocols", "dp_fll"), "dp_fl"),
+        (("--model", "logistik"), "logistic"),
+    ],
+)
+def test_cli_refuses_bad_input_in_one_sentence(command, arguments, said, tmp_path):
+    status, out, err = command("compare", "--out", str(tmp_path / "out"), *arguments)
+    assert status == 2
+    assert not out
+    assert said in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_cli_compares_and_draws(command, tmp_path):
+    out = tmp_path / "out"
+    status, said, err = command(
+        "compare", "--task", "digits", "--protocols", "dp_fl,fedavg", "--seeds", "1", "--eps", "5", "--delta", "1e-4",
+        "--set", "cohort.size=100", "--out", str(out), "--json",
+    )  # fmt: skip
+    assert status == 0, err
+    assert [row["protocol"] for row in json.loads(said)["rows"]] == ["fedavg", "dp_fl"]
+    assert "<svg" in (out / "report.html").read_text()
