@@ -33,9 +33,9 @@ def held_out(*, folder: Any) -> Dataset:
 TASK = Task(name="mnist", load=held_out)
 
 
-def search(job: tuple[str, str, float, dict[str, Any] | None]) -> dict[str, Any]:
+def search(job: tuple[str, str, float, dict[str, Any] | None, list[float], list[float]]) -> dict[str, Any]:
     """The best clip and step of a protocol at one eps, and all that was tried."""
-    model, name, eps, cohort = job
+    model, name, eps, cohort, clips, steps = job
     data = tomllib.loads((resources.files("dovetail") / "comparisons" / f"{model}.toml").read_text())["protocols"][name]
     overrides = [] if cohort is None else [("cohort", cohort)]
     (contender,) = compare.line_up(eps=eps, delta=DELTA[model], model=model, protocols=[name], overrides=overrides)
@@ -64,7 +64,7 @@ def search(job: tuple[str, str, float, dict[str, Any] | None]) -> dict[str, Any]
             training = plan.step(training, index, plan.schedule.draw(index))
         tried.append((clip, step, float(plan.engine.accuracy(training))))
 
-    for a, b in itertools.product(CLIPS if field else (1.0,), STEPS):
+    for a, b in itertools.product(clips if field else (1.0,), steps):
         run(clip * a, step * b)
     for _ in range(3):  # on along a border that is best
         best = max(tried, key=lambda one: one[2])
@@ -80,13 +80,18 @@ def main() -> None:
     parser.add_argument("--protocols", nargs="*", default=[])
     parser.add_argument("--eps", type=float, nargs="*", default=EPS)
     parser.add_argument("--sizes", type=int, nargs="*", default=[], help="also these sizes of disjoint batches")
+    parser.add_argument("--clips", type=float, nargs="*", default=CLIPS, help="factors on the line-up's clip")
+    parser.add_argument("--steps", type=float, nargs="*", default=STEPS, help="factors on the line-up's server step")
     parser.add_argument("--processes", type=int, default=1)
     arguments = parser.parse_args()
     names = arguments.protocols or [
         one.protocol for one in compare.line_up(eps=1.0, delta=1e-5, model=arguments.model) if one.config is not None
     ]
     cohorts = [{"kind": "disjoint", "size": size, "epochs": 1} for size in arguments.sizes] or [None]
-    jobs = [(arguments.model, name, eps, cohort) for name in names for eps in arguments.eps for cohort in cohorts]
+    grid = list(arguments.clips), list(arguments.steps)
+    jobs = [
+        (arguments.model, name, eps, cohort, *grid) for name in names for eps in arguments.eps for cohort in cohorts
+    ]
     with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
         for found in pool.imap_unordered(search, jobs):
             print(json.dumps(found), flush=True)

@@ -154,3 +154,14 @@ def test_cli_reproduces_a_part_and_draws_it(command, tmp_path):
     rows = json.loads(said)["papers"]["subdp"]["exhibits"]["spans"]["rows"]
     assert rows[1]["extra"]["certified eps"] == pytest.approx(6.57, abs=0.01)
     assert "<svg" in (out / "report.html").read_text()
+
+
+def test_parts_that_are_not_asked_for_stay(tmp_path):
+    """A long reproduction can be made part by part, each with its own machine and seeds."""
+    for parts in (("spans",), ("items",)):
+        papers.reproduce(papers.PAPERS["subdp"], out=tmp_path, quick=True, seeds=1, only=parts)
+    facts = json.loads((tmp_path / "paper.json").read_text())
+    assert facts["exhibits"] == ["items", "spans"], "in the paper's order"
+    run = json.loads((tmp_path / "spans.json").read_text())["run"]
+    assert run["quick"]
+    assert run["seconds"] > 0

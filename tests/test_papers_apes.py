@@ -141,7 +141,7 @@ def test_bounds_of_one_coordinate(tmp_path: Path) -> None:
 
 def _well_formed(part: Part, rows: list[Row], out: Path) -> None:
     """Its files are written, its figures have lines with points, and no two lines share a name."""
-    write(part, rows, out, finished=True)
+    write(part, rows, out, run={}, finished=True)
     figures = part.figures(rows)
     assert figures
     for figure in figures:

@@ -162,7 +162,7 @@ def test_printed_differences_stand_beside_ours(cheap_quotes: None, tmp_path: Pat
 
 def _well_formed(part: Part, rows: list[Row], out: Path) -> None:
     """Its files are written, its figures have lines with points, and no two lines share a name."""
-    write(part, rows, out, finished=True)
+    write(part, rows, out, run={}, finished=True)
     figures = part.figures(rows)
     assert figures
     for figure in figures:

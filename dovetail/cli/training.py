@@ -19,12 +19,13 @@ from dovetail.cli._shared import JsonFlag, err_console, out_console, print_json
 
 __all__ = ["bench", "data", "run"]
 
-DEFAULT_PRESET, FALLBACK_PRESET = "mnist", "digits"
+DEFAULT_PRESET, FALLBACK_PRESET = "headline", "digits"
 
 
 def run(
     config: Annotated[
-        str | None, typer.Argument(help="A TOML file or a preset (see --presets). Default: mnist.", metavar="[CONFIG]")
+        str | None,
+        typer.Argument(help="A TOML file or a preset (see --presets). Default: headline.", metavar="[CONFIG]"),
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override a key: --set privacy.eps=2.", metavar="KEY=VALUE")
@@ -84,7 +85,7 @@ def run(
     out_console.print(f"test accuracy {result.accuracy:.2%} after {_rounds(result)}", highlight=False)
     out_console.print(str(result.statement), markup=False, highlight=False)
     out_console.print(_unit_table(result.units))
-    out_console.print(f"written to {target}", markup=False, highlight=False)
+    out_console.print(f"report: {target / 'report.html'}", markup=False, highlight=False)
 
 
 def data(

@@ -32,10 +32,21 @@ def reproduce(
     begin: Callable[[str], None] = lambda title: None,
     observe: Callable[[str], None] = lambda text: None,
 ) -> dict[str, list[Row]]:
-    """Compute every part of a paper, or those in `only`, and write it into `out`.
+    """Compute every part of a paper, or those in `only`, and write it into `out`; other parts that lie there stay.
 
     `begin` hears which part is next, `observe` what is computed for it.
     """
+    facts = {
+        "paper": paper.name,
+        "title": paper.title,
+        "citation": paper.citation,
+        "reference": paper.reference,
+        "quick": quick,
+        "seeds": seeds,
+        "version": __version__,
+        "machine": machine.describe(),
+    }
+    kept = _kept(paper, out, only)
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / "paper.json", b"{}\n")
@@ -43,30 +54,31 @@ def reproduce(
         raise ValueError(f"expected a folder that can be written to, got {str(out)!r} ({error.strerror})") from error
     begun = time.perf_counter()
     found: dict[str, list[Row]] = {}
-    parts = [part for part in paper.parts if not only or part.key in only]
     desk = Desk(out, quick=quick, seeds=seeds, observe=observe)
-    for part in parts:
+    for part in paper.parts:
+        if only and part.key not in only:
+            continue
         begin(part.title)
         rows: list[Row] = []
+        run = {key: facts[key] for key in ("quick", "seeds", "version", "machine")}
+        started = time.perf_counter()
         for row in part.rows(desk):
             rows.append(row)
-            write(part, rows, out, finished=False)
-        write(part, rows, out, finished=True)
+            write(part, rows, out, run=run, finished=False)
+        write(part, rows, out, run={**run, "seconds": time.perf_counter() - started}, finished=True)
         found[part.key] = rows
-    facts = {
-        "paper": paper.name,
-        "title": paper.title,
-        "citation": paper.citation,
-        "reference": paper.reference,
-        "exhibits": [part.key for part in parts],
-        "quick": quick,
-        "seeds": seeds,
-        "seconds": time.perf_counter() - begun,
-        "version": __version__,
-        "machine": machine.describe(),
-    }
+    facts["exhibits"] = [part.key for part in paper.parts if part.key in found or part.key in kept]
+    facts["seconds"] = time.perf_counter() - begun
     write_atomically(out / "paper.json", (json.dumps(facts, indent=1) + "\n").encode())
     return found
+
+
+def _kept(paper: Paper, out: Path, only: Sequence[str]) -> list[str]:
+    """Parts of this paper that lie in the folder already and are not asked for again."""
+    if not only or not (out / "paper.json").is_file():
+        return []
+    before = json.loads((out / "paper.json").read_text())
+    return [key for key in before.get("exhibits", ()) if before.get("paper") == paper.name and key not in only]
 
 
 def write_index(out: Path, names: Sequence[str]) -> None:

@@ -161,14 +161,15 @@ class Paper:
     minutes: Mapping[str, float]
 
 
-def write(part: Part, rows: Sequence[Row], out: Path, *, finished: bool) -> None:
-    """A part's files: `<key>.json`, its rows and the lines of its figures as CSV."""
+def write(part: Part, rows: Sequence[Row], out: Path, *, run: Mapping[str, Any], finished: bool) -> None:
+    """A part's files: `<key>.json`, its rows and the lines of its figures as CSV; `run` says how it was computed."""
     figures = list(part.figures(rows)) if finished else []
     data = {
         "key": part.key,
         "title": part.title,
         "caption": part.caption,
         "finished": finished,
+        "run": dict(run),
         "figures": [figure.to_json() for figure in figures],
         "rows": [row.to_json() for row in rows],
         "notes": list(part.notes(rows)) if finished else [],

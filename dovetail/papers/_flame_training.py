@@ -15,7 +15,7 @@ from dovetail import quotes
 from dovetail.config import read
 from dovetail.figures import Figure, Line
 from dovetail.papers._desk import Desk, Overrides
-from dovetail.papers._exhibit import Part, Row, curves, sweep
+from dovetail.papers._exhibit import Part, Row, curves, mean_of, sweep
 from dovetail.papers._flame_privacy import BETA, DELTA, DIM, EPS_REPORT, USERS, apart, eps_of, plan
 
 __all__ = ["FIG4", "FIG5", "FIG6", "FIG7"]
@@ -231,7 +231,7 @@ def _two_figures(title: str, x_label: str, log_x: bool) -> Callable[[Sequence[Ro
             *sweep(rows, lambda row: eps_of(row.audited), suffix=", audited, as printed", style="points"),
         ]
         return [
-            _accuracy(title, x_label, sweep(rows, lambda row: row.ours.mean if row.ours else None), log_x=log_x),
+            _accuracy(title, x_label, sweep(rows, mean_of), log_x=log_x),
             Figure(title="Privacy of one epoch", x_label=x_label, y_label="eps_c", log_x=log_x, log_y=True, lines=eps),
         ]
 

@@ -22,6 +22,7 @@ __all__ = ["RATE", "bennett", "corollary1", "corollary2", "corollary3", "flame",
 RATE = "A rate whose constant is not printed (taken as 1 here) says how a bound grows, not what it is."
 
 _LEAST_BUDGET = 1e-4  # below it, differences of exponentials lose too many digits
+_LARGEST_BUDGET = 200.0  # beyond it e^(3 eps_local) is no float
 
 
 def flame(key: str, where: str) -> Theorem:
@@ -72,8 +73,10 @@ def bennett(report: Report, *, num_users: float, delta: float) -> Claim:
         total = np.logaddexp.reduce(log_terms) + math.log(largest / (a * math.log1p(u)))
         return float(total - math.log(gamma * num_users) - math.log(delta))
 
-    if report.eps_local < _LEAST_BUDGET:
-        raise NotApplicable(f"the Bennett term is kept to eps_local >= {_LEAST_BUDGET}, got {report.eps_local}")
+    if not _LEAST_BUDGET <= report.eps_local <= _LARGEST_BUDGET:
+        raise NotApplicable(
+            f"the Bennett term is kept to eps_local from {_LEAST_BUDGET} to {_LARGEST_BUDGET}, got {report.eps_local}"
+        )
     low, high = 1e-9 * report.eps_local, (1 - 1e-9) * report.eps_local
     if excess(high) > 0:
         raise NotApplicable(f"the Bennett term gives no gain over eps_local={report.eps_local} at n={num_users}")
