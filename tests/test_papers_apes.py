@@ -105,7 +105,7 @@ def test_table2_shows_the_printed_ranges(tmp_path: Path) -> None:
 def test_every_config_is_one(cheap_statements: None, tmp_path: Path, key: str, quick: bool) -> None:
     desk = Rehearsal(tmp_path, quick=quick)
     rows = list(PARTS[key].rows(desk))
-    assert len(rows) == len(desk.asked) > 0
+    assert sum(row.not_here is None for row in rows) == len(desk.asked) > 0
     assert len({row.label for row in rows}) == len(rows)
     assert {config.cohort.rounds for config in desk.asked} == {2 if quick else 20}
     _well_formed(PARTS[key], rows, tmp_path)
