@@ -22,10 +22,10 @@ from dovetail.config import CohortConfig
 from dovetail.parties.demo import demo_config
 from dovetail.parties.fleet import Fleet, set_up
 
-ROUNDS = {"privunit": 10, "ss_topk": 6, "split_and_mix": 3}
+ROUNDS = {"privunit": 10, "ss_topk": 10, "split_and_mix": 3}
 SETTINGS = {
     "privunit": ["server.learning_rate=0.3"],
-    "ss_topk": ["server.learning_rate=0.5"],
+    "ss_topk": ["server.learning_rate=0.3"],
     "split_and_mix": ["server.learning_rate=1.0", "protocol.noise_multiplier=1.0"],
 }
 

@@ -236,7 +236,9 @@ def _local(rounds: Sequence[Round], scope: Scope, about: Mechanism | None, delta
     mine = dataclasses.replace(
         scope,
         trust=Trust.LOCAL,
-        adversary="shuffler and analyzer, and everyone else",
+        adversary="shuffler and analyzer, and everyone else"
+        if scope.trust is Trust.SHUFFLE
+        else "whoever sees what a user sends, and everyone else",
         assumptions=("users' noise is independent and fresh",),
     )
     mechanism = about or (rounds[0].mechanism if rounds else None)

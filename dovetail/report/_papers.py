@@ -83,9 +83,6 @@ def _exhibits(folder: Path, paper: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _facts(paper: dict[str, Any], exhibits: list[dict[str, Any]]) -> list[tuple[str, str]]:
     words = {"claimed, holds": "that hold", "claimed, unproven": "unproven", "claimed, refuted": "refuted"}
     facts = [(f"claims {words[verdict]}", str(count)) for verdict, count in _verdicts(exhibits).items()]
-    ratio = _furthest(exhibits)
-    if ratio is not None:
-        facts.append(("certified over claimed eps, at most", f"x {number(ratio, 3)}"))
     best = _most_accurate(exhibits)
     if best is not None:
         facts.append(("best accuracy, ours", f"{best:.1%}"))
@@ -105,22 +102,6 @@ def _verdicts(exhibits: list[dict[str, Any]]) -> dict[str, int]:
     counts = Counter(row["claimed"]["verdict"] for row in _rows(exhibits) if row.get("claimed"))
     order = ("claimed, holds", "claimed, unproven", "claimed, refuted")
     return {verdict: counts[verdict] for verdict in order if counts[verdict]}
-
-
-def _furthest(exhibits: list[dict[str, Any]]) -> float | None:
-    """The largest ratio of a certified to a claimed eps, both finite and for the same span."""
-    ratios = []
-    for row in _rows(exhibits):
-        claimed, certified = row.get("claimed"), row.get("certified")
-        if (
-            claimed
-            and certified
-            and claimed.get("eps")
-            and certified.get("eps")
-            and claimed["span"] == certified["span"]
-        ):
-            ratios.append(certified["eps"] / claimed["eps"])
-    return max(ratios, default=None)
 
 
 def _most_accurate(exhibits: list[dict[str, Any]]) -> float | None:
