@@ -33,8 +33,8 @@ from dovetail.folder import write_atomically
 from dovetail.parties import sealing
 from dovetail.parties.keys import KEY_ID
 from dovetail.protocols import PROTOCOLS, Protocol
-from dovetail.statements import NotApplicable, Statement, Trust
-from dovetail.tasks import Task
+from dovetail.statements import Neighbors, NotApplicable, Statement, Trust, Unit
+from dovetail.tasks import Task, resolve
 
 __all__ = ["Comparison", "Contender", "Outcome", "compare", "line_up", "models", "noise_of"]
 
@@ -70,6 +70,8 @@ class Outcome:
     results: tuple[experiment.Result, ...] = ()
     costs: Costs | None = None
     trust: str = ""
+    shufflers: int = 0
+    may_collude: int = 0  # shufflers that may work with the analyzer
     reason: str | None = None
 
     @property
@@ -94,11 +96,10 @@ class Outcome:
 
     @property
     def no_trusted_party(self) -> bool:
-        """Whether no single party is trusted with anything of a user, indices included."""
-        if not self.private or self.statement.trust not in (Trust.SHUFFLE, Trust.LOCAL):
+        """Whether what is certified holds whichever one party colludes with the analyzer."""
+        if not self.private:
             return False
-        shuffler = self.results[0].quote.shuffler
-        return shuffler is None or not shuffler.unbounded
+        return self.statement.trust is Trust.LOCAL or (self.statement.trust is Trust.SHUFFLE and self.may_collude > 0)
 
     def to_json(self) -> dict[str, Any]:
         """The machine-readable form; each user's own eps is left out."""
@@ -147,7 +148,7 @@ class Comparison:
     @property
     def best_single_shuffler(self) -> Outcome | None:
         """The most accurate private protocol with one shuffler."""
-        alone = [one for one in self.ranked if one.private and one.trust.startswith("one shuffler")]
+        alone = [one for one in self.ranked if one.private and one.shufflers == 1]
         return alone[0] if alone else None
 
     def to_json(self) -> dict[str, Any]:
@@ -217,6 +218,12 @@ def line_up(
     _validate.known("model with a line-up", model, models())
     for name in protocols:
         _validate.known("protocol", name, PROTOCOLS)
+    for key, _ in overrides:
+        if key.startswith("privacy") or key in ("protocol", "protocol.name"):
+            raise ValueError(
+                f"expected the privacy of all by --eps and --delta, and protocols by name, got --set {key}"
+            )
+    resolve(task)
     data = tomllib.loads((resources.files("dovetail") / "comparisons" / f"{model}.toml").read_text())
     chosen = []
     for name in protocols or PROTOCOLS:
@@ -258,7 +265,11 @@ def compare(
     out: Path | None = None,
     observe: Callable[[str], None] = lambda text: None,
 ) -> Comparison:
-    """Train every contender for every seed; written to `out` after each, so that a stopped comparison leaves some."""
+    """Train every contender for every seed; written to `out` after each, so that a stopped comparison leaves some.
+
+    Guarantees:
+        What is promised is at most (eps, delta) for replacing one user, or the comparison ends.
+    """
     _validate.at_least(1, seeds=seeds)
     own = task if isinstance(task, Task) else None
     found = Comparison(
@@ -267,6 +278,8 @@ def compare(
     _write(found, out)
     for contender in contenders:
         outcome = _run(contender, own, seeds, observe)
+        if outcome.private:
+            _refuse_unequal(outcome.statement, eps=eps, delta=delta)
         found = dataclasses.replace(found, outcomes=(*found.outcomes, outcome))
         _write(found, out)
     return found
@@ -276,14 +289,14 @@ def _run(contender: Contender, task: Task | None, seeds: int, observe: Callable[
     if contender.config is None:
         return Outcome(contender=contender, reason=contender.reason)
     results, config = [], contender.config
-    try:
-        for seed in range(seeds):
-            observe(f"{contender.protocol}, seed {seed}")
+    for seed in range(seeds):
+        observe(f"{contender.protocol}, seed {seed}")
+        try:
             plan = experiment.prepare(_seeded(config, seed), task=task)
-            config = _with_noise(config, plan.protocol)
-            results.append(experiment.run(plan, evaluate_every=len(plan.rounds)))
-    except NotApplicable as refusal:
-        return Outcome(contender=contender, reason=str(refusal))
+        except ValueError as refusal:  # no noise meets the target, or a theorem does not apply
+            return Outcome(contender=contender, reason=str(refusal))
+        config = _with_noise(config, plan.protocol)
+        results.append(experiment.run(plan, evaluate_every=len(plan.rounds)))
     observe(f"{contender.protocol}, costs")
     size = int(plan.schedule.size_of(0))
     return Outcome(
@@ -291,7 +304,15 @@ def _run(contender: Contender, task: Task | None, seeds: int, observe: Callable[
         results=tuple(results),
         costs=costs(plan.protocol, size, plan.engine.dim),
         trust=_trust(results[0].statement, plan.protocol, plan.engine.dim),
+        shufflers=plan.protocol.layout(plan.engine.dim).shufflers,
+        may_collude=getattr(plan.protocol, "colluding_shufflers", 0),
     )
+
+
+def _refuse_unequal(statement: Statement, *, eps: float, delta: float) -> None:
+    alike = statement.neighbors is Neighbors.REPLACE_ONE and statement.unit is Unit.USER
+    if not alike or statement.eps > eps or statement.delta > delta:
+        raise ValueError(f"expected ({eps}, {delta})-DP for replacing one user, got {statement.headline()}")
 
 
 def _seeded(config: Config, seed: int) -> Config:
@@ -323,8 +344,10 @@ def _trust(statement: Statement, protocol: Protocol, dim: int) -> str:
         case Trust.CURATOR:
             return "a curator who sees every update"
         case Trust.SHUFFLE:
-            many = protocol.layout(dim).shufflers
-            return "one shuffler that does not collude" if many == 1 else f"{many} shufflers that do not all collude"
+            many, bad = protocol.layout(dim).shufflers, getattr(protocol, "colluding_shufflers", 0)
+            if many == 1:
+                return "one shuffler that does not collude"
+            return f"{many} shufflers, of which {bad or 'none'} may collude"
         case _:
             return "nobody"
 

@@ -35,6 +35,7 @@ from dovetail.statements import (
     Statement,
     Theorem,
     Trust,
+    Unit,
     Verdict,
     unbounded,
 )
@@ -159,6 +160,8 @@ def _claimed_for_training(
         sampling = getattr(protocol, "published_sampling", cohort.participation)
         released += [Round(mechanism=event, participation=sampling)] * max(1, protocol.private_steps)
     mine = dataclasses.replace(scope, neighbors=getattr(released[0].mechanism, "neighbors", scope.neighbors))
+    if released[0].mechanism.__class__ is SampledSubject:
+        mine = dataclasses.replace(mine, unit=Unit.SUBJECT)  # its theorems are about groups of a subject's items
     if getattr(protocol, "group_in_batch", None) is not None:
         mine = dataclasses.replace(mine, assumptions=(*mine.assumptions, _FROM_DATA))
     try:

@@ -94,9 +94,9 @@ def test_the_five_lines(tmp_path):
 
 @pytest.mark.soak
 def test_summation_draws_its_figure(tmp_path):
-    said = output_of("summation.py", "--sizes", "100", "300", "--rounds", "30", "--out", "sum.png", cwd=tmp_path)
+    said = output_of("summation.py", "--sizes", "100", "300", "--rounds", "30", "--out", "sum.svg", cwd=tmp_path)
     assert "a curator's squared error" in said
-    assert (tmp_path / "sum.png").stat().st_size > 1000
+    assert (tmp_path / "sum.svg").stat().st_size > 1000
 
 
 @pytest.mark.flower

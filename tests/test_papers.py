@@ -7,10 +7,12 @@ import pytest
 from tiny import TASK
 
 from dovetail import papers, tasks
+from dovetail.audit import LowerBound
 from dovetail.config import read
 from dovetail.figures import Figure
 from dovetail.papers import _desk, geyer, subdp, survey
 from dovetail.papers._exhibit import Part, Row, curves, sweep
+from dovetail.statements import Bound, Neighbors, Scope, Theorem, Trust, Unit, Verdict
 
 SMALL = (
     ("task", {"name": "mnist"}),
@@ -103,6 +105,14 @@ def test_a_config_is_trained_once(tiny, tmp_path, monkeypatch):
     assert other.config == "configs/a-2.toml"
 
 
+def test_a_claim_that_an_attack_passes_is_refuted():
+    scope = Scope(trust=Trust.SHUFFLE, adversary="analyzer", neighbors=Neighbors.REPLACE_ONE, unit=Unit.USER)
+    claim = scope.state(Bound(eps=1.0, delta=1e-6, theorem=Theorem(key="X", where="X.")), Verdict.CLAIMED_UNPROVEN)
+    for eps, delta, verdict in ((1.1, 1e-6, "refuted"), (0.9, 1e-6, "unproven"), (1.1, 1e-7, "unproven")):
+        row = Row(label="", claimed=claim, audited=LowerBound(eps=eps, delta=delta, attack=""))
+        assert row.claimed.verdict.value == f"claimed, {verdict}"
+
+
 def test_sweeps_are_one_line_a_series_in_order():
     rows = [Row(label=str(x), series=name, x=x, extra={"y": y}) for name, x, y in
             [("a", 2.0, 1.0), ("a", 1.0, 3.0), ("b", 1.0, float("inf")), ("b", 2.0, 5.0)]]  # fmt: skip
@@ -113,12 +123,13 @@ def test_sweeps_are_one_line_a_series_in_order():
 
 def test_what_subdp_misses_is_recomputed(tmp_path):
     desk = papers.Desk(tmp_path, quick=True, seeds=1)
-    items = {(row.series, row.x): row.extra["certified eps"] for row in subdp._items(desk)}
+    items = {(row.series, row.x): row.certified.eps for row in subdp._items(desk)}
     assert items["items sampled alone", 2] == pytest.approx(4.34, abs=0.01)
     assert items["items sampled alone", 5] == pytest.approx(12.7, abs=0.05)
     assert items["items sampled alone", 10] == pytest.approx(30.5, abs=0.05)
     assert items["users first, with nobody else's records", 2] == pytest.approx(5.65, abs=0.01)
-    spans = {row.x: row.extra["certified eps"] for row in subdp._spans(desk)}
+    spans = {row.x: row.certified.eps for row in subdp._spans(desk)}
+    assert [row.claimed.verdict.value for row in subdp._spans(desk)] == ["claimed, holds", *["claimed, refuted"] * 3]
     assert spans[2] == pytest.approx(6.57, abs=0.01)
     assert spans[10] == pytest.approx(17.85, abs=0.06)
 
@@ -152,7 +163,7 @@ def test_cli_reproduces_a_part_and_draws_it(command, tmp_path):
     status, said, err = command("reproduce", "subdp", "--parts", "spans", "--quick", "--out", str(out), "--json")
     assert status == 0, err
     rows = json.loads(said)["papers"]["subdp"]["exhibits"]["spans"]["rows"]
-    assert rows[1]["extra"]["certified eps"] == pytest.approx(6.57, abs=0.01)
+    assert rows[1]["certified"]["eps"] == pytest.approx(6.57, abs=0.01)
     assert "<svg" in (out / "report.html").read_text()
 
 

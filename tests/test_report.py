@@ -242,7 +242,7 @@ def test_the_statement_in_words():
         "This training protects one user, with all the data that this user holds.",
         "Whether or not that user's data is replaced by any other, the analyzer sees almost the same over 60 rounds: "
         "what it sees is differentially private with eps = 1 and delta = 1e-6.",
-        "One must trust that the shuffler, or of several shufflers enough, do not work with the analyzer.",
+        "One must trust that shufflers do not work with the analyzer, as far as the assumptions say.",
         "This is proved by: Balle, Wang (ICML 2018), Thm. 8. It holds if the 2 assumptions below hold.",
     ]
 
@@ -370,7 +370,7 @@ def test_a_paper_that_was_stopped_has_no_page(tmp_path):
     samples.index(tmp_path)
     (tmp_path / "apes" / "paper.json").write_text("{}")
     assert read(report.index(tmp_path)).links == ["flame/report.html"]
-    with pytest.raises(ValueError, match="expected a paper that was reproduced to its end"):
+    with pytest.raises(ValueError, match="expected a paper of which something was reproduced"):
         report.reproduction(tmp_path / "apes")
 
 

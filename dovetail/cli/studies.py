@@ -117,20 +117,22 @@ def reproduce(
     known = {part.key for one in chosen for part in one.parts}
     for key in only:
         _validate.known("part", key, known)
+    chosen = [one for one in chosen if not only or any(part.key in only for part in one.parts)]
     devices.use_all_cores()
-    if not quick:
+    if not quick and not only:
         place = "gpu" if machine.has_accelerator() else "cpu"
         minutes = seeds * sum(one.minutes[place] for one in chosen) / 3
         err_console.print(f"this takes about {max(1, round(minutes))} minutes here", highlight=False)
     folders = {one.name: out / one.name if paper == "all" else out for one in chosen}
     total = sum(not only or part.key in only for one in chosen for part in one.parts)
+    if paper == "all":
+        papers.write_index(out, list(folders))
     with _parts(total) as (at, say):
         for one in chosen:
             papers.reproduce(one, out=folders[one.name], quick=quick, seeds=seeds, only=only, observe=say, begin=at)
             report.reproduction(folders[one.name])
     page = out / "report.html"
     if paper == "all":
-        papers.write_index(out, [one.name for one in chosen])
         page = report.index(out)
     if as_json:
         print_json({"papers": {name: _written(folder) for name, folder in folders.items()}, "page": str(page)})

@@ -46,10 +46,16 @@ def reproduce(
         "version": __version__,
         "machine": machine.describe(),
     }
-    kept = _kept(paper, out, only)
+    done = _kept(paper, out, only)
+
+    def note(seconds: float = 0.0) -> None:
+        exhibits = [part.key for part in paper.parts if part.key in done]
+        text = json.dumps({**facts, "exhibits": exhibits, "seconds": seconds}, indent=1)
+        write_atomically(out / "paper.json", f"{text}\n".encode())
+
     try:
         out.mkdir(parents=True, exist_ok=True)
-        write_atomically(out / "paper.json", b"{}\n")
+        note()
     except OSError as error:
         raise ValueError(f"expected a folder that can be written to, got {str(out)!r} ({error.strerror})") from error
     begun = time.perf_counter()
@@ -67,9 +73,8 @@ def reproduce(
             write(part, rows, out, run=run, finished=False)
         write(part, rows, out, run={**run, "seconds": time.perf_counter() - started}, finished=True)
         found[part.key] = rows
-    facts["exhibits"] = [part.key for part in paper.parts if part.key in found or part.key in kept]
-    facts["seconds"] = time.perf_counter() - begun
-    write_atomically(out / "paper.json", (json.dumps(facts, indent=1) + "\n").encode())
+        done.append(part.key)
+        note(time.perf_counter() - begun)
     return found
 
 
@@ -77,10 +82,17 @@ def _kept(paper: Paper, out: Path, only: Sequence[str]) -> list[str]:
     """Parts of this paper that lie in the folder already and are not asked for again."""
     if not only or not (out / "paper.json").is_file():
         return []
-    before = json.loads((out / "paper.json").read_text())
+    try:
+        before = json.loads((out / "paper.json").read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"expected a folder of `dovetail reproduce`, got {str(out)!r} ({error})") from error
     return [key for key in before.get("exhibits", ()) if before.get("paper") == paper.name and key not in only]
 
 
 def write_index(out: Path, names: Sequence[str]) -> None:
     """Which papers lie in `out`, each in the folder of its name."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"expected a folder that can be written to, got {str(out)!r} ({error.strerror})") from error
     write_atomically(out / "index.json", (json.dumps({"papers": list(names)}) + "\n").encode())

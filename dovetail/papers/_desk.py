@@ -79,22 +79,16 @@ class Desk:
         overrides: Overrides = (),
         *,
         paper: Mapping[str, float] | None = None,
-        attack: bool = False,
         **more: Any,
     ) -> Row:
-        """The row of a training: its statements, its accuracy, its curve; `attack` audits one round of it exactly."""
+        """The row of a training: its statements, its accuracy, its curve."""
         trained = self.train(preset, overrides, label=label)
         first = trained.first
-        audited = None
-        if attack:
-            self.say(f"attacking {label}")
-            audited = self.attack(preset, overrides)
         return Row(
             label=label,
             paper=paper or {},
             claimed=first.quote.claimed,
             certified=first.statement,
-            audited=audited,
             ours=trained.measured,
             curve=trained.accuracy,
             extra={"rounds": first.rounds, "uploads": first.uploads, **more.pop("extra", {})},
@@ -102,20 +96,6 @@ class Desk:
             seconds=trained.seconds,
             **more,
         )
-
-    def attack(self, preset: str, overrides: Overrides = ()) -> audit.LowerBound:
-        """What an analyzer can tell from one round of a config at the least, exactly."""
-        plan = experiment.prepare(read(preset, overrides))
-        settings = {key: value for key, value in plan.config.protocol.items() if key != "name"}
-        if plan.protocol.noise_field is not None:
-            settings[plan.protocol.noise_field] = getattr(plan.protocol, plan.protocol.noise_field)
-        about = quotes.Plan(
-            num_users=int(plan.schedule.size_of(0)),
-            dim=plan.engine.dim,
-            delta=plan.config.privacy.delta,
-            settings=settings,
-        )
-        return self.audit(plan.protocol.name, about)
 
     def audit(self, protocol: str, plan: quotes.Plan) -> audit.LowerBound:
         """The best exact attack on a protocol at these parameters."""

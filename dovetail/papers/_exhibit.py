@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.audit import LowerBound
 from dovetail.figures import Figure, Line
 from dovetail.folder import write_atomically
-from dovetail.statements import Statement
+from dovetail.statements import Statement, Verdict
 
 if TYPE_CHECKING:
     from dovetail.papers._desk import Desk
@@ -74,6 +74,17 @@ class Row:
     seconds: float | None = None
     note: str = ""
     not_here: str | None = None
+
+    def __post_init__(self) -> None:
+        """A claim that an attack passes is refuted, whatever was thought of its proof."""
+        claimed, audited = self.claimed, self.audited
+        if claimed is None or audited is None or audited.delta < claimed.delta or audited.eps <= claimed.eps:
+            return
+        if claimed.verdict is not Verdict.CLAIMED_REFUTED:
+            passed = f"{claimed.theorem.where} The attack in this row passes it."
+            theorem = dataclasses.replace(claimed.theorem, where=passed)
+            refuted = dataclasses.replace(claimed, verdict=Verdict.CLAIMED_REFUTED, theorem=theorem)
+            object.__setattr__(self, "claimed", refuted)
 
     def to_json(self) -> dict[str, Any]:
         """The machine-readable form; what is infinite is null and said to be unbounded."""
@@ -151,7 +162,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Paper:
-    """A paper's parts; `reference` is its key in `dovetail.references`, `minutes` what a full run takes."""
+    """A paper's parts; `reference` is its key in `dovetail.references`, `minutes` what three seeds take."""
 
     name: str
     title: str
@@ -204,14 +215,14 @@ def sweep(
     lines = []
     for name in names:
         mine = sorted((row for row in rows if row.series == name and row.x is not None), key=lambda row: row.x or 0.0)
-        points = [(row, value(row)) for row in mine]
+        points = [(row, _finite(value(row))) for row in mine]
         if all(y is None for _, y in points):
             continue
         lines.append(
             Line(
                 name=f"{name}{suffix}",
                 x=tuple(float(row.x or 0.0) for row, _ in points),
-                y=tuple(None if y is None or not math.isfinite(y) else y for _, y in points),
+                y=tuple(y for _, y in points),
                 style=style,
             )
         )

@@ -279,7 +279,7 @@ PAPER = Paper(
             key="trust",
             title="Three trust models, one training",
             caption="Logistic regression on MNIST, one image a user, 1000 users a round, one epoch, replacement, "
-            "certified (1, 5e-6) but for the first row.",
+            "certified (1, 5e-6) but for the first row. No attack was run for these rows.",
             rows=_trust,
         ),
     ),

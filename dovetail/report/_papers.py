@@ -36,7 +36,7 @@ def reproduction(folder: Path) -> Path:
     """Write the page of one paper and return its path."""
     paper = _read(folder)
     if paper is None:
-        raise ValueError(f"expected a paper that was reproduced to its end, got {str(folder)!r}")
+        raise ValueError(f"expected a paper of which something was reproduced, got {str(folder)!r}")
     exhibits = list(_exhibits(folder, paper))
     back = '<p><a href="../index.html">All papers</a></p>' if (folder.parent / "index.json").exists() else ""
     body = (
@@ -46,7 +46,9 @@ def reproduction(folder: Path) -> Path:
         + section("Reference", _reference(paper))
     )
     target = folder / "report.html"
-    write_atomically(target, page(paper["title"], body, kind="a paper reproduced", footer=_footer(paper)))
+    write_atomically(
+        target, page(paper["title"], body, kind="a paper reproduced", footer=escape(f"dovetail {paper['version']}"))
+    )
     return target
 
 
@@ -59,7 +61,7 @@ def index(folder: Path) -> Path:
         if paper is None:
             continue
         cards.append(_card(name, paper, list(_exhibits(folder / name, paper))))
-        footer = _footer({**paper, "seconds": None})
+        footer = escape(f"dovetail {paper['version']}")
     body = f'<h1>Papers reproduced</h1>{_EXPLAINED}<div class="cards">{"".join(cards)}</div>'
     target = folder / "index.html"
     write_atomically(target, page("Papers reproduced", body, kind="reproductions", footer=footer))
@@ -71,7 +73,7 @@ def _read(folder: Path) -> dict[str, Any] | None:
     if not (folder / "paper.json").exists():
         return None
     paper: dict[str, Any] = json.loads((folder / "paper.json").read_text())
-    return paper or None
+    return paper if paper.get("exhibits") else None
 
 
 def _exhibits(folder: Path, paper: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -82,13 +84,11 @@ def _exhibits(folder: Path, paper: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _facts(paper: dict[str, Any], exhibits: list[dict[str, Any]]) -> list[tuple[str, str]]:
     words = {"claimed, holds": "that hold", "claimed, unproven": "unproven", "claimed, refuted": "refuted"}
-    facts = [(f"claims {words[verdict]}", str(count)) for verdict, count in _verdicts(exhibits).items()]
+    facts = [(f"rows with claims {words[verdict]}", str(count)) for verdict, count in _verdicts(exhibits).items()]
     best = _most_accurate(exhibits)
     if best is not None:
         facts.append(("best accuracy, ours", f"{best:.1%}"))
     facts.append(("tables and figures", str(len(exhibits))))
-    if paper.get("quick"):
-        facts.append(("run", "quick"))
     return facts
 
 
@@ -122,8 +122,14 @@ def _exhibit(exhibit: dict[str, Any]) -> str:
         f"<p>{escape(exhibit['caption'])}</p>{unfinished}"
         + figures([Figure.from_json(figure) for figure in exhibit["figures"]])
         + shown
-        + (f"<ul>{notes}</ul>" if notes else ""),
+        + (f"<ul>{notes}</ul>" if notes else "")
+        + (f"<p><small>{_run(exhibit['run'])}</small></p>" if exhibit.get("run") else ""),
     )
+
+
+def _run(run: dict[str, Any]) -> str:
+    """How a part was computed; parts of one page may come from several runs."""
+    return ("quick form, " if run.get("quick") else "") + _footer(run)
 
 
 def _without_empty(rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
@@ -158,7 +164,7 @@ def _claimed(row: dict[str, Any]) -> str:
     statement = Statement.from_json(row["claimed"])
     folded = details("why", f'<p class="small">{escape(statement.theorem.where)}</p>')
     said = f'<span class="dp">{escape(numbers(statement))}</span> {badge(statement.verdict.value)}'
-    return f"{said}<br><small>{escape(statement.span)}</small>{folded}"
+    return f"{said}<br><small>{escape(_scope(statement))}</small>{folded}"
 
 
 def _certified(row: dict[str, Any]) -> str:
@@ -166,11 +172,12 @@ def _certified(row: dict[str, Any]) -> str:
         return "-"
     statement = Statement.from_json(row["certified"])
     shown = badge("nothing") if statement.unbounded else f'<b class="dp">{escape(numbers(statement))}</b>'
-    scope = f"one {statement.unit.value}, {statement.neighbors.value}" + (
-        f", {statement.span}" if statement.span else ""
-    )
     folded = details("why", f'<p class="small">{escape(statement.theorem.where)}</p>')
-    return f"{shown}<br><small>{escape(scope)}</small>{folded}"
+    return f"{shown}<br><small>{escape(_scope(statement))}</small>{folded}"
+
+
+def _scope(statement: Statement) -> str:
+    return ", ".join(filter(None, (f"one {statement.unit.value}", statement.neighbors.value, statement.span)))
 
 
 def _audited(row: dict[str, Any]) -> str:

@@ -46,7 +46,7 @@ def trust(statement: Statement) -> str:
         case Trust.CURATOR:
             return "One must trust the curator, who sees every update."
         case Trust.SHUFFLE:
-            return "One must trust that the shuffler, or of several shufflers enough, do not work with the analyzer."
+            return "One must trust that shufflers do not work with the analyzer, as far as the assumptions say."
         case Trust.LOCAL:
             return "Nobody need be trusted."
     return "The statement rests on nobody's trust, for it promises nothing."
