@@ -58,3 +58,4 @@ html_show_sphinx = False
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {"source_repository": "", "top_of_page_buttons": []}
+smartquotes = False  # options keep their two dashes

@@ -6,6 +6,7 @@ model is two functions of JAX: one draws parameters, one maps parameters and inp
     python examples/own_data.py
 """
 
+# [imports]
 from __future__ import annotations
 
 from pathlib import Path

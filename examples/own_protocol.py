@@ -7,6 +7,7 @@ report by shuffling applies to it. One message of a few bytes a user; the estima
     python examples/own_protocol.py
 """
 
+# [imports]
 from __future__ import annotations
 
 import dataclasses
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 from rich.console import Console
 
 import dovetail
-from dovetail import _validate
+from dovetail import _validate, audit, quotes
 from dovetail.events import Report, Round, Shuffled, View
 from dovetail.mechanisms import BinaryRandomizedResponse
 from dovetail.protocols import PROTOCOLS, Cohort, Protocol
@@ -125,9 +126,7 @@ def train() -> dovetail.Result:
 
 def quote_and_audit(console: Console) -> None:
     """What it promises for 1000 users, and what attacks on the running code find among ten."""
-    from dovetail import audit, quotes  # after the protocol is registered
-
-    large = quotes.Plan(num_users=1000, dim=650, delta=1e-6, settings={"clip_value": 1.0, "eps_local": 2.0})
+    large = quotes.Plan(num_users=1000, dim=650, delta=1e-6, settings={"clip_value": 1.0, "eps_local": 3.0})
     console.print(str(quotes.quote("one_bit", large).certified))
     small = quotes.Plan(num_users=10, dim=2, delta=0.01, settings={"clip_value": 1.0, "eps_local": 2.0})
     found = audit.audit("one_bit", small, trials=1000)

@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import inspect
 import pkgutil
+import re
 import tomllib
 import types
 from collections.abc import Iterator
@@ -148,7 +149,13 @@ def _parameter(parameter: Any) -> str:
     else:
         name = ", ".join(f"`{option}`" for option in parameter.opts)
     default = parameter.default if not callable(parameter.default) else None
-    said = "required" if parameter.required else "" if default in (None, False, (), []) else f"`{default}`"
+    said = (
+        "required"
+        if parameter.required
+        else ""
+        if default is None or default is False or default in ((), [])
+        else f"`{default}`"
+    )
     return f"| {name} | {said} | {_cell(getattr(parameter, 'help', None) or '')} |"
 
 
@@ -225,7 +232,8 @@ def _value(default: Any) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    escaped = " ".join(text.split()).replace("<", "\\<").replace("|", "\\|")
+    return re.sub(r"(?<![`\w-])(--[a-z][a-z-]*)", r"`\1`", escaped)
 
 
 def _write(app: Any) -> None:

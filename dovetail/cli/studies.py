@@ -56,6 +56,10 @@ def compare(
     for row in found.to_json()["rows"]:
         if row["reason"]:
             out_console.print(f"{row['protocol']}: not run, {row['reason']}", markup=False, highlight=False)
+    if task != "mnist":
+        out_console.print(
+            "clip, step and sizes of rounds were tuned on MNIST: read the ranking with care", highlight=False
+        )
     best = found.best_single_shuffler
     if best is not None:
         out_console.print(f"best with one shuffler: {best.contender.protocol} ({best.mean:.2%})", highlight=False)
@@ -81,6 +85,7 @@ def _ranking(data: dict[str, Any]) -> Table:
         cells = (
             row["protocol"],
             f"{row['mean']:.2%}{spread}",
+            str(row["rounds"]),
             _eps(row["certified"]),
             row["trust"],
             _eps(row["local"]),

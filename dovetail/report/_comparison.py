@@ -44,7 +44,8 @@ def _equal(data: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     unit = " or ".join(units) or "user"
     return (
         f'<div class="statement"><p class="lead">Every protocol in the ranking that promises anything is certified '
-        f"with eps at most {number(data['eps'])} at delta {number(data['delta'])} for one {escape(unit)} ({escape(data['neighbors'])}), "
+        f"with eps at most {number(data['eps'])} at delta {number(data['delta'])} for one {escape(unit)} "
+        f"({escape(data['neighbors'])}), "
         f"over its whole training, and trains the same model ({escape(data['model'])}) on the same data "
         f"({escape(data['task'])}).</p><p>That is what equal means here. Not equal is whom one must trust and against "
         "whom the promise holds: the table says so for each. A row that asks for less trust is worth more at the same "

@@ -24,7 +24,7 @@ def _node(statement: Statement, said: tuple[str, ...]) -> str:
     return (
         f"<li><p><b>{escape(numbers(statement))}</b> {badge(statement.verdict.value)}</p>"
         f'<p class="small">{scope}</p><p>by {escape(statement.theorem.where)}</p>'
-        + (details(f"if {len(new)} assumption{'s' * (len(new) > 1)} hold", _list(new)) if new else "")
+        + (details(f"if {len(new)} assumption{'s hold' if len(new) > 1 else ' holds'}", _list(new)) if new else "")
         + (details("because of", f"<ul>{inner}</ul>", opened=True) if inner else "")
         + "</li>"
     )
