@@ -159,7 +159,7 @@ def _compared(rows: Sequence[Row]) -> list[str]:
             found.append(f"{row.label}, {name}: {printed:+.2f} printed, {row.extra[name]:+.2f} here.")
     found.append(
         "DP-FL keeps its promise of .24 and SS-Topk as printed keeps none, so their difference compares a curator with "
-        "a protocol that is not private; the rows marked ours keep it without a trusted party."
+        "a protocol that is not private; the rows marked ours keep it without a trusted curator."
     )
     return found
 
