@@ -22,7 +22,7 @@ import msgspec
 import offline
 import protocol_facts
 import pytest
-import test_examples
+import test_runnable_examples
 
 from dovetail import quotes
 from dovetail.config import Config
@@ -89,7 +89,7 @@ def test_quick_commands_run(block, command, tmp_path, monkeypatch):
     for line in block.lines:
         program, *words = shlex.split(line)
         if program == "python":
-            assert words[0].removeprefix("examples/") in test_examples.QUICK  # run there
+            assert words[0].removeprefix("examples/") in test_runnable_examples.QUICK  # run there
             continue
         assert program == "dovetail"
         status, out, err = command(*words)
@@ -128,10 +128,10 @@ def test_make_knows_the_targets_that_tutorials_name(block):
         assert f"\n{target}: " in (ROOT / "Makefile").read_text()
 
 
-def test_examples_of_flower_blocks_are_run_by_make_flower():
+def test_runnable_examples_of_flower_blocks_are_run_by_make_flower():
     for block in of("flower"):
         for line in block.lines:
-            assert line.removeprefix("python examples/") in test_examples.WITH_TORCH
+            assert line.removeprefix("python examples/") in test_runnable_examples.WITH_TORCH
 
 
 # protocols
