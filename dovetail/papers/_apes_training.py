@@ -16,7 +16,7 @@ from dovetail.config import read
 from dovetail.figures import Figure, Line
 from dovetail.papers._apes_privacy import NAMES, USERS, one_coordinate
 from dovetail.papers._desk import Desk, Overrides
-from dovetail.papers._exhibit import Part, Row, curves, mean_of, sweep
+from dovetail.papers._exhibit import Part, Row, accuracy_figure, curves, mean_of, sweep
 
 __all__ = ["FIG2B", "FIG3A", "FIG3B", "TABLE3"]
 
@@ -141,12 +141,8 @@ TABLE3 = Part(
     "to row. The paper prints neither C nor step nor rounds; we took C = .3, step .3 and 20 rounds (2 in the quick "
     "form), and FedSGD for FedProx. In the quick form UniS and S-APES are not attacked, which takes a while.",
     rows=_table3,
-    figures=lambda rows: [_accuracy("Accuracy over rounds", "rounds", curves(rows))],
+    figures=lambda rows: [accuracy_figure("Accuracy over rounds", "rounds", curves(rows))],
 )
-
-
-def _accuracy(title: str, x_label: str, lines: Sequence[Line], **more: Any) -> Figure:
-    return Figure(title=title, x_label=x_label, y_label="test accuracy", percent_y=True, lines=lines, **more)
 
 
 def _figure2b(desk: Desk) -> Iterable[Row]:
@@ -174,7 +170,7 @@ def _by_distribution(rows: Sequence[Row]) -> list[Figure]:
         )
         for series in dict.fromkeys(row.series for row in rows)
     ]
-    return [_accuracy("Accuracy by distribution of budgets", "distribution", lines)]
+    return [accuracy_figure("Accuracy by distribution of budgets", "distribution", lines)]
 
 
 FIG2B = Part(
@@ -217,7 +213,7 @@ FIG3A = Part(
     "paper finds the best accuracy with Clip-Laplace at C = .1, and Laplace good at small C alone; it prints no "
     "values. What is certified does not depend on C. No attack was run for these rows.",
     rows=_figure3a,
-    figures=lambda rows: [_accuracy("Accuracy by clip bound", "C", sweep(rows, mean_of), log_x=True)],
+    figures=lambda rows: [accuracy_figure("Accuracy by clip bound", "C", sweep(rows, mean_of), log_x=True)],
 )
 FIG3B = Part(
     key="fig3b",
@@ -226,5 +222,5 @@ FIG3B = Part(
     "ones, or those above a public threshold (both certified as APES is), Uniform2, C = .3, step .3. The paper finds "
     "the random choice worse at every ratio; it prints no values. No attack was run for these rows.",
     rows=_figure3b,
-    figures=lambda rows: [_accuracy("Accuracy by the share kept", "b/d", sweep(rows, mean_of))],
+    figures=lambda rows: [accuracy_figure("Accuracy by the share kept", "b/d", sweep(rows, mean_of))],
 )

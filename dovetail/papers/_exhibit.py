@@ -25,7 +25,7 @@ from dovetail.statements import Statement, Verdict
 if TYPE_CHECKING:
     from dovetail.papers._desk import Desk
 
-__all__ = ["Curve", "Measured", "Paper", "Part", "Row", "curves", "mean_of", "sweep", "write"]
+__all__ = ["Curve", "Measured", "Paper", "Part", "Row", "accuracy_figure", "curves", "mean_of", "sweep", "write"]
 
 Curve = tuple[tuple[float, float], ...]
 
@@ -232,6 +232,11 @@ def sweep(
 def mean_of(row: Row) -> float | None:
     """What we measured, for a figure."""
     return None if row.ours is None else row.ours.mean
+
+
+def accuracy_figure(title: str, x_label: str, lines: Sequence[Line], **more: Any) -> Figure:
+    """Test accuracy in percent, over whatever `x_label` says."""
+    return Figure(title=title, x_label=x_label, y_label="test accuracy", percent_y=True, lines=lines, **more)
 
 
 def curves(rows: Sequence[Row]) -> tuple[Line, ...]:

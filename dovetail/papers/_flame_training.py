@@ -13,9 +13,9 @@ from typing import Any
 
 from dovetail import quotes
 from dovetail.config import read
-from dovetail.figures import Figure, Line
+from dovetail.figures import Figure
 from dovetail.papers._desk import Desk, Overrides
-from dovetail.papers._exhibit import Part, Row, curves, mean_of, sweep
+from dovetail.papers._exhibit import Part, Row, accuracy_figure, curves, mean_of, sweep
 from dovetail.papers._flame_privacy import BETA, DELTA, DIM, EPS_REPORT, USERS, apart, eps_of, plan
 
 __all__ = ["FIG4", "FIG5", "FIG6", "FIG7"]
@@ -147,10 +147,6 @@ def _figure4(desk: Desk) -> Iterable[Row]:
         )
 
 
-def _accuracy(title: str, x_label: str, lines: Sequence[Line], **more: Any) -> Figure:
-    return Figure(title=title, x_label=x_label, y_label="test accuracy", percent_y=True, lines=lines, **more)
-
-
 def _compared(rows: Sequence[Row]) -> list[str]:
     """What came of the printed differences."""
     found = []
@@ -173,7 +169,7 @@ FIG4 = Part(
     "baseline is for one epoch, as FLAME's are; LDP-FL is given eps_l, all of a client's budget, or the .24 that is "
     "claimed for SS-Topk.",
     rows=_figure4,
-    figures=lambda rows: [_accuracy("Accuracy over epochs", "epochs", curves(rows))],
+    figures=lambda rows: [accuracy_figure("Accuracy over epochs", "epochs", curves(rows))],
     notes=_compared,
 )
 
@@ -224,7 +220,7 @@ def _two_figures(title: str, x_label: str, log_x: bool) -> Callable[[Sequence[Ro
             *sweep(rows, lambda row: eps_of(row.audited), suffix=", audited, as printed", style="points"),
         ]
         return [
-            _accuracy(title, x_label, sweep(rows, mean_of), log_x=log_x),
+            accuracy_figure(title, x_label, sweep(rows, mean_of), log_x=log_x),
             Figure(title="Privacy of one epoch", x_label=x_label, y_label="eps_c", log_x=log_x, log_y=True, lines=eps),
         ]
 
