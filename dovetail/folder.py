@@ -7,19 +7,18 @@ appended to; on resume, lines after the checkpoint are dropped and written again
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import io
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-__all__ = ["BANNER", "RunFolder", "Saved", "hold", "write_atomically"]
+from dovetail.files import make_folder, write_atomically
+
+__all__ = ["BANNER", "RunFolder", "Saved"]
 
 BANNER = "diagnostics of raw updates: not covered by the statement, and never to be released"
 
@@ -53,13 +52,8 @@ class RunFolder:
         """A new run's folder; refuses one that holds a run, and one that cannot be written to."""
         if (path / _CONFIG).exists():
             raise ValueError(f"expected a folder without a run, or --resume, got {str(path)!r}, which holds one")
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            write_atomically(path / _CONFIG, config.encode())
-        except OSError as error:
-            raise ValueError(
-                f"expected a folder that can be written to, got {str(path)!r} ({error.strerror})"
-            ) from error
+        make_folder(path)
+        write_atomically(path / _CONFIG, config.encode())
         return cls(path)
 
     @classmethod
@@ -142,35 +136,7 @@ def _finite(line: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that it is seen either complete or not at all, also after a crash."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
 def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
     return buffer.getvalue()
-
-
-def hold(folder: Path) -> IO[bytes]:
-    """Make a folder that its owner alone can read, and keep other processes out of it until the file is closed."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    folder.chmod(0o700)
-    lock = (folder / "lock").open("wb")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        lock.close()
-        raise ValueError(f"expected a folder that no other process works in, got {str(folder)!r}") from error
-    return lock

@@ -158,6 +158,11 @@ class Statement:
         """Whether nothing finite is promised."""
         return math.isinf(self.eps)
 
+    def without_users(self) -> Statement:
+        """The same promise without each user's own eps, of which there may be ten thousand."""
+        premises = tuple(premise.without_users() for premise in self.premises)
+        return dataclasses.replace(self, per_user=None, premises=premises)
+
     def __str__(self) -> str:
         return "\n".join(self._lines(indent="", said=()))
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+from dovetail.compare import Comparison, Costs, Outcome, Run
 from dovetail.figures import Figure, Line
 from dovetail.statements import Bound, Neighbors, Scope, Theorem, Trust, Unit, Verdict, unbounded
 
@@ -33,66 +34,33 @@ def claimed(eps, verdict):
 def comparison(folder):
     """Five protocols, one of them left out."""
     facts = [
-        ("split_and_mix", "two shufflers that do not collude", True, 0.911, 2.1e7, 5.2e6),
-        ("dp_fl", "the curator", False, 0.921, 3.1e4, 1),
-        ("ss_topk", "one shuffler that does not work with the analyzer", False, 0.887, 1.3e5, 7850),
-        ("privunit", "one shuffler that does not work with the analyzer", False, 0.612, 1.1e3, 1),
+        ("split_and_mix", "two shufflers that do not collude", 2, 0.911, 21_000_000, 5_200_000),
+        ("dp_fl", "the curator", 0, 0.921, 31_000, 1),
+        ("ss_topk", "one shuffler that does not work with the analyzer", 1, 0.887, 130_000, 7850),
+        ("privunit", "one shuffler that does not work with the analyzer", 1, 0.612, 1100, 1),
     ]
-    rows = [
-        {
-            "protocol": name,
-            "trust": trust,
-            "no_trusted_party": alone,
-            "accuracies": [mean - 0.004, mean, mean + 0.004],
-            "mean": mean,
-            "spread": 0.004,
-            "certified": certified(1.0).to_json(),
-            "local": unbounded(LOCAL, reason="all see all").to_json() if alone else certified(34.3, LOCAL).to_json(),
-            "shuffler": None,
-            "messages_per_client": messages,
-            "bytes_per_client": size,
-            "server_seconds": 0.21,
-            "client_seconds": 0.02,
-            "rounds": 60,
-            "settings": {"clip_norm": 1.0},
-            "reason": None,
-        }
-        for name, trust, alone, mean, size, messages in facts
-    ]
-    rows.append({"protocol": "fedavg", "trust": "nobody", "reason": f"nothing is certified {EVIL}", "mean": None})
-    pareto = Figure(
-        title="Accuracy against what a client sends",
-        x_label="bytes a client",
-        y_label="test accuracy",
-        log_x=True,
-        percent_y=True,
-        lines=[
-            Line(name=name, x=[size], y=[mean], low=[mean - 0.01], high=[mean + 0.01], style="points")
-            for name, _, _, mean, size, _ in facts
-        ],
-    )
-    bars = Figure(
-        title="Accuracy by protocol",
-        x_label="protocol",
-        y_label="test accuracy",
-        percent_y=True,
-        lines=[Line(name=fact[0], x=[i], y=[fact[3]], style="bars") for i, fact in enumerate(facts)],
-    )
-    data = {
-        "task": "mnist",
-        "model": "logistic",
-        "eps": 1.0,
-        "delta": 5e-6,
-        "neighbors": "replace-one",
-        "seeds": 3,
-        "version": "0.1",
-        "machine": "2 cores, jax, cpu",
-        "best_single_shuffler": "ss_topk",
-        "rows": rows,
-        "figures": [pareto.to_json(), bars.to_json()],
-    }
+    found = Comparison(task="mnist", model="logistic", eps=1.0, delta=5e-6, seeds=3)
+    for name, trust, shufflers, mean, size, messages in facts:
+        run = Run(
+            accuracies=(mean - 0.004, mean, mean + 0.004),
+            certified=certified(1.0),
+            local=unbounded(LOCAL, reason="all see all") if shufflers == 2 else certified(34.3, LOCAL),
+            shuffler=None,
+            trust=trust,
+            shufflers=shufflers,
+            may_collude=int(shufflers == 2),
+            costs=Costs(messages=messages, bytes=size, server_seconds=0.21),
+            rounds=60,
+            seconds_per_round=0.02,
+            settings={"clip_norm": 1.0},
+            server_step=0.3,
+            version="0.1",
+            machine="2 cores",
+        )
+        found = found.having(Outcome(protocol=name, run=run))
+    found = found.having(Outcome(protocol="fedavg", reason=f"nothing is certified {EVIL}"))
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "comparison.json").write_text(json.dumps(data))
+    found.write(folder)
     return folder
 
 

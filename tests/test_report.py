@@ -327,11 +327,11 @@ def test_a_comparison_ranks_by_accuracy_and_says_what_is_equal(tmp_path):
         page.text.index(f" {name} ", page.text.index("Ranking")) for name in ("dp_fl", "split_and_mix", "ss_topk")
     ]
     assert places == sorted(places)
-    assert "certified with eps at most 1 at delta 5e-6 for one user (replace-one)" in page.text
+    assert "certified with eps at most 1 at delta 5e-6 for replacing one user" in page.text
     assert "two shufflers that do not collude" in page.text
     assert "21 MB" in page.text
     assert samples.EVIL in page.text
-    assert page.text.count("Accuracy against what a client sends") == 2, "as a title and for those who hear it"
+    assert page.text.count("Accuracy against upload") == 2, "as a title and for those who hear it"
 
 
 def test_a_comparison_of_nothing_says_so(tmp_path):

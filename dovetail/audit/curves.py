@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 from dovetail import experiment, plots, quotes
 from dovetail.audit.findings import Finding, audit
 from dovetail.figures import Figure
-from dovetail.folder import write_atomically
+from dovetail.files import write_json
 from dovetail.statements import NotApplicable
 
 __all__ = ["draw", "figure", "of_round", "trade_offs", "write"]
@@ -86,5 +85,5 @@ def write(plan: experiment.Plan, folder: Path) -> Path:
     except NotApplicable as refusal:
         found = {"about": "one round", "reason": str(refusal)}
     target = folder / "audit.json"
-    write_atomically(target, (json.dumps(found, indent=1, allow_nan=False) + "\n").encode())
+    write_json(target, found)
     return target

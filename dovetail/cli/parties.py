@@ -76,7 +76,7 @@ def task_new(
     import msgspec
 
     from dovetail import config as configs
-    from dovetail.folder import write_atomically
+    from dovetail.files import write_atomically
     from dovetail.parties.keys import KeyRing, PublicKey
     from dovetail.parties.learning import federation
     from dovetail.parties.task import Task, calibrated, sign

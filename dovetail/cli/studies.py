@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -15,6 +15,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from dovetail.cli._shared import JsonFlag, err_console, out_console, print_json
+
+if TYPE_CHECKING:
+    from dovetail.compare import Run
 
 __all__ = ["compare", "reproduce"]
 
@@ -30,7 +33,13 @@ def compare(
         list[str] | None,
         typer.Option("--set", help="Override a key for all: --set cohort.size=500.", metavar="KEY=VALUE"),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder to write to. Default: runs/compare-<time>.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder to write to; protocols compared there before, on the same terms, stay. "
+            "Default: runs/compare-<time>."
+        ),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Train every protocol at the same certified privacy; writes comparison.json, comparison.csv and report.html."""
@@ -52,46 +61,37 @@ def compare(
     if as_json:
         print_json({**found.to_json(), "out": str(target)})
         return
-    out_console.print(_ranking(found.to_json()))
-    for row in found.to_json()["rows"]:
-        if row["reason"]:
-            out_console.print(f"{row['protocol']}: not run, {row['reason']}", markup=False, highlight=False)
+    out_console.print(_ranking(found.runs))
+    for outcome in found.outcomes:
+        if outcome.reason:
+            out_console.print(f"{outcome.protocol}: not run, {outcome.reason}", markup=False, highlight=False)
     if task != "mnist":
         out_console.print(
             "clip, step and sizes of rounds were tuned on MNIST: read the ranking with care", highlight=False
         )
     best = found.best_single_shuffler
     if best is not None:
-        out_console.print(f"best with one shuffler: {best.contender.protocol} ({best.mean:.2%})", highlight=False)
+        out_console.print(f"best with one shuffler: {best} ({found.runs[best].mean:.2%})", highlight=False)
     out_console.print(f"report: {target / 'report.html'}", markup=False, highlight=False)
 
 
-def _ranking(data: dict[str, Any]) -> Table:
-    table = Table(
-        "protocol",
-        "accuracy",
-        "certified eps",
-        "trusts",
-        "eps without trust",
-        "messages",
-        "bytes",
-        "server s",
-        box=None,
-    )
-    for row in data["rows"]:
-        if row["reason"]:
-            continue
+def _ranking(runs: Mapping[str, Run]) -> Table:
+    columns = ("protocol", "accuracy", "rounds", "certified eps", "trusts", "eps without trust", "messages", "bytes",
+               "server s")  # fmt: skip
+    table = Table(*columns, box=None)
+    for name, run in runs.items():
+        row = run.to_json()
         spread = f" +- {row['spread']:.2%}" if row["spread"] is not None else ""
         cells = (
-            row["protocol"],
-            f"{row['mean']:.2%}{spread}",
-            str(row["rounds"]),
+            name,
+            f"{run.mean:.2%}{spread}",
+            str(run.rounds),
             _eps(row["certified"]),
-            row["trust"],
+            run.trust,
             _eps(row["local"]),
-            f"{row['messages_per_client']:,}",
-            f"{row['bytes_per_client']:,}",
-            f"{row['server_seconds']:.3g}",
+            f"{run.costs.messages:,}",
+            f"{run.costs.bytes:,}",
+            f"{run.costs.server_seconds:.3g}",
         )
         table.add_row(*(escape(cell) for cell in cells))
     return table

@@ -72,7 +72,7 @@ def client_enrol(
     """Add users to the list that a shuffler takes uploads from; start the shuffler again to make it count."""
     import msgspec
 
-    from dovetail.folder import write_atomically
+    from dovetail.files import write_atomically
     from dovetail.parties.keys import PublicKey
     from dovetail.parties.services.shuffler import read_enrolled
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dovetail import __version__, machine
-from dovetail.folder import write_atomically
+from dovetail.files import make_folder, write_json
 from dovetail.papers import apes, flame, geyer, subdp, survey
 from dovetail.papers._desk import Desk
 from dovetail.papers._exhibit import Measured, Paper, Part, Row, write
@@ -50,14 +50,10 @@ def reproduce(
 
     def note(seconds: float = 0.0) -> None:
         exhibits = [part.key for part in paper.parts if part.key in done]
-        text = json.dumps({**facts, "exhibits": exhibits, "seconds": seconds}, indent=1)
-        write_atomically(out / "paper.json", f"{text}\n".encode())
+        write_json(out / "paper.json", {**facts, "exhibits": exhibits, "seconds": seconds})
 
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        note()
-    except OSError as error:
-        raise ValueError(f"expected a folder that can be written to, got {str(out)!r} ({error.strerror})") from error
+    make_folder(out)
+    note()
     begun = time.perf_counter()
     found: dict[str, list[Row]] = {}
     desk = Desk(out, quick=quick, seeds=seeds, observe=observe)
@@ -91,8 +87,5 @@ def _kept(paper: Paper, out: Path, only: Sequence[str]) -> list[str]:
 
 def write_index(out: Path, names: Sequence[str]) -> None:
     """Which papers lie in `out`, each in the folder of its name."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"expected a folder that can be written to, got {str(out)!r} ({error.strerror})") from error
-    write_atomically(out / "index.json", (json.dumps({"papers": list(names)}) + "\n").encode())
+    make_folder(out)
+    write_json(out / "index.json", {"papers": list(names)})

@@ -15,7 +15,8 @@ import numpy as np
 
 from dovetail import audit, experiment, machine, quotes
 from dovetail.config import parse, read, to_toml
-from dovetail.folder import RunFolder, write_atomically
+from dovetail.files import write_atomically
+from dovetail.folder import RunFolder
 from dovetail.papers._exhibit import Curve, Measured, Row
 
 __all__ = ["Desk", "Overrides", "Trained"]

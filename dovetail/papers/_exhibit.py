@@ -7,10 +7,7 @@ reproduction that is stopped leaves what it has.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
-import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail.audit import LowerBound
 from dovetail.figures import Figure, Line
-from dovetail.folder import write_atomically
+from dovetail.files import write_json, write_table
 from dovetail.statements import Statement, Verdict
 
 if TYPE_CHECKING:
@@ -92,8 +89,8 @@ class Row:
         return {
             "label": self.label,
             "paper": dict(self.paper),
-            "claimed": None if self.claimed is None else _slim(self.claimed).to_json(),
-            "certified": None if self.certified is None else _slim(self.certified).to_json(),
+            "claimed": None if self.claimed is None else self.claimed.without_users().to_json(),
+            "certified": None if self.certified is None else self.certified.without_users().to_json(),
             "audited": None
             if audited is None
             else {
@@ -138,12 +135,6 @@ class Row:
         }
 
 
-def _slim(statement: Statement) -> Statement:
-    """Without each user's own eps, of which there may be ten thousand."""
-    premises = tuple(_slim(premise) for premise in statement.premises)
-    return dataclasses.replace(statement, per_user=None, premises=premises)
-
-
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
@@ -185,8 +176,8 @@ def write(part: Part, rows: Sequence[Row], out: Path, *, run: Mapping[str, Any],
         "rows": [row.to_json() for row in rows],
         "notes": list(part.notes(rows)) if finished else [],
     }
-    write_atomically(out / f"{part.key}.json", (json.dumps(data, indent=1, allow_nan=False) + "\n").encode())
-    write_atomically(out / f"{part.key}.csv", _csv([row.flat() for row in rows]))
+    write_json(out / f"{part.key}.json", data)
+    write_table(out / f"{part.key}.csv", [row.flat() for row in rows])
     if figures:
         points = [
             {"figure": figure.title, "line": line.name, "x": x, "y": y}
@@ -194,17 +185,7 @@ def write(part: Part, rows: Sequence[Row], out: Path, *, run: Mapping[str, Any],
             for line in figure.lines
             for x, y in zip(line.x, line.y, strict=True)
         ]
-        write_atomically(out / f"{part.key}-lines.csv", _csv(points))
-
-
-def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Columns in the order in which they first come; empty ones are left out."""
-    names = dict.fromkeys(name for row in rows for name, value in row.items() if value not in (None, ""))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(names), extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
+        write_table(out / f"{part.key}-lines.csv", points)
 
 
 def sweep(

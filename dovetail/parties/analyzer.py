@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail.federated.server import Server
-from dovetail.folder import hold
+from dovetail.files import hold
 from dovetail.parties.book import Book, Checkpoint, Refusals
 from dovetail.parties.keys import KeyRing
 from dovetail.parties.ledger import Ledger, Overspent

@@ -18,7 +18,7 @@ from typing import Protocol as Interface
 import msgspec
 import numpy as np
 
-from dovetail.folder import write_atomically
+from dovetail.files import write_atomically
 from dovetail.mechanisms import ExactSampler
 from dovetail.parties.keys import KeyPair
 from dovetail.parties.links import Gone, ShufflerLink, Unreachable

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from dovetail import _validate
-from dovetail.folder import write_atomically
+from dovetail.files import write_atomically
 from dovetail.parties.ledger import Ledger, Overspent
 from dovetail.parties.task import SignedTask, Task, cost, verify
 

@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from dovetail.folder import hold
+from dovetail.files import hold
 from dovetail.mechanisms import ExactSampler
 from dovetail.parties.keys import KeyPair
 from dovetail.parties.links import AnalyzerLink, Gone

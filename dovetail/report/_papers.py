@@ -13,7 +13,7 @@ from typing import Any
 
 from dovetail import references
 from dovetail.figures import Figure
-from dovetail.folder import write_atomically
+from dovetail.files import write_atomically
 from dovetail.report._page import at_least, badge, details, escape, figures, number, page, section, table, tiles
 from dovetail.report._words import numbers
 from dovetail.statements import Statement

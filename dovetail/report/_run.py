@@ -12,7 +12,8 @@ from typing import Any
 
 from dovetail import __version__, references
 from dovetail.figures import Figure, Line
-from dovetail.folder import BANNER, RunFolder, write_atomically
+from dovetail.files import write_atomically
+from dovetail.folder import BANNER, RunFolder
 from dovetail.report import _proof, _words
 from dovetail.report._page import at_least, at_most, badge, details, escape, figures, number, page, section, tiles
 from dovetail.statements import Statement

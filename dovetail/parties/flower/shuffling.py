@@ -17,7 +17,7 @@ from typing import Protocol as Interface
 
 import msgspec
 
-from dovetail.folder import write_atomically
+from dovetail.files import write_atomically
 from dovetail.parties.client import Envelope
 from dovetail.parties.keys import KeyPair, KeyRing
 from dovetail.parties.links import AnalyzerLink, ShufflerLink, Unreachable

@@ -1,0 +1,144 @@
+"""Every protocol at the same certified privacy: which learns most, who must be trusted for it, and what it costs.
+
+A line-up (`dovetail/comparisons`) names for a model how each protocol is run: cohort, settings, clip and server step.
+Noise is calibrated so that the same accountant certifies the same (eps, delta), for replacing one user, over the whole
+training; then every protocol is trained for every seed. Costs are those of the deployed messages: each sealed on its
+own, opened and added up by one core of the analyzer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dovetail import __version__, _validate, experiment, machine
+from dovetail.compare._contenders import Contender, line_up, models
+from dovetail.compare._costs import Costs, costs
+from dovetail.compare._ranking import Comparison, Outcome, Run
+from dovetail.config import Config
+from dovetail.files import make_folder
+from dovetail.protocols import Protocol
+from dovetail.statements import Neighbors, Statement, Trust, Unit
+from dovetail.tasks import Task
+
+__all__ = ["Comparison", "Contender", "Costs", "Outcome", "Run", "compare", "costs", "line_up", "models", "noise_of"]
+
+
+def compare(
+    contenders: Sequence[Contender],
+    *,
+    task: str | Task,
+    model: str,
+    eps: float,
+    delta: float,
+    seeds: int,
+    out: Path | None = None,
+    observe: Callable[[str], None] = lambda text: None,
+) -> Comparison:
+    """Train every contender for every seed; written to `out` after each, beside the others that lie there.
+
+    Guarantees:
+        What is promised is at most (eps, delta) for replacing one user, or the comparison ends.
+        A stopped comparison leaves what it found; more protocols can be added to it on the same terms.
+    """
+    _validate.at_least(1, seeds=seeds)
+    own, name = (None, task) if isinstance(task, str) else (task, task.name)
+    found = Comparison(task=name, model=model, eps=eps, delta=delta, seeds=seeds)
+    if out is not None:
+        found = found.beside(out)
+        make_folder(out)
+        found.write(out)
+    for contender in contenders:
+        outcome = _outcome(contender, own, seeds, observe)
+        if outcome.run is not None and outcome.run.private:
+            _refuse_unequal(outcome.run.certified, eps=eps, delta=delta)
+        found = found.having(outcome)
+        if out is not None:
+            found.write(out)
+    return found
+
+
+def _outcome(contender: Contender, task: Task | None, seeds: int, observe: Callable[[str], None]) -> Outcome:
+    name, config = contender.protocol, contender.config
+    if config is None:
+        return Outcome(protocol=name, reason=contender.reason)
+    results = []
+    for seed in range(seeds):
+        observe(f"{name}, seed {seed}")
+        try:
+            plan = experiment.prepare(_seeded(config, seed), task=task)
+        except ValueError as refusal:  # no noise meets the target, or a theorem does not apply
+            return Outcome(protocol=name, reason=str(refusal))
+        config = _with_noise(config, plan.protocol)
+        results.append(experiment.run(plan, evaluate_every=len(plan.rounds)))
+    observe(f"{name}, costs")
+    first, protocol, dim = results[0], plan.protocol, plan.engine.dim
+    return Outcome(
+        protocol=name,
+        run=Run(
+            accuracies=tuple(result.accuracy for result in results),
+            certified=first.statement.without_users(),
+            local=first.quote.local.without_users(),
+            shuffler=None if first.quote.shuffler is None else first.quote.shuffler.without_users(),
+            trust=_trust(first.statement, protocol, dim),
+            shufflers=protocol.layout(dim).shufflers,
+            may_collude=_may_collude(protocol),
+            costs=costs(protocol, int(plan.schedule.size_of(0)), dim),
+            rounds=first.rounds,
+            seconds_per_round=first.seconds_per_round,
+            settings=config.protocol,
+            server_step=config.server.learning_rate,
+            version=__version__,
+            machine=machine.describe(),
+        ),
+    )
+
+
+def _refuse_unequal(statement: Statement, *, eps: float, delta: float) -> None:
+    alike = statement.neighbors is Neighbors.REPLACE_ONE and statement.unit is Unit.USER
+    if not alike or statement.eps > eps or statement.delta > delta:
+        raise ValueError(f"expected ({eps}, {delta})-DP for replacing one user, got {statement.headline()}")
+
+
+def _seeded(config: Config, seed: int) -> Config:
+    return msgspec.structs.replace(config, seed=seed)
+
+
+def _with_noise(config: Config, protocol: Protocol) -> Config:
+    """The config with the noise that was calibrated for it: other seeds need not search again."""
+    return msgspec.structs.replace(config, protocol={**config.protocol, **noise_of(protocol)})
+
+
+def noise_of(protocol: Protocol) -> dict[str, Any]:
+    """What a calibrated protocol's config would say of its noise; personal budgets hold it themselves."""
+    if protocol.noise_field is None:
+        return {}
+    scale = getattr(protocol, protocol.noise_field)
+    return (
+        {protocol.noise_field: scale}
+        if scale is not None
+        else {"budgets": protocol.budgets, protocol.noise_field: None}
+    )
+
+
+def _may_collude(protocol: Protocol) -> int:
+    return getattr(protocol, "colluding_shufflers", 0)
+
+
+def _trust(statement: Statement, protocol: Protocol, dim: int) -> str:
+    """Whom a user must trust, in words."""
+    if statement.unbounded and statement.trust is not Trust.SHUFFLE:
+        return "everybody"
+    match statement.trust:
+        case Trust.CURATOR:
+            return "a curator who sees every update"
+        case Trust.SHUFFLE:
+            many = protocol.layout(dim).shufflers
+            if many == 1:
+                return "one shuffler that does not collude"
+            return f"{many} shufflers, of which {_may_collude(protocol) or 'none'} may collude"
+        case _:
+            return "nobody"

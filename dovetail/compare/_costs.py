@@ -1,0 +1,69 @@
+"""What a round costs as it is deployed: each message sealed on its own, opened and added up by one core."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from dovetail.parties import sealing
+from dovetail.parties.keys import KEY_ID
+from dovetail.protocols import Protocol
+from dovetail.statements import NotApplicable
+
+__all__ = ["Costs", "costs"]
+
+_SLOT_BYTES, _FLOAT_BYTES = 4, 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What one round asks of a client and of the analyzer."""
+
+    messages: int
+    bytes: int
+    server_seconds: float
+
+
+def costs(protocol: Protocol, size: int, dim: int) -> Costs:
+    """A client's messages and bytes, and the analyzer's seconds, for one round of so many users."""
+    layout = protocol.layout(dim)
+    if not layout.shufflers:
+        vector = _FLOAT_BYTES * dim
+        return Costs(messages=1, bytes=vector, server_seconds=size * dim / _additions_a_second())
+    try:
+        deployed = protocol.messages(dim)
+        messages, plain = deployed.per_client, deployed.size
+    except (NotApplicable, ValueError):  # simulated only: a float a report
+        messages = round(layout.reports_per_client * getattr(protocol, "beta", 1.0))
+        plain = _FLOAT_BYTES
+    received = size * messages if layout.padding is None else layout.padding.pad_to * layout.slots
+    return Costs(
+        messages=messages,
+        bytes=messages * (_SLOT_BYTES + plain + sealing.OVERHEAD),
+        server_seconds=received * _seconds_to_open(plain),
+    )
+
+
+@functools.cache
+def _seconds_to_open(size: int, repeats: int = 200) -> float:
+    """One message, opened by one core of this machine."""
+    key = X25519PrivateKey.generate()
+    purpose = sealing.Purpose(task_id=bytes(32), round=1, role="report", key_id=bytes(KEY_ID))
+    sealed = sealing.seal(bytes(size), key.public_key(), purpose)
+    begun = time.thread_time()
+    for _ in range(repeats):
+        sealing.open_sealed(sealed, key, purpose)
+    return (time.thread_time() - begun) / repeats
+
+
+@functools.cache
+def _additions_a_second() -> float:
+    """Numbers that this machine adds to a sum of vectors in a second."""
+    block, total = np.ones((64, 65_536), np.float32), np.zeros(65_536, np.float32)
+    begun = time.thread_time()
+    total += block.sum(axis=0)
+    return block.size / (time.thread_time() - begun)

@@ -1,0 +1,228 @@
+"""What a comparison found: one outcome a protocol, ranked, as plain data that is read back as it was written."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.compare._costs import Costs
+from dovetail.figures import Figure, Line
+from dovetail.files import write_json, write_table
+from dovetail.statements import Statement, Trust
+
+__all__ = ["Comparison", "Outcome", "Run"]
+
+_DATA, _TABLE = "comparison.json", "comparison.csv"
+_TERMS = ("task", "model", "eps", "delta", "seeds")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """How a protocol did, by which settings, and where."""
+
+    accuracies: tuple[float, ...]  # one for each seed
+    certified: Statement
+    local: Statement
+    shuffler: Statement | None
+    trust: str  # whom a user must trust, in words
+    shufflers: int
+    may_collude: int  # shufflers that may work with the analyzer
+    costs: Costs
+    rounds: int
+    seconds_per_round: float
+    settings: Mapping[str, Any]
+    server_step: float
+    version: str
+    machine: str
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+        return statistics.fmean(self.accuracies)
+
+    @property
+    def private(self) -> bool:
+        """Whether anything is promised."""
+        return not self.certified.unbounded
+
+    @property
+    def no_trusted_party(self) -> bool:
+        """Whether what is certified holds whichever one party colludes with the analyzer."""
+        if not self.private:
+            return False
+        return self.certified.trust is Trust.LOCAL or (self.certified.trust is Trust.SHUFFLE and self.may_collude > 0)
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine-readable form."""
+        return {
+            "trust": self.trust,
+            "shufflers": self.shufflers,
+            "may_collude": self.may_collude,
+            "no_trusted_party": self.no_trusted_party,
+            "accuracies": list(self.accuracies),
+            "mean": self.mean,
+            "spread": statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None,
+            "certified": self.certified.to_json(),
+            "local": self.local.to_json(),
+            "shuffler": None if self.shuffler is None else self.shuffler.to_json(),
+            "messages_per_client": self.costs.messages,
+            "bytes_per_client": self.costs.bytes,
+            "server_seconds": self.costs.server_seconds,
+            "seconds_per_round": self.seconds_per_round,
+            "rounds": self.rounds,
+            "settings": dict(self.settings),
+            "server_step": self.server_step,
+            "version": self.version,
+            "machine": self.machine,
+        }
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Run:
+        """What `to_json` wrote."""
+        same = ("trust", "shufflers", "may_collude", "rounds", "seconds_per_round", "settings", "server_step",
+                "version", "machine")  # fmt: skip
+        return cls(
+            **{name: row[name] for name in same},
+            accuracies=tuple(row["accuracies"]),
+            certified=Statement.from_json(row["certified"]),
+            local=Statement.from_json(row["local"]),
+            shuffler=None if row["shuffler"] is None else Statement.from_json(row["shuffler"]),
+            costs=Costs(
+                messages=row["messages_per_client"],
+                bytes=row["bytes_per_client"],
+                server_seconds=row["server_seconds"],
+            ),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A protocol's run, or the reason why there is none."""
+
+    protocol: str
+    run: Run | None = None
+    reason: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine-readable form."""
+        ran = {} if self.run is None else self.run.to_json()
+        return {"protocol": self.protocol, **ran, "reason": self.reason}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Outcome:
+        """What `to_json` wrote."""
+        run = Run.from_json(row) if row["reason"] is None else None
+        return cls(protocol=row["protocol"], run=run, reason=row["reason"])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """All protocols of a line-up, the best first.
+
+    Guarantees:
+        `write` and `read` are inverse to each other.
+    """
+
+    task: str
+    model: str
+    eps: float
+    delta: float
+    seeds: int
+    outcomes: tuple[Outcome, ...] = ()
+
+    def having(self, outcome: Outcome) -> Comparison:
+        """With this outcome in place of its protocol's earlier one; the most accurate first, those not run last."""
+        others = [one for one in self.outcomes if one.protocol != outcome.protocol]
+        ranked = sorted((*others, outcome), key=lambda one: -(one.run.mean if one.run else -math.inf))
+        return dataclasses.replace(self, outcomes=tuple(ranked))
+
+    @property
+    def runs(self) -> dict[str, Run]:
+        """Those that were run, by protocol, the most accurate first."""
+        return {one.protocol: one.run for one in self.outcomes if one.run is not None}
+
+    @property
+    def best_single_shuffler(self) -> str | None:
+        """The most accurate private protocol with one shuffler."""
+        return next((name for name, run in self.runs.items() if run.private and run.shufflers == 1), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine-readable form."""
+        return {
+            **self.terms,
+            "neighbors": "replace-one",
+            "best_single_shuffler": self.best_single_shuffler,
+            "rows": [outcome.to_json() for outcome in self.outcomes],
+            "figures": [self.figure().to_json()],
+        }
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """What is the same for all that are compared."""
+        return {name: getattr(self, name) for name in _TERMS}
+
+    def figure(self) -> Figure:
+        """Accuracy against what a client sends, by whom one must trust."""
+        lines = tuple(
+            Line(
+                name=f"{name} ({run.trust})",
+                x=(float(run.costs.bytes),),
+                y=(run.mean,),
+                low=(min(run.accuracies),),
+                high=(max(run.accuracies),),
+                style="points",
+            )
+            for name, run in self.runs.items()
+            if run.private
+        )
+        return Figure(
+            title=f"Accuracy against upload, all at a certified ({self.eps:g}, {self.delta:g})",
+            x_label="bytes a client sends in a round",
+            y_label="test accuracy",
+            log_x=True,
+            percent_y=True,
+            lines=lines,
+        )
+
+    def write(self, folder: Path) -> None:
+        """`comparison.json`, and its rows as CSV."""
+        data = self.to_json()
+        write_json(folder / _DATA, data)
+        write_table(folder / _TABLE, [_flat(row) for row in data["rows"]])
+
+    @classmethod
+    def read(cls, folder: Path) -> Comparison:
+        """What `write` wrote."""
+        try:
+            data = json.loads((folder / _DATA).read_text())
+            return cls(
+                **{name: data[name] for name in _TERMS},
+                outcomes=tuple(Outcome.from_json(row) for row in data["rows"]),
+            )
+        except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(f"expected a folder of `dovetail compare`, got {str(folder)!r}") from error
+
+    def beside(self, folder: Path) -> Comparison:
+        """With the outcomes of an earlier comparison in this folder, if there is one; refuses one on other terms."""
+        if not (folder / _DATA).exists():
+            return self
+        before = Comparison.read(folder)
+        if before.terms != self.terms:
+            raise ValueError(
+                f"expected a folder without a comparison, or with one of {self.terms}, got {str(folder)!r} with one of "
+                f"{before.terms}"
+            )
+        return dataclasses.replace(self, outcomes=(*before.outcomes, *self.outcomes))
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row for a spreadsheet."""
+    shown = ("protocol", "trust", "no_trusted_party", "mean", "spread", "messages_per_client", "bytes_per_client",
+             "server_seconds", "rounds", "machine", "reason")  # fmt: skip
+    flat = {name: row.get(name) for name in shown}
+    return {**flat, **{f"{name}_eps": row[name]["eps"] for name in ("certified", "local") if name in row}}

@@ -1,0 +1,68 @@
+"""How files are written: complete or not at all, into folders that can be written to."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import io
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+__all__ = ["hold", "make_folder", "write_atomically", "write_json", "write_table"]
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder where there is none; refuses one that cannot be written to."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise ValueError(f"expected a folder that can be written to, got {str(path)!r} ({error.strerror})") from error
+
+
+def hold(folder: Path) -> IO[bytes]:
+    """Make a folder that its owner alone can read, and keep other processes out of it until the file is closed."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.chmod(0o700)
+    lock = (folder / "lock").open("wb")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise ValueError(f"expected a folder that no other process works in, got {str(folder)!r}") from error
+    return lock
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that it is seen either complete or not at all, also after a crash."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Plain data, indented; refuses what JSON has no number for."""
+    write_atomically(path, (json.dumps(data, indent=1, allow_nan=False) + "\n").encode())
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows as CSV: columns in the order in which they first come, those that are empty everywhere left out."""
+    names = dict.fromkeys(name for row in rows for name, value in row.items() if value not in (None, ""))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(names), extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue().encode())
