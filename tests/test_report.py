@@ -242,7 +242,7 @@ def test_the_statement_in_words():
         "This training protects one user, with all the data that this user holds.",
         "Whether or not that user's data is replaced by any other, the analyzer sees almost the same over 60 rounds: "
         "what it sees is differentially private with eps = 1 and delta = 1e-6.",
-        "One must trust that shufflers do not work with the analyzer, as far as the assumptions say.",
+        "Shufflers are trusted as far as the assumptions say: how many of them may work with the analyzer.",
         "This is proved by: Balle, Wang (ICML 2018), Thm. 8. It holds if the 2 assumptions below hold.",
     ]
 
@@ -299,7 +299,7 @@ def test_bounds_are_rounded_outward():
 def test_what_is_not_covered_depends_on_the_statement():
     local = dataclasses.replace(SCOPE, trust=Trust.LOCAL)
     tuned = dataclasses.replace(SCOPE, assumptions=("hyper-parameters were chosen without the private data",))
-    others = {"user": stated(), "subject": unbounded(SCOPE, reason="subjects are unknown")}
+    others = {"item": stated(), "user": stated(), "subject": unbounded(SCOPE, reason="subjects are unknown")}
 
     def said(statement, **more):
         known = {"local": unbounded(local, reason="all is seen"), "shuffler": None, "diagnostics": False, **more}
@@ -307,7 +307,8 @@ def test_what_is_not_covered_depends_on_the_statement():
 
     assert "then nothing is left (all is seen)" in said(stated())
     assert "then only (8, 1e-6)-DP is left" in said(stated(), local=stated(8.0))
-    assert "One subject instead of one user: nothing is promised: subjects are unknown." in said(stated())
+    assert "One subject instead of one user: subjects are unknown." in said(stated())
+    assert "One item" not in said(stated()), "what is promised to an item stands in the table of units"
     assert "diagnostics" not in said(stated())
     assert "diagnostics" in said(stated(), diagnostics=True)
     assert "looking at the private data" in said(stated(scope=tuned))

@@ -41,7 +41,7 @@ def reproduction(folder: Path) -> Path:
     back = '<p><a href="../index.html">All papers</a></p>' if (folder.parent / "index.json").exists() else ""
     body = (
         f"<h1>{escape(paper['title'])}</h1>"
-        f'<p class="lead">{escape(paper["citation"])}</p>{back}{tiles(_facts(paper, exhibits))}{_EXPLAINED}'
+        f'<p class="lead">{escape(paper["citation"])}</p>{back}{tiles(_claims(exhibits) + _facts(exhibits))}{_EXPLAINED}'
         + "".join(_exhibit(exhibit) for exhibit in exhibits)
         + section("Reference", _reference(paper))
     )
@@ -82,9 +82,13 @@ def _exhibits(folder: Path, paper: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield json.loads((folder / f"{key}.json").read_text())
 
 
-def _facts(paper: dict[str, Any], exhibits: list[dict[str, Any]]) -> list[tuple[str, str]]:
+def _claims(exhibits: list[dict[str, Any]]) -> list[tuple[str, str]]:
     words = {"claimed, holds": "that hold", "claimed, unproven": "unproven", "claimed, refuted": "refuted"}
-    facts = [(f"rows with claims {words[verdict]}", str(count)) for verdict, count in _verdicts(exhibits).items()]
+    return [(f"rows with claims {words[verdict]}", str(count)) for verdict, count in _verdicts(exhibits).items()]
+
+
+def _facts(exhibits: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    facts = []
     best = _most_accurate(exhibits)
     if best is not None:
         facts.append(("best accuracy, ours", f"{best:.1%}"))
@@ -212,11 +216,7 @@ def _shown(value: Any) -> str:
 
 def _card(name: str, paper: dict[str, Any], exhibits: list[dict[str, Any]]) -> str:
     verdicts = " ".join(f"{count} {badge(verdict)}" for verdict, count in _verdicts(exhibits).items())
-    facts = [
-        f"<p>{escape(fact)}: <b>{escape(value)}</b></p>"
-        for fact, value in _facts(paper, exhibits)
-        if not fact.startswith("claims ")
-    ]
+    facts = [f"<p>{escape(fact)}: <b>{escape(value)}</b></p>" for fact, value in _facts(exhibits)]
     return (
         f'<div class="card"><h2><a href="{escape(name)}/report.html">{escape(paper["title"])}</a></h2>'
         f'<p class="small">{escape(paper["citation"])}</p>'

@@ -46,7 +46,7 @@ def trust(statement: Statement) -> str:
         case Trust.CURATOR:
             return "One must trust the curator, who sees every update."
         case Trust.SHUFFLE:
-            return "One must trust that shufflers do not work with the analyzer, as far as the assumptions say."
+            return "Shufflers are trusted as far as the assumptions say: how many of them may work with the analyzer."
         case Trust.LOCAL:
             return "Nobody need be trusted."
     return "The statement rests on nobody's trust, for it promises nothing."
@@ -142,12 +142,8 @@ def not_covered(
         )
         said.append(f"The shuffler's own view: it knows who takes part and when; {tells}.")
     for name, other in units.items():
-        if name != statement.unit.value:
-            why = other.theorem.where
-            promised = (
-                f"nothing is promised: {why}" if other.unbounded else f"it is {numbers(other)}, in the table above"
-            )
-            said.append(f"One {name} instead of one {statement.unit.value}: {promised}.")
+        if other.unbounded and name != statement.unit.value:
+            said.append(f"One {name} instead of one {statement.unit.value}: {other.theorem.where}.")
     if statement.neighbors is Neighbors.REPLACE_ONE:
         said.append("Whether somebody took part at all: the two cases differ in the data, not in who is there.")
     if TUNING_ASSUMPTION in statement.assumptions:
