@@ -5,50 +5,21 @@ from __future__ import annotations
 import itertools
 import types
 from pathlib import Path
-from typing import Any
 
 import pytest
+from rehearsal import EPS_ATTACKED, Rehearsal, well_formed
 
 from dovetail import audit, quotes
 from dovetail.accounting.published import apes as published
 from dovetail.audit import LowerBound
-from dovetail.config import read
-from dovetail.papers import _apes_training, _desk
-from dovetail.papers._exhibit import Part, Row, write
+from dovetail.papers import _apes_training
 from dovetail.papers.apes import PAPER
 from dovetail.protocols._budgets import resolve
 from dovetail.references import entry
 
+USERS = 10_000
 PARTS = {part.key: part for part in PAPER.parts}
 TRAINED = ("table3", "fig2b", "fig3a", "fig3b")
-
-
-class Rehearsal(_desk.Desk):
-    """A desk that prepares no data and trains nothing: it checks and keeps the configs."""
-
-    def __init__(self, out: Path, *, quick: bool) -> None:
-        super().__init__(out, quick=quick, seeds=1)
-        self.asked: list[Any] = []
-
-    def train(self, preset: str, overrides: _desk.Overrides = (), *, label: str = "") -> Any:
-        config = read(preset, overrides)
-        settings = {key: value for key, value in config.protocol.items() if key != "name"}
-        plan = quotes.Plan(num_users=10_000, dim=7850, delta=config.privacy.delta, settings=settings)
-        quotes.settled(config.protocol["name"], plan)
-        self.asked.append(config)
-        result = types.SimpleNamespace(
-            quote=types.SimpleNamespace(claimed=None), statement=None, rounds=20, uploads=200_000, accuracy=0.5
-        )
-        return _desk.Trained(
-            results=(result,),  # type: ignore[arg-type]
-            accuracy=((10.0, 0.4), (20.0, 0.5)),
-            diagnostics={},
-            config="configs/one.toml",
-            seconds=1.0,
-        )
-
-    def audit(self, protocol: str, plan: quotes.Plan) -> LowerBound:
-        return LowerBound(eps=0.01, delta=plan.delta, attack="none: a rehearsal")
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +33,7 @@ def cheap_statements(small: quotes.Quote, monkeypatch: pytest.MonkeyPatch) -> No
     found = types.SimpleNamespace(
         claimed=small.claimed,
         certified=small.certified,
-        bound=LowerBound(eps=0.01, delta=1e-8, attack="none: a rehearsal"),
+        bound=LowerBound(eps=EPS_ATTACKED, delta=1e-8, attack="none: a rehearsal"),
     )
     monkeypatch.setattr(quotes, "quote", lambda name, about: small)
     monkeypatch.setattr(audit, "audit", lambda name, about, *, trials: found)
@@ -87,7 +58,7 @@ def test_table3_recomputes_to_the_printed_digits() -> None:
 
 
 def test_table2_shows_the_printed_ranges(tmp_path: Path) -> None:
-    rows = list(PARTS["table2"].rows(Rehearsal(tmp_path, quick=True)))
+    rows = list(PARTS["table2"].rows(Rehearsal(tmp_path, quick=True, num_users=USERS)))
     assert len(rows) == 6
     for row in rows:
         assert row.paper["lowest"] <= row.extra["smallest"] < row.extra["mean"] < row.extra["largest"]
@@ -97,23 +68,23 @@ def test_table2_shows_the_printed_ranges(tmp_path: Path) -> None:
     for figure in figures:
         for line in figure.lines:
             assert sum(y or 0.0 for y in line.y) == pytest.approx(1.0)
-    _well_formed(PARTS["table2"], rows, tmp_path)
+    well_formed(PARTS["table2"], rows, tmp_path)
 
 
 @pytest.mark.parametrize("quick", [True, False])
 @pytest.mark.parametrize("key", TRAINED)
 def test_every_config_is_one(cheap_statements: None, tmp_path: Path, key: str, quick: bool) -> None:
-    desk = Rehearsal(tmp_path, quick=quick)
+    desk = Rehearsal(tmp_path, quick=quick, num_users=USERS)
     rows = list(PARTS[key].rows(desk))
     assert sum(row.not_here is None for row in rows) == len(desk.asked) > 0
     assert len({row.label for row in rows}) == len(rows)
     assert {config.cohort.rounds for config in desk.asked} == {2 if quick else 20}
-    _well_formed(PARTS[key], rows, tmp_path)
+    well_formed(PARTS[key], rows, tmp_path)
 
 
 @pytest.mark.parametrize("quick", [True, False])
 def test_figures_share_their_trainings_with_table3(cheap_statements: None, tmp_path: Path, quick: bool) -> None:
-    desk = Rehearsal(tmp_path, quick=quick)
+    desk = Rehearsal(tmp_path, quick=quick, num_users=USERS)
     for key in TRAINED:
         list(PARTS[key].rows(desk))
     texts = [repr(config) for config in desk.asked]
@@ -121,7 +92,7 @@ def test_figures_share_their_trainings_with_table3(cheap_statements: None, tmp_p
 
 
 def test_printed_rows_carry_what_is_printed(cheap_statements: None, tmp_path: Path) -> None:
-    rows = {row.label: row for row in PARTS["table3"].rows(Rehearsal(tmp_path, quick=False))}
+    rows = {row.label: row for row in PARTS["table3"].rows(Rehearsal(tmp_path, quick=False, num_users=USERS))}
     assert rows["APES"].paper["accuracy"] == 0.7967
     assert rows["S-APES"].extra["claimed eps_ul"] == rows["S-APES"].paper["eps_ul"] == 1570
     assert rows["S-APES"].extra["certified eps_ul"] == 7850
@@ -130,21 +101,12 @@ def test_printed_rows_carry_what_is_printed(cheap_statements: None, tmp_path: Pa
 
 
 def test_bounds_of_one_coordinate(tmp_path: Path) -> None:
-    rows = list(itertools.islice(PARTS["fig2a"].rows(Rehearsal(tmp_path, quick=True)), 7))  # n = 1000 alone
+    rows = list(
+        itertools.islice(PARTS["fig2a"].rows(Rehearsal(tmp_path, quick=True, num_users=USERS)), 7)
+    )  # n = 1000 alone
     eps = {row.series: row.extra["eps"] for row in rows}
     assert eps["Erlingsson'19"] is None and "1/2" in PARTS["fig2a"].caption
     ours = eps.pop("personalised clones (ours), Uniform2")
     assert all(ours < other for other in eps.values() if other is not None)
     assert [row.series for row in rows if row.certified] == ["personalised clones (ours), Uniform2"]
-    _well_formed(PARTS["fig2a"], rows, tmp_path)
-
-
-def _well_formed(part: Part, rows: list[Row], out: Path) -> None:
-    """Its files are written, its figures have lines with points, and no two lines share a name."""
-    write(part, rows, out, run={}, finished=True)
-    figures = part.figures(rows)
-    assert figures
-    for figure in figures:
-        names = [line.name for line in figure.lines]
-        assert names and len(set(names)) == len(names)
-        assert all(any(y is not None for y in line.y) for line in figure.lines)
+    well_formed(PARTS["fig2a"], rows, tmp_path)

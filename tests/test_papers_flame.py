@@ -3,51 +3,20 @@
 from __future__ import annotations
 
 import math
-import types
 from pathlib import Path
-from typing import Any
 
 import pytest
+from rehearsal import Rehearsal, well_formed
 
 from dovetail import quotes
-from dovetail.audit import LowerBound
-from dovetail.config import read
 from dovetail.papers import _desk
-from dovetail.papers._exhibit import Part, Row, write
+from dovetail.papers._exhibit import Row
 from dovetail.papers.flame import PAPER
 from dovetail.references import entry
 from dovetail.statements import Verdict
 
+USERS = 1000
 PARTS = {part.key: part for part in PAPER.parts}
-
-
-class Rehearsal(_desk.Desk):
-    """A desk that prepares no data and trains nothing: it checks and keeps the configs."""
-
-    def __init__(self, out: Path, *, quick: bool) -> None:
-        super().__init__(out, quick=quick, seeds=1)
-        self.asked: list[tuple[str, Any]] = []
-
-    def train(self, preset: str, overrides: _desk.Overrides = (), *, label: str = "") -> Any:
-        config = read(preset, overrides)
-        settings = {key: value for key, value in config.protocol.items() if key != "name"}
-        name = config.protocol["name"]
-        users = config.cohort.size if isinstance(config.cohort.size, int) else config.task.users
-        plan = quotes.Plan(num_users=users or 1000, dim=7850, delta=config.privacy.delta, settings=settings)
-        quotes.settled(name, plan)
-        self.asked.append((label, config))
-        quoted = types.SimpleNamespace(claimed=None, certified=None)
-        result = types.SimpleNamespace(quote=quoted, statement=None, rounds=60, uploads=60_000, accuracy=0.5)
-        return _desk.Trained(
-            results=(result,),  # type: ignore[arg-type]
-            accuracy=((30.0, 0.4), (60.0, 0.5)),
-            diagnostics={},
-            config="configs/one.toml",
-            seconds=1.0,
-        )
-
-    def audit(self, protocol: str, plan: quotes.Plan) -> LowerBound:
-        return LowerBound(eps=0.5, delta=plan.delta, attack="none: a rehearsal")
 
 
 @pytest.fixture(scope="module")
@@ -122,34 +91,34 @@ def test_repaired_simple_and_double_are_certified_below_the_claims(headline: dic
 
 
 def test_claimed_ratios_lie_around_the_printed_ones(cheap_quotes: None, tmp_path: Path) -> None:
-    rows = list(PARTS["fig3"].rows(Rehearsal(tmp_path, quick=False)))
+    rows = list(PARTS["fig3"].rows(Rehearsal(tmp_path, quick=False, num_users=USERS)))
     for series, printed in (("SS-Simple", 2.55), ("SS-Double", 137.36)):
         ratios = [row.extra["claimed ratio"] for row in rows if row.series == series]
         assert min(ratios) < printed < max(ratios)
-    _well_formed(PARTS["fig3"], rows, tmp_path)
+    well_formed(PARTS["fig3"], rows, tmp_path)
 
 
 @pytest.mark.parametrize("quick", [True, False])
 @pytest.mark.parametrize("key", ["fig4", "fig5", "fig6", "fig7"])
 def test_every_config_is_one(cheap_quotes: None, tmp_path: Path, key: str, quick: bool) -> None:
-    desk = Rehearsal(tmp_path, quick=quick)
+    desk = Rehearsal(tmp_path, quick=quick, num_users=USERS)
     rows = list(PARTS[key].rows(desk))
     assert len(rows) == len(desk.asked) > 0
     assert len({row.label for row in rows}) == len(rows)
-    for _, config in desk.asked:
+    for config in desk.asked:
         assert config.privacy.eps is None  # budgets are an epoch's, so no training may stop at one
-    _well_formed(PARTS[key], rows, tmp_path)
+    well_formed(PARTS[key], rows, tmp_path)
 
 
 @pytest.mark.parametrize("key", ["fig8", "fig9"])
-def test_figures_without_training_are_well_formed(cheap_quotes: None, tmp_path: Path, key: str) -> None:
-    rows = list(PARTS[key].rows(Rehearsal(tmp_path, quick=False)))
+def test_figures_without_training_arewell_formed(cheap_quotes: None, tmp_path: Path, key: str) -> None:
+    rows = list(PARTS[key].rows(Rehearsal(tmp_path, quick=False, num_users=USERS)))
     assert {row.series for row in rows} == {"SS-Simple", "SS-Double", "SS-Topk"}
-    _well_formed(PARTS[key], rows, tmp_path)
+    well_formed(PARTS[key], rows, tmp_path)
 
 
 def test_printed_differences_stand_beside_ours(cheap_quotes: None, tmp_path: Path) -> None:
-    rows = {row.label: row for row in PARTS["fig4"].rows(Rehearsal(tmp_path, quick=False))}
+    rows = {row.label: row for row in PARTS["fig4"].rows(Rehearsal(tmp_path, quick=False, num_users=USERS))}
     assert rows["SS-Double"].paper == {"points over SS-Simple": 4.07}
     top = rows["SS-Topk"].paper
     assert sorted(top.values()) == [33.94, 55.5, 60.7]
@@ -158,14 +127,3 @@ def test_printed_differences_stand_beside_ours(cheap_quotes: None, tmp_path: Pat
     notes = PARTS["fig4"].notes(list(rows.values()))
     assert sum("printed" in note and "here" in note for note in notes) == 5
     assert rows["NP-FL"].curve == ((0.5, 0.4), (1.0, 0.5))
-
-
-def _well_formed(part: Part, rows: list[Row], out: Path) -> None:
-    """Its files are written, its figures have lines with points, and no two lines share a name."""
-    write(part, rows, out, run={}, finished=True)
-    figures = part.figures(rows)
-    assert figures
-    for figure in figures:
-        names = [line.name for line in figure.lines]
-        assert names and len(set(names)) == len(names)
-        assert all(any(y is not None for y in line.y) for line in figure.lines)
