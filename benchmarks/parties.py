@@ -30,9 +30,10 @@ from rich.table import Table
 from dovetail.federated.server import Server
 from dovetail.mechanisms import ExactSampler
 from dovetail.parties import sealing
-from dovetail.parties.analyzer import Analyzer, Learning
+from dovetail.parties.analyzer import Analyzer
 from dovetail.parties.fleet import Fleet, Ground, lay_out
 from dovetail.parties.keys import KeyPair, KeyRing
+from dovetail.parties.learning import Learning
 from dovetail.parties.wire import PART, Packed, signed_headers
 
 PARTS, RAW, DUMMIES = 24, 8192, 16_384

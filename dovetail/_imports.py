@@ -1,18 +1,25 @@
-"""Objects that a config names as "module:name": a user's own task, a user's own protocol."""
+"""Objects that a config names as "module:name": a user's own task, a user's own protocol.
+
+Whatever is wrong with the module or with the object is told in one sentence.
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeGuard, TypeVar
 
 __all__ = ["load"]
 
+_Found = TypeVar("_Found")
 
-def load(text: str, *, what: str) -> object:
-    """The object "module:name", imported from the working directory or the Python path; None if there is no such name.
 
-    Whatever goes wrong in the user's module is told in one sentence.
+def load(text: str, *, what: str, kind: str, accept: Callable[[object], TypeGuard[_Found]]) -> _Found:
+    """The object "module:name", imported from the working directory or the Python path, if it is one to `accept`.
+
+    `what` and `kind` name such an object in a refusal: "task", "dovetail.tasks.Task".
     """
     module_name, _, name = text.partition(":")
     here = str(Path.cwd())
@@ -20,7 +27,11 @@ def load(text: str, *, what: str) -> object:
         sys.path.append(here)  # last, and for good: the module may import its neighbours later
     try:
         importlib.invalidate_caches()
-        return getattr(importlib.import_module(module_name), name, None)
+        found = getattr(importlib.import_module(module_name), name, None)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(f"expected a {what} 'module:name' that imports, got {text!r} ({reason})") from error
+    if not accept(found):
+        got = "no such name" if found is None else f"a {type(found).__name__}"
+        raise ValueError(f"expected {name!r} in {module_name!r} to be a {kind}, got {got}")
+    return found

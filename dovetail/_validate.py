@@ -2,6 +2,7 @@
 
 Each check takes its values as keyword arguments, so that the message can name them:
 ``positive(eps_local=-1.0)`` raises ``ValueError("expected eps_local > 0, got eps_local=-1.0")``.
+What may be left open is checked if it is there: ``positive(**given(eps_local=None))`` passes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ __all__ = [
     "at_most",
     "finite",
     "finite_array",
+    "given",
     "in_interval",
     "in_open_interval",
     "integer",
@@ -30,6 +32,11 @@ __all__ = [
 
 def _fail(expected: str, name: str, value: object) -> None:
     raise ValueError(f"expected {expected}, got {name}={value!r}")
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """The values that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def finite(**values: float) -> None:

@@ -7,6 +7,7 @@ model. `quote` certifies given parameters, `calibrate` finds the one that meets 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from dovetail import _validate, accounting, protocols
 from dovetail.accounting import pairs
 from dovetail.accounting.published import CLAIMS, flame
 from dovetail.events import (
+    Crowd,
     Disjoint,
     Everyone,
     Gaussian,
@@ -45,6 +47,7 @@ __all__ = ["Plan", "Quote", "calibrate", "certified", "quote", "settled", "state
 _TRUTH = 50.0  # a report with a larger eps_local lies less often than a computer errs
 _NOTHING_SHOWN = Theorem(key="none shown", where="which slots a client fills does not depend on its data")
 _FROM_DATA = "the paper's Z is read off the data, and this claim tells it: a diagnostic, covered by no statement"
+_INDICES_TELL = Theorem(key="none", where="which coordinates a client reports depends on its data")
 _EACH_COORDINATE = Theorem(key="DR14.thm3.16", where="basic composition of a user's own reports")
 
 
@@ -189,7 +192,7 @@ def calibrate(name: str, plan: Plan, *, eps: float, parameter: str | None = None
             view = protocol.view(cohort, plan.dim, neighbors=protocol.relation)
             return accounting.bound([view.round] * plan.rounds, delta=plan.delta).eps
         except NotApplicable:
-            return float("inf")
+            return math.inf
 
     value: float | int
     if parameter == "pad_to":
@@ -233,7 +236,10 @@ def _noise_parameter(name: str, plan: Plan) -> str:
 
 
 def _local(rounds: Sequence[Round], scope: Scope, about: Mechanism | None, delta: float) -> Statement:
-    """What is left when shuffler and analyzer collude."""
+    """What is left when shuffler and analyzer collude.
+
+    Rounds of one training differ in their crowds alone, which hide nobody here: one stands for all.
+    """
     epochs = {item.participation.epoch for item in rounds if isinstance(item.participation, Disjoint)}
     times = max(1, len(epochs) or len(rounds))
     mine = dataclasses.replace(
@@ -260,21 +266,21 @@ def _local(rounds: Sequence[Round], scope: Scope, about: Mechanism | None, delta
             )
         case _:
             return unbounded(mine, reason="the curator sees every update")
-    if one.eps == float("inf"):
+    if math.isinf(one.eps):
         return unbounded(mine, reason=one.theorem.where)
     whole = Bound(eps=one.eps * times, delta=min(1.0, one.delta * times), theorem=one.theorem)
     return mine.state(whole, Verdict.CERTIFIED)
 
 
-def _one_client(mechanism: Shuffled | PaddedBernoulli | PaddedTopk, delta: float) -> Bound:
+def _one_client(mechanism: Crowd, delta: float) -> Bound:
     """The reports of one client in one round, seen with its name on them."""
-    nothing = Theorem(key="none", where="which coordinates a client reports depends on its data")
     try:
         bound = pairs.local(mechanism, delta=delta)
     except NotApplicable as refusal:
-        nothing = Theorem(key="none", where=f"not certified: {refusal}")
-        return Bound(eps=float("inf"), delta=delta, theorem=nothing)
-    return bound if bound.eps < float("inf") else dataclasses.replace(bound, theorem=nothing)
+        return Bound(eps=math.inf, delta=delta, theorem=Theorem(key="none", where=f"not certified: {refusal}"))
+    if math.isinf(bound.eps):
+        return dataclasses.replace(bound, theorem=_INDICES_TELL)
+    return bound
 
 
 def _shuffler(rounds: Sequence[Round], scope: Scope, about: Mechanism | None) -> Statement | None:

@@ -15,7 +15,7 @@ only locally randomized reports (local), and the protocol's view says which.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,21 @@ import numpy as np
 from dovetail import _validate
 from dovetail.mechanisms import Blanket
 
-__all__ = ["Layout", "Padding", "Reports", "Shuffled", "SlotSums", "cover", "deliver", "masked", "received", "shuffle"]
+__all__ = [
+    "LINKAGES",
+    "OVERFLOWS",
+    "Layout",
+    "Padding",
+    "Reports",
+    "Shuffled",
+    "SlotSums",
+    "cover",
+    "deliver",
+    "masked",
+    "received",
+    "shuffle",
+    "slot_sums",
+]
 
 LINKAGES = ("coordinate", "vector")
 OVERFLOWS = ("drop", "keep")
@@ -58,6 +72,19 @@ class SlotSums(NamedTuple):
 
     total: jax.Array
     messages: jax.Array
+
+
+def slot_sums(reports: Shuffled, slots: int, dtype: Any) -> SlotSums:
+    """Sum, in this dtype, and number of the valid reports in every slot; reports without a slot fill them in order."""
+    valid = reports.valid[:, None] if reports.valid.ndim == 1 else reports.valid
+    value = jnp.where(valid, reports.value, 0).astype(dtype)
+    if reports.slot is None:
+        count = jnp.sum(valid, axis=0, dtype=jnp.int32)
+        return SlotSums(jnp.sum(value, axis=0), jnp.broadcast_to(count, (slots,)))
+    return SlotSums(
+        jnp.zeros(slots, dtype).at[reports.slot].add(value, mode="drop"),
+        jnp.zeros(slots, jnp.int32).at[reports.slot].add(valid.astype(jnp.int32), mode="drop"),
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ __all__ = [
     "Trust",
     "Unit",
     "Verdict",
+    "check_guarantee",
     "unbounded",
 ]
 
@@ -149,9 +150,7 @@ class Statement:
     per_user: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if math.isnan(self.eps) or self.eps < 0:
-            raise ValueError(f"expected eps >= 0, got eps={self.eps!r}")
-        _validate.in_interval(0, 1, delta=self.delta)
+        check_guarantee(eps=self.eps, delta=self.delta)
 
     @property
     def unbounded(self) -> bool:
@@ -218,6 +217,13 @@ class Statement:
             premises=tuple(cls.from_json(premise) for premise in data["premises"]),
             per_user=None if data["per_user"] is None else tuple(data["per_user"]),
         )
+
+
+def check_guarantee(*, eps: float, delta: float) -> None:
+    """What any (eps, delta) has to be: eps in [0, inf] and delta in [0, 1]."""
+    if math.isnan(eps) or eps < 0:
+        raise ValueError(f"expected eps >= 0, got eps={eps!r}")
+    _validate.in_interval(0, 1, delta=delta)
 
 
 def unbounded(scope: Scope, *, reason: str, delta: float = 0.0, span: str = "") -> Statement:

@@ -79,8 +79,7 @@ def bound(
     """
     target = {"delta": delta} if eps is None else {"eps": eps}
     native = own.scope.unit
-    same = unit is native or (Unit.ITEM not in (unit, native) and spread.alone)
-    if same:
+    if unit is native or _one_to_one(unit, native, spread):
         return accounting.bound(own.rounds, **target)
     if eps is not None:
         raise NotApplicable(f"for one {unit.value}, bounds go from a delta to an eps only")
@@ -109,16 +108,16 @@ def table(own: Viewed, replaced: Viewed | None, spread: Spread, *, delta: float)
 
 def _statement(unit: Unit, own: Viewed, replaced: Viewed | None, spread: Spread, delta: float) -> Statement:
     native, scope, rounds = own.scope.unit, own.scope, own.rounds
-    alone = Unit.ITEM not in (unit, native) and spread.alone
+    one_to_one = _one_to_one(unit, native, spread)
     said: list[str] = []
-    if unit is not native and (alone or unit is Unit.SUBJECT):
+    if unit is not native and (one_to_one or unit is Unit.SUBJECT):
         said.append(spread.assumption)
     elif (native, unit) == (Unit.SUBJECT, Unit.ITEM):
         scope = dataclasses.replace(scope, neighbors=Neighbors.REPLACE_ONE)
         said.append(_SAME)
     elif (native, unit) == (Unit.USER, Unit.ITEM):
         said.append(f"no record is at more than {spread.users_per_item} user{'s' * (spread.users_per_item > 1)}")
-    if native is Unit.USER and unit is not native and not alone and replaced is not None:
+    if native is Unit.USER and unit is not native and not one_to_one and replaced is not None:
         scope, rounds = replaced.scope, replaced.rounds
     scope = dataclasses.replace(scope, unit=unit, assumptions=(*scope.assumptions, *said))
     for item in own.rounds:
@@ -128,6 +127,11 @@ def _statement(unit: Unit, own: Viewed, replaced: Viewed | None, spread: Spread,
         return accounting.stated(rounds, bound(unit, own, replaced, spread, delta=delta), scope)
     except NotApplicable as refusal:
         return unbounded(scope, reason=str(refusal), delta=delta)
+
+
+def _one_to_one(unit: Unit, native: Unit, spread: Spread) -> bool:
+    """Whether users are subjects and subjects users, and the question is about these two."""
+    return spread.alone and Unit.ITEM not in (unit, native)
 
 
 def _of_subjects(rounds: Sequence[Round], items: int, spread: Spread) -> list[Round]:

@@ -37,6 +37,7 @@ class Rehearsal(_desk.Desk):
             accuracy=((30.0, 0.4), (60.0, 0.5)),
             diagnostics={},
             config="configs/one.toml",
+            rounds=(),
             seconds=1.0,
         )
 

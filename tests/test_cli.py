@@ -237,6 +237,14 @@ def test_lists_and_facts(command):
     assert dovetail("--version").stdout.strip() == "0.1.0"
 
 
+@pytest.mark.parametrize("name", ["run", "audit", "reproduce", "analyzer"])
+def test_help_shows_no_type_for_a_flag(command, name):
+    status, out, _ = command(name, "--help")
+    assert status == 0
+    typed = [line for line in out.splitlines() if "<bool>" in line and "--help" not in line]  # that one is typer's
+    assert typed == []
+
+
 def test_two_processes_train_together_from_the_command_line(tmp_path):
     config = str(tiny_config(tmp_path, kind="everyone", size=300))
     alone = json.loads(dovetail("run", config, "--out", str(tmp_path / "alone"), "--json").stdout)

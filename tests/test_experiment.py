@@ -170,6 +170,17 @@ def test_the_front_door():
     assert result.out is None
 
 
+@pytest.mark.parametrize("task", ["digits", "mnist"])
+def test_the_front_door_says_which_target_it_takes_when_none_is_given(task, monkeypatch):
+    monkeypatch.setattr(experiment, "prepare", lambda settings, **_: settings)
+    monkeypatch.setattr(experiment, "run", lambda ready, **_: ready)
+    own, changed = dovetail.train(task).privacy, dovetail.train(task, protocol="privunit", eps=0.5).privacy
+    assert f'({own.eps:g}, {own.delta:g}) for "{task}"' in " ".join(experiment.train.__doc__.split())
+    assert (changed.eps, changed.delta) == (0.5, own.delta)
+    other = dovetail.train("qmnist").privacy
+    assert (other.eps, other.delta) == (None, 1e-05)
+
+
 def test_fits_and_certify_agree_on_the_budget():
     ready = plan()
     everything = list(range(12))
@@ -425,7 +436,7 @@ def raw_updates(ready, params, users):
     table = np.asarray(held[2])
     inputs, labels = data.inputs[table[users, 0]], data.labels[table[users, 0]]
     if ready.config.task.model == "logistic":
-        constant = ready.engine._model.constant
+        constant = ready.engine._clients.model.constant
         weights = params.reshape(4, 3)
         logits = inputs @ weights[:-1] + constant * weights[-1]
         shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
@@ -451,7 +462,7 @@ def raw_updates(ready, params, users):
 )
 def test_diagnostics_are_those_of_the_raw_updates(tmp_path, overrides):
     ready = prepared({"privacy": {}}, ("cohort.rounds", 3), *overrides)
-    assert ready.engine._linear == (overrides[-1] == ("protocol.noise_multiplier", 1.0))
+    assert (ready.engine._clients.way == "linear") == (overrides[-1] == ("protocol.noise_multiplier", 1.0))
     assert ready.engine._faithful == (overrides[-1] == ("performance.fast", False))
     experiment.run(ready, out=tmp_path / "run")
     first, *lines = [json.loads(line) for line in (tmp_path / "run" / "diagnostics.jsonl").read_text().splitlines()]

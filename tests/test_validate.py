@@ -39,3 +39,10 @@ def test_arrays_with_nan_are_refused():
     _validate.finite_array(x=np.ones(3), labels=np.ones(3, int))
     with pytest.raises(ValueError, match="got 2 NaN or infinite values in x"):
         _validate.finite_array(x=np.array([1.0, np.nan, np.inf]))
+
+
+def test_what_is_left_open_passes_and_what_is_given_is_checked():
+    assert _validate.given(x=None, y=0) == {"y": 0}
+    _validate.positive(**_validate.given(x=None))
+    with pytest.raises(ValueError, match="expected y > 0, got y=0"):
+        _validate.positive(**_validate.given(x=None, y=0))

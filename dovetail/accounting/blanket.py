@@ -24,6 +24,7 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.accounting import blanket_grid, clones, closed_forms
+from dovetail.accounting.calibrate import smallest_eps
 from dovetail.events import Report, Shuffled
 from dovetail.statements import Bound, NotApplicable, Theorem
 
@@ -122,7 +123,7 @@ def exact(event: Shuffled, *, delta: float) -> Bound:
             continue
     if exact_delta(event, eps=high) > delta:
         raise NotApplicable(f"no gain over eps_local={report.eps_local:.4g} at n={n}, delta={delta:.3g}")
-    eps = clones.smallest_eps(lambda x: exact_delta(event, eps=x), delta=delta, high=high, tolerance=1e-7)
+    eps = smallest_eps(lambda x: exact_delta(event, eps=x), delta=delta, high=high, tolerance=1e-7)
     return closed_forms.gain(eps, event, delta=delta, theorem=EXACT)
 
 
@@ -134,7 +135,7 @@ def exact_delta(event: Shuffled, *, eps: float, coarser: float = 1.0) -> float:
     """
     _validate.non_negative(eps=eps)
     _validate.at_least(1, coarser=coarser)
-    n, report = _asked(event, delta=0.5)
+    n, report = _asked(event)
     if report.kind == "generic":
         raise NotApplicable("the blanket expectation needs the randomizer itself, the report is generic")
     if eps >= report.eps_local:
@@ -150,7 +151,7 @@ def exact_delta(event: Shuffled, *, eps: float, coarser: float = 1.0) -> float:
     return min(1.0, blanket_grid.expected_excess(grid, draws=n, prob=gamma) / (gamma * n) * (1 + 1e-15))
 
 
-def _asked(event: Shuffled, *, delta: float) -> tuple[int, Report]:
+def _asked(event: Shuffled, *, delta: float | None = None) -> tuple[int, Report]:
     n, eps_local = closed_forms.single(event, delta=delta)
     if eps_local > _MOST_EPS_LOCAL:
         raise NotApplicable(f"no gain over eps_local={eps_local:.4g}: the blanket is empty")

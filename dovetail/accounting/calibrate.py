@@ -1,7 +1,7 @@
-"""The parameter that meets a privacy target, never on the unsafe side.
+"""The smallest noise, number, eps or delta that meets a privacy target, never on the unsafe side.
 
 Any protocol parameter that moves eps in one direction can be calibrated: `certify` is asked, not a formula inverted, so
-what is calibrated is what will be certified.
+what is calibrated is what will be certified. Every search here returns a point that it has evaluated itself.
 """
 
 from __future__ import annotations
@@ -15,9 +15,18 @@ from scipy.optimize import brentq
 from dovetail import _validate
 from dovetail.statements import NotApplicable
 
-__all__ = ["eps_after_spending", "smallest_integer", "smallest_noise"]
+__all__ = [
+    "eps_after_spending",
+    "smallest_delta",
+    "smallest_eps",
+    "smallest_integer",
+    "smallest_noise",
+    "smallest_point",
+]
 
 _LOWEST, _HIGHEST = 2.0**-20, 2.0**40
+_LEAST_DELTA = 1e-30  # where the search for a delta begins
+_TINY = 1e-290  # stands for a delta that may underflow
 
 
 def smallest_noise(eps_of: Callable[[float], float], *, eps: float, tolerance: float = 1e-6) -> float:
@@ -69,6 +78,78 @@ def smallest_integer(eps_of: Callable[[int], float], *, eps: float, low: int, hi
         middle = (low + high) // 2
         low, high = (low, middle) if eps_of(middle) <= eps else (middle + 1, high)
     return high
+
+
+def smallest_eps(delta_at: Callable[[float], float], *, delta: float, high: float, tolerance: float = 1e-9) -> float:
+    """The smallest eps at which a falling `delta_at(eps) <= delta`, to a relative tolerance, from above.
+
+    sqrt(log(1/delta_at)) is nearly linear in eps, so Brent's method on it takes few evaluations. `high` is where the
+    search starts; it is doubled as long as delta is not met there.
+
+    Guarantees:
+        delta_at(result) <= delta: the returned point itself was evaluated.
+    """
+    _validate.in_open_interval(0, 1, delta=delta)
+    ask = functools.cache(delta_at)
+    target = math.sqrt(-math.log(delta))
+
+    def height(eps: float) -> float:
+        return math.sqrt(-math.log(min(max(ask(eps), _TINY), 1.0))) - target
+
+    low = 0.0
+    if ask(low) <= delta:
+        return low
+    for _ in range(60):
+        if height(high) > 0:
+            break
+        low, high = high, 2 * high
+    else:
+        return math.inf
+    eps, step = float(brentq(height, low, high, xtol=1e-300, rtol=tolerance / 4)), tolerance / 4
+    while ask(eps) > delta:
+        eps, step = min(eps * (1 + step), high), 2 * step
+    return eps
+
+
+def smallest_delta(eps_of: Callable[[float], float], *, eps: float) -> float:
+    """About the smallest delta with eps_of(delta) <= eps, for a theorem that goes from a delta to an eps only.
+
+    Guarantees:
+        eps_of(result) <= eps, always: the returned point itself was evaluated; 1 if there is none.
+    """
+    _validate.non_negative(eps=eps)
+
+    def holds(delta: float) -> bool:
+        try:
+            return eps_of(delta) <= eps
+        except NotApplicable:
+            return False
+
+    low, high = math.log(_LEAST_DELTA), math.log(0.5)
+    if not holds(0.5):
+        return 1.0
+    if holds(_LEAST_DELTA):
+        return _LEAST_DELTA
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(math.exp(middle)) else (middle, high)
+    return math.exp(high)
+
+
+def smallest_point(holds: Callable[[float], bool], *, low: float, high: float) -> float:
+    """The smallest point of an interval from which on a condition holds, to the last digits; infinite if it never does.
+
+    Guarantees:
+        holds(result), unless it is infinite.
+    """
+    _validate.finite(low=low, high=high)
+    if not holds(high):
+        return math.inf
+    while True:
+        middle = (low + high) / 2
+        if not low < middle < high or high - low <= 1e-15 * abs(high):
+            return high
+        low, high = (low, middle) if holds(middle) else (middle, high)
 
 
 def eps_after_spending(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Sequence
 
-from dovetail.accounting import personalized, releases
-from dovetail.accounting.charges import Charge, charges
+from dovetail.accounting import personalized
+from dovetail.accounting.charges import Charge, charges, spent_on_full, spent_on_mixing
 from dovetail.accounting.composition import best_bound, check_target
 from dovetail.events import Disjoint, Everyone, FixedSize, NonPrivate, Personalized, Poisson, Round
 from dovetail.statements import TUNING_ASSUMPTION, Bound, NotApplicable, Scope, Statement, Unit, Verdict, unbounded
@@ -45,33 +44,32 @@ def certify(
     several = paid if len(paid) > 1 or any(charge.times > 1 for charge in paid) else ()
     told = several if len(several) <= _MOST_PREMISES else ()
     premises = tuple(_one_round(charge, scope, delta, eps) for charge in told)
-    stated = _statement(best, scope, paid, span=span, premises=premises)
-    return dataclasses.replace(stated, per_user=_per_user(paid, best))
+    return _statement(best, scope, paid, span=span, premises=premises, per_user=_per_user(paid, best))
 
 
 def stated(rounds: Sequence[Round], bound: Bound, scope: Scope) -> Statement:
     """A bound that was found for these rounds otherwise, with everything that belongs to a statement about them."""
-    return _statement(bound, scope, charges(rounds), span=_span(rounds), premises=())
+    return _statement(bound, scope, charges(rounds), span=_span(rounds))
 
 
 def _one_round(charge: Charge, scope: Scope, delta: float | None, eps: float | None) -> Statement:
     one = dataclasses.replace(charge, times=1)
     best = best_bound((one,), delta=delta, eps=eps)
-    return _statement(best, scope, (one,), span=f"one of {charge.times} rounds", premises=())
+    return _statement(best, scope, (one,), span=f"one of {charge.times} rounds")
 
 
 def _statement(
-    bound: Bound, scope: Scope, paid: Sequence[Charge], *, span: str, premises: tuple[Statement, ...]
+    bound: Bound,
+    scope: Scope,
+    paid: Sequence[Charge],
+    *,
+    span: str,
+    premises: tuple[Statement, ...] = (),
+    per_user: tuple[float, ...] | None = None,
 ) -> Statement:
-    about = list(
-        dict.fromkeys(
-            itertools.chain(
-                scope.assumptions, _sampling_assumptions(paid), _spent_assumptions(paid, bound.eps), [TUNING_ASSUMPTION]
-            )
-        )
-    )
-    stated = dataclasses.replace(scope, assumptions=tuple(about))
-    return stated.state(bound, Verdict.CERTIFIED, span=span, premises=premises)
+    said = (*scope.assumptions, *_sampling_assumptions(paid), *_spent_assumptions(paid, bound.eps), TUNING_ASSUMPTION)
+    scope = dataclasses.replace(scope, assumptions=tuple(dict.fromkeys(said)))
+    return scope.state(bound, Verdict.CERTIFIED, span=span, premises=premises, per_user=per_user)
 
 
 def _per_user(paid: Sequence[Charge], best: Bound) -> tuple[float, ...] | None:
@@ -87,11 +85,8 @@ def _per_user(paid: Sequence[Charge], best: Bound) -> tuple[float, ...] | None:
 
 
 def _spent_assumptions(paid: Sequence[Charge], eps: float) -> list[str]:
-    full = math.fsum(c.times * releases.spent_on_full(c.mechanism) for c in paid)
-    mixing = (
-        math.fsum(c.times * releases.spent_on_mixing(c.mechanism, eps=eps) for c in paid) if eps < math.inf else 0.0
-    )
-    said = ((full, "reports that meet a full coordinate"), (mixing, "imperfect mixing of shares"))
+    mixing = spent_on_mixing(paid, eps=eps) if eps < math.inf else 0.0
+    said = ((spent_on_full(paid), "reports that meet a full coordinate"), (mixing, "imperfect mixing of shares"))
     return [f"of delta, {spent:.3g} is spent on {what}" for spent, what in said if spent]
 
 

@@ -17,7 +17,7 @@ from dovetail.accounting.releases import Sampling
 from dovetail.events import Disjoint, Everyone, FixedSize, Gaussian, Mechanism, Poisson, Round, SampledSubject
 from dovetail.statements import NotApplicable
 
-__all__ = ["Charge", "charges", "spent_delta"]
+__all__ = ["Charge", "charges", "spent_delta", "spent_on_full", "spent_on_mixing"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,9 +54,10 @@ def charges(rounds: Iterable[Round]) -> tuple[Charge, ...]:
         counts[_worst(mechanisms), Everyone()] += 1
     plain: Counter[tuple[Mechanism, Sampling]] = Counter()
     for (mechanism, sampling), times in counts.items():
-        subject = isinstance(mechanism, SampledSubject) and isinstance(sampling, Everyone)
-        always = subjects.always_sampled(mechanism) if subject else None  # type: ignore[arg-type]
-        plain[always or mechanism, sampling] += times
+        if isinstance(mechanism, SampledSubject) and isinstance(sampling, Everyone):
+            plain[subjects.always_sampled(mechanism) or mechanism, sampling] += times
+        else:
+            plain[mechanism, sampling] += times
     return tuple(Charge(mechanism=m, sampling=s, times=times) for (m, s), times in plain.items())
 
 
@@ -75,6 +76,14 @@ def spent_delta(paid: Sequence[Charge], *, eps: float) -> float:
     Guarantees:
         Non-decreasing in eps, and adds up over rounds.
     """
-    full = math.fsum(c.times * releases.spent_on_full(c.mechanism) for c in paid)
-    mixing = math.fsum(c.times * releases.spent_on_mixing(c.mechanism, eps=eps) for c in paid)
-    return full + mixing
+    return spent_on_full(paid) + spent_on_mixing(paid, eps=eps)
+
+
+def spent_on_full(paid: Sequence[Charge]) -> float:
+    """The delta that all rounds spend on reports that meet a full coordinate."""
+    return math.fsum(charge.times * releases.spent_on_full(charge.mechanism) for charge in paid)
+
+
+def spent_on_mixing(paid: Sequence[Charge], *, eps: float) -> float:
+    """The delta that all rounds spend on imperfect mixing of shares, when eps is that of the whole."""
+    return math.fsum(charge.times * releases.spent_on_mixing(charge.mechanism, eps=eps) for charge in paid)

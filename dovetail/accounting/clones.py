@@ -13,16 +13,14 @@ randomizers: docs/proofs/personalized-clones.md (all budgets equal) proves it fo
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.stats import binom
 
 from dovetail import _validate
 from dovetail.accounting import closed_forms
+from dovetail.accounting.calibrate import smallest_eps
 from dovetail.events import Shuffled
 from dovetail.statements import Bound, NotApplicable, Theorem
 
@@ -37,7 +35,6 @@ __all__ = [
     "numerical22",
     "numerical23",
     "one_step",
-    "smallest_eps",
 ]
 
 FMT22 = Theorem(
@@ -158,7 +155,7 @@ def expected_delta(law: CloneCounts, *, eps: float, eps_local: float) -> float:
 def delta_of(event: Shuffled, *, eps: float, year: int = 2023) -> float:
     """The delta of one shuffled report at this eps, rounded up."""
     _validate.non_negative(eps=eps)
-    n, eps_local = closed_forms.single(event, delta=0.5)
+    n, eps_local = closed_forms.single(event)
     prob = clone_probability(eps_local, year=year)
     law = binomial_counts(min(n, _MOST_USERS) - 1, prob, tail=1e-100)
     return expected_delta(law, eps=eps, eps_local=eps_local)
@@ -192,34 +189,3 @@ def _numerical(event: Shuffled, *, delta: float, year: int, theorem: Theorem) ->
         high = eps_local
     eps = smallest_eps(lambda x: expected_delta(law, eps=x, eps_local=eps_local), delta=delta, high=high)
     return closed_forms.gain(eps, event, delta=delta, theorem=theorem)
-
-
-def smallest_eps(delta_at: Callable[[float], float], *, delta: float, high: float, tolerance: float = 1e-9) -> float:
-    """The smallest eps at which a falling `delta_at(eps) <= delta`, to a relative tolerance, from above.
-
-    sqrt(log(1/delta_at)) is nearly linear in eps, so Brent's method on it takes few evaluations. `high` is where the
-    search starts; it is doubled as long as delta is not met there.
-
-    Guarantees:
-        delta_at(result) <= delta: the returned point itself was evaluated.
-    """
-    _validate.in_open_interval(0, 1, delta=delta)
-    ask = functools.cache(delta_at)
-    target = math.sqrt(-math.log(delta))
-
-    def height(eps: float) -> float:
-        return math.sqrt(-math.log(min(max(ask(eps), _TINY), 1.0))) - target
-
-    low = 0.0
-    if ask(low) <= delta:
-        return low
-    for _ in range(60):
-        if height(high) > 0:
-            break
-        low, high = high, 2 * high
-    else:
-        return math.inf
-    eps, step = float(brentq(height, low, high, xtol=1e-300, rtol=tolerance / 4)), tolerance / 4
-    while ask(eps) > delta:
-        eps, step = min(eps * (1 + step), high), 2 * step
-    return eps

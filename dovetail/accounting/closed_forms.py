@@ -14,6 +14,7 @@ import numpy as np
 from scipy.special import gammaln
 
 from dovetail import _validate
+from dovetail.accounting.conversion import eps_by_order
 from dovetail.events import Shuffled
 from dovetail.statements import Bound, NotApplicable, Theorem
 
@@ -23,6 +24,7 @@ __all__ = [
     "FMT22_CLOSED",
     "FMT23_CLOSED",
     "GIRGIS21",
+    "LEAST_GAIN",
     "clones22",
     "clones23",
     "erlingsson19",
@@ -65,9 +67,9 @@ _OUTWARD = 1 + 1e-12
 _GIRGIS_ORDERS = np.unique(np.round(np.geomspace(2, 4000, 120)).astype(int))
 
 
-def single(event: Shuffled, *, delta: float) -> tuple[int, float]:
+def single(event: Shuffled, *, delta: float | None = None) -> tuple[int, float]:
     """The honest users and the eps_local of one shuffled report, once the question itself is sound."""
-    _validate.in_open_interval(0, 1, delta=delta)
+    _validate.in_open_interval(0, 1, **_validate.given(delta=delta))
     if event.coordinates != 1:
         raise NotApplicable(f"this bound is for one coordinate, got coordinates={event.coordinates}: compose instead")
     return event.honest, event.report.eps_local
@@ -186,8 +188,8 @@ def girgis21(event: Shuffled, *, delta: float) -> Bound:
     if not usable.any():
         raise NotApplicable(f"no Renyi order is finite at eps_local={eps_local:.4g}, n={n}")
     orders, divergences = _GIRGIS_ORDERS[usable], divergences[usable]
-    eps = divergences + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
-    return gain(float(eps.min()) + 1e-12, event, delta=delta, theorem=GIRGIS21)
+    eps = eps_by_order(orders, divergences, delta=delta).min()
+    return gain(float(eps) + 1e-12, event, delta=delta, theorem=GIRGIS21)
 
 
 def _girgis_renyi(order: int, n: int, eps_local: float) -> float:

@@ -82,16 +82,6 @@ class Pair:
         points, mass = _compact_law(self)
         return self.folds * np.minimum(symmetric.renyi(orders, self._outward * points, mass), self.eps_pure)
 
-    def log_pmfs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Logarithms of P and Q of one fold, over outcomes of a pair that dominates it."""
-        points, mass = _compact_law(self)
-        tilted = np.concatenate([-points, points]) * self._outward
-        with np.errstate(divide="ignore"):
-            log_half = np.log(np.concatenate([mass, mass]) / 2)
-            log_p, log_q = log_half + np.log1p(tilted), log_half + np.log1p(-tilted)
-        seen = np.isfinite(log_half)
-        return log_p[seen], log_q[seen]
-
     def loss(self, *, interval: float = 1e-4) -> PrivacyLossDistribution:
         """The privacy loss of all folds on multiples of `interval`, from above ("connect the dots")."""
 

@@ -9,11 +9,11 @@ which every user takes part. Roots are returned on the safe side of their bracke
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from scipy.special import log_ndtr
 
 from dovetail import _validate
+from dovetail.accounting.calibrate import smallest_point
 from dovetail.statements import Theorem
 
 __all__ = ["ANALYTIC", "delta_of", "eps_of", "mu_of"]
@@ -56,22 +56,11 @@ def eps_of(mu: float, *, delta: float) -> float:
     _validate.non_negative(mu=mu)
     if mu == 0 or delta_of(mu, eps=0.0) <= delta:
         return 0.0
-    return _last_in_bracket(lambda eps: delta_of(mu, eps=eps) <= delta, low=0.0, high=mu * mu / 2 + mu * 40 + 1)
+    return smallest_point(lambda eps: delta_of(mu, eps=eps) <= delta, low=0.0, high=mu * mu / 2 + mu * 40 + 1)
 
 
 def mu_of(*, eps: float, delta: float) -> float:
     """The largest mu that is (eps, delta)-DP, rounded down: the calibration of the Gaussian mechanism."""
     _validate.non_negative(eps=eps)
     _validate.in_open_interval(0, 1, delta=delta)
-    return -_last_in_bracket(lambda minus_mu: delta_of(-minus_mu, eps=eps) <= delta, low=-(2 * eps + 80.0), high=0.0)
-
-
-def _last_in_bracket(holds: Callable[[float], bool], *, low: float, high: float) -> float:
-    """The smallest point at which a monotone condition holds, approached from the side where it does."""
-    if not holds(high):
-        return math.inf
-    while True:
-        middle = (low + high) / 2
-        if not low < middle < high or high - low <= 1e-15 * abs(high):
-            return high
-        low, high = (low, middle) if holds(middle) else (middle, high)
+    return -smallest_point(lambda minus_mu: delta_of(-minus_mu, eps=eps) <= delta, low=-(2 * eps + 80.0), high=0.0)

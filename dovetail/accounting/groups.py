@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 from dovetail import _validate
-from dovetail.statements import Bound, NotApplicable, Theorem
+from dovetail.statements import Bound, NotApplicable, Theorem, check_guarantee
 
 __all__ = ["GROUP", "for_group", "for_one"]
 
@@ -75,6 +75,4 @@ def _named(theorem: Theorem) -> Theorem:
 def _check(bound: Bound, size: int) -> None:
     _validate.integer(size=size)
     _validate.at_least(1, size=size)
-    if math.isnan(bound.eps) or bound.eps < 0:
-        raise ValueError(f"expected eps >= 0, got eps={bound.eps!r}")
-    _validate.in_interval(0, 1, delta=bound.delta)
+    check_guarantee(eps=bound.eps, delta=bound.delta)

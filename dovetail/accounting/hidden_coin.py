@@ -25,7 +25,6 @@ _DEPTH = 300.0  # nats of tail mass that Renyi sums resolve
 _NODES = 4096  # privacy losses are rounded to this many nodes where there are many more
 
 Hiding = tuple[tuple[float, np.ndarray], ...]  # (probability of a region of outcomes, clone probabilities in it)
-Pair = tuple[np.ndarray, np.ndarray, float]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,7 +43,7 @@ class HiddenCoin:
         return [(mass, clone_counts(probs)) for mass, probs in self.hiding]
 
     @functools.cached_property
-    def pair(self) -> Pair:
+    def pair(self) -> tuple[np.ndarray, np.ndarray, float]:
         """A dominating pair as privacy losses log(P/Q), their log-masses under Q, and the mass left out.
 
         Losses share nodes when there are many: each is split between its two neighbours so that neither P nor Q gains
@@ -136,14 +135,8 @@ def _log_terms(loss: np.ndarray, order: float) -> np.ndarray:
     a, x = order, np.clip(order * loss, -np.inf, 30.0)
     near = np.abs(x) < 1e-2
     y = np.where(near, loss, 0.0)
-    series = (
-        (a - 1)
-        * a
-        / 2
-        * y
-        * y
-        * (1 + (a + 1) / 3 * y + (a * a + a + 1) / 12 * y * y + (a**3 + a * a + a + 1) / 60 * y**3)
-    )
+    higher = 1 + (a + 1) / 3 * y + (a * a + a + 1) / 12 * y * y + (a**3 + a * a + a + 1) / 60 * y**3
+    series = (a - 1) * a / 2 * y * y * higher
     excess = np.expm1(loss)
     far = order * loss > 30.0
     plain = np.where(near, series, np.expm1(x) - a * np.where(far, 0.0, excess))

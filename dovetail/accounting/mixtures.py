@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from dp_accounting.pld import pld_pmf
@@ -22,7 +21,7 @@ from scipy.special import ndtr
 from dovetail import _validate
 from dovetail.statements import NotApplicable
 
-__all__ = ["ShiftLaw", "interval_for", "loss", "shown"]
+__all__ = ["ShiftLaw", "interval_for", "loss"]
 
 _FAR = 9.2  # standard deviations beyond which a Gaussian has a mass of 2e-20, which is counted as an infinite loss
 _NEGLIGIBLE = 1e-19
@@ -142,26 +141,6 @@ def loss(law: ShiftLaw, *, interval: float) -> PrivacyLossDistribution:
     """
     _validate.positive(interval=interval)
     return PrivacyLossDistribution(_removed(law, interval), _added(law, interval))
-
-
-def shown(parts: Sequence[tuple[float, PrivacyLossDistribution | None]], *, interval: float) -> PrivacyLossDistribution:
-    """The loss of one of several releases, drawn with these weights, where it is seen which; None is no loss."""
-    _validate.positive(interval=interval)
-    if all(loss is None for _, loss in parts):
-        raise ValueError("expected a release with a loss, got none")
-    both = []
-    for side in ("_pmf_remove", "_pmf_add"):
-        found = [(weight, getattr(loss, side)) for weight, loss in parts if loss is not None]
-        low = min(0, *(pmf._lower_loss for _, pmf in found))
-        high = max(0, *(pmf._lower_loss + len(pmf._probs) for _, pmf in found))
-        probs, infinite = np.zeros(high - low + 1), 0.0
-        for weight, pmf in found:
-            start = pmf._lower_loss - low
-            probs[start : start + len(pmf._probs)] += weight * pmf._probs
-            infinite += weight * pmf._infinity_mass
-        probs[-low] += sum(weight for weight, loss in parts if loss is None)
-        both.append(pld_pmf.DensePLDPmf(interval, low, probs, infinite * (1 + 1e-12), True))
-    return PrivacyLossDistribution(*both)
 
 
 def _removed(law: ShiftLaw, interval: float) -> pld_pmf.DensePLDPmf:

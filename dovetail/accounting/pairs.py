@@ -28,8 +28,10 @@ from scipy.stats import binom
 from dovetail import _validate
 from dovetail.accounting import blanket_pair
 from dovetail.accounting.coins import Pair
+from dovetail.accounting.conversion import RENYI
+from dovetail.accounting.loss_distributions import PRIVACY_LOSS
 from dovetail.accounting.symmetric import SymmetricPair
-from dovetail.events import PaddedBernoulli, PaddedTopk, Report, Shuffled
+from dovetail.events import Crowd, PaddedBernoulli, PaddedTopk, Report, Shuffled
 from dovetail.statements import Bound, NotApplicable, Theorem
 
 __all__ = [
@@ -37,7 +39,6 @@ __all__ = [
     "delta",
     "eps",
     "local",
-    "log_pmfs",
     "loss",
     "most_reports",
     "pair",
@@ -57,17 +58,13 @@ TOPK = Theorem(key="dovetail.ss-topk", where="the full pairs of docs/proofs/ss-t
 LOCAL = Theorem(
     key="DR14.thm3.16", where="basic composition of the reports of one client (Dwork, Roth 2014, Thm. 3.16)"
 )
-_BY_RENYI = "Renyi composition (Mironov 2017, Prop. 1), conversion by Canonne, Kamath, Steinke (2020), Prop. 12"
-_BY_LOSS = "privacy-loss distributions, rounded up (Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022)"
 
 ORDERS = 1 + np.geomspace(0.05, 20_000, 300)
 _OUTWARD = 1 + 1e-9
 _UNDERFLOW = 1e-300
 
-Event = Shuffled | PaddedBernoulli | PaddedTopk
 
-
-def theorem(event: Event) -> Theorem:
+def theorem(event: Crowd) -> Theorem:
     """The theorem that gives the pair of this event."""
     _need_shuffle(event)
     if _sharper(event):
@@ -75,7 +72,7 @@ def theorem(event: Event) -> Theorem:
     return {Shuffled: CLONES, PaddedBernoulli: DOUBLE, PaddedTopk: TOPK}[type(event)]
 
 
-def pair(event: Event) -> Pair:
+def pair(event: Crowd) -> Pair:
     """The dominating coins of one round: all its coordinates, both directions, without the delta of `spent_delta`.
 
     Guarantees:
@@ -114,7 +111,7 @@ def pair(event: Event) -> Pair:
             )
 
 
-def _sharper(event: Event) -> SymmetricPair | None:
+def _sharper(event: Crowd) -> SymmetricPair | None:
     """The pair of the blanket, which also holds and is sharper, where there is one."""
     if isinstance(event, Shuffled):
         with contextlib.suppress(NotApplicable):
@@ -122,7 +119,7 @@ def _sharper(event: Event) -> SymmetricPair | None:
     return None
 
 
-def renyi(event: Event, orders: np.ndarray) -> np.ndarray:
+def renyi(event: Crowd, orders: np.ndarray) -> np.ndarray:
     """Upper bounds on the Renyi divergence of one round, all coordinates, at each order > 1.
 
     Guarantees:
@@ -135,27 +132,13 @@ def renyi(event: Event, orders: np.ndarray) -> np.ndarray:
     return np.minimum(bound, sharper.renyi(orders)) if sharper else bound
 
 
-def loss(event: Event, *, interval: float = 1e-4) -> PrivacyLossDistribution:
-    """The privacy loss of one round, all coordinates, on multiples of `interval`; both directions are equal."""
-    return _loss(event, interval)
-
-
 @functools.lru_cache(maxsize=32)
-def _loss(event: Event, interval: float) -> PrivacyLossDistribution:
+def loss(event: Crowd, *, interval: float = 1e-4) -> PrivacyLossDistribution:
+    """The privacy loss of one round, all coordinates, on multiples of `interval`; both directions are equal."""
     return (_sharper(event) or pair(event)).loss(interval=interval)
 
 
-def log_pmfs(event: Event) -> tuple[np.ndarray, np.ndarray, float]:
-    """Log probabilities (P, Q) of ONE coordinate's coins, and the mass to be added to delta for each composed one.
-
-    The arrays are those of a pair that dominates, without any truncation, so that mass is 0. An event is composed of
-    ``pair(event).folds`` such coordinates.
-    """
-    log_p, log_q = pair(event).log_pmfs()
-    return log_p, log_q, 0.0
-
-
-def spent_delta(event: Event) -> float:
+def spent_delta(event: Crowd) -> float:
     """What a round costs in delta beside its pair: the chance that a report of the victim meets a full coordinate.
 
     Guarantees:
@@ -172,7 +155,7 @@ def spent_delta(event: Event) -> float:
     return 0.0
 
 
-def delta(event: Event, *, eps: float) -> float:
+def delta(event: Crowd, *, eps: float) -> float:
     """A delta at which one round is (eps, delta)-DP: the smaller of Renyi's and the privacy loss's."""
     _validate.non_negative(eps=eps)
     spent = spent_delta(event)
@@ -182,15 +165,15 @@ def delta(event: Event, *, eps: float) -> float:
     return min(1.0, min(found) * _OUTWARD + spent)
 
 
-def eps(event: Event, *, delta: float) -> Bound:
+def eps(event: Crowd, *, delta: float) -> Bound:
     """The smallest eps certified for one round at this delta, `spent_delta` included."""
     _validate.in_open_interval(0, 1, delta=delta)
     left = (delta - spent_delta(event)) * (1 - 1e-12)
     if left <= 0:
         raise NotApplicable(f"coordinates overflow with probability {spent_delta(event):.3g}, more than delta={delta}")
-    found = {_BY_RENYI: float(rdp.compute_epsilon(ORDERS, renyi(event, ORDERS), left)[0])}
+    found = {RENYI.where: float(rdp.compute_epsilon(ORDERS, renyi(event, ORDERS), left)[0])}
     with contextlib.suppress(NotApplicable):
-        found[_BY_LOSS] = float(loss(event, interval=resolution(event)).get_epsilon_for_delta(left))
+        found[PRIVACY_LOSS.where] = float(loss(event, interval=resolution(event)).get_epsilon_for_delta(left))
     how = min(found, key=lambda name: found[name])
     base = theorem(event)
     return Bound(
@@ -211,7 +194,7 @@ def most_reports(event: PaddedBernoulli, *, delta: float) -> int:
     return high
 
 
-def local(event: Event, *, delta: float = 0.0) -> Bound:
+def local(event: Crowd, *, delta: float = 0.0) -> Bound:
     """What holds for a client's own reports, with nobody trusted.
 
     Guarantees:
@@ -229,14 +212,14 @@ def local(event: Event, *, delta: float = 0.0) -> Bound:
     return Bound(eps=event.coordinates * eps_local * _OUTWARD, delta=0.0, theorem=LOCAL)
 
 
-def resolution(event: Event) -> float:
+def resolution(event: Crowd) -> float:
     """An interval of privacy losses that resolves the whole round."""
     used = _sharper(event) or pair(event)
     return min(1e-4, used.std_loss * math.sqrt(used.folds) / 100)
 
 
-def _need_shuffle(event: Event) -> None:
-    if not isinstance(event, Shuffled | PaddedBernoulli | PaddedTopk):
+def _need_shuffle(event: Crowd) -> None:
+    if not isinstance(event, Crowd):
         raise NotApplicable(f"no dominating pair here for {type(event).__name__}")
 
 

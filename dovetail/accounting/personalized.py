@@ -19,7 +19,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from dovetail import _validate
-from dovetail.accounting.clones import smallest_eps
+from dovetail.accounting.calibrate import smallest_eps
+from dovetail.accounting.conversion import eps_by_order
 from dovetail.accounting.hidden_coin import HiddenCoin, Hiding
 from dovetail.events import Personalized
 from dovetail.statements import Bound, NotApplicable, Theorem
@@ -31,7 +32,6 @@ __all__ = [
     "clone_probs_from_pmfs",
     "delta",
     "eps",
-    "log_pmfs",
     "per_user",
     "renyi",
 ]
@@ -138,18 +138,6 @@ def renyi(event: Personalized, orders: np.ndarray, victim: int | None = None) ->
     return event.coordinates * one
 
 
-def log_pmfs(event: Personalized, victim: int | None = None) -> tuple[np.ndarray, np.ndarray, float]:
-    """One coordinate's dominating pair: log P, log Q, and mass to add to delta. None: one pair for all users."""
-    if victim is None and event.kind == "laplace" and len(set(event.eps_locals)) > 1:
-        raise NotApplicable("no one pair dominates all users of Laplace noise with unequal budgets; ask for a victim")
-    victims = np.arange(len(event.eps_locals)) if victim is None else np.array([victim])
-    top = max(event.eps_locals[v] for v in victims)
-    coins = [HiddenCoin(hiding, top) for hiding in _hidings(event, victims)]
-    loss, log_q, tail = min(coins, key=lambda coin: float(coin.renyi(np.array([8.0]))[0])).pair
-    log_q = log_q - math.log(np.exp(log_q).sum())
-    return log_q + loss, log_q, tail
-
-
 def eps(event: Personalized, *, delta: float, victim: int | None = None) -> Bound:
     """eps at delta over all coordinates: of this victim, or (None) the maximum over users.
 
@@ -191,8 +179,7 @@ def _eps(event: Personalized, hiding: Hiding, eps_local: float, delta: float) ->
         return smallest_eps(coin.delta, delta=delta, high=eps_local)
 
     def converted(orders: np.ndarray) -> np.ndarray:
-        total = event.coordinates * coin.renyi(orders)
-        return total + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
+        return eps_by_order(orders, event.coordinates * coin.renyi(orders), delta=delta)
 
     best = int(np.argmin(converted(_ORDERS)))
     closer = 1 + np.geomspace(_ORDERS[max(best - 1, 0)] - 1, _ORDERS[min(best + 1, len(_ORDERS) - 1)] - 1, 48)

@@ -22,7 +22,7 @@ from dp_accounting import dp_event, privacy_accountant
 from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
-from dovetail.accounting import pairs, personalized, split_and_mix, subjects
+from dovetail.accounting import loss_distributions, pairs, personalized, split_and_mix, subjects
 from dovetail.events import (
     Crowd,
     Everyone,
@@ -177,7 +177,7 @@ def _losses(mechanism: Mechanism, sampling: Sampling, interval: float) -> tuple[
             one = pld.from_laplace_mechanism(
                 mechanism.scale, sensitivity=mechanism.sensitivity, value_discretization_interval=interval
             )
-            return (one.self_compose(mechanism.count),)
+            return (loss_distributions.copies(one, mechanism.count),)
         case ((Shuffled() | PaddedBernoulli() | PaddedTopk()), Everyone()):
             return (pairs.loss(mechanism, interval=interval),)
         case SampledSubject(), Everyone():

@@ -16,6 +16,7 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.accounting.calibrate import eps_after_spending, smallest_noise
+from dovetail.accounting.conversion import eps_by_order, log_delta_by_order
 from dovetail.accounting.mixing import eta
 from dovetail.events import SplitAndMix
 from dovetail.statements import Bound, NotApplicable, Theorem
@@ -125,7 +126,7 @@ def spent_delta(event: SplitAndMix, eps: float) -> float:
 def delta(event: SplitAndMix, *, eps: float, rounds: int = 1) -> float:
     """A delta at which so many rounds are (eps, delta)-DP against the analyzer and its colluders."""
     _at_least_one(rounds)
-    noise = _log_delta(rounds * renyi(event, ORDERS), eps)
+    noise = float(log_delta_by_order(ORDERS, rounds * renyi(event, ORDERS), eps=eps).min())
     return min(1.0, math.exp(min(0.0, noise)) * _OUTWARD + rounds * spent_delta(event, eps))
 
 
@@ -151,14 +152,7 @@ def _at_least_one(rounds: int) -> None:
 
 
 def _eps(divergence: np.ndarray, delta: float) -> float:
-    a = ORDERS
-    converted = divergence + np.log1p(-1 / a) - (math.log(delta) + np.log(a)) / (a - 1)
-    return max(0.0, float(converted.min())) * _OUTWARD
-
-
-def _log_delta(divergence: np.ndarray, eps: float) -> float:
-    a = ORDERS
-    return float(((a - 1) * (divergence - eps + np.log1p(-1 / a)) - np.log(a)).min())
+    return max(0.0, float(eps_by_order(ORDERS, divergence, delta=delta).min())) * _OUTWARD
 
 
 def modulus_for(*, num_users: int, norm: float, noise_variance: float) -> int:

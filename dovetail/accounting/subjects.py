@@ -25,7 +25,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.stats import binom
 
 from dovetail import _validate
-from dovetail.accounting import gaussian, mixtures
+from dovetail.accounting import gaussian, loss_distributions, mixtures
 from dovetail.accounting.mixtures import ShiftLaw
 from dovetail.events import Gaussian, SampledSubject
 from dovetail.statements import Bound, Neighbors, NotApplicable, Theorem
@@ -52,7 +52,6 @@ MIXTURE = Theorem(
 )
 
 _MOST_SPLITS = 64
-_OUTWARD = 1 + 1e-9
 
 
 def splits(event: SampledSubject) -> list[tuple[int, ...]]:
@@ -136,6 +135,16 @@ def always_sampled(event: SampledSubject) -> Gaussian | None:
     return Gaussian(std=event.std, sensitivity=event.clip_norm * shift, neighbors=Neighbors.ADD_REMOVE)
 
 
+def spanning(event: Gaussian, *, users: int) -> Gaussian:
+    """The release of `users` users together, each with noise of its own, to a subject with data at all of them.
+
+    Its gradients may be aligned, so their shifts add up like the sides of a cube: mu grows by sqrt(users).
+    """
+    _validate.integer(users=users)
+    _validate.at_least(1, users=users)
+    return dataclasses.replace(event, sensitivity=event.sensitivity * math.sqrt(users) * (1 + 1e-15))
+
+
 def eps(event: SampledSubject, *, rounds: int, delta: float, interval: float | None = None) -> Bound:
     """The smallest eps of `rounds` rounds of such sums for one subject, on a grid of losses that suits them.
 
@@ -149,10 +158,10 @@ def eps(event: SampledSubject, *, rounds: int, delta: float, interval: float | N
     if plain is not None:
         exact = gaussian.eps_of(plain.mu * math.sqrt(rounds) * (1 + 1e-15), delta=delta)
         return Bound(eps=exact, delta=delta, theorem=gaussian.ANALYTIC)
-    found = (_nan_is_infinite(loss.get_epsilon_for_delta(delta)) for loss in _composed(event, rounds, interval))
+    value = loss_distributions.worst_eps(_composed(event, rounds, interval), delta=delta)
     where = f"{MIXTURE.where}, composed as a privacy-loss distribution, rounded up"
     theorem = Theorem(key=MIXTURE.key, where=where, url=MIXTURE.url)
-    return Bound(eps=max(0.0, *found) * _OUTWARD, delta=delta, theorem=theorem)
+    return Bound(eps=value, delta=delta, theorem=theorem)
 
 
 def delta(event: SampledSubject, *, rounds: int, eps: float, interval: float | None = None) -> float:
@@ -162,8 +171,7 @@ def delta(event: SampledSubject, *, rounds: int, eps: float, interval: float | N
     plain = always_sampled(event)
     if plain is not None:
         return gaussian.delta_of(plain.mu * math.sqrt(rounds) * (1 + 1e-15), eps=eps)
-    found = (float(loss.get_delta_for_epsilon(eps)) for loss in _composed(event, rounds, interval))
-    return min(1.0, max(0.0, *found) * _OUTWARD)
+    return loss_distributions.worst_delta(_composed(event, rounds, interval), eps=eps)
 
 
 def losses(event: SampledSubject, *, interval: float) -> tuple[pld.PrivacyLossDistribution, ...]:
@@ -174,7 +182,7 @@ def losses(event: SampledSubject, *, interval: float) -> tuple[pld.PrivacyLossDi
     _validate.positive(interval=interval)
     each = dataclasses.replace(event, steps=1)
     found = (_loss(each, split, interval) for split in splits(event))
-    return tuple(one.self_compose(event.steps) if event.steps > 1 else one for one in found)
+    return tuple(loss_distributions.copies(one, event.steps) if event.steps > 1 else one for one in found)
 
 
 def scale(event: SampledSubject) -> tuple[float, float]:
@@ -193,7 +201,7 @@ def resolution(event: SampledSubject, *, rounds: int = 1) -> float:
 @functools.lru_cache(maxsize=128)
 def _composed(event: SampledSubject, rounds: int, interval: float | None) -> tuple[pld.PrivacyLossDistribution, ...]:
     grid = resolution(event, rounds=rounds) if interval is None else interval
-    return tuple(one.self_compose(rounds) for one in losses(event, interval=grid))
+    return tuple(loss_distributions.copies(one, rounds) for one in losses(event, interval=grid))
 
 
 @functools.lru_cache(maxsize=512)
@@ -213,8 +221,8 @@ def _loss(event: SampledSubject, split: tuple[int, ...], interval: float) -> pld
         there = dataclasses.replace(event, items=items, prob_user=1.0, items_per_user=None)
         return mixtures.loss(_law(there, (items,)), interval=interval)
 
-    drawn = _at_drawn_users(event, split)
-    return mixtures.shown([(weight, given(items)) for items, weight in drawn.items()], interval=interval)
+    law = _at_drawn_users(event, split)
+    return loss_distributions.drawn([(weight, given(items)) for items, weight in law.items()], interval=interval)
 
 
 def _at_drawn_users(event: SampledSubject, split: tuple[int, ...]) -> dict[int, float]:
@@ -229,20 +237,6 @@ def _at_drawn_users(event: SampledSubject, split: tuple[int, ...]) -> dict[int, 
     return law
 
 
-def _nan_is_infinite(eps: float) -> float:
-    return math.inf if math.isnan(eps) else float(eps)
-
-
 def _check_rounds(rounds: int) -> None:
     _validate.integer(rounds=rounds)
     _validate.at_least(1, rounds=rounds)
-
-
-def spanning(event: Gaussian, *, users: int) -> Gaussian:
-    """The release of `users` users together, each with noise of its own, to a subject with data at all of them.
-
-    Its gradients may be aligned, so their shifts add up like the sides of a cube: mu grows by sqrt(users).
-    """
-    _validate.integer(users=users)
-    _validate.at_least(1, users=users)
-    return dataclasses.replace(event, sensitivity=event.sensitivity * math.sqrt(users) * (1 + 1e-15))

@@ -2,8 +2,8 @@
 
 A round that is (eps, delta)-DP under replacement, run on `size` of `population` users drawn uniformly, is
 (ln(1 + q (e^eps - 1)), q delta)-DP with q = size / population against whoever does not know who took part: the analyzer
-of a shuffled round, never its shuffler. Such rounds are composed here by basic, advanced or optimal composition; no
-Renyi bound of a sampled shuffled round is claimed.
+of a shuffled round, never its shuffler. Such rounds are composed here by basic or optimal composition; no Renyi
+bound of a sampled shuffled round is claimed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 from scipy.stats import binom
 
 from dovetail import _validate
-from dovetail.accounting.gaussian import _last_in_bracket
+from dovetail.accounting.calibrate import smallest_point
 from dovetail.events import Everyone, FixedSize, Participation
-from dovetail.statements import Bound, NotApplicable, Theorem
+from dovetail.statements import Bound, NotApplicable, Theorem, check_guarantee
 
-__all__ = ["ADVANCED", "BASIC", "LEMMA4", "OPTIMAL", "advanced", "basic", "optimal", "sampled"]
+__all__ = ["BASIC", "LEMMA4", "OPTIMAL", "basic", "optimal", "sampled"]
 
 LEMMA4 = Theorem(
     key="FLAME.lemma4",
@@ -27,10 +27,6 @@ LEMMA4 = Theorem(
     url="https://arxiv.org/abs/1807.01647",
 )
 BASIC = Theorem(key="DR14.thm3.16", where="basic composition (Dwork, Roth 2014, Thm. 3.16)")
-ADVANCED = Theorem(
-    key="DRV10.thm3.3",
-    where="advanced composition (Dwork, Rothblum, Vadhan, FOCS 2010; Dwork, Roth 2014, Thm. 3.20)",
-)
 OPTIMAL = Theorem(
     key="KOV15.thm3.3",
     where="optimal homogeneous composition (Kairouz, Oh, Viswanath, ICML 2015, Thm. 3.3)",
@@ -83,30 +79,13 @@ def _log1p_expm1(prob: float, eps: float) -> float:
 def basic(bounds: Sequence[Bound]) -> Bound:
     """All eps and all delta add up."""
     for bound in bounds:
-        if not bound.eps >= 0:
-            raise ValueError(f"expected eps >= 0, got eps={bound.eps!r}")
+        check_guarantee(eps=bound.eps, delta=bound.delta)
     count = 1 + 1e-15 * (len(bounds) + 4)
     return Bound(
         eps=math.fsum(bound.eps for bound in bounds) * count,
         delta=min(1.0, math.fsum(bound.delta for bound in bounds) * count),
         theorem=BASIC,
     )
-
-
-def advanced(bounds: Sequence[Bound], *, delta: float) -> Bound:
-    """sqrt(2 ln(1/slack) sum eps_i^2) + sum eps_i (e^eps_i - 1), where slack = delta - sum delta_i.
-
-    Guarantees:
-        Never below the optimal composition of the same rounds.
-        Refuses when the rounds' own deltas leave nothing of `delta`.
-    """
-    slack = _slack(bounds, delta)
-    squares = math.fsum(bound.eps**2 for bound in bounds)
-    try:
-        drift = math.fsum(bound.eps * math.expm1(bound.eps) for bound in bounds)
-    except OverflowError:
-        drift = math.inf
-    return Bound(eps=(math.sqrt(2 * math.log(1 / slack) * squares) + drift) * _OUTWARD, delta=delta, theorem=ADVANCED)
 
 
 def optimal(bounds: Sequence[Bound], *, delta: float) -> Bound:
@@ -136,7 +115,7 @@ def optimal(bounds: Sequence[Bound], *, delta: float) -> Bound:
         above = loss > eps
         return float(-np.expm1(eps - loss[above]) @ probs[above]) * (1 + 1e-9) + 1e-300 <= slack
 
-    eps = _last_in_bracket(fits, low=0.0, high=count * first.eps) if not fits(0.0) else 0.0
+    eps = smallest_point(fits, low=0.0, high=count * first.eps) if not fits(0.0) else 0.0
     return Bound(eps=min(eps * _OUTWARD, basic(bounds).eps), delta=delta, theorem=OPTIMAL)
 
 

@@ -1,6 +1,7 @@
 """The audit: attack what runs, and hold the lower bound against what is certified and claimed.
 
 - `audit` attacks one protocol at given parameters, `CASES` are those worth it (`dovetail audit --all`);
+- `attack` attacks the rounds of a training as a whole;
 - `training.audit` hides canaries in a whole training and guesses them;
 - `indices.audit_indices` is what a shuffler makes of the coordinates that clients report.
 """
@@ -8,6 +9,6 @@
 from dovetail.audit.bounds import Duel, LowerBound
 from dovetail.audit.cases import CASES, INDICES, Case, plan_for
 from dovetail.audit.counted.scores import VIEWS
-from dovetail.audit.findings import Finding, audit
+from dovetail.audit.findings import Finding, attack, audit
 
-__all__ = ["CASES", "INDICES", "VIEWS", "Case", "Duel", "Finding", "LowerBound", "audit", "plan_for"]
+__all__ = ["CASES", "INDICES", "VIEWS", "Case", "Duel", "Finding", "LowerBound", "attack", "audit", "plan_for"]

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dovetail import _validate
+from dovetail.statements import check_guarantee
 
 __all__ = ["Duel", "LowerBound", "best", "disjoint"]
 
@@ -33,9 +34,8 @@ class LowerBound:
     trials: int = 0
 
     def __post_init__(self) -> None:
-        if math.isnan(self.eps) or self.eps < 0:
-            raise ValueError(f"expected eps >= 0, got eps={self.eps!r}")
-        _validate.in_interval(0, 1, delta=self.delta, confidence=self.confidence)
+        check_guarantee(eps=self.eps, delta=self.delta)
+        _validate.in_interval(0, 1, confidence=self.confidence)
 
     @property
     def unbounded(self) -> bool:

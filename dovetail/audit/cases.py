@@ -129,7 +129,7 @@ def _sum(protocol: str, label: str, **chosen: Any) -> Case:
     )
 
 
-def _small(protocol: str, *, num_users: int = 10, dim: int = 2, delta: float = _SMALL_DELTA, **more: Any) -> Case:
+def _small(protocol: str, *, num_users: int = 10, dim: int = 2, **more: Any) -> Case:
     chosen = {key: value for key, value in more.items() if key not in ("view", "colluders", "quick")}
     variant = [str(chosen[key]) for key in ("method", "clip", "randomizer") if key in chosen]
     crowd = [f"{more['colluders']} of {num_users} collude"] if "colluders" in more else []
@@ -138,7 +138,7 @@ def _small(protocol: str, *, num_users: int = 10, dim: int = 2, delta: float = _
         label=", ".join(["the code", *variant, *crowd]),
         num_users=num_users,
         dim=dim,
-        delta=delta,
+        delta=_SMALL_DELTA,
         settings=chosen,
         colluders=more.get("colluders", 0),
         view=more.get("view", "analyzer"),

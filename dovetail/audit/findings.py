@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dovetail import _validate, quotes
@@ -18,7 +18,7 @@ from dovetail.audit import attacks, counted, exact, local
 from dovetail.audit.bounds import Duel, LowerBound, best, disjoint
 from dovetail.audit.counted.games import Game, pairs
 from dovetail.audit.counted.scores import VIEWS, View
-from dovetail.events import Disjoint, Everyone
+from dovetail.events import Round
 from dovetail.protocols import Cohort, Protocol
 from dovetail.statements import NotApplicable, Statement
 
@@ -140,6 +140,14 @@ def audit(
     )
 
 
+def attack(rounds: Sequence[Round], *, delta: float) -> LowerBound | None:
+    """The best exact attack on a training by these rounds, as they are certified; None where none is known."""
+    try:
+        return best([duel.eps(delta=delta) for duel in exact.duels_of_rounds(rounds)])
+    except NotApplicable:
+        return None
+
+
 def _duels(protocol: Protocol, cohort: Cohort, plan: quotes.Plan, view: View) -> tuple[Duel, ...]:
     """The exact attacks; an observer of estimates is left to counting."""
     if view == "observer":
@@ -156,9 +164,9 @@ def _duels(protocol: Protocol, cohort: Cohort, plan: quotes.Plan, view: View) ->
     if not protocol.private_steps and protocol.noise_std(cohort.size, plan.dim) == 0:
         found = [*found, disjoint("the released estimate, which has no noise")]
     item = protocol.view(cohort, plan.dim, neighbors=protocol.relation).round
-    if not attacks.shows_less(protocol) and isinstance(item.participation, Everyone | Disjoint):
+    if not attacks.shows_less(protocol):
         with contextlib.suppress(NotApplicable):
-            found = [*found, *exact.duels(item.mechanism, rounds=plan.rounds)]
+            found = [*found, *exact.duels_of_rounds([item] * plan.rounds)]
     return tuple(found)
 
 

@@ -18,8 +18,7 @@ from dovetail.audit.bounds import Duel, disjoint
 from dovetail.audit.exact import cells
 from dovetail.audit.exact.counts import log_binomial
 from dovetail.audit.exact.noise import skellam
-from dovetail.audit.exact.ratios import Seen, far_apart, likelihoods
-from dovetail.audit.exact.sums import ULP
+from dovetail.audit.exact.ratios import many_alike
 from dovetail.events import FixedSize, Poisson, Report
 from dovetail.protocols import Cohort, Protocol
 from dovetail.protocols._personal import Personal
@@ -71,11 +70,11 @@ def duels(protocol: Protocol, cohort: Cohort, dim: int) -> list[Duel]:
             return _reports(Report(kind="rr", eps_local=protocol.local.eps_local), 1)
         case RealSum():
             if protocol.sharing is not None:
-                return _own_noise(protocol.sharing, dim)
+                return _own_noise(protocol.sharing)
             local = protocol.local
             return _reports(Report(kind="rr", eps_local=local.eps_local, levels=local.levels), protocol.slots)
         case SplitAndMix():
-            return _own_noise(protocol, dim)
+            return _own_noise(protocol)
         case LocalSub() if protocol.adaptive_z:
             return central_sub.duels(protocol, cohort, dim)
         case LdpFl() | LocalSub():
@@ -89,8 +88,7 @@ def duels(protocol: Protocol, cohort: Cohort, dim: int) -> list[Duel]:
 
 def _reports(report: Report, count: int) -> list[Duel]:
     """So many reports, all on the low end or all on the high end."""
-    family = cells.of_report(report)
-    high, low = (family.masses(report.eps_local, end) for end in (1.0, 0.0))
+    high, low = cells.of_report(report).ends(report.eps_local)
     return _cells(high, low, count)
 
 
@@ -98,16 +96,15 @@ def _cells(first: np.ndarray, second: np.ndarray, count: int, *, pure: float = 0
     if len(first) == 2:
         logs = [log_binomial(count, float(law[1])) for law in (first, second)]
         return [Duel(attack=f"ones among {_OWN}", log_first=logs[0], log_second=logs[1])]
-    seen, attack = Seen(first, second, count, (4 * len(first) + 16) * ULP), f"log-likelihood ratios of {_OWN}"
-    return [likelihoods(attack, [seen], pure=pure), *far_apart(attack, seen)]
+    return many_alike(f"log-likelihood ratios of {_OWN}", first, second, count, pure=pure)
 
 
 def _sampled_reports(protocol: SsDouble, dim: int) -> list[Duel]:
     """Which coordinates are reported is seen, and depends on nobody's data."""
     if protocol.inclusion == "fixed-k":
         return _reports(protocol.report, protocol.fixed(dim))
-    family, beta = cells.of_report(protocol.report), np.longdouble(protocol.beta)
-    high, low = (np.append(beta * family.masses(protocol.report.eps_local, end), 1 - beta) for end in (1.0, 0.0))
+    ends, beta = cells.of_report(protocol.report).ends(protocol.report.eps_local), np.longdouble(protocol.beta)
+    high, low = (np.append(beta * end, 1 - beta) for end in ends)
     return _cells(high, low, dim)
 
 
@@ -134,14 +131,12 @@ def _largest_budget(protocol: Personal, cohort: Cohort, dim: int) -> list[Duel]:
     budget = float(protocol.settle(cohort, dim).eps_locals.max())
     family = cells.partition(protocol.kind)
     if isinstance(protocol, Apes) and protocol.kind == "clip_laplace":
-        reach = (protocol.output_bound / protocol.clip_value - 1) / 2
-        inner = np.linspace(-reach, 1 + reach, 65)[1:-1]
-        family = cells.Cells(kind="clip_laplace", cuts=inner, reach=reach)
-    high, low = (family.masses(budget, end) for end in (1.0, 0.0))
+        family = cells.clipped((protocol.output_bound / protocol.clip_value - 1) / 2)
+    high, low = family.ends(budget)
     return _cells(high, low, dim, pure=dim * budget * (1 - 1e-9))  # the ratio at the end of the box
 
 
-def _own_noise(protocol: SplitAndMix, dim: int) -> list[Duel]:
+def _own_noise(protocol: SplitAndMix) -> list[Duel]:
     """A value with one client's part of the noise: its law where that fits, and Chernoff's bound on both tails."""
     shift = 2 * math.floor(protocol.known("scale") * protocol.clip_norm)
     variance = protocol.noise_part

@@ -15,7 +15,7 @@ from rich.logging import RichHandler
 
 from dovetail import __version__
 from dovetail.cli import accounts, audits, parties, studies, training, users
-from dovetail.cli._shared import err_console, out_console
+from dovetail.cli._shared import err_console, flag, out_console
 
 __all__ = ["app", "main"]
 
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def _root(version: Annotated[bool, flag("--version", "Print the version.")] = False) -> None:
     if version:
         out_console.print(__version__)
         raise typer.Exit

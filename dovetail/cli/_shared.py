@@ -1,27 +1,93 @@
-"""What every command shares: the consoles, and options that mean the same everywhere."""
+"""What commands share: the consoles, ways to print, and options that mean the same everywhere."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-__all__ = ["Colluders", "Delta", "Dim", "JsonFlag", "Settings", "Users", "err_console", "out_console", "print_json"]
+__all__ = [
+    "Authority",
+    "Colluders",
+    "Delta",
+    "Dim",
+    "JsonFlag",
+    "Overrides",
+    "Population",
+    "Rounds",
+    "Settings",
+    "Users",
+    "err_console",
+    "flag",
+    "from_hex",
+    "listens",
+    "out_console",
+    "print_costs",
+    "print_json",
+    "print_names",
+    "print_statement",
+]
 
 _WIDE = None if sys.stdout.isatty() else 200  # tables in files and pipes are not cut to a screen that is not there
 out_console, err_console = Console(soft_wrap=True, width=_WIDE), Console(stderr=True, soft_wrap=True)
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+
+def flag(name: str, says: str) -> Any:
+    """An option that is given or not: `--help` shows no type for it."""
+    return typer.Option(name, help=says, metavar="")
+
+
+JsonFlag = Annotated[bool, flag("--json", "Print one JSON object on stdout.")]
 Users = Annotated[int, typer.Option("--n", help="Users in a round.")]
-Delta = Annotated[float, typer.Option("--delta", help="The delta of the statement.")]
+Population = Annotated[int | None, typer.Option(help="Users from whom a round draws --n in secret.")]
 Colluders = Annotated[int, typer.Option("--colluders", help="Users that are fake or collude.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Rounds in which a user takes part.")]
+Delta = Annotated[float, typer.Option("--delta", help="The delta of the statement.")]
 Dim = Annotated[int, typer.Option("--dim", help="Coordinates of an update.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="A setting of the protocol.", metavar="KEY=VALUE")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Override a key of the config: --set privacy.eps=2.", metavar="KEY=VALUE"),
+]
+Authority = Annotated[Path | None, typer.Option("--ca", help="The certificate of the authority to trust, PEM.")]
 
 
 def print_json(value: Any) -> None:
     """One JSON value on stdout, and nothing else."""
     sys.stdout.write(json.dumps(value) + "\n")
+
+
+def print_names(names: Sequence[str], *, as_json: bool) -> None:
+    """What there is to choose from, one a line."""
+    print_json(names) if as_json else out_console.print("\n".join(names))
+
+
+def print_statement(title: str, statement: Any) -> None:
+    """A statement under its title; None: nothing is promised."""
+    out_console.print(title, style="bold")
+    out_console.print("  nothing" if statement is None else str(statement), markup=False, highlight=False)
+
+
+def print_costs(certified: Any, local: Any) -> None:
+    """What a task costs a user: against the analyzer, and if nobody is trusted."""
+    out_console.print(str(certified), markup=False, highlight=False)
+    out_console.print("and if nobody is trusted:", highlight=False)
+    out_console.print(str(local), markup=False, highlight=False)
+
+
+def from_hex(text: str) -> bytes:
+    """The id of a key."""
+    try:
+        return bytes.fromhex(text)
+    except ValueError as error:
+        raise ValueError(f"expected the id of a key in hex, got {text!r}") from error
+
+
+def listens(name: str) -> Callable[[str], None]:
+    """Says on stderr at which address a party listens."""
+    return lambda address: err_console.print(f"{name} listens on {address}", markup=False, highlight=False)

@@ -13,11 +13,14 @@ from dovetail.cli._shared import (
     Delta,
     Dim,
     JsonFlag,
+    Population,
+    Rounds,
     Settings,
     Users,
     err_console,
     out_console,
     print_json,
+    print_statement,
 )
 
 __all__ = ["account", "calibrate"]
@@ -82,8 +85,8 @@ def account_protocol(
     n: Users,
     dim: Dim,
     delta: Delta,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which a user takes part.")] = 1,
-    population: Annotated[int | None, typer.Option(help="Users from whom a round draws --n in secret.")] = None,
+    rounds: Rounds = 1,
+    population: Population = None,
     colluders: Colluders = 0,
     set_: Settings = None,
     as_json: JsonFlag = False,
@@ -92,7 +95,7 @@ def account_protocol(
     from dovetail import quotes
 
     with err_console.status("accounting"):
-        quote = quotes.quote(name, quote_plan(name, n, dim, delta, rounds, population, colluders, set_))
+        quote = quotes.quote(name, _plan(name, n, dim, delta, rounds, population, colluders, set_))
     if as_json:
         print_json(quote.to_json())
         return
@@ -108,7 +111,7 @@ def calibrate(
     parameter: Annotated[
         str | None, typer.Option(help="eps_local, noise_multiplier, beta or pad_to; by default the noise.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which a user takes part.")] = 1,
+    rounds: Rounds = 1,
     colluders: Colluders = 0,
     set_: Settings = None,
     as_json: JsonFlag = False,
@@ -116,7 +119,7 @@ def calibrate(
     """The parameter that meets a central target, never on the unsafe side."""
     from dovetail import quotes
 
-    plan = quote_plan(name, n, dim, delta, rounds, None, colluders, set_)
+    plan = _plan(name, n, dim, delta, rounds, None, colluders, set_)
     with err_console.status("calibrating"):
         chosen, value, quote = quotes.calibrate(name, plan, eps=eps, parameter=parameter)
     if as_json:
@@ -126,7 +129,7 @@ def calibrate(
     _print_quote(quote)
 
 
-def quote_plan(
+def _plan(
     name: str,
     n: int,
     dim: int,
@@ -147,9 +150,7 @@ def quote_plan(
 
 def _print_quote(quote: Any) -> None:
     for title in ("certified", "claimed", "local", "shuffler"):
-        statement = getattr(quote, title)
-        out_console.print(title, style="bold")
-        out_console.print("  nothing" if statement is None else str(statement), markup=False, highlight=False)
+        print_statement(title, getattr(quote, title))
 
 
 def _report(randomizer: str, eps_local: float) -> Any:

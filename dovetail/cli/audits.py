@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from dovetail.cli._shared import Colluders, JsonFlag, Settings, err_console, out_console, print_json
+from dovetail.cli._progress import steps
+from dovetail.cli._shared import (
+    Colluders,
+    Delta,
+    Dim,
+    JsonFlag,
+    Population,
+    Rounds,
+    Settings,
+    Users,
+    err_console,
+    flag,
+    out_console,
+    print_json,
+    print_statement,
+)
 
 __all__ = ["audit"]
 
@@ -21,14 +33,14 @@ _VIEWS = "analyzer, observer (models only), colluding (shuffler and analyzer) or
 
 
 def audit(
-    name: Annotated[str | None, typer.Argument(help="A protocol.", metavar="[NAME]")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every protocol, at papers' sizes and as code.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="With --all: only what takes seconds.")] = False,
-    n: Annotated[int, typer.Option("--n", help="Users in a round.")] = _USERS,
-    dim: Annotated[int, typer.Option("--dim", help="Coordinates of an update.")] = _DIM,
-    delta: Annotated[float, typer.Option("--delta", help="The delta of the statements.")] = _DELTA,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which a user takes part.")] = 1,
-    population: Annotated[int | None, typer.Option(help="Users from whom a round draws --n in secret.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A protocol.")] = None,
+    everything: Annotated[bool, flag("--all", "Every protocol, at papers' sizes and as code.")] = False,
+    quick: Annotated[bool, flag("--quick", "With --all: only what takes seconds.")] = False,
+    n: Users = _USERS,
+    dim: Dim = _DIM,
+    delta: Delta = _DELTA,
+    rounds: Rounds = 1,
+    population: Population = None,
     colluders: Colluders = 0,
     set_: Settings = None,
     view: Annotated[str, typer.Option(help=f"Who attacks: {_VIEWS}.")] = "analyzer",
@@ -41,7 +53,7 @@ def audit(
         str | None, typer.Option(help="A config or preset: attack its whole training.", metavar="CONFIG")
     ] = None,
     canaries: Annotated[int, typer.Option(min=20, help="With --training: canaries to hide.")] = 500,
-    black_box: Annotated[bool, typer.Option("--black-box", help="With --training: final models only.")] = False,
+    black_box: Annotated[bool, flag("--black-box", "With --training: final models only.")] = False,
     task: Annotated[str | None, typer.Option(help="With --view shuffler: whose gradients, instead of a model.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw delta against eps into this file (.svg, .png, .pdf).")] = None,
     as_json: JsonFlag = False,
@@ -70,9 +82,9 @@ def audit(
             indices = _indices(target, plan, task, confidence, seed)
         print_json(indices.to_json()) if as_json else _print_indices(indices)
         return
-    with _progress(1) as (step, _):
+    with steps(1) as bar:
         finding = audits.audit(
-            target, plan, view=cast(Any, view), trials=trials, confidence=confidence, seed=seed, observe=step
+            target, plan, view=cast(Any, view), trials=trials, confidence=confidence, seed=seed, observe=bar.say
         )
     if plot is not None:
         from dovetail.audit import curves
@@ -101,16 +113,15 @@ def _audit_all(quick: bool, trials: int | None, confidence: float, seed: int, as
     counting = sum(case.trials != 0 for case in cases)
     each = 1 - (1 - confidence) / max(1, counting)  # so that all of them together hold with the confidence asked for
     findings, indices = [], None
-    with _progress(len(cases) + (not quick)) as (step, advance):
+    with steps(len(cases) + (not quick)) as bar:
         for case in cases:
-            step(f"{case.protocol}, {case.label}")
+            bar.begin(f"{case.protocol}, {case.label}")
             counted = case.trials if trials is None or case.trials == 0 else trials
             findings.append(
                 audits.audit(case.protocol, case.plan, view=case.view, trials=counted, confidence=each, seed=seed)
             )
-            advance()
         if not quick:
-            step("ss_topk, indices")
+            bar.begin("ss_topk, indices")
             indices = _indices("ss_topk", audits.INDICES, None, confidence, seed)
     consistent = all(finding.consistent for finding in findings)
     if as_json:
@@ -220,9 +231,8 @@ def _print_finding(finding: Any) -> None:
         runs = str(bound.trials) if bound.trials else "-"
         table.add_row(escape(bound.attack), _eps(bound.eps), f"{bound.delta:g}", sure, runs)
     out_console.print(table)
-    for title, statement in (("certified", finding.certified), ("claimed", finding.claimed)):
-        out_console.print(title, style="bold")
-        out_console.print("  nothing" if statement is None else str(statement), markup=False, highlight=False)
+    print_statement("certified", finding.certified)
+    print_statement("claimed", finding.claimed)
     if finding.claim_refuted:
         out_console.print("the claim is refuted by this attack", highlight=False)
     said = (
@@ -246,12 +256,3 @@ def _eps(value: float) -> str:
 def _fail_unless(consistent: bool) -> None:
     if not consistent:
         raise typer.Exit(1)
-
-
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[], None]]]:
-    columns = (TextColumn("{task.completed}/{task.total}"), BarColumn(), TextColumn("{task.description}"))
-    shown = err_console.is_terminal
-    with Progress(*columns, TimeElapsedColumn(), console=err_console, transient=True, disable=not shown) as bar:
-        task = bar.add_task("", total=total)
-        yield (lambda text: bar.update(task, description=escape(text))), (lambda: bar.advance(task))

@@ -9,9 +9,19 @@ from typing import Annotated, Any
 
 import typer
 
-from dovetail.cli._shared import JsonFlag, err_console, out_console, print_json
+from dovetail.cli._shared import (
+    Authority,
+    JsonFlag,
+    Overrides,
+    flag,
+    from_hex,
+    listens,
+    out_console,
+    print_costs,
+    print_json,
+)
 
-__all__ = ["Authority", "analyzer", "decoded", "from_hex", "keys", "say", "shuffler", "task"]
+__all__ = ["analyzer", "keys", "shuffler", "task"]
 
 task = typer.Typer(help="Describe a training that parties agree on, and see what it costs.", no_args_is_help=True)
 
@@ -22,9 +32,8 @@ Host = Annotated[str, typer.Option(help="The address to listen on.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0: any free one.")]
 Certificate = Annotated[Path | None, typer.Option(help="The TLS certificate, PEM.")]
 PrivateKey = Annotated[Path | None, typer.Option(help="Its private key, PEM.")]
-Plain = Annotated[bool, typer.Option("--plain", help="Serve without TLS (behind a proxy that has it).")]
+Plain = Annotated[bool, flag("--plain", "Serve without TLS (behind a proxy that has it).")]
 Workers = Annotated[int, typer.Option(min=1, help="Processes that seal and open messages.")]
-Authority = Annotated[Path | None, typer.Option("--ca", help="The certificate of the authority to trust, PEM.")]
 
 
 def keys(
@@ -35,6 +44,8 @@ def keys(
     as_json: JsonFlag = False,
 ) -> None:
     """Make a key pair; older ones in the folder stay until their rounds are closed."""
+    import msgspec
+
     from dovetail import _validate
     from dovetail.parties.certificates import Certified, make_authority, make_certificate
     from dovetail.parties.keys import KeyRing
@@ -48,7 +59,7 @@ def keys(
         _validate.one_of(("seal", "sign"), use=use)
         public = KeyRing(folder, "seal" if use == "seal" else "sign").add(days=days).public
         path = folder / f"public-{use}-{public.key_id.hex()}.json"
-        path.write_bytes(_encoded(public))
+        path.write_bytes(msgspec.json.encode(public))
         facts = {"id": public.key_id.hex(), "use": use, "public": str(path), "expires": public.expires}
     if as_json:
         print_json(facts)
@@ -70,16 +81,17 @@ def task_new(
     round_seconds: Annotated[float, typer.Option(help="How long a round is open.")] = 3600.0,
     colluders: Annotated[int, typer.Option(min=0, help="Users that are assumed to be fake or to collude.")] = 0,
     dim: Annotated[int | None, typer.Option(min=1, help="Parameters of a model that the config does not name.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a key.", metavar="KEY=VALUE")] = None,
+    set_: Overrides = None,
 ) -> None:
     """Describe a training and sign it; noise that is not given is calibrated to the budget."""
     import msgspec
 
     from dovetail import config as configs
     from dovetail.files import write_atomically
+    from dovetail.parties.federation import federation
     from dovetail.parties.keys import KeyRing, PublicKey
-    from dovetail.parties.learning import federation
-    from dovetail.parties.task import Task, calibrated, sign
+    from dovetail.parties.records import read_record
+    from dovetail.parties.task import Task, calibrated, cost, sign
 
     chosen = configs.read(config, [configs.parse_override(text) for text in set_ or []])
     settings = {key: value for key, value in chosen.protocol.items() if key != "name"}
@@ -97,14 +109,14 @@ def task_new(
         name=chosen.task.name,
         settings=calibrated(settings=settings, **fields),
         round_seconds=round_seconds,
-        analyzer=decoded(analyzer, PublicKey),
-        shufflers=tuple(decoded(path, PublicKey) for path in shuffler),
+        analyzer=read_record(analyzer, PublicKey, "a public key"),
+        shufflers=tuple(read_record(path, PublicKey, "a public key") for path in shuffler),
         **fields,
     )
     signed = sign(made, KeyRing(signer, "sign").current())
     write_atomically(out, msgspec.json.encode(signed))
     out_console.print(f"task {made.task_id.hex()}, signed by {signed.signer.key_id.hex()}", highlight=False)
-    _print_cost(made)
+    print_costs(*cost(made, made.rounds))
 
 
 @task.command("show")
@@ -116,19 +128,20 @@ def task_show(
     """What a task asks for, and what it costs a user."""
     import msgspec
 
+    from dovetail.parties.records import read_record
     from dovetail.parties.task import SignedTask, cost, verify
 
-    signed = decoded(path, SignedTask)
+    signed = read_record(path, SignedTask, "a signed task")
     made = verify(signed, signer=signed.signer.key_id if signer is None else from_hex(signer))
+    certified, local = cost(made, made.rounds)
     if as_json:
-        certified, local = cost(made, made.rounds)
         facts = {"certified": certified.to_json(), "without_trust": local.to_json()}
         print_json({"task": json.loads(msgspec.json.encode(made)), **facts})
         return
     words = f"{made.name} by {made.protocol}, {made.rounds} rounds of {made.min_clients} to {made.max_clients} users"
     out_console.print(f"task {made.task_id.hex()}, signed by {signed.signer.key_id.hex()}", highlight=False)
     out_console.print(f"{words}, {len(made.shufflers)} shufflers", highlight=False)
-    _print_cost(made)
+    print_costs(certified, local)
 
 
 def analyzer(
@@ -150,7 +163,7 @@ def analyzer(
     """Serve the analyzer of a task: opens what shufflers hand on, releases models that are paid for."""
     from dovetail.parties.analyzer import Analyzer
     from dovetail.parties.keys import KeyRing
-    from dovetail.parties.services._http import serve
+    from dovetail.parties.records import read_record
     from dovetail.parties.services.analyzer import AnalyzerService
     from dovetail.parties.task import SignedTask
 
@@ -158,19 +171,14 @@ def analyzer(
     _refuse_half_tls(certificate, private_key, plain)
     party = Analyzer(
         folder,
-        signed=decoded(task, SignedTask),
+        signed=read_record(task, SignedTask, "a signed task"),
         signer=from_hex(signer),
         keys=KeyRing(keys, "seal"),
         learning=_learning(config, model, learning_rate),
         workers=workers,
     )
-    service = AnalyzerService(party, grace=grace)
-    try:
-        serve(
-            service.app, host=host, port=port, certificate=certificate, private_key=private_key, ready=say("analyzer")
-        )
-    finally:
-        party.shut()
+    app = AnalyzerService(party, grace=grace).app
+    _serve("analyzer", app, party, host=host, port=port, certificate=certificate, private_key=private_key)
 
 
 def shuffler(
@@ -193,14 +201,14 @@ def shuffler(
     """Serve a shuffler of a task: takes sealed reports, hands them on in no order and without names."""
     from dovetail.parties.keys import KeyRing
     from dovetail.parties.links import AnalyzerLink, ShufflerLink
-    from dovetail.parties.services._http import serve
+    from dovetail.parties.records import read_record
     from dovetail.parties.services.shuffler import ShufflerService, read_enrolled
     from dovetail.parties.shuffler import Shuffler
     from dovetail.parties.task import SignedTask, verify
 
     os.umask(0o077)
     _refuse_half_tls(certificate, private_key, plain)
-    signed = decoded(task, SignedTask)
+    signed = read_record(task, SignedTask, "a signed task")
     named = verify(signed, signer=from_hex(signer), fresh=False).shufflers
     if index >= len(named):
         raise ValueError(f"expected --index below {len(named)}, the task's shufflers, got {index}")
@@ -212,21 +220,17 @@ def shuffler(
         analyzer=AnalyzerLink(analyzer, ca=ca, key=key),
         peers=[ShufflerLink(url, ca=ca, key=key) for url in peer or []],
     )
+    _serve("shuffler", service.app, party, host=host, port=port, certificate=certificate, private_key=private_key)
+
+
+def _serve(name: str, app: Any, party: Any, **where: Any) -> None:
+    """Until told to stop; then the party lets go of its files."""
+    from dovetail.parties.services._http import serve
+
     try:
-        serve(
-            service.app, host=host, port=port, certificate=certificate, private_key=private_key, ready=say("shuffler")
-        )
+        serve(app, ready=listens(name), **where)
     finally:
         party.shut()
-
-
-def _print_cost(made: Any) -> None:
-    from dovetail.parties.task import cost
-
-    certified, local = cost(made, made.rounds)
-    out_console.print(str(certified), markup=False, highlight=False)
-    out_console.print("and if nobody is trusted:", highlight=False)
-    out_console.print(str(local), markup=False, highlight=False)
 
 
 def _learning(config: str | None, model: Path | None, learning_rate: float) -> Any:
@@ -234,8 +238,8 @@ def _learning(config: str | None, model: Path | None, learning_rate: float) -> A
 
     from dovetail import config as configs
     from dovetail.federated.server import Server
-    from dovetail.parties.analyzer import Learning
-    from dovetail.parties.learning import federation
+    from dovetail.parties.federation import federation
+    from dovetail.parties.learning import Learning
 
     if (config is None) == (model is None):
         raise ValueError("expected --config or --model, got both or neither")
@@ -251,34 +255,3 @@ def _learning(config: str | None, model: Path | None, learning_rate: float) -> A
 def _refuse_half_tls(certificate: Path | None, private_key: Path | None, plain: bool) -> None:
     if (certificate is None) != (private_key is None) or (certificate is None) != plain:
         raise ValueError("expected --certificate with --private-key, or --plain, got neither or both")
-
-
-def from_hex(text: str) -> bytes:
-    """The id of a key."""
-    try:
-        return bytes.fromhex(text)
-    except ValueError as error:
-        raise ValueError(f"expected the id of a key in hex, got {text!r}") from error
-
-
-def say(name: str) -> Any:
-    """Says where a party listens, on stderr."""
-    return lambda address: err_console.print(f"{name} listens on {address}", markup=False, highlight=False)
-
-
-def _encoded(value: Any) -> bytes:
-    import msgspec
-
-    return msgspec.json.encode(value)
-
-
-def decoded(path: Path, kind: Any) -> Any:
-    """The record in a JSON file."""
-    import msgspec
-
-    if not path.is_file():
-        raise FileNotFoundError(f"expected a file at {str(path)!r}, got none")
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"expected {kind.__name__} in {str(path)!r}, got something else ({error})") from error

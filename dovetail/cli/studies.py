@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from dovetail.cli._shared import JsonFlag, err_console, out_console, print_json
+from dovetail.cli._progress import steps
+from dovetail.cli._shared import JsonFlag, err_console, flag, out_console, print_json
 
 if TYPE_CHECKING:
     from dovetail.compare import Run
@@ -53,9 +52,9 @@ def compare(
     contenders = comparing.line_up(eps=eps, delta=delta, model=model, task=task, protocols=chosen, overrides=overrides)
     target = out or Path("runs") / f"compare-{time.strftime('%Y%m%d-%H%M%S')}"
     trained = sum(contender.config is not None for contender in contenders)
-    with _steps(trained * (seeds + 1)) as step:
+    with steps(trained * (seeds + 1)) as bar:
         found = comparing.compare(
-            contenders, task=task, model=model, eps=eps, delta=delta, seeds=seeds, out=target, observe=step
+            contenders, task=task, model=model, eps=eps, delta=delta, seeds=seeds, out=target, observe=bar.begin
         )
     report.comparison(target)
     if as_json:
@@ -104,7 +103,7 @@ def _eps(statement: dict[str, Any]) -> str:
 def reproduce(
     paper: Annotated[str, typer.Argument(help="flame, apes, survey, geyer, subdp, or all.")],
     out: Annotated[Path, typer.Option(help="Folder for pages and data.")],
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer points: about 3 minutes a paper on 2 cores.")] = False,
+    quick: Annotated[bool, flag("--quick", "Fewer points: about 3 minutes a paper on 2 cores.")] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each config.")] = 1,
     parts: Annotated[str | None, typer.Option(help="Only these tables and figures.", metavar="A,B")] = None,
     as_json: JsonFlag = False,
@@ -132,9 +131,11 @@ def reproduce(
     total = sum(not only or part.key in only for one in chosen for part in one.parts)
     if paper == "all":
         papers.write_index(out, list(folders))
-    with _parts(total) as (at, say):
+    with steps(total) as bar:
         for one in chosen:
-            papers.reproduce(one, out=folders[one.name], quick=quick, seeds=seeds, only=only, observe=say, begin=at)
+            papers.reproduce(
+                one, out=folders[one.name], quick=quick, seeds=seeds, only=only, observe=bar.say, begin=bar.begin
+            )
             report.reproduction(folders[one.name])
     page = out / "report.html"
     if paper == "all":
@@ -168,39 +169,3 @@ def _summary(paper: Any, folder: Path) -> Table:
             cells = (row["label"], printed, claimed, row["certified"] and _eps(row["certified"]), audited, ours)
             table.add_row(*(escape(cell or ("not run" if row["not_here"] else "")) for cell in cells))
     return table
-
-
-@contextlib.contextmanager
-def _steps(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar that moves on whenever something new begins."""
-    columns = (TextColumn("{task.completed}/{task.total}"), BarColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, TimeElapsedColumn(), console=err_console, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        begun = 0
-
-        def step(text: str) -> None:
-            nonlocal begun
-            bar.update(task, completed=begun, description=escape(text))
-            begun += 1
-
-        yield step
-
-
-@contextlib.contextmanager
-def _parts(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
-    """A bar over tables and figures: one call for the next of them, one for what is done within it."""
-    columns = (TextColumn("{task.completed}/{task.total}"), BarColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, TimeElapsedColumn(), console=err_console, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        begun, title = 0, ""
-
-        def at(part: str) -> None:
-            nonlocal begun, title
-            title = part
-            bar.update(task, completed=begun, description=escape(part))
-            begun += 1
-
-        def say(text: str) -> None:
-            bar.update(task, description=escape(f"{title}: {text}"))
-
-        yield at, say

@@ -6,7 +6,7 @@ import contextlib
 import runpy
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from dovetail.cli._shared import JsonFlag, err_console, out_console, print_json
+from dovetail.cli._shared import JsonFlag, Overrides, err_console, flag, out_console, print_json, print_names
 
 __all__ = ["bench", "data", "run"]
 
@@ -24,61 +24,44 @@ DEFAULT_PRESET, FALLBACK_PRESET = "headline", "digits"
 
 def run(
     config: Annotated[
-        str | None,
-        typer.Argument(help="A TOML file or a preset (see --presets). Default: headline.", metavar="[CONFIG]"),
+        str | None, typer.Argument(help="A TOML file or a preset (see --presets). Default: headline.")
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a key: --set privacy.eps=2.", metavar="KEY=VALUE")
-    ] = None,
+    set_: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write to. Default: runs/<config>-<time>.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
+    resume: Annotated[bool, flag("--resume", "Go on from the last checkpoint in --out.")] = False,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Rounds between checkpoints.")] = 10,
-    presets: Annotated[bool, typer.Option("--presets", help="List the bundled configs.")] = False,
+    presets: Annotated[bool, flag("--presets", "List the bundled configs.")] = False,
     coordinator: Annotated[
         str | None, typer.Option(help="host:port of process 0, to train with several processes (jax.distributed).")
     ] = None,
     processes: Annotated[int, typer.Option(min=1, help="How many processes train together.")] = 1,
     process_id: Annotated[int, typer.Option(min=0, help="Which of them this is.")] = 0,
     audit: Annotated[
-        bool, typer.Option("--audit", help="Attack one round exactly at the end, for the report: seconds or minutes.")
+        bool, flag("--audit", "Attack one round exactly at the end, for the report: seconds or minutes.")
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Train a model; writes config.toml, metrics.jsonl, privacy.json, model.npz and report.html."""
     from dovetail import config as configs
-    from dovetail import experiment, report
+    from dovetail import experiment
     from dovetail.simulate import devices
 
     if presets:
-        print_json(configs.presets()) if as_json else out_console.print("\n".join(configs.presets()))
+        print_names(configs.presets(), as_json=as_json)
         return
     if resume and out is None:
         raise ValueError("expected --out with --resume, got none")
     devices.use_all_cores()
     if coordinator is not None:
         devices.join(coordinator, processes=processes, process_id=process_id)
-    overrides = [configs.parse_override(text) for text in set_ or []]
     source = config or (str(out / "config.toml") if resume and out is not None else DEFAULT_PRESET)
-    with err_console.status("loading data and calibrating the noise"):
-        try:
-            plan = experiment.prepare(configs.read(source, overrides))
-        except FileNotFoundError as error:
-            if source != DEFAULT_PRESET or config is not None:
-                raise
-            err_console.print(f"{error}; training on the bundled digits instead", markup=False, highlight=False)
-            plan = experiment.prepare(configs.read(FALLBACK_PRESET, overrides))
+    plan = _prepared(source, set_ or [], fall_back=config is None and source == DEFAULT_PRESET)
     target = out or Path("runs") / f"{Path(source).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     with _progress_bar(len(plan.rounds)) as observe:
         result = experiment.run(plan, out=target, resume=resume, checkpoint_every=checkpoint_every, observe=observe)
     if process_id != 0:
         return
-    report.write(target)
-    if audit:
-        from dovetail.audit import curves
-
-        with err_console.status("attacking one round"):
-            curves.write(plan, target)
-        report.write(target)
+    _write_report(plan, target, audit=audit)
     if as_json:
         print_json(result.to_json())
         return
@@ -86,6 +69,34 @@ def run(
     out_console.print(str(result.statement), markup=False, highlight=False)
     out_console.print(_unit_table(result.units))
     out_console.print(f"report: {target / 'report.html'}", markup=False, highlight=False)
+
+
+def _prepared(source: str, overrides: Sequence[str], *, fall_back: bool) -> Any:
+    """The plan of a config; if its data are not there, that of the bundled digits."""
+    from dovetail import config as configs
+    from dovetail import experiment
+
+    changes = [configs.parse_override(text) for text in overrides]
+    with err_console.status("loading data and calibrating the noise"):
+        try:
+            return experiment.prepare(configs.read(source, changes))
+        except FileNotFoundError as error:
+            if not fall_back:
+                raise
+            err_console.print(f"{error}; training on the bundled digits instead", markup=False, highlight=False)
+            return experiment.prepare(configs.read(FALLBACK_PRESET, changes))
+
+
+def _write_report(plan: Any, folder: Path, *, audit: bool) -> None:
+    from dovetail import report
+
+    report.write(folder)
+    if audit:
+        from dovetail.audit import curves
+
+        with err_console.status("attacking one round"):
+            curves.write(plan, folder)
+        report.write(folder)
 
 
 def data(
@@ -97,7 +108,7 @@ def data(
     from dovetail.tasks import TASKS, resolve
 
     if name is None:
-        print_json(sorted(TASKS)) if as_json else out_console.print("\n".join(sorted(TASKS)))
+        print_names(sorted(TASKS), as_json=as_json)
         return
     with err_console.status(f"loading {name}"):
         dataset = resolve(name).load(folder=folder)
@@ -129,7 +140,7 @@ def bench(
         raise FileNotFoundError("expected the benchmarks of a source checkout, got an installation without them")
     names = sorted(file.stem for file in folder.glob("*.py") if not file.stem.startswith("_"))
     if name is None:
-        print_json(names) if as_json else out_console.print("\n".join(names))
+        print_names(names, as_json=as_json)
         return
     from dovetail import _validate
 

@@ -11,8 +11,18 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from dovetail.cli._shared import JsonFlag, err_console, out_console, print_json
-from dovetail.cli.parties import Authority, decoded, from_hex, say
+from dovetail.cli._shared import (
+    Authority,
+    JsonFlag,
+    Overrides,
+    err_console,
+    flag,
+    from_hex,
+    listens,
+    out_console,
+    print_costs,
+    print_json,
+)
 
 __all__ = ["client", "fleet"]
 
@@ -74,11 +84,12 @@ def client_enrol(
 
     from dovetail.files import write_atomically
     from dovetail.parties.keys import PublicKey
+    from dovetail.parties.records import read_record
     from dovetail.parties.services.shuffler import read_enrolled
 
     known = read_enrolled(clients) if clients.exists() else {}
     for path in public:
-        key = decoded(path, PublicKey)
+        key = read_record(path, PublicKey, "a public key")
         known[key.key_id] = key
     write_atomically(clients, msgspec.json.encode(list(known.values())))
     out_console.print(f"{len(known)} users in {clients}", highlight=False)
@@ -96,8 +107,8 @@ def client_run(
     """Take part until the training is over: train, randomize, seal, upload."""
     from dovetail import config as configs
     from dovetail.parties.client import Client, take_part
+    from dovetail.parties.federation import federation
     from dovetail.parties.keys import KeyPair
-    from dovetail.parties.learning import federation
     from dovetail.parties.links import ShufflerLink
     from dovetail.parties.policy import Policy
 
@@ -132,7 +143,7 @@ def client_run(
 def client_agent(
     folder: Annotated[Path, typer.Option(help="The user's folder, with key.json and policy.json.")],
     socket: Annotated[Path, typer.Option(help="The Unix socket to serve on.")],
-    group: Annotated[bool, typer.Option("--group", help="Let the socket's group use it, too.")] = False,
+    group: Annotated[bool, flag("--group", "Let the socket's group use it, too.")] = False,
 ) -> None:
     """Serve reports on a Unix socket: what is shipped to this node hands its update over and gets it back sealed."""
     from dovetail.parties.agent import serve_agent
@@ -142,7 +153,7 @@ def client_agent(
 
     os.umask(0o077)
     party = Client(folder, policy=Policy.read(folder / "policy.json"), key=KeyPair.load(folder / "key.json"))
-    say("agent")(str(socket))
+    listens("agent")(str(socket))
     serve_agent(party, socket, group=group)
 
 
@@ -152,7 +163,7 @@ def fleet_demo(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 3,
     protocol: Annotated[str, typer.Option(help="privunit, ss_topk, split_and_mix, ...")] = "privunit",
     shufflers: Annotated[int | None, typer.Option(min=1, help="Shuffler processes.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a key.", metavar="KEY=VALUE")] = None,
+    set_: Overrides = None,
     folder: Annotated[Path | None, typer.Option(help="Keep everything in this new folder.")] = None,
     processes: Annotated[int, typer.Option(min=1, help="Processes that the users share.")] = 2,
     seconds: Annotated[float, typer.Option(help="Give up after this long.")] = 1800.0,
@@ -200,9 +211,7 @@ def _print_outcome(facts: dict[str, Any]) -> None:
     statement = Statement.from_json(facts["statement"])
     if statement.unbounded:
         out_console.print("not certified", highlight=False)
-    out_console.print(str(statement), markup=False, highlight=False)
-    out_console.print("and if nobody is trusted:", highlight=False)
-    out_console.print(str(Statement.from_json(facts["without_trust"])), markup=False, highlight=False)
+    print_costs(statement, Statement.from_json(facts["without_trust"]))
 
 
 def _numbers(text: str) -> list[int]:

@@ -28,6 +28,8 @@ class ItemDraws:
     subjects: np.ndarray
     rate: float
     seed: int
+    _owners: np.ndarray = dataclasses.field(init=False, repr=False)
+    _records: np.ndarray = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         _validate.positive(rate=self.rate)
@@ -35,9 +37,6 @@ class ItemDraws:
         owners, records = self.clients.entries()
         object.__setattr__(self, "_owners", owners)
         object.__setattr__(self, "_records", records)
-
-    _owners: np.ndarray = dataclasses.field(init=False, repr=False)
-    _records: np.ndarray = dataclasses.field(init=False, repr=False)
 
     def draw(self, index: int, users: np.ndarray, *, step: int = 0) -> np.ndarray:
         """Which entries (places in `clients.entries()`) of these users join a step, ascending."""

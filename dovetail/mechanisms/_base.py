@@ -21,7 +21,19 @@ import numpy as np
 import numpy.typing as npt
 from jax.typing import ArrayLike
 
-__all__ = ["AtInput", "Blanket", "LocalRandomizer", "as_floating", "clamp", "clamp64", "freeze_floats", "namespace"]
+from dovetail import _validate
+
+__all__ = [
+    "AtInput",
+    "Blanket",
+    "LocalRandomizer",
+    "as_floating",
+    "check_interval",
+    "clamp",
+    "clamp64",
+    "freeze_floats",
+    "namespace",
+]
 
 
 class Blanket(abc.ABC):
@@ -51,13 +63,18 @@ class Blanket(abc.ABC):
         return False
 
     def sample_sum(self, counts: jax.Array, most: int, *, key: jax.Array) -> jax.Array:
-        """For every entry of counts, the sum of that many dummies, of which there are at most `most`."""
+        """For every entry of counts, the sum of that many dummies, of which there are at most `most`.
+
+        Where a dummy is a vector, so is the sum: on one more axis.
+        """
+        shape = jax.eval_shape(lambda: self.sample(counts.shape, key=key)).shape
+        wanted = counts.reshape(counts.shape + (1,) * (len(shape) - counts.ndim))
 
         def add(i: jax.Array, total: jax.Array) -> jax.Array:
             draw = self.sample(counts.shape, key=jax.random.fold_in(key, i))
-            return total + jnp.where(i < counts, draw, 0).astype(total.dtype)
+            return total + jnp.where(i < wanted, draw, 0).astype(total.dtype)
 
-        return jax.lax.fori_loop(0, most, add, jnp.zeros(counts.shape, jnp.float32))
+        return jax.lax.fori_loop(0, most, add, jnp.zeros(shape, jnp.float32))
 
     @property
     @abc.abstractmethod
@@ -169,6 +186,13 @@ class AtInput(Blanket):
     def variance(self) -> float:
         """The variance of a report on the one input."""
         return float(self.randomizer.report_variance(self.x))
+
+
+def check_interval(low: float, high: float) -> None:
+    """Refuse ends that are not finite, or not in order."""
+    _validate.finite(low=low, high=high)
+    if not low < high:
+        raise ValueError(f"expected low < high, got low={low!r}, high={high!r}")
 
 
 def freeze_floats(instance: Any, *names: str) -> None:

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail import _validate
-from dovetail.mechanisms._base import clamp64, freeze_floats
-from dovetail.mechanisms.exact import ExactSampler
+from dovetail.mechanisms._base import check_interval, clamp64, freeze_floats
+from dovetail.mechanisms.exact import ExactSampler, round_at_random
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.mechanisms.randomized_response import RandomizedResponse
 
@@ -76,7 +76,7 @@ class ExactRandomizedResponse:
     def __call__(self, x: npt.ArrayLike, *, sampler: ExactSampler) -> np.ndarray:
         """A level index for every entry of x."""
         position = clamp64(x, 0.0, 1.0) * (self.levels - 1)
-        truth = np.clip(_round(position, sampler), 0, self.levels - 1)
+        truth = np.clip(round_at_random(position, sampler), 0, self.levels - 1)
         keep = sampler.bernoullis(self.prob_truth, truth.size).reshape(truth.shape)
         return np.where(keep, truth, sampler.integers(self.levels, truth.size).reshape(truth.shape))
 
@@ -101,9 +101,7 @@ class DiscreteLaplace:
 
     def __post_init__(self) -> None:
         _validate.positive(eps_local=self.eps_local)
-        _validate.finite(low=self.low, high=self.high)
-        if not self.low < self.high:
-            raise ValueError(f"expected low < high, got low={self.low!r}, high={self.high!r}")
+        check_interval(self.low, self.high)
         freeze_floats(self, "eps_local", "low", "high")
         _check_spacing(self.spacing)
         _validate.at_most(_MAX_STEPS, scale=float(self.scale), highest=abs(self.highest), lowest=abs(self.lowest))
@@ -130,7 +128,7 @@ class DiscreteLaplace:
 
     def __call__(self, x: npt.ArrayLike, *, sampler: ExactSampler) -> np.ndarray:
         """A grid index for every entry of x."""
-        rounded = np.clip(_round(self._position(x), sampler), self.lowest, self.highest)
+        rounded = np.clip(round_at_random(self._position(x), sampler), self.lowest, self.highest)
         scale, size = self.scale, rounded.size
         noise = np.fromiter((sampler.discrete_laplace(scale) for _ in range(size)), np.int64, size)
         return rounded + noise.reshape(rounded.shape)
@@ -211,7 +209,7 @@ class DiscreteGaussian:
         if np.shape(x)[-1:] != (self.dim,):
             raise ValueError(f"expected x to end in an axis of {self.dim} entries, got shape={np.shape(x)}")
         steps = clip_l2(np.asarray(x, np.float64), self.clip_norm) / float(self.spacing)
-        rounded = _round(steps, sampler)
+        rounded = round_at_random(steps, sampler)
         limit = math.floor(self.norm_bound**2)
         too_long = np.sum(rounded.astype(object) ** 2, axis=-1, keepdims=True) > limit
         rounded = np.where(too_long, np.trunc(steps).astype(np.int64), rounded)
@@ -222,13 +220,6 @@ class DiscreteGaussian:
     def debias(self, mean: Any) -> Any:
         """Grid indices to values."""
         return mean * float(self.spacing)
-
-
-def _round(position: np.ndarray, sampler: ExactSampler) -> np.ndarray:
-    """Each entry rounded up or down at random, without bias (to 2^-53)."""
-    lower = np.floor(position)
-    upward = sampler.integers(2**53, position.size).reshape(position.shape) < (position - lower) * 2.0**53
-    return lower.astype(np.int64) + upward
 
 
 def _check_spacing(spacing: Fraction) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from dovetail import _validate
 
-__all__ = ["EntropyExhausted", "ExactSampler"]
+__all__ = ["EntropyExhausted", "ExactSampler", "round_at_random"]
 
 _WORD = 1 << 64
 
@@ -173,6 +173,13 @@ class ExactSampler:
             if negative and y == 0:
                 continue
             return -y if negative else y
+
+
+def round_at_random(numbers: np.ndarray, sampler: ExactSampler) -> np.ndarray:
+    """Each number rounded up or down, without bias (to 2^-53), as int64."""
+    lower = np.floor(numbers)
+    upward = sampler.integers(2**53, numbers.size).reshape(numbers.shape) < (numbers - lower) * 2.0**53
+    return lower.astype(np.int64) + upward
 
 
 def _rational(**values: Fraction | int) -> Fraction:

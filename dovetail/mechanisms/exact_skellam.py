@@ -25,16 +25,15 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.mechanisms._base import freeze_floats
-from dovetail.mechanisms.exact import ExactSampler
+from dovetail.mechanisms.exact import ExactSampler, round_at_random
 from dovetail.mechanisms.gaussian import clip_l2
-from dovetail.mechanisms.skellam import Encoding
+from dovetail.mechanisms.skellam import ATTEMPTS, Encoding
 
 __all__ = ["ExactSkellam", "encode", "split"]
 
 _BITS = 320
 _UPPER = 53  # bits that are compared first, all draws at once
 _LARGEST_VARIANCE = 2.0**29
-_ATTEMPTS = 8  # of rounding, as in `Encoding`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,11 +131,9 @@ def encode(encoding: Encoding, x: np.ndarray, *, sampler: ExactSampler) -> np.nd
     if np.shape(x) != (encoding.dim,):
         raise ValueError(f"expected x of shape ({encoding.dim},), got shape={np.shape(x)}")
     value = clip_l2(np.asarray(x, np.float64), encoding.clip_norm) * encoding.scale
-    low = np.floor(value)
-    base, part = low.astype(np.int64), value - low
     limit = math.floor(Fraction(encoding.norm) ** 2)
-    for _ in range(_ATTEMPTS):
-        rounded = base + (sampler.integers(2**53, encoding.dim) < part * 2.0**53)
+    for _ in range(ATTEMPTS):
+        rounded = round_at_random(value, sampler)
         if int(rounded @ rounded) <= limit:
             return rounded
     inward = np.trunc(value).astype(np.int64)

@@ -18,7 +18,15 @@ import numpy.typing as npt
 from jax.typing import ArrayLike
 
 from dovetail import _validate
-from dovetail.mechanisms._base import AtInput, LocalRandomizer, as_floating, clamp, clamp64, freeze_floats
+from dovetail.mechanisms._base import (
+    AtInput,
+    LocalRandomizer,
+    as_floating,
+    check_interval,
+    clamp,
+    clamp64,
+    freeze_floats,
+)
 
 __all__ = ["Laplace", "add_laplace", "laplace_from_bits"]
 
@@ -41,9 +49,7 @@ class Laplace(LocalRandomizer):
 
     def __post_init__(self) -> None:
         _validate.positive(eps_local=self.eps_local)
-        _validate.finite(low=self.low, high=self.high)
-        if not self.low < self.high:
-            raise ValueError(f"expected low < high, got low={self.low!r}, high={self.high!r}")
+        check_interval(self.low, self.high)
         freeze_floats(self, "eps_local", "low", "high")
         _validate.positive(scale=self.scale)
 
@@ -58,7 +64,7 @@ class Laplace(LocalRandomizer):
         return (self.high - self.low) / self.eps_local
 
     def __call__(self, x: ArrayLike, *, key: jax.Array) -> jax.Array:
-        """X plus Laplace noise, entry by entry."""
+        """The clamped x plus Laplace noise, entry by entry."""
         return add_laplace(clamp(as_floating(x), self.low, self.high), self.scale, key=key)
 
     def noise_sum(self, counts: jax.Array, *, key: jax.Array) -> jax.Array:
@@ -82,7 +88,10 @@ class Laplace(LocalRandomizer):
 
 
 def add_laplace(x: ArrayLike, scale: ArrayLike, *, key: jax.Array) -> jax.Array:
-    """X plus Laplace noise of this scale, which may differ from entry to entry (personal budgets); x is not clamped."""
+    """Laplace noise added to x, which is not clamped.
+
+    The scale may differ from entry to entry (personal budgets).
+    """
     centre = as_floating(x)
     shape = jnp.broadcast_shapes(centre.shape, jnp.shape(scale))
     noise = laplace_from_bits(jax.random.bits(key, shape, jnp.uint32))

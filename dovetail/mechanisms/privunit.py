@@ -31,7 +31,7 @@ from dovetail.accounting import privunit as accounting
 from dovetail.accounting.privunit import Cap
 from dovetail.mechanisms._base import Blanket, LocalRandomizer, freeze_floats, namespace
 
-__all__ = ["PrivUnit", "UniformSphere"]
+__all__ = ["PrivUnit", "UniformSphere", "polar"]
 
 _SHORTEST = 1e-12  # of clip_norm: below it a float32 sum of squares may lose coordinates to underflow
 _OFF_SPHERE = 1e-4  # what float32 may take from the norm of a report, with much to spare
@@ -85,7 +85,7 @@ class PrivUnit(LocalRandomizer):
         """A float32 unit vector for every vector on the last axis of x."""
         vectors = jnp.asarray(x, jnp.float32)
         self._check(x=vectors)
-        radius, unit = _polar(vectors, self.clip_norm)
+        radius, unit = polar(vectors, self.clip_norm)
         key_words, key_rest = jax.random.split(key)
         turn, high, low, where = jax.random.bits(key_words, (4, *radius.shape), jnp.uint32)
         keep = _open_uniform(turn) <= (1 + radius) / 2
@@ -99,7 +99,7 @@ class PrivUnit(LocalRandomizer):
         """
         report, inputs = np.asarray(y, np.float64), np.asarray(x, np.float64)
         self._check(y=report, x=inputs)
-        radius, unit = _polar(inputs, self.clip_norm)
+        radius, unit = polar(inputs, self.clip_norm)
         norm = np.linalg.norm(report, axis=-1)
         height = np.vecdot(report, unit) / np.where(norm > 0, norm, 1)
         towards, away = height >= self.cap.threshold, height <= -self.cap.threshold
@@ -111,7 +111,7 @@ class PrivUnit(LocalRandomizer):
         """The clipped vector times `slope`."""
         inputs = np.asarray(x, np.float64)
         self._check(x=inputs)
-        radius, unit = _polar(inputs, self.clip_norm)
+        radius, unit = polar(inputs, self.clip_norm)
         return accounting.mean_projection(self.cap) * radius * unit
 
     def report_variance(self, x: npt.ArrayLike) -> np.ndarray:
@@ -120,7 +120,7 @@ class PrivUnit(LocalRandomizer):
         E[v v^T] is E[t^2] u u^T + E[1 - t^2] (I - u u^T) / (dim - 1).
         """
         along = self.mean(x)
-        share = _polar(np.asarray(x, np.float64), self.clip_norm)[1] ** 2
+        share = polar(np.asarray(x, np.float64), self.clip_norm)[1] ** 2
         across = _mean_square_reach(self.cap)
         return (1 - across) * share + across * (1 - share) / (self.dim - 1) - along**2
 
@@ -152,15 +152,6 @@ class UniformSphere(Blanket):
         """An array of dummies of this shape; each is a vector, on one more axis."""
         return _direction((*shape, self.dim), key)
 
-    def sample_sum(self, counts: jax.Array, most: int, *, key: jax.Array) -> jax.Array:
-        """For every entry of counts, the sum of that many dummies: a vector, on one more axis."""
-
-        def add(i: jax.Array, total: jax.Array) -> jax.Array:
-            dummies = self.sample(counts.shape, key=jax.random.fold_in(key, i))
-            return total + jnp.where(i < counts[..., None], dummies, 0)
-
-        return jax.lax.fori_loop(0, most, add, jnp.zeros((*counts.shape, self.dim), jnp.float32))
-
     def log_density(self, y: npt.ArrayLike) -> np.ndarray:
         """0 on the sphere, against its uniform law."""
         return np.where(_on_sphere(np.linalg.norm(np.asarray(y, np.float64), axis=-1)), 0.0, -np.inf)
@@ -187,7 +178,7 @@ def _outside_of(cap: Cap) -> int:
     return math.ceil((1 - fractions.Fraction(cap.prob)) * 2**_COIN_BITS)
 
 
-def _polar(x: Any, clip_norm: float) -> tuple[Any, Any]:
+def polar(x: Any, clip_norm: float) -> tuple[Any, Any]:
     """r (with the last axis kept) and u such that the clipped x is clip_norm r u; u is the first axis where r is 0."""
     xp = namespace(x)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from jax.typing import ArrayLike
 
 from dovetail import _validate
+from dovetail.mechanisms import _words
 from dovetail.mechanisms._base import Blanket, LocalRandomizer, as_floating, clamp, clamp64, freeze_floats
 
 __all__ = ["BinaryRandomizedResponse", "RandomizedResponse", "UniformLevels"]
@@ -181,11 +182,4 @@ def _is_level(y: np.ndarray, levels: int) -> np.ndarray:
 
 
 def _coin(prob: jax.Array, key: jax.Array) -> jax.Array:
-    """True with this probability, rounded up to a multiple of 2^-32 (and to 1 within 2^-24 of it).
-
-    Privacy rests on the coin that comes up for a lie: rounded this way, it is never rarer than promised.
-    """
-    words = prob * 2.0**32
-    top = 2.0**32 - 256
-    bits = jax.random.bits(key, prob.shape, jnp.uint32)
-    return (bits < jnp.ceil(jnp.minimum(words, top)).astype(jnp.uint32)) | (words > top)
+    return _words.coin(prob, jax.random.bits(key, prob.shape, jnp.uint32))

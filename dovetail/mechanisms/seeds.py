@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from dovetail.accounting.privunit import cap_mass
 from dovetail.mechanisms.exact import ExactSampler
-from dovetail.mechanisms.privunit import PrivUnit, _polar
+from dovetail.mechanisms.privunit import PrivUnit, polar
 from dovetail.statements import NotApplicable
 
 __all__ = ["SEED_BYTES", "SeededPrivUnit", "directions", "draw"]
@@ -66,7 +66,7 @@ class SeededPrivUnit:
         law = self.law
         if np.shape(x) != (law.dim,):
             raise ValueError(f"expected x of shape ({law.dim},), got shape={np.shape(x)}")
-        radius, unit = _polar(np.asarray(x, np.float64), law.clip_norm)
+        radius, unit = polar(np.asarray(x, np.float64), law.clip_norm)
         keep = sampler.bernoulli(Fraction((1 + float(radius[0])) / 2))
         inside = sampler.bernoulli(Fraction(law.cap.prob))
         return self._seed(unit if keep else -unit, inside, sampler)

@@ -25,11 +25,11 @@ from dovetail.mechanisms._base import as_floating
 from dovetail.mechanisms._words import bits, coin
 from dovetail.mechanisms.gaussian import clip_l2
 
-__all__ = ["Encoding", "Resolution", "centred", "resolve", "shares_for", "skellam", "split", "words"]
+__all__ = ["ATTEMPTS", "Encoding", "Resolution", "centred", "resolve", "shares_for", "skellam", "split", "words"]
 
 _WORD = 2**32
 _LARGEST = 65_000  # norm of integers whose squares add up in a word, with room for float32 clipping
-_ATTEMPTS = 8  # of rounding: each fails with probability at most 1e-3, and in fact far less
+ATTEMPTS = 8  # of rounding: each fails with probability at most 1e-3, and in fact far less
 _ROUNDING_LOSS = 2e-3  # what rounding adds to norms at most, unless the scale is given
 _GAUSSIAN_FROM = 1024.0  # a rounded Gaussian is within .06 / variance of Skellam; float32 Poissons get worse with rate
 
@@ -103,7 +103,7 @@ class Encoding:
         inward = jnp.trunc(value).astype(jnp.int32)
         fallback = jnp.where(fits(inward), inward, 0)
         first = attempt((jnp.int32(0), jnp.bool_(False), fallback))  # as a rule the only one
-        return jax.lax.while_loop(lambda state: ~state[1] & (state[0] < _ATTEMPTS), attempt, first)[2]
+        return jax.lax.while_loop(lambda state: ~state[1] & (state[0] < ATTEMPTS), attempt, first)[2]
 
 
 def _squares_fit(clip_norm: float, scale: float, dim: int) -> bool:

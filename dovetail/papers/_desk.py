@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from dovetail import audit, experiment, machine, quotes
+from dovetail.audit import attacks
 from dovetail.config import parse, read, to_toml
+from dovetail.events import Round
 from dovetail.files import write_atomically
 from dovetail.folder import RunFolder
 from dovetail.papers._exhibit import Curve, Measured, Row
@@ -26,13 +28,18 @@ Overrides = Sequence[tuple[str, Any]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A config's runs: one result a seed; curves are means over the seeds."""
+    """A config's runs: one result a seed; curves are means over the seeds.
+
+    `rounds` are what the analyzer sees, as it is certified; none where it sees less, or the statement is about another
+    unit than the rounds are.
+    """
 
     results: tuple[experiment.Result, ...]
     accuracy: Curve
     diagnostics: Mapping[str, Curve]
     config: str
     seconds: float
+    rounds: tuple[Round, ...]
 
     @property
     def first(self) -> experiment.Result:
@@ -80,16 +87,19 @@ class Desk:
         overrides: Overrides = (),
         *,
         paper: Mapping[str, float] | None = None,
+        attack: bool = False,
         **more: Any,
     ) -> Row:
-        """The row of a training: its statements, its accuracy, its curve."""
+        """The row of a training: its statements, its accuracy, its curve, and the best exact attack on all of it."""
         trained = self.train(preset, overrides, label=label)
         first = trained.first
+        attacked = attack and not first.statement.unbounded
         return Row(
             label=label,
             paper=paper or {},
             claimed=first.quote.claimed,
             certified=first.statement,
+            audited=audit.attack(trained.rounds, delta=first.statement.delta) if attacked else None,
             ours=trained.measured,
             curve=trained.accuracy,
             extra={"rounds": first.rounds, "uploads": first.uploads, **more.pop("extra", {})},
@@ -113,6 +123,7 @@ class Desk:
                 lines = RunFolder(Path(folder) / "run")
                 accuracies.append([(line["round"], line["accuracy"]) for line in lines.metrics()])
                 diagnoses.append(lines.diagnostics())
+        as_certified = plan.unit is plan.scope.unit and not attacks.shows_less(plan.protocol)
         names = diagnoses[0][0].keys() - {"round"} if diagnoses[0] else ()
         return Trained(
             results=tuple(results),
@@ -122,6 +133,7 @@ class Desk:
                 for name in names
             },
             config=self._keep(text, label),
+            rounds=plan.rounds[: results[-1].rounds] if as_certified else (),
             seconds=time.perf_counter() - begun,
         )
 

@@ -11,7 +11,6 @@ import os
 import socket as sockets
 import threading
 from pathlib import Path
-from typing import NoReturn
 
 import httpx
 import msgspec
@@ -79,11 +78,7 @@ def serve_agent(client: Client, socket: Path, *, group: bool = False) -> None:
         body = await body_of(request, most=_MOST)
         return Response(await asyncio.to_thread(report, body), media_type="application/octet-stream")
 
-    async def nothing() -> NoReturn:
-        while True:
-            await asyncio.sleep(3600)
-
-    app = Served([Route("/v1/report", handle, methods=["POST"])], Counts(), nothing).app
+    app = Served([Route("/v1/report", handle, methods=["POST"])], Counts()).app
     socket.unlink(missing_ok=True)  # of an agent that was killed
     with sockets.socket(sockets.AF_UNIX) as listener:
         before = os.umask(0o117 if group else 0o177)

@@ -12,47 +12,24 @@ than its users send, is spoiled: the model stays as it is, and what was reserved
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from dovetail.federated.server import Server
 from dovetail.files import hold
 from dovetail.parties.book import Book, Checkpoint, Refusals
 from dovetail.parties.keys import KeyRing
+from dovetail.parties.learning import Learner, Learning
 from dovetail.parties.ledger import Ledger, Overspent
 from dovetail.parties.sealing import Workers
 from dovetail.parties.task import SignedTask, Task, cost, verify
-from dovetail.parties.wire import Closed, Malformed, Packed, RoundStatus, vector_to
+from dovetail.parties.wire import Closed, Malformed, Packed, RoundStatus, TooEarly, TooLate, vector_to
 
-__all__ = ["Analyzer", "Learning", "TooEarly", "TooLate"]
-
-
-_LARGEST_BLOCK = 1 << 23  # numbers that are expanded at a time
-
-
-class TooEarly(ValueError):  # noqa: N818 - it says why something is not taken yet
-    """Something about a round that is not open."""
-
-
-class TooLate(ValueError):  # noqa: N818 - it says why something is not taken
-    """Something about a round that is over."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Learning:
-    """What the analyzer does with estimates: the first model, the server's step, and a score of a model, if any."""
-
-    initial: np.ndarray
-    server: Server
-    evaluate: Callable[[np.ndarray], float] | None = None
+__all__ = ["Analyzer"]
 
 
 class Analyzer:
@@ -75,14 +52,11 @@ class Analyzer:
         learning: Learning,
         workers: int | None = None,
     ) -> None:
-        self.task: Task = verify(signed, signer=signer, fresh=False)
-        self._alone = hold(folder)
         self.signed = signed
-        if learning.initial.shape != (self.task.dim,):
-            raise ValueError(f"expected a model of {self.task.dim} numbers, got shape={learning.initial.shape}")
-        self._learning = learning
+        self.task: Task = verify(signed, signer=signer, fresh=False)
+        self._learner = Learner(self.task, learning)
+        self._alone = hold(folder)
         self._key = keys.find(self.task.analyzer.key_id).opening()
-        self._protocol, self._cohort = self.task.build()
         self._messages, self._length, self._deal = self.task.messages(), self.task.length, self.task.deal()
         self._lock = threading.RLock()
         self._workers = Workers(workers)
@@ -100,11 +74,9 @@ class Analyzer:
     def model(self, round: int) -> bytes:
         """The model after a round, if it was released; a round without a release has that of the round before."""
         with self._lock:
-            for number in range(min(round, self._round), -1, -1):
-                found = self._book.model(number)
-                if found is not None and found.head is not None and round < self._round + self._over:
-                    return vector_to(found.leaves[0])
-        raise TooLate(f"expected a round whose model was released, got round {round}")
+            if round >= self._round + self._over:
+                raise TooLate(f"expected a round whose model was released, got round {round}")
+            return vector_to(self._released(round).leaves[0])
 
     def take(self, shuffler: int, round: int, number: int, data: bytes) -> Literal["accepted", "known"]:
         """Count a part of a shuffler's batch, once."""
@@ -120,7 +92,7 @@ class Analyzer:
         bodies = np.frombuffer(b"".join(opened[i] or b"" for i in fine), np.uint8).reshape(
             len(fine), self._messages.size
         )
-        tally, out_of_range = self._tally(slots[packed.slots[fine]], bodies)
+        tally, out_of_range = self._learner.tally(slots[packed.slots[fine]], bodies)
         refused = Refusals(len(opened) - len(fine), out_of_range)
         with self._lock:
             self._refuse_other(round)
@@ -192,7 +164,7 @@ class Analyzer:
         if first is None or first.head is None:  # never started, or killed before it had its first model
             if len(self.ledger.entries) > 1:
                 raise ValueError("expected the book that belongs to the ledger, got an empty one")
-            self._propose(0, [self._learning.initial.astype(np.float32), *self._first_state()])
+            self._propose(0, self._learner.first())
             self._book.confirm(0, self.ledger.head)
         released = self.ledger.released
         if released is not None:
@@ -235,17 +207,6 @@ class Analyzer:
         if round < self._round or self._over:
             raise TooLate(f"expected something about the open round, got round {round}, which is over")
 
-    def _tally(self, slot: np.ndarray, body: np.ndarray) -> tuple[list[np.ndarray], int]:
-        """A part's sums, and how many messages no honest client sends; some of them at a time, if they are long."""
-        at_a_time = max(1, _LARGEST_BLOCK // self.task.dim)
-        total, refused = self._nothing(), 0
-        for low in range(0, len(slot), at_a_time):
-            shuffled, out_of_range = self._messages.read(slot[low : low + at_a_time], body[low : low + at_a_time])
-            leaves = jax.tree.leaves(self._protocol.tally(shuffled, self.task.dim))
-            total = [a + np.asarray(b) for a, b in zip(total, leaves, strict=True)]
-            refused += out_of_range
-        return total, refused
-
     def _end_if_complete(self) -> None:
         said = self._book.closed(self._round)
         if len(said) < len(self.task.shufflers):
@@ -267,7 +228,7 @@ class Analyzer:
         uploads = {one.uploads for one in said.values()}
         if len(uploads) != 1 or not self.task.min_clients <= min(uploads) <= self.task.max_clients:
             return False
-        layout, messages = self._protocol.layout(self.task.dim), self._messages
+        layout, messages = self.task.build()[0].layout(self.task.dim), self._messages
         for shuffler, slots in enumerate(self._deal.slots):
             expected = min(uploads) * len(slots)
             if layout.padding is not None:
@@ -279,25 +240,14 @@ class Analyzer:
         return layout.shufflers == 1 or not any(self._book.refusals(self._round))
 
     def _release(self, round: int, uploads: int) -> None:
-        before = self._before(round)
-        leaves = self._book.tally(round) or self._nothing()
-        params, *state = [jnp.asarray(leaf) for leaf in before.leaves]
-        server_state, protocol_state = self._states(state)
-        tally = jax.tree.unflatten(self._tally_structure(), [jnp.asarray(leaf) for leaf in leaves])
-        estimate, protocol_state = self._protocol.estimate(
-            tally, self._cohort.size, protocol_state, key=jax.random.key(0)
-        )
-        params, server_state = self._learning.server.step(params, server_state, estimate)
-        arrays = [np.asarray(leaf) for leaf in (params, *jax.tree.leaves((server_state, protocol_state)))]
-        proposed = self._propose(round, arrays)
+        sums = self._book.tally(round) or self._learner.nothing()
+        proposed = self._propose(round, self._learner.step(self._released(round - 1).leaves, sums))
         self._book.confirm(round, self.ledger.release(round, model=proposed.digest))
-        evaluate = self._learning.evaluate
-        self._book.settle(
-            round, "released", uploads=uploads, accuracy=None if evaluate is None else evaluate(proposed.leaves[0])
-        )
+        self._book.settle(round, "released", uploads=uploads, accuracy=self._learner.score(proposed.leaves[0]))
 
-    def _before(self, round: int) -> Checkpoint:
-        for number in range(round - 1, -1, -1):
+    def _released(self, round: int) -> Checkpoint:
+        """The last model that was released up to a round."""
+        for number in range(round, -1, -1):
             if (found := self._book.model(number)) is not None and found.head is not None:
                 return found
         raise ValueError("expected the first model in the book, got none")
@@ -307,23 +257,3 @@ class Analyzer:
         self._book.propose(Checkpoint(round, leaves, digest, None))
         kept = self._book.model(round)
         return kept if kept is not None else Checkpoint(round, leaves, digest, None)
-
-    def _first_state(self) -> list[np.ndarray]:
-        params = jnp.asarray(self._learning.initial, jnp.float32)
-        state = (self._learning.server.init(params), self._protocol.init(self.task.dim))
-        return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
-
-    def _states(self, leaves: list[jax.Array]) -> tuple[Any, Any]:
-        params = jnp.asarray(self._learning.initial, jnp.float32)
-        shape = jax.tree.structure((self._learning.server.init(params), self._protocol.init(self.task.dim)))
-        return jax.tree.unflatten(shape, leaves)
-
-    def _tally_structure(self) -> Any:
-        return jax.tree.structure(jax.eval_shape(lambda: self._empty_tally()))
-
-    def _nothing(self) -> list[np.ndarray]:
-        return [np.asarray(leaf) for leaf in jax.tree.leaves(self._empty_tally())]
-
-    def _empty_tally(self) -> Any:
-        shuffled, _ = self._messages.read(np.zeros(0, np.int64), np.zeros((0, self._messages.size), np.uint8))
-        return self._protocol.tally(shuffled, self.task.dim)

@@ -7,18 +7,15 @@ it, and carries the ledger's hash afterwards.
 
 from __future__ import annotations
 
-import contextlib
 import io
-import sqlite3
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
-from dovetail.parties.database import transaction
+from dovetail.parties.database import Database
 from dovetail.parties.wire import Closed
 
 __all__ = ["Book", "Checkpoint", "Refusals"]
@@ -53,7 +50,7 @@ class Checkpoint(NamedTuple):
     head: bytes | None
 
 
-class Book:
+class Book(Database):
     """The analyzer's file for one task.
 
     Guarantees:
@@ -62,11 +59,7 @@ class Book:
     """
 
     def __init__(self, path: Path) -> None:
-        self._lock = threading.RLock()
-        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=60)
-        for pragma in ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON"):
-            self._database.execute(f"PRAGMA {pragma}")
-        self._database.executescript(_TABLES)
+        super().__init__(path, _TABLES)
 
     def counted(self, round: int, shuffler: int, number: int) -> bool:
         """Whether a part was counted."""
@@ -163,20 +156,6 @@ class Book:
         """Every round that ended: its number, how, how many uploads were in it, the accuracy after it."""
         with self._lock:
             return self._database.execute("SELECT * FROM outcomes ORDER BY round").fetchall()
-
-    def shut(self) -> None:
-        """Let go of the file."""
-        with self._lock:
-            self._database.close()
-
-    def _one(self, query: str, *values: object) -> tuple | None:
-        with self._lock:
-            return self._database.execute(query, values).fetchone()
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with self._lock, transaction(self._database):
-            yield
 
 
 def _pack(leaves: Sequence[np.ndarray]) -> bytes:

@@ -33,13 +33,13 @@ def make_authority(folder: Path) -> Certified:
     """A new authority; its certificate is what others trust."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("Dovetail authority")
-    builder = _builder(name, name, key, days=_DAYS).add_extension(x509.BasicConstraints(True, 0), critical=True)
+    builder = _builder(name, name, key).add_extension(x509.BasicConstraints(True, 0), critical=True)
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     builder = builder.add_extension(usage, critical=True)
     return _save(folder / "authority", builder.sign(key, hashes.SHA256()), key)
 
 
-def make_certificate(folder: Path, authority: Certified, *, host: str, days: int = _DAYS) -> Certified:
+def make_certificate(folder: Path, authority: Certified, *, host: str) -> Certified:
     """A certificate for a host name or an address, signed by the authority."""
     signing = serialization.load_pem_private_key(authority.private_key.read_bytes(), None)
     if not isinstance(signing, ec.EllipticCurvePrivateKey):
@@ -50,7 +50,7 @@ def make_certificate(folder: Path, authority: Certified, *, host: str, days: int
         subject: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         subject = x509.DNSName(host)
-    builder = _builder(_name(host), issuer.subject, key, days=days)
+    builder = _builder(_name(host), issuer.subject, key)
     builder = builder.add_extension(x509.SubjectAlternativeName([subject]), critical=False)
     builder = builder.add_extension(x509.BasicConstraints(False, None), critical=True)
     builder = builder.add_extension(
@@ -63,9 +63,7 @@ def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, *, days: int
-) -> x509.CertificateBuilder:
+def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     public = key.public_key()
     return (
@@ -75,7 +73,7 @@ def _builder(
         .public_key(public)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + datetime.timedelta(days=days))
+        .not_valid_after(now + datetime.timedelta(days=_DAYS))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
     )
 

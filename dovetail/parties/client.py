@@ -23,7 +23,7 @@ from dovetail.mechanisms import ExactSampler
 from dovetail.parties.keys import KeyPair
 from dovetail.parties.links import Gone, ShufflerLink, Unreachable
 from dovetail.parties.policy import Later, Policy, Refused, Spending, Spent
-from dovetail.parties.sealing import Workers
+from dovetail.parties.sealing import seal
 from dovetail.parties.task import SignedTask, Task
 from dovetail.parties.wire import REPORT_ID, Packed, Upload
 
@@ -66,23 +66,29 @@ class Client:
         A round has one envelope, however often it is asked for.
     """
 
-    def __init__(self, folder: Path, *, policy: Policy, key: KeyPair, workers: Workers | None = None) -> None:
+    def __init__(self, folder: Path, *, policy: Policy, key: KeyPair) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._outbox = folder / "outbox"
         self._outbox.mkdir(exist_ok=True, mode=0o700)
         self._policy, self.key = policy, key
         self._spending = Spending(folder / "spending", policy)
         self._sampler = ExactSampler()
-        self._workers = workers or Workers(1)
 
     def admit(self, signed: SignedTask) -> Task:
         """The task, if this user agrees to it."""
         return self._policy.admit(signed)
 
+    def refuse_early(self, task: Task, round: int) -> None:
+        """Refuse, before it is trained and paid for, a round that comes too soon or that nobody would take."""
+        if self.key.public.expired():
+            raise Refused("expected a key of this user that has not expired, got one that has")
+        if not self._kept(task.task_id, round).exists():
+            self._spending.refuse_early()
+
     def report(self, signed: SignedTask, round: int, update: np.ndarray) -> Envelope:
         """Randomize and seal the update of a round; the same round again gives the same envelope."""
         task = self._policy.admit(signed)
-        path = self._outbox / f"{task.task_id.hex()}-{round}"
+        path = self._kept(task.task_id, round)
         if path.exists():
             return Envelope.decode(path.read_bytes())
         for old in self._outbox.glob(f"{task.task_id.hex()}-*"):
@@ -92,8 +98,8 @@ class Client:
             raise ValueError(f"expected an update of {task.dim} numbers, got shape={update.shape}")
         self._spending.spend(task, round)
         sent = task.messages().randomize(update, sampler=self._sampler)
-        bodies = [body.tobytes() for body in sent.body]
-        sealed = self._workers.seal_all(bodies, task.analyzer.sealing(), task.purpose(round))
+        key, purpose = task.analyzer.sealing(), task.purpose(round)
+        sealed = [seal(body.tobytes(), key, purpose) for body in sent.body]
         deal, report = task.deal(), secrets.token_bytes(REPORT_ID)
         uploads = []
         for shuffler in range(len(task.shufflers)):
@@ -106,7 +112,10 @@ class Client:
 
     def sent(self, envelope: Envelope) -> None:
         """Forget an envelope that everybody has; the round stays spent."""
-        (self._outbox / f"{envelope.task_id.hex()}-{envelope.round}").unlink(missing_ok=True)
+        self._kept(envelope.task_id, envelope.round).unlink(missing_ok=True)
+
+    def _kept(self, task_id: bytes, round: int) -> Path:
+        return self._outbox / f"{task_id.hex()}-{round}"
 
 
 def take_part(
@@ -115,7 +124,6 @@ def take_part(
     train: Train,
     *,
     patience: float = 60.0,
-    observe: Callable[[str], None] = lambda text: None,
 ) -> int:
     """Take part in a training until it is over; the number of rounds that this user reported to.
 
@@ -134,11 +142,11 @@ def take_part(
                 task = client.admit(signed)
                 if len(shufflers) != len(task.shufflers):
                     raise Refused(f"expected the task's {len(task.shufflers)} shufflers, got {len(shufflers)}")
+                client.refuse_early(task, status.round)
                 model = shufflers[0].model(status.round - 1, dim=task.dim)
                 envelope = client.report(signed, status.round, train(model))
                 if _upload(envelope, shufflers, patience):
                     reported += 1
-                    observe(f"reported to round {status.round}")
                 client.sent(envelope)
                 last, pause = status.round, _SHORTEST
         except Gone:

@@ -8,8 +8,8 @@ from typing import Any
 from dovetail import _validate
 from dovetail.config import Config, parse, parse_override
 from dovetail.events import Everyone
+from dovetail.parties.federation import federation
 from dovetail.parties.fleet import Fleet
-from dovetail.parties.learning import federation
 from dovetail.protocols import Cohort, build
 from dovetail.statements import NotApplicable
 

@@ -8,8 +8,8 @@ outbox.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 import socket
 import subprocess
 import sys
@@ -22,13 +22,13 @@ import msgspec
 
 from dovetail.config import Config, to_toml
 from dovetail.parties.certificates import make_authority, make_certificate
+from dovetail.parties.federation import federation
 from dovetail.parties.keys import KeyPair, KeyRing, PublicKey
-from dovetail.parties.learning import federation
 from dovetail.parties.links import AnalyzerLink, ShufflerLink, Unreachable
 from dovetail.parties.policy import Policy
 from dovetail.parties.task import SignedTask, Task, sign, verify
 
-__all__ = ["Fleet", "Ground", "lay_out", "set_up"]
+__all__ = ["Fleet", "Ground", "lay_out", "lenient_policy", "set_up"]
 
 _HOST = "127.0.0.1"
 _CONFIG, _MODEL = "config.toml", "model.npy"
@@ -67,12 +67,10 @@ def set_up(
     *,
     rounds: int,
     clients: int,
-    min_clients: int | None = None,
     shufflers: int | None = None,
     round_seconds: float = 120.0,
-    colluders: int = 0,
 ) -> Ground:
-    """The fleet of a config, in a new folder: every user with its key and policy."""
+    """The fleet of a config, in a new folder: every user with its key and policy; a round needs all of them."""
     _refuse_full(folder)
     settings = {key: value for key, value in config.protocol.items() if key != "name"}
     fields = {
@@ -81,17 +79,16 @@ def set_up(
         "settings": settings,
         "dim": federation(config).dim,
         "rounds": rounds,
-        "min_clients": clients if min_clients is None else min_clients,
+        "min_clients": clients,
         "max_clients": clients,
         "round_seconds": round_seconds,
         "eps": config.privacy.eps,
         "delta": config.privacy.delta,
-        "colluders": colluders,
     }
     pairs = [KeyPair.generate("sign") for _ in range(clients)]
     count = shufflers or int(settings.get("shufflers", 1))
     ground = lay_out(folder, fields, shufflers=count, enrolled=[pair.public for pair in pairs])
-    (folder / "config.toml").write_text(to_toml(config))
+    (folder / _CONFIG).write_text(to_toml(config))
     policy = lenient_policy(ground.signed)
     for user, pair in enumerate(pairs):
         home = folder / "clients" / f"user-{user}"
@@ -154,8 +151,8 @@ def _free_ports(count: int) -> list[int]:
 class Fleet:
     """The processes of a fleet, by name; leaving the context ends those that run."""
 
-    def __init__(self, ground: Ground, *, workers: int = 1, environment: Mapping[str, str] | None = None) -> None:
-        self.ground, self._workers, self._environment = ground, workers, environment
+    def __init__(self, ground: Ground, *, workers: int = 1) -> None:
+        self.ground, self._workers = ground, workers
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Fleet:
@@ -219,7 +216,7 @@ class Fleet:
     def follow(
         self, *, seconds: float, observe: Callable[[int, int], None] = lambda done, rounds: None
     ) -> dict[str, Any]:
-        """Wait until the training is over; what the analyzer's `/v1/privacy` says then."""
+        """Wait until the training is over; what the analyzer says then."""
         link, end = self.analyzer(), time.monotonic() + seconds
         while time.monotonic() < end:
             self._check()
@@ -234,13 +231,15 @@ class Fleet:
         raise TimeoutError(f"expected the training to be over in {seconds:g} seconds, got no end to it")
 
     def privacy(self) -> dict[str, Any]:
-        """The analyzer's `/v1/privacy`."""
-        return json.loads(self.analyzer()._ask("GET", "/v1/privacy"))
+        """What the analyzer says of the training."""
+        with contextlib.closing(self.analyzer()) as link:
+            return link.privacy()
 
     def counts(self, name: str) -> dict[str, int]:
         """What a service counted: "analyzer" or "shuffler-0"."""
         link = self.analyzer() if name == "analyzer" else self.shuffler(int(name.rpartition("-")[2]))
-        return json.loads(link._ask("GET", "/v1/counts"))
+        with contextlib.closing(link):
+            return link.counts()
 
     def _service(self, port: int) -> list[object]:
         folder = self.ground.folder
@@ -258,7 +257,6 @@ class Fleet:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                env=None if self._environment is None else dict(self._environment),
             )
 
     def _check(self) -> None:

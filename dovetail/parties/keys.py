@@ -1,8 +1,8 @@
 """Key pairs of parties, in files that their owner alone can read.
 
 A party seals or opens with X25519 and signs with Ed25519. A key pair has an id (16 bytes of the SHA-256 of its public
-half) and a last day. A `KeyRing` is a folder of key pairs: the newest that has not expired is used for new
-rounds, older ones stay as long as rounds are open that were announced under them.
+half) and a last day. A `KeyRing` is a folder of key pairs: the one that expires last is used for new tasks, others stay
+as long as there are rounds of tasks that name them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from dovetail import _validate
 
-__all__ = ["KEY_ID", "KeyPair", "KeyRing", "PublicKey", "key_id_of"]
+__all__ = ["KEY_ID", "KeyPair", "KeyRing", "PublicKey"]
 
 KEY_ID = 16  # bytes: whoever pins one relies on nobody finding another key with it
 
@@ -30,11 +30,6 @@ _PRIVATE: dict[str, type[X25519PrivateKey] | type[Ed25519PrivateKey]] = {
     "seal": X25519PrivateKey,
     "sign": Ed25519PrivateKey,
 }
-
-
-def key_id_of(public: bytes) -> bytes:
-    """The first 16 bytes of the hash of a public key."""
-    return hashlib.sha256(public).digest()[:KEY_ID]
 
 
 class PublicKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,8 +45,8 @@ class PublicKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def key_id(self) -> bytes:
-        """Its id."""
-        return key_id_of(self.public)
+        """Its id: the first 16 bytes of its hash."""
+        return hashlib.sha256(self.public).digest()[:KEY_ID]
 
     def expired(self, now: float | None = None) -> bool:
         """Whether its time is over."""
@@ -138,7 +133,7 @@ class KeyRing:
 
     Guarantees:
         `current` never gives an expired key.
-        A retired or expired key can still be found by its id until it is removed.
+        An older or expired key can still be found by its id until its file is removed.
     """
 
     folder: Path
@@ -157,7 +152,7 @@ class KeyRing:
         return sorted(pairs, key=lambda pair: pair.public.expires, reverse=True)
 
     def current(self) -> KeyPair:
-        """The key pair for new rounds."""
+        """The key pair for new tasks."""
         for pair in self.all():
             if not pair.public.expired():
                 return pair
@@ -169,8 +164,3 @@ class KeyRing:
             if pair.public.key_id == key_id:
                 return pair
         raise ValueError(f"expected a key with id {key_id.hex()} in {str(self.folder)!r}, got none")
-
-    def remove(self, key_id: bytes) -> None:
-        """Forget a key pair whose rounds are all closed."""
-        self.find(key_id)
-        (self.folder / f"{self.use}-{key_id.hex()}.json").unlink()

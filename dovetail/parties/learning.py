@@ -1,97 +1,87 @@
-"""What parties learn, from a config: the first model, how a user trains, how good a model is.
+"""The numbers of a training, as the analyzer keeps them: what messages add up to, and how the sums move the model.
 
-The deployed counterpart of the simulation's engine: the same tasks, models and local updates, one user at a time. Other
-frameworks need none of this: a client takes any function from a flat model to a flat update, an analyzer any first
-model.
+A model with all that training needs to go on (the server's state, the protocol's) is a list of arrays, the parameters
+first; the sums of a round are another one. `Learner` makes them and holds none of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import msgspec
 import numpy as np
 
-from dovetail.config import Config
-from dovetail.federated.client import ClientUpdate, local_update, visiting_order
 from dovetail.federated.server import Server
-from dovetail.parties.analyzer import Learning
-from dovetail.parties.client import Train
-from dovetail.plan import load
-from dovetail.simulate.engine import as_float, first_parameters
-from dovetail.tasks import Clients, Dataset, Model
+from dovetail.parties.task import Task
 
-__all__ = ["Federation", "federation"]
+__all__ = ["Learner", "Learning"]
+
+_LARGEST_BLOCK = 1 << 23  # numbers that are expanded at a time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Federation:
-    """A model, who holds which records, and records to test with."""
+class Learning:
+    """What is done with estimates: the first model, the server's step, and a score of a model, if any."""
 
-    config: Config
-    dataset: Dataset
-    clients: Clients
-    model: Model
+    initial: np.ndarray
+    server: Server
+    evaluate: Callable[[np.ndarray], float] | None = None
 
-    @property
-    def initial(self) -> np.ndarray:
-        """The first model, flat."""
-        return np.asarray(first_parameters(self.model, self.config.seed)[0])
 
-    @property
-    def dim(self) -> int:
-        """How many parameters the model has."""
-        return len(self.initial)
+class Learner:
+    """The protocol of a task between its messages and the server's step."""
 
-    def train(self, user: int) -> Train:
-        """How one user trains: on its own records alone."""
-        if not 0 <= user < self.clients.num_clients:
-            raise ValueError(f"expected a user from 0 to {self.clients.num_clients - 1}, got user={user}")
-        rows, count = self.clients.index[user], int(self.clients.counts[user])
-        inputs, labels = as_float(jnp.asarray(self.dataset.inputs[rows])), jnp.asarray(self.dataset.labels[rows])
+    def __init__(self, task: Task, learning: Learning) -> None:
+        if learning.initial.shape != (task.dim,):
+            raise ValueError(f"expected a model of {task.dim} numbers, got shape={learning.initial.shape}")
+        self._dim, self._learning = task.dim, learning
+        (self._protocol, self._cohort), self._messages = task.build(), task.messages()
 
-        def train(model: np.ndarray) -> np.ndarray:
-            key = jax.random.key(secrets.randbits(31))
-            return np.asarray(self._step(jnp.asarray(model), inputs, labels, jnp.int32(count), key))
+    def first(self) -> list[np.ndarray]:
+        """The first model, and the states that training begins with."""
+        return [self._learning.initial.astype(np.float32), *_arrays(self._first_states())]
 
-        return train
+    def nothing(self) -> list[np.ndarray]:
+        """The sums of no messages."""
+        return _arrays(self._empty_tally())
 
-    @functools.cached_property
-    def _step(self) -> Callable[..., jax.Array]:
-        """One user's training, compiled once for all users of this process."""
-        settings = ClientUpdate(**msgspec.structs.asdict(self.config.client))
-        _, unravel = first_parameters(self.model, self.config.seed)
-        update = local_update(settings, lambda params, batch: self.model.apply(unravel(params), batch))
+    def tally(self, slot: np.ndarray, body: np.ndarray) -> tuple[list[np.ndarray], int]:
+        """The sums of messages, and how many of them no honest client sends; some at a time, if they are long."""
+        at_a_time = max(1, _LARGEST_BLOCK // self._dim)
+        total, refused = self.nothing(), 0
+        for low in range(0, len(slot), at_a_time):
+            shuffled, out_of_range = self._messages.read(slot[low : low + at_a_time], body[low : low + at_a_time])
+            leaves = jax.tree.leaves(self._protocol.tally(shuffled, self._dim))
+            total = [a + np.asarray(b) for a, b in zip(total, leaves, strict=True)]
+            refused += out_of_range
+        return total, refused
 
-        def step(model: jax.Array, inputs: jax.Array, labels: jax.Array, count: jax.Array, key: jax.Array) -> jax.Array:
-            order = visiting_order(count, len(labels), key=key)
-            return update(model, inputs[order], labels[order], count)
-
-        return jax.jit(step)
-
-    def learning(self) -> Learning:
-        """What the analyzer needs of it: nothing of anybody's records but those for testing."""
-        server = self.config.server
-        _, unravel = first_parameters(self.model, self.config.seed)
-        inputs, labels = as_float(jnp.asarray(self.dataset.test_inputs)), jnp.asarray(self.dataset.test_labels)
-
-        @jax.jit
-        def score(model: jax.Array) -> jax.Array:
-            return jnp.mean(jnp.argmax(self.model.apply(unravel(model), inputs), axis=1) == labels)
-
-        return Learning(
-            initial=self.initial,
-            server=Server.build(server.optimizer, server.learning_rate, server.options),
-            evaluate=lambda model: float(score(jnp.asarray(model))),
+    def step(self, before: Sequence[np.ndarray], sums: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The model after a round with these sums, from the one before it."""
+        params, *leaves = [jnp.asarray(leaf) for leaf in before]
+        server_state, protocol_state = jax.tree.unflatten(jax.tree.structure(self._first_states()), leaves)
+        tally = jax.tree.unflatten(jax.tree.structure(self._empty_tally()), [jnp.asarray(leaf) for leaf in sums])
+        estimate, protocol_state = self._protocol.estimate(
+            tally, self._cohort.size, protocol_state, key=jax.random.key(0)
         )
+        params, server_state = self._learning.server.step(params, server_state, estimate)
+        return _arrays((params, server_state, protocol_state))
+
+    def score(self, params: np.ndarray) -> float | None:
+        """How good a model is, if anybody can tell."""
+        return None if self._learning.evaluate is None else self._learning.evaluate(params)
+
+    def _first_states(self) -> tuple[Any, Any]:
+        params = jnp.asarray(self._learning.initial, jnp.float32)
+        return self._learning.server.init(params), self._protocol.init(self._dim)
+
+    def _empty_tally(self) -> Any:
+        shuffled, _ = self._messages.read(np.zeros(0, np.int64), np.zeros((0, self._messages.size), np.uint8))
+        return self._protocol.tally(shuffled, self._dim)
 
 
-def federation(config: Config) -> Federation:
-    """The federation of a config."""
-    dataset, clients, model = load(config)
-    return Federation(config=config, dataset=dataset, clients=clients, model=model)
+def _arrays(tree: Any) -> list[np.ndarray]:
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]

@@ -1,4 +1,4 @@
-"""The analyzer's memory of what it spent: append-only, hash-chained, written before a model leaves.
+"""What was spent on a task: append-only, hash-chained, written before anything leaves; analyzer and users keep one.
 
 Every entry carries the hash of the one before it. A round is *reserved*, with the bound that holds once it is released,
 before anything of it is released; then the model is *released*, with its digest. What was reserved stays spent, whether
@@ -19,7 +19,7 @@ from typing import Literal
 import msgspec
 
 from dovetail import _validate
-from dovetail.parties.database import transaction
+from dovetail.parties.database import connect, transaction
 
 __all__ = ["Entry", "Ledger", "Overspent"]
 
@@ -63,9 +63,7 @@ class Ledger:
             raise ValueError(f"expected eps > 0, got eps={eps!r}")
         _validate.in_open_interval(0, 1, delta=delta)
         self._path = path
-        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        self._database.execute("PRAGMA journal_mode = WAL")
-        self._database.execute("PRAGMA synchronous = FULL")
+        self._database = connect(path)
         self._database.execute("CREATE TABLE IF NOT EXISTS entries (number INTEGER PRIMARY KEY, body BLOB, hash BLOB)")
         self._entries, self._hashes = self._read()
         opening = Entry(kind="open", task_id=task_id, round=0, eps=_finite(eps), delta=delta)

@@ -6,6 +6,7 @@ posted may be said twice), `Gone` where the answer is that it is too late, `Reje
 
 from __future__ import annotations
 
+import json
 import ssl
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,10 @@ class _Link:
         data = self._ask("GET", f"{self._prefix}/models/{round}", most=_LARGEST if dim is None else 4 * dim)
         return vector_from(data, len(data) // 4 if dim is None else dim)
 
+    def counts(self) -> dict[str, int]:
+        """What it took and refused, how often; a shuffler tells its owner alone."""
+        return json.loads(self._ask("GET", "/v1/counts"))
+
     @property
     def _prefix(self) -> str:
         return f"/v1/tasks/{task_id_of(self.task().body).hex()}"
@@ -114,7 +119,11 @@ class ShufflerLink(_Link):
 
 
 class AnalyzerLink(_Link):
-    """The analyzer, as a shuffler sees it."""
+    """The analyzer, as a shuffler or anybody else sees it."""
+
+    def privacy(self) -> dict[str, Any]:
+        """What it says of the training to machines: `Analyzer.privacy`."""
+        return json.loads(self._ask("GET", "/v1/privacy"))
 
     def part(self, round: int, number: int, packed: bytes) -> None:
         """Give it a part of a batch; it has it when this returns."""

@@ -20,6 +20,7 @@ import msgspec
 from dovetail import _validate
 from dovetail.files import write_atomically
 from dovetail.parties.ledger import Ledger, Overspent
+from dovetail.parties.records import read_record
 from dovetail.parties.task import SignedTask, Task, cost, verify
 
 __all__ = ["Later", "Policy", "Refused", "Spending", "Spent"]
@@ -69,12 +70,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @classmethod
     def read(cls, path: Path) -> Policy:
         """The policy in a JSON file."""
-        if not path.is_file():
-            raise FileNotFoundError(f"expected a policy in {str(path)!r}, got no file")
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=cls)
-        except msgspec.MsgspecError as error:
-            raise ValueError(f"expected a policy in {str(path)!r}, got something else ({error})") from error
+        return read_record(path, cls, "a policy")
 
     def admit(self, signed: SignedTask) -> Task:
         """The task, if the user agrees to it; says in one sentence why not."""
@@ -124,6 +120,12 @@ class Spending:
         spent = [_spent(path) for path in sorted(self._folder.glob("task-*.db"))]
         return sum(eps for eps, _ in spent), sum(delta for _, delta in spent)
 
+    def refuse_early(self) -> None:
+        """Refuse a second report in an epoch; a clock that was set back does not shorten it."""
+        path, wait = self._folder / _LAST, self._policy.epoch_seconds
+        if wait and path.exists() and time.time() < (last := float(path.read_text())) + wait:
+            raise Later(f"expected one report in {wait:g} seconds, got another one {time.time() - last:.1f} s later")
+
     def spend(self, task: Task, round: int) -> None:
         """Reserve a round of a task, once; refuses a round that was spent before."""
         _validate.integer(round=round)
@@ -131,7 +133,7 @@ class Spending:
         with self._alone():
             path = self._folder / f"task-{task.task_id.hex()}.db"
             before, before_delta = self.total()
-            self._pause()
+            self.refuse_early()
             ledger = Ledger(path, task_id=task.task_id, eps=task.budget, delta=task.delta)
             try:
                 rounds = [entry.round for entry in ledger.entries if entry.kind == "reserve"]
@@ -159,12 +161,6 @@ class Spending:
                 raise Refused(str(error)) from error
             finally:
                 ledger.close()
-
-    def _pause(self) -> None:
-        """One report an epoch; a clock that was set back does not shorten it."""
-        path, wait = self._folder / _LAST, self._policy.epoch_seconds
-        if wait and path.exists() and time.time() < (last := float(path.read_text())) + wait:
-            raise Later(f"expected one report in {wait:g} seconds, got another one {time.time() - last:.1f} s later")
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:

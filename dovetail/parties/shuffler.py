@@ -20,7 +20,7 @@ from dovetail.mechanisms import ExactSampler
 from dovetail.parties.keys import KeyPair
 from dovetail.parties.links import AnalyzerLink, Gone
 from dovetail.parties.sealing import Workers
-from dovetail.parties.store import Accepted, Arrival, Shape, State, Store, Turned
+from dovetail.parties.store import Accepted, Arrival, Shape, State, Store
 from dovetail.parties.task import SignedTask, Task, verify
 from dovetail.parties.wire import PART, Closed, Packed, Upload
 
@@ -64,10 +64,7 @@ class Shuffler:
 
     def accept(self, round: int, *, client: bytes, upload: Upload) -> Accepted:
         """Take the upload of a client, once."""
-        (taken,) = self.store.accept_all([self.arrival(round, client=client, upload=upload)])
-        if isinstance(taken, Turned):
-            raise taken
-        return taken
+        return self.store.accept(**self.arrival(round, client=client, upload=upload)._asdict())
 
     def full(self, round: int) -> bool:
         """Whether as many reported as are let in."""

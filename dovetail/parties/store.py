@@ -11,16 +11,14 @@ ignore what it has, and deleted when acknowledged (*done*).
 
 from __future__ import annotations
 
-import contextlib
 import random
-import sqlite3
-import threading
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from dovetail import _validate
-from dovetail.parties.database import transaction
+from dovetail.parties.database import Database
+from dovetail.parties.wire import REPORT_ID
 
 __all__ = ["Accepted", "Arrival", "Over", "Shape", "State", "Store", "Turned", "Unopened"]
 
@@ -79,7 +77,7 @@ class Arrival(NamedTuple):
     messages: Sequence[tuple[int, bytes]]
 
 
-class Store:
+class Store(Database):
     """The store of one shuffler for one task, in one file; `owner` says of which.
 
     Guarantees:
@@ -96,11 +94,7 @@ class Store:
         _validate.at_least(1, slots=shape.slots, length=shape.length, max_uploads=shape.max_uploads)
         _validate.in_interval(1, shape.max_uploads, min_uploads=shape.min_uploads)
         self._shape = shape
-        self._lock = threading.RLock()
-        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=60)
-        for pragma in ("journal_mode = WAL", "synchronous = FULL", "secure_delete = ON", "temp_store = MEMORY"):
-            self._database.execute(f"PRAGMA {pragma}")
-        self._database.executescript(_TABLES)
+        super().__init__(path, _TABLES, "temp_store = MEMORY")
         with self._transaction():
             self._database.execute("INSERT INTO owner SELECT ? WHERE NOT EXISTS (SELECT 1 FROM owner)", (owner,))
         if self._one("SELECT name FROM owner") != (owner,):
@@ -217,10 +211,10 @@ class Store:
         self._tidy()
         return state
 
-    def parts(self, round: int, *, size: int, first: int = 0) -> Iterator[tuple[int, list[tuple[int, bytes]]]]:
+    def parts(self, round: int, *, size: int) -> Iterator[tuple[int, list[tuple[int, bytes]]]]:
         """The batch of a closed round in numbered parts of `size` messages: (slot, sealed) each."""
         _validate.at_least(1, size=size)
-        number = first
+        number = 0
         while True:
             with self._lock:
                 rows = self._database.execute(
@@ -240,11 +234,6 @@ class Store:
             self._database.execute("DELETE FROM batch WHERE round = ?", (round,))
             self._database.execute("UPDATE rounds SET state = 'done' WHERE round = ?", (round,))
         self._tidy()
-
-    def shut(self) -> None:
-        """Let go of the file."""
-        with self._lock:
-            self._database.close()
 
     def _take(self, arrival: Arrival) -> Accepted | Turned:
         """Everything is looked at before anything is written, so that one upload never spoils another's transaction."""
@@ -312,8 +301,8 @@ class Store:
         return sealed
 
     def _check(self, arrival: Arrival) -> None:
-        if len(arrival.report) != 16 or not 1 <= len(arrival.client) <= 64:
-            raise Turned("expected a client id of up to 64 bytes and a random report id of 16, got others")
+        if len(arrival.report) != REPORT_ID or not 1 <= len(arrival.client) <= 64:
+            raise Turned(f"expected a client id of up to 64 bytes and a random report id of {REPORT_ID}, got others")
         shape, messages = self._shape, arrival.messages
         slots = [slot for slot, _ in messages]
         if len(messages) != shape.reports if shape.reports is not None else len(messages) > shape.slots:
@@ -325,16 +314,7 @@ class Store:
         if any(len(sealed) != shape.length for _, sealed in messages):
             raise Turned(f"expected messages of {shape.length} bytes, got others")
 
-    def _one(self, query: str, *values: object) -> tuple | None:
-        with self._lock:
-            return self._database.execute(query, values).fetchone()
-
     def _tidy(self) -> None:
         """What was deleted shall not linger in the log."""
         with self._lock:
             self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with self._lock, transaction(self._database):
-            yield

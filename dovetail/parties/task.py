@@ -12,6 +12,7 @@ import functools
 import hashlib
 import math
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -89,9 +90,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def build(self) -> tuple[protocols.Protocol, protocols.Cohort]:
         """The protocol object that every party runs, and the cohort it is settled on."""
-        cohort = protocols.Cohort(
-            participation=Everyone(), size=self.max_clients, min_size=self.min_clients, colluders=self.colluders
-        )
+        cohort = _cohort(self.min_clients, self.max_clients, self.colluders)
         return protocols.build(self.protocol, self.settings).settle(cohort, self.dim), cohort
 
     @property
@@ -156,7 +155,17 @@ def task_id_of(body: bytes) -> bytes:
 
 
 def sign(task: Task, pair: KeyPair) -> SignedTask:
-    """The task, with the signature of who is behind it."""
+    """The task, with the signature of who is behind it.
+
+    Guarantees:
+        No key that is needed in a round expires before the last round's time is up, if the first one opens now.
+    """
+    end = time.time() + task.rounds * task.round_seconds
+    if whose := _first_expired(task, pair.public, now=end):
+        raise ValueError(
+            f"expected a key of {whose} that outlives {task.rounds} rounds of {task.round_seconds:g} seconds, "
+            "got one that expires before"
+        )
     return SignedTask(body=task.body, signature=pair.sign(_signed(task.body)), signer=pair.public)
 
 
@@ -165,7 +174,7 @@ def verify(signed: SignedTask, *, signer: bytes, fresh: bool = True) -> Task:
 
     Guarantees:
         Only canonical JSON is accepted, so a task has one id.
-        If `fresh`, the signer's key and the analyzer's have not expired; services finish what was begun before.
+        If `fresh`, no key of signer, analyzer or shufflers has expired; services finish what was begun before.
     """
     if len(signed.body) > _LARGEST_TASK:
         raise ValueError(f"expected a task of at most {_LARGEST_TASK} bytes, got {len(signed.body)}")
@@ -181,14 +190,24 @@ def verify(signed: SignedTask, *, signer: bytes, fresh: bool = True) -> Task:
         raise ValueError(f"expected a task, got something else ({error})") from error
     if task.body != signed.body:
         raise ValueError("expected a task in canonical JSON, got another spelling of it")
-    for key, whose in ((signed.signer, "signer"), (task.analyzer, "analyzer")):
-        if fresh and key.expired():
-            raise ValueError(f"expected a key of the {whose} that has not expired, got one that has")
+    if fresh and (whose := _first_expired(task, signed.signer, now=time.time())):
+        raise ValueError(f"expected a key of {whose} that has not expired, got one that has")
     return task
+
+
+def _first_expired(task: Task, signer: PublicKey, *, now: float) -> str | None:
+    """Whose key is of no use any more: users refuse the task, or the analyzer what a shuffler sends."""
+    shufflers = {f"shuffler {index}": key for index, key in enumerate(task.shufflers)}
+    keys = {"the signer": signer, "the analyzer": task.analyzer, **shufflers}
+    return next((whose for whose, key in keys.items() if key.expired(now)), None)
 
 
 def _signed(body: bytes) -> bytes:
     return b"dovetail task\0" + body
+
+
+def _cohort(min_clients: int, max_clients: int, colluders: int) -> protocols.Cohort:
+    return protocols.Cohort(participation=Everyone(), size=max_clients, min_size=min_clients, colluders=colluders)
 
 
 def calibrated(
@@ -209,7 +228,7 @@ def calibrated(
         return dict(settings)
     if eps is None or built.noise_field is None:
         raise ValueError(f"expected privacy.eps or protocol.{built.noise_field}, got neither")
-    cohort = protocols.Cohort(participation=Everyone(), size=max_clients, min_size=min_clients, colluders=colluders)
+    cohort = _cohort(min_clients, max_clients, colluders)
 
     def eps_at(noise: float) -> float:
         settled = built.with_noise(noise).settle(cohort, dim)

@@ -21,10 +21,13 @@ from dovetail.parties.keys import KeyPair, PublicKey
 
 __all__ = [
     "PART",
+    "REPORT_ID",
     "Closed",
     "Malformed",
     "Packed",
     "RoundStatus",
+    "TooEarly",
+    "TooLate",
     "Unknown",
     "Upload",
     "authenticated",
@@ -35,7 +38,8 @@ __all__ = [
 ]
 
 PART = 4096  # messages that travel to the analyzer at a time
-REPORT_ID = 16
+REPORT_ID = 16  # bytes
+_SLOT = 4  # bytes
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _KEY, _SIGNATURE = "dovetail-key", "dovetail-signature"
 
@@ -46,6 +50,14 @@ class Malformed(ValueError):  # noqa: N818 - it says what is wrong with bytes th
 
 class Unknown(ValueError):  # noqa: N818 - it says why a request is turned away
     """A request whose sender is not known, or whose signature does not fit."""
+
+
+class TooEarly(ValueError):  # noqa: N818 - it says why something is not taken yet
+    """Something about a round that is not open."""
+
+
+class TooLate(ValueError):  # noqa: N818 - it says why something is not taken
+    """Something about a round that is over."""
 
 
 class Packed(msgspec.Struct, frozen=True):
@@ -68,6 +80,11 @@ class Packed(msgspec.Struct, frozen=True):
         """As bytes."""
         return self.slots.astype("<u4").tobytes() + self.sealed
 
+    @staticmethod
+    def size(count: int, *, length: int) -> int:
+        """Bytes of so many messages with ciphertexts of `length` bytes, encoded."""
+        return count * (_SLOT + length)
+
     @classmethod
     def of(cls, messages: list[tuple[int, bytes]]) -> Packed:
         """These (slot, ciphertext) pairs."""
@@ -76,10 +93,10 @@ class Packed(msgspec.Struct, frozen=True):
     @classmethod
     def decode(cls, data: bytes, *, length: int) -> Packed:
         """From bytes, with ciphertexts of `length` bytes; refuses any other length."""
-        count, rest = divmod(len(data), 4 + length)
+        count, rest = divmod(len(data), cls.size(1, length=length))
         if rest:
             raise Malformed(f"expected messages of {length} bytes with their slots, got {len(data)} bytes in all")
-        return cls(np.frombuffer(data, "<u4", count).astype(np.int64), data[4 * count :])
+        return cls(np.frombuffer(data, "<u4", count).astype(np.int64), data[_SLOT * count :])
 
 
 class Upload(msgspec.Struct, frozen=True):
@@ -127,32 +144,27 @@ def signed_headers(pair: KeyPair, method: str, path: str, body: bytes) -> dict[s
     return {_KEY: pair.public.key_id.hex(), _SIGNATURE: signature.hex()}
 
 
-def claimed(keys: Mapping[bytes, PublicKey], headers: Mapping[str, str]) -> None:
-    """Refuse a request that does not even name a known key, before its body is read."""
+def claimed(keys: Mapping[bytes, PublicKey], headers: Mapping[str, str]) -> PublicKey:
+    """The key that a request names, signed or not: who does not name a known one is refused before the body is read."""
     try:
-        known = bytes.fromhex(headers.get(_KEY, "")) in keys
-    except ValueError:
-        known = False
-    if not known:
-        raise Unknown("expected a request signed by a known key, got another one")
+        return keys[bytes.fromhex(headers.get(_KEY, ""))]
+    except (KeyError, ValueError) as error:
+        raise Unknown("expected a request signed by a known key, got another one") from error
 
 
 def authenticated(
     keys: Mapping[bytes, PublicKey], method: str, path: str, headers: Mapping[str, str], body: bytes
 ) -> bytes:
     """The key id of who sent a request, if it is one of these; refuses others."""
-    try:
-        key_id, signature = bytes.fromhex(headers.get(_KEY, "")), bytes.fromhex(headers.get(_SIGNATURE, ""))
-        key = keys[key_id]
-    except (KeyError, ValueError) as error:
-        raise Unknown("expected a request signed by a known key, got another one") from error
+    key = claimed(keys, headers)
     if key.expired():
         raise Unknown("expected a request signed by a key that has not expired, got one that has")
+    verifying = key.verifying()
     try:
-        key.verifying().verify(signature, _request(method, path, body))
-    except InvalidSignature as error:
+        verifying.verify(bytes.fromhex(headers.get(_SIGNATURE, "")), _request(method, path, body))
+    except (InvalidSignature, ValueError) as error:
         raise Unknown("expected a request with its sender's signature, got another one") from error
-    return key_id
+    return key.key_id
 
 
 def _request(method: str, path: str, body: bytes) -> bytes:

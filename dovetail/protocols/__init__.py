@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from dovetail import _imports, _validate
 from dovetail.protocols._base import Cohort, Protocol
@@ -42,12 +42,11 @@ def find(name: str) -> type[Protocol]:
     if ":" not in name:
         _validate.known("protocol", name, PROTOCOLS)
         return PROTOCOLS[name]
-    found = _imports.load(name, what="protocol")
-    if not (isinstance(found, type) and issubclass(found, Protocol)):
-        module_name, _, attribute = name.partition(":")
-        kind = "no such name" if found is None else f"a {type(found).__name__}"
-        raise ValueError(f"expected {attribute!r} in {module_name!r} to be a dovetail.protocols.Protocol, got {kind}")
-    return found
+    return _imports.load(name, what="protocol", kind="dovetail.protocols.Protocol", accept=_is_protocol)
+
+
+def _is_protocol(found: object) -> TypeGuard[type[Protocol]]:
+    return isinstance(found, type) and issubclass(found, Protocol)
 
 
 def requires(name: str, key: str) -> bool:

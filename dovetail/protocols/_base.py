@@ -25,13 +25,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail import _validate
-from dovetail.events import FixedSize, Mechanism, Participation, Poisson, View
+from dovetail.events import Everyone, FixedSize, Mechanism, Participation, Poisson, View
 from dovetail.mechanisms.gaussian import clip_factor
 from dovetail.protocols._messages import Messages
 from dovetail.shufflers import Layout, Reports, Shuffled, deliver, masked
-from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit
+from dovetail.statements import Neighbors, NotApplicable
 
-__all__ = ["Cohort", "Protocol", "local_scope"]
+__all__ = ["Cohort", "Protocol"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,31 +59,30 @@ class Cohort:
         _validate.positive(noise_scale=self.noise_scale)
 
     def refuse_minimum(self) -> None:
-        """A withheld round would tell of who was drawn, where that is a secret."""
+        """Refuse a minimum where the sample is secret: a withheld round would tell of who was drawn."""
         if isinstance(self.participation, Poisson | FixedSize) and self.min_size > 0:
             raise ValueError(
                 "expected min_size = 0 where the sample is secret (a withheld round would tell of who was drawn), "
                 f"got min_size={self.min_size}"
             )
 
+    @property
+    def population(self) -> int:
+        """How many users the federation has."""
+        match self.participation:
+            case FixedSize(population=population):
+                return population
+            case Poisson(prob=prob):
+                return round(self.size / prob)
+            case Everyone():
+                return self.size
+        raise ValueError("expected users that are all there, or drawn at random, got disjoint batches of users")
+
     def crowd(self) -> int:
         """The number of users that a shuffled round is sure to have: its enforced minimum."""
         if self.min_size < 2:
             raise ValueError(f"expected cohort.min_size >= 2 where reports hide in a crowd, got {self.min_size}")
         return self.min_size
-
-
-def local_scope(neighbors: Neighbors, *more: str) -> Scope:
-    """Whom and what a client's own noise relies on: nobody."""
-    if neighbors is not Neighbors.REPLACE_ONE:
-        raise ValueError(f"expected neighbors = replace-one for a local guarantee, got neighbors={neighbors.value!r}")
-    return Scope(
-        trust=Trust.LOCAL,
-        adversary="server and everyone else",
-        neighbors=neighbors,
-        unit=Unit.USER,
-        assumptions=("users' noise is independent and fresh", *more),
-    )
 
 
 class Protocol(abc.ABC):

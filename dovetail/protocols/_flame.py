@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail import _validate
-from dovetail.events import Mechanism, Poisson, Report, Round, View
+from dovetail.events import Mechanism, Report, Round, View
 from dovetail.mechanisms import (
     BinaryRandomizedResponse,
     ExactRandomizedResponse,
@@ -30,34 +30,24 @@ from dovetail.mechanisms import (
 )
 from dovetail.protocols._base import Cohort, Protocol
 from dovetail.protocols._messages import Levels, Messages, Positions
-from dovetail.shufflers import LINKAGES, OVERFLOWS, Layout, Padding, Reports, Shuffled, SlotSums, cover, deliver
-from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit
+from dovetail.protocols._scopes import shuffle_scope
+from dovetail.shufflers import (
+    LINKAGES,
+    OVERFLOWS,
+    Layout,
+    Padding,
+    Reports,
+    Shuffled,
+    SlotSums,
+    cover,
+    deliver,
+    slot_sums,
+)
+from dovetail.statements import Neighbors, NotApplicable
 
-__all__ = ["Flame", "Padded", "shuffle_scope"]
+__all__ = ["Flame", "Padded"]
 
 KINDS = ("rr2", "rr", "laplace")
-
-
-def shuffle_scope(cohort: Cohort, neighbors: Neighbors, *more: str) -> Scope:
-    """Whom and what a shuffled round relies on."""
-    if neighbors is not Neighbors.REPLACE_ONE:
-        raise ValueError(f"expected neighbors = replace-one in the shuffle model, got neighbors={neighbors.value!r}")
-    if isinstance(cohort.participation, Poisson):
-        raise NotApplicable("a crowd must have a size that is enforced, and a Poisson sample has none")
-    honest = max(0, cohort.min_size - cohort.colluders)
-    return Scope(
-        trust=Trust.SHUFFLE,
-        adversary="analyzer",
-        neighbors=neighbors,
-        unit=Unit.USER,
-        assumptions=(
-            "users' noise is independent and fresh",
-            "shuffler and analyzer do not collude",
-            "each user uploads all of its reports or none, and who drops out does not depend on the data",
-            f"at least {honest} honest users take part in a round, and at most {cohort.colluders} others",
-            *more,
-        ),
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,8 +66,7 @@ class Flame(Protocol):
     def __post_init__(self) -> None:
         _validate.positive(clip_value=self.clip_value)
         _validate.one_of(KINDS, randomizer=self.randomizer)
-        if self.eps_local is not None:
-            _validate.positive(eps_local=self.eps_local)
+        _validate.positive(**_validate.given(eps_local=self.eps_local))
         if (self.levels is not None) != (self.randomizer == "rr"):
             raise ValueError(
                 f"expected levels with randomizer='rr' and only then, got levels={self.levels} with {self.randomizer!r}"
@@ -118,6 +107,10 @@ class Flame(Protocol):
     def padding(self) -> Padding | None:
         """How slots are filled up, if they are."""
         return None
+
+    def needs_dummies(self, cohort: Cohort, dim: int) -> bool:
+        """Whether a slot of a round that is released may have fewer reports than it is padded to."""
+        return self.padding is not None
 
     def included(self, dim: int) -> float:
         """The share of its coordinates that a client reports, on average and whatever they are."""
@@ -193,13 +186,7 @@ class Flame(Protocol):
 
     def tally(self, reports: Shuffled, dim: int) -> SlotSums:
         """Sum and number of the messages in every slot."""
-        value, valid = jnp.where(reports.valid, reports.value, 0).astype(jnp.float32), reports.valid
-        if reports.slot is None:
-            return SlotSums(jnp.sum(value, axis=0), jnp.sum(valid, axis=0, dtype=jnp.int32))
-        return SlotSums(
-            jnp.zeros(dim, jnp.float32).at[reports.slot].add(value, mode="drop"),
-            jnp.zeros(dim, jnp.int32).at[reports.slot].add(valid.astype(jnp.int32), mode="drop"),
-        )
+        return slot_sums(reports, dim, jnp.float32)
 
     @property
     def summable(self) -> bool:
@@ -251,7 +238,8 @@ class Flame(Protocol):
         how = "every coordinate" if self.linkage == "coordinate" else "whole messages"
         more = [f"the shuffler permutes {how} uniformly, with fresh randomness"]
         if self.padding:
-            more.append("the shuffler adds and hides the dummies, and admits no more users than planned")
+            dummies = "adds and hides the dummies, and " if self.needs_dummies(cohort, dim) else ""
+            more.append(f"the shuffler {dummies}admits no more users than planned")
         scope = shuffle_scope(cohort, neighbors, *more)
         return View(round=Round(mechanism=self.mechanism(cohort, dim), participation=cohort.participation), scope=scope)
 
@@ -293,9 +281,9 @@ class Padded(Flame):
         super().__post_init__()
         self._default("overflow", "keep" if self.published else "drop")
         _validate.one_of(OVERFLOWS, overflow=self.overflow)
-        if self.pad_to is not None:
-            _validate.integer(pad_to=self.pad_to)
-            _validate.at_least(2, pad_to=self.pad_to)
+        pad_to = _validate.given(pad_to=self.pad_to)
+        _validate.integer(**pad_to)
+        _validate.at_least(2, **pad_to)
 
     def padded_to(self, cohort: Cohort) -> int:
         """The number of messages in a slot; refuses one in which colluders leave no crowd."""
@@ -307,6 +295,4 @@ class Padded(Flame):
     @property
     def padding(self) -> Padding:
         """Draws from the blanket up to `pad_to`."""
-        if self.pad_to is None or self.overflow is None:
-            raise ValueError("expected pad_to to be given or settled, got pad_to=None")
-        return Padding(pad_to=self.pad_to, overflow=self.overflow, blanket=self.local.blanket())
+        return Padding(pad_to=self.known("pad_to"), overflow=self.known("overflow"), blanket=self.local.blanket())

@@ -17,12 +17,13 @@ import dataclasses
 from typing import Any, ClassVar, Literal, Self
 
 from dovetail import _validate
-from dovetail.events import Disjoint, Everyone, FixedSize, Gaussian, Mechanism, NonPrivate, Poisson, SampledSubject
+from dovetail.events import Disjoint, Gaussian, Mechanism, NonPrivate, Poisson, SampledSubject
 from dovetail.protocols._base import Cohort, Protocol
+from dovetail.protocols._scopes import DROPOUT
 from dovetail.shufflers import Layout
-from dovetail.statements import Neighbors, Unit
+from dovetail.statements import Neighbors
 
-__all__ = ["ItemLevel", "population"]
+__all__ = ["ItemLevel"]
 
 _REMOVAL = "users stay on the public roster and take part as before, also without the records that are removed"
 _LEAKS = "the noise follows the largest number of one subject's records in a batch, and so tells it"
@@ -54,19 +55,22 @@ class ItemLevel(Protocol):
             object.__setattr__(self, "items_per_subject", 1)
         if self.items_per_subject is None:
             raise ValueError(f"expected protocol.items_per_subject (Z_max) for {self.name!r}, got none")
-        for name in ("items_per_subject", "users_per_subject", "items_per_user", "group_in_batch"):
-            if getattr(self, name) is not None:
-                _validate.integer(**{name: getattr(self, name)})
-                _validate.at_least(1, **{name: getattr(self, name)})
+        counts = _validate.given(
+            items_per_subject=self.items_per_subject,
+            users_per_subject=self.users_per_subject,
+            items_per_user=self.items_per_user,
+            group_in_batch=self.group_in_batch,
+        )
+        _validate.integer(**counts)
+        _validate.at_least(1, **counts)
         if self.unit == "item" and self.items_per_subject != 1:
             raise ValueError(f"expected items_per_subject = 1 with unit = 'item', got {self.items_per_subject}")
         if self.batch is None and self.sampling_rate is None:
             raise ValueError(f"expected protocol.batch or protocol.sampling_rate for {self.name!r}, got neither")
-        for name in ("batch", "noise_multiplier", "sampling_rate"):
-            if getattr(self, name) is not None:
-                _validate.positive(**{name: getattr(self, name)})
-        if self.sampling_rate is not None:
-            _validate.at_most(1, sampling_rate=self.sampling_rate)
+        _validate.positive(**_validate.given(batch=self.batch, noise_multiplier=self.noise_multiplier))
+        rate = _validate.given(sampling_rate=self.sampling_rate)
+        _validate.positive(**rate)
+        _validate.at_most(1, **rate)
 
     @property
     def noise_field(self) -> str:
@@ -118,7 +122,7 @@ class ItemLevel(Protocol):
     def _mechanism(self, cohort: Cohort, **more: Any) -> Mechanism:
         if self.adaptive_z:
             return NonPrivate(reason=_LEAKS)
-        spanned = self.users_per_subject or population(cohort)
+        spanned = self.users_per_subject or cohort.population
         items = self.items_per_subject or 1
         return SampledSubject(
             std=self.std,
@@ -130,15 +134,11 @@ class ItemLevel(Protocol):
             **more,
         )
 
-    @property
-    def _protects(self) -> Unit:
-        return Unit(self.unit)
-
     def _assumptions(self) -> tuple[str, ...]:
         """What both protocols take for granted, and the cap that is enforced."""
         public = (
             "sampling rate and batch are public and the same whoever is there",
-            "who drops out does not depend on the data",
+            DROPOUT,
             _REMOVAL,
         )
         if self.unit == "item":
@@ -155,22 +155,10 @@ class ItemLevel(Protocol):
         if self.group_in_batch is None:
             return None
         noise = Gaussian(std=self.std, sensitivity=self.clip_norm, neighbors=Neighbors.ADD_REMOVE)
-        spanned = self.users_per_subject or population(cohort)
+        spanned = self.users_per_subject or cohort.population
         return noise, {"items_per_subject": self.group_in_batch, "users_per_subject": spanned}
 
     @property
     def published_sampling(self) -> Poisson:
         """How the paper's accountant takes records to be sampled."""
         return Poisson(prob=self.rate)
-
-
-def population(cohort: Cohort) -> int:
-    """How many users the federation has."""
-    match cohort.participation:
-        case FixedSize(population=population):
-            return population
-        case Poisson(prob=prob):
-            return round(cohort.size / prob)
-        case Everyone():
-            return cohort.size
-    raise ValueError("expected users that are all there, or drawn at random, got disjoint batches of users")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +25,13 @@ from dovetail.mechanisms import Laplace, LocalRandomizer, add_laplace
 from dovetail.mechanisms._base import clamp
 from dovetail.protocols._base import Cohort, Protocol
 from dovetail.protocols._budgets import resolve
-from dovetail.protocols._flame import shuffle_scope
-from dovetail.shufflers import Layout, Reports, Shuffled, SlotSums
+from dovetail.protocols._scopes import shuffle_scope
+from dovetail.shufflers import Layout, Reports, Shuffled, SlotSums, slot_sums
 from dovetail.statements import Neighbors
 
 __all__ = ["PUBLIC_BUDGETS", "Personal", "laplace_reports"]
+
+Budget = TypeVar("Budget", float, jax.Array)
 
 PUBLIC_BUDGETS = "users' budgets are public and do not change when a user's data is replaced"
 
@@ -122,9 +124,7 @@ class Personal(Protocol):
 
     def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray | None:
         """The randomizer's, at the client's own budget."""
-        if budget is None:
-            raise ValueError("expected the client's own budget, got budget=None")
-        return self.randomizer_of(budget).log_density(value, x)
+        return self.randomizer_of(_own(budget)).log_density(value, x)
 
     def layout(self, dim: int) -> Layout:
         """One slot a coordinate."""
@@ -133,15 +133,11 @@ class Personal(Protocol):
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
         """Every coordinate, with the client's own budget."""
         _ = self.eps_locals  # not before they are settled
-        if budget is None:
-            raise ValueError("expected the client's own budget, got budget=None")
-        return Reports(slot=None, value=self.perturb(x, budget, key=key), valid=jnp.ones((), bool))
+        return Reports(slot=None, value=self.perturb(x, _own(budget), key=key), valid=jnp.ones((), bool))
 
     def tally(self, reports: Shuffled, dim: int) -> SlotSums:
         """Sum and number of the reports on every coordinate."""
-        valid = reports.valid[:, None] if reports.valid.ndim == 1 else reports.valid
-        total = jnp.sum(jnp.where(valid, reports.value, 0), axis=0)
-        return SlotSums(total, jnp.broadcast_to(jnp.sum(valid, axis=0, dtype=jnp.int32), (dim,)))
+        return slot_sums(reports, dim, reports.value.dtype)
 
     def estimate(self, tally: SlotSums, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
         """The average of the reports."""
@@ -171,6 +167,12 @@ class Personal(Protocol):
         if cohort.size < 2:
             return None
         return Personalized(kind=self.kind, eps_locals=self.settle(cohort, dim).budgets, coordinates=dim), {}
+
+
+def _own(budget: Budget | None) -> Budget:
+    if budget is None:
+        raise ValueError("expected the client's own budget, got budget=None")
+    return budget
 
 
 def laplace_reports(x: jax.Array, budget: jax.Array, clip_value: float, *, key: jax.Array) -> jax.Array:

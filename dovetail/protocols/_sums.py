@@ -21,9 +21,9 @@ from dovetail import _validate, events
 from dovetail.events import Report, Round, View
 from dovetail.mechanisms import ExactRandomizedResponse, ExactSampler, RandomizedResponse
 from dovetail.protocols._base import Cohort, Protocol
-from dovetail.protocols._flame import shuffle_scope
 from dovetail.protocols._messages import Levels, Messages, Positions
-from dovetail.shufflers import Layout, Reports, Shuffled, SlotSums
+from dovetail.protocols._scopes import shuffle_scope
+from dovetail.shufflers import Layout, Reports, Shuffled, SlotSums, slot_sums
 from dovetail.statements import Neighbors
 
 __all__ = ["ReportedSum", "of_numbers"]
@@ -44,8 +44,7 @@ class ReportedSum(Protocol):
     eps_local: float | None = None
 
     def __post_init__(self) -> None:
-        if self.eps_local is not None:
-            _validate.positive(eps_local=self.eps_local)
+        _validate.positive(**_validate.given(eps_local=self.eps_local))
 
     @property
     def noise_field(self) -> str:
@@ -98,18 +97,7 @@ class ReportedSum(Protocol):
 
     def tally(self, reports: Shuffled, dim: int) -> SlotSums:
         """Sum and number of the reports in every slot."""
-        if reports.slot is not None:
-            value = jnp.where(reports.valid, reports.value, 0)
-            return SlotSums(
-                jnp.zeros(self.slots, jnp.int32).at[reports.slot].add(value, mode="drop"),
-                jnp.zeros(self.slots, jnp.int32).at[reports.slot].add(reports.valid.astype(jnp.int32), mode="drop"),
-            )
-        valid = reports.valid if reports.valid.ndim > 1 else reports.valid[:, None]
-        here = jnp.broadcast_to(valid, reports.value.shape)
-        return SlotSums(
-            jnp.sum(jnp.where(here, reports.value, 0), axis=0, dtype=jnp.int32),
-            jnp.sum(here, axis=0, dtype=jnp.int32),
-        )
+        return slot_sums(reports, self.slots, jnp.int32)
 
     def estimate(self, tally: SlotSums, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
         """The unbiased sum over the planned size."""

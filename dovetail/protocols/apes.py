@@ -22,7 +22,7 @@ from dovetail.protocols._base import Cohort
 from dovetail.protocols._personal import Personal, laplace_reports
 from dovetail.shufflers import SlotSums
 
-__all__ = ["Apes"]
+__all__ = ["Apes", "midpoints"]
 
 _WIDER = "not certified: personal budgets are proven to hide each other only where reports stay in [-C, C] (bound = C)"
 _NODES, _QUANTILES = 4096, 512
@@ -90,7 +90,7 @@ class Apes(Personal):
         if self.randomizer == "laplace":
             return super().noise_std(size, dim)
         std = math.sqrt(float(self._second_moments(dim).mean()) / size)
-        averages = std * special.ndtri(_positions(_NODES))
+        averages = std * special.ndtri(midpoints(_NODES))
         errors = clip_laplace.calibrate(averages, self.eps_locals, self.clip_value, self.output_bound)
         return math.sqrt(float(np.mean(errors**2)))
 
@@ -101,12 +101,13 @@ class Apes(Personal):
     def _sizes(self, budgets: np.ndarray) -> np.ndarray:
         """Evenly spaced quantiles of the absolute report on 0, one row a budget."""
         rates = budgets[:, None] / (2 * self.clip_value)
-        return -np.log1p(_positions(_QUANTILES) * np.expm1(-rates * self.output_bound)) / rates
+        return -np.log1p(midpoints(_QUANTILES) * np.expm1(-rates * self.output_bound)) / rates
 
     def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
         """Certified for A = C, and for Laplace noise."""
         return NonPrivate(reason=_WIDER) if self.output_bound > self.clip_value else super().mechanism(cohort, dim)
 
 
-def _positions(count: int) -> np.ndarray:
+def midpoints(count: int) -> np.ndarray:
+    """Those of equal parts of [0, 1]."""
     return (np.arange(count) + 0.5) / count

@@ -18,8 +18,9 @@ from dovetail.events import Everyone, FixedSize, Poisson, Round, View
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._items import ItemLevel
+from dovetail.protocols._scopes import curator_scope
 from dovetail.shufflers import Reports
-from dovetail.statements import Neighbors, Scope, Trust
+from dovetail.statements import Neighbors, Unit
 
 __all__ = ["CentralSub"]
 
@@ -69,16 +70,12 @@ class CentralSub(ItemLevel):
         """A noisy sum over sampled records."""
         self.check_relation(neighbors)
         cohort.refuse_minimum()
-        scope = Scope(
-            trust=Trust.CURATOR,
-            adversary="observer of every model",
-            neighbors=neighbors,
-            unit=self._protects,
-            assumptions=(
-                "the server adds the noise and keeps the users' sums to itself",
-                self._drawn(cohort),
-                *self._assumptions(),
-            ),
+        scope = curator_scope(
+            neighbors,
+            "the server adds the noise and keeps the users' sums to itself",
+            self._drawn(cohort),
+            *self._assumptions(),
+            unit=Unit(self.unit),
         )
         mechanism = self._mechanism(cohort, prob_user=self._prob_user(cohort))
         return View(round=Round(mechanism=mechanism, participation=Everyone()), scope=scope)

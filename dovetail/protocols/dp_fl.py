@@ -28,8 +28,9 @@ from dovetail import _validate
 from dovetail.events import FixedSize, Gaussian, Mechanism, NonPrivate, Poisson, Round, View
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.protocols._base import Cohort, Protocol
+from dovetail.protocols._scopes import DROPOUT, curator_scope
 from dovetail.shufflers import Layout, Reports
-from dovetail.statements import Neighbors, Scope, Trust, Unit
+from dovetail.statements import Neighbors
 
 __all__ = ["Clipping", "DpFl"]
 
@@ -82,9 +83,7 @@ class DpFl(Protocol):
             raise ValueError("expected protocol.clip_norm for 'dp_fl', got none")
         _validate.positive(clip_norm=self.first_clip_norm, clip_rate=self.clip_rate, schedule_end=self.schedule_end)
         _validate.in_open_interval(0, 1, quantile=self.quantile)
-        for name in ("noise_multiplier", "std_count"):
-            if getattr(self, name) is not None:
-                _validate.positive(**{name: getattr(self, name)})
+        _validate.positive(**_validate.given(noise_multiplier=self.noise_multiplier, std_count=self.std_count))
         if self.std_count is not None and self.clip != "adaptive":
             raise ValueError(f"expected std_count with clip = 'adaptive' only, got clip={self.clip!r}")
         if isinstance(self.schedule, list | tuple):
@@ -170,32 +169,31 @@ class DpFl(Protocol):
 
     def estimate(self, tally: jax.Array, size: int, state: Clipping, *, key: jax.Array) -> tuple[jax.Array, Clipping]:
         """The noised sum over the planned size; the adaptive clip norm moves with the noised count."""
-        total = tally[:-1] if self.clip == "adaptive" else tally
-        key, key_count = jax.random.split(key) if self.clip == "adaptive" else (key, key)
+        total, after = tally, state
+        if self.clip == "adaptive":
+            key, key_count = jax.random.split(key)
+            total, after = tally[:-1], self._moved(tally[-1], size, state, key=key_count)
         std = self.known("noise_multiplier") * state.clip_norm * state.noise_scale
         noised = total + std * jax.random.normal(key, total.shape, total.dtype)
-        if self.clip == "adaptive":
-            noise = self.known("std_count") * jax.random.normal(key_count, (), total.dtype)
-            below = 0.5 + (tally[-1] + noise) / size
-            moved = state.clip_norm * jnp.exp(-self.clip_rate * (jnp.clip(below, 0, 1) - self.quantile))
-            farthest = self.first_clip_norm * _FARTHEST
-            state = state._replace(clip_norm=jnp.clip(moved, self.first_clip_norm / _FARTHEST, farthest))
-        return noised / size, state
+        return noised / size, after
+
+    def _moved(self, count: jax.Array, size: int, state: Clipping, *, key: jax.Array) -> Clipping:
+        """The state with an adaptive clip norm after a round with this count of users below it, less half of them."""
+        noise = self.known("std_count") * jax.random.normal(key, (), count.dtype)
+        below = 0.5 + (count + noise) / size
+        moved = state.clip_norm * jnp.exp(-self.clip_rate * (jnp.clip(below, 0, 1) - self.quantile))
+        first = self.first_clip_norm
+        return state._replace(clip_norm=jnp.clip(moved, first / _FARTHEST, first * _FARTHEST))
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """One Gaussian release of the clipped sum, and of the count beside it."""
         cohort.refuse_minimum()
-        scope = Scope(
-            trust=Trust.CURATOR,
-            adversary="observer of every model",
-            neighbors=neighbors,
-            unit=Unit.USER,
-            assumptions=(
-                "the curator clips, adds the noise and keeps the updates to itself",
-                "who drops out does not depend on the data",
-                *((_REMOVAL,) if neighbors is Neighbors.ADD_REMOVE else ()),
-                *self._cost_of_count(),
-            ),
+        scope = curator_scope(
+            neighbors,
+            "the curator clips, adds the noise and keeps the updates to itself",
+            DROPOUT,
+            *((_REMOVAL,) if neighbors is Neighbors.ADD_REMOVE else ()),
+            *self._cost_of_count(),
         )
         return View(
             round=Round(mechanism=self._mechanism(cohort, neighbors), participation=cohort.participation), scope=scope

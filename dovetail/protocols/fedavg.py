@@ -13,8 +13,9 @@ import jax.numpy as jnp
 
 from dovetail.events import NonPrivate, Round, View
 from dovetail.protocols._base import Cohort, Protocol
+from dovetail.protocols._scopes import curator_scope
 from dovetail.shufflers import Layout, Reports
-from dovetail.statements import Neighbors, Scope, Trust, Unit
+from dovetail.statements import Neighbors
 
 __all__ = ["FedAvg"]
 
@@ -40,9 +41,10 @@ class FedAvg(Protocol):
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """A release without noise."""
-        scope = Scope(trust=Trust.CURATOR, adversary="observer of every model", neighbors=neighbors, unit=Unit.USER)
         mechanism = NonPrivate(reason="no noise is added, so nothing is promised")
-        return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)
+        return View(
+            round=Round(mechanism=mechanism, participation=cohort.participation), scope=curator_scope(neighbors)
+        )
 
     def noise_std(self, size: int, dim: int) -> float:
         """None."""

@@ -22,7 +22,8 @@ from dovetail import _validate, events
 from dovetail.events import Disjoint, Everyone, Round, View
 from dovetail.mechanisms.gaussian import Gaussian
 from dovetail.mechanisms.laplace import Laplace
-from dovetail.protocols._base import Cohort, Protocol, local_scope
+from dovetail.protocols._base import Cohort, Protocol
+from dovetail.protocols._scopes import local_scope
 from dovetail.shufflers import Layout, Reports
 from dovetail.statements import Neighbors
 
@@ -59,8 +60,7 @@ class LdpFl(Protocol):
         if clip[1] is None:
             raise ValueError(f"expected {clip[0]} with randomizer={self.randomizer!r}, got {clip[0]}=None")
         _validate.positive(**{clip[0]: clip[1]})
-        if noise[1] is not None:
-            _validate.positive(**{noise[0]: noise[1]})
+        _validate.positive(**_validate.given(**{noise[0]: noise[1]}))
 
     @property
     def noise_field(self) -> str:

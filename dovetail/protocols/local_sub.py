@@ -17,9 +17,10 @@ import jax.numpy as jnp
 from dovetail import _validate
 from dovetail.events import Everyone, Round, View
 from dovetail.protocols._base import Cohort
-from dovetail.protocols._items import ItemLevel, population
+from dovetail.protocols._items import ItemLevel
+from dovetail.protocols._scopes import local_scope
 from dovetail.shufflers import Reports
-from dovetail.statements import Neighbors, Scope, Trust
+from dovetail.statements import Neighbors, Unit
 
 __all__ = ["LocalSub"]
 
@@ -50,7 +51,7 @@ class LocalSub(ItemLevel):
 
     def _records_in_reach(self, cohort: Cohort) -> float:
         """The records of one user, on average."""
-        return (cohort.records or 0) / population(cohort)
+        return (cohort.records or 0) / cohort.population
 
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
         """How far the user's private steps moved the model."""
@@ -63,16 +64,11 @@ class LocalSub(ItemLevel):
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """The noisy sums of all users in one round, as a server that knows who sent them sees them."""
         self.check_relation(neighbors)
-        scope = Scope(
-            trust=Trust.LOCAL,
-            adversary="server and everyone else",
-            neighbors=neighbors,
-            unit=self._protects,
-            assumptions=(
-                "users' noise is independent and fresh",
-                "each record joins a step independently, unseen by the adversary",
-                *self._assumptions(),
-            ),
+        scope = local_scope(
+            neighbors,
+            "each record joins a step independently, unseen by the adversary",
+            *self._assumptions(),
+            unit=Unit(self.unit),
         )
         mechanism = self._mechanism(cohort, noise="user", steps=self.steps)
         return View(round=Round(mechanism=mechanism, participation=Everyone()), scope=scope)

@@ -15,8 +15,9 @@ from typing import ClassVar, Literal
 import jax
 
 from dovetail.events import Laplace, Mechanism, Round, View
-from dovetail.protocols._base import Cohort, local_scope
+from dovetail.protocols._base import Cohort
 from dovetail.protocols._personal import PUBLIC_BUDGETS, Personal, laplace_reports
+from dovetail.protocols._scopes import local_scope
 from dovetail.statements import Neighbors
 
 __all__ = ["LdpMin", "Pldp", "Unis"]

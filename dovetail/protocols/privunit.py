@@ -21,8 +21,8 @@ from dovetail.events import Report, Round, Shuffled, View
 from dovetail.mechanisms import ExactSampler, SeededPrivUnit, seeds
 from dovetail.mechanisms import PrivUnit as Randomizer
 from dovetail.protocols._base import Cohort, Protocol
-from dovetail.protocols._flame import shuffle_scope
 from dovetail.protocols._messages import Messages, Sent
+from dovetail.protocols._scopes import shuffle_scope
 from dovetail.shufflers import Layout, Reports, received
 from dovetail.shufflers import Shuffled as Forwarded
 from dovetail.statements import Neighbors
@@ -49,8 +49,7 @@ class PrivUnit(Protocol):
 
     def __post_init__(self) -> None:
         _validate.positive(clip_norm=self.clip_norm)
-        if self.eps_local is not None:
-            _validate.positive(eps_local=self.eps_local)
+        _validate.positive(**_validate.given(eps_local=self.eps_local))
 
     @property
     def noise_field(self) -> str:
@@ -59,9 +58,7 @@ class PrivUnit(Protocol):
 
     def local(self, dim: int) -> Randomizer:
         """The randomizer of an update of this dimension."""
-        if self.eps_local is None:
-            raise ValueError("expected eps_local to be set or calibrated, got eps_local=None")
-        return Randomizer(self.eps_local, self.clip_norm, dim)
+        return Randomizer(self.known("eps_local"), self.clip_norm, dim)
 
     def layout(self, dim: int) -> Layout:
         """One message; its entries travel together."""

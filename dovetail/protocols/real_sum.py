@@ -27,6 +27,7 @@ from dovetail import _validate
 from dovetail.events import View
 from dovetail.mechanisms import BinaryRandomizedResponse, ExactSampler, RandomizedResponse
 from dovetail.mechanisms._base import clamp, clamp64
+from dovetail.mechanisms.exact import round_at_random
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._messages import Messages, Sent
 from dovetail.protocols._shares import Shares
@@ -63,11 +64,10 @@ class RealSum(ReportedSum):
     def __post_init__(self) -> None:
         super().__post_init__()
         _validate.one_of(METHODS, method=self.method)
-        if self.levels is not None:
-            _validate.integer(levels=self.levels)
-            _validate.at_least(2, levels=self.levels)
-        if self.noise_multiplier is not None:
-            _validate.positive(noise_multiplier=self.noise_multiplier)
+        levels = _validate.given(levels=self.levels)
+        _validate.integer(**levels)
+        _validate.at_least(2, **levels)
+        _validate.positive(**_validate.given(noise_multiplier=self.noise_multiplier))
         split = self.method == "split"
         for name in ("eps_local", "levels") if split else ("noise_multiplier", "mix"):
             if getattr(self, name) is not None:
@@ -127,8 +127,7 @@ class RealSum(ReportedSum):
         """`positions`, rounded by 53 bits of the sampler."""
         if self.method == "single":
             return x
-        place = clamp64(x, 0.0, 1.0) * self.slots
-        level = np.floor(place) + (sampler.integers(2**53, 1) < (place - np.floor(place)) * 2.0**53)
+        level = round_at_random(clamp64(x, 0.0, 1.0) * self.slots, sampler)
         return (np.arange(self.slots) < level).astype(np.float64)
 
     def messages(self, dim: int) -> Messages:

@@ -26,7 +26,7 @@ from dovetail import _validate
 from dovetail.events import Mechanism, NonPrivate
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._select import top_mask
-from dovetail.protocols.apes import Apes
+from dovetail.protocols.apes import Apes, midpoints
 
 __all__ = ["SApes"]
 
@@ -107,12 +107,13 @@ class SApes(Apes):
         budgets = self.eps_locals
         sizes = self._sizes(budgets)
         fresh = np.mean(sizes**2, axis=1)
-        position = (np.arange(sizes.shape[1]) + 0.5) / sizes.shape[1]
         match self.sparsify:
             case "threshold":
                 kept, fresh = sizes >= self.threshold, fresh[np.argmin(budgets)]
             case "top":  # a report is kept if fewer than b of the others are larger
-                kept = np.broadcast_to(binom.cdf(self.kept(dim) - 1, dim - 1, 1 - position), sizes.shape)
+                kept = np.broadcast_to(
+                    binom.cdf(self.kept(dim) - 1, dim - 1, 1 - midpoints(sizes.shape[1])), sizes.shape
+                )
             case _:
                 kept = np.full(sizes.shape, self.kept(dim) / dim)
         return np.mean(sizes**2 * kept, axis=1) + (1 - kept.mean(axis=1)) * fresh

@@ -23,6 +23,7 @@ from dovetail import _validate, events
 from dovetail.events import Round, View
 from dovetail.mechanisms import ExactSkellam, skellam
 from dovetail.protocols._base import Cohort, Protocol
+from dovetail.protocols._scopes import DROPOUT, check_shuffle_relation
 from dovetail.protocols._shares import Shares
 from dovetail.shufflers import Layout, Reports, Shuffled
 from dovetail.statements import Neighbors, Scope, Trust, Unit
@@ -75,18 +76,13 @@ class SplitAndMix(Protocol):
         if self.shufflers < 2:
             raise ValueError(f"expected shufflers >= 2: one shuffler would hold all shares, got {self.shufflers}")
         _validate.in_interval(0, self.shufflers - 1, colluding_shufflers=self.colluding_shufflers)
-        for name in ("noise_multiplier", "scale"):
-            if getattr(self, name) is not None:
-                _validate.positive(**{name: getattr(self, name)})
-        if self.honest is not None:
-            _validate.integer(honest=self.honest)
-            _validate.at_least(2, honest=self.honest)
-        if self.shares is not None:
-            _validate.integer(shares=self.shares)
-            if self.shares < self.shufflers:
-                raise ValueError(
-                    f"expected a share for each of {self.shufflers} shufflers at least, got shares={self.shares}"
-                )
+        _validate.positive(**_validate.given(noise_multiplier=self.noise_multiplier, scale=self.scale))
+        _validate.integer(**_validate.given(honest=self.honest, shares=self.shares))
+        _validate.at_least(2, **_validate.given(honest=self.honest))
+        if self.shares is not None and self.shares < self.shufflers:
+            raise ValueError(
+                f"expected a share for each of {self.shufflers} shufflers at least, got shares={self.shares}"
+            )
 
     @property
     def noise_field(self) -> str:
@@ -223,10 +219,7 @@ class SplitAndMix(Protocol):
         return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)
 
     def _scope(self, cohort: Cohort, encoding: skellam.Encoding, neighbors: Neighbors) -> Scope:
-        if neighbors is not Neighbors.REPLACE_ONE:
-            raise ValueError(
-                f"expected neighbors = replace-one in the shuffle model, got neighbors={neighbors.value!r}"
-            )
+        check_shuffle_relation(neighbors)
         colluding = self.colluding_shufflers
         honest = max(0, cohort.min_size - cohort.colluders)
         bias = encoding.bias / self.clip_norm
@@ -240,7 +233,7 @@ class SplitAndMix(Protocol):
                 f"{self.shufflers} shufflers hold the shares of a value in turn, none all of them",
                 f"the shufflers do not all collude, and at most {colluding} of them with the analyzer",
                 "every share of every coordinate is permuted on its own, uniformly, with fresh randomness",
-                "a round counts only users of whom every share arrived, and who drops out does not depend on the data",
+                f"a round counts only users of whom every share arrived, and {DROPOUT}",
                 f"at least {honest} honest users take part in a round, each adding its part of the noise, and at most "
                 f"{cohort.colluders} others",
                 f"every user repeats rounding until its integers have norm at most {encoding.norm:.6g} (which biases "

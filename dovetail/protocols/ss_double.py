@@ -71,11 +71,11 @@ class SsDouble(Padded):
         return round(self.beta * dim)
 
     def included(self, dim: int) -> float:
-        """Beta, or k of all coordinates."""
+        """The share beta, or k of all coordinates."""
         return self.beta if self.inclusion == "bernoulli" else self.fixed(dim) / dim
 
     def per_client(self, dim: int) -> int:
-        """K as published; any number up to all of them otherwise."""
+        """As published exactly k; otherwise any number up to all of them."""
         return self.fixed(dim) if self.inclusion == "fixed-k" else dim
 
     def select(self, x: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -53,9 +53,9 @@ class SsTopk(Padded):
         super().__post_init__()
         _validate.integer(k=self.k)
         _validate.at_least(1, k=self.k)
-        if self.decoys is not None:
-            _validate.integer(decoys=self.decoys)
-            _validate.non_negative(decoys=self.decoys)
+        decoys = _validate.given(decoys=self.decoys)
+        _validate.integer(**decoys)
+        _validate.non_negative(**decoys)
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
         """All other coordinates are decoys (none as published), slots are padded to the cohort's size, unless told."""
@@ -76,6 +76,10 @@ class SsTopk(Padded):
         """The k largest and the decoys."""
         usual = 0 if self.published else dim - self.k
         return self.k + (usual if self.decoys is None else self.decoys)
+
+    def needs_dummies(self, cohort: Cohort, dim: int) -> bool:
+        """Unless everybody reports every slot, and the enforced minimum of users fills them."""
+        return self.per_client(dim) < dim or cohort.min_size < self.padding.pad_to
 
     def told(self, x: jax.Array) -> jax.Array:
         """The k largest."""

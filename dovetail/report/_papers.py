@@ -41,7 +41,9 @@ def reproduction(folder: Path) -> Path:
     back = '<p><a href="../index.html">All papers</a></p>' if (folder.parent / "index.json").exists() else ""
     body = (
         f"<h1>{escape(paper['title'])}</h1>"
-        f'<p class="lead">{escape(paper["citation"])}</p>{back}{tiles(_claims(exhibits) + _facts(exhibits))}{_EXPLAINED}'
+        f'<p class="lead">{escape(paper["citation"])}</p>{back}'
+        + tiles(_claims(exhibits) + _facts(exhibits))
+        + _EXPLAINED
         + "".join(_exhibit(exhibit) for exhibit in exhibits)
         + section("Reference", _reference(paper))
     )

@@ -14,9 +14,19 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-__all__ = ["AXIS", "join", "make_mesh", "on_every_device", "split_over_devices", "to_host", "use_all_cores"]
+__all__ = [
+    "AXIS",
+    "chunk_bytes",
+    "join",
+    "make_mesh",
+    "on_every_device",
+    "split_over_devices",
+    "to_host",
+    "use_all_cores",
+]
 
 AXIS = "clients"
+_CHUNK_BYTES_CPU, _CHUNK_BYTES_ACCELERATOR = 2**21, 2**31
 
 
 def use_all_cores() -> None:
@@ -25,6 +35,11 @@ def use_all_cores() -> None:
         return
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+
+
+def chunk_bytes(platform: str) -> int:
+    """How much a device should work on at a time: what fits the cache of a core, or fills an accelerator."""
+    return _CHUNK_BYTES_CPU if platform == "cpu" else _CHUNK_BYTES_ACCELERATOR
 
 
 def make_mesh(count: int | None = None) -> Mesh:

@@ -4,11 +4,10 @@ The cohort is dealt to the devices; each takes its clients in chunks that fit it
 runs local training, `randomize` and `tally`, and adds up: memory is one chunk of updates, never clients x parameters.
 The tallies are summed over devices, `estimate` and the server's step follow in the same program.
 
-Four paths: the general one (`vmap` over the clients of a chunk); for linear models under protocols that only rescale
-updates, the matrix forms of `simulate.linear`; for clients of one record, under protocols that only clip, the products
-of `simulate.examples`; and, without `fast`, the *faithful* one for protocols with a shuffler, which holds every report
-of the round, shuffles and pads them. Keys are folded by round and client, so results depend on neither chunk size nor
-device count, up to the order of floating-point sums.
+What a chunk adds is found in one of three ways (`simulate.chunks`). Without `fast`, and where sums do not serve,
+protocols with a shuffler take the *faithful* path: it holds every report of the round, shuffles and pads them. Keys are
+folded by round and client, so results depend on neither chunk size nor device count, up to the order of floating-point
+sums.
 
 With `diagnostics` a round also says how large and how different its raw updates were, which no noise hides and no
 statement covers.
@@ -29,21 +28,15 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
 from dovetail import _validate
-from dovetail.federated.client import ClientUpdate, local_update, private_update, visiting_order
+from dovetail.federated.client import ClientUpdate
 from dovetail.federated.server import Server
 from dovetail.protocols import Protocol
-from dovetail.protocols._items import ItemLevel
-from dovetail.shufflers import masked, shuffle
-from dovetail.simulate import examples, linear
-from dovetail.simulate.devices import AXIS, make_mesh, on_every_device, split_over_devices, to_host
+from dovetail.shufflers import shuffle
+from dovetail.simulate.chunks import ESTIMATE, SHUFFLE, TALLY, ClientWork, Data, Seen, Work, as_float, best_way, seen
+from dovetail.simulate.devices import AXIS, chunk_bytes, make_mesh, on_every_device, split_over_devices, to_host
 from dovetail.tasks._base import Clients, Dataset, Model
 
 __all__ = ["Diagnostics", "Engine", "Items", "Performance", "Training", "as_float", "first_parameters"]
-
-_CHUNK_BYTES_CPU, _CHUNK_BYTES_GPU = 2**21, 2**31
-_Data = tuple[jax.Array, ...]
-_Work = tuple[jax.Array, Any]  # the users of a round, and the records of their private steps or None
-_EVALUATE, _ORDER, _RANDOMIZE, _ESTIMATE, _TALLY, _SHUFFLE, _STEPS = range(7)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,9 +48,9 @@ class Performance:
     fast: bool = True
 
     def __post_init__(self) -> None:
-        if self.chunk is not None:
-            _validate.integer(chunk=self.chunk)
-            _validate.at_least(1, chunk=self.chunk)
+        chunk = _validate.given(chunk=self.chunk)
+        _validate.integer(**chunk)
+        _validate.at_least(1, **chunk)
 
 
 class Diagnostics(NamedTuple):
@@ -121,37 +114,32 @@ class Engine:
         performance: Performance | None = None,
         diagnostics: bool = False,
     ) -> None:
-        self._model, self._update, self._protocol, self._server = model, update, protocol, server
-        self._size, self._performance, self._diagnostics = cohort_size, performance or Performance(), diagnostics
+        performance = performance or Performance()
+        self._protocol, self._server, self._size, self._diagnostics = protocol, server, cohort_size, diagnostics
         self._key = jax.random.key(seed)
         first, self._unravel = first_parameters(model, seed)
         self._first, self.dim = np.asarray(first), len(first)
         self._layout = protocol.layout(self.dim)
-        self._records = clients.index.shape[1]
-        self._linear = (
-            self._performance.fast
-            and model.constant is not None
-            and linear.worthwhile(update, self._records)
-            and protocol.scaling(jnp.ones(1), protocol.init(self.dim)) is not None
+        records = clients.index.shape[1]
+        way = best_way(model, protocol, update, dim=self.dim, records=records, diagnostics=diagnostics)
+        self._clients = ClientWork(
+            model=model,
+            unravel=self._unravel,
+            protocol=protocol,
+            update=update,
+            way=way if performance.fast else "general",
+            diagnostics=diagnostics,
         )
-        self._clipped = (
-            self._performance.fast
-            and not self._linear
-            and not diagnostics
-            and self._records == 1
-            and not update.local
-            and protocol.clipped_to(protocol.init(self.dim)) is not None
-        )
-        self._faithful = self._layout.shufflers > 0 and not (self._performance.fast and protocol.summable)
-        self.mesh = make_mesh(self._performance.devices)
-        self._chunk = self._performance.chunk or self._default_chunk(dataset)
+        self._faithful = self._layout.shufflers > 0 and not (performance.fast and protocol.summable)
+        self.mesh = make_mesh(performance.devices)
+        self._chunk = performance.chunk or self._default_chunk(records * math.prod(dataset.inputs.shape[1:]))
         self._data = tuple(
             on_every_device(array, self.mesh)
             for array in (dataset.inputs, dataset.labels, clients.index, clients.counts)
         )
-        self._budgets = None if protocol.budgets is None else np.asarray(protocol.budgets, np.float32)
         self._test = (dataset.test_inputs, dataset.test_labels)
         self._compiled = jax.jit(self._round, donate_argnums=0)
+        self._compiled_count = jax.jit(self._count_right)  # as a static argument the engine would never be let go
 
     def start(self) -> Training:
         """The state before the first round."""
@@ -204,7 +192,7 @@ class Engine:
         inputs, labels = self._test
         batch = max(1, 2**26 // max(1, math.prod(inputs.shape[1:]) * 4))
         right = sum(
-            int(self._count_right(params, inputs[low : low + batch], labels[low : low + batch]))
+            int(self._compiled_count(params, inputs[low : low + batch], labels[low : low + batch]))
             for low in range(0, len(labels), batch)
         )
         return right / len(labels)
@@ -214,22 +202,15 @@ class Engine:
         leaves, _ = jax.tree_util.tree_flatten_with_path(self._unravel(jnp.asarray(to_host(training.params))))
         return {jax.tree_util.keystr(path).strip("[]'") or "params": np.asarray(leaf) for path, leaf in leaves}
 
-    def _default_chunk(self, dataset: Dataset) -> int:
-        floats = self._records * math.prod(dataset.inputs.shape[1:])
-        if not self._linear and not self._clipped:
-            floats += 3 * self.dim
-        cpu = self.mesh.devices.flat[0].platform == "cpu"
-        fitting = (_CHUNK_BYTES_CPU if cpu else _CHUNK_BYTES_GPU) // (4 * floats)
+    def _default_chunk(self, inputs_a_client: int) -> int:
+        floats = inputs_a_client + (0 if self._clients.sums_updates else 3 * self.dim)
+        fitting = chunk_bytes(self.mesh.devices.flat[0].platform) // (4 * floats)
         return max(1, min(fitting, math.ceil(self._size / self.mesh.size)))
 
-    @functools.partial(jax.jit, static_argnums=0)
     def _count_right(self, params: jax.Array, inputs: jax.Array, labels: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.argmax(self._logits(params, as_float(inputs)), axis=1) == labels)
+        return jnp.sum(jnp.argmax(self._clients.logits(params, as_float(inputs)), axis=1) == labels)
 
-    def _logits(self, params: jax.Array, inputs: jax.Array) -> jax.Array:
-        return self._model.apply(self._unravel(params), inputs)
-
-    def _round(self, training: Training, data: _Data, work: _Work, used: jax.Array, public: _Public) -> Training:
+    def _round(self, training: Training, data: Data, work: Work, used: jax.Array, public: _Public) -> Training:
         key = jax.random.fold_in(self._key, public.round)
         split, same = PartitionSpec(None, AXIS), PartitionSpec()
         per_device = functools.partial(
@@ -243,164 +224,61 @@ class Engine:
         if self._faithful:
             everyone = per_device(functools.partial(self._updates_of_device, key=key), out_specs=split)
             updates = everyone(training.params, state, data, work, used).reshape(-1, self.dim)
-            tally = self._shuffled_tally(updates, work[0].ravel(), state, key)
-            seen = _seen(updates, work[0].ravel() >= 0)
+            ids = work[0].ravel()
+            reports = self._clients.reports(updates, ids, state, key)
+            messages = shuffle(reports, self._layout, key=jax.random.fold_in(key, SHUFFLE))
+            tally, raw = self._protocol.tally(messages, self.dim), seen(updates, ids >= 0)
         else:
             collect = per_device(functools.partial(self._tally_of_device, key=key), out_specs=same)
-            tally, seen = collect(training.params, state, data, work, used)
+            tally, raw = collect(training.params, state, data, work, used)
         estimate, protocol = self._protocol.estimate(
-            tally, cast(int, public.size), state, key=jax.random.fold_in(key, _ESTIMATE)
+            tally, cast(int, public.size), state, key=jax.random.fold_in(key, ESTIMATE)
         )
         params, server = self._server.step(training.params, training.server, estimate)
-        return Training(params, server, protocol, _diagnostics(seen, self.dim) if self._diagnostics else ())
+        return Training(params, server, protocol, _diagnostics(raw, self.dim) if self._diagnostics else ())
 
     def _tally_of_device(
-        self, params: jax.Array, state: Any, data: _Data, work: _Work, used: jax.Array, *, key: jax.Array
+        self, params: jax.Array, state: Any, data: Data, work: Work, used: jax.Array, *, key: jax.Array
     ) -> Any:
         """The tally of all clients, and what was seen of their raw updates."""
-        tally_chunk = (
-            self._linear_chunk if self._linear else self._clipped_chunk if self._clipped else self._general_chunk
-        )
 
         def chunk(i: jax.Array | int) -> Any:
-            return tally_chunk(params, state, data, jax.tree.map(lambda leaf: leaf[i, 0], work), key)
+            return self._clients.collect(params, state, data, jax.tree.map(lambda leaf: leaf[i, 0], work), key)
 
         zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(lambda: chunk(0)))
         add_chunk = lambda i, total: jax.tree.map(jnp.add, total, chunk(i))  # noqa: E731
-        total, seen = jax.lax.psum(jax.lax.fori_loop(0, used, add_chunk, zero), AXIS)
-        key_tally = jax.random.fold_in(key, _TALLY)
-        if not self._linear and not self._clipped:
-            return self._protocol.finish(total, key=key_tally), seen
+        total, raw = jax.lax.psum(jax.lax.fori_loop(0, used, add_chunk, zero), AXIS)
+        key_tally = jax.random.fold_in(key, TALLY)
+        if not self._clients.sums_updates:
+            return self._protocol.finish(total, key=key_tally), raw
         update, count = total
-        return self._protocol.tally_of_sum(update.ravel(), count, key=key_tally), seen
+        return self._protocol.tally_of_sum(update.ravel(), count, key=key_tally), raw
 
     def _norms_of_device(
-        self, params: jax.Array, state: Any, data: _Data, work: _Work, used: jax.Array, *, key: jax.Array
+        self, params: jax.Array, state: Any, data: Data, work: Work, used: jax.Array, *, key: jax.Array
     ) -> jax.Array:
         """The norm of every update, of shape (chunks, 1, chunk); NaN where nobody is."""
 
-        def chunk(part: _Work) -> jax.Array:
-            norms = jnp.linalg.norm(self._updates(params, data, part, key), axis=1)
+        def chunk(part: Work) -> jax.Array:
+            norms = jnp.linalg.norm(self._clients.updates(params, data, part, key), axis=1)
             return jnp.where(part[0] >= 0, norms, jnp.nan)
 
         return jax.lax.map(chunk, jax.tree.map(lambda leaf: leaf[:, 0], work))[:, None]
 
     def _updates_of_device(
-        self, params: jax.Array, state: Any, data: _Data, work: _Work, used: jax.Array, *, key: jax.Array
+        self, params: jax.Array, state: Any, data: Data, work: Work, used: jax.Array, *, key: jax.Array
     ) -> jax.Array:
         """Faithful path: every update, of shape (chunks, 1, chunk, dim)."""
         parts = jax.tree.map(lambda leaf: leaf[:, 0], work)
-        return jax.lax.map(lambda part: self._updates(params, data, part, key), parts)[:, None]
-
-    def _shuffled_tally(self, updates: jax.Array, ids: jax.Array, state: Any, key: jax.Array) -> Any:
-        """Faithful path: every report, shuffled, then tallied."""
-        keys, budgets = self._client_keys(ids, key), self._client_budgets(ids)
-        reports = jax.vmap(lambda x, k, b: self._protocol.randomize(x, state, key=k, budget=b))(updates, keys, budgets)
-        messages = shuffle(masked(reports, ids >= 0), self._layout, key=jax.random.fold_in(key, _SHUFFLE))
-        return self._protocol.tally(messages, self.dim)
-
-    def _gather(self, data: _Data, ids: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Inputs, labels and counts of a chunk of clients; a client that is not there has no records."""
-        records, labels, table, counts = data
-        present = ids >= 0
-        rows = table[jnp.maximum(ids, 0)]
-        count = jnp.where(present, counts[jnp.maximum(ids, 0)], 0)
-        if self._update.local:
-            keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, _ORDER), ids)
-            order = jax.vmap(lambda n, k: visiting_order(n, self._records, key=k))(count, keys)
-            rows = jnp.take_along_axis(rows, order, axis=1)
-        return as_float(records[rows]), labels[rows], count
-
-    def _linear_chunk(self, params: jax.Array, state: Any, data: _Data, part: _Work, key: jax.Array) -> Any:
-        ids, _ = part
-        inputs, labels, counts = self._gather(data, ids, key)
-        chunk = linear.Chunk(inputs.reshape(*inputs.shape[:2], -1), labels, counts)
-        norms: list[jax.Array] = []
-
-        def scaling(of: jax.Array) -> jax.Array:
-            norms.append(of)
-            return cast(jax.Array, self._protocol.scaling(of, state)) * (ids >= 0)
-
-        def scaled_sum(scaling: linear.Scaling) -> jax.Array:
-            return linear.scaled_sum(
-                self._unravel(params), cast(float, self._model.constant), chunk, self._update, scaling
-            )
-
-        total, count = scaled_sum(scaling), jnp.sum(ids >= 0).astype(params.dtype)
-        if not self._diagnostics:
-            return (total, count), None
-        square = jnp.sum(jnp.where(ids >= 0, norms[0] ** 2, 0))
-        raw = scaled_sum(lambda of: (ids >= 0).astype(of.dtype))
-        return (total, count), _Seen(raw.ravel(), square, count)
-
-    def _clipped_chunk(self, params: jax.Array, state: Any, data: _Data, part: _Work, key: jax.Array) -> Any:
-        ids, _ = part
-        inputs, labels, counts = self._gather(data, ids, key)
-        total = self._clipped_sum(params, inputs[:, 0], labels[:, 0], counts, self._protocol.clipped_to(state))
-        return (-total, jnp.sum(ids >= 0).astype(params.dtype)), None
-
-    def _clipped_sum(self, params: jax.Array, inputs: Any, labels: Any, present: Any, clip_norm: Any) -> jax.Array:
-        return examples.clipped_sum(self._model, self._unravel, params, inputs, labels, present, clip_norm=clip_norm)
-
-    def _general_chunk(self, params: jax.Array, state: Any, data: _Data, part: _Work, key: jax.Array) -> Any:
-        ids, _ = part
-        updates = self._updates(params, data, part, key)
-        keys, budgets = self._client_keys(ids, key), self._client_budgets(ids)
-        collected = self._protocol.collect(updates, ids >= 0, state, keys=keys, budgets=budgets)
-        return collected, _seen(updates, ids >= 0) if self._diagnostics else None
-
-    def _updates(self, params: jax.Array, data: _Data, part: _Work, key: jax.Array) -> jax.Array:
-        ids, items = part
-        if self._protocol.private_steps:
-            keys = self._client_keys(ids, jax.random.fold_in(key, _STEPS))
-            return jax.lax.map(lambda one: self._private_update(data)(params, *one), (*items, keys))
-        inputs, labels, counts = self._gather(data, ids, key)
-        return jax.vmap(local_update(self._update, self._logits), (None, 0, 0, 0))(params, inputs, labels, counts)
-
-    def _private_update(self, data: _Data) -> Callable[..., jax.Array]:
-        """The update of a client whose protocol has its noise inside the local steps."""
-        protocol = cast(ItemLevel, self._protocol)
-        records, labels = data[:2]
-
-        def clipped_sum(params: jax.Array, row: jax.Array) -> jax.Array:
-            at = jnp.maximum(row, 0)
-            return self._clipped_sum(params, as_float(records[at]), labels[at], row >= 0, protocol.clip_norm)
-
-        return private_update(
-            clipped_sum, learning_rate=self._update.learning_rate, batch=cast(float, protocol.batch), std=protocol.std
-        )
-
-    def _client_keys(self, ids: jax.Array, key: jax.Array) -> jax.Array:
-        return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, _RANDOMIZE), ids)
-
-    def _client_budgets(self, ids: jax.Array) -> jax.Array | None:
-        return None if self._budgets is None else jnp.asarray(self._budgets)[jnp.maximum(ids, 0)]
+        return jax.lax.map(lambda part: self._clients.updates(params, data, part, key), parts)[:, None]
 
 
-class _Seen(NamedTuple):
-    """What adds up to diagnostics: the sum of the raw updates, the sum of their squared norms, how many."""
-
-    total: jax.Array
-    square: jax.Array
-    clients: jax.Array
-
-
-def _seen(updates: jax.Array, present: jax.Array) -> _Seen:
-    kept = jnp.where(present[:, None], updates, 0)
-    return _Seen(kept.sum(axis=0), jnp.sum(kept * kept), jnp.sum(present).astype(updates.dtype))
-
-
-def _diagnostics(seen: _Seen, dim: int) -> Diagnostics:
-    count = jnp.maximum(seen.clients, 1)
-    scale = jnp.sum((seen.total / count) ** 2)
-    return Diagnostics(jnp.maximum(seen.square / count - scale, 0) / dim, scale / dim)
+def _diagnostics(raw: Seen, dim: int) -> Diagnostics:
+    count = jnp.maximum(raw.clients, 1)
+    scale = jnp.sum((raw.total / count) ** 2)
+    return Diagnostics(jnp.maximum(raw.square / count - scale, 0) / dim, scale / dim)
 
 
 def first_parameters(model: Model, seed: int) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
     """The first model as a flat vector, and the way back to its own shape."""
     return ravel_pytree(model.init(jax.random.fold_in(jax.random.key(seed), 2**31 - 1)))
-
-
-def as_float(inputs: jax.Array) -> jax.Array:
-    """Records as the model reads them: bytes become numbers in [0, 1]."""
-    return inputs.astype(jnp.float32) * (1 / 255) if inputs.dtype == jnp.uint8 else inputs

@@ -23,11 +23,10 @@ from jax.flatten_util import ravel_pytree
 from dovetail.federated.client import ClientUpdate, cross_entropy
 from dovetail.mechanisms.gaussian import clip_factor
 from dovetail.simulate import linear
+from dovetail.simulate.devices import chunk_bytes
 from dovetail.tasks._base import Model
 
 __all__ = ["clipped_sum"]
-
-_CHUNK_BYTES_CPU, _CHUNK_BYTES_GPU = 2**21, 2**31
 
 
 class _Examples(NamedTuple):
@@ -79,9 +78,8 @@ def _linear(weights: jax.Array, constant: float, examples: _Examples, clip_norm:
 
 def _chunked(add_up: Callable[[_Examples], Any], examples: _Examples, *, floats: int) -> Any:
     """The sum of `add_up` over chunks of examples that take this many floats each."""
-    budget = _CHUNK_BYTES_CPU if jax.default_backend() == "cpu" else _CHUNK_BYTES_GPU
     count = len(examples.labels)
-    size = max(1, min(budget // (4 * floats), count))
+    size = max(1, min(chunk_bytes(jax.default_backend()) // (4 * floats), count))
     chunks = math.ceil(count / size)
     if chunks <= 1:
         return add_up(examples)

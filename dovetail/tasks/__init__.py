@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 from dovetail import _imports, _validate
 from dovetail.tasks import digits, fashion_mnist, mnist, mnist_writers, qmnist
 from dovetail.tasks._base import Clients, Dataset, LoadData, Model, Task
@@ -20,9 +22,8 @@ def resolve(task: str | Task) -> Task:
     if ":" not in task:
         _validate.known("task", task, TASKS)
         return TASKS[task]
-    found = _imports.load(task, what="task")
-    if not isinstance(found, Task):
-        kind = "no such name" if found is None else f"a {type(found).__name__}"
-        module_name, _, name = task.partition(":")
-        raise ValueError(f"expected {name!r} in {module_name!r} to be a dovetail.tasks.Task, got {kind}")
-    return found
+    return _imports.load(task, what="task", kind="dovetail.tasks.Task", accept=_is_task)
+
+
+def _is_task(found: object) -> TypeGuard[Task]:
+    return isinstance(found, Task)

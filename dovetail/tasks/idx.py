@@ -21,6 +21,7 @@ __all__ = ["dataset", "parse", "read"]
 
 _DTYPES: dict[int, np.dtype[Any]] = {0x08: np.dtype(np.uint8), 0x0C: np.dtype(">i4")}
 _MAX_DIMS = 4
+_SIDE, _NUM_CLASSES = 28, 10
 
 
 def parse(content: bytes, *, source: str) -> np.ndarray:
@@ -51,30 +52,22 @@ def read(path: Path) -> np.ndarray:
     return parse(content, source=str(path))
 
 
-def dataset(
-    train_images: Path,
-    train_labels: Path,
-    test_images: Path,
-    test_labels: Path,
-    *,
-    num_classes: int = 10,
-    side: int = 28,
-) -> Dataset:
-    """Four idx files as a `Dataset`: square uint8 images; of a table of labels, column 0 is the class."""
+def dataset(train_images: Path, train_labels: Path, test_images: Path, test_labels: Path) -> Dataset:
+    """Four idx files as a `Dataset`: images of 28 x 28, ten classes; of a table of labels, column 0 is the class."""
     return Dataset(
-        inputs=_images(train_images, side=side),
+        inputs=_images(train_images),
         labels=_classes(train_labels),
-        test_inputs=_images(test_images, side=side),
+        test_inputs=_images(test_images),
         test_labels=_classes(test_labels),
-        num_classes=num_classes,
+        num_classes=_NUM_CLASSES,
     )
 
 
-def _images(path: Path, *, side: int) -> np.ndarray:
+def _images(path: Path) -> np.ndarray:
     images = read(path)
-    if images.dtype != np.uint8 or images.ndim != 3 or images.shape[1:] != (side, side):
+    if images.dtype != np.uint8 or images.ndim != 3 or images.shape[1:] != (_SIDE, _SIDE):
         raise ValueError(
-            f"expected uint8 images of {side} x {side}, got {images.dtype} of shape {images.shape} in {path}"
+            f"expected uint8 images of {_SIDE} x {_SIDE}, got {images.dtype} of shape {images.shape} in {path}"
         )
     return images
 

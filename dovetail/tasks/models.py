@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -26,20 +25,11 @@ Layers = list[dict[str, jax.Array]]  # one {"kernel", "bias"} a layer
 MODELS = ("cnn", "logistic", "mlp", "scatter")
 
 
-def build(
-    name: str,
-    dataset: Dataset,
-    *,
-    cache: Path | None = None,
-    progress: scattering.Progress | None = None,
-) -> tuple[Dataset, Model]:
-    """The named model for this dataset, and the dataset as the model reads it.
-
-    Only "scatter" changes the dataset: its features are kept in `cache`, and `progress` follows their computation.
-    """
+def build(name: str, dataset: Dataset) -> tuple[Dataset, Model]:
+    """The named model for this dataset, and the dataset as the model reads it, which only "scatter" changes."""
     _validate.known("model", name, MODELS)
     if name == "scatter":
-        dataset = scattering.features(dataset, cache=cache, progress=progress)
+        dataset = scattering.features(dataset)
         return dataset, linear(name, dataset, constant=scattering.CONSTANT)
     if name == "logistic":
         return dataset, linear(name, dataset, constant=1.0)

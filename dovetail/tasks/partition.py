@@ -27,8 +27,6 @@ def build(
     *,
     users: int | None,
     seed: int,
-    shards_per_user: int = 2,
-    records_per_user: int = 600,
     concentration: float = 0.5,
     subjects: np.ndarray | None = None,
     spread: int = 1,
@@ -57,7 +55,7 @@ def build(
         return iid(len(labels), users=users, seed=seed)
     if name == "dirichlet":
         return dirichlet(labels, users=users, concentration=concentration, seed=seed)
-    return shards(labels, users=users, seed=seed, shards_per_user=shards_per_user, records_per_user=records_per_user)
+    return shards(labels, users=users, seed=seed)
 
 
 def iid(num_records: int, *, users: int, seed: int) -> Clients:

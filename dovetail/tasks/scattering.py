@@ -13,7 +13,7 @@ import functools
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,9 +24,7 @@ import numpy as np
 from dovetail.tasks._base import Dataset
 from dovetail.tasks.download import cache_folder, replace_atomically
 
-__all__ = ["CONSTANT", "NUM_FEATURES", "Progress", "features", "transform"]
-
-Progress = Callable[[int, int], None]
+__all__ = ["CONSTANT", "NUM_FEATURES", "features", "transform"]
 
 CONSTANT = 0.3  # the constant feature of the linear model on top
 NUM_FEATURES = 81 * 8 * 8
@@ -39,20 +37,15 @@ _VARIANCE_FLOOR = 1e-5
 _BATCH_CPU, _BATCH_ACCELERATOR = 16, 512  # on a CPU a batch should stay in the cache
 
 
-def features(dataset: Dataset, *, cache: Path | None = None, progress: Progress | None = None) -> Dataset:
+def features(dataset: Dataset, *, cache: Path | None = None) -> Dataset:
     """The dataset with every image replaced by its features, float32 of shape (records, 5184).
 
     The features are memory-mapped from `cache` (default: the folder "scattering" in Dovetail's cache), and computed
-    first if they are not there whole. `progress` is called with the number of images done and to do.
+    first if they are not there whole.
     """
     folder = cache_folder() / "scattering" if cache is None else cache
-    parts = [_images(dataset.inputs), _images(dataset.test_inputs)]
-    total = sum(len(part) for part in parts)
-    mapped, done = [], 0
-    for part in parts:
-        mapped.append(_cached(part, folder, _shifted(progress, done, total)))
-        done += len(part)
-    return dataclasses.replace(dataset, inputs=mapped[0], test_inputs=mapped[1])
+    images, test_images = _images(dataset.inputs), _images(dataset.test_inputs)
+    return dataclasses.replace(dataset, inputs=_cached(images, folder), test_inputs=_cached(test_images, folder))
 
 
 @jax.jit
@@ -120,7 +113,7 @@ def _images(inputs: np.ndarray) -> np.ndarray:
     return inputs.reshape(len(inputs), _IMAGE, _IMAGE)
 
 
-def _cached(images: np.ndarray, folder: Path, progress: Progress) -> np.ndarray:
+def _cached(images: np.ndarray, folder: Path) -> np.ndarray:
     """The features of all images, from the file that is named after them, or into it."""
     key = hashlib.sha256(f"{_VERSION} {images.shape} {images.dtype}".encode())
     key.update(np.ascontiguousarray(images).data)
@@ -128,10 +121,9 @@ def _cached(images: np.ndarray, folder: Path, progress: Progress) -> np.ndarray:
     if path.exists():
         found = _load(path, len(images))
         if found is not None:
-            progress(len(images), len(images))
             return found
         _LOG.warning("refused the cached features %s: truncated or corrupt; they are computed anew", path)
-    replace_atomically(path, lambda stream: _write(stream, images, progress))
+    replace_atomically(path, lambda stream: _write(stream, images))
     computed = _load(path, len(images))
     if computed is None:
         raise OSError(f"expected to read back the features just written, got a damaged file: {path}")
@@ -146,14 +138,11 @@ def _load(path: Path, num_records: int) -> np.ndarray | None:
     return found if found.shape == (num_records, NUM_FEATURES) and found.dtype == np.float32 else None
 
 
-def _write(stream: BinaryIO, images: np.ndarray, progress: Progress) -> None:
+def _write(stream: BinaryIO, images: np.ndarray) -> None:
     header = {"descr": "<f4", "fortran_order": False, "shape": (len(images), NUM_FEATURES)}
     np.lib.format.write_array_header_1_0(stream, header)
-    done = 0
     for batch in _computed(images):
         stream.write(batch.data)
-        done += len(batch)
-        progress(done, len(images))
 
 
 def _computed(images: np.ndarray) -> Iterator[np.ndarray]:
@@ -164,10 +153,3 @@ def _computed(images: np.ndarray) -> Iterator[np.ndarray]:
         batch = images[start : start + size].astype(np.float32) / scale
         padded = np.pad(batch, ((0, size - len(batch)), (0, 0), (0, 0)))
         yield np.ascontiguousarray(transform(padded)[: len(batch)], dtype="<f4")
-
-
-def _shifted(progress: Progress | None, before: int, total: int) -> Progress:
-    """A callback for one part of the images, told in terms of all of them."""
-    if progress is None:
-        return lambda done, part: None
-    return lambda done, part: progress(before + done, total)

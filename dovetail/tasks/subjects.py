@@ -48,9 +48,9 @@ def cap(
         A subject that is within the limits keeps everything, and nobody loses all its records.
         Users stay users, if need be without a record; a user's records keep their order.
     """
-    limits = {"items_per_subject": items_per_subject}
-    limits |= {"users_per_subject": users_per_subject} if users_per_subject is not None else {}
-    limits |= {"items_per_user": items_per_user} if items_per_user is not None else {}
+    limits = _validate.given(
+        items_per_subject=items_per_subject, users_per_subject=users_per_subject, items_per_user=items_per_user
+    )
     _validate.integer(**limits)
     _validate.at_least(1, **limits)
 

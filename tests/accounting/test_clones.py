@@ -192,22 +192,6 @@ def test_refusals():
         clones.clone_probability(1.0, year=2024)
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.floats(0.1, 50), st.floats(0.5, 3), st.floats(1e-12, 0.4), st.floats(0.01, 100))
-def test_smallest_eps_lands_on_the_safe_side(rate, power, delta, high):
-    def delta_at(eps):
-        return 0.5 * math.exp(-rate * eps**power)
-
-    eps = clones.smallest_eps(delta_at, delta=delta, high=high)
-    assert delta_at(eps) <= delta
-    assert delta_at(eps * (1 - 1e-8)) > delta
-
-
-def test_smallest_eps_gives_up_where_nothing_holds():
-    assert clones.smallest_eps(lambda eps: 0.5, delta=0.1, high=1.0) == math.inf
-    assert clones.smallest_eps(lambda eps: math.exp(-eps), delta=1e-3, high=0.1) == pytest.approx(math.log(1e3))
-
-
 def test_a_million_users_cost_no_more_than_three_binomial_cdfs_of_a_million_points():
     def seconds(work):
         times = []

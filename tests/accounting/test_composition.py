@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from dovetail.accounting import bound, certify, composition, fits, gaussian, smallest_noise
+from dovetail.accounting import accountants, bound, certify, composition, fits, gaussian, smallest_noise
 from dovetail.accounting.charges import charges
 from dovetail.events import (
     Disjoint,
@@ -64,7 +64,7 @@ def rounds(count, *, std=1.0, sensitivity=1.0, neighbors=Neighbors.REPLACE_ONE, 
 
 
 @pytest.mark.parametrize("neighbors", Neighbors)
-@pytest.mark.parametrize("accountant", [composition.exact_gaussian, composition.privacy_loss, composition.renyi])
+@pytest.mark.parametrize("accountant", [accountants.exact_gaussian, accountants.privacy_loss, accountants.renyi])
 @pytest.mark.parametrize("std", [0.5, 1.0, 3.0])
 def test_one_gaussian_against_the_analytic_formula(accountant, neighbors, std):
     """The sensitivity trap: a clipped sum (norm 1) has sensitivity 1 under add-remove and 2 under replacement."""
@@ -72,15 +72,15 @@ def test_one_gaussian_against_the_analytic_formula(accountant, neighbors, std):
     event = rounds(1, std=std, sensitivity=sensitivity, neighbors=neighbors)
     exact = gaussian.eps_of(sensitivity / std, delta=DELTA)
     ours = accountant(charges(event)).eps(DELTA)
-    loosest = 1.15 if accountant is composition.renyi else 1 + 1e-5
+    loosest = 1.15 if accountant is accountants.renyi else 1 + 1e-5
     assert exact * (1 - 1e-12) <= ours <= exact * loosest
     delta = accountant(charges(event)).delta(exact)
-    assert DELTA * (1 - 1e-9) <= delta <= DELTA * (10 if accountant is composition.renyi else 1 + 1e-4)
+    assert DELTA * (1 - 1e-9) <= delta <= DELTA * (10 if accountant is accountants.renyi else 1 + 1e-4)
 
 
 @pytest.mark.parametrize("neighbors", Neighbors)
 @pytest.mark.parametrize("sampling", SAMPLED)
-@pytest.mark.parametrize("accountant", [composition.exact_gaussian, composition.privacy_loss, composition.renyi])
+@pytest.mark.parametrize("accountant", [accountants.exact_gaussian, accountants.privacy_loss, accountants.renyi])
 def test_every_pair_is_supported_or_not_applicable(accountant, sampling, neighbors):
     paid = charges(rounds(3, neighbors=neighbors, participation=SAMPLED[sampling]))
     if (accountant.__name__, sampling, neighbors) in SUPPORTED:
@@ -93,7 +93,7 @@ def test_every_pair_is_supported_or_not_applicable(accountant, sampling, neighbo
 def test_golden_trap_numbers():
     golden = GOLDEN["ten_fold_sigma_1_delta_1e-5"]
     added = charges(rounds(10, neighbors=Neighbors.ADD_REMOVE))
-    assert composition.renyi(added).eps(DELTA) == pytest.approx(golden["add-remove renyi"], abs=0.006)
+    assert accountants.renyi(added).eps(DELTA) == pytest.approx(golden["add-remove renyi"], abs=0.006)
     replaced = certify(rounds(10, sensitivity=2.0), scope(), delta=DELTA)
     assert replaced.eps == pytest.approx(golden["replace-one exact"], abs=0.006)
 
@@ -107,7 +107,7 @@ def test_golden_noise_multipliers(row, accountant):
         event = rounds(
             row["rounds"], std=noise, neighbors=Neighbors.ADD_REMOVE, participation=Poisson(prob=row["prob"])
         )
-        return getattr(composition, accountant)(charges(event)).eps(row["delta"])
+        return getattr(accountants, accountant)(charges(event)).eps(row["delta"])
 
     assert eps_of(1.01 * row[accountant]) < 8.0 < eps_of(0.99 * row[accountant])
 
@@ -124,13 +124,13 @@ def hockey_stick(prob, std, eps, *, one, other):
 def test_poisson_replacement_is_exactly_its_worst_pair(prob, std, eps):
     paid = charges(rounds(1, std=std, sensitivity=2.0, participation=Poisson(prob=prob)))
     exact = hockey_stick(prob, std, eps, one=1.0, other=-1.0)
-    assert composition.privacy_loss(paid).delta(eps) == pytest.approx(exact, rel=1e-3)
+    assert accountants.privacy_loss(paid).delta(eps) == pytest.approx(exact, rel=1e-3)
 
 
 @functools.cache
 def poisson_replaced(prob, std):
     event = rounds(1, std=std, sensitivity=2.0, participation=Poisson(prob=prob))
-    return composition.privacy_loss(charges(event))
+    return accountants.privacy_loss(charges(event))
 
 
 @settings(max_examples=60, deadline=None)
@@ -159,7 +159,7 @@ def test_poisson_replacement_in_the_plane_by_monte_carlo():
 def test_fixed_size_sampling_amplifies_but_never_below_the_brute_force():
     """n = 2, sample one: the view mixes the victim's and the other user's contribution; worst pair by scan."""
     paid = charges(rounds(1, std=2.0, sensitivity=2.0, participation=FixedSize(size=1, population=2)))
-    ours = composition.renyi(paid).eps(DELTA)
+    ours = accountants.renyi(paid).eps(DELTA)
     assert ours < gaussian.eps_of(1.0, delta=DELTA)
     y = np.linspace(-30, 30, 200_001)
     for other in (-1.0, 0.0, 1.0):
@@ -261,13 +261,6 @@ def test_calibration_meets_the_target_from_the_safe_side(eps, count, participati
     assert not fits(history + rounds(1, std=noise / 2, participation=participation), eps=eps, delta=DELTA)
 
 
-def test_impossible_targets_are_refused():
-    with pytest.raises(ValueError, match="expected eps > 0"):
-        smallest_noise(lambda noise: 1 / noise, eps=-1.0)
-    with pytest.raises(ValueError, match="expected a target"):
-        smallest_noise(lambda noise: 1.0, eps=0.5)
-
-
 def test_disjoint_batches_of_users_do_not_protect_a_subject():
     """Its data may sit in several batches."""
     about = dataclasses.replace(scope(), unit=Unit.SUBJECT)
@@ -367,19 +360,19 @@ def schedule(count, noises=(1.2, 0.9), probs=(0.05, 0.2)):
 def test_many_different_rounds_lose_little_by_a_coarser_grid(monkeypatch):
     """Against the same rounds on a grid eight times finer."""
     history = schedule(8)
-    ours = composition.privacy_loss(charges(history)).eps(DELTA)
-    grid = composition._grid(charges(history))
+    ours = accountants.privacy_loss(charges(history)).eps(DELTA)
+    grid = accountants._grid(charges(history))
     assert grid > 1e-3
-    monkeypatch.setattr(composition, "_grid", lambda paid: grid / 8)
-    finer = composition.privacy_loss(charges(history)).eps(DELTA)
+    monkeypatch.setattr(accountants, "_grid", lambda paid: grid / 8)
+    finer = accountants.privacy_loss(charges(history)).eps(DELTA)
     assert finer * (1 - 1e-9) <= ours <= finer * 1.001
 
 
 def test_many_small_rounds_get_a_finer_grid():
     history = schedule(6, noises=(30.0, 20.0), probs=(0.01, 0.02))
-    assert composition._grid(charges(history)) < 1e-4
+    assert accountants._grid(charges(history)) < 1e-4
     few = schedule(4, noises=(30.0, 20.0), probs=(0.01, 0.02))
-    assert composition._grid(charges(few)) == 1e-4
+    assert accountants._grid(charges(few)) == 1e-4
 
 
 def test_different_rounds_are_composed_in_any_order():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dovetail.accounting import calibrate, certify, composition, fits, gaussian, mixing, split_and_mix, subjects
+from dovetail.accounting import accountants, certify, composition, fits, gaussian, mixing, split_and_mix, subjects
 from dovetail.accounting.charges import charges, spent_delta
 from dovetail.events import Disjoint, Everyone, FixedSize, Gaussian, Poisson, Round, SampledSubject, SplitAndMix
 from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit
@@ -34,30 +34,6 @@ def eps_of(history, delta=DELTA):
     return composition.bound(history, delta=delta).eps
 
 
-# ---------------------------------------------------------------- a delta of which part is spent
-
-
-@pytest.mark.parametrize("share", [0.0, 1e-3, 0.5, 0.7])
-def test_what_is_spent_is_solved_for_from_above(share):
-    def eps_at(delta):
-        return math.sqrt(-math.log(delta)) / 5
-
-    def spent(eps):
-        return share * 1e-6 * math.exp(eps - eps_at(1e-6))
-
-    found = calibrate.eps_after_spending(eps_at, spent, delta=1e-6)
-    assert eps_at(1e-6 - spent(found)) <= found
-    below = found * (1 - 1e-5)
-    assert eps_at(1e-6 - spent(below)) > below, "not larger than it has to be"
-
-
-def test_nothing_left_of_delta():
-    with pytest.raises(NotApplicable, match="spent beside the noise"):
-        calibrate.eps_after_spending(lambda delta: -math.log(delta), lambda eps: 1e-8 * math.exp(eps), delta=1e-6)
-    with pytest.raises(NotApplicable, match="no eps found"):
-        calibrate.eps_after_spending(lambda delta: 1 + 1e3 * delta, lambda eps: 0.0, delta=0.5, steps=1)
-
-
 # ---------------------------------------------------------------- split-and-mix
 
 
@@ -71,7 +47,7 @@ def test_divergences_add_up_and_mixing_is_paid_at_the_whole_eps(count):
     divergence = count * split_and_mix.renyi(SHARES, orders)
     noise = np.min((orders - 1) * (divergence - bound.eps + np.log1p(-1 / orders)) - np.log(orders))
     assert DELTA * 0.9 <= math.exp(noise) + spent <= DELTA * (1 + 1e-6)
-    curve = composition.renyi(charges(rounds(SHARES, count)))
+    curve = accountants.renyi(charges(rounds(SHARES, count)))
     assert curve.delta(bound.eps) <= DELTA
     assert curve.delta(bound.eps) >= spent
     assert split_and_mix.delta(SHARES, eps=bound.eps, rounds=count) == pytest.approx(curve.delta(bound.eps), rel=1e-6)
@@ -154,7 +130,7 @@ def mixture(law, std, y):
 def test_different_sums_of_one_subject_against_integration():
     """Two rounds of different events: no split of either, the same in both or not, is worse than what is certified."""
     other = dataclasses.replace(SUBJECT, std=3.0, prob_item=0.3)
-    curve = composition.privacy_loss(charges(rounds(SUBJECT, 1) + rounds(other, 1)))
+    curve = accountants.privacy_loss(charges(rounds(SUBJECT, 1) + rounds(other, 1)))
     y, step = np.linspace(-22, 28, 1201, retstep=True)
     for one, two in itertools.product(subjects.splits(SUBJECT), subjects.splits(other)):
         null = np.outer(stats.norm.pdf(y, 0, 4.0), stats.norm.pdf(y, 0, 3.0))
@@ -181,8 +157,8 @@ def test_the_grid_resolves_rare_and_small_shifts(std):
     fine = Round(
         mechanism=Gaussian(std=std, sensitivity=1.0, neighbors=Neighbors.ADD_REMOVE), participation=Poisson(prob=0.02)
     )
-    ours = composition.privacy_loss(charges(rounds(event, count))).eps(DELTA)
-    exact = composition.renyi(charges([fine] * count)).eps(DELTA)
+    ours = accountants.privacy_loss(charges(rounds(event, count))).eps(DELTA)
+    exact = accountants.renyi(charges([fine] * count)).eps(DELTA)
     assert ours <= exact * 1.02
 
 

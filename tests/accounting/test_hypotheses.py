@@ -14,6 +14,7 @@ import pytest
 
 import dovetail.accounting
 from dovetail.accounting import (
+    accountants,
     amplify,
     blanket,
     blanket_grid,
@@ -24,9 +25,11 @@ from dovetail.accounting import (
     clones,
     closed_forms,
     composition,
+    conversion,
     gaussian,
     groups,
     hidden_coin,
+    loss_distributions,
     mixing,
     mixtures,
     pairs,
@@ -119,6 +122,37 @@ OUTSIDE, BAD = NotApplicable, ValueError  # BAD stands for a ValueError that is 
 
 # function: (which refusal, what it says, the question), ...
 CASES = {
+    accountants.exact_gaussian: [
+        (OUTSIDE, "needs Gaussian noise", lambda: accountants.exact_gaussian(charged(PURE))),
+        (OUTSIDE, "no sampling", lambda: accountants.exact_gaussian(charged(NOISE, Poisson(prob=0.5)))),
+        (OUTSIDE, "0 < delta < 1", lambda: accountants.exact_gaussian(charged(NOISE)).eps(0.0)),
+    ],
+    accountants.personal: [
+        (OUTSIDE, "equal rounds with personal", lambda: accountants.personal(charged(PURE))),
+        (OUTSIDE, "0 < delta < 1", lambda: accountants.personal(charged(BUDGETS)).eps(0.0)),
+    ],
+    accountants.privacy_loss: [
+        (OUTSIDE, "SplitAndMix", lambda: accountants.privacy_loss(charged(SHARES))),
+        (OUTSIDE, "FixedSize", lambda: accountants.privacy_loss(charged(REPLACED, FixedSize(size=2, population=9)))),
+    ],
+    accountants.pure: [
+        (OUTSIDE, "no pure guarantee", lambda: accountants.pure(charged(NOISE))),
+        (OUTSIDE, "no sampling", lambda: accountants.pure(charged(PURE, Poisson(prob=0.5)))),
+    ],
+    accountants.renyi: [
+        (OUTSIDE, "Gaussian noise with Poisson", lambda: accountants.renyi(charged(REPLACED, Poisson(prob=0.5)))),
+        (OUTSIDE, "SampledSubject", lambda: accountants.renyi(charged(SUBJECT))),
+        (OUTSIDE, "no Renyi order is finite", lambda: accountants.renyi(charged(noiseless()))),
+        (OUTSIDE, "imperfect mixing", lambda: accountants.renyi(charged(OPEN)).eps(1e-6)),
+    ],
+    accountants.sampled_shuffles: [
+        (OUTSIDE, "fixed-size samples", lambda: accountants.sampled_shuffles(charged(TWO))),
+        (
+            OUTSIDE,
+            "but 50 are drawn",
+            lambda: accountants.sampled_shuffles(charged(TWO, FixedSize(size=50, population=200))),
+        ),
+    ],
     amplify.best: [(OUTSIDE, "no amplification bound improves", lambda: amplify.best(8.0, num_users=5, delta=1e-6))],
     amplify.bound: [
         (BAD, "unknown bound 'clones'", lambda: amplify.bound("clones", report(), num_users=9, delta=0.1)),
@@ -159,12 +193,19 @@ CASES = {
         (OUTSIDE, "spent beside", lambda: calibrate.eps_after_spending(lambda d: 1.0, lambda eps: 0.5, delta=0.1)),
         (BAD, "0 < delta < 1", lambda: calibrate.eps_after_spending(lambda d: 1.0, lambda eps: 0.0, delta=1.0)),
     ],
+    calibrate.smallest_delta: [(BAD, "eps >= 0", lambda: calibrate.smallest_delta(lambda d: 1.0, eps=-1.0))],
+    calibrate.smallest_eps: [
+        (BAD, "0 < delta < 1", lambda: calibrate.smallest_eps(lambda eps: 0.5, delta=0.0, high=1.0)),
+    ],
     calibrate.smallest_integer: [
         (BAD, "up to 9 can meet", lambda: calibrate.smallest_integer(lambda n: 2.0, eps=1.0, low=1, high=9)),
     ],
     calibrate.smallest_noise: [
         (BAD, "noise up to 2.40 can meet", lambda: calibrate.smallest_noise(lambda noise: 2.0, eps=1.0)),
         (BAD, "eps > 0", lambda: calibrate.smallest_noise(lambda noise: 2.0, eps=0.0)),
+    ],
+    calibrate.smallest_point: [
+        (BAD, "high to be a finite", lambda: calibrate.smallest_point(lambda x: True, low=0.0, high=math.inf)),
     ],
     certification.certify: [
         (OUTSIDE, "no order between them", lambda: certification.certify(DIFFERENT, SCOPE, delta=0.1)),
@@ -176,6 +217,8 @@ CASES = {
         (OUTSIDE, "several disjoint batches", lambda: charges.charges(once(SUBJECT, Disjoint(epoch=0)))),
     ],
     charges.spent_delta: [(BAD, "eps >= 0", lambda: charges.spent_delta(charged(SHARES), eps=-1.0))],
+    charges.spent_on_full: [(OUTSIDE, "without a guarantee", lambda: charges.spent_on_full(charged(NOTHING)))],
+    charges.spent_on_mixing: [(BAD, "eps >= 0", lambda: charges.spent_on_mixing(charged(SHARES), eps=-1.0))],
     clones.binomial_counts: [
         (BAD, "0 <= prob <= 1", lambda: clones.binomial_counts(9, 1.5, tail=0.1)),
         (BAD, "trials >= 0", lambda: clones.binomial_counts(-1, 0.5, tail=0.1)),
@@ -198,7 +241,6 @@ CASES = {
         (OUTSIDE, "there are no clones", lambda: clones.numerical23(shuffled(eps_local=600.0), delta=0.1)),
     ],
     clones.one_step: [(BAD, "eps_local > 0", lambda: clones.one_step(np.arange(3), eps=0.1, eps_local=0.0))],
-    clones.smallest_eps: [(BAD, "0 < delta < 1", lambda: clones.smallest_eps(lambda eps: 0.5, delta=0.0, high=1.0))],
     closed_forms.clones22: [
         (OUTSIDE, "eps_local <= ", lambda: closed_forms.clones22(shuffled(eps_local=5.0, n=300), delta=1e-6)),
     ],
@@ -235,37 +277,12 @@ CASES = {
         (BAD, "exactly one of delta and eps", lambda: composition.bound(once(PURE))),
     ],
     composition.check_target: [(BAD, "exactly one", lambda: composition.check_target(0.1, 1.0))],
-    composition.exact_gaussian: [
-        (OUTSIDE, "needs Gaussian noise", lambda: composition.exact_gaussian(charged(PURE))),
-        (OUTSIDE, "no sampling", lambda: composition.exact_gaussian(charged(NOISE, Poisson(prob=0.5)))),
-        (OUTSIDE, "0 < delta < 1", lambda: composition.exact_gaussian(charged(NOISE)).eps(0.0)),
-    ],
     composition.fits: [(BAD, "0 <= delta <= 1", lambda: composition.fits(once(PURE), eps=1.0, delta=-1.0))],
-    composition.personal: [
-        (OUTSIDE, "equal rounds with personal", lambda: composition.personal(charged(PURE))),
-        (OUTSIDE, "0 < delta < 1", lambda: composition.personal(charged(BUDGETS)).eps(0.0)),
+    conversion.eps_by_order: [
+        (BAD, "0 < delta < 1", lambda: conversion.eps_by_order(np.array([2.0]), np.ones(1), delta=0.0)),
     ],
-    composition.privacy_loss: [
-        (OUTSIDE, "SplitAndMix", lambda: composition.privacy_loss(charged(SHARES))),
-        (OUTSIDE, "FixedSize", lambda: composition.privacy_loss(charged(REPLACED, FixedSize(size=2, population=9)))),
-    ],
-    composition.pure: [
-        (OUTSIDE, "no pure guarantee", lambda: composition.pure(charged(NOISE))),
-        (OUTSIDE, "no sampling", lambda: composition.pure(charged(PURE, Poisson(prob=0.5)))),
-    ],
-    composition.renyi: [
-        (OUTSIDE, "Gaussian noise with Poisson", lambda: composition.renyi(charged(REPLACED, Poisson(prob=0.5)))),
-        (OUTSIDE, "SampledSubject", lambda: composition.renyi(charged(SUBJECT))),
-        (OUTSIDE, "no Renyi order is finite", lambda: composition.renyi(charged(noiseless()))),
-        (OUTSIDE, "imperfect mixing", lambda: composition.renyi(charged(OPEN)).eps(1e-6)),
-    ],
-    composition.sampled_shuffles: [
-        (OUTSIDE, "fixed-size samples", lambda: composition.sampled_shuffles(charged(TWO))),
-        (
-            OUTSIDE,
-            "but 50 are drawn",
-            lambda: composition.sampled_shuffles(charged(TWO, FixedSize(size=50, population=200))),
-        ),
+    conversion.log_delta_by_order: [
+        (BAD, "eps >= 0", lambda: conversion.log_delta_by_order(np.array([2.0]), np.ones(1), eps=-1.0)),
     ],
     gaussian.delta_of: [
         (BAD, "eps >= 0", lambda: gaussian.delta_of(1.0, eps=-1.0)),
@@ -279,13 +296,21 @@ CASES = {
         (BAD, "eps >= 0", lambda: groups.for_one(bound(-1.0), size=2)),
     ],
     hidden_coin.clone_counts: [(BAD, "probabilities", lambda: hidden_coin.clone_counts(np.array([0.5, 1.5])))],
+    loss_distributions.copies: [(BAD, "times >= 1", lambda: loss_distributions.copies(a_loss(), 0))],
+    loss_distributions.drawn: [
+        (BAD, "a release with a loss", lambda: loss_distributions.drawn([(1.0, None)], interval=0.1)),
+    ],
+    loss_distributions.together: [(BAD, "at least one release", lambda: loss_distributions.together([]))],
+    loss_distributions.worst_delta: [(BAD, "eps >= 0", lambda: loss_distributions.worst_delta([a_loss()], eps=-1.0))],
+    loss_distributions.worst_eps: [
+        (BAD, "0 < delta < 1", lambda: loss_distributions.worst_eps([a_loss()], delta=0.0)),
+    ],
     mixing.eta: [
         (OUTSIDE, "modulus >= num_users", lambda: mixing.eta(num_users=100, slots=5, modulus=64)),
         (OUTSIDE, "too few share slots", lambda: mixing.eta(num_users=50_000, slots=3, modulus=2**30)),
         (BAD, "num_users >= 2", lambda: mixing.eta(num_users=1, slots=5, modulus=64)),
     ],
     mixtures.interval_for: [(BAD, "std > 0", lambda: mixtures.interval_for(0.0, 1.0, releases=1))],
-    mixtures.shown: [(BAD, "a release with a loss", lambda: mixtures.shown([(1.0, None)], interval=0.1))],
     mixtures.loss: [(BAD, "interval > 0", lambda: mixtures.loss(SHIFTS, interval=0.0))],
     pairs.delta: [
         (OUTSIDE, "binary randomized response", lambda: pairs.delta(TERNARY, eps=0.1)),
@@ -300,7 +325,6 @@ CASES = {
         (OUTSIDE, "binary randomized response", lambda: pairs.local(ternary_topk())),
         (BAD, "0 <= delta <= 1", lambda: pairs.local(FULL, delta=2.0)),
     ],
-    pairs.log_pmfs: [(OUTSIDE, "binary randomized response", lambda: pairs.log_pmfs(TERNARY))],
     pairs.loss: [
         (OUTSIDE, "loss of 31", lambda: pairs.loss(shuffled(eps_local=31.0))),
         (BAD, "interval > 0", lambda: pairs.loss(TWO, interval=0.0)),
@@ -328,7 +352,6 @@ CASES = {
     ],
     personalized.delta: [(BAD, "victim", lambda: personalized.delta(BUDGETS, eps=0.1, victim=7))],
     personalized.eps: [(BAD, "0 < delta < 1", lambda: personalized.eps(BUDGETS, delta=0.0))],
-    personalized.log_pmfs: [(OUTSIDE, "no one pair dominates", lambda: personalized.log_pmfs(BUDGETS))],
     personalized.per_user: [
         (BAD, "0 <= tolerance <= 1", lambda: personalized.per_user(BUDGETS, delta=0.1, tolerance=2))
     ],
@@ -413,9 +436,6 @@ CASES = {
     subjects.scale: [(OUTSIDE, "more than 64 ways", lambda: subjects.scale(SPREAD))],
     subjects.shifts: [(BAD, "a split of items=2", lambda: subjects.shifts(SUBJECT, (3,)))],
     subjects.splits: [(OUTSIDE, "more than 64 ways", lambda: subjects.splits(SPREAD))],
-    subsampling.advanced: [
-        (OUTSIDE, "leave nothing of delta", lambda: subsampling.advanced([bound(1.0, 0.1)] * 2, delta=0.1)),
-    ],
     subsampling.basic: [(BAD, "eps >= 0", lambda: subsampling.basic([bound(math.nan)]))],
     subsampling.optimal: [
         (OUTSIDE, "the same eps and delta", lambda: subsampling.optimal([bound(1.0), bound(2.0)], delta=0.1)),
@@ -630,6 +650,10 @@ def a_grid():
     grid = blanket_grid.Grid(bottom=-1.0, top=1.0, step=0.1)
     grid.add_point(0.5, 1.0)
     return grid
+
+
+def a_loss():
+    return mixtures.loss(SHIFTS, interval=0.1)
 
 
 def a_law():

@@ -8,20 +8,25 @@ import pytest
 from accounting import enumeration
 from scipy.stats import binom
 
-from dovetail import quotes
+from dovetail import accounting, quotes
 from dovetail.accounting import gaussian, subjects
 from dovetail.audit import exact
 from dovetail.audit.attacks import STRONGER, shows_less
 from dovetail.audit.bounds import Duel, best
 from dovetail.audit.exact import cells
 from dovetail.events import (
+    Disjoint,
+    Everyone,
+    FixedSize,
     Gaussian,
     Laplace,
     NonPrivate,
     PaddedBernoulli,
     PaddedTopk,
     Personalized,
+    Poisson,
     Report,
+    Round,
     SampledSubject,
     Shuffled,
 )
@@ -284,3 +289,47 @@ def test_ten_thousand_different_budgets_within_memory_and_time():
     found = eps_at(exact.duels(event), 3.6e-5)
     assert found == pytest.approx(1.872, rel=1e-2)
     assert found < 4.29
+
+
+def gaussian_rounds(stds, participations):
+    return [
+        Round(mechanism=Gaussian(std=std, sensitivity=1.0, neighbors=Neighbors.ADD_REMOVE), participation=participation)
+        for std, participation in zip(stds, participations, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stds", "probs"),
+    [((1.0,) * 20, (0.1,) * 20), ((0.8, 1.0, 1.5), (0.05, 0.2, 0.5)), ((2.0, 2.0), (1.0, 1.0))],
+    ids=["alike", "different", "always"],
+)
+def test_poisson_rounds_come_close_to_the_accountant_and_never_above(stds, probs):
+    rounds = gaussian_rounds(stds, [Poisson(prob=prob) for prob in probs])
+    certified = accounting.bound(rounds, delta=1e-5).eps
+    found = eps_at(exact.duels_of_rounds(rounds), 1e-5)
+    assert 0.98 * certified <= found <= certified
+
+
+def test_a_training_is_attacked_in_every_round_that_a_user_is_in():
+    stds = (3.0,) * 6
+    everyone = gaussian_rounds(stds, [Everyone()] * 6)
+    two_epochs = gaussian_rounds(stds, [Disjoint(epoch=i // 3) for i in range(6)])
+    for rounds in (everyone, two_epochs):
+        certified = accounting.bound(rounds, delta=1e-5).eps
+        assert 0.98 * certified <= eps_at(exact.duels_of_rounds(rounds), 1e-5) <= certified
+    assert eps_at(exact.duels_of_rounds(two_epochs), 1e-5) < eps_at(exact.duels_of_rounds(everyone), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "why"),
+    [
+        ([], "nothing was released"),
+        (gaussian_rounds((1.0, 2.0), [Everyone()] * 2), "differ from each other"),
+        (gaussian_rounds((1.0,), [FixedSize(size=5, population=10)]), "who takes part"),
+        (gaussian_rounds((1.0, 1.0), [Everyone(), Poisson(prob=0.5)]), "who takes part"),
+        ([Round(mechanism=Shuffled(report=BITS, num_users=10), participation=Poisson(prob=0.5))], "Gaussian sums"),
+    ],
+)
+def test_trainings_that_no_attack_is_known_on_are_refused(rounds, why):
+    with pytest.raises(NotApplicable, match=why):
+        exact.duels_of_rounds(rounds)

@@ -15,7 +15,7 @@ from dovetail.audit.training.attacker import Attacker
 from dovetail.audit.training.canaries import Canaries
 from dovetail.protocols.dp_fl import DpFl
 from dovetail.statements import Neighbors, Unit, Verdict
-from dovetail.tasks import Dataset, Task
+from dovetail.tasks import Dataset, Task, partition
 
 FEATURES, CLASSES, RECORDS = 50, 5, 200
 
@@ -201,7 +201,7 @@ def test_who_was_removed_contributes_nothing_and_who_was_replaced_something_else
     assert set(users) - set(there) == set(range(RECORDS + 1, RECORDS + 20, 2))
     replaced = tossed(coins, swapped=True)
     assert len(replaced.taking_part(users, RECORDS + 20)) == len(users)
-    data, clients = replaced.join(load(), plan.partition.one_record(RECORDS, users=None, seed=0))
+    data, clients = replaced.join(load(), partition.one_record(RECORDS, users=None, seed=0))
     held = replaced.toss(clients, len(data.labels))
     first, second = replaced.rows(len(data.labels))
     np.testing.assert_array_equal(held.index[RECORDS:, 0], np.where(coins, first, second))
@@ -210,7 +210,7 @@ def test_who_was_removed_contributes_nothing_and_who_was_replaced_something_else
 
 def test_canaries_look_in_directions_of_their_own():
     """Orthogonal inputs, and other labels where a direction comes again."""
-    data, _ = tossed(np.ones(4 * FEATURES)).join(load(), plan.partition.one_record(RECORDS, users=None, seed=0))
+    data, _ = tossed(np.ones(4 * FEATURES)).join(load(), partition.one_record(RECORDS, users=None, seed=0))
     inputs, labels = data.inputs[RECORDS:].astype(np.float64), data.labels[RECORDS:]
     square = np.sum(inputs[0] ** 2)
     np.testing.assert_allclose(inputs[:FEATURES] @ inputs[:FEATURES].T, square * np.eye(FEATURES), atol=1e-5 * square)

@@ -178,7 +178,7 @@ def test_gaussian_rounding_is_unbiased_and_within_the_bound() -> None:
 
 def test_gaussian_enforces_the_bound_on_the_integers(monkeypatch: pytest.MonkeyPatch) -> None:
     r = DiscreteGaussian(std=1e-3, clip_norm=1.0, dim=4, spacing=Fraction(1, 10))
-    monkeypatch.setattr(deployed, "_round", lambda position, sampler: np.full(position.shape, 10**9))
+    monkeypatch.setattr(deployed, "round_at_random", lambda position, sampler: np.full(position.shape, 10**9))
     report = r([[0.75, 0.0, -0.25, 0.0]], sampler=seeded())
     np.testing.assert_array_equal(report, [[7, 0, -2, 0]])
 

@@ -21,15 +21,16 @@ import numpy as np
 from parties.unique_buckets import Auditor, Oracle
 
 from dovetail.federated.server import Server
-from dovetail.parties.analyzer import Analyzer, Learning, TooEarly, TooLate
+from dovetail.parties.analyzer import Analyzer
 from dovetail.parties.client import Client, Envelope
 from dovetail.parties.fleet import Ground, lenient_policy
 from dovetail.parties.keys import KeyPair, KeyRing
+from dovetail.parties.learning import Learning
 from dovetail.parties.links import Gone, Unreachable
 from dovetail.parties.services.shuffler import ShufflerService
 from dovetail.parties.shuffler import Shuffler
 from dovetail.parties.store import Turned
-from dovetail.parties.wire import Closed, RoundStatus, vector_from
+from dovetail.parties.wire import Closed, RoundStatus, TooEarly, TooLate, vector_from
 
 _WRITES = ("INSERT", "CREATE", "PRAGMA journal_mode", "PRAGMA wal_checkpoint")  # where no transaction is open
 
@@ -98,6 +99,7 @@ class World:
         self._homes: dict[str, Path] = {}
         self._lives: dict[str, Life] = {}
         self._parties: dict[str, Any] = {}
+        self._connections: list[sqlite3.Connection] = []  # held: one that is collected tidies its file
         self._auditor = Auditor(folder, finite=oracle.eps_round is not None)
         self._births = self.deaths = 0
         folder.mkdir()
@@ -110,6 +112,7 @@ class World:
         connection = _connect(path, factory=Mortal, **options)
         home = Path(str(path)).parent
         connection.life = next((life for name, life in self._lives.items() if self._homes[name] == home), None)
+        self._connections.append(connection)
         return connection
 
     def run(self, envelope: Callable[[int, int, int], Envelope], users: int) -> np.ndarray:

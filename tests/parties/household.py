@@ -14,11 +14,12 @@ import numpy as np
 import uvicorn
 
 from dovetail.federated.server import Server
-from dovetail.parties.analyzer import Analyzer, Learning
+from dovetail.parties.analyzer import Analyzer
 from dovetail.parties.certificates import make_authority, make_certificate
 from dovetail.parties.client import Client
 from dovetail.parties.fleet import Fleet, _free_ports
 from dovetail.parties.keys import KeyPair, KeyRing
+from dovetail.parties.learning import Learning
 from dovetail.parties.links import AnalyzerLink, ShufflerLink, Unreachable
 from dovetail.parties.policy import Policy
 from dovetail.parties.services._http import serve

@@ -6,14 +6,16 @@ import shutil
 
 import numpy as np
 import pytest
+from parties.household import Direct
 
 from dovetail.federated.server import Server
-from dovetail.parties.analyzer import Analyzer, Learning, TooEarly, TooLate
+from dovetail.parties.analyzer import Analyzer
 from dovetail.parties.client import Client
 from dovetail.parties.fleet import lay_out, lenient_policy
 from dovetail.parties.keys import KeyPair, KeyRing
+from dovetail.parties.learning import Learning
 from dovetail.parties.shuffler import Shuffler
-from dovetail.parties.wire import PART, Closed, Malformed, Packed, vector_from
+from dovetail.parties.wire import PART, Closed, Malformed, Packed, TooEarly, TooLate, vector_from
 
 DIM, USERS = 6, 4
 LOUD = {"clip_value": 1.0, "eps_local": 40.0}  # the truth, but once in 2^57
@@ -67,19 +69,6 @@ class Small:
             )
             for i, ring in enumerate(rings)
         ]
-
-
-class Direct:
-    """The analyzer's link without HTTP."""
-
-    def __init__(self, analyzer, shuffler):
-        self.analyzer, self.shuffler = analyzer, shuffler
-
-    def part(self, round, number, packed):
-        self.analyzer.take(self.shuffler, round, number, packed)
-
-    def closed(self, round, closed):
-        self.analyzer.closed(self.shuffler, round, closed)
 
 
 def updates(users=USERS):

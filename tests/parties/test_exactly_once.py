@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import os
 import random
 import signal
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 
+import msgspec
 import numpy as np
 import pytest
 from parties.every_step import World, envelopes
@@ -21,6 +23,7 @@ from dovetail.parties.client import Client, take_part
 from dovetail.parties.fleet import Fleet, lenient_policy
 from dovetail.parties.keys import KeyPair
 from dovetail.parties.links import Rejected, Unreachable
+from dovetail.parties.policy import Refused
 from dovetail.parties.wire import RoundStatus
 
 
@@ -233,7 +236,7 @@ def test_a_hundred_kills(tmp_path, oracle, kills, capsys):
 class Desk:
     """A shuffler as a user sees it, by a script: the round that it tells of, None for silence, negative when over."""
 
-    url = "desk"
+    url, ends_after = "desk", None
 
     def __init__(self, ground, rounds):
         self._ground, self._script, self._round, self.got = ground, list(rounds), 0, []
@@ -256,6 +259,8 @@ class Desk:
             self.status()
             raise Unreachable("too early")
         self.got.append((round, upload.report))
+        if len(self.got) == self.ends_after:
+            self._script = [-self._round]
 
 
 @pytest.mark.parametrize(
@@ -277,6 +282,30 @@ def test_a_user_waits_for_shufflers_and_for_the_next_round(tmp_path, scripts, in
     assert take_part(client, desks, lambda model: update, patience=5.0) == len(reported)
     assert [{round for round, _ in desk.got} for desk in desks] == [reported] * 3
     assert len({one for desk in desks for one in desk.got}) == len(reported)
+
+
+def test_a_user_whose_epoch_is_not_over_trains_once_and_sends_again_what_it_has(tmp_path):
+    keys = [KeyPair.generate("sign") for _ in range(2)]
+    ground = ONE_SHUFFLER.ground(tmp_path / "ground", keys, rounds=2, round_seconds=60.0)
+    policy = msgspec.structs.replace(lenient_policy(ground.signed), epoch_seconds=1.0)
+    client = Client(tmp_path / "user", policy=policy, key=keys[0])
+    update, trained = ONE_SHUFFLER.update(0, 2), []
+    first = client.report(ground.signed, 1, update)  # and then it was interrupted
+    desk = Desk(ground, [1, *[2] * 20, -2])
+    desk.ends_after = 2
+    assert take_part(client, [desk], lambda model: trained.append(model) or update, patience=5.0) == 2
+    assert desk.got[0] == (1, first.uploads[0].report)
+    assert len(trained) == 2  # once a round, however often it was told to wait
+
+
+def test_a_user_whose_key_has_expired_spends_nothing(tmp_path):
+    keys = [KeyPair.generate("sign") for _ in range(2)]
+    ground = ONE_SHUFFLER.ground(tmp_path / "ground", keys, rounds=2, round_seconds=60.0)
+    expired = dataclasses.replace(keys[0], public=msgspec.structs.replace(keys[0].public, expires=1))
+    client = Client(tmp_path / "user", policy=lenient_policy(ground.signed), key=expired)
+    with pytest.raises(Refused, match="expected a key of this user that has not expired"):
+        take_part(client, [Desk(ground, [1])], lambda model: ONE_SHUFFLER.update(0, 2), patience=0.3)
+    assert not list((tmp_path / "user" / "spending").glob("task-*"))
 
 
 def test_a_user_loses_patience_with_a_shuffler_that_never_hears_of_the_round(tmp_path):

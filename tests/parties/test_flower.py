@@ -19,27 +19,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import flower_fleet
 import msgspec
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+from parties import flower_fleet
 
 from dovetail.federated.server import Server
 from dovetail.parties import fleet
 from dovetail.parties.agent import serve_agent
-from dovetail.parties.analyzer import Analyzer, Learning, TooLate
+from dovetail.parties.analyzer import Analyzer
 from dovetail.parties.client import Client, Envelope
 from dovetail.parties.flower import DovetailStrategy, Play, Relay, dovetail_mod, mod, shuffling, strategy
 from dovetail.parties.flower.records import envelope_of, flatten, instruction, unflatten
 from dovetail.parties.keys import KeyPair, KeyRing
+from dovetail.parties.learning import Learning
 from dovetail.parties.ledger import Ledger
 from dovetail.parties.links import Gone, Unreachable
 from dovetail.parties.policy import Policy
 from dovetail.parties.task import Task, sign
-from dovetail.parties.wire import Upload, vector_from
+from dovetail.parties.wire import TooLate, Upload, vector_from
 
 pytestmark = pytest.mark.flower
 
@@ -559,6 +560,30 @@ def test_a_model_of_another_size_and_a_task_of_another_signer_are_refused(analyz
 def test_a_configuration_that_names_nobody_is_refused():
     with pytest.raises(ValueError, match="expected dovetail-analyzer and dovetail-shuffler, or dovetail-shufflers"):
         DovetailStrategy.from_config({"dovetail-signer": "00" * 8, "dovetail-shuffler": ""})
+
+
+def test_a_server_app_plays_with_the_key_that_the_task_names(task, tmp_path, monkeypatch):
+    ring = KeyRing(tmp_path / "shuffler" / "keys", "sign")
+    named, _ = ring.add(days=30), ring.add(days=365)
+    signed = sign(msgspec.structs.replace(task, shufflers=(named.public,)), SIGNER)
+
+    class Link:
+        def __init__(self, url, *, ca=None, key=None) -> None:
+            self.key = key
+
+        def task(self):
+            return signed
+
+        def status(self):
+            return SimpleNamespace(round=1)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(strategy, "AnalyzerLink", Link)
+    config = {"dovetail-signer": SIGNER.public.key_id.hex(), "dovetail-analyzer": "https://analyzer"}
+    made = DovetailStrategy.from_config({**config, "dovetail-shuffler": str(tmp_path / "shuffler")})
+    assert made._source.key == named
 
 
 # --- the relay

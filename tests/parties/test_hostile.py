@@ -13,8 +13,8 @@ import time
 import httpx
 import msgspec
 import pytest
-from household import Direct, Household, in_processes, running
-from mutations import WRONG_JSON, Attack, Line, Mutator, Request, Victim, refusals_for
+from parties.household import Direct, Household, in_processes, running
+from parties.mutations import WRONG_JSON, Attack, Line, Mutator, Request, Victim, refusals_for
 from starlette.routing import Route
 
 from dovetail.parties.keys import KeyPair
@@ -221,10 +221,7 @@ def test_an_error_that_is_not_ours_says_nothing_of_us():
     async def stumble(request):
         raise ValueError("cannot reshape\narray of size 0")
 
-    async def nothing():
-        await asyncio.sleep(3600)
-
-    served = Served([Route("/", stumble)], Counts(), nothing)
+    served = Served([Route("/", stumble)], Counts())
 
     async def ask():
         transport = httpx.ASGITransport(app=served.app)
@@ -277,7 +274,7 @@ def test_a_hundred_thousand_mutations_harm_nobody(tmp_path):
             assert sum(seen.values()) == 50_000
             owner = None if victim.name == "analyzer" else household.shuffler_keys[0]
             link = AnalyzerLink("https://{}:{}".format(*victim.address), ca=up.authority, key=owner)
-            counted = await_count(lambda link=link: json.loads(link._ask("GET", "/v1/counts")), expected)
+            counted = await_count(link.counts, expected)
             assert counted == expected
             by_status = collections.Counter()
             for (_, status), number in seen.items():
@@ -309,7 +306,7 @@ def finish(household, up):
         link.upload(1, household.envelope(user).uploads[0])
         link.close()
     asked, end = AnalyzerLink("https://{}:{}".format(*up.analyzer), ca=up.authority), time.monotonic() + 30
-    while not (facts := json.loads(asked._ask("GET", "/v1/privacy")))["history"] and time.monotonic() < end:
+    while not (facts := asked.privacy())["history"] and time.monotonic() < end:
         time.sleep(0.05)
     asked.close()
     (ended,) = facts["history"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 
 import pytest
 from cryptography.exceptions import InvalidSignature
 
-from dovetail.parties.keys import KeyPair, KeyRing, PublicKey, key_id_of
+from dovetail.parties.keys import KeyPair, KeyRing, PublicKey
 
 
 def test_a_saved_key_is_the_same_and_for_its_owner_alone(tmp_path):
@@ -15,7 +16,7 @@ def test_a_saved_key_is_the_same_and_for_its_owner_alone(tmp_path):
     pair.save(tmp_path / "key.json")
     assert (tmp_path / "key.json").stat().st_mode & 0o777 == 0o600
     assert KeyPair.load(tmp_path / "key.json") == pair
-    assert key_id_of(pair.public.public) == pair.public.key_id
+    assert hashlib.sha256(pair.public.public).digest()[:16] == pair.public.key_id
     with pytest.raises(FileExistsError):
         pair.save(tmp_path / "key.json")
 
@@ -67,7 +68,7 @@ def test_rotation_uses_the_new_key_and_keeps_the_old(tmp_path):
     old, new = ring.add(days=1), ring.add(days=30)
     assert ring.current() == new
     assert ring.find(old.public.key_id) == old
-    ring.remove(old.public.key_id)
+    (tmp_path / "keys" / f"seal-{old.public.key_id.hex()}.json").unlink()
     with pytest.raises(ValueError, match="expected a key with id"):
         ring.find(old.public.key_id)
     assert (tmp_path / "keys").stat().st_mode & 0o077 == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import collections
 import itertools
-import json
 import secrets
 import sqlite3
 import time
@@ -13,7 +12,7 @@ import time
 import httpx
 import numpy as np
 import pytest
-from household import Direct, Household, files_under, in_processes
+from parties.household import Direct, Household, files_under, in_processes
 from scipy.stats import chisquare
 
 from dovetail.parties.links import AnalyzerLink, ShufflerLink
@@ -121,7 +120,7 @@ def test_no_file_of_a_party_holds_what_it_must_not_know(tmp_path):
             sent += [*sealed, users[-1].upload(round)]
             until(lambda round=round: _ended(analyzer, round), f"round {round} did not end")
         until(lambda: found(sent, shuffler_files()) == set(), "ciphertexts stayed")
-        facts = json.loads(analyzer._ask("GET", "/v1/privacy"))
+        facts = analyzer.privacy()
         for link in (*users, analyzer):
             link.close()
         private = [household.ring.all()[0].private, *(one.key.private for one in users)]

@@ -106,6 +106,29 @@ def test_expired_keys_are_refused(monkeypatch):
     monkeypatch.setattr(time, "time", lambda: later)
     with pytest.raises(ValueError, match="expected a key of the signer that has not expired"):
         verify(signed, signer=SIGNER.public.key_id)
+    assert verify(signed, signer=SIGNER.public.key_id, fresh=False) == task_of()
+
+
+@pytest.mark.parametrize(
+    ("task", "whose"),
+    [
+        ({"analyzer": msgspec.structs.replace(ANALYZER.public, expires=1)}, "the analyzer"),
+        ({"shufflers": (msgspec.structs.replace(SHUFFLER.public, expires=1),)}, "shuffler 0"),
+    ],
+)
+def test_nobody_reports_to_a_party_whose_key_has_expired(task, whose):
+    signed = resigned(task_of(**task).body)
+    with pytest.raises(Refused, match=f"expected a key of {whose} that has not expired"):
+        policy_of().admit(signed)
+    with pytest.raises(ValueError, match=f"expected a key of {whose} that outlives 5 rounds of 60 seconds"):
+        sign(task_of(**task), SIGNER)
+
+
+def test_a_task_is_not_signed_that_outlasts_a_key():
+    short = KeyPair.generate("sign", days=1).public
+    sign(task_of(shufflers=(short,), round_seconds=86_000 / 5), SIGNER)
+    with pytest.raises(ValueError, match="expected a key of shuffler 0 that outlives 5 rounds of 17300 seconds"):
+        sign(task_of(shufflers=(short,), round_seconds=17_300), SIGNER)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import asyncio
 
 import httpx
 import msgspec
-from household import Direct, Household
+from parties.household import Direct, Household
 
 from dovetail.parties.services.shuffler import ShufflerService
 from dovetail.parties.wire import signed_headers

@@ -9,7 +9,7 @@ import time
 import httpx
 import numpy as np
 import pytest
-from household import Direct, Household, files_under
+from parties.household import Direct, Household, files_under
 
 from dovetail import protocols
 from dovetail.events import Everyone

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dovetail import accounting, protocols
+from dovetail.accounting import pairs
 from dovetail.accounting.split_and_mix import rounded_norm
 from dovetail.events import (
     Disjoint,
@@ -525,6 +526,22 @@ def test_shuffled_protocols_are_stated_for_replacement_and_need_a_minimum():
         protocol.view(COHORT, DIM, neighbors=Neighbors.ADD_REMOVE)
     with pytest.raises(ValueError, match=r"expected cohort\.min_size >= 2"):
         protocol.view(dataclasses.replace(COHORT, min_size=0), DIM, neighbors=Neighbors.REPLACE_ONE)
+
+
+def test_ss_topk_relies_on_dummies_only_where_slots_may_lack_reports():
+    cohort = dataclasses.replace(COHORT, colluders=3)
+
+    def relied_on(cohort: protocols.Cohort, **more: Any) -> str:
+        protocol = protocols.build("ss_topk", {**RR2, "k": TOP, **more}).settle(cohort, DIM)
+        return " | ".join(protocol.view(cohort, DIM, neighbors=Neighbors.REPLACE_ONE).scope.assumptions)
+
+    assert "dummies" not in relied_on(cohort)
+    assert "the shuffler admits no more users than planned" in relied_on(cohort)
+    for lacking in ({"pad_to": CLIENTS + 1}, {"decoys": DIM - TOP - 1}):
+        assert "the shuffler adds and hides the dummies, and admits no more" in relied_on(cohort, **lacking)
+    assert "adds and hides the dummies" in relied_on(dataclasses.replace(cohort, min_size=CLIENTS - 1))
+    event = protocols.build("ss_topk", {**RR2, "k": TOP}).settle(cohort, DIM).mechanism(cohort, DIM)
+    assert pairs.pair(event).others == CLIENTS - 3 - 1  # as if dummies were none: the other honest users
 
 
 def test_uncalibrated_noise_cannot_run():

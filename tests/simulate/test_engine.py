@@ -1,10 +1,12 @@
 """Fast paths, chunks and devices may change speed, never the model."""
 
 import functools
+import gc
 import os
 import socket
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import jax
@@ -116,9 +118,9 @@ LINEAR = [
 @pytest.mark.parametrize(("update", "protocol", "width"), LINEAR)
 def test_the_linear_forms_equal_the_general_path(update, protocol, width):
     slow, engine, _ = train(update=update, protocol=protocol, width=width, fast=False)
-    assert not engine._linear
+    assert engine._clients.way == "general"
     fast, engine, _ = train(update=update, protocol=protocol, width=width, fast=True)
-    assert engine._linear
+    assert engine._clients.way == "linear"
     assert np.abs(slow).max() > 0.01
     np.testing.assert_allclose(fast, slow, atol=2e-5)
 
@@ -190,6 +192,16 @@ def test_accuracy_counts_what_the_model_gets_right():
     weights = engine.model_arrays(training)["params"]
     by_hand = (np.argmax(inputs @ weights[:-1] + weights[-1], axis=1) == labels).mean()
     assert engine.accuracy(training) == pytest.approx(by_hand)
+
+
+def test_an_engine_is_let_go_with_its_data():
+    """A study of a hundred trainings must not keep a hundred copies of its data."""
+    _, engine, training = train(protocol="dp_fl", rounds=1)
+    engine.accuracy(training)
+    gone = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert gone() is None
 
 
 def test_too_many_devices_are_refused():

@@ -126,7 +126,7 @@ def test_gradients_are_factored_where_each_parameter_enters_once_and_only_there(
 
 def test_steps_over_two_devices_equal_steps_one_by_one(monkeypatch):
     """Chunks of two examples, the last one padded, under scan under shard_map."""
-    monkeypatch.setattr(examples, "_CHUNK_BYTES_CPU", 2 * 4 * 80)
+    monkeypatch.setattr(examples, "chunk_bytes", lambda platform: 2 * 4 * 80)
     data, present, clip_norm = dataset(), np.ones(14) * (np.arange(14) < COUNT), 2.0
     model, params, unravel = built("mlp")
     inputs, labels = np.pad(data.inputs, [(0, 1), (0, 0), (0, 0)]), np.pad(data.labels, (0, 1))
@@ -203,7 +203,7 @@ def test_the_norm_of_a_product_survives_factors_whose_squares_do_not():
 
 @pytest.mark.parametrize("name", ["mlp", "tied"])
 def test_memory_does_not_grow_with_examples_times_parameters(name, monkeypatch):
-    monkeypatch.setattr(examples, "_CHUNK_BYTES_CPU", 2**13)
+    monkeypatch.setattr(examples, "chunk_bytes", lambda platform: 2**13)
     model, params, unravel = built(name)
     count = 4096
     shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (((count, 6, 6), "f4"), ((count,), "i4"))]

@@ -146,8 +146,8 @@ def test_the_cnn_refuses_what_is_not_an_image(shape):
         models.build("cnn", records(*shape))
 
 
-def test_scatter_changes_the_data_and_is_linear_with_its_constant(tmp_path):
-    data, model = models.build("scatter", records(28, 28), cache=tmp_path)
+def test_scatter_changes_the_data_and_is_linear_with_its_constant():
+    data, model = models.build("scatter", records(28, 28))
     assert data.inputs.shape == (6, scattering.NUM_FEATURES)
     assert model.constant == 0.3
     assert num_params(model) == 51_850

@@ -161,14 +161,15 @@ def test_build_finds_a_partition_by_its_name():
     built = {
         "iid": partition.build("iid", LABELS, users=70, seed=0),
         "one-record": partition.build("one-record", LABELS, users=50, seed=0),
-        "shards": partition.build("shards", LABELS, users=30, seed=0, records_per_user=100),
+        "shards": partition.build("shards", LABELS, users=30, seed=0),
         "dirichlet": partition.build("dirichlet", LABELS, users=40, seed=0, concentration=0.3),
         "silos": partition.build("silos", LABELS, users=8, seed=0, subjects=SUBJECTS, spread=3),
         "writers": partition.build("writers", LABELS, users=None, seed=0, subjects=SUBJECTS),
     }
     assert sorted(built) == sorted(partition.PARTITIONS)
+    made = {**MAKERS, "shards": lambda seed: partition.shards(LABELS, users=30, seed=seed)}
     for name, clients in built.items():
-        np.testing.assert_array_equal(clients.index, MAKERS[name](0).index)
+        np.testing.assert_array_equal(clients.index, made[name](0).index)
     assert partition.build("one-record", LABELS, users=None, seed=0).num_clients == 3000
 
 

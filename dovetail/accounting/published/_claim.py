@@ -10,8 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from dovetail import _validate
-from dovetail.statements import Bound, Scope, Statement, Theorem, Verdict
+from dovetail.statements import Bound, Scope, Statement, Theorem, Verdict, check_guarantee
 
 __all__ = ["HOLDS", "REFUTED", "UNPROVEN", "Claim", "Figure"]
 
@@ -43,9 +42,7 @@ class Claim:
     reason: str
 
     def __post_init__(self) -> None:
-        if math.isnan(self.eps) or self.eps < 0:
-            raise ValueError(f"expected eps >= 0, got eps={self.eps!r}")
-        _validate.in_interval(0, 1, delta=self.delta)
+        check_guarantee(eps=self.eps, delta=self.delta)
         _check(self.verdict, self.reason)
 
     def __str__(self) -> str:

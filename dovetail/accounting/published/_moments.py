@@ -60,6 +60,7 @@ def _prob(item: Round) -> float:
 
 
 def same_rounds(prob: float, noise: float, rounds: int) -> list[Round]:
+    """So many equal Poisson-sampled Gaussian releases of this noise multiplier."""
     _validate.positive(noise=noise)
     _validate.integer(rounds=rounds)
     _validate.at_least(1, rounds=rounds)

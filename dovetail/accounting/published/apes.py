@@ -9,7 +9,7 @@ Users' budgets compose by Lemma 2 at delta' = delta_uc - folds delta_c, or 1e-8 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy.stats import binom, norm
@@ -183,18 +183,12 @@ def proposition1(*, eps_each: float, delta_each: float, kept: int, delta_slack: 
 
 def apes(event: Personalized, *, delta: float, delta_shuffle: float = _DELTA_SHUFFLE) -> Claim:
     """What the paper claims for APES: 57.6 over all coordinates, 0.057 for one (where delta is delta_shuffle)."""
-    if event.coordinates == 1:
-        return echo_numerical(event.eps_locals, delta=delta)
-    one = echo_numerical(event.eps_locals, delta=delta_shuffle)
-    return _composed(one, event, event.coordinates, delta, delta_shuffle)
+    return _over_coordinates(echo_numerical, event, delta, delta_shuffle)
 
 
 def unis(event: Personalized, *, delta: float, delta_shuffle: float = _DELTA_SHUFFLE) -> Claim:
     """What the paper claims for UniS: 76.9 over all coordinates, 0.069 for one (where delta is delta_shuffle)."""
-    if event.coordinates == 1:
-        return unis_numerical(event.eps_locals, delta=delta)
-    one = unis_numerical(event.eps_locals, delta=delta_shuffle)
-    return _composed(one, event, event.coordinates, delta, delta_shuffle)
+    return _over_coordinates(unis_numerical, event, delta, delta_shuffle)
 
 
 def s_apes(event: Personalized, *, delta: float, kept: int, delta_shuffle: float = _DELTA_SHUFFLE) -> Claim:
@@ -224,10 +218,16 @@ def ldp_min(event: Personalized, *, delta: float) -> Claim:
     return Claim(eps=total.eps, delta=total.delta, theorem=where, verdict=HOLDS, reason=reason)
 
 
-def _composed(one: Claim, event: Personalized, folds: int, delta: float, delta_shuffle: float) -> Claim:
+def _over_coordinates(
+    numerical: Callable[..., Claim], event: Personalized, delta: float, delta_shuffle: float
+) -> Claim:
+    """The numerics of one coordinate at delta, or at delta_shuffle and composed over all coordinates."""
+    if event.coordinates == 1:
+        return numerical(event.eps_locals, delta=delta)
+    one = numerical(event.eps_locals, delta=delta_shuffle)
     delta_each = _delta_each(event, delta_shuffle)
-    slack = _slack(delta, folds * delta_each, delta_shuffle)
-    total = lemma3(eps=one.eps, delta=delta_each, folds=folds, delta_slack=slack)
+    slack = _slack(delta, event.coordinates * delta_each, delta_shuffle)
+    total = lemma3(eps=one.eps, delta=delta_each, folds=event.coordinates, delta_slack=slack)
     where = Theorem(
         key=one.theorem.key + "+lemma2", where=one.theorem.where + ", composed by Lemma 2", url=one.theorem.url
     )

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from dovetail import _validate
-from dovetail.accounting import composition, gaussian
+from dovetail.accounting import accountants, gaussian
 from dovetail.accounting.calibrate import smallest_noise
 from dovetail.accounting.charges import charges
 from dovetail.accounting.published._claim import HOLDS, REFUTED, UNPROVEN, Claim, Figure
@@ -62,15 +62,12 @@ def one_query(*, noise_multiplier: float, eps: float) -> Claim:
     return Claim(eps=eps, delta=delta, theorem=where, verdict=HOLDS if enough else REFUTED, reason=reason)
 
 
-def moments_accountant(
-    *, prob: float, noise_multiplier: float, rounds: int, eps: float, clip: Clip = "median", poisson: bool = False
-) -> Claim:
-    """The delta that the accountant answers at this eps, for `rounds` rounds with the same m_t and sigma_t."""
+def moments_accountant(*, prob: float, noise_multiplier: float, rounds: int, eps: float) -> Claim:
+    """The delta that Alg. 1's accountant answers at this eps, for `rounds` rounds with the same m_t and sigma_t."""
     _validate.positive(eps=eps)
     total = total_log_moments(same_rounds(prob, noise_multiplier, rounds))
-    verdict, reason = _judge(clip, poisson)
     delta = min(1.0, float(np.exp(np.min(total - np.arange(1, MAX_ORDER + 1) * eps))))
-    return Claim(eps=eps, delta=delta, theorem=_geyer("alg1", "Alg. 1"), verdict=verdict, reason=reason)
+    return Claim(eps=eps, delta=delta, theorem=_geyer("alg1", "Alg. 1"), verdict=REFUTED, reason=_MEDIAN)
 
 
 def dp_fl(rounds: Sequence[Round], *, delta: float, clip: Clip = "median") -> Claim:
@@ -96,7 +93,7 @@ def noise_multiplier(
         same = same_rounds(prob, noise, rounds)
         if accountant == "moments":
             return dp_fl(same, delta=delta, clip="fixed").eps
-        ours = composition.renyi if accountant == "renyi" else composition.privacy_loss
+        ours = accountants.renyi if accountant == "renyi" else accountants.privacy_loss
         try:
             return ours(charges(same)).eps(delta)
         except NotApplicable:

@@ -32,7 +32,7 @@ class Ones(tuple[float, float, float]):
 def ones(report: Report) -> Ones:
     """Reports seen as bits: upper half or lower half."""
     family = cells.of_report(report)
-    high, low = (family.masses(report.eps_local, end) for end in (1.0, 0.0))
+    high, low = family.ends(report.eps_local)
     upper = np.arange(len(high)) >= (len(high) + 1) // 2
     if family.cuts is not None:
         upper = np.concatenate([[False], family.cuts >= 0.5])

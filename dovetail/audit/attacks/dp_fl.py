@@ -2,9 +2,9 @@
 
 All updates lie along one direction. Of the other users one half has short updates, the other half long ones, as users
 of real data do about their median, so the victim's own norm decides where the median lies. With an odd number of
-users (n - 1)/2 others have norm 1 and as many norm `change`; the median is 1 if the victim's update is short and
-`change` if it is long. With an even number the median averages two norms, n/2 - 1 others are short and n/2 long, and
-long is change / (2 - change), so that the median is `change` times larger as well.
+users (n - 1)/2 others have norm 1 and as many norm `CHANGE`; the median is 1 if the victim's update is short and
+`CHANGE` if it is long. With an even number the median averages two norms, n/2 - 1 others are short and n/2 long, and
+long is CHANGE / (2 - CHANGE), so that the median is `CHANGE` times larger as well.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dovetail.events import Disjoint, Everyone
 from dovetail.protocols import Cohort
 from dovetail.protocols.dp_fl import DpFl
 
-__all__ = ["duels", "norms"]
+__all__ = ["CHANGE", "duels", "norms"]
 
-CHANGE = 1.1
+CHANGE = 1.1  # by which the median grows
 
 
 def duels(protocol: DpFl, cohort: Cohort, dim: int) -> list[Duel]:
@@ -30,9 +30,9 @@ def duels(protocol: DpFl, cohort: Cohort, dim: int) -> list[Duel]:
     return [scaled_noise(attack, dim - 1, [(1.0, CHANGE**2)], [(1.0, 1.0)])]
 
 
-def norms(num_users: int, *, long: bool, change: float = CHANGE) -> list[float]:
+def norms(num_users: int, *, long: bool) -> list[float]:
     """The norms of all users' updates, the victim's last, in the one world or the other."""
     half, odd = divmod(num_users, 2)
-    reach = change if odd else change / (2 - change)
+    reach = CHANGE if odd else CHANGE / (2 - CHANGE)
     others = [1.0] * (half if odd else half - 1) + [reach] * half
     return [*others, reach if long else 1.0]

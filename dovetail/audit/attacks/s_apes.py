@@ -6,6 +6,8 @@ happen coordinate by coordinate, so that the law of a shuffled coordinate is tha
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from dovetail.audit.bounds import Duel
@@ -37,9 +39,9 @@ def sparsified(protocol: SApes, dim: int) -> personal.Laws:
         raise NotApplicable(f"reports of one client depend on each other with sparsify={protocol.sparsify!r}")
     cut = protocol.threshold / (2 * clip) if protocol.sparsify == "threshold" else 0.0
     reach = (bound - clip) / (2 * clip)
-    inner = np.linspace(-reach, 1 + reach, 65)[1:-1]
-    cuts = np.unique(np.concatenate([inner, [0.5 - cut, 0.5 + cut]]))
-    family = cells.Cells(kind="clip_laplace", cuts=cuts, reach=reach)
+    plain = cells.clipped(reach)
+    cuts = np.unique(np.concatenate([plain.cuts, [0.5 - cut, 0.5 + cut]]))
+    family = dataclasses.replace(plain, cuts=cuts)
     middles = (np.concatenate([[-reach], cuts]) + np.concatenate([cuts, [1 + reach]])) / 2
     kept = np.abs(middles - 0.5) >= cut
     least = float(protocol.eps_locals.min())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable
 
 import jax
@@ -125,7 +126,7 @@ def _said(test: _Test, world: int, view: View, trust: Trust, trials: int, key: j
 
 def _best_test(game: Game, name: str, first: np.ndarray, second: np.ndarray, delta: float, confidence: float) -> _Test:
     """What gives the largest bound on the pilot's own trials: their intervals keep rare luck from being chosen."""
-    found = _Test(game=game, score=name, world=0, sign=1, threshold=float("inf"), promise=0.0)
+    found = _Test(game=game, score=name, world=0, sign=1, threshold=math.inf, promise=0.0)
     for world, sign in itertools.product((0, 1), (1, -1)):
         ours, theirs = (np.sort(sign * played) for played in ((first, second) if world == 0 else (second, first)))
         cuts = _cuts(np.concatenate([ours, theirs]))

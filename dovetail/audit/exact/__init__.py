@@ -7,10 +7,15 @@ same inputs with fresh randomness.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from dovetail import _validate
 from dovetail.audit.bounds import Duel
 from dovetail.audit.exact import crowds, noise, personal
 from dovetail.events import (
+    Disjoint,
+    Everyone,
     Gaussian,
     Laplace,
     Mechanism,
@@ -18,13 +23,15 @@ from dovetail.events import (
     PaddedBernoulli,
     PaddedTopk,
     Personalized,
+    Poisson,
+    Round,
     SampledSubject,
     Shuffled,
     SplitAndMix,
 )
-from dovetail.statements import NotApplicable
+from dovetail.statements import Neighbors, NotApplicable
 
-__all__ = ["duels"]
+__all__ = ["duels", "duels_of_rounds"]
 
 
 def duels(mechanism: Mechanism, *, rounds: int = 1) -> list[Duel]:
@@ -55,3 +62,33 @@ def duels(mechanism: Mechanism, *, rounds: int = 1) -> list[Duel]:
             return noise.sampled_subject(mechanism, rounds)
         case NonPrivate():
             raise NotApplicable(f"an event that promises nothing does not say what was run: {mechanism.reason}")
+
+
+def duels_of_rounds(rounds: Sequence[Round]) -> list[Duel]:
+    """The exact attacks on a training, given as the rounds that an accountant composes.
+
+    Guarantees:
+        As those of `duels`, for the rounds together; one user is attacked in every round that it may be in.
+    """
+    if not rounds:
+        raise NotApplicable("nothing was released")
+    if all(isinstance(one.participation, Poisson) for one in rounds):
+        return _sampled(rounds)
+    mechanisms = {one.mechanism for one in rounds}
+    if len(mechanisms) > 1:
+        raise NotApplicable("no exact attack is known on rounds that differ from each other")
+    if all(one.participation == Everyone() for one in rounds):
+        return duels(rounds[0].mechanism, rounds=len(rounds))
+    if all(isinstance(one.participation, Disjoint) for one in rounds):
+        return duels(rounds[0].mechanism, rounds=len({one.participation for one in rounds}))
+    raise NotApplicable("no exact attack is known on this way to choose who takes part")
+
+
+def _sampled(rounds: Sequence[Round]) -> list[Duel]:
+    times: Counter[tuple[Gaussian, float]] = Counter()
+    for one in rounds:
+        mechanism = one.mechanism
+        if not isinstance(mechanism, Gaussian) or mechanism.neighbors is not Neighbors.ADD_REMOVE or mechanism.std == 0:
+            raise NotApplicable("of Poisson samples, exact attacks are known on Gaussian sums, for adding a user")
+        times[mechanism, one.participation.prob] += 1  # type: ignore[union-attr]
+    return noise.sampled_gaussians(times)

@@ -17,10 +17,11 @@ from typing import Literal
 import numpy as np
 
 from dovetail import _validate
+from dovetail.audit.exact.sums import ULP
 from dovetail.events import Report
 from dovetail.statements import NotApplicable
 
-__all__ = ["Cells", "of_report", "partition", "scored", "scores", "whole_steps"]
+__all__ = ["Cells", "clipped", "error_of", "of_report", "partition", "scored", "scores", "whole_steps"]
 
 _CUTS = 64  # between the two ends; the law of a finer partition hardly differs
 _TAILS = np.array([0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.4, 2.0, 2.8, 4.0, 6.0])  # beyond an end, in scales
@@ -67,6 +68,10 @@ class Cells:
         below = np.clip(below, bottom, top)
         return np.diff(np.concatenate([bottom, below, top], axis=-1), axis=-1) / whole
 
+    def ends(self, eps_local: float) -> tuple[np.ndarray, np.ndarray]:
+        """The masses for an input at the high end, and for one at the low end."""
+        return self.masses(eps_local, 1.0), self.masses(eps_local, 0.0)
+
     def _levels(self, budget: np.ndarray, position: float) -> np.ndarray:
         lie = np.exp(-budget)
         spread = np.longdouble(position) * (self.levels - 1)
@@ -83,9 +88,9 @@ def _signed_mass(t: np.ndarray) -> np.ndarray:
 def _partition(kind: Kind, levels: int, narrowest: float, widest: float) -> Cells:
     if kind == "rr":
         return Cells(kind=kind, levels=levels)
-    inner = np.linspace(0.0, 1.0, _CUTS + 1)
     if kind == "clip_laplace":
-        return Cells(kind=kind, cuts=inner[1:-1])
+        return clipped(0.0)
+    inner = np.linspace(0.0, 1.0, _CUTS + 1)
     if narrowest == widest:  # beyond the ends all ratios are constant
         return Cells(kind=kind, cuts=inner)
     beyond = np.unique(np.concatenate([_TAILS / narrowest, _TAILS / widest]))
@@ -97,11 +102,21 @@ def partition(kind: Kind, *, levels: int = 2, narrowest: float = 1.0, widest: fl
     return _partition(kind, levels, narrowest, widest)
 
 
+def clipped(reach: float) -> Cells:
+    """Cells for Clip-Laplace reports that lie at most so far beyond both ends."""
+    return Cells(kind="clip_laplace", cuts=np.linspace(-reach, 1 + reach, _CUTS + 1)[1:-1], reach=reach)
+
+
 def of_report(report: Report) -> Cells:
     """The cells of a report whose randomizer is known."""
     if report.kind == "generic":
         raise ValueError("expected a known randomizer, got kind='generic'")
     return partition(report.kind, levels=report.levels)
+
+
+def error_of(masses: np.ndarray) -> float:
+    """More than the rounding errors of all these masses together."""
+    return (4 * len(masses) + 16) * ULP
 
 
 def scores(

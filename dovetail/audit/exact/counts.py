@@ -67,13 +67,13 @@ def _count(parts: Sequence[Binomial]) -> tuple[int, np.ndarray, float]:
     return start, masses, lost
 
 
-def _window(part: Binomial) -> tuple[int, int]:
+def _window(trials: int, prob: float) -> tuple[int, int]:
     """Values outside of which next to nothing is left; all of them, where they are few."""
-    if part.trials <= 256:
-        return 0, part.trials
-    mean, std = part.trials * part.prob, math.sqrt(part.trials * part.prob * (1 - part.prob))
+    if trials <= 256:
+        return 0, trials
+    mean, std = trials * prob, math.sqrt(trials * prob * (1 - prob))
     reach = _WIDE * std + 64
-    return max(0, math.floor(mean - reach)), min(part.trials, math.ceil(mean + reach))
+    return max(0, math.floor(mean - reach)), min(trials, math.ceil(mean + reach))
 
 
 def binomial_window(trials: int, prob: float | np.longdouble) -> tuple[int, np.ndarray]:
@@ -82,7 +82,7 @@ def binomial_window(trials: int, prob: float | np.longdouble) -> tuple[int, np.n
     From the largest on they follow from each other by ratios, and they add up to 1: tails below 1e-30 are cut off. The
     error of all together is some roundings for each standard deviation.
     """
-    low, high = _window(Binomial(trials=trials, prob=float(prob)))
+    low, high = _window(trials, float(prob))
     odds = np.longdouble(prob) / (1 - np.longdouble(prob)) if prob < 1 else np.longdouble(np.inf)
     if not np.isfinite(odds) or high == low:
         return high, np.ones(1, np.longdouble)
@@ -105,10 +105,10 @@ def trinomials(
 ) -> Duel:
     """The duel of how many of `trials` others and one victim fall into each of two cells, with these probabilities."""
     a, b = others
-    low, high = _window(Binomial(trials=trials, prob=a))
+    low, high = _window(trials, a)
     left = np.arange(low, high + 1)
     given = b / (1 - a)
-    ends = [_window(Binomial(trials=trials - int(count), prob=given)) for count in (left[0], left[-1])]
+    ends = [_window(trials - int(count), given) for count in (left[0], left[-1])]
     bottom, top = min(end[0] for end in ends), max(end[1] for end in ends)
     if len(left) * (top - bottom + 1) > _MOST_PAIRS:
         raise NotApplicable(f"expected few pairs of counts, got {len(left)} times {top - bottom + 1}")

@@ -43,7 +43,7 @@ class _Crowd:
             raise NotApplicable("the randomizer is not known from an event of kind 'generic': no exact attack")
         family = cells.of_report(report)
         self.report = report
-        self.low, self.high = (family.masses(report.eps_local, end) for end in (0.0, 1.0))
+        self.high, self.low = family.ends(report.eps_local)
         uniform = report.kind == "rr"
         self.blanket = np.full_like(self.low, 1) / len(self.low) if uniform else family.masses(report.eps_local, 0.5)
         self.binary = len(self.low) == 2
@@ -60,7 +60,7 @@ class _Crowd:
 
     def part(self, masses: np.ndarray, scores: np.ndarray, times: int) -> Part:
         """Messages as integers to add up."""
-        return Part(masses=cells.scored(masses, scores), times=times, error=(4 * len(masses) + 16) * ULP)
+        return Part(masses=cells.scored(masses, scores), times=times, error=cells.error_of(masses))
 
     def duel(self, attack: str, first: Sequence[_Messages], second: Sequence[_Messages], *, slack: float = 0.0) -> Duel:
         """The duel of the sums of all scores."""

@@ -8,7 +8,7 @@ up over independent releases (`sums`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from scipy.special import log_ndtr, logsumexp
@@ -16,12 +16,12 @@ from scipy.special import log_ndtr, logsumexp
 from dovetail.audit.bounds import Duel, disjoint
 from dovetail.audit.exact import cells, sums
 from dovetail.audit.exact.counts import binomial_window
-from dovetail.audit.exact.ratios import Seen, far_apart, likelihoods
+from dovetail.audit.exact.ratios import Seen, likelihoods, many_alike
 from dovetail.audit.exact.sums import ULP
 from dovetail.events import Gaussian, Laplace, SampledSubject, SplitAndMix
 from dovetail.statements import NotApplicable
 
-__all__ = ["gaussian", "laplace", "log_cells", "sampled_subject", "skellam", "split_and_mix"]
+__all__ = ["gaussian", "laplace", "log_cells", "sampled_gaussians", "sampled_subject", "skellam", "split_and_mix"]
 
 _FAR = 38.0  # standard deviations: the smallest normal tail that a double holds
 _CELLS = 8000
@@ -58,10 +58,8 @@ def log_cells(log_cdf: np.ndarray, log_sf: np.ndarray) -> np.ndarray:
 def laplace(event: Laplace, rounds: int) -> list[Duel]:
     """Every query moves by its sensitivity; at delta = 0 all answers beyond both values show the full ratio."""
     family, copies = cells.partition("laplace"), event.count * rounds
-    high, low = (family.masses(event.eps_each, end) for end in (1.0, 0.0))
-    seen = Seen(high, low, copies, (4 * len(high) + 16) * ULP)
-    attack = "log-likelihood ratios of all answers"
-    return [likelihoods(attack, [seen]), *far_apart(attack, seen)]
+    high, low = family.ends(event.eps_each)
+    return many_alike("log-likelihood ratios of all answers", high, low, copies)
 
 
 def split_and_mix(event: SplitAndMix, rounds: int) -> list[Duel]:
@@ -84,6 +82,15 @@ def skellam(attack: str, variance: float, shift: int, *, modulus: int) -> Duel:
     error = 64 * ULP * (1 + np.abs(np.log(np.maximum(value, 1e-300)))) * value
     masses, slack = sums.law((value.astype(np.clongdouble), error.astype(np.float64)), size)
     return sums.duel_of(attack, [(np.roll(masses, shift), slack), (masses, slack)], centre=shift // 2, pure=math.inf)
+
+
+def sampled_gaussians(times: Mapping[tuple[Gaussian, float], int]) -> list[Duel]:
+    """A user who is drawn by a coin of the given probability for each release, against nobody in its place."""
+    seen = [
+        Seen(*_binned(np.array([1 - np.longdouble(prob), prob], np.longdouble), event.mu), count, _error(items=1))
+        for (event, prob), count in times.items()
+    ]
+    return [likelihoods("log-likelihood ratios of all releases, drawn or not", seen, pure=math.inf)]
 
 
 def sampled_subject(event: SampledSubject, rounds: int) -> list[Duel]:
@@ -123,9 +130,14 @@ def _mixture_duel(attack: str, event: SampledSubject, split: tuple[int, ...], re
         laws = [(_items_law(event, split), 1)]
     if releases == 1 and len(laws) == 1 and laws[0][1] == 1:
         return _one_mixture("the released value along the difference", laws[0][0], unit)
-    error = 256 * ULP * (2 + event.most_items) + 1e-24
+    error = _error(event.most_items)
     seen = [Seen(*_binned(law, unit), releases * times, error) for law, times in laws]
     return likelihoods(attack, seen, pure=math.inf)
+
+
+def _error(items: int) -> float:
+    """By how much the law of a mixture over so many items is off."""
+    return 256 * ULP * (2 + items) + 1e-24
 
 
 def _one_mixture(attack: str, law: np.ndarray, unit: float) -> Duel:

@@ -16,7 +16,7 @@ from dovetail.audit.bounds import Duel
 from dovetail.audit.exact import cells
 from dovetail.audit.exact.sums import ULP, Part, law, modulus_for, spectrum_of, sums
 
-__all__ = ["Seen", "far_apart", "likelihoods"]
+__all__ = ["Seen", "far_apart", "likelihoods", "many_alike"]
 
 _LARGEST_RATIO = 40.0  # what has a larger one is as good as certain
 _MOST_STEPS = 2**16
@@ -52,6 +52,12 @@ def likelihoods(attack: str, seen: Sequence[Seen], *, slack: float = 0.0, pure: 
         for world, masses in zip(worlds, (part.first, part.second), strict=True):
             world.append(Part(masses=cells.scored(masses, points), times=part.times, error=part.error + 8 * ULP))
     return sums(attack, *worlds, slack=slack, pure=max(pure, _most_telling(seen)))
+
+
+def many_alike(attack: str, first: np.ndarray, second: np.ndarray, times: int, *, pure: float = 0.0) -> list[Duel]:
+    """All attacks on so many reports or answers in cells of these probabilities, whether the worlds are near or far."""
+    seen = Seen(first, second, times, cells.error_of(first))
+    return [likelihoods(attack, [seen], pure=pure), *far_apart(attack, seen)]
 
 
 def far_apart(attack: str, seen: Seen) -> list[Duel]:

@@ -19,7 +19,19 @@ from dovetail import _validate
 from dovetail.audit.bounds import Duel
 from dovetail.statements import NotApplicable
 
-__all__ = ["ULP", "Mixture", "Part", "Spectrum", "duel_of", "law", "modulus_for", "spectrum_of", "sums"]
+__all__ = [
+    "ULP",
+    "Mixture",
+    "Part",
+    "Spectrum",
+    "duel_of",
+    "law",
+    "log_abs",
+    "modulus_for",
+    "power",
+    "spectrum_of",
+    "sums",
+]
 
 ULP = float(np.finfo(np.longdouble).eps)
 _WIDE = 12.0  # standard deviations that the modulus covers to either side
@@ -53,7 +65,7 @@ class Part:
         """The characteristic function of one integer at half of the roots of unity, and more than its error."""
         padded = np.zeros(size, np.longdouble)
         padded[: len(self.masses)] = self.masses
-        return scipy.fft.rfft(padded), self.error + roundings(size) * ULP
+        return scipy.fft.rfft(padded), self.error + _roundings(size) * ULP
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -174,7 +186,7 @@ def log_abs(value: np.ndarray) -> np.ndarray:
     return np.log(np.maximum(np.abs(value), np.finfo(np.longdouble).tiny)).astype(np.float64)
 
 
-def roundings(size: int) -> float:
+def _roundings(size: int) -> float:
     """Roundings on the way of one input to one output of a transform, with much to spare."""
     return 6 * math.log2(size)
 
@@ -183,7 +195,7 @@ def law(spectrum: Spectrum, size: int) -> tuple[np.ndarray, float]:
     """The probabilities of 0 .. size - 1 modulo size, and more than the error of any sum of them."""
     value, error = spectrum
     masses = np.maximum(scipy.fft.irfft(value, size), 0)
-    lost = float(np.sum(error) + roundings(size) * ULP * np.sum(np.abs(value)))
+    lost = float(np.sum(error) + _roundings(size) * ULP * np.sum(np.abs(value)))
     return masses, 2 * lost * (1 + 1e-6)
 
 

@@ -3,12 +3,12 @@
 The plan is made with all canaries in it and run by the engine, round by round; half of them are in the other world.
 
 - *white-box*: the attacker sees every model, and so every released sum. It takes off what all others add
-  (`audit.attacker`), and reads off the rest how far each canary's own clipped update is in it: the mean of the coins
+  (`attacker`), and reads off the rest how far each canary's own clipped update is in it: the mean of the coins
   given the sums, were the noise Gaussian.
 - *black-box*: the attacker sees the last model alone, and compares the canaries' losses with those of a model that it
   trains itself, on all other data, with half of each canary and without noise.
 
-Scores need no proof: a bad one makes the bound small, never wrong. The bound is that of `audit.one_run`.
+Scores need no proof: a bad one makes the bound small, never wrong. The bound is that of `one_run`.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ __all__ = ["dovetail_mod"]
 _AGENT, _SIMULATION, _PARTITION = "dovetail-agent", "dovetail-simulation", "partition-id"
 _POLICY = "policy.json"
 Shapes = list[tuple[str, tuple[int, ...]]]
-_log = logging.getLogger("flwr")  # the one that Flower shows
+_LOG = logging.getLogger("flwr")  # the one that Flower shows
 
 
 def dovetail_mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
@@ -51,20 +51,20 @@ def dovetail_mod(message: Message, context: Context, call_next: Callable[[Messag
         before, shapes = flatten(given), _shapes(given)
         reporter = _reporter(context)
     except Exception as error:
-        _log.error("%s: %s", type(error).__name__, error)
+        _LOG.error("%s: %s", type(error).__name__, error)
         return _refusal(message, "expected a task and a model that this node can train, got others")
     try:
         update = _trained(call_next(message, context), shapes) - before
     except Exception:
-        _log.exception("training failed")
+        _LOG.exception("training failed")
         return _refusal(message, "expected a model from this node's training, got an error, which stays on the node")
     try:
         return reply_with(reporter.report(signed, round, update), message)
     except (Refused, Rejected) as reason:
-        _log.error("refused: %s", reason)
+        _LOG.error("refused: %s", reason)
         return _refusal(message, "expected a round that this node agrees to, got one that it refuses")
     except Exception as error:
-        _log.error("not reported: %s: %s", type(error).__name__, error)
+        _LOG.error("not reported: %s: %s", type(error).__name__, error)
         return _refusal(message, "expected an answer from this node's agent, got none")
 
 

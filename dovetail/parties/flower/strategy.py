@@ -8,6 +8,7 @@ how good a model is, is measured where the model is, on data that is the server'
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import time
@@ -33,7 +34,7 @@ _GATHERING = 0.5  # of a round's time, to wait for nodes
 _POLL = 0.5  # seconds
 _LONGEST_END = 300.0  # seconds from the end of a round to the next model
 _SYSTEM = random.SystemRandom()
-_log = logging.getLogger("flwr")  # the one that Flower shows
+_LOG = logging.getLogger("flwr")  # the one that Flower shows
 
 
 class DovetailStrategy:
@@ -71,7 +72,9 @@ class DovetailStrategy:
                 "got neither"
             )
         folder = Path(told("dovetail-shuffler"))
-        key = KeyRing(folder / "keys", "sign").current()
+        with contextlib.closing(AnalyzerLink(told("dovetail-analyzer"), ca=ca)) as link:
+            named = verify(link.task(), signer=signer, fresh=False).shufflers[0]
+        key = KeyRing(folder / "keys", "sign").find(named.key_id)  # there may be a newer one, for the next task
         analyzer = AnalyzerLink(told("dovetail-analyzer"), ca=ca, key=key)
         return cls(Play(folder, analyzer=analyzer, signer=signer, key=key), signer=signer)
 
@@ -97,7 +100,7 @@ class DovetailStrategy:
             measured = evaluate_fn(done, result.arrays) if evaluate_fn is not None else None
             if measured is not None:
                 result.evaluate_metrics_serverapp[done] = measured
-            _log.info("after round %d of %d: %s", done, self.task.rounds, dict(measured or {}))
+            _LOG.info("after round %d of %d: %s", done, self.task.rounds, dict(measured or {}))
             if status.over:
                 return result
             self._round(grid, status, result.arrays, train_config or ConfigRecord())
@@ -112,7 +115,7 @@ class DovetailStrategy:
         group = str(status.round)
         messages = [Message(content, node, MessageType.TRAIN, ttl=seconds, group_id=group) for node in nodes]
         taken = self._pass_on(grid.send_and_receive(messages, timeout=seconds), status.round)
-        _log.info("round %d: %d of %d nodes reported", status.round, taken, len(nodes))
+        _LOG.info("round %d: %d of %d nodes reported", status.round, taken, len(nodes))
         self._shuffling.finish(status.round)
 
     def _gather(self, grid: Grid, round: int, until: float) -> list[int]:
@@ -129,7 +132,7 @@ class DovetailStrategy:
         for reply in replies:
             node = reply.metadata.src_node_id
             if reply.has_error():
-                _log.warning("a node did not report: %s", reply.error.reason)
+                _LOG.warning("a node did not report: %s", reply.error.reason)
                 continue
             try:
                 envelope = envelope_of(reply)
@@ -138,7 +141,7 @@ class DovetailStrategy:
                 self._shuffling.take(node, envelope)
                 taken.add(node)
             except (ValueError, Unreachable) as reason:
-                _log.warning("a reply was not taken: %s", reason)
+                _LOG.warning("a reply was not taken: %s", reason)
         return len(taken)
 
     def _next(self, round: int) -> RoundStatus:

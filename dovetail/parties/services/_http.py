@@ -20,11 +20,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute
 
-from dovetail.parties.analyzer import TooEarly, TooLate
 from dovetail.parties.store import Turned
-from dovetail.parties.wire import Malformed, Unknown
+from dovetail.parties.wire import Malformed, TooEarly, TooLate, Unknown
 
-__all__ = ["Counts", "Served", "body_of", "busy", "path_of", "round_of", "serve"]
+__all__ = ["Counts", "Served", "body_of", "busy", "number_of", "path_of", "serve"]
 
 _STATUS: dict[type[Exception], int] = {
     Unknown: 401,
@@ -42,7 +41,6 @@ _WORDS = {
 }
 _SLOWEST, _SLOWEST_RATE = 60.0, 16_384.0  # seconds that any body may take, and bytes a second of a large one
 _MOST_AT_ONCE = 4096  # connections
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Counts(collections.Counter[str]):
@@ -50,24 +48,30 @@ class Counts(collections.Counter[str]):
 
 
 class Served:
-    """An application around a party: its routes, its counts, its background work."""
+    """An application around a party: its routes, its counts, its background work, if any."""
 
     def __init__(
-        self, routes: Sequence[BaseRoute], counts: Counts, work: Callable[[], Coroutine[Any, Any, None]]
+        self,
+        routes: Sequence[BaseRoute],
+        counts: Counts,
+        work: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         self.counts, self._work = counts, work
         self.app = Starlette(
             routes=list(routes),
             lifespan=self._lifespan,
-            exception_handlers={HTTPException: self._refuse_http, ClientDisconnect: self._refuse, **self._refusals()},
+            exception_handlers={
+                HTTPException: self._refuse_http,
+                **dict.fromkeys((*_STATUS, ValueError, ClientDisconnect), self._refuse),
+            },
         )
         self.app.router.redirect_slashes = False  # a redirect is no answer to a signed request
 
-    def _refusals(self) -> dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]]:
-        return dict.fromkeys((*_STATUS, ValueError), self._refuse)
-
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        if self._work is None:
+            yield
+            return
         task = asyncio.create_task(self._work())
         yield
         task.cancel()
@@ -105,8 +109,8 @@ def path_of(request: Request) -> str:
     return str(request.scope["path"])
 
 
-def round_of(request: Request, task_id: bytes, name: str = "round") -> int:
-    """The round that a path names; refuses another task."""
+def number_of(request: Request, task_id: bytes, name: str = "round") -> int:
+    """The round, or another number, that a path names; refuses another task."""
     if request.path_params["task"] != task_id.hex():
         raise Malformed(f"expected task {task_id.hex()}, got another one")
     text = request.path_params[name]

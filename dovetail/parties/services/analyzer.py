@@ -12,9 +12,9 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from dovetail.parties.analyzer import Analyzer
-from dovetail.parties.services._http import Counts, Served, body_of, busy, path_of, round_of
+from dovetail.parties.services._http import Counts, Served, body_of, busy, number_of, path_of
 from dovetail.parties.services.page import status_page
-from dovetail.parties.wire import PART, Closed, Malformed, authenticated, claimed
+from dovetail.parties.wire import PART, Closed, Malformed, Packed, authenticated, claimed
 
 __all__ = ["AnalyzerService"]
 
@@ -63,21 +63,21 @@ class AnalyzerService:
         return JSONResponse(dict(self.counts))
 
     async def _get_model(self, request: Request) -> Response:
-        round = round_of(request, self._analyzer.task.task_id)
+        round = number_of(request, self._analyzer.task.task_id)
         return Response(await asyncio.to_thread(self._analyzer.model, round), media_type="application/octet-stream")
 
     async def _part(self, request: Request) -> Response:
         task = self._analyzer.task
-        round, number = round_of(request, task.task_id), round_of(request, task.task_id, "number")
+        round, number = number_of(request, task.task_id), number_of(request, task.task_id, "number")
         claimed(self._keys, request.headers)
-        body = await body_of(request, most=PART * (4 + task.length))
+        body = await body_of(request, most=Packed.size(PART, length=task.length))
         shuffler = self._shufflers[authenticated(self._keys, "POST", path_of(request), request.headers, body)]
         taken = await asyncio.to_thread(self._analyzer.take, shuffler, round, number, body)
         self.counts[taken] += 1
         return PlainTextResponse(taken)
 
     async def _closed(self, request: Request) -> Response:
-        round = round_of(request, self._analyzer.task.task_id)
+        round = number_of(request, self._analyzer.task.task_id)
         body = await body_of(request, most=1024)
         shuffler = self._shufflers[authenticated(self._keys, "POST", path_of(request), request.headers, body)]
         try:

@@ -19,13 +19,24 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from dovetail.parties.analyzer import TooLate
 from dovetail.parties.keys import PublicKey
 from dovetail.parties.links import AnalyzerLink, ShufflerLink, Unreachable
-from dovetail.parties.services._http import Counts, Served, body_of, busy, path_of, round_of
+from dovetail.parties.records import read_record
+from dovetail.parties.services._http import Counts, Served, body_of, busy, number_of, path_of
 from dovetail.parties.shuffler import Shuffler
 from dovetail.parties.store import Accepted, Arrival, Over, State, Turned, Unopened
-from dovetail.parties.wire import Malformed, RoundStatus, Unknown, Upload, authenticated, claimed, vector_to
+from dovetail.parties.wire import (
+    REPORT_ID,
+    Malformed,
+    Packed,
+    RoundStatus,
+    TooLate,
+    Unknown,
+    Upload,
+    authenticated,
+    claimed,
+    vector_to,
+)
 
 __all__ = ["ShufflerService", "read_enrolled"]
 
@@ -37,13 +48,7 @@ _PATIENCE = 60.0  # seconds in which others may still come up
 
 def read_enrolled(path: Path) -> dict[bytes, PublicKey]:
     """The keys of the clients that may report, from a JSON file, by id."""
-    if not path.is_file():
-        raise FileNotFoundError(f"expected the keys of the clients in {str(path)!r}, got no file")
-    try:
-        keys = msgspec.json.decode(path.read_bytes(), type=list[PublicKey])
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"expected a list of public keys in {str(path)!r}, got something else ({error})") from error
-    return {key.key_id: key for key in keys}
+    return {key.key_id: key for key in read_record(path, list[PublicKey], "the public keys of the clients")}
 
 
 class _Unwritten(Turned):
@@ -70,7 +75,8 @@ class ShufflerService:
         self._arrived = asyncio.Event()
         self._said: set[str] = set()
         self._began = time.monotonic()
-        self._most = 16 + (4 + shuffler.shape.length) * (shuffler.shape.reports or shuffler.shape.slots)
+        reports = shuffler.shape.reports or shuffler.shape.slots
+        self._most = REPORT_ID + Packed.size(reports, length=shuffler.shape.length)
         prefix = "/v1/tasks/{task}"
         self.counts = Counts()
         routes = [
@@ -99,14 +105,14 @@ class ShufflerService:
         return JSONResponse(dict(self.counts))
 
     async def _get_model(self, request: Request) -> Response:
-        round = round_of(request, self._shuffler.task.task_id)
+        round = number_of(request, self._shuffler.task.task_id)
         if self._model is None or self._model[0] != round:
             raise TooLate("expected the round of the current model, got another one")
         return Response(self._model[1], media_type="application/octet-stream")
 
     async def _upload(self, request: Request) -> Response:
         task = self._shuffler.task
-        round = round_of(request, task.task_id)
+        round = number_of(request, task.task_id)
         if request.path_params["index"] != str(self._shuffler.index):
             raise Malformed(f"expected an upload for shuffler {self._shuffler.index}, got one for another")
         claimed(self._enrolled, request.headers)
@@ -118,16 +124,20 @@ class ShufflerService:
         self._arrived.set()
         taken = await future
         if isinstance(taken, Turned):
-            if isinstance(taken, _Unwritten):
-                return PlainTextResponse(str(taken), status_code=503)
-            ahead = isinstance(taken, Unopened) and (self._status is None or round >= self._status.round)
-            if not isinstance(taken, Unopened | Over):
-                raise taken
-            status = 425 if ahead else 410  # who is ahead of this shuffler asks again
-            self.counts[f"refused {status}"] += 1
-            return PlainTextResponse(str(taken), status_code=status)
+            return self._turned_away(taken, round)
         self.counts[taken] += 1
         return PlainTextResponse(taken)
+
+    def _turned_away(self, why: Turned, round: int) -> Response:
+        """Who was not written down, or is ahead of this shuffler, asks again (503, 425); who is late does not (410)."""
+        if isinstance(why, _Unwritten):
+            return PlainTextResponse(str(why), status_code=503)
+        if not isinstance(why, Unopened | Over):
+            raise why
+        ahead = isinstance(why, Unopened) and (self._status is None or round >= self._status.round)
+        status = 425 if ahead else 410
+        self.counts[f"refused {status}"] += 1
+        return PlainTextResponse(str(why), status_code=status)
 
     async def _roster(self, request: Request) -> Response:
         round = self._asked_by_another(request)
@@ -138,7 +148,7 @@ class ShufflerService:
         return _packed(await asyncio.to_thread(self._shuffler.store.agreed, round))
 
     def _asked_by_another(self, request: Request) -> int:
-        round = round_of(request, self._shuffler.task.task_id)
+        round = number_of(request, self._shuffler.task.task_id)
         if not self._others:
             raise Unknown("expected another shuffler of this task, got none that could ask")
         authenticated(self._others, "GET", path_of(request), request.headers, b"")

@@ -1,0 +1,63 @@
+"""What was run, in privacy terms: plain data that protocols emit and accountants read.
+
+A `Round` is one release: a mechanism (noise, a shuffled round, a sum by shares or over a subject's items) and who took
+part in it (`Everyone`, `Disjoint`, `FixedSize`, `Poisson`). Sensitivities are those of the event's own neighbouring
+relation, never of a convention that an accountant may or may not share. No event holds user data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from dovetail.events._noise import Gaussian, Laplace, NonPrivate, SampledSubject
+from dovetail.events._participation import Disjoint, Everyone, FixedSize, Participation, Poisson
+from dovetail.events._shuffled import (
+    Crowd,
+    PaddedBernoulli,
+    PaddedTopk,
+    Personalized,
+    Report,
+    Shuffled,
+    SplitAndMix,
+)
+from dovetail.statements import Scope
+
+__all__ = [
+    "Crowd",
+    "Disjoint",
+    "Everyone",
+    "FixedSize",
+    "Gaussian",
+    "Laplace",
+    "Mechanism",
+    "NonPrivate",
+    "PaddedBernoulli",
+    "PaddedTopk",
+    "Participation",
+    "Personalized",
+    "Poisson",
+    "Report",
+    "Round",
+    "SampledSubject",
+    "Shuffled",
+    "SplitAndMix",
+    "View",
+]
+
+Mechanism = Gaussian | Laplace | NonPrivate | Crowd | Personalized | SplitAndMix | SampledSubject
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Round:
+    """One release: what was run and who took part."""
+
+    mechanism: Mechanism
+    participation: Participation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class View:
+    """One round as one adversary sees it."""
+
+    round: Round
+    scope: Scope

@@ -1,0 +1,186 @@
+"""Reports and shares that hide in a crowd."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+from dovetail import _validate
+from dovetail.statements import Neighbors
+
+__all__ = ["Crowd", "PaddedBernoulli", "PaddedTopk", "Personalized", "Report", "Shuffled", "SplitAndMix"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """One local randomizer in privacy terms: `generic` stands for any eps_local-LDP randomizer."""
+
+    kind: Literal["generic", "laplace", "rr"]
+    eps_local: float
+    levels: int = 2
+
+    def __post_init__(self) -> None:
+        _validate.one_of(("generic", "laplace", "rr"), kind=self.kind)
+        _validate.positive(eps_local=self.eps_local)
+        _validate.integer(levels=self.levels)
+        _validate.at_least(2, levels=self.levels)
+
+    @property
+    def gamma(self) -> float:
+        """Blanket probability: the share of reports that say nothing about their sender."""
+        match self.kind:
+            case "laplace":
+                return math.exp(-self.eps_local / 2)
+            case "rr":
+                return self.levels / (math.exp(self.eps_local) + self.levels - 1)
+        return math.exp(-self.eps_local)
+
+
+class _ByReplacement:
+    """Stated for users that are replaced: one more would show in the number of messages."""
+
+    @property
+    def neighbors(self) -> Neighbors:
+        """Shuffled mechanisms are stated for replacement."""
+        return Neighbors.REPLACE_ONE
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _AmongUsers(_ByReplacement):
+    """A crowd to hide in, some of which may be fake or collude with the adversary."""
+
+    num_users: int
+    colluders: int = 0
+
+    def __post_init__(self) -> None:
+        _validate.integer(num_users=self.num_users, colluders=self.colluders)
+        _validate.at_least(2, num_users=self.num_users)
+        _validate.non_negative(colluders=self.colluders)
+        if self.honest < 2:
+            raise ValueError(f"expected at least 2 honest users, got {self.honest} of num_users={self.num_users}")
+
+    @property
+    def honest(self) -> int:
+        """Users that neither collude nor are fake."""
+        return self.num_users - self.colluders
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Crowd(_AmongUsers):
+    """Reports on so many coordinates, each shuffled on its own."""
+
+    coordinates: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.integer(coordinates=self.coordinates)
+        _validate.at_least(1, coordinates=self.coordinates)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shuffled(_Crowd):
+    """Every user sends one report a coordinate; each coordinate is shuffled independently and uniformly."""
+
+    report: Report
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Padded(_Crowd):
+    """Reports of a coordinate are padded with blanket draws up to `pad_to`; a surplus is dropped uniformly."""
+
+    report: Report
+    pad_to: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.integer(pad_to=self.pad_to)
+        if self.pad_to - self.colluders < 2:
+            raise ValueError(f"expected pad_to - colluders >= 2, got pad_to={self.pad_to}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PaddedBernoulli(_Padded):
+    """SS-Double, repaired: a user reports each coordinate independently with probability `inclusion`."""
+
+    inclusion: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.positive(inclusion=self.inclusion)
+        _validate.at_most(1, inclusion=self.inclusion)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PaddedTopk(_Padded):
+    """SS-Topk: a user reports its `top` largest coordinates and blanket draws on `decoys` others."""
+
+    top: int
+    decoys: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.integer(top=self.top, decoys=self.decoys)
+        _validate.in_interval(1, self.coordinates, top=self.top)
+        _validate.in_interval(0, self.coordinates - self.top, decoys=self.decoys)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Personalized(_ByReplacement):
+    """Every user has a public budget of its own for each coordinate; coordinates are shuffled independently.
+
+    `clip_laplace` is Clip-Laplace whose reports stay in the box of its inputs (A = C).
+    """
+
+    kind: Literal["clip_laplace", "laplace", "rr"]
+    eps_locals: tuple[float, ...]
+    coordinates: int = 1
+    levels: int = 2
+    colluders: int = 0
+
+    def __post_init__(self) -> None:
+        _validate.one_of(("clip_laplace", "laplace", "rr"), kind=self.kind)
+        _validate.integer(coordinates=self.coordinates, levels=self.levels, colluders=self.colluders)
+        _validate.at_least(1, coordinates=self.coordinates)
+        _validate.at_least(2, levels=self.levels)
+        if not self.eps_locals or not min(self.eps_locals) > 0 or not math.isfinite(sum(self.eps_locals)):
+            raise ValueError(f"expected every eps_local > 0, got {min(self.eps_locals, default=None)}")
+        if len(self.eps_locals) - self.colluders < 2:
+            raise ValueError(f"expected at least 2 honest users, got {len(self.eps_locals) - self.colluders}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SplitAndMix(_AmongUsers):
+    """One sum of vectors by split-and-mix, in privacy terms.
+
+    `num_users` is the enforced minimum of uploads, of which `colluders` are the adversary's. `noise_variance` is that
+    of the honest clients' noise on a coordinate of the scaled integer sum. `colluding_slots` of the `shares` slots are
+    handled by shufflers that collude with the analyzer. `rounding_tail` is that of `rounded_norm`.
+    """
+
+    coordinates: int
+    clip_norm: float
+    scale: float
+    noise_variance: float
+    modulus: int
+    shares: int
+    colluding_slots: int = 0
+    rounding_tail: float = 1e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.integer(coordinates=self.coordinates, modulus=self.modulus, shares=self.shares)
+        _validate.integer(colluding_slots=self.colluding_slots)
+        _validate.at_least(1, coordinates=self.coordinates, shares=self.shares)
+        _validate.at_least(2, modulus=self.modulus)
+        _validate.non_negative(colluding_slots=self.colluding_slots)
+        _validate.positive(clip_norm=self.clip_norm, scale=self.scale, noise_variance=self.noise_variance)
+        _validate.in_open_interval(0, 1, rounding_tail=self.rounding_tail)
+
+    @property
+    def slots(self) -> int:
+        """Share slots whose permutation the analyzer does not know."""
+        return max(0, self.shares - self.colluding_slots)
+
+
+Crowd = Shuffled | PaddedBernoulli | PaddedTopk

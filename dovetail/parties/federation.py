@@ -1,0 +1,97 @@
+"""What parties learn, from a config: the first model, how a user trains, how good a model is.
+
+The deployed counterpart of the simulation's engine: the same tasks, models and local updates, one user at a time. Other
+frameworks need none of this: a client takes any function from a flat model to a flat update, an analyzer any first
+model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import secrets
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+
+from dovetail.config import Config
+from dovetail.federated.client import ClientUpdate, local_update, visiting_order
+from dovetail.federated.server import Server
+from dovetail.parties.client import Train
+from dovetail.parties.learning import Learning
+from dovetail.plan import load
+from dovetail.simulate.engine import as_float, first_parameters
+from dovetail.tasks import Clients, Dataset, Model
+
+__all__ = ["Federation", "federation"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Federation:
+    """A model, who holds which records, and records to test with."""
+
+    config: Config
+    dataset: Dataset
+    clients: Clients
+    model: Model
+
+    @property
+    def initial(self) -> np.ndarray:
+        """The first model, flat."""
+        return np.asarray(first_parameters(self.model, self.config.seed)[0])
+
+    @property
+    def dim(self) -> int:
+        """How many parameters the model has."""
+        return len(self.initial)
+
+    def train(self, user: int) -> Train:
+        """How one user trains: on its own records alone."""
+        if not 0 <= user < self.clients.num_clients:
+            raise ValueError(f"expected a user from 0 to {self.clients.num_clients - 1}, got user={user}")
+        rows, count = self.clients.index[user], int(self.clients.counts[user])
+        inputs, labels = as_float(jnp.asarray(self.dataset.inputs[rows])), jnp.asarray(self.dataset.labels[rows])
+
+        def train(model: np.ndarray) -> np.ndarray:
+            key = jax.random.key(secrets.randbits(31))
+            return np.asarray(self._step(jnp.asarray(model), inputs, labels, jnp.int32(count), key))
+
+        return train
+
+    @functools.cached_property
+    def _step(self) -> Callable[..., jax.Array]:
+        """One user's training, compiled once for all users of this process."""
+        settings = ClientUpdate(**msgspec.structs.asdict(self.config.client))
+        _, unravel = first_parameters(self.model, self.config.seed)
+        update = local_update(settings, lambda params, batch: self.model.apply(unravel(params), batch))
+
+        def step(model: jax.Array, inputs: jax.Array, labels: jax.Array, count: jax.Array, key: jax.Array) -> jax.Array:
+            order = visiting_order(count, len(labels), key=key)
+            return update(model, inputs[order], labels[order], count)
+
+        return jax.jit(step)
+
+    def learning(self) -> Learning:
+        """What the analyzer needs of it: nothing of anybody's records but those for testing."""
+        server = self.config.server
+        _, unravel = first_parameters(self.model, self.config.seed)
+        inputs, labels = as_float(jnp.asarray(self.dataset.test_inputs)), jnp.asarray(self.dataset.test_labels)
+
+        @jax.jit
+        def score(model: jax.Array) -> jax.Array:
+            return jnp.mean(jnp.argmax(self.model.apply(unravel(model), inputs), axis=1) == labels)
+
+        return Learning(
+            initial=self.initial,
+            server=Server.build(server.optimizer, server.learning_rate, server.options),
+            evaluate=lambda model: float(score(jnp.asarray(model))),
+        )
+
+
+def federation(config: Config) -> Federation:
+    """The federation of a config."""
+    dataset, clients, model = load(config)
+    return Federation(config=config, dataset=dataset, clients=clients, model=model)

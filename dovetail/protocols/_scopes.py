@@ -1,0 +1,63 @@
+"""Whom and what a round relies on: the scope of each trust model, with what all of its protocols assume."""
+
+from __future__ import annotations
+
+from dovetail.events import Poisson
+from dovetail.protocols._base import Cohort
+from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit
+
+__all__ = ["DROPOUT", "check_shuffle_relation", "curator_scope", "local_scope", "shuffle_scope"]
+
+DROPOUT = "who drops out does not depend on the data"
+_FRESH = "users' noise is independent and fresh"
+
+
+def curator_scope(neighbors: Neighbors, *assumptions: str, unit: Unit = Unit.USER) -> Scope:
+    """Against whoever sees the models, the curator trusted."""
+    return Scope(
+        trust=Trust.CURATOR,
+        adversary="observer of every model",
+        neighbors=neighbors,
+        unit=unit,
+        assumptions=assumptions,
+    )
+
+
+def local_scope(neighbors: Neighbors, *more: str, unit: Unit = Unit.USER) -> Scope:
+    """Against everyone else: a client's own noise relies on nobody."""
+    if unit is Unit.USER and neighbors is not Neighbors.REPLACE_ONE:
+        raise ValueError(f"expected neighbors = replace-one for a local guarantee, got neighbors={neighbors.value!r}")
+    return Scope(
+        trust=Trust.LOCAL,
+        adversary="server and everyone else",
+        neighbors=neighbors,
+        unit=unit,
+        assumptions=(_FRESH, *more),
+    )
+
+
+def shuffle_scope(cohort: Cohort, neighbors: Neighbors, *more: str) -> Scope:
+    """Against the analyzer, one shuffler trusted and an enforced minimum of users there."""
+    check_shuffle_relation(neighbors)
+    if isinstance(cohort.participation, Poisson):
+        raise NotApplicable("a crowd must have a size that is enforced, and a Poisson sample has none")
+    honest = max(0, cohort.min_size - cohort.colluders)
+    return Scope(
+        trust=Trust.SHUFFLE,
+        adversary="analyzer",
+        neighbors=neighbors,
+        unit=Unit.USER,
+        assumptions=(
+            _FRESH,
+            "shuffler and analyzer do not collude",
+            f"each user uploads all of its reports or none, and {DROPOUT}",
+            f"at least {honest} honest users take part in a round, and at most {cohort.colluders} others",
+            *more,
+        ),
+    )
+
+
+def check_shuffle_relation(neighbors: Neighbors) -> None:
+    """Refuse any relation but the one that shuffled rounds are stated for."""
+    if neighbors is not Neighbors.REPLACE_ONE:
+        raise ValueError(f"expected neighbors = replace-one in the shuffle model, got neighbors={neighbors.value!r}")

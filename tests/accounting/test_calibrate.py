@@ -1,0 +1,96 @@
+"""Searches that meet a target: the point that they return was evaluated, and little less would not do."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.accounting import calibrate, smallest_integer, smallest_noise
+from dovetail.statements import NotApplicable
+
+
+def test_impossible_targets_are_refused():
+    with pytest.raises(ValueError, match="expected eps > 0"):
+        smallest_noise(lambda noise: 1 / noise, eps=-1.0)
+    with pytest.raises(ValueError, match="expected a target"):
+        smallest_noise(lambda noise: 1.0, eps=0.5)
+
+
+@pytest.mark.parametrize("high", [7, 10, 1000])
+def test_the_smallest_whole_number(high):
+    asked = []
+
+    def eps_of(number):
+        asked.append(number)
+        return 1 / number
+
+    found = smallest_integer(eps_of, eps=0.15, low=2, high=high)
+    assert found == 7 and found in asked
+    assert smallest_integer(eps_of, eps=5.0, low=2, high=high) == 2
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(0.1, 50), st.floats(0.5, 3), st.floats(1e-12, 0.4), st.floats(0.01, 100))
+def test_smallest_eps_lands_on_the_safe_side(rate, power, delta, high):
+    def delta_at(eps):
+        return 0.5 * math.exp(-rate * eps**power)
+
+    eps = calibrate.smallest_eps(delta_at, delta=delta, high=high)
+    assert delta_at(eps) <= delta
+    assert delta_at(eps * (1 - 1e-8)) > delta
+
+
+def test_smallest_eps_gives_up_where_nothing_holds():
+    assert calibrate.smallest_eps(lambda eps: 0.5, delta=0.1, high=1.0) == math.inf
+    assert calibrate.smallest_eps(lambda eps: math.exp(-eps), delta=1e-3, high=0.1) == pytest.approx(math.log(1e3))
+
+
+@pytest.mark.parametrize("eps", [0.1, 1.0, 7.0])
+def test_the_smallest_delta_of_a_theorem_that_goes_to_an_eps_only(eps):
+    def eps_of(delta):
+        if delta > 0.4:
+            return 0.0
+        return math.sqrt(-math.log(delta / 0.4))
+
+    exact = 0.4 * math.exp(-(eps**2))
+    assert exact <= calibrate.smallest_delta(eps_of, eps=eps) <= exact * 1.002
+    assert eps_of(calibrate.smallest_delta(eps_of, eps=eps)) <= eps
+
+
+def test_the_edges_of_a_search_for_a_delta():
+    def never(delta):
+        raise NotApplicable("never")
+
+    assert calibrate.smallest_delta(never, eps=1.0) == 1
+    assert calibrate.smallest_delta(lambda delta: 2.0, eps=1.0) == 1
+    assert calibrate.smallest_delta(lambda delta: 0.5, eps=1.0) == 1e-30
+
+
+def test_the_smallest_point_is_one_that_holds_to_the_last_digits():
+    found = calibrate.smallest_point(lambda x: x * x >= 2, low=0.0, high=3.0)
+    assert found * found >= 2 and found == pytest.approx(math.sqrt(2), rel=2e-15)
+    assert calibrate.smallest_point(lambda x: False, low=0.0, high=3.0) == math.inf
+    below = calibrate.smallest_point(lambda x: x >= -5, low=-8.0, high=0.0)
+    assert -5 <= below <= -5 * (1 - 1e-14)
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-3, 0.5, 0.7])
+def test_what_is_spent_is_solved_for_from_above(share):
+    def eps_at(delta):
+        return math.sqrt(-math.log(delta)) / 5
+
+    def spent(eps):
+        return share * 1e-6 * math.exp(eps - eps_at(1e-6))
+
+    found = calibrate.eps_after_spending(eps_at, spent, delta=1e-6)
+    assert eps_at(1e-6 - spent(found)) <= found
+    below = found * (1 - 1e-5)
+    assert eps_at(1e-6 - spent(below)) > below, "not larger than it has to be"
+
+
+def test_nothing_left_of_delta():
+    with pytest.raises(NotApplicable, match="spent beside the noise"):
+        calibrate.eps_after_spending(lambda delta: -math.log(delta), lambda eps: 1e-8 * math.exp(eps), delta=1e-6)
+    with pytest.raises(NotApplicable, match="no eps found"):
+        calibrate.eps_after_spending(lambda delta: 1 + 1e3 * delta, lambda eps: 0.0, delta=0.5, steps=1)
