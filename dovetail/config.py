@@ -121,6 +121,11 @@ class Config(_Section, frozen=True, kw_only=True):
     privacy: PrivacyConfig = PrivacyConfig()
     performance: PerformanceConfig = PerformanceConfig()
 
+    @property
+    def protocol_settings(self) -> dict[str, Any]:
+        """The protocol's own settings, without its name."""
+        return {key: value for key, value in self.protocol.items() if key != "name"}
+
 
 def presets() -> list[str]:
     """The names of the bundled configs."""

@@ -187,7 +187,10 @@ def _open(plan: Plan, out: Path | None, resume: bool) -> tuple[RunFolder | None,
     folder, saved = RunFolder.reopen(out, config) if resume else (None, None)
     if jax.process_index() != 0:
         return None, saved
-    return folder or RunFolder.create(out, config), saved
+    if folder is None:
+        return RunFolder.create(out, config), None
+    folder.drop_after(saved.round if saved else 0)
+    return folder, saved
 
 
 def _begin(plan: Plan, saved: Saved | None) -> tuple[Training, list[int]]:

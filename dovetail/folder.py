@@ -58,15 +58,24 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path, config: str) -> tuple[RunFolder, Saved | None]:
-        """An earlier run's folder and its last checkpoint, if it got that far; refuses another config."""
+        """An earlier run's folder and its last checkpoint, if it got that far; refuses another config.
+
+        Nothing is written: several processes may read the same checkpoint (`drop_after` is for the one that writes).
+        """
         if not (path / _CONFIG).is_file():
             raise ValueError(f"expected a run to resume in {str(path)!r}, got none")
         if (path / _CONFIG).read_text() != config:
             raise ValueError(f"expected the config that the run in {str(path)!r} began with, got another one")
         folder = cls(path)
-        saved = folder._load()
-        folder._keep_until(saved.round if saved else 0)
-        return folder, saved
+        return folder, folder._load()
+
+    def drop_after(self, last: int) -> None:
+        """Leave out the lines of later rounds, which will be run again."""
+        for name in (_METRICS, _DIAGNOSTICS):
+            kept = [line for line in self._lines(name) if line.get("round", 0) <= last]
+            if kept or name == _METRICS:
+                text = "".join(json.dumps(line) + "\n" for line in kept)
+                write_atomically(self.path / name, text.encode())
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Append a line to `metrics.jsonl`."""
@@ -120,13 +129,6 @@ class RunFolder:
             meta = json.loads(str(data["meta"]))
             leaves = tuple(data[f"leaf{i}"] for i in range(meta["leaves"]))
         return Saved(round=meta["round"], released=tuple(meta["released"]), leaves=leaves)
-
-    def _keep_until(self, last: int) -> None:
-        for name in (_METRICS, _DIAGNOSTICS):
-            kept = [line for line in self._lines(name) if line.get("round", 0) <= last]
-            if kept or name == _METRICS:
-                text = "".join(json.dumps(line) + "\n" for line in kept)
-                write_atomically(self.path / name, text.encode())
 
 
 def _finite(line: Mapping[str, Any]) -> dict[str, Any]:

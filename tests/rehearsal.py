@@ -25,7 +25,7 @@ class Rehearsal(_desk.Desk):
 
     def train(self, preset: str, overrides: _desk.Overrides = (), *, label: str = "") -> Any:
         config = read(preset, overrides)
-        settings = {key: value for key, value in config.protocol.items() if key != "name"}
+        settings = config.protocol_settings
         plan = quotes.Plan(num_users=self.num_users, dim=7850, delta=config.privacy.delta, settings=settings)
         quotes.settled(config.protocol["name"], plan)
         self.asked.append(config)

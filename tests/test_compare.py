@@ -34,7 +34,7 @@ def test_a_line_up_has_a_config_or_a_reason_for_every_protocol(model, eps):
         if one.config is not None:
             assert isinstance(one.config, Config)
             assert one.config.privacy.eps == (None if one.protocol == "fedavg" else eps)
-            build(one.protocol, {key: value for key, value in one.config.protocol.items() if key != "name"})
+            build(one.protocol, one.config.protocol_settings)
 
 
 def test_the_nearest_tuned_line_is_used():

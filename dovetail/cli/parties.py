@@ -94,7 +94,7 @@ def task_new(
     from dovetail.parties.task import Task, calibrated, cost, sign
 
     chosen = configs.read(config, [configs.parse_override(text) for text in set_ or []])
-    settings = {key: value for key, value in chosen.protocol.items() if key != "name"}
+    settings = chosen.protocol_settings
     fields = {
         "protocol": chosen.protocol["name"],
         "dim": federation(chosen).dim if dim is None else dim,

@@ -52,9 +52,9 @@ def _budgets(preset: str, budgets: str | list[float]) -> list[tuple[str, Any]]:
 
 def _about(preset: str, overrides: Overrides) -> tuple[str, quotes.Plan]:
     """One round of this config."""
-    settings = dict(read(preset, overrides).protocol)
-    name = settings.pop("name")
-    return name, quotes.Plan(num_users=USERS, dim=_DIM, delta=_DELTA, settings=settings)
+    config = read(preset, overrides)
+    plan = quotes.Plan(num_users=USERS, dim=_DIM, delta=_DELTA, settings=config.protocol_settings)
+    return config.protocol["name"], plan
 
 
 def _trained(

@@ -37,8 +37,8 @@ def _trained(
 ) -> Row:
     """The row of a training with what is claimed, certified and shown of one epoch of it."""
     row = desk.row(label, preset, overrides, **more)
-    protocol = dict(read(preset, overrides).protocol)
-    name = protocol.pop("name")
+    config = read(preset, overrides)
+    name, protocol = config.protocol["name"], config.protocol_settings
     quoted = quotes.quote(name, plan(**protocol))
     if name == "ss_topk" and protocol.get("published") and protocol.get("decoys"):
         protocol["linkage"] = "coordinate"  # counts alone are attacked, which is less than is shown

@@ -40,7 +40,7 @@ def demo_config(protocol: str, *, clients: int, overrides: Sequence[str] = ()) -
     config = parse(tree, [parse_override(text) for text in overrides])
     try:
         cohort = Cohort(participation=Everyone(), size=clients, min_size=clients)
-        settings = {key: value for key, value in config.protocol.items() if key != "name"}
+        settings = config.protocol_settings
         build(protocol, settings).settle(cohort, federation(config).dim)
     except NotApplicable:  # too few users to hide among: it runs, and the statement says that nothing is certified
         config.protocol["shares"] = _FEW_SHARES

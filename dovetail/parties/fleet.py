@@ -72,7 +72,7 @@ def set_up(
 ) -> Ground:
     """The fleet of a config, in a new folder: every user with its key and policy; a round needs all of them."""
     _refuse_full(folder)
-    settings = {key: value for key, value in config.protocol.items() if key != "name"}
+    settings = config.protocol_settings
     fields = {
         "name": config.task.name,
         "protocol": config.protocol["name"],

@@ -111,7 +111,7 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
 
 
 def _protocol(config: Config) -> protocols.Protocol:
-    settings = {key: value for key, value in config.protocol.items() if key != "name"}
+    settings = config.protocol_settings
     name, unit = config.protocol["name"], config.privacy.unit
     if issubclass(protocols.find(name), ItemLevel) and "unit" not in settings:
         settings["unit"] = "item" if unit == "item" else "subject"
