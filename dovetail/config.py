@@ -7,6 +7,7 @@ sentence: an unknown key names the nearest valid one, a wrong type says what was
 from __future__ import annotations
 
 import copy
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -26,6 +27,7 @@ __all__ = [
     "PrivacyConfig",
     "ServerConfig",
     "TaskConfig",
+    "described_presets",
     "parse",
     "parse_override",
     "presets",
@@ -133,6 +135,12 @@ def presets() -> list[str]:
     return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
 
 
+def described_presets() -> dict[str, str]:
+    """What each bundled config is, by name: the first line of its file."""
+    folder = resources.files("dovetail") / "presets"
+    return {name: (folder / f"{name}.toml").read_text().partition("\n")[0].lstrip("# ") for name in presets()}
+
+
 def read(source: str | Path, overrides: Iterable[tuple[str, Any]] = ()) -> Config:
     """The config in a file, or the preset of this name, with overrides applied."""
     path = Path(source)
@@ -212,11 +220,26 @@ def _check_keys(tree: Mapping[str, Any]) -> None:
                 _validate.known(f"key of [{name}]", key, kind.__struct_fields__)
 
 
+_KINDS = {
+    "float": "a number",
+    "int": "a whole number",
+    "str": "text",
+    "bool": "true or false",
+    "null": "nothing",
+    "array": "a list",
+}
+
+
 def _sentence(error: msgspec.ValidationError) -> str:
     text, _, where = str(error).partition(" - at `$")
     where = where.strip("`.")
+    text = re.sub(r"`([a-z]+(?: \| [a-z]+)*)`", _in_words, text)
     message = text[:1].lower() + text[1:]
     return f"{message} in {where}" if where else message
+
+
+def _in_words(kinds: re.Match[str]) -> str:
+    return " or ".join(_KINDS.get(kind, kind) for kind in kinds[1].split(" | "))
 
 
 def _without_none(value: Any) -> Any:

@@ -27,7 +27,7 @@ from dovetail.simulate.devices import to_host
 from dovetail.statements import Bound, Statement, Unit
 from dovetail.tasks import Task
 
-__all__ = ["Plan", "Progress", "Result", "prepare", "run", "train"]
+__all__ = ["Progress", "Result", "prepare", "run", "train"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

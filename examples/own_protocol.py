@@ -19,13 +19,13 @@ import jax.numpy as jnp
 from rich.console import Console
 
 import dovetail
-from dovetail import _validate, audit, quotes
+from dovetail import audit, quotes
 from dovetail.events import Report, Round, Shuffled, View
 from dovetail.mechanisms import BinaryRandomizedResponse
-from dovetail.protocols import PROTOCOLS, Cohort, Protocol
+from dovetail.protocols import PROTOCOLS, Cohort, Protocol, shuffle_scope
 from dovetail.shufflers import Layout, Reports
 from dovetail.shufflers import Shuffled as Received
-from dovetail.statements import Neighbors, Scope, Trust, Unit
+from dovetail.statements import Neighbors
 
 
 # [protocol]
@@ -45,9 +45,9 @@ class OneBit(Protocol):
     eps_local: float | None = None  # None: calibrated to the target
 
     def __post_init__(self) -> None:
-        _validate.positive(clip_value=self.clip_value)
-        if self.eps_local is not None:
-            _validate.positive(eps_local=self.eps_local)
+        for name, value in (("clip_value", self.clip_value), ("eps_local", self.eps_local)):
+            if value is not None and not value > 0:
+                raise ValueError(f"expected {name} > 0, got {name}={value!r}")
 
     @property
     def noise_field(self) -> str:
@@ -85,20 +85,10 @@ class OneBit(Protocol):
 
     # [privacy]
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
-        """What a round is in privacy terms: one shuffled report a user, and whom that relies on."""
+        """What a round is in privacy terms: one shuffled report a user, with what every shuffled round relies on."""
         report = Report(kind="generic", eps_local=self.known("eps_local"))
         event = Shuffled(report=report, num_users=cohort.crowd(), colluders=cohort.colluders)
-        scope = Scope(
-            trust=Trust.SHUFFLE,
-            adversary="analyzer",
-            neighbors=neighbors,
-            unit=Unit.USER,
-            assumptions=(
-                "shuffler and analyzer do not collude",
-                "users' noise is independent and fresh",
-                f"at least {cohort.crowd() - cohort.colluders} honest users take part in a round",
-            ),
-        )
+        scope = shuffle_scope(cohort, neighbors, "the shuffler permutes uniformly")
         return View(round=Round(mechanism=event, participation=cohort.participation), scope=scope)
 
     def noise_std(self, size: int, dim: int) -> float:
@@ -128,14 +118,13 @@ def quote_and_audit(console: Console) -> None:
     """What it promises for 1000 users, and what attacks on the running code find among ten."""
     large = quotes.Plan(num_users=1000, dim=650, delta=1e-6, settings={"clip_value": 1.0, "eps_local": 3.0})
     console.print(str(quotes.quote("one_bit", large).certified))
-    small = quotes.Plan(num_users=10, dim=2, delta=0.01, settings={"clip_value": 1.0, "eps_local": 2.0})
+    small = quotes.Plan(num_users=10, dim=2, delta=0.01, settings={"clip_value": 1.0, "eps_local": 1.5})
     found = audit.audit("one_bit", small, trials=1000)
     console.print(
         f"{found.bound.eps:.3f} <= eps <= {found.certified.eps:.3f} for ten users, by: {found.bound.attack}",
     )
 
 
-# [end]
 def main() -> None:
     """Train, quote, audit."""
     console = Console(soft_wrap=True, highlight=False, markup=False)

@@ -7,6 +7,7 @@ A shell block of a tutorial is marked by a line before it: `% run: quick` (here)
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 import re
 import shlex
@@ -200,6 +201,22 @@ def test_pages_of_keys_and_commands_name_all_of_them():
     assert "\n## dovetail account protocol\n" in commands
     assert "| `--delta` | required |" in commands
     assert "```text\ndovetail run [OPTIONS] [CONFIG]\n```" in commands
+
+
+def test_what_the_reference_shows_is_shown_once_and_what_it_points_to_is_shown():
+    shown, pointed = [], set()
+    for page in generated_pages.MODULES:
+        for package in generated_pages.MODULES[page]:
+            for name in generated_pages.modules_of(package):
+                section = generated_pages.module_section(name)
+                module = importlib.import_module(name)
+                members = re.findall(r":members: (.*)", section)
+                for member in members[0].split(", ") if members else ():
+                    _, home = generated_pages._home(getattr(module, member))
+                    shown.append(home)
+                pointed |= set(re.findall(r":py:obj:`~([^`]*)`", section))
+    assert sorted(shown) == sorted(set(shown))
+    assert pointed <= set(shown)
 
 
 def test_guarantees_become_points_and_bars_stay_bars():

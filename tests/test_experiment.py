@@ -202,7 +202,7 @@ def test_fits_and_certify_agree_on_the_budget():
         (("privacy.epsilon", 1.0), r"unknown key of \[privacy\] 'epsilon': did you mean 'eps'"),
         (("cohrot.size", 1), "unknown config key 'cohrot': did you mean 'cohort'"),
         (("cohort.size", 301), r"expected at most as many clients a round as there are \(300\), got size=301"),
-        (("cohort.size", "many"), "expected `int | array | null`, got `str` in cohort.size"),
+        (("cohort.size", "many"), "expected a whole number or a list or nothing, got text in cohort.size"),
         (("cohort.epochs", 1), "expected either cohort.epochs or cohort.rounds"),
         (("seed", -1), "expected 0 <= seed"),
         (("task.model", "transformer"), "unknown model 'transformer'"),

@@ -40,7 +40,7 @@ MODULES = {  # a page: what it shows, in this order; a package stands for all it
     "audit": ("dovetail.audit",),
     "parties": ("dovetail.parties",),
     "config": ("dovetail.config",),
-    "papers": ("dovetail.papers",),
+    "papers": ("dovetail.papers", "dovetail.compare"),
     "report": ("dovetail.report", "dovetail.figures", "dovetail.references"),
 }
 _MEANINGS = Path(__file__).with_name("meanings.toml")

@@ -17,8 +17,8 @@ import tomllib
 from typing import Any
 
 from dovetail import quotes
+from dovetail.compare import sealed_size
 from dovetail.config import Config, parse
-from dovetail.parties.sealing import OVERHEAD
 from dovetail.protocols import PROTOCOLS
 from dovetail.protocols._sums import ReportedSum
 from dovetail.statements import NotApplicable, Statement
@@ -113,7 +113,7 @@ def _cost(name: str, plan: quotes.Plan) -> list[tuple[str, str]]:
         return facts
     count, size = messages.per_client, messages.size
     facts.append(("messages", f"{count:,} of {size} byte{'s' * (size > 1)} ({_bytes(count * size)})"))
-    facts.append(("sealed one by one", _bytes(count * (size + OVERHEAD))))
+    facts.append(("uploaded, sealed one by one and each with its slot", _bytes(count * sealed_size(size))))
     facts.append(("deployed by Dovetail's parties", "yes"))
     return facts
 

@@ -67,8 +67,10 @@ def _statement(
     premises: tuple[Statement, ...] = (),
     per_user: tuple[float, ...] | None = None,
 ) -> Statement:
-    said = (*scope.assumptions, *_sampling_assumptions(paid), *_spent_assumptions(paid, bound.eps), TUNING_ASSUMPTION)
+    said = (*scope.assumptions, *_sampling_assumptions(paid), TUNING_ASSUMPTION)
     scope = dataclasses.replace(scope, assumptions=tuple(dict.fromkeys(said)))
+    by = dataclasses.replace(bound.theorem, where="; ".join((bound.theorem.where, *_spent(paid, bound.eps))))
+    bound = dataclasses.replace(bound, theorem=by)
     return scope.state(bound, Verdict.CERTIFIED, span=span, premises=premises, per_user=per_user)
 
 
@@ -84,7 +86,8 @@ def _per_user(paid: Sequence[Charge], best: Bound) -> tuple[float, ...] | None:
     return tuple(min(bound.eps, best.eps) for bound in mine)
 
 
-def _spent_assumptions(paid: Sequence[Charge], eps: float) -> list[str]:
+def _spent(paid: Sequence[Charge], eps: float) -> list[str]:
+    """What the proof spends of delta beside the noise."""
     mixing = spent_on_mixing(paid, eps=eps) if eps < math.inf else 0.0
     said = ((spent_on_full(paid), "reports that meet a full coordinate"), (mixing, "imperfect mixing of shares"))
     return [f"of delta, {spent:.3g} is spent on {what}" for spent, what in said if spent]

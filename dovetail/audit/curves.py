@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dovetail import experiment, plots, quotes
+from dovetail import plots, quotes
 from dovetail.audit.findings import Finding, audit
 from dovetail.figures import Figure
 from dovetail.files import write_json
+from dovetail.plan import Plan
 from dovetail.statements import NotApplicable
 
 __all__ = ["draw", "figure", "of_round", "trade_offs", "write"]
@@ -59,7 +60,7 @@ def draw(path: Path, finding: Finding) -> None:
     plots.save(figure(finding), path)
 
 
-def of_round(plan: experiment.Plan) -> quotes.Plan:
+def of_round(plan: Plan) -> quotes.Plan:
     """One round of a training, as an attack sees it."""
     fields = dataclasses.fields(plan.protocol)  # type: ignore[arg-type]
     return quotes.Plan(
@@ -72,7 +73,7 @@ def of_round(plan: experiment.Plan) -> quotes.Plan:
     )
 
 
-def write(plan: experiment.Plan, folder: Path) -> Path:
+def write(plan: Plan, folder: Path) -> Path:
     """Attack one round of a training exactly and write `audit.json`: what was found and its curves, or why nothing was.
 
     Nothing else in the folder is touched.

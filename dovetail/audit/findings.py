@@ -22,7 +22,7 @@ from dovetail.events import Round
 from dovetail.protocols import Cohort, Protocol
 from dovetail.statements import NotApplicable, Statement
 
-__all__ = ["Finding", "audit"]
+__all__ = ["Finding", "attack", "audit"]
 
 _MOST_REPORTS = 20_000  # of a trial, if trials are not asked for
 _NOTHING = "nothing was tried"

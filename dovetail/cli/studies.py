@@ -66,7 +66,9 @@ def compare(
             out_console.print(f"{outcome.protocol}: not run, {outcome.reason}", markup=False, highlight=False)
     if task != "mnist":
         out_console.print(
-            "clip, step and sizes of rounds were tuned on MNIST: read the ranking with care", highlight=False
+            "clip, step and sizes of rounds were tuned on MNIST: read the ranking with care; --set cohort.size=N sets "
+            "the size for all",
+            highlight=False,
         )
     best = found.best_single_shuffler
     if best is not None:

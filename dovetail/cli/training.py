@@ -6,7 +6,7 @@ import contextlib
 import runpy
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,7 +47,7 @@ def run(
     from dovetail.simulate import devices
 
     if presets:
-        print_names(configs.presets(), as_json=as_json)
+        _print_presets(configs.described_presets(), as_json=as_json)
         return
     if resume and out is None:
         raise ValueError("expected --out with --resume, got none")
@@ -69,6 +69,16 @@ def run(
     out_console.print(str(result.statement), markup=False, highlight=False)
     out_console.print(_unit_table(result.units))
     out_console.print(f"report: {target / 'report.html'}", markup=False, highlight=False)
+
+
+def _print_presets(described: Mapping[str, str], *, as_json: bool) -> None:
+    if as_json:
+        print_json(list(described))
+        return
+    table = Table.grid(padding=(0, 2))
+    for name, what in described.items():
+        table.add_row(escape(name), escape(what))
+    out_console.print(table)
 
 
 def _prepared(source: str, overrides: Sequence[str], *, fall_back: bool) -> Any:
@@ -172,6 +182,8 @@ def _progress_bar(rounds: int) -> Iterator[Any]:
                 )
                 said = f"accuracy {progress.accuracy:.2%}, {eps}"
             bar.update(task, completed=progress.round, description=said)
+            if not err_console.is_terminal and progress.round % max(1, rounds // 10) == 0:
+                err_console.print(f"round {progress.round}/{rounds} {said}", highlight=False, markup=False)
 
         yield observe
 

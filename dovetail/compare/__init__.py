@@ -16,7 +16,7 @@ import msgspec
 
 from dovetail import __version__, _validate, experiment, machine
 from dovetail.compare._contenders import Contender, line_up, models
-from dovetail.compare._costs import Costs, costs
+from dovetail.compare._costs import Costs, costs, sealed_size
 from dovetail.compare._ranking import Comparison, Outcome, Run
 from dovetail.config import Config
 from dovetail.files import make_folder
@@ -24,7 +24,19 @@ from dovetail.protocols import Protocol
 from dovetail.statements import Neighbors, Statement, Trust, Unit
 from dovetail.tasks import Task
 
-__all__ = ["Comparison", "Contender", "Costs", "Outcome", "Run", "compare", "costs", "line_up", "models", "noise_of"]
+__all__ = [
+    "Comparison",
+    "Contender",
+    "Costs",
+    "Outcome",
+    "Run",
+    "compare",
+    "costs",
+    "line_up",
+    "models",
+    "noise_of",
+    "sealed_size",
+]
 
 
 def compare(

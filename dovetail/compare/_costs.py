@@ -14,7 +14,7 @@ from dovetail.parties.keys import KEY_ID
 from dovetail.protocols import Protocol
 from dovetail.statements import NotApplicable
 
-__all__ = ["Costs", "costs"]
+__all__ = ["Costs", "costs", "sealed_size"]
 
 _SLOT_BYTES, _FLOAT_BYTES = 4, 4
 
@@ -43,9 +43,14 @@ def costs(protocol: Protocol, size: int, dim: int) -> Costs:
     received = size * messages if layout.padding is None else layout.padding.pad_to * layout.slots
     return Costs(
         messages=messages,
-        bytes=messages * (_SLOT_BYTES + plain + sealing.OVERHEAD),
+        bytes=messages * sealed_size(plain),
         server_seconds=received * _seconds_to_open(plain),
     )
+
+
+def sealed_size(plain: int) -> int:
+    """Bytes of a message of so many plain bytes as it is uploaded: its slot, and the sealed rest."""
+    return _SLOT_BYTES + plain + sealing.OVERHEAD
 
 
 @functools.cache

@@ -9,10 +9,10 @@ import msgspec
 
 __all__ = ["read_record"]
 
-Record = TypeVar("Record")
+_Record = TypeVar("_Record")
 
 
-def read_record(path: Path, kind: type[Record], what: str) -> Record:
+def read_record(path: Path, kind: type[_Record], what: str) -> _Record:
     """The record of a kind in a file; `what` names it where there is none."""
     if not path.is_file():
         raise FileNotFoundError(f"expected {what} in {str(path)!r}, got no file")

@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 from dovetail import _imports, _validate
 from dovetail.protocols._base import Cohort, Protocol
 from dovetail.protocols._messages import Messages, Sent
+from dovetail.protocols._scopes import curator_scope, local_scope, shuffle_scope
 from dovetail.protocols.apes import Apes
 from dovetail.protocols.binary_sum import BinarySum
 from dovetail.protocols.central_sub import CentralSub
@@ -25,7 +26,19 @@ from dovetail.protocols.ss_double import SsDouble
 from dovetail.protocols.ss_simple import SsSimple
 from dovetail.protocols.ss_topk import SsTopk
 
-__all__ = ["PROTOCOLS", "Cohort", "Messages", "Protocol", "Sent", "build", "find", "requires"]
+__all__ = [
+    "PROTOCOLS",
+    "Cohort",
+    "Messages",
+    "Protocol",
+    "Sent",
+    "build",
+    "curator_scope",
+    "find",
+    "local_scope",
+    "requires",
+    "shuffle_scope",
+]
 
 _CURATOR_AND_LOCAL = (FedAvg, DpFl, LdpFl)
 _ITEMS = (CentralSub, LocalSub)

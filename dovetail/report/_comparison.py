@@ -72,6 +72,7 @@ def _ranking(runs: Mapping[str, Run]) -> str:
 
 def _row(place: int, name: str, run: Run) -> list[str]:
     spread = f"<br><small>± {statistics.stdev(run.accuracies):.2%}</small>" if len(run.accuracies) > 1 else ""
+    messages = f"{number(run.costs.messages)} message{'s' * (run.costs.messages > 1)}"
     return [
         str(place),
         f"<b>{escape(name)}</b>{_settings(run.settings)}",
@@ -79,7 +80,7 @@ def _row(place: int, name: str, run: Run) -> list[str]:
         escape(run.trust),
         f"{_numbers(run.certified)}<br><small>against the {escape(run.certified.adversary)}</small>",
         _numbers(run.local),
-        f"{_bytes(run.costs.bytes)}<br><small>{number(run.costs.messages)} messages</small>",
+        f"{_bytes(run.costs.bytes)}<br><small>{messages}</small>",
         f"{run.rounds}<br><small>server {number(run.costs.server_seconds, 2)} s each</small>",
     ]
 

@@ -19,15 +19,22 @@ def tree(statement: Statement) -> str:
 def _node(statement: Statement, said: tuple[str, ...]) -> str:
     span = f", {escape(statement.span)}" if statement.span else ""
     scope = f"one {statement.unit.value}{span}; against the {escape(statement.adversary)}; {statement.neighbors.value}"
-    new = [text for text in statement.assumptions if text not in said]
+    new = [] if statement.unbounded else [text for text in statement.assumptions if text not in said]
     inner = "".join(_node(premise, said + statement.assumptions) for premise in statement.premises)
     return (
-        f"<li><p><b>{escape(numbers(statement))}</b> {badge(statement.verdict.value)}</p>"
+        f"<li><p>{_promised(statement)}</p>"
         f'<p class="small">{scope}</p><p>by {escape(statement.theorem.where)}</p>'
         + (details(f"if {len(new)} assumption{'s hold' if len(new) > 1 else ' holds'}", _list(new)) if new else "")
         + (details("because of", f"<ul>{inner}</ul>", opened=True) if inner else "")
         + "</li>"
     )
+
+
+def _promised(statement: Statement) -> str:
+    """The numbers and what they are worth."""
+    if statement.unbounded:
+        return badge("nothing")
+    return f'<b class="dp">{escape(numbers(statement))}</b> {badge(statement.verdict.value)}'
 
 
 def _list(texts: list[str]) -> str:
@@ -56,10 +63,9 @@ def units(statements: Mapping[str, Statement]) -> str:
 
 def beside(statement: Statement) -> str:
     """Another statement about the same run, in short and in full."""
-    mark = badge("nothing") if statement.unbounded else badge(statement.verdict.value)
     span = f", {escape(statement.span)}" if statement.span else ""
     return (
-        f"<p><b>{escape(numbers(statement))}</b> {mark}<br>"
+        f"<p>{_promised(statement)}<br>"
         f'<span class="small">against the {escape(statement.adversary)}{span}</span></p>'
         f"<p>{escape(statement.theorem.where)}</p>" + details("In full", tree(statement))
     )

@@ -133,7 +133,7 @@ def not_covered(
             if local.unbounded
             else f"only {numbers(local)} is left, the local statement"
         )
-        said.append(f"Shuffler and analyzer working together: then {left}.")
+        said.append(f"The analyzer working with more shufflers than the assumptions allow: then {left}.")
     if shuffler is not None:
         tells = (
             f"nothing is promised about what it sees ({shuffler.theorem.where})"

@@ -56,7 +56,7 @@ def test_divergences_add_up_and_mixing_is_paid_at_the_whole_eps(count):
 def test_a_statement_says_what_mixing_costs():
     statement = certify(rounds(SHARES, 40), scope(SHARES), delta=DELTA)
     spent = 40 * split_and_mix.spent_delta(SHARES, statement.eps)
-    assert f"of delta, {spent:.3g} is spent on imperfect mixing of shares" in statement.assumptions
+    assert f"of delta, {spent:.3g} is spent on imperfect mixing of shares" in statement.theorem.where
     assert "Skellam" in statement.theorem.where and "Renyi composition" in statement.theorem.where
     (premise,) = statement.premises
     assert premise.eps == pytest.approx(eps_of(rounds(SHARES, 1)))
