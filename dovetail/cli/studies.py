@@ -89,7 +89,7 @@ def _ranking(runs: Mapping[str, Run]) -> Table:
             str(run.rounds),
             _eps(row["certified"]),
             run.trust,
-            _eps(row["local"]),
+            _eps(run.without_trust.to_json()),
             f"{run.costs.messages:,}",
             f"{run.costs.bytes:,}",
             f"{run.costs.server_seconds:.3g}",

@@ -51,6 +51,11 @@ class Run:
         return not self.certified.unbounded
 
     @property
+    def without_trust(self) -> Statement:
+        """What is left if nobody is trusted; where nobody need be, that is what is certified."""
+        return self.certified if self.certified.trust is Trust.LOCAL else self.local
+
+    @property
     def no_trusted_party(self) -> bool:
         """Whether what is certified holds whichever one party colludes with the analyzer."""
         if not self.private:
@@ -191,9 +196,8 @@ class Comparison:
 
     def write(self, folder: Path) -> None:
         """`comparison.json`, and its rows as CSV."""
-        data = self.to_json()
-        write_json(folder / _DATA, data)
-        write_table(folder / _TABLE, [_flat(row) for row in data["rows"]])
+        write_json(folder / _DATA, self.to_json())
+        write_table(folder / _TABLE, [_flat(outcome) for outcome in self.outcomes])
 
     @classmethod
     def read(cls, folder: Path) -> Comparison:
@@ -220,9 +224,10 @@ class Comparison:
         return dataclasses.replace(self, outcomes=(*before.outcomes, *self.outcomes))
 
 
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row for a spreadsheet."""
+def _flat(outcome: Outcome) -> dict[str, Any]:
+    """The outcome for a spreadsheet."""
+    row, run = outcome.to_json(), outcome.run
     shown = ("protocol", "trust", "no_trusted_party", "mean", "spread", "messages_per_client", "bytes_per_client",
              "server_seconds", "rounds", "machine", "reason")  # fmt: skip
-    flat = {name: row.get(name) for name in shown}
-    return {**flat, **{f"{name}_eps": row[name]["eps"] for name in ("certified", "local") if name in row}}
+    eps = {} if run is None else {"certified_eps": run.certified.eps, "eps_without_trust": run.without_trust.eps}
+    return {**{name: row.get(name) for name in shown}, **eps}

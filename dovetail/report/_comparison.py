@@ -55,7 +55,7 @@ def _facts(found: Comparison) -> list[tuple[str, str]]:
     alone = [name for name in private if found.runs[name].no_trusted_party]
     for title, names in (("most accurate", private), ("without a trusted party", alone)):
         if names:
-            facts.append((title, f"{names[0]}, {found.runs[names[0]].mean:.1%}"))
+            facts.append((title, f"{names[0]} {found.runs[names[0]].mean:.1%}"))
     if found.best_single_shuffler:
         facts.append(("best with one shuffler", found.best_single_shuffler))
     return facts
@@ -65,7 +65,7 @@ def _ranking(runs: Mapping[str, Run]) -> str:
     if not runs:
         return "<p>No protocol has been compared.</p>"
     head = ("", "protocol", "accuracy", "whom one must trust", "certified", "without that trust", "sent in a round",
-            "rounds")  # fmt: skip
+            "rounds, server")  # fmt: skip
     rows = [_row(place, name, run) for place, (name, run) in enumerate(runs.items(), 1)]
     return table(head, rows, numbers=(0, 2, 6, 7))
 
@@ -79,9 +79,9 @@ def _row(place: int, name: str, run: Run) -> list[str]:
         f"<b>{run.mean:.2%}</b>{spread}",
         escape(run.trust),
         f"{_numbers(run.certified)}<br><small>against the {escape(run.certified.adversary)}</small>",
-        _numbers(run.local),
+        _numbers(run.without_trust),
         f"{_bytes(run.costs.bytes)}<br><small>{messages}</small>",
-        f"{run.rounds}<br><small>server {number(run.costs.server_seconds, 2)} s each</small>",
+        f"{run.rounds}<br><small>{number(run.costs.server_seconds, 2)} s each</small>",
     ]
 
 

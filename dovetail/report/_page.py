@@ -121,7 +121,7 @@ _CSS = """
 html{-webkit-text-size-adjust:100%}
 body{margin:0;background:var(--paper);color:var(--ink);
 font:17px/1.6 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
-main,footer{max-width:56rem;margin:0 auto;padding:0 1.25rem}
+main,footer{max-width:62rem;margin:0 auto;padding:0 1.25rem}
 main{padding-top:2.5rem}
 p,li{max-width:44rem;overflow-wrap:anywhere}
 h1{font-size:clamp(1.7rem,5vw,2.6rem);line-height:1.15;margin:.2rem 0 1rem;letter-spacing:-.015em}
@@ -137,7 +137,7 @@ small,.small{font-size:.85rem;color:var(--soft)}
 padding:1.3rem 1.5rem;margin:1.5rem 0}
 .statement.nothing{border-left-color:var(--bad)}
 .statement p{margin:.5rem 0}.statement p:first-child{margin-top:0}.statement p:last-child{margin-bottom:0}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(8rem,1fr));gap:1rem 1.5rem;margin:1.5rem 0}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(9.5rem,1fr));gap:1rem 1.5rem;margin:1.5rem 0}
 .tiles dt{font-size:.85rem;color:var(--soft)}.tiles dd{margin:0;font-size:1.35rem;line-height:1.3;font-weight:600;
 font-variant-numeric:tabular-nums;overflow-wrap:anywhere}
 .wide{overflow-x:auto;margin:1rem 0}
