@@ -21,7 +21,8 @@ def describe() -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     devices = jax.devices()
     on = f"{len(devices)} x {devices[0].device_kind}, " if has_accelerator() else ""
-    return f"{on}{cores} core{'s' * (cores > 1)} ({_processor()}), Python {platform.python_version()}, jax {jax.__version__}"
+    count = f"{cores} core{'s' * (cores > 1)}"
+    return f"{on}{count} ({_processor()}), Python {platform.python_version()}, jax {jax.__version__}"
 
 
 def _processor() -> str:
