@@ -217,7 +217,9 @@ def _shown(value: Any) -> str:
 
 
 def _card(name: str, paper: dict[str, Any], exhibits: list[dict[str, Any]]) -> str:
-    verdicts = " ".join(f"{count} {badge(verdict)}" for verdict, count in _verdicts(exhibits).items())
+    verdicts = " ".join(
+        f'<span class="dp">{count} {badge(verdict)}</span>' for verdict, count in _verdicts(exhibits).items()
+    )
     facts = [f"<p>{escape(fact)}: <b>{escape(value)}</b></p>" for fact, value in _facts(exhibits)]
     return (
         f'<div class="card"><h2><a href="{escape(name)}/report.html">{escape(paper["title"])}</a></h2>'
