@@ -97,7 +97,8 @@ def test_reports_that_overflow_are_charged_or_refused():
     with pytest.raises(NotApplicable, match="full coordinate"):
         statement(110)
     tight = statement(160)
-    assert any("of delta" in text and "is spent" in text for text in tight.assumptions)
+    assert "of delta" in tight.theorem.where
+    assert "is spent on reports that meet a full coordinate" in tight.theorem.where
     assert tight.delta == 1e-6
 
 
