@@ -165,3 +165,8 @@ def test_every_column_of_the_ranking_has_its_name(command, tmp_path):
     head, line = (text for text in said.splitlines() if text.lstrip().startswith(("protocol", "dp_fl")))
     assert line[head.index("rounds") :].split()[0] == str(row["rounds"])
     assert line[head.index("certified eps") :].split()[0] == f"{row['certified']['eps']:.4g}"
+
+
+def test_personal_budgets_are_not_written_user_by_user(tiny):
+    found = compare.compare(contenders("pldp"), task="mnist", model="logistic", eps=EPS, delta=DELTA, seeds=1)
+    assert found.runs["pldp"].settings["budgets"] == "uniform2"

@@ -74,10 +74,10 @@ def compare(
 
 
 def _outcome(contender: Contender, task: Task | None, seeds: int, observe: Callable[[str], None]) -> Outcome:
-    name, config = contender.protocol, contender.config
-    if config is None:
+    name, given = contender.protocol, contender.config
+    if given is None:
         return Outcome(protocol=name, reason=contender.reason)
-    results = []
+    config, results = given, []
     for seed in range(seeds):
         observe(f"{name}, seed {seed}")
         try:
@@ -101,7 +101,7 @@ def _outcome(contender: Contender, task: Task | None, seeds: int, observe: Calla
             costs=costs(protocol, int(plan.schedule.size_of(0)), dim),
             rounds=first.rounds,
             seconds_per_round=first.seconds_per_round,
-            settings=config.protocol,
+            settings=given.protocol if protocol.budgets is not None else config.protocol,
             server_step=config.server.learning_rate,
             version=__version__,
             machine=machine.describe(),
