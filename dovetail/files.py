@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import fcntl
 import io
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["hold", "make_folder", "write_atomically", "write_json", "write_table"]
+__all__ = ["hold", "make_folder", "replacing", "write_atomically", "write_json", "write_table"]
 
 
 def make_folder(path: Path) -> None:
@@ -38,19 +39,25 @@ def hold(folder: Path) -> IO[bytes]:
     return lock
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that it is seen either complete or not at all, also after a crash."""
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A stream that becomes the file when the block is left, complete or not at all, also after a crash."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
-    except BaseException:
+    finally:
         Path(temporary).unlink(missing_ok=True)
-        raise
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that it is seen either complete or not at all, also after a crash."""
+    with replacing(path) as file:
+        file.write(content)
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:

@@ -241,7 +241,7 @@ def _local(rounds: Sequence[Round], scope: Scope, about: Mechanism | None, delta
     Rounds of one training differ in their crowds alone, which hide nobody here: one stands for all.
     """
     epochs = {item.participation.epoch for item in rounds if isinstance(item.participation, Disjoint)}
-    times = max(1, len(epochs) or len(rounds))
+    times = max(1, len(epochs) + sum(not isinstance(item.participation, Disjoint) for item in rounds))
     mine = dataclasses.replace(
         scope,
         trust=Trust.LOCAL,

@@ -6,7 +6,7 @@ import pytest
 
 from dovetail import quotes
 from dovetail.accounting import bound, certify
-from dovetail.events import Everyone, FixedSize, PaddedBernoulli, Report, Round, Shuffled
+from dovetail.events import Disjoint, Everyone, FixedSize, PaddedBernoulli, Report, Round, Shuffled
 from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit, Verdict
 
 DELTA = 5e-6
@@ -195,3 +195,17 @@ def test_bad_input_is_one_sentence(arguments, sentence, command):
     assert sentence in err
     assert err.strip().count("\n") == 0
     assert out == ""
+
+
+def test_rounds_for_everyone_count_beside_the_epochs_of_disjoint_batches():
+    protocol, cohort = quotes.settled("ss_simple", plan(eps_local=0.2, dim=10))
+    view = protocol.view(cohort, 10, neighbors=Neighbors.REPLACE_ONE)
+
+    def local_eps(*participations):
+        history = [Round(mechanism=view.round.mechanism, participation=one) for one in participations]
+        return quotes.state(protocol, [cohort] * len(history), 10, history, view.scope, delta=DELTA).local.eps
+
+    one = local_eps(Everyone())
+    assert local_eps(Disjoint(epoch=0), Disjoint(epoch=0)) == one
+    assert local_eps(Disjoint(epoch=0), Disjoint(epoch=0), Disjoint(epoch=1)) == pytest.approx(2 * one)
+    assert local_eps(Disjoint(epoch=0), Everyone(), Everyone()) == pytest.approx(3 * one)

@@ -14,7 +14,17 @@ from collections.abc import Iterable, Sequence
 
 from dovetail.accounting import releases, subjects
 from dovetail.accounting.releases import Sampling
-from dovetail.events import Disjoint, Everyone, FixedSize, Gaussian, Mechanism, Poisson, Round, SampledSubject
+from dovetail.events import (
+    Disjoint,
+    Everyone,
+    FixedSize,
+    Gaussian,
+    Mechanism,
+    NonPrivate,
+    Poisson,
+    Round,
+    SampledSubject,
+)
 from dovetail.statements import NotApplicable
 
 __all__ = ["Charge", "charges", "spent_delta", "spent_on_full", "spent_on_mixing"]
@@ -33,7 +43,14 @@ def charges(rounds: Iterable[Round]) -> tuple[Charge, ...]:
     """What one user pays for at the most: epochs of disjoint batches count once, everything else each time.
 
     A sum that has all items of a subject every time is a Gaussian release, and is charged as one.
+
+    Guarantees:
+        Refuses rounds under different relations: what they add up to would be a statement about neither.
     """
+    rounds = tuple(rounds)
+    relations = {item.mechanism.neighbors.value for item in rounds if not isinstance(item.mechanism, NonPrivate)}
+    if len(relations) > 1:
+        raise ValueError(f"expected rounds under one neighbouring relation, got {' and '.join(sorted(relations))}")
     counts: Counter[tuple[Mechanism, Sampling]] = Counter()
     epochs: dict[int, list[Mechanism]] = {}
     for item in rounds:

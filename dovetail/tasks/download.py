@@ -16,7 +16,6 @@ import http.client
 import io
 import logging
 import os
-import secrets
 import shutil
 import subprocess
 import tarfile
@@ -26,10 +25,13 @@ import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
-__all__ = ["Origin", "RemoteFile", "cache_folder", "fetch", "fetch_all", "replace_atomically"]
+from dovetail.files import make_folder, replacing
+
+__all__ = ["Origin", "RemoteFile", "cache_folder", "fetch", "fetch_all", "into_cache"]
 
 _LOG = logging.getLogger("dovetail")
 _CONNECT_SECONDS = 10
@@ -116,24 +118,13 @@ def fetch_all(files: Sequence[RemoteFile], *, folder: Path | None) -> list[Path]
     )
 
 
-def replace_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file so that its name holds either the old content or all of the new one."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+def into_cache(path: Path) -> AbstractContextManager[IO[bytes]]:
+    """A stream that becomes a file of the cache when its block is left, complete or not at all."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        stream = temporary.open("xb")
-    except OSError as error:
-        raise OSError(
-            f"expected a writable cache folder, got {path.parent} ({error.strerror}); choose one with DOVETAIL_CACHE"
-        ) from error
-    try:
-        with stream:
-            write(stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        make_folder(path.parent)
+    except ValueError as error:
+        raise OSError(f"{error}; choose another cache with DOVETAIL_CACHE") from error
+    return replacing(path)
 
 
 def _sources(origin: Origin, folder: Path | None) -> Iterator[tuple[str, Callable[[RemoteFile], Path | bytes]]]:
@@ -159,7 +150,8 @@ def _keep(candidate: Path | bytes, file: RemoteFile, source: str) -> Path:
     if isinstance(candidate, Path):
         return candidate
     path = cache_folder() / file.origin.name / file.name
-    replace_atomically(path, lambda stream: stream.write(content))
+    with into_cache(path) as stream:
+        stream.write(content)
     return path
 
 

@@ -15,14 +15,14 @@ import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dovetail.tasks._base import Dataset
-from dovetail.tasks.download import cache_folder, replace_atomically
+from dovetail.tasks.download import cache_folder, into_cache
 
 __all__ = ["CONSTANT", "NUM_FEATURES", "features", "transform"]
 
@@ -123,7 +123,8 @@ def _cached(images: np.ndarray, folder: Path) -> np.ndarray:
         if found is not None:
             return found
         _LOG.warning("refused the cached features %s: truncated or corrupt; they are computed anew", path)
-    replace_atomically(path, lambda stream: _write(stream, images))
+    with into_cache(path) as stream:
+        _write(stream, images)
     computed = _load(path, len(images))
     if computed is None:
         raise OSError(f"expected to read back the features just written, got a damaged file: {path}")
@@ -138,7 +139,7 @@ def _load(path: Path, num_records: int) -> np.ndarray | None:
     return found if found.shape == (num_records, NUM_FEATURES) and found.dtype == np.float32 else None
 
 
-def _write(stream: BinaryIO, images: np.ndarray) -> None:
+def _write(stream: IO[bytes], images: np.ndarray) -> None:
     header = {"descr": "<f4", "fortran_order": False, "shape": (len(images), NUM_FEATURES)}
     np.lib.format.write_array_header_1_0(stream, header)
     for batch in _computed(images):

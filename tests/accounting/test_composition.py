@@ -247,6 +247,17 @@ def test_events_of_another_relation_are_refused():
         certify(rounds(1), scope(Neighbors.ADD_REMOVE), delta=DELTA)
 
 
+@pytest.mark.parametrize(
+    "ask",
+    [lambda mixed: bound(mixed, delta=DELTA), lambda mixed: fits(mixed, eps=100.0, delta=DELTA), charges],
+    ids=["bound", "fits", "charges"],
+)
+def test_rounds_under_different_relations_are_never_added_up(ask):
+    mixed = rounds(1) + rounds(1, neighbors=Neighbors.ADD_REMOVE)
+    with pytest.raises(ValueError, match="one neighbouring relation, got add-remove and replace-one"):
+        ask(mixed)
+
+
 @pytest.mark.parametrize("participation", [Everyone(), FixedSize(size=20, population=100)], ids=["everyone", "fixed"])
 @pytest.mark.parametrize(("eps", "count"), [(1.0, 1), (5.0, 20)])
 def test_calibration_meets_the_target_from_the_safe_side(eps, count, participation):

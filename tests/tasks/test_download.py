@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.tasks.download import Origin, RemoteFile, cache_folder, fetch, fetch_all, replace_atomically
+from dovetail.tasks.download import Origin, RemoteFile, cache_folder, fetch, fetch_all, into_cache
 
 CONTENT = bytes(range(256)) * 40
 NOWHERE = "http://127.0.0.1:1/"  # nothing listens on port 1
@@ -205,14 +205,11 @@ def test_npm_that_does_not_deliver_is_said(tmp_path, monkeypatch, members, packa
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
     path = tmp_path / "deep" / "file"
-    replace_atomically(path, lambda stream: stream.write(b"old"))
-
-    def fail(stream):
+    with into_cache(path) as stream:
+        stream.write(b"old")
+    with pytest.raises(OSError, match="disk full"), into_cache(path) as stream:
         stream.write(b"new, but not all of")
         raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        replace_atomically(path, fail)
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in path.parent.iterdir()] == ["file"]
 
@@ -221,7 +218,7 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch):
     (tmp_path / "occupied").write_text("")
     monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path / "occupied"))
     folder = served(tmp_path / "mine", "letters.gz", gzip.compress(CONTENT))
-    with pytest.raises(OSError, match=r"expected a writable cache folder, got .*DOVETAIL_CACHE"):
+    with pytest.raises(OSError, match=r"expected a folder that can be written to, got .*DOVETAIL_CACHE"):
         fetch(remote(), folder=folder)
 
 
