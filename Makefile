@@ -22,7 +22,7 @@ soak: $(READY)
 	$(BIN)/pytest -m "soak and not flower and not browser"
 
 # Flower pins versions of its own and brings Ray: an environment of its own. Needs `unshare` and `ip` (util-linux,
-# iproute2), for Ray listens on all addresses.
+# iproute2), for Ray listens on all addresses; with nginx it also tries the example's proxy.
 flower: $(FLOWER)/.ready
 	$(FLOWER)/bin/pytest -m flower
 

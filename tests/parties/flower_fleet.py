@@ -2,13 +2,15 @@
 
 To be run in namespaces of its own (`unshare --net --pid ...`), for Ray listens on all addresses and nothing here shall
 outlive the run. Starts an analyzer, a SuperLink and, in a deployment, SuperNodes with their agents; runs the example;
-writes what the analyzer says at the end to `privacy.json` and every process's output to `<name>.log`.
+writes what the analyzer says at the end to `privacy.json` and every process's output to `<name>.log`. Where there is
+nginx, every other SuperNode of a deployment goes through the example's proxy: `proxy.json` says what it let through.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import http.client
 import json
 import os
 import shutil
@@ -30,7 +32,18 @@ from dovetail.parties.keys import KeyPair
 from dovetail.parties.policy import Policy
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-mnist"
-ANALYZER, SUPERLINK, FIRST_NODE = 8443, 8000, 9100
+ANALYZER, SUPERLINK, PROXY, FIRST_NODE = 8443, 8000, 8445, 9100
+FLEET_PATH = "/v1/fleet/get-run"
+OTHER_PATHS = (
+    "/v1/control/list-runs",
+    "/v1/runtime/",
+    "/v1/fleet/../control/list-runs",
+    "/v1/fleet/..%2fcontrol/list-runs",
+    "/v1/control/list-runs/../../fleet/get-run",
+    "/v1/control/list-runs%2f..%2f..%2ffleet/get-run",
+    "//v1/control/list-runs",
+    "/",
+)
 SECRET = "planted-secret-7f3a91"
 GOOD_NODES, VIRTUAL_NODES = 6, 8
 QUIET = {
@@ -188,13 +201,56 @@ def deployment(folder: Path) -> None:
         fleet.start("superlink", "flower-superlink", "--port", str(SUPERLINK), *tls, *more)
         wait_until(lambda: listening(SUPERLINK), "the SuperLink")
         start_stranger(fleet, authority)
+        proxied = start_proxy(fleet, ground)
         for node in range(nodes):
-            start_node(fleet, ground, node, nodes)
+            start_node(fleet, ground, node, nodes, port=PROXY if proxied and node % 2 else SUPERLINK)
         train(fleet, ground, signer)
         wait_until(lambda: "Exit Code" in (folder / "stranger.log").read_text(), "the stranger to give up")
 
 
-def start_node(fleet: Fleet, ground: Path, node: int, nodes: int) -> None:
+def start_proxy(fleet: Fleet, ground: Path) -> bool:
+    """The example's proxy, where there is nginx; asks it, and the SuperLink itself, for every interface."""
+    nginx = shutil.which("nginx")
+    if nginx is None:
+        return False
+    text = (EXAMPLE / "fleet-proxy.conf").read_text()
+    for there, here in {
+        "listen 443 ssl": f"listen 127.0.0.1:{PROXY} ssl",
+        "/etc/dovetail/fleet.crt": str(ground / "tls-127.0.0.1.crt"),
+        "/etc/dovetail/fleet.key": str(ground / "tls-127.0.0.1.key"),
+        "/etc/dovetail/authority.crt": str(ground / "authority.crt"),
+        "https://127.0.0.1:8000": f"https://127.0.0.1:{SUPERLINK}",
+    }.items():
+        assert there in text
+        text = text.replace(there, here)
+    home = fleet.folder / "proxy"
+    home.mkdir()
+    temporary = "\n".join(
+        f"{kind}_temp_path {home / kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    about = f"daemon off; master_process off; user root; pid {home}/pid; error_log stderr; events {{}}"
+    (home / "nginx.conf").write_text(f"{about}\nhttp {{\naccess_log off;\n{temporary}\n{text}\n}}\n")
+    fleet.start("proxy", Path(nginx), "-e", "stderr", "-p", home, "-c", home / "nginx.conf")
+    wait_until(lambda: listening(PROXY), "the proxy")
+    answers = {
+        str(port): {path: answer_of(port, path, ground) for path in (FLEET_PATH, *OTHER_PATHS)}
+        for port in (PROXY, SUPERLINK)
+    }
+    (fleet.folder / "proxy.json").write_text(json.dumps(answers))
+    return True
+
+
+def answer_of(port: int, path: str, ground: Path) -> list[object]:
+    """What an empty request gets: a status and a page."""
+    trusted = ssl.create_default_context(cafile=str(ground / "authority.crt"))
+    link = http.client.HTTPSConnection("127.0.0.1", port, context=trusted, timeout=30)
+    with contextlib.closing(link):
+        link.request("POST", path, headers={"Content-Type": "application/protobuf"})
+        answer = link.getresponse()
+        return [answer.status, answer.read(200).decode(errors="replace")]
+
+
+def start_node(fleet: Fleet, ground: Path, node: int, nodes: int, *, port: int) -> None:
     """Its agent, its key, its SuperNode."""
     home = ground / f"node-{node}"
     agent = home / "agent.sock"
@@ -207,7 +263,7 @@ def start_node(fleet: Fleet, ground: Path, node: int, nodes: int) -> None:
     fleet.run("register", "flwr", "supernode", "register", home / "node.pub", seconds=300)
     trust = ("--root-certificates", ground / "authority.crt", "--auth-supernode-private-key", home / "node")
     own = f'partition-id={node} num-partitions={nodes} dovetail-agent="{agent}"'
-    where = ("--superlink", f"127.0.0.1:{SUPERLINK}", "--port", str(FIRST_NODE + node))
+    where = ("--superlink", f"127.0.0.1:{port}", "--port", str(FIRST_NODE + node))
     fleet.start(f"node-{node}", "flower-supernode", *where, *trust, "--node-config", own)
 
 

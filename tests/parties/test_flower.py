@@ -735,17 +735,39 @@ def test_the_example_runs_in_flowers_simulation(tmp_path):
     check_training(tmp_path, said, uploads=flower_fleet.VIRTUAL_NODES, nodes=flower_fleet.VIRTUAL_NODES)
 
 
-def test_the_example_runs_as_a_deployment_with_tls_and_authenticated_nodes(tmp_path):
-    said = fleet_of("deployment", tmp_path)
-    check_training(tmp_path, said, uploads=flower_fleet.GOOD_NODES, nodes=flower_fleet.GOOD_NODES + 1)
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("deployment")
+    return folder, fleet_of("deployment", folder)
+
+
+def test_the_example_runs_as_a_deployment_with_tls_and_authenticated_nodes(deployed):
+    folder, said = deployed
+    check_training(folder, said, uploads=flower_fleet.GOOD_NODES, nodes=flower_fleet.GOOD_NODES + 1)
     # the node that pinned another analyzer refuses, and says why on its own machine only
-    own = (tmp_path / f"node-{flower_fleet.GOOD_NODES}.log").read_text()
+    own = (folder / f"node-{flower_fleet.GOOD_NODES}.log").read_text()
     assert len(re.findall("refused: expected the analyzer [0-9a-f]{32}, got [0-9a-f]{32}", own)) == 3
     assert said.count("got one that it refuses") == 3 and "expected the analyzer" not in said
-    assert not list((tmp_path / "ground" / f"node-{flower_fleet.GOOD_NODES}").rglob("task-*.db"))
+    assert not list((folder / "ground" / f"node-{flower_fleet.GOOD_NODES}").rglob("task-*.db"))
     # what training code told beside its model never reached the SuperLink, where envelopes did
-    task_id = bytes.fromhex(json.loads((tmp_path / "privacy.json").read_text())["task_id"])
-    carried = b"".join(path.read_bytes() for path in tmp_path.glob("superlink.*"))
+    task_id = bytes.fromhex(json.loads((folder / "privacy.json").read_text())["task_id"])
+    carried = b"".join(path.read_bytes() for path in folder.glob("superlink.*"))
     assert task_id in carried
     assert flower_fleet.SECRET.encode() not in carried
-    assert "All SuperNodes must be registered" in (tmp_path / "stranger.log").read_text()
+    assert "All SuperNodes must be registered" in (folder / "stranger.log").read_text()
+
+
+def test_nodes_behind_the_proxy_take_part_and_reach_nothing_else(deployed):
+    folder, said = deployed
+    if shutil.which("nginx") is None:
+        pytest.skip("the example's proxy is a configuration of nginx, which this machine does not have")
+    answers = json.loads((folder / "proxy.json").read_text())
+    proxy, superlink = answers[str(flower_fleet.PROXY)], answers[str(flower_fleet.SUPERLINK)]
+    assert proxy[flower_fleet.FLEET_PATH] == superlink[flower_fleet.FLEET_PATH], "the SuperLink's own answer"
+    assert superlink["/v1/control/list-runs"][0] == 200, "it asks nobody who they are"
+    for path in flower_fleet.OTHER_PATHS:
+        status, page = proxy[path]
+        assert status == 404 and "nginx" in page, path
+    # every other node went through it, and all that were asked reported
+    assert f"{flower_fleet.GOOD_NODES} of {flower_fleet.GOOD_NODES + 1} nodes reported" in said
+    assert not re.search(r"\[(error|crit|alert|emerg)\]", (folder / "proxy.log").read_text())
