@@ -1,0 +1,44 @@
+import numpy as np
+import pytest
+
+from dovetail import experiment
+from dovetail.config import parse
+from dovetail.parties import federation
+from dovetail.simulate import chunks
+
+USERS = 5
+
+
+@pytest.fixture
+def config():
+    return parse(
+        {
+            "task": {"name": "digits", "model": "logistic", "partition": "iid", "users": USERS},
+            "cohort": {"kind": "everyone", "rounds": 1},
+            "client": {"update": "fedavg", "epochs": 2, "batch": 10, "learning_rate": 1.0},
+            "server": {"optimizer": "sgd", "learning_rate": 1.0},
+            "protocol": {"name": "fedavg"},
+            "privacy": {"delta": 1e-5},
+        }
+    )
+
+
+@pytest.fixture(params=[True, False], ids=["one order", "own orders"])
+def same_order(request, monkeypatch):
+    """Whether both sides visit a user's records as they lie there, or each in a random order of its own."""
+    if request.param:
+        for module in (chunks, federation):
+            monkeypatch.setattr(module, "visiting_order", lambda count, records, *, key: np.arange(records))
+    return request.param
+
+
+@pytest.mark.parametrize("user", range(USERS))
+def test_a_user_trains_as_in_the_simulation(config, same_order, user):
+    engine, fleet = experiment.prepare(config).engine, federation.federation(config)
+    training = engine.start()
+    first = np.array(training.params)
+    np.testing.assert_array_equal(first, fleet.initial)
+    after = engine.step(training, np.array([user]), index=0, capacity=1, size=1)
+    distance = np.linalg.norm(fleet.train(user)(first) - (np.asarray(after.params) - first))
+    assert (distance < 1e-5) == same_order
+    assert engine.accuracy(after) == pytest.approx(fleet.learning().evaluate(np.asarray(after.params)))
