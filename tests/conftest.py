@@ -1,7 +1,10 @@
 """Two host devices for every test, so that sharding is always exercised; a cache that no test shares with the user."""
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 
 import jaxlib
 import pytest
@@ -15,6 +18,10 @@ os.environ["XLA_FLAGS"] = " ".join(
         *(["--xla_cpu_use_fusion_emitters=false"] if jaxlib.version.__version_info__ < (0, 11) else []),
     ]
 ).strip()
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers and tests' own processes inherit it: one compiles for all
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="dovetail-programs-")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 import jax
 
