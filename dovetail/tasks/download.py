@@ -8,6 +8,7 @@ source. The cache is written atomically, so that a killed download leaves nothin
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import gzip
@@ -25,7 +26,6 @@ import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO
 
@@ -118,13 +118,15 @@ def fetch_all(files: Sequence[RemoteFile], *, folder: Path | None) -> list[Path]
     )
 
 
-def into_cache(path: Path) -> AbstractContextManager[IO[bytes]]:
+@contextlib.contextmanager
+def into_cache(path: Path) -> Iterator[IO[bytes]]:
     """A stream that becomes a file of the cache when its block is left, complete or not at all."""
     try:
         make_folder(path.parent)
     except ValueError as error:
         raise OSError(f"{error}; choose another cache with DOVETAIL_CACHE") from error
-    return replacing(path)
+    with replacing(path) as stream:
+        yield stream
 
 
 def _sources(origin: Origin, folder: Path | None) -> Iterator[tuple[str, Callable[[RemoteFile], Path | bytes]]]:
