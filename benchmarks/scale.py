@@ -16,6 +16,7 @@ import numpy as np
 from dovetail.federated.client import ClientUpdate
 from dovetail.federated.server import Server
 from dovetail.protocols import build
+from dovetail.randomness import Randomness
 from dovetail.simulate import Engine
 from dovetail.simulate.devices import use_all_cores
 from dovetail.tasks._base import Clients, Dataset, Model
@@ -51,7 +52,7 @@ def seconds_a_round(dataset: Dataset, count: int, *, rounds: int) -> float:
         protocol=build("dp_fl", {"clip_norm": 1.0, "noise_multiplier": 1.0}),
         server=Server(),
         cohort_size=count,
-        seed=0,
+        randomness=Randomness.from_os(0),
     )
     users, training, taken = np.arange(count, dtype=np.int32), engine.start(), []
     for index in range(rounds + 1):

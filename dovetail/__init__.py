@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dovetail._version import __version__
+
 if TYPE_CHECKING:
     from dovetail.experiment import Result, train
 
 __all__ = ["Result", "__version__", "train"]
-
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

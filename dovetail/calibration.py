@@ -21,10 +21,15 @@ from dovetail.statements import Neighbors, NotApplicable, Scope, Unit
 
 __all__ = ["Calibration", "unit_of"]
 
-SIMULATION_ASSUMPTIONS = (
-    "the simulation's floating-point noise stands for real-valued noise",
-    "the seed stays secret and serves one run",
+_SIMULATED = (
+    "whoever runs the simulation is trusted: the data of all users and all noise are on one machine",
+    "noise drawn in 32-bit floating point, which ends where a draw would have probability 2^-64 (a normal one at 9.4 "
+    "standard deviations), stands for real-valued noise",
 )
+_SECRET = {
+    "os": "the run's noise key, 256 bits of the operating system, stays secret; it is deleted when the run ends",
+    "seeded": "nobody who sees a model knows the seed, from which all noise follows and which config.toml shows",
+}
 
 
 def unit_of(config: Config, scope: Scope) -> Unit:
@@ -97,12 +102,11 @@ class Calibration:
         cohorts = [self.schedule.cohort(i) for i in range(self.schedule.rounds)]
         views = [protocol.view(cohort, self.dim, neighbors=neighbors) for cohort in cohorts]
         scope = views[0].scope
-        said = (*scope.assumptions, *SIMULATION_ASSUMPTIONS)
+        said = (*scope.assumptions, *_SIMULATED, _SECRET[self.config.noise])
         if scope.unit is Unit.SUBJECT and not self.spread.known:
             said = (*said, self.spread.assumption)
-        return units.Viewed(
-            rounds=tuple(view.round for view in views), scope=dataclasses.replace(scope, assumptions=said)
-        )
+        scope = dataclasses.replace(scope, assumptions=said, users=self.schedule.population)
+        return units.Viewed(rounds=tuple(view.round for view in views), scope=scope)
 
     def _published(self, protocol: ItemLevel) -> tuple[protocols.Protocol, Callable[[int], float]]:
         """SubDP as printed: the target is what its recipe would promise, and nothing is certified."""

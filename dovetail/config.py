@@ -111,10 +111,16 @@ class PerformanceConfig(_Section, frozen=True, kw_only=True):
 
 
 class Config(_Section, frozen=True, kw_only=True):
-    """One training; `diagnostics` logs what the raw updates were like, which a simulation can see and nobody else."""
+    """One training.
+
+    `seed` decides what is public: how records are dealt, the first model, the order of records. `noise` comes from the
+    operating system ("os"), or follows from the seed too ("seeded"): for papers, tests and comparisons, with no promise
+    to anybody. `diagnostics` logs what the raw updates were like, which a simulation can see and nobody else.
+    """
 
     seed: int = 0
-    diagnostics: bool = True
+    noise: Literal["os", "seeded"] = "os"
+    diagnostics: bool = False
     task: TaskConfig
     cohort: CohortConfig = CohortConfig()
     client: ClientConfig = ClientConfig()

@@ -2,7 +2,8 @@
 
 `prepare` turns a config into a `Plan`, and refuses every bad input. `run` trains the plan. Before each round the budget
 is asked whether the round still fits; if not, training ends there. A checkpoint holds all that a run needs to go on as
-if it had never stopped: cohorts and noise depend on the seed and the round alone.
+if it had never stopped: cohorts and noise depend on the run's randomness and the round alone. What a run states is
+computed from its plan, and held against what the engine noted that it did before anything is written.
 """
 
 from __future__ import annotations
@@ -20,14 +21,20 @@ import numpy as np
 
 from dovetail import protocols, quotes
 from dovetail.config import parse, presets, read, to_toml
+from dovetail.fingerprint import difference, fingerprint
 from dovetail.folder import RunFolder, Saved
 from dovetail.plan import Plan, prepare
+from dovetail.record import Record
 from dovetail.simulate import Diagnostics, Training
 from dovetail.simulate.devices import to_host
 from dovetail.statements import Bound, Statement, Unit
 from dovetail.tasks import Task
 
-__all__ = ["Progress", "Result", "prepare", "run", "train"]
+__all__ = ["Finished", "Progress", "Result", "prepare", "run", "train"]
+
+
+class Finished(ValueError):  # noqa: N818 - nothing is wrong
+    """A run was to be resumed that has ended; nothing was changed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,9 +135,16 @@ def run(
     Guarantees:
         No round starts that would overspend the budget; no round below the minimum size is released.
         A run that was killed and resumed ends with the same model and the same statement as one that was not.
+        To resume is refused where anything that the statement rests on has changed, and raises `Finished` where there
+        is nothing left to do; nothing is written then.
+        What is stated of the rounds is what the engine noted of them, or nothing is written.
     """
-    folder, saved = _open(plan, out, resume)
+    folder, saved, identity = _open(plan, out, resume)
+    plan = plan if saved is None else plan.resumed(saved.root)
     training, released = _begin(plan, saved)
+    record = plan.record_of([]) if saved is None else saved.record
+    if folder and saved is None:
+        folder.save(_saved(plan, 0, [], record, identity, training))
     every = evaluate_every or max(1, len(plan.rounds) // 20)
     affordable = plan.affordable()
     progress = Progress(round=saved.round if saved else 0, rounds=len(plan.rounds), accuracy=None, spent=None)
@@ -147,6 +161,7 @@ def run(
             jax.block_until_ready(training)
             seconds.append(time.perf_counter() - began)
             released.append(index)
+            record = record.followed_by(plan.record_of(plan.engine.ran[-1:]))
             if folder and isinstance(training.diagnostics, Diagnostics):
                 folder.diagnose({"round": index + 1, **_diagnosed(training.diagnostics)})
         progress = dataclasses.replace(progress, round=index + 1)
@@ -155,13 +170,16 @@ def run(
             if folder:
                 folder.log(progress.to_json())
         if folder and progress.round % checkpoint_every == 0:
-            folder.save(Saved(round=progress.round, released=tuple(released), leaves=_leaves(training)))
+            folder.save(_saved(plan, progress.round, released, record, identity, training))
         if observe:
             observe(progress)
 
+    if record != plan.record(released):
+        raise RuntimeError("the engine did not run what the plan states: nothing is certified, and nothing was written")
     result = _result(plan, training, released, seconds, out)
     if folder:
-        folder.finish({**result.to_json(), "protocol": _described(plan.protocol)}, result.parameters)
+        stated = {**result.to_json(), "noise": plan.config.noise, "protocol": _described(plan.protocol)}
+        folder.finish(stated, record, result.parameters)
     return result
 
 
@@ -179,18 +197,40 @@ def _result(plan: Plan, training: Training, released: list[int], seconds: list[f
     )
 
 
-def _open(plan: Plan, out: Path | None, resume: bool) -> tuple[RunFolder | None, Saved | None]:
-    """The run's folder (the first process alone writes to it) and the checkpoint to go on from."""
+def _open(plan: Plan, out: Path | None, resume: bool) -> tuple[RunFolder | None, Saved | None, Mapping[str, Any]]:
+    """The run's folder (the first process alone writes to it), the checkpoint to go on from, and what the run is."""
     if out is None:
-        return None, None
-    config = to_toml(plan.config)
-    folder, saved = RunFolder.reopen(out, config) if resume else (None, None)
-    if jax.process_index() != 0:
-        return None, saved
+        return None, None, {}
+    folder = RunFolder.reopen(out) if resume else None
+    if folder is not None and folder.finished:
+        folder.forget()  # a kill may have come between the statement and this
+        raise Finished(f"the run in {str(out)!r} is finished: nothing to resume, and nothing was changed")
+    first = jax.process_index() == 0
+    identity = fingerprint(plan.config, plan.protocol, plan.dataset, plan.clients, plan.engine.first)
     if folder is None:
-        return RunFolder.create(out, config), None
-    folder.drop_after(saved.round if saved else 0)
-    return folder, saved
+        return RunFolder.create(out, to_toml(plan.config)) if first else None, None, identity
+    saved = folder.saved()
+    if changed := difference(saved.fingerprint, identity):
+        raise ValueError(f"expected the run that began in {str(out)!r}, got another one: {changed}")
+    if saved.record != plan.record(list(saved.released)):
+        raise ValueError(f"expected the rounds that were released in {str(out)!r}, got a plan of other rounds")
+    if not first:
+        return None, saved, identity
+    folder.drop_after(saved.round)
+    return folder, saved, identity
+
+
+def _saved(
+    plan: Plan, done: int, released: list[int], record: Record, identity: Mapping[str, Any], training: Training
+) -> Saved:
+    return Saved(
+        round=done,
+        released=tuple(released),
+        record=record,
+        fingerprint=identity,
+        root=plan.randomness.root,
+        leaves=_leaves(training),
+    )
 
 
 def _begin(plan: Plan, saved: Saved | None) -> tuple[Training, list[int]]:

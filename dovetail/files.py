@@ -40,23 +40,26 @@ def hold(folder: Path) -> IO[bytes]:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A stream that becomes the file when the block is left, complete or not at all, also after a crash."""
+def replacing(path: Path, *, mode: int = 0o644) -> Iterator[IO[bytes]]:
+    """A stream that becomes the file when the block is left, complete or not at all, also after a crash.
+
+    Until then, and with `mode` 0600 for good, nobody but its owner can read it.
+    """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
+        Path(temporary).chmod(mode)
         Path(temporary).replace(path)
     finally:
         Path(temporary).unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     """Write a file so that it is seen either complete or not at all, also after a crash."""
-    with replacing(path) as file:
+    with replacing(path, mode=mode) as file:
         file.write(content)
 
 

@@ -2,6 +2,9 @@
 
 Files are replaced atomically, so that whatever a kill leaves behind is a complete earlier state. `metrics.jsonl` is
 appended to; on resume, lines after the checkpoint are dropped and written again by the rounds that are run again.
+
+`checkpoint.npz` holds all that a run needs to go on, the root of its noise among it: its owner alone can read it, and
+it is deleted when the run ends. `ledger.json` holds what was released, in privacy terms, for `dovetail verify`.
 """
 
 from __future__ import annotations
@@ -16,28 +19,37 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.files import make_folder, write_atomically
+from dovetail.files import make_folder, write_atomically, write_json
+from dovetail.record import Record
 
 __all__ = ["BANNER", "RunFolder", "Saved"]
 
 BANNER = "diagnostics of raw updates: not covered by the statement, and never to be released"
 
-_CONFIG, _METRICS, _DIAGNOSTICS, _CHECKPOINT, _PRIVACY, _MODEL = (
+_CONFIG, _METRICS, _DIAGNOSTICS, _CHECKPOINT, _PRIVACY, _MODEL, _LEDGER = (
     "config.toml",
     "metrics.jsonl",
     "diagnostics.jsonl",
     "checkpoint.npz",
     "privacy.json",
     "model.npz",
+    "ledger.json",
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A checkpoint: rounds done, which of them were released, and the arrays of the training state."""
+    """A checkpoint: rounds done, those released and what they were, whose run it is, its noise, and its state.
+
+    `fingerprint` tells by name what a run must have in common with one that goes on from here; `root` is None where
+    noise follows from the seed.
+    """
 
     round: int
     released: tuple[int, ...]
+    record: Record
+    fingerprint: Mapping[str, Any]
+    root: bytes | None = dataclasses.field(repr=False)
     leaves: tuple[np.ndarray, ...]
 
 
@@ -57,17 +69,16 @@ class RunFolder:
         return cls(path)
 
     @classmethod
-    def reopen(cls, path: Path, config: str) -> tuple[RunFolder, Saved | None]:
-        """An earlier run's folder and its last checkpoint, if it got that far; refuses another config.
-
-        Nothing is written: several processes may read the same checkpoint (`drop_after` is for the one that writes).
-        """
+    def reopen(cls, path: Path) -> RunFolder:
+        """An earlier run's folder; nothing is written."""
         if not (path / _CONFIG).is_file():
             raise ValueError(f"expected a run to resume in {str(path)!r}, got none")
-        if (path / _CONFIG).read_text() != config:
-            raise ValueError(f"expected the config that the run in {str(path)!r} began with, got another one")
-        folder = cls(path)
-        return folder, folder._load()
+        return cls(path)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended."""
+        return (self.path / _PRIVACY).exists()
 
     def drop_after(self, last: int) -> None:
         """Leave out the lines of later rounds, which will be run again."""
@@ -110,25 +121,70 @@ class RunFolder:
         return lines
 
     def save(self, saved: Saved) -> None:
-        """Replace the checkpoint."""
-        meta = json.dumps({"round": saved.round, "released": saved.released, "leaves": len(saved.leaves)})
+        """Replace the checkpoint, which its owner alone can read."""
+        meta = {
+            "round": saved.round,
+            "released": saved.released,
+            "record": saved.record.to_json(),
+            "fingerprint": saved.fingerprint,
+            "root": None if saved.root is None else saved.root.hex(),
+            "leaves": len(saved.leaves),
+        }
         arrays = {f"leaf{i}": leaf for i, leaf in enumerate(saved.leaves)}
-        write_atomically(self.path / _CHECKPOINT, _npz({"meta": np.array(meta), **arrays}))
+        content = _npz({"meta": np.array(json.dumps(meta)), **arrays})
+        write_atomically(self.path / _CHECKPOINT, content, mode=0o600)
 
-    def finish(self, privacy: Mapping[str, Any], parameters: Mapping[str, np.ndarray]) -> None:
-        """Write the statement and the model; the checkpoint has done its work."""
-        write_atomically(self.path / _MODEL, _npz(parameters))
-        write_atomically(self.path / _PRIVACY, (json.dumps(privacy, indent=2) + "\n").encode())
-        (self.path / _CHECKPOINT).unlink(missing_ok=True)
-
-    def _load(self) -> Saved | None:
+    def saved(self) -> Saved:
+        """The last checkpoint; a run has one from its start to its end."""
         path = self.path / _CHECKPOINT
         if not path.exists():
-            return None
-        with np.load(path) as data:
-            meta = json.loads(str(data["meta"]))
-            leaves = tuple(data[f"leaf{i}"] for i in range(meta["leaves"]))
-        return Saved(round=meta["round"], released=tuple(meta["released"]), leaves=leaves)
+            raise ValueError(f"expected a checkpoint in {str(self.path)!r}, got none: the run cannot go on")
+        try:
+            with np.load(path) as data:
+                meta = json.loads(str(data["meta"]))
+                leaves = tuple(data[f"leaf{i}"] for i in range(meta["leaves"]))
+            return Saved(
+                round=meta["round"],
+                released=tuple(meta["released"]),
+                record=Record.from_json(meta["record"]),
+                fingerprint=meta["fingerprint"],
+                root=None if meta["root"] is None else bytes.fromhex(meta["root"]),
+                leaves=leaves,
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"expected a checkpoint of this version of the library in {str(path)!r}, got another one"
+            ) from error
+
+    def finish(self, privacy: Mapping[str, Any], record: Record, parameters: Mapping[str, np.ndarray]) -> None:
+        """Write model, ledger and, last, the statement; then delete the checkpoint, and with it the noise's root."""
+        write_atomically(self.path / _MODEL, _npz(parameters))
+        write_json(self.path / _LEDGER, record.to_json())
+        write_atomically(self.path / _PRIVACY, (json.dumps(privacy, indent=2) + "\n").encode())
+        self.forget()
+
+    def forget(self) -> None:
+        """Delete the checkpoint."""
+        (self.path / _CHECKPOINT).unlink(missing_ok=True)
+
+    def ledger(self) -> Record:
+        """What the engine noted that it released."""
+        return Record.from_json(self._read(_LEDGER))
+
+    def privacy(self) -> dict[str, Any]:
+        """What the run states."""
+        return self._read(_PRIVACY)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        try:
+            data = json.loads((self.path / name).read_text())
+        except FileNotFoundError as error:
+            raise ValueError(f"expected a finished run with {name}, got {str(self.path)!r}, which has none") from error
+        except json.JSONDecodeError as error:
+            raise ValueError(f"expected JSON in {str(self.path / name)!r}, got an error: {error}") from error
+        if not isinstance(data, dict):
+            raise ValueError(f"expected a JSON object in {str(self.path / name)!r}, got something else")
+        return data
 
 
 def _finite(line: Mapping[str, Any]) -> dict[str, Any]:

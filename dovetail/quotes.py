@@ -12,43 +12,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail import _validate, accounting, protocols
-from dovetail.accounting import pairs
 from dovetail.accounting.published import CLAIMS, flame
 from dovetail.events import (
-    Crowd,
+    DataIndependent,
     Disjoint,
     Everyone,
-    Gaussian,
-    Laplace,
+    FixedSize,
     Mechanism,
-    PaddedBernoulli,
+    NonPrivate,
     PaddedTopk,
     Participation,
-    Personalized,
+    Poisson,
     Round,
     SampledSubject,
-    Shuffled,
-    SplitAndMix,
 )
-from dovetail.statements import (
-    Bound,
-    NotApplicable,
-    Scope,
-    Statement,
-    Theorem,
-    Trust,
-    Unit,
-    Verdict,
-    unbounded,
-)
+from dovetail.record import Record, certified
+from dovetail.statements import NotApplicable, Scope, Statement, Trust, Unit, Verdict
+from dovetail.units import Spread, Viewed
 
-__all__ = ["Plan", "Quote", "calibrate", "certified", "quote", "settled", "state"]
+__all__ = ["Plan", "Quote", "calibrate", "certified", "claimed", "quote", "recorded", "settled", "verdict"]
 
 _TRUTH = 50.0  # a report with a larger eps_local lies less often than a computer errs
-_NOTHING_SHOWN = Theorem(key="none shown", where="which slots a client fills does not depend on its data")
 _FROM_DATA = "the paper's Z is read off the data, and this claim tells it: a diagnostic, covered by no statement"
-_INDICES_TELL = Theorem(key="none", where="which coordinates a client reports depends on its data")
-_EACH_COORDINATE = Theorem(key="DR14.thm3.16", where="basic composition of a user's own reports")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,6 +45,8 @@ class Plan:
     delta: float
     rounds: int = 1
     colluders: int = 0
+    min_size: int | None = None  # users that a round must have; all of them unless given, where they hide each other
+    noise_scale: float = 1.0
     participation: Participation = dataclasses.field(default_factory=Everyone)
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -68,6 +55,16 @@ class Plan:
         _validate.at_least(2, num_users=self.num_users)
         _validate.at_least(1, dim=self.dim, rounds=self.rounds)
         _validate.in_open_interval(0, 1, delta=self.delta)
+
+    @property
+    def population(self) -> int:
+        """The users of the federation."""
+        match self.participation:
+            case FixedSize(population=population):
+                return population
+            case Poisson(prob=prob) if prob > 0:
+                return round(self.num_users / prob)
+        return self.num_users
 
     def with_setting(self, key: str, value: Any) -> Plan:
         """The same plan with one setting changed."""
@@ -94,47 +91,88 @@ class Quote:
             "shuffler": None if self.shuffler is None else self.shuffler.to_json(),
         }
 
+    @classmethod
+    def of(cls, protocol: str, record: Record, claim: Statement | None) -> Quote:
+        """What a record says, beside a claim."""
+        return cls(
+            protocol=protocol,
+            certified=record.certified(),
+            claimed=claim,
+            local=record.local(),
+            shuffler=record.shuffler(),
+        )
+
 
 def quote(name: str, plan: Plan) -> Quote:
     """All statements of a protocol at these parameters."""
     protocol, cohort = settled(name, plan)
     view = protocol.view(cohort, plan.dim, neighbors=protocol.relation)
+    scope = dataclasses.replace(view.scope, users=plan.population)
+    own = Viewed(rounds=(view.round,) * plan.rounds, scope=scope)
     cohorts = [cohort] * plan.rounds
-    return state(protocol, cohorts, plan.dim, [view.round] * plan.rounds, view.scope, delta=plan.delta)
+    record = recorded(protocol, cohorts, plan.dim, own, delta=plan.delta)
+    return Quote.of(protocol.name, record, claimed(protocol, cohorts, plan.dim, scope, delta=plan.delta))
 
 
-def state(
+def recorded(
     protocol: protocols.Protocol,
     cohorts: Sequence[protocols.Cohort],
     dim: int,
-    rounds: Sequence[Round],
-    scope: Scope,
+    own: Viewed,
     *,
     delta: float,
-    statement: Statement | None = None,
-) -> Quote:
-    """All statements about these rounds of a settled protocol; `statement` if what is certified is known already."""
-    about = protocol.published_event(cohorts[0], dim) if cohorts and protocol.claimed_for == "round" else None
-    claimed = _claimed_for_round(protocol.name, about, scope, delta)
-    if protocol.claimed_for == "training":
-        claimed = _claimed_for_training(protocol, cohorts, dim, scope, delta)
-    return Quote(
-        protocol=protocol.name,
-        certified=statement or certified(rounds, scope, delta=delta),
-        claimed=claimed,
-        local=_local(rounds, scope, about and about[0], delta),
-        shuffler=_shuffler(rounds, scope, about and about[0]),
+    eps: float | None = None,
+    replaced: Viewed | None = None,
+    spread: Spread | None = None,
+    unit: Unit | None = None,
+    reproducible: bool = False,
+) -> Record:
+    """The record of rounds of a settled protocol with these cohorts, which were viewed as `own` (and `replaced`)."""
+    slots = _slots(protocol, cohorts[0], dim) if own.scope.trust is Trust.SHUFFLE and cohorts else None
+    return Record(
+        own=own,
+        replaced=replaced,
+        reports=tuple(_own_reports(protocol, cohort, dim) for cohort in cohorts),
+        slots=slots,
+        spread=spread or Spread(),
+        unit=unit or own.scope.unit,
+        delta=delta,
+        eps=eps,
+        verdict=verdict(protocol, reproducible=reproducible),
     )
 
 
-def certified(rounds: Sequence[Round], scope: Scope, *, delta: float, eps: float | None = None) -> Statement:
-    """What is certified for these rounds at this delta, or at this eps: a number, or that there is none, and why."""
-    try:
-        if eps is not None:
-            return accounting.certify(rounds, scope, eps=eps)
-        return accounting.certify(rounds, scope, delta=delta)
-    except NotApplicable as refusal:
-        return unbounded(scope, reason=f"not certified: {refusal}", delta=delta)
+def _own_reports(protocol: protocols.Protocol, cohort: protocols.Cohort, dim: int) -> Round:
+    """One client's part of a round: who sees names sees who was drawn."""
+    batches = cohort.participation if isinstance(cohort.participation, Disjoint) else Everyone()
+    return Round(mechanism=protocol.own_reports(cohort, dim), participation=batches)
+
+
+def _slots(protocol: protocols.Protocol, cohort: protocols.Cohort, dim: int) -> DataIndependent | NonPrivate:
+    """What the shuffler sees, with what FLAME says of it, where indices tell."""
+    seen, reports = protocol.slots_seen(dim), protocol.own_reports(cohort, dim)
+    if isinstance(seen, NonPrivate) and isinstance(reports, PaddedTopk):
+        return NonPrivate(reason=f"{seen.reason}; {_index_privacy(reports)}")
+    return seen
+
+
+def verdict(protocol: protocols.Protocol, *, reproducible: bool = False) -> Verdict:
+    """On whose word statements about a protocol stand: ours, or that of whoever wrote a protocol of their own."""
+    declared = not type(protocol).__module__.startswith("dovetail.")
+    if declared:
+        return Verdict.DECLARED_REPRODUCIBLE if reproducible else Verdict.DECLARED
+    return Verdict.REPRODUCIBLE if reproducible else Verdict.CERTIFIED
+
+
+def claimed(
+    protocol: protocols.Protocol, cohorts: Sequence[protocols.Cohort], dim: int, scope: Scope, *, delta: float
+) -> Statement | None:
+    """What the protocol's paper claims for these rounds; None where it says nothing."""
+    if not cohorts:
+        return None
+    if protocol.claimed_for == "training":
+        return _claimed_for_training(protocol, cohorts, dim, scope, delta)
+    return _claimed_for_round(protocol.name, protocol.published_event(cohorts[0], dim), scope, delta)
 
 
 def _claimed_for_round(
@@ -220,8 +258,9 @@ def settled(name: str, plan: Plan) -> tuple[protocols.Protocol, protocols.Cohort
     cohort = protocols.Cohort(
         participation=plan.participation,
         size=plan.num_users,
-        min_size=plan.num_users if protocol.shuffled else 0,
+        min_size=(plan.num_users if protocol.shuffled else 0) if plan.min_size is None else plan.min_size,
         colluders=plan.colluders,
+        noise_scale=plan.noise_scale,
     )
     return protocol.settle(cohort, plan.dim), cohort
 
@@ -233,69 +272,6 @@ def _noise_parameter(name: str, plan: Plan) -> str:
     if field is None:
         raise ValueError(f"expected a protocol with noise to calibrate, got {name!r}")
     return field
-
-
-def _local(rounds: Sequence[Round], scope: Scope, about: Mechanism | None, delta: float) -> Statement:
-    """What is left when shuffler and analyzer collude.
-
-    Rounds of one training differ in their crowds alone, which hide nobody here: one stands for all.
-    """
-    epochs = {item.participation.epoch for item in rounds if isinstance(item.participation, Disjoint)}
-    times = max(1, len(epochs) + sum(not isinstance(item.participation, Disjoint) for item in rounds))
-    mine = dataclasses.replace(
-        scope,
-        trust=Trust.LOCAL,
-        adversary="shuffler and analyzer, and everyone else"
-        if scope.trust is Trust.SHUFFLE
-        else "whoever sees what a user sends, and everyone else",
-        assumptions=("users' noise is independent and fresh",),
-    )
-    mechanism = about or (rounds[0].mechanism if rounds else None)
-    match mechanism:
-        case Shuffled() | PaddedBernoulli() | PaddedTopk():
-            one = _one_client(mechanism, delta / times)
-        case Personalized():
-            one = Bound(eps=mechanism.coordinates * max(mechanism.eps_locals), delta=0.0, theorem=_EACH_COORDINATE)
-        case SampledSubject() if scope.trust is Trust.LOCAL:
-            return certified(rounds, scope, delta=delta)
-        case Gaussian() | Laplace() if scope.trust is Trust.LOCAL:
-            return certified(rounds, mine, delta=delta)
-        case SplitAndMix():
-            return unbounded(
-                mine, reason="all shufflers together see every share, and one client's noise is too little"
-            )
-        case _:
-            return unbounded(mine, reason="the curator sees every update")
-    if math.isinf(one.eps):
-        return unbounded(mine, reason=one.theorem.where)
-    whole = Bound(eps=one.eps * times, delta=min(1.0, one.delta * times), theorem=one.theorem)
-    return mine.state(whole, Verdict.CERTIFIED)
-
-
-def _one_client(mechanism: Crowd, delta: float) -> Bound:
-    """The reports of one client in one round, seen with its name on them."""
-    try:
-        bound = pairs.local(mechanism, delta=delta)
-    except NotApplicable as refusal:
-        return Bound(eps=math.inf, delta=delta, theorem=Theorem(key="none", where=f"not certified: {refusal}"))
-    if math.isinf(bound.eps):
-        return dataclasses.replace(bound, theorem=_INDICES_TELL)
-    return bound
-
-
-def _shuffler(rounds: Sequence[Round], scope: Scope, about: Mechanism | None) -> Statement | None:
-    """What the shuffler learns, who sees names and slots but no values."""
-    if scope.trust is not Trust.SHUFFLE:
-        return None
-    theirs = dataclasses.replace(
-        scope, adversary="shuffler", assumptions=("values are encrypted for the analyzer, and all messages look alike",)
-    )
-    mechanism = about or (rounds[0].mechanism if rounds else None)
-    if isinstance(mechanism, PaddedTopk) and mechanism.decoys < mechanism.coordinates - mechanism.top:
-        return unbounded(
-            theirs, reason=f"the shuffler sees which coordinates a client reports; {_index_privacy(mechanism)}"
-        )
-    return theirs.state(Bound(eps=0.0, delta=0.0, theorem=_NOTHING_SHOWN), Verdict.CERTIFIED)
 
 
 def _index_privacy(event: PaddedTopk) -> str:

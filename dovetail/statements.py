@@ -2,8 +2,8 @@
 
 No privacy number travels alone. A `Statement` says how much (eps, delta), about what (`Unit`, `Neighbors`), against
 whom (`adversary`), who must be trusted for it (`Trust`), by which `Theorem`, under which assumptions, and whether we
-certify it or only repeat somebody's claim (`Verdict`). Statements nest: `premises` is the proof tree, and
-``str(statement)`` prints it.
+certify it or only repeat somebody's word for it (`Verdict`). Statements nest: `premises` is the proof tree, and
+``str(statement)`` prints it, with a warning where the numbers mean little.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import math
 from typing import Any
 
 from dovetail import _validate
+from dovetail.numbers import at_least, at_most
 
 __all__ = [
     "TUNING_ASSUMPTION",
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 TUNING_ASSUMPTION = "hyper-parameters were chosen without the private data"
+_LARGE_EPS = 10.0  # odds may change by a factor of 22,000
 
 
 class NotApplicable(ValueError):  # noqa: N818 - it says why a theorem does not apply; it is not always an error
@@ -62,9 +64,16 @@ class Unit(enum.Enum):
 
 
 class Verdict(enum.Enum):
-    """Whether we vouch for the number, or what became of somebody else's claim."""
+    """Whether we vouch for the number, or on whose word it stands.
+
+    *As declared*: a protocol from outside the package says what it releases, and only the accounting is ours.
+    *Simulation only*: the noise follows from a seed, and whoever knows that can take it away again.
+    """
 
     CERTIFIED = "certified"
+    DECLARED = "as declared"
+    REPRODUCIBLE = "simulation only, noise is reproducible"
+    DECLARED_REPRODUCIBLE = "as declared; simulation only, noise is reproducible"
     CLAIMED_HOLDS = "claimed, holds"
     CLAIMED_UNPROVEN = "claimed, unproven"
     CLAIMED_REFUTED = "claimed, refuted"
@@ -100,6 +109,7 @@ class Scope:
     neighbors: Neighbors
     unit: Unit
     assumptions: tuple[str, ...] = ()
+    users: int | None = None  # of the federation, where they are known
 
     def state(
         self,
@@ -124,6 +134,7 @@ class Scope:
             span=span,
             premises=premises,
             per_user=per_user,
+            users=self.users,
         )
 
 
@@ -148,6 +159,7 @@ class Statement:
     span: str = ""
     premises: tuple[Statement, ...] = ()
     per_user: tuple[float, ...] | None = None
+    users: int | None = None
 
     def __post_init__(self) -> None:
         check_guarantee(eps=self.eps, delta=self.delta)
@@ -156,6 +168,27 @@ class Statement:
     def unbounded(self) -> bool:
         """Whether nothing finite is promised."""
         return math.isinf(self.eps)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Why the numbers mean little, where they do."""
+        if self.unbounded:
+            return ()
+        said = []
+        if self.eps > _LARGE_EPS:
+            said.append(f"eps is above {_LARGE_EPS:g}: such a bound rules out little")
+        if self.users is not None and self.delta > 1 / self.users:
+            said.append(
+                f"delta is above 1/{self.users}, one over the number of users: it would allow to publish the data of "
+                "one user picked at random"
+            )
+        return tuple(said)
+
+    def judged(self, verdict: Verdict) -> Statement:
+        """The same promise, and whatever it rests on, with this verdict instead of *certified*."""
+        premises = tuple(premise.judged(verdict) for premise in self.premises)
+        own = verdict if self.verdict is Verdict.CERTIFIED else self.verdict
+        return dataclasses.replace(self, verdict=own, premises=premises)
 
     def without_users(self) -> Statement:
         """The same promise without each user's own eps, of which there may be ten thousand."""
@@ -167,17 +200,18 @@ class Statement:
 
     def headline(self) -> str:
         """The statement's first line: numbers, scope, verdict."""
-        numbers = "no finite eps" if self.unbounded else f"({self.eps:.4g}, {self.delta:.3g})-DP"
+        numbers = "no finite eps" if self.unbounded else f"({at_most(self.eps)}, {at_most(self.delta)})-DP"
         whose = f"one {self.unit.value}" + (f", {self.span}" if self.span else "")
         scope = f"{self.trust.value}; against the {self.adversary}; {self.neighbors.value}; {whose}"
         return f"{numbers} [{scope}]   {self.verdict.value}"
 
     def _lines(self, indent: str, said: tuple[str, ...]) -> list[str]:
-        lines = [indent + self.headline(), f"{indent}  by {self.theorem}"]
+        lines = [indent + self.headline(), *(f"{indent}  warning: {text}" for text in self.warnings)]
+        lines.append(f"{indent}  by {self.theorem}")
         lines += [f"{indent}  if {assumption}" for assumption in self.assumptions if assumption not in said]
         if self.per_user is not None:
             low, high = min(self.per_user), max(self.per_user)
-            lines.append(f"{indent}  for {len(self.per_user)} users with eps from {low:.4g} to {high:.4g}")
+            lines.append(f"{indent}  for {len(self.per_user)} users with eps from {at_least(low)} to {at_most(high)}")
         for premise in self.premises:
             lines += premise._lines(indent + "  ", said + self.assumptions)
         return lines
@@ -198,6 +232,8 @@ class Statement:
             "span": self.span,
             "premises": [premise.to_json() for premise in self.premises],
             "per_user": None if self.per_user is None else list(self.per_user),
+            "users": self.users,
+            "warnings": list(self.warnings),
         }
 
     @classmethod
@@ -216,6 +252,7 @@ class Statement:
             span=data["span"],
             premises=tuple(cls.from_json(premise) for premise in data["premises"]),
             per_user=None if data["per_user"] is None else tuple(data["per_user"]),
+            users=data.get("users"),
         )
 
 

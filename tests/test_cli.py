@@ -32,11 +32,12 @@ def dovetail(*extra, cwd=None):
     )
 
 
-def tiny_config(folder, rounds=30, kind="fixed", size=50):
+def tiny_config(folder, rounds=30, kind="fixed", size=50, noise="os"):
     """Everyone in every round (of 300 users) is accounted for in no time, a sample of fixed size in seconds."""
     path = folder / "tiny.toml"
     path.write_text(
         f"""
+        noise = "{noise}"
         [task]
         name = "tiny:TASK"
         [cohort]
@@ -66,7 +67,7 @@ def test_run_prints_accuracy_and_statement_and_writes_the_folder(tmp_path):
     assert written == {
         "config.toml",
         "metrics.jsonl",
-        "diagnostics.jsonl",
+        "ledger.json",
         "privacy.json",
         "model.npz",
         "report.html",
@@ -93,7 +94,7 @@ def test_json_is_one_object_on_stdout(tmp_path, command):
 
 
 def test_a_killed_run_resumes_to_the_same_model_and_budget(tmp_path):
-    config = str(tiny_config(tmp_path, rounds=400, kind="everyone", size=300))
+    config = str(tiny_config(tmp_path, rounds=400, kind="everyone", size=300, noise="seeded"))
     whole = dovetail("run", config, "--out", str(tmp_path / "whole"), "--json")
     assert whole.returncode == 0, whole.stderr
     cut = subprocess.Popen(
@@ -246,7 +247,7 @@ def test_help_shows_no_type_for_a_flag(command, name):
 
 
 def test_two_processes_train_together_from_the_command_line(tmp_path):
-    config = str(tiny_config(tmp_path, kind="everyone", size=300))
+    config = str(tiny_config(tmp_path, kind="everyone", size=300, noise="seeded"))
     alone = json.loads(dovetail("run", config, "--out", str(tmp_path / "alone"), "--json").stdout)
     import socket
 

@@ -12,11 +12,12 @@ from tiny import TASK, TASK_WITH_SUBJECTS
 from dovetail import config, experiment
 from dovetail.federated.client import cross_entropy
 from dovetail.mechanisms.gaussian import clip_l2
-from dovetail.simulate import Items
+from dovetail.simulate import Drawn, Items
 from dovetail.statements import Neighbors, Unit, Verdict
 from dovetail.tasks.subjects import holdings
 
 BASE = {
+    "noise": "seeded",
     "task": {"name": "tiny", "partition": "silos", "silos": 6, "spread": 2},
     "cohort": {"kind": "everyone", "rounds": 4},
     "server": {"learning_rate": 1.0},
@@ -101,7 +102,7 @@ def test_local_noise_is_fresh_for_every_user_and_step_and_of_the_stated_size():
             engine, std = ready.engine, ready.protocol.std
         users = np.arange(6)
         items = Items(np.full((6, 2, 4), -1, np.int32), np.ones((6, 2), np.float32))
-        training = engine.step(engine.start(), users, index=seed, capacity=6, items=items)
+        training = engine.step(engine.start(), users, index=seed, capacity=6, drawn=Drawn(users, 6, items=items))
         drawn.append(np.asarray(training.params))
         if seed == 0:
             plan_of_first = ready

@@ -9,6 +9,7 @@ import workload
 from dovetail.federated.client import ClientUpdate
 from dovetail.federated.server import Server
 from dovetail.protocols import build
+from dovetail.randomness import Randomness
 from dovetail.simulate import Engine
 from dovetail.simulate.devices import use_all_cores
 from dovetail.tasks import Clients, Dataset, models
@@ -35,7 +36,7 @@ def engine(name: str, *, count: int, samples: int, batch: int) -> Engine:
         protocol=build("dp_fl", {"clip_norm": workload.CLIP, "noise_multiplier": workload.NOISE}),
         server=Server(),
         cohort_size=count,
-        seed=0,
+        randomness=Randomness.from_os(0),
     )
     if built.dim != workload.PARAMETERS[name]:
         raise ValueError(f"expected {workload.PARAMETERS[name]} parameters, got {built.dim}")

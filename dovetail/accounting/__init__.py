@@ -8,6 +8,7 @@ what rounds that protect a user mean for a subject with records at several. Wher
 - a noisy sum: `gaussian`, `subjects` (`mixtures`), `split_and_mix` (`mixing`); a noisy vector: `privunit`;
 - many rounds: `charges` (who pays for what), `releases` (what one costs), `accountants` (how costs add up, by
   `conversion`, `loss_distributions` or `subsampling`), `composition` (the best of them), `certification`;
+- one client without a crowd: `local`;
 - several users or items at once: `groups`, `spanning`; searches for a parameter: `calibrate`;
 - what papers claim, which nothing here rests on: `published`.
 """
@@ -15,6 +16,7 @@ what rounds that protect a user mean for a subject with records at several. Wher
 from dovetail.accounting.calibrate import smallest_integer, smallest_noise
 from dovetail.accounting.certification import certify, stated
 from dovetail.accounting.composition import bound, fits
+from dovetail.accounting.local import local_bound
 from dovetail.accounting.spanning import spanned
 
-__all__ = ["bound", "certify", "fits", "smallest_integer", "smallest_noise", "spanned", "stated"]
+__all__ = ["bound", "certify", "fits", "local_bound", "smallest_integer", "smallest_noise", "spanned", "stated"]

@@ -10,6 +10,7 @@ from dovetail.accounting import personalized
 from dovetail.accounting.charges import Charge, charges, spent_on_full, spent_on_mixing
 from dovetail.accounting.composition import best_bound, check_target
 from dovetail.events import Disjoint, Everyone, FixedSize, NonPrivate, Personalized, Poisson, Round
+from dovetail.numbers import at_most
 from dovetail.statements import TUNING_ASSUMPTION, Bound, NotApplicable, Scope, Statement, Unit, Verdict, unbounded
 
 __all__ = ["certify", "stated"]
@@ -90,7 +91,7 @@ def _spent(paid: Sequence[Charge], eps: float) -> list[str]:
     """What the proof spends of delta beside the noise."""
     mixing = spent_on_mixing(paid, eps=eps) if eps < math.inf else 0.0
     said = ((spent_on_full(paid), "reports that meet a full coordinate"), (mixing, "imperfect mixing of shares"))
-    return [f"of delta, {spent:.3g} is spent on {what}" for spent, what in said if spent]
+    return [f"of delta, {at_most(spent, 3)} is spent on {what}" for spent, what in said if spent]
 
 
 def _sampling_assumptions(paid: Sequence[Charge]) -> list[str]:

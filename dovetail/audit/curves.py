@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from dovetail import plots, quotes
+from dovetail import accounting, plots, quotes
 from dovetail.audit.findings import Finding, audit
+from dovetail.events import Round
 from dovetail.figures import Figure
 from dovetail.files import write_json
+from dovetail.folder import RunFolder
 from dovetail.plan import Plan
 from dovetail.statements import NotApplicable
 
@@ -60,26 +62,47 @@ def draw(path: Path, finding: Finding) -> None:
     plots.save(figure(finding), path)
 
 
-def of_round(plan: Plan) -> quotes.Plan:
-    """One round of a training, as an attack sees it."""
+def of_round(plan: Plan, index: int) -> quotes.Plan:
+    """A round of a training, as an attack sees it."""
     fields = dataclasses.fields(plan.protocol)  # type: ignore[arg-type]
+    cohort = plan.schedule.cohort(index)
     return quotes.Plan(
-        num_users=int(plan.schedule.size_of(0)),
+        num_users=cohort.size,
         dim=plan.engine.dim,
         delta=plan.config.privacy.delta,
-        colluders=plan.schedule.colluders,
-        participation=plan.rounds[0].participation,
+        colluders=cohort.colluders,
+        min_size=cohort.min_size,
+        noise_scale=cohort.noise_scale,
+        participation=cohort.participation,
         settings={field.name: getattr(plan.protocol, field.name) for field in fields if field.init},
     )
 
 
-def write(plan: Plan, folder: Path) -> Path:
-    """Attack one round of a training exactly and write `audit.json`: what was found and its curves, or why nothing was.
+def _costliest(plan: Plan, released: Sequence[Round]) -> int:
+    """The first of the rounds that were released of which the most is lost."""
+    first = {item: index for index, item in reversed(list(enumerate(plan.rounds))) if item in set(released)}
+    if not first or set(first) != set(released):
+        raise NotApplicable("nothing was released" if not released else "the plan has other rounds than were run")
 
-    Nothing else in the folder is touched.
+    def cost(item: Round) -> float:
+        try:
+            return accounting.bound([item], delta=plan.config.privacy.delta).eps
+        except NotApplicable:
+            return math.inf
+
+    return first[max(first, key=cost)]
+
+
+def write(plan: Plan, folder: Path) -> Path:
+    """Attack the costliest round of a run exactly and write `audit.json`: what was found, or why nothing was.
+
+    Which rounds there were is read off the run's ledger. Nothing else in the folder is touched.
     """
+    ledger = RunFolder(folder).ledger()
     try:
-        finding = audit(plan.protocol.name, of_round(plan), trials=0)
+        index = _costliest(plan, ledger.own.rounds)
+        finding = audit(plan.config.protocol["name"], of_round(plan, index), trials=0)
+        finding = dataclasses.replace(finding, certified=finding.certified.judged(ledger.verdict))
         drawn = figure(finding, points=_FEW_POINTS).to_json()
         found = {**finding.to_json(), "about": "one round", "figure": drawn, "reason": None}
         del found["settings"]  # privacy.json has them

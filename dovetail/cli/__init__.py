@@ -28,6 +28,7 @@ app = typer.Typer(
 )
 for _command in (
     training.run,
+    training.verify,
     accounts.calibrate,
     audits.audit,
     studies.compare,

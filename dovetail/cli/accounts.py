@@ -22,6 +22,7 @@ from dovetail.cli._shared import (
     print_json,
     print_statement,
 )
+from dovetail.numbers import at_most
 
 __all__ = ["account", "calibrate"]
 
@@ -70,10 +71,11 @@ def amplify(
         return
     table = Table("bound", "eps", "theorem, or why it does not apply")
     for row in rows:
-        table.add_row(row.name, f"{row.bound.eps:.5g}" if row.bound else "-", row.reason or row.theorem.where)
+        table.add_row(row.name, at_most(row.bound.eps, 5) if row.bound else "-", row.reason or row.theorem.where)
     out_console.print(table)
     if best and best.bound:
-        said = f"smallest for a {randomizer} report: {best.name}, eps {best.bound.eps:.5g} at delta {delta:g}"
+        numbers = f"eps {at_most(best.bound.eps, 5)} at delta {at_most(delta)}"
+        said = f"smallest for a {randomizer} report: {best.name}, {numbers}"
     else:
         said = f"no bound improves on eps_local for a {randomizer} report"
     out_console.print(said, highlight=False)

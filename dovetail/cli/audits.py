@@ -25,6 +25,7 @@ from dovetail.cli._shared import (
     print_json,
     print_statement,
 )
+from dovetail.numbers import at_least, at_most
 
 __all__ = ["audit"]
 
@@ -135,11 +136,11 @@ def _audit_all(quick: bool, trials: int | None, confidence: float, seed: int, as
                 finding.protocol,
                 case.label,
                 finding.view,
-                f"{finding.bound.delta:.2g}",
+                at_most(finding.bound.delta),
                 _claimed(finding),
-                _eps(finding.certified.eps),
-                _eps(finding.bound.eps),
-                "-" if finding.counted is None else _eps(finding.counted.eps),
+                _promised(finding.certified.eps),
+                _shown(finding.bound.eps),
+                "-" if finding.counted is None else _shown(finding.counted.eps),
                 "yes" if finding.consistent else "NO",
             )
         out_console.print(table)
@@ -215,7 +216,7 @@ def _audit_training(settings: Any, canaries: int, black_box: bool, confidence: f
         print_json(found.to_json())
     else:
         out_console.print(
-            f"audited: eps >= {_eps(found.bound.eps)} at delta {found.bound.delta:g}, confidence {confidence:g} "
+            f"audited: eps >= {_shown(found.bound.eps)} at delta {found.bound.delta:g}, confidence {confidence:g} "
             f"({found.right} of {found.guesses} guesses right, {canaries} canaries, {found.attack})",
             highlight=False,
         )
@@ -229,7 +230,7 @@ def _print_finding(finding: Any) -> None:
     for bound in (finding.bound, *finding.others):
         sure = "exact" if bound.confidence == 1 else f"{bound.confidence:g}"
         runs = str(bound.trials) if bound.trials else "-"
-        table.add_row(escape(bound.attack), _eps(bound.eps), f"{bound.delta:g}", sure, runs)
+        table.add_row(escape(bound.attack), _shown(bound.eps), f"{bound.delta:g}", sure, runs)
     out_console.print(table)
     print_statement("certified", finding.certified)
     print_statement("claimed", finding.claimed)
@@ -246,11 +247,15 @@ def _print_finding(finding: Any) -> None:
 def _claimed(finding: Any) -> str:
     if finding.claimed is None:
         return "-"
-    return _eps(finding.claimed.eps) + (" refuted" if finding.claim_refuted else "")
+    return _promised(finding.claimed.eps) + (" refuted" if finding.claim_refuted else "")
 
 
-def _eps(value: float) -> str:
-    return "unbounded" if value == float("inf") else f"{value:.4g}"
+def _promised(eps: float) -> str:
+    return "unbounded" if eps == float("inf") else at_most(eps)
+
+
+def _shown(eps: float) -> str:
+    return "unbounded" if eps == float("inf") else at_least(eps)
 
 
 def _fail_unless(consistent: bool) -> None:

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from dovetail.cli._progress import steps
 from dovetail.cli._shared import JsonFlag, err_console, flag, out_console, print_json
+from dovetail.numbers import at_least, at_most
 
 if TYPE_CHECKING:
     from dovetail.compare import Run
@@ -99,7 +100,7 @@ def _ranking(runs: Mapping[str, Run]) -> Table:
 
 
 def _eps(statement: dict[str, Any]) -> str:
-    return "unbounded" if statement["unbounded"] else f"{statement['eps']:.4g}"
+    return "unbounded" if statement["unbounded"] else at_most(statement["eps"])
 
 
 def reproduce(
@@ -164,7 +165,7 @@ def _summary(paper: Any, folder: Path) -> Table:
         for row in exhibit["rows"]:
             claimed = row["claimed"] and f"{_eps(row['claimed'])} {row['claimed']['verdict'].partition(', ')[2]}"
             audited = row["audited"] and (
-                "unbounded" if row["audited"]["unbounded"] else f">= {row['audited']['eps_lower']:.4g}"
+                "unbounded" if row["audited"]["unbounded"] else f">= {at_least(row['audited']['eps_lower'])}"
             )
             ours = row["ours"] and f"{row['ours']['mean']:.4g}"
             printed = ", ".join(f"{key} {value:g}" for key, value in row["paper"].items())

@@ -1,4 +1,4 @@
-"""Commands that train, fetch and measure: `run`, `data`, `bench`."""
+"""Commands that train, check, fetch and measure: `run`, `verify`, `data`, `bench`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from dovetail.cli._shared import JsonFlag, Overrides, err_console, flag, out_console, print_json, print_names
+from dovetail.numbers import at_most
 
-__all__ = ["bench", "data", "run"]
+__all__ = ["bench", "data", "run", "verify"]
 
 DEFAULT_PRESET, FALLBACK_PRESET = "headline", "digits"
 
@@ -51,6 +52,9 @@ def run(
         return
     if resume and out is None:
         raise ValueError("expected --out with --resume, got none")
+    if resume and out is not None and (out / "privacy.json").exists():
+        _say_finished(out, as_json=as_json)
+        return
     devices.use_all_cores()
     if coordinator is not None:
         devices.join(coordinator, processes=processes, process_id=process_id)
@@ -69,6 +73,40 @@ def run(
     out_console.print(str(result.statement), markup=False, highlight=False)
     out_console.print(_unit_table(result.units))
     out_console.print(f"report: {target / 'report.html'}", markup=False, highlight=False)
+
+
+def _say_finished(folder: Path, *, as_json: bool) -> None:
+    from dovetail.folder import RunFolder
+
+    run = RunFolder(folder)
+    run.forget()  # a kill may have left the checkpoint, with the key of the noise
+    if as_json:
+        print_json({**run.privacy(), "finished": True, "out": str(folder)})
+        return
+    said = f"the run in {str(folder)!r} is finished: nothing to resume, and nothing was changed"
+    out_console.print(said, markup=False, highlight=False)
+
+
+def verify(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Recompute a run's statements from its ledger alone; exit status 1 if privacy.json says something else."""
+    from dovetail.verify import verify as verified
+
+    with err_console.status("accounting"):
+        found = verified(run)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        out_console.print(str(found.statement), markup=False, highlight=False)
+        for difference in found.differences:
+            out_console.print(f"differs: {difference}", markup=False, highlight=False)
+        verdict = "agrees" if found.agrees else "does not agree"
+        said = f"privacy.json {verdict} with the ledger of {found.rounds} rounds"
+        out_console.print(said, markup=False, highlight=False)
+    if not found.agrees:
+        raise typer.Exit(1)
 
 
 def _print_presets(described: Mapping[str, str], *, as_json: bool) -> None:
@@ -176,7 +214,7 @@ def _progress_bar(rounds: int) -> Iterator[Any]:
             if progress.accuracy is not None:
                 spent = progress.spent
                 eps = (
-                    f"({spent.eps:.3g}, {spent.delta:.2g})-DP"
+                    f"({at_most(spent.eps)}, {at_most(spent.delta)})-DP"
                     if spent and spent.eps < float("inf")
                     else "no finite eps"
                 )
@@ -190,9 +228,9 @@ def _progress_bar(rounds: int) -> Iterator[Any]:
 
 def _unit_table(units: Any) -> Table:
     """What a run promises for each unit, or nothing, and why."""
-    table = Table("for one", "certified", "neighbours", "against the", "by, or why nothing", box=None)
+    table = Table("for one", "promised", "neighbours", "against the", "by, or why nothing", box=None)
     for unit, statement in units.items():
-        numbers = "nothing" if statement.unbounded else f"({statement.eps:.4g}, {statement.delta:.3g})-DP"
+        numbers = "nothing" if statement.unbounded else f"({at_most(statement.eps)}, {at_most(statement.delta)})-DP"
         why = statement.theorem.where if statement.unbounded else statement.theorem.key
         cells = (unit.value, numbers, statement.neighbors.value, statement.adversary, why)
         table.add_row(*(escape(cell) for cell in cells))

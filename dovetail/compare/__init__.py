@@ -116,7 +116,7 @@ def _refuse_unequal(statement: Statement, *, eps: float, delta: float) -> None:
 
 
 def _seeded(config: Config, seed: int) -> Config:
-    return msgspec.structs.replace(config, seed=seed)
+    return msgspec.structs.replace(config, seed=seed, noise="seeded")
 
 
 def _with_noise(config: Config, protocol: Protocol) -> Config:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from dovetail.events._noise import Gaussian, Laplace, NonPrivate, SampledSubject
+from dovetail.events._noise import DataIndependent, Gaussian, Laplace, NonPrivate, SampledSubject
 from dovetail.events._participation import Disjoint, Everyone, FixedSize, Participation, Poisson
+from dovetail.events._plain import from_plain, to_plain
 from dovetail.events._shuffled import (
     Crowd,
     PaddedBernoulli,
@@ -24,6 +25,7 @@ from dovetail.statements import Scope
 
 __all__ = [
     "Crowd",
+    "DataIndependent",
     "Disjoint",
     "Everyone",
     "FixedSize",
@@ -42,6 +44,8 @@ __all__ = [
     "Shuffled",
     "SplitAndMix",
     "View",
+    "from_plain",
+    "to_plain",
 ]
 
 Mechanism = Gaussian | Laplace | NonPrivate | Crowd | Personalized | SplitAndMix | SampledSubject

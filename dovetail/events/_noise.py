@@ -8,7 +8,7 @@ from typing import Literal
 from dovetail import _validate
 from dovetail.statements import Neighbors
 
-__all__ = ["Gaussian", "Laplace", "NonPrivate", "SampledSubject"]
+__all__ = ["DataIndependent", "Gaussian", "Laplace", "NonPrivate", "SampledSubject"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,13 @@ class Laplace:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NonPrivate:
     """A release without a guarantee."""
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataIndependent:
+    """A release that has the same law whatever the data are."""
 
     reason: str
 

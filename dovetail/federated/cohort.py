@@ -5,9 +5,9 @@
 - `poisson`: every user independently, `size` of them on average;
 - `everyone`.
 
-Each round's draw depends on the seed and the round alone, so a resumed run sees the same cohorts. Users that were drawn
-drop out independently with probability `dropout`. Samples may change in size from round to round (`sizes`), and the
-noise with them (`noise_scales`): both are public.
+Each round's draw depends on the run's randomness and the round alone, so a resumed run sees the same cohorts. Batches
+that are disjoint are public; samples are secret, and so is who drops out, independently with probability `dropout`.
+Samples may change in size from round to round (`sizes`), and the noise with them (`noise_scales`): both are public.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 from dovetail import _validate
 from dovetail.events import Disjoint, Everyone, FixedSize, Participation, Poisson
 from dovetail.protocols import Cohort
+from dovetail.randomness import Randomness
 
 __all__ = ["KINDS", "Schedule"]
 
@@ -35,7 +36,7 @@ class Schedule:
     population: int
     size: int
     rounds: int
-    seed: int
+    randomness: Randomness
     min_size: int = 0
     colluders: int = 0
     dropout: float = 0.0
@@ -45,9 +46,8 @@ class Schedule:
 
     def __post_init__(self) -> None:
         _validate.one_of(KINDS, kind=self.kind)
-        _validate.integer(size=self.size, rounds=self.rounds, seed=self.seed, min_size=self.min_size)
+        _validate.integer(size=self.size, rounds=self.rounds, min_size=self.min_size)
         _validate.at_least(1, size=self.size, rounds=self.rounds)
-        _validate.non_negative(seed=self.seed)
         _validate.in_interval(0, 1, dropout=self.dropout)
         if self.size > self.population:
             raise ValueError(
@@ -104,7 +104,7 @@ class Schedule:
 
     def draw(self, index: int) -> np.ndarray:
         """The users of a round, ascending."""
-        rng = np.random.default_rng((self.seed, index, _DRAW))
+        rng = self.randomness.secret(index, _DRAW)
         size = self.size_of(index)
         match self.kind:
             case "everyone":
@@ -115,10 +115,10 @@ class Schedule:
                 users = np.flatnonzero(rng.random(self.population) < size / self.population)
             case "disjoint":
                 epoch, batch = divmod(index, self.rounds_per_epoch)
-                order = np.random.default_rng((self.seed, epoch, _DRAW)).permutation(self.population)
+                order = self.randomness.public(epoch, _DRAW).permutation(self.population)
                 users = order[batch * self.size : (batch + 1) * self.size]
         if self.dropout:
-            drops = np.random.default_rng((self.seed, index, _DROP))
+            drops = self.randomness.secret(index, _DROP)
             users = users[drops.random(len(users)) >= self.dropout]
         return np.sort(users).astype(np.int32)
 

@@ -1,7 +1,7 @@
 """Which records join which step, where records and not users are drawn.
 
-Every record joins a step independently with the same probability, in a draw that depends on the seed, the round and the
-step alone: the draw of one record says nothing about another's.
+Every record joins a step independently with the same probability, in a secret draw that depends on the run's
+randomness, the round and the step alone: the draw of one record says nothing about another's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dovetail import _validate
+from dovetail.randomness import Randomness
 from dovetail.tasks import Clients
 
 __all__ = ["ItemDraws"]
@@ -27,7 +28,7 @@ class ItemDraws:
     clients: Clients
     subjects: np.ndarray
     rate: float
-    seed: int
+    randomness: Randomness
     _owners: np.ndarray = dataclasses.field(init=False, repr=False)
     _records: np.ndarray = dataclasses.field(init=False, repr=False)
 
@@ -40,7 +41,7 @@ class ItemDraws:
 
     def draw(self, index: int, users: np.ndarray, *, step: int = 0) -> np.ndarray:
         """Which entries (places in `clients.entries()`) of these users join a step, ascending."""
-        rng = np.random.default_rng((self.seed, index, _ITEMS, step))
+        rng = self.randomness.secret(index, _ITEMS, step)
         joins = rng.random(len(self._records)) < self.rate
         present = np.zeros(self.clients.num_clients, bool)
         present[users] = True

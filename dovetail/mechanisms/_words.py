@@ -1,7 +1,8 @@
 """Random words at the speed of the vector unit, and coins made of them.
 
 `jax.random.bits` runs threefry's rounds as a loop over arrays on CPUs; written out they are one pass, five to ten times
-as fast, and the words are the same (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
+as fast, and the words are the same (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). Keys of
+`randomness.chacha` are read in the same way.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from dovetail.randomness import chacha
 
 __all__ = ["bits", "coin"]
 
@@ -25,21 +28,28 @@ def bits(keys: jax.Array, count: int, *, stored: bool = False) -> jax.Array:
     Guarantees:
         Equal to `jax.random.bits` of the same key and length, up to 2^32 words a key.
     """
-    if str(jax.random.key_impl(keys)) != "threefry2x32":
+    impl = str(jax.random.key_impl(keys))
+    if impl not in _STREAMS:
         drawn = jax.vmap(lambda key: jax.random.bits(key, (count,)))(keys.reshape(-1))
         return drawn.reshape(*keys.shape, count)
-    data = jax.random.key_data(keys)[..., None]
+    data = jax.random.key_data(keys)[..., None, :]
 
     def draw(begin: jax.Array | int) -> jax.Array:
-        counter = jax.lax.iota(jnp.uint32, count) + jnp.uint32(begin)
-        first, second = _threefry(data[..., 0, :], data[..., 1, :], jnp.zeros_like(counter), counter)
-        return first ^ second
+        return _STREAMS[impl](data, jax.lax.iota(jnp.uint32, count) + jnp.uint32(begin))
 
     if not stored:
         return draw(0)
     # A loop of one turn, whose length the barrier hides from XLA: the one thing that it does not fuse.
     once = jax.lax.optimization_barrier(jnp.int32(1))
     return jax.lax.fori_loop(0, once, lambda i, _: draw(i), jnp.zeros((*keys.shape, count), jnp.uint32))
+
+
+def _threefry_words(key: jax.Array, counter: jax.Array) -> jax.Array:
+    first, second = _threefry(key[..., 0], key[..., 1], jnp.zeros_like(counter), counter)
+    return first ^ second
+
+
+_STREAMS = {"threefry2x32": _threefry_words, chacha.NAME: chacha.words}
 
 
 def _threefry(key0: jax.Array, key1: jax.Array, x0: jax.Array, x1: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -6,7 +6,8 @@
 - *Shares*: all but one uniform modulo a power of two, the last one makes up the value.
 
 Integers live in 32-bit words: sums wrap modulo 2^32, of which every modulus here is a divisor. This is simulation: the
-noise is drawn in float32, above a variance of 1024 as a rounded Gaussian; deployed clients need exact draws.
+noise is drawn in float32, up to a variance of 1024 by inverting Skellam's law, above as a rounded Gaussian; deployed
+clients need exact draws.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _WORD = 2**32
 _LARGEST = 65_000  # norm of integers whose squares add up in a word, with room for float32 clipping
 ATTEMPTS = 8  # of rounding: each fails with probability at most 1e-3, and in fact far less
 _ROUNDING_LOSS = 2e-3  # what rounding adds to norms at most, unless the scale is given
-_GAUSSIAN_FROM = 1024.0  # a rounded Gaussian is within .06 / variance of Skellam; float32 Poissons get worse with rate
+_GAUSSIAN_FROM = 1024.0  # a rounded Gaussian is within .06 / variance of Skellam
+_REACH = 512  # Skellam noise of variance 1024 exceeds it with probability below 2^-180
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,25 +116,48 @@ def skellam(variance: float, shape: tuple[int, ...], *, key: jax.Array, times: i
     """Independent Skellam noise of mean zero as int32: each entry the sum of `times` draws of this variance.
 
     Guarantees:
-        Mean, variance and, up to a variance of 1024, tails are those of the difference of two Poissons.
+        Up to a variance of 1024, probabilities are those of the difference of two Poissons to 1e-5 of each, down to
+        2^-64, below which nothing comes up.
         Above, it is a rounded Gaussian of the same variance, within .06 / variance of Skellam in total variation.
     """
     total = jnp.float32(variance) * times
     if variance > _GAUSSIAN_FROM:
         return jnp.where(total > 0, _rounded_gaussian(total, shape, key), 0)
     if isinstance(times, int) and variance * times <= _GAUSSIAN_FROM:
-        return _poissons(total, shape, key)
+        return _inverted(total, shape, key)
     return jax.lax.cond(
         total > _GAUSSIAN_FROM,
         lambda: _rounded_gaussian(total, shape, key),
-        lambda: _poissons(total, shape, key),
+        lambda: _inverted(total, shape, key),
     )
 
 
-def _poissons(variance: jax.Array, shape: tuple[int, ...], key: jax.Array) -> jax.Array:
-    rate = jnp.minimum(variance, _GAUSSIAN_FROM) / 2  # where it is larger, this draw is not used
-    ups, downs = jax.random.poisson(key, rate, (2, *shape), jnp.int32)
-    return ups - downs
+def _inverted(variance: jax.Array, shape: tuple[int, ...], key: jax.Array) -> jax.Array:
+    """A fair sign, and the magnitude by inverting its tail: small tail probabilities take 64 random bits."""
+    tail = _tail(jnp.minimum(variance, _GAUSSIAN_FROM))  # where it is larger, this draw is not used
+    high, low, sign = bits(key, 3 * math.prod(shape)).reshape(3, *shape)
+    chance = (high.astype(jnp.float32) + (low.astype(jnp.float32) + 0.5) * 2.0**-32) * 2.0**-32
+    magnitude = jnp.searchsorted(-tail, -chance).astype(jnp.int32)
+    return jnp.where(sign >> 31, magnitude, -magnitude)
+
+
+def _tail(variance: jax.Array) -> jax.Array:
+    """P(|X| > k) for k = 0.. of Skellam noise of mean zero, falling; P(X = k) = e^-v I_k(v), v the variance.
+
+    The ratios r_k = I_k / I_(k-1) follow from r_k = 1 / (2k / v + r_(k+1)), from above the last that matters down: no
+    term is negative, so every ratio is right to a few roundings.
+    """
+    steps = jnp.arange(_REACH, 0, -1, dtype=jnp.float32)
+    scale = jnp.maximum(variance, jnp.float32(1e-30))
+
+    def ratio(above: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
+        here = 1 / (2 * k / scale + above)
+        return here, here
+
+    _, ratios = jax.lax.scan(ratio, jnp.float32(0.0), steps)
+    weights = 2 * jnp.cumprod(ratios[::-1])  # of |X| = 1.., over that of 0
+    beyond = jnp.cumsum(weights[::-1])[::-1]
+    return beyond / (1 + beyond[0])
 
 
 def _rounded_gaussian(variance: jax.Array, shape: tuple[int, ...], key: jax.Array) -> jax.Array:

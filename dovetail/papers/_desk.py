@@ -117,7 +117,7 @@ class Desk:
         begun = time.perf_counter()
         for seed in range(self.seeds):
             self.say(label if self.seeds == 1 else f"{label}, seed {seed}")
-            plan = experiment.prepare(parse({**tomllib.loads(text), "seed": seed}))
+            plan = experiment.prepare(parse({**tomllib.loads(text), "seed": seed, "noise": "seeded"}))
             with tempfile.TemporaryDirectory(prefix="dovetail-") as folder:
                 results.append(experiment.run(plan, out=Path(folder) / "run"))
                 lines = RunFolder(Path(folder) / "run")

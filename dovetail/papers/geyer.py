@@ -50,8 +50,9 @@ def variants(clients: int) -> Mapping[str, Overrides]:
 
 
 def non_private(rounds: int) -> Overrides:
-    """K = 100 without privacy."""
+    """K = 100 without privacy; what the raw updates were like is drawn over the rounds."""
     return (
+        ("diagnostics", True),
         ("protocol", {"name": "fedavg"}),
         ("cohort", {"kind": "everyone", "rounds": rounds}),
         ("privacy", {"delta": 1e-3, "neighbors": "add-remove"}),

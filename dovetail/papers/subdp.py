@@ -16,6 +16,7 @@ from dovetail.accounting.published import subdp
 from dovetail.audit import LowerBound
 from dovetail.events import Everyone, Gaussian, Round, SampledSubject
 from dovetail.figures import Figure
+from dovetail.numbers import at_most
 from dovetail.papers._desk import Desk, Overrides
 from dovetail.papers._exhibit import Paper, Part, Row, mean_of, sweep
 from dovetail.statements import Bound, Neighbors, Scope, Statement, Theorem, Trust, Unit, Verdict
@@ -65,7 +66,7 @@ def _measured(desk: Desk) -> Iterator[Row]:
 
 def _row(desk: Desk, label: str, preset: str, overrides: Overrides, **more: Any) -> Row:
     writer = desk.train(preset, overrides, label=label).first.units[Unit.SUBJECT]
-    extra = {"a writer's eps": "unbounded" if writer.unbounded else f"{writer.eps:.4g}"}
+    extra = {"a writer's eps": "unbounded" if writer.unbounded else at_most(writer.eps)}
     return desk.row(label, preset, overrides, extra=extra, attack=True, **more)
 
 

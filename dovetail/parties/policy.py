@@ -19,6 +19,7 @@ import msgspec
 
 from dovetail import _validate
 from dovetail.files import write_atomically
+from dovetail.numbers import at_most
 from dovetail.parties.ledger import Ledger, Overspent
 from dovetail.parties.records import read_record
 from dovetail.parties.task import SignedTask, Task, cost, verify
@@ -86,19 +87,20 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         one, _ = cost(task, 1)
         if not one.eps <= _ceiling(self.eps_round):
             raise Refused(
-                f"expected at most eps {self.eps_round} for a round, got {one.eps:.6g} at delta {one.delta:.3g}"
+                f"expected at most eps {self.eps_round} for a round, "
+                f"got {at_most(one.eps, 6)} at delta {at_most(one.delta)}"
             )
         whole, local = cost(task, task.rounds)
         most = min(_ceiling(self.eps_task), task.budget)
         if not whole.eps <= most:
             raise Refused(
                 f"expected at most eps {most} for all {task.rounds} rounds, "
-                f"got {whole.eps:.6g} at delta {whole.delta:.3g}"
+                f"got {at_most(whole.eps, 6)} at delta {at_most(whole.delta)}"
             )
         if self.eps_local is not None and not local.eps <= self.eps_local:
             raise Refused(
                 f"expected at most eps {self.eps_local} for all {task.rounds} rounds if nobody is trusted, "
-                f"got {local.eps:.6g} at delta {local.delta:.3g}"
+                f"got {at_most(local.eps, 6)} at delta {at_most(local.delta)}"
             )
         return task
 
@@ -145,7 +147,7 @@ class Spending:
                 if eps > _ceiling(self._policy.eps_task):
                     raise Refused(
                         f"expected at most eps {self._policy.eps_task} for a task, "
-                        f"got {eps:.6g} at delta {task.delta:.3g}"
+                        f"got {at_most(eps, 6)} at delta {at_most(task.delta)}"
                     )
                 others = before - spent if spent < math.inf else 0.0
                 eps_after, delta_after = others + eps, before_delta - spent_delta + task.delta
@@ -153,7 +155,7 @@ class Spending:
                 if eps_after > ceiling or delta_after > self._policy.delta_lifetime:
                     raise Refused(
                         f"expected at most ({self._policy.eps_lifetime}, {self._policy.delta_lifetime}) in a lifetime, "
-                        f"got ({eps_after:.6g}, {delta_after:.6g}) with round {round}"
+                        f"got ({at_most(eps_after, 6)}, {at_most(delta_after, 6)}) with round {round}"
                     )
                 ledger.reserve(round, eps=eps, delta=task.delta)
                 write_atomically(self._folder / _LAST, repr(time.time()).encode())

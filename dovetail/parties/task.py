@@ -25,6 +25,7 @@ from dovetail.events import Everyone
 from dovetail.parties.keys import KeyPair, PublicKey
 from dovetail.parties.sealing import OVERHEAD, Purpose
 from dovetail.statements import Statement, unbounded
+from dovetail.units import Viewed
 
 __all__ = ["Deal", "SignedTask", "Task", "calibrated", "cost", "sign", "task_id_of", "verify"]
 
@@ -247,14 +248,16 @@ def _cost(body: bytes, rounds: int) -> tuple[Statement, Statement]:
     view = protocol.view(cohort, task.dim, neighbors=protocol.relation)
     scope = dataclasses.replace(view.scope, assumptions=(*view.scope.assumptions, *messages.assumptions))
     delta = task.delta * (1 - _CHARGED) if messages.distance else task.delta
-    quote = quotes.state(protocol, [cohort] * rounds, task.dim, [view.round] * rounds, scope, delta=delta)
-    certified = dataclasses.replace(quote.certified, delta=task.delta)
+    own = Viewed(rounds=(view.round,) * rounds, scope=dataclasses.replace(scope, users=task.max_clients))
+    record = quotes.recorded(protocol, [cohort] * rounds, task.dim, own, delta=delta)
+    certified = dataclasses.replace(record.certified(), delta=task.delta)
     if messages.distance and not certified.unbounded:
         off = messages.distance * task.max_clients * rounds
         if not math.log1p(math.exp(min(certified.eps, 700))) + math.log(off) <= math.log(task.delta * _CHARGED):
             reason = "not certified: sampling is too coarse for so large an eps"
             certified = unbounded(scope, reason=reason, delta=task.delta)
-    local = dataclasses.replace(quote.local, assumptions=(*quote.local.assumptions, *messages.assumptions))
+    local = record.local()
+    local = dataclasses.replace(local, assumptions=(*local.assumptions, *messages.assumptions))
     return certified, local
 
 

@@ -1,14 +1,12 @@
 """A config made ready to run: data loaded, users and records scheduled, noise calibrated.
 
 Every bad input is refused here, before anything is written. Before each round a plan is asked whether the round still
-fits the budget; cohorts, records and noise depend on the seed and the round alone.
+fits the budget; cohorts, records and noise depend on the run's randomness and the round alone.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import typing
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -19,14 +17,14 @@ from dovetail import protocols
 from dovetail.calibration import Calibration
 from dovetail.config import Config
 from dovetail.federated.client import ClientUpdate
-from dovetail.federated.cohort import Schedule
 from dovetail.federated.items import ItemDraws
 from dovetail.federated.server import Server
 from dovetail.plan._cohorts import schedule_of
 from dovetail.plan._holdings import capped, dealt, one_record_each, subjects_of
-from dovetail.plan._plan import Plan
+from dovetail.plan._plan import Plan, with_group
 from dovetail.protocols._items import ItemLevel
-from dovetail.simulate import Engine, Performance
+from dovetail.randomness import Randomness
+from dovetail.simulate import Engine, Performance, devices
 from dovetail.statements import Unit
 from dovetail.tasks import Clients, Dataset, Model, Task, models, resolve
 
@@ -69,7 +67,8 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
         dataset, clients = guests.join(dataset, clients)
     held, spread = capped(clients, dataset, protocol, public_spread=config.task.spread)
     records = int(held.counts.sum()) if isinstance(protocol, ItemLevel) else None
-    schedule = schedule_of(config, clients.num_clients, protocol, records=records)
+    randomness = Randomness.seeded(config.seed) if config.noise == "seeded" else devices.shared_randomness(config.seed)
+    schedule = schedule_of(config, clients.num_clients, protocol, randomness=randomness, records=records)
     dim = _dimension(model)
     calibration = Calibration(protocol, schedule, config, dim, spread)
     protocol, published_noise = calibration.calibrated()
@@ -77,8 +76,9 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
         held = guests.toss(held, len(dataset.labels))
     items = None
     if isinstance(protocol, ItemLevel):
-        items = ItemDraws(clients=held, subjects=subjects_of(clients, dataset), rate=protocol.rate, seed=config.seed)
-        protocol = _with_group(protocol, items, schedule, published_noise)
+        about = subjects_of(clients, dataset)
+        items = ItemDraws(clients=held, subjects=about, rate=protocol.rate, randomness=randomness)
+        protocol = with_group(protocol, items, schedule, published_noise)
     own, replaced = calibration.planned(protocol), calibration.replaced(protocol)
     by_record = items is not None and not protocol.private_steps
     engine = Engine(
@@ -89,7 +89,7 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
         protocol=protocol,
         server=server,
         cohort_size=items.capacity if items is not None and by_record else schedule.size,
-        seed=config.seed,
+        randomness=randomness,
         performance=performance,
         diagnostics=config.diagnostics and items is None,
     )
@@ -132,18 +132,6 @@ def _check_sections(config: Config, protocol: protocols.Protocol) -> None:
         raise ValueError(
             f"expected privacy.stop = 'eps' for a unit that {protocol.name!r} does not protect itself, got 'delta'"
         )
-
-
-def _with_group(
-    protocol: ItemLevel, items: ItemDraws, schedule: Schedule, published_noise: Callable[[int], float] | None
-) -> ItemLevel:
-    """The protocol with the paper's Z, from all rounds if it sets the noise, else from some for the claim."""
-    steps = max(1, protocol.private_steps)
-    rounds = schedule.rounds if protocol.adaptive_z else min(schedule.rounds, max(1, 50 // steps))
-    largest = items.largest_group(rounds, np.arange(schedule.population), steps=steps)
-    if published_noise is not None:
-        published_noise(largest)  # refuses a Z that its recipe has no noise for
-    return dataclasses.replace(protocol, group_in_batch=largest)
 
 
 def _dimension(model: Model) -> int:

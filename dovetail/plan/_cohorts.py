@@ -9,11 +9,14 @@ import numpy as np
 from dovetail import _validate, protocols
 from dovetail.config import CohortConfig, Config
 from dovetail.federated.cohort import Schedule
+from dovetail.randomness import Randomness
 
 __all__ = ["schedule_of"]
 
 
-def schedule_of(config: Config, population: int, protocol: protocols.Protocol, *, records: int | None) -> Schedule:
+def schedule_of(
+    config: Config, population: int, protocol: protocols.Protocol, *, randomness: Randomness, records: int | None
+) -> Schedule:
     """Who takes part when, of so many users; `records` is how many there are, where records are drawn."""
     cohort = config.cohort
     if (cohort.epochs is None) == (cohort.rounds is None):
@@ -27,7 +30,7 @@ def schedule_of(config: Config, population: int, protocol: protocols.Protocol, *
         population=population,
         size=size,  # type: ignore[arg-type]
         rounds=cohort.rounds or 1,
-        seed=config.seed,
+        randomness=randomness,
         min_size=_min_size(cohort, size, protocol),  # type: ignore[arg-type]
         colluders=cohort.colluders,
         dropout=cohort.dropout,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,11 +14,14 @@ from dovetail.config import Config
 from dovetail.events import Round
 from dovetail.federated.cohort import Schedule
 from dovetail.federated.items import ItemDraws
-from dovetail.simulate import Engine, Items, Training
-from dovetail.statements import Bound, NotApplicable, Scope, Statement, Unit
+from dovetail.protocols._items import ItemLevel
+from dovetail.randomness import Randomness
+from dovetail.record import Record
+from dovetail.simulate import Drawn, Engine, Items, Ran, Training
+from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Statement, Unit
 from dovetail.tasks import Clients, Dataset, Model
 
-__all__ = ["Plan"]
+__all__ = ["Plan", "with_group"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,28 +55,69 @@ class Plan:
         rounds = tuple(self.replaced.rounds[i] for i in released)
         return own, dataclasses.replace(self.replaced, rounds=rounds)
 
+    def record(self, released: list[int]) -> Record:
+        """What is planned of these rounds, in privacy terms."""
+        return self._recorded([self.schedule.cohort(i) for i in released], *self.viewed(released))
+
+    def record_of(self, ran: Sequence[Ran]) -> Record:
+        """What the engine did in these rounds, in privacy terms: by its own notes and not by the plan."""
+        cohorts = [item.cohort for item in ran]
+        relation = Neighbors(self.config.privacy.neighbors)
+        own = units.Viewed(rounds=self._views(cohorts, relation), scope=self.scope)
+        if self.replaced is None:
+            return self._recorded(cohorts, own, None)
+        rounds = self._views(cohorts, Neighbors.REPLACE_ONE)
+        return self._recorded(cohorts, own, dataclasses.replace(self.replaced, rounds=rounds))
+
+    def _views(self, cohorts: Sequence[protocols.Cohort], relation: Neighbors) -> tuple[Round, ...]:
+        dim = self.engine.dim
+        return tuple(self.protocol.view(cohort, dim, neighbors=relation).round for cohort in cohorts)
+
+    def _recorded(
+        self, cohorts: Sequence[protocols.Cohort], own: units.Viewed, replaced: units.Viewed | None
+    ) -> Record:
+        return quotes.recorded(
+            self.protocol,
+            cohorts,
+            self.engine.dim,
+            own,
+            replaced=replaced,
+            spread=self.spread,
+            unit=self.unit,
+            reproducible=self.randomness.reproducible,
+            **self._at,
+        )
+
     def certify(self, released: list[int]) -> Statement:
         """The statement for the rounds that were released."""
-        own, _ = self.viewed(released)
-        if self.unit is not self.scope.unit:
-            return self.table(released)[self.unit]
-        return quotes.certified(own.rounds, self.scope, **self._at)
+        return self.record(released).certified()
 
     def table(self, released: list[int]) -> Mapping[Unit, Statement]:
         """What these rounds promise for an item, a user and a subject."""
-        return units.table(*self.viewed(released), self.spread, delta=self.config.privacy.delta)
+        return self.record(released).table()
 
     def quote(self, released: list[int]) -> quotes.Quote:
         """That statement, beside what the paper claims, what the shuffler learns, and what is left without trust."""
-        return quotes.state(
-            self.protocol,
-            [self.schedule.cohort(i) for i in released],
-            self.engine.dim,
-            [self.rounds[i] for i in released],
-            self.scope,
-            delta=self.config.privacy.delta,
-            statement=self.certify(released),
-        )
+        cohorts = [self.schedule.cohort(i) for i in released]
+        delta = self.config.privacy.delta
+        claim = quotes.claimed(self.protocol, cohorts, self.engine.dim, self.scope, delta=delta)
+        return quotes.Quote.of(self.protocol.name, self.record(released), claim)
+
+    def resumed(self, root: bytes | None) -> Plan:
+        """The same plan with the noise and the samples of an earlier run."""
+        randomness = Randomness(self.config.seed, root)
+        self.engine.use(randomness)
+        items = None if self.items is None else dataclasses.replace(self.items, randomness=randomness)
+        schedule = dataclasses.replace(self.schedule, randomness=randomness)
+        protocol = self.protocol
+        if items is not None and isinstance(protocol, ItemLevel):
+            protocol = with_group(protocol, items, schedule, self.published_noise)
+        return dataclasses.replace(self, schedule=schedule, items=items, protocol=protocol)
+
+    @property
+    def randomness(self) -> Randomness:
+        """What the run draws from."""
+        return self.schedule.randomness
 
     def spent(self, released: list[int]) -> Bound | None:
         """The bound of that statement, without the rest of it; None where nothing is certified."""
@@ -107,22 +152,18 @@ class Plan:
 
     def step(self, training: Training, index: int, users: np.ndarray) -> Training:
         """Run a round with these users."""
-        schedule, scale = self.schedule, self.schedule.noise_scale_of(index)
-        size: float = schedule.size_of(index)
-        capacity = schedule.capacity
-        steps = self.protocol.private_steps
-        items = None
+        cohort, capacity, drawn = self.schedule.cohort(index), self.schedule.capacity, None
         if self.items is not None:
+            steps = self.protocol.private_steps
             scales = self._published_scales(index, users, max(1, steps))
             if steps:
-                items = Items(self.items.batches(index, users, steps=steps), scales)
+                rows = self.items.batches(index, users, steps=steps)
+                drawn = Drawn(users, cohort.size, items=Items(rows, scales))
             else:
-                users, size, capacity = self.items.batch(index, users), self._batch, self.items.capacity
-                if self.published_noise is not None:
-                    scale = float(np.sqrt(np.sum(scales**2)))
-        return self.engine.step(
-            training, users, index=index, capacity=capacity, size=size, noise_scale=scale, items=items
-        )
+                capacity = self.items.capacity
+                scale = 1.0 if self.published_noise is None else float(np.sqrt(np.sum(scales**2)))
+                drawn = Drawn(self.items.batch(index, users), self._batch, noise_scale=scale)
+        return self.engine.step(training, users, index=index, capacity=capacity, cohort=cohort, drawn=drawn)
 
     def _published_scales(self, index: int, users: np.ndarray, steps: int) -> np.ndarray:
         if self.items is None or self.published_noise is None:
@@ -141,5 +182,17 @@ class Plan:
         return {"eps": privacy.eps} if by_delta else {"delta": privacy.delta}  # type: ignore[dict-item]
 
     @property
-    def _at(self) -> dict[str, float]:
+    def _at(self) -> dict[str, Any]:
         return {"delta": self.config.privacy.delta, **self._target}
+
+
+def with_group(
+    protocol: ItemLevel, items: ItemDraws, schedule: Schedule, published_noise: Callable[[int], float] | None
+) -> ItemLevel:
+    """The protocol with the paper's Z, from all rounds if it sets the noise, else from some for the claim."""
+    steps = max(1, protocol.private_steps)
+    rounds = schedule.rounds if protocol.adaptive_z else min(schedule.rounds, max(1, 50 // steps))
+    largest = items.largest_group(rounds, np.arange(schedule.population), steps=steps)
+    if published_noise is not None:
+        published_noise(largest)  # refuses a Z that its recipe has no noise for
+    return dataclasses.replace(protocol, group_in_batch=largest)

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail import _validate
-from dovetail.events import Everyone, FixedSize, Mechanism, Participation, Poisson, View
+from dovetail.events import DataIndependent, Everyone, FixedSize, Mechanism, NonPrivate, Participation, Poisson, View
 from dovetail.mechanisms.gaussian import clip_factor
 from dovetail.protocols._messages import Messages
 from dovetail.shufflers import Layout, Reports, Shuffled, deliver, masked
@@ -186,6 +186,16 @@ class Protocol(abc.ABC):
     @abc.abstractmethod
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """One round in privacy terms."""
+
+    def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
+        """One client's part of a round with its name on it: what is left if nobody is trusted."""
+        return NonPrivate(reason="not certified: the protocol does not say what a client's own reports tell")
+
+    def slots_seen(self, dim: int) -> DataIndependent | NonPrivate:
+        """What the shuffler sees, which reads no value: which slots a client fills."""
+        return NonPrivate(
+            reason="not certified: the protocol does not say what the slots that a client fills depend on"
+        )
 
     def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]] | None:
         """What the claim of the protocol's paper is about: an event, and further arguments of the claim."""

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail import _validate
-from dovetail.events import Mechanism, Report, Round, View
+from dovetail.events import DataIndependent, Mechanism, NonPrivate, Report, Round, View
 from dovetail.mechanisms import (
     BinaryRandomizedResponse,
     ExactRandomizedResponse,
@@ -30,7 +30,7 @@ from dovetail.mechanisms import (
 )
 from dovetail.protocols._base import Cohort, Protocol
 from dovetail.protocols._messages import Levels, Messages, Positions
-from dovetail.protocols._scopes import shuffle_scope
+from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, shuffle_scope
 from dovetail.shufflers import (
     LINKAGES,
     OVERFLOWS,
@@ -232,6 +232,14 @@ class Flame(Protocol):
         if self.padding is not None:
             variance += (self.padding.pad_to - reported) * local.blanket().variance
         return 2 * self.clip_value / local.slope * math.sqrt(variance) / reported
+
+    def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
+        """The same reports without a crowd."""
+        return self.mechanism(cohort, dim)
+
+    def slots_seen(self, dim: int) -> DataIndependent | NonPrivate:
+        """Every slot, or slots drawn at random."""
+        return SLOTS_TELL_NOTHING
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """What the analyzer sees of one round."""

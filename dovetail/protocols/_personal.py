@@ -20,12 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail import _validate
-from dovetail.events import Everyone, Mechanism, Personalized, Round, View
+from dovetail.events import DataIndependent, Everyone, Mechanism, Personalized, Round, View
 from dovetail.mechanisms import Laplace, LocalRandomizer, add_laplace
 from dovetail.mechanisms._base import clamp
 from dovetail.protocols._base import Cohort, Protocol
 from dovetail.protocols._budgets import resolve
-from dovetail.protocols._scopes import shuffle_scope
+from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, shuffle_scope
 from dovetail.shufflers import Layout, Reports, Shuffled, SlotSums, slot_sums
 from dovetail.statements import Neighbors
 
@@ -162,11 +162,22 @@ class Personal(Protocol):
         scope = shuffle_scope(cohort, neighbors, how, PUBLIC_BUDGETS)
         return View(round=Round(mechanism=self.mechanism(cohort, dim), participation=cohort.participation), scope=scope)
 
+    def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
+        """Every coordinate at the user's budget, however the reports are then sparsified."""
+        return self._everybody(cohort, dim)
+
+    def _everybody(self, cohort: Cohort, dim: int) -> Personalized:
+        return Personalized(kind=self.kind, eps_locals=self.settle(cohort, dim).budgets, coordinates=dim)
+
+    def slots_seen(self, dim: int) -> DataIndependent:
+        """Every client fills every slot."""
+        return SLOTS_TELL_NOTHING
+
     def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]] | None:
         """Everybody's budgets: APES's claims know neither colluders nor missing users."""
         if cohort.size < 2:
             return None
-        return Personalized(kind=self.kind, eps_locals=self.settle(cohort, dim).budgets, coordinates=dim), {}
+        return self._everybody(cohort, dim), {}
 
 
 def _own(budget: Budget | None) -> Budget:

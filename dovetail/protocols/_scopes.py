@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from dovetail.events import Poisson
+from dovetail.events import DataIndependent, NonPrivate, Poisson
 from dovetail.protocols._base import Cohort
 from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit
 
-__all__ = ["DROPOUT", "check_shuffle_relation", "curator_scope", "local_scope", "shuffle_scope"]
+__all__ = [
+    "CURATOR_SEES",
+    "DROPOUT",
+    "SLOTS_TELL_NOTHING",
+    "check_shuffle_relation",
+    "curator_scope",
+    "local_scope",
+    "shuffle_scope",
+]
+
 
 DROPOUT = "who drops out does not depend on the data"
 _FRESH = "users' noise is independent and fresh"
+CURATOR_SEES = NonPrivate(reason="the curator sees every update")
+SLOTS_TELL_NOTHING = DataIndependent(reason="which slots a client fills does not depend on its data")
 
 
 def curator_scope(neighbors: Neighbors, *assumptions: str, unit: Unit = Unit.USER) -> Scope:

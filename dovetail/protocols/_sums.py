@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail import _validate, events
-from dovetail.events import Report, Round, View
+from dovetail.events import DataIndependent, Mechanism, Report, Round, View
 from dovetail.mechanisms import ExactRandomizedResponse, ExactSampler, RandomizedResponse
 from dovetail.protocols._base import Cohort, Protocol
 from dovetail.protocols._messages import Levels, Messages, Positions
-from dovetail.protocols._scopes import shuffle_scope
+from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, shuffle_scope
 from dovetail.shufflers import Layout, Reports, Shuffled, SlotSums, slot_sums
 from dovetail.statements import Neighbors
 
@@ -116,15 +116,23 @@ class ReportedSum(Protocol):
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """One shuffled report a slot."""
         of_numbers(dim, self.name)
+        scope = shuffle_scope(cohort, neighbors, "the shuffler permutes every slot uniformly, with fresh randomness")
+        mechanism = self.own_reports(cohort, dim)
+        return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)
+
+    def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
+        """The same reports without a crowd."""
         local = self.local
-        mechanism = events.Shuffled(
+        return events.Shuffled(
             report=Report(kind="rr", eps_local=local.eps_local, levels=local.levels),
             num_users=cohort.crowd(),
             colluders=cohort.colluders,
             coordinates=self.slots,
         )
-        scope = shuffle_scope(cohort, neighbors, "the shuffler permutes every slot uniformly, with fresh randomness")
-        return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)
+
+    def slots_seen(self, dim: int) -> DataIndependent:
+        """Every client fills every slot."""
+        return SLOTS_TELL_NOTHING
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from dovetail.events import Everyone, FixedSize, Poisson, Round, View
+from dovetail.events import Everyone, FixedSize, Mechanism, Poisson, Round, View
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._items import ItemLevel
-from dovetail.protocols._scopes import curator_scope
+from dovetail.protocols._scopes import CURATOR_SEES, curator_scope
 from dovetail.shufflers import Reports
 from dovetail.statements import Neighbors, Unit
 
@@ -79,6 +79,10 @@ class CentralSub(ItemLevel):
         )
         mechanism = self._mechanism(cohort, prob_user=self._prob_user(cohort))
         return View(round=Round(mechanism=mechanism, participation=Everyone()), scope=scope)
+
+    def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
+        """The clipped gradients themselves."""
+        return CURATOR_SEES
 
     def _drawn(self, cohort: Cohort) -> str:
         prob = self._prob_user(cohort)

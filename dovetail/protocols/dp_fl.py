@@ -28,7 +28,7 @@ from dovetail import _validate
 from dovetail.events import FixedSize, Gaussian, Mechanism, NonPrivate, Poisson, Round, View
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.protocols._base import Cohort, Protocol
-from dovetail.protocols._scopes import DROPOUT, curator_scope
+from dovetail.protocols._scopes import CURATOR_SEES, DROPOUT, curator_scope
 from dovetail.shufflers import Layout, Reports
 from dovetail.statements import Neighbors
 
@@ -198,6 +198,10 @@ class DpFl(Protocol):
         return View(
             round=Round(mechanism=self._mechanism(cohort, neighbors), participation=cohort.participation), scope=scope
         )
+
+    def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
+        """The clipped update itself."""
+        return CURATOR_SEES
 
     def _mechanism(self, cohort: Cohort, neighbors: Neighbors) -> Mechanism:
         if self.clip == "median":

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from dovetail.events import NonPrivate, Round, View
+from dovetail.events import Mechanism, NonPrivate, Round, View
 from dovetail.protocols._base import Cohort, Protocol
-from dovetail.protocols._scopes import curator_scope
+from dovetail.protocols._scopes import CURATOR_SEES, curator_scope
 from dovetail.shufflers import Layout, Reports
 from dovetail.statements import Neighbors
 
@@ -45,6 +45,10 @@ class FedAvg(Protocol):
         return View(
             round=Round(mechanism=mechanism, participation=cohort.participation), scope=curator_scope(neighbors)
         )
+
+    def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
+        """The update itself."""
+        return CURATOR_SEES
 
     def noise_std(self, size: int, dim: int) -> float:
         """None."""

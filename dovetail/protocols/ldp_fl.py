@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail import _validate, events
-from dovetail.events import Disjoint, Everyone, Round, View
+from dovetail.events import Disjoint, Everyone, Mechanism, Round, View
 from dovetail.mechanisms.gaussian import Gaussian
 from dovetail.mechanisms.laplace import Laplace
 from dovetail.protocols._base import Cohort, Protocol
@@ -99,7 +99,11 @@ class LdpFl(Protocol):
         participation = cohort.participation if isinstance(cohort.participation, Disjoint) else Everyone()
         return View(round=Round(mechanism=self._mechanism(dim), participation=participation), scope=scope)
 
-    def _mechanism(self, dim: int) -> events.Mechanism:
+    def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
+        """What the server sees is all there is."""
+        return self._mechanism(dim)
+
+    def _mechanism(self, dim: int) -> Mechanism:
         local = self.local
         if isinstance(local, Gaussian):
             return events.Gaussian(std=local.std, sensitivity=local.sensitivity, neighbors=Neighbors.REPLACE_ONE)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from dovetail import _validate
-from dovetail.events import Everyone, Round, View
+from dovetail.events import Everyone, Mechanism, Round, View
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._items import ItemLevel
 from dovetail.protocols._scopes import local_scope
@@ -70,8 +70,11 @@ class LocalSub(ItemLevel):
             *self._assumptions(),
             unit=Unit(self.unit),
         )
-        mechanism = self._mechanism(cohort, noise="user", steps=self.steps)
-        return View(round=Round(mechanism=mechanism, participation=Everyone()), scope=scope)
+        return View(round=Round(mechanism=self.own_reports(cohort, dim), participation=Everyone()), scope=scope)
+
+    def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
+        """What the server sees is all there is."""
+        return self._mechanism(cohort, noise="user", steps=self.steps)
 
     def noise_std(self, size: int, dim: int) -> float:
         """None is added to what users send: it is in there already."""

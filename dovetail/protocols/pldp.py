@@ -61,6 +61,10 @@ class Pldp(_PersonalLaplace):
         largest = max(self.settle(cohort, dim).budgets)
         return Laplace(scale=width / largest, sensitivity=width, count=dim, neighbors=Neighbors.REPLACE_ONE)
 
+    def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
+        """What the server sees is all there is."""
+        return self.mechanism(cohort, dim)
+
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """The reports of one user, as a server that knows who sent them sees them."""
         scope = local_scope(neighbors, PUBLIC_BUDGETS)

@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail import _validate
-from dovetail.events import Report, Round, Shuffled, View
+from dovetail.events import DataIndependent, Mechanism, Report, Round, Shuffled, View
 from dovetail.mechanisms import ExactSampler, SeededPrivUnit, seeds
 from dovetail.mechanisms import PrivUnit as Randomizer
 from dovetail.protocols._base import Cohort, Protocol
 from dovetail.protocols._messages import Messages, Sent
-from dovetail.protocols._scopes import shuffle_scope
+from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, shuffle_scope
 from dovetail.shufflers import Layout, Reports, received
 from dovetail.shufflers import Shuffled as Forwarded
 from dovetail.statements import Neighbors
@@ -84,10 +84,18 @@ class PrivUnit(Protocol):
         """Of the average of `size` messages on a zero update."""
         return float(np.sqrt(self.local(dim).variance(np.zeros(dim))[-1]) / math.sqrt(size))
 
+    def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
+        """One message."""
+        report = Report(kind="generic", eps_local=self.local(dim).eps_local)
+        return Shuffled(report=report, num_users=cohort.crowd(), colluders=cohort.colluders)
+
+    def slots_seen(self, dim: int) -> DataIndependent:
+        """There is one slot."""
+        return SLOTS_TELL_NOTHING
+
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """One shuffled report a user."""
-        report = Report(kind="generic", eps_local=self.local(dim).eps_local)
-        mechanism = Shuffled(report=report, num_users=cohort.crowd(), colluders=cohort.colluders)
+        mechanism = self.own_reports(cohort, dim)
         scope = shuffle_scope(cohort, neighbors, "the shuffler permutes the messages uniformly, with fresh randomness")
         return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)
 

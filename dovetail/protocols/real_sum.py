@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail import _validate
-from dovetail.events import View
+from dovetail.events import Mechanism, View
 from dovetail.mechanisms import BinaryRandomizedResponse, ExactSampler, RandomizedResponse
 from dovetail.mechanisms._base import clamp, clamp64
 from dovetail.mechanisms.exact import round_at_random
@@ -200,6 +200,12 @@ class RealSum(ReportedSum):
         if self.sharing is None:
             return super().view(cohort, dim, neighbors=neighbors)
         return self.sharing.view(cohort, dim, neighbors=neighbors)
+
+    def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
+        """The reports without a crowd; of shares, nothing is left."""
+        if self.sharing is None:
+            return super().own_reports(cohort, dim)
+        return self.sharing.own_reports(cohort, dim)
 
 
 def _best_levels(eps_local: float) -> int:

@@ -20,15 +20,17 @@ import jax
 import jax.numpy as jnp
 
 from dovetail import _validate, events
-from dovetail.events import Round, View
+from dovetail.events import DataIndependent, Mechanism, NonPrivate, Round, View
 from dovetail.mechanisms import ExactSkellam, skellam
 from dovetail.protocols._base import Cohort, Protocol
-from dovetail.protocols._scopes import DROPOUT, check_shuffle_relation
+from dovetail.protocols._scopes import DROPOUT, SLOTS_TELL_NOTHING, check_shuffle_relation
 from dovetail.protocols._shares import Shares
 from dovetail.shufflers import Layout, Reports, Shuffled
 from dovetail.statements import Neighbors, Scope, Trust, Unit
 
 __all__ = ["Collected", "SplitAndMix"]
+
+_ALL_SHARES = "all shufflers together see every share, and one client's noise is too little"
 
 
 class Collected(NamedTuple):
@@ -217,6 +219,14 @@ class SplitAndMix(Protocol):
         )
         scope = self._scope(cohort, encoding, neighbors)
         return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)
+
+    def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
+        """All shares of the update with a small part of the noise."""
+        return NonPrivate(reason=_ALL_SHARES)
+
+    def slots_seen(self, dim: int) -> DataIndependent:
+        """Every client fills every slot."""
+        return SLOTS_TELL_NOTHING
 
     def _scope(self, cohort: Cohort, encoding: skellam.Encoding, neighbors: Neighbors) -> Scope:
         check_shuffle_relation(neighbors)

@@ -18,11 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail import _validate
-from dovetail.events import Mechanism, NonPrivate, PaddedTopk, Report, Shuffled
+from dovetail.events import DataIndependent, Mechanism, NonPrivate, PaddedTopk, Report, Shuffled
 from dovetail.mechanisms import BinaryRandomizedResponse, ExactSampler
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._flame import Padded
 from dovetail.protocols._messages import Messages
+from dovetail.protocols._scopes import SLOTS_TELL_NOTHING
 from dovetail.protocols._select import signed_counts, top_mask
 from dovetail.shufflers import SlotSums
 from dovetail.statements import NotApplicable
@@ -30,6 +31,7 @@ from dovetail.statements import NotApplicable
 __all__ = ["SsTopk"]
 
 _COUNTS_SHOW = "a surplus that is kept shows how many users report a coordinate, and the selection depends on the data"
+_SLOTS_SHOW = "the shuffler sees which coordinates a client reports"
 _INDICES_SHOW = "the indices of a message that travels whole are a function of its sender's data"
 
 
@@ -136,6 +138,14 @@ class SsTopk(Padded):
         if self.overflow == "keep" and cohort.size > self.padding.pad_to:
             return NonPrivate(reason=_COUNTS_SHOW)
         return self._proven(cohort, dim)
+
+    def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
+        """The k largest tell of the data, and so do their places, unless every coordinate is reported."""
+        return self._proven(cohort, dim)
+
+    def slots_seen(self, dim: int) -> DataIndependent | NonPrivate:
+        """Places of the largest coordinates, unless every coordinate is reported."""
+        return SLOTS_TELL_NOTHING if self.per_client(dim) == dim else NonPrivate(reason=_SLOTS_SHOW)
 
     def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]]:
         """Thm. 4's: k of d coordinates, padded."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from dovetail.compare import Comparison, Run
 from dovetail.files import write_atomically
-from dovetail.report import _words
+from dovetail.report import _proof, _words
 from dovetail.report._page import details, escape, figures, number, page, section, table, tiles
 from dovetail.statements import Statement
 
@@ -78,7 +78,7 @@ def _row(place: int, name: str, run: Run) -> list[str]:
         f"<b>{escape(name)}</b>{_settings(run.settings)}",
         f"<b>{run.mean:.2%}</b>{spread}",
         escape(run.trust),
-        f"{_numbers(run.certified)}<br><small>against the {escape(run.certified.adversary)}</small>",
+        f"{_proof.promised(run.certified)}<br><small>against the {escape(run.certified.adversary)}</small>",
         _numbers(run.without_trust),
         f"{_bytes(run.costs.bytes)}<br><small>{messages}</small>",
         f"{run.rounds}<br><small>{number(run.costs.server_seconds, 2)} s each</small>",

@@ -7,6 +7,7 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from dovetail import numbers
 from dovetail.figures import STYLE, Figure, svg
 from dovetail.figures.axes import short
 
@@ -42,8 +43,8 @@ def number(value: float | None, digits: int = 4, *, rounding: str = decimal.ROUN
     """A number in few characters, without a trailing zero; a dash for none."""
     if value is None:
         return "-"
-    rounded = float(decimal.Context(prec=digits, rounding=rounding).create_decimal(repr(float(value))))
-    return short(rounded) if rounded == 0 or not 1e-3 <= abs(rounded) < 1e3 else f"{rounded:g}"
+    shown = numbers.rounded(value, digits, rounding)
+    return short(shown) if shown == 0 or not 1e-3 <= abs(shown) < 1e3 else f"{shown:g}"
 
 
 def at_most(value: float) -> str:
@@ -56,10 +57,10 @@ def at_least(value: float) -> str:
     return number(value, rounding=decimal.ROUND_FLOOR)
 
 
-def badge(verdict: str) -> str:
-    """A verdict that can be told by its word as well as by its colour."""
-    word = verdict.removeprefix("claimed, ")
-    return f'<span class="badge {_VERDICTS.get(verdict, "fair")}">{escape(word)}</span>'
+def badge(verdict: str, *, doubtful: bool = False) -> str:
+    """A verdict that can be told by its word as well as by its colour; never green if it is doubtful."""
+    word, colour = verdict.removeprefix("claimed, "), _VERDICTS.get(verdict, "fair")
+    return f'<span class="badge {"fair" if doubtful and colour == "good" else colour}">{escape(word)}</span>'
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[int] = ()) -> str:

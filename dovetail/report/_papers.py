@@ -15,6 +15,7 @@ from dovetail import references
 from dovetail.figures import Figure
 from dovetail.files import write_atomically
 from dovetail.report._page import at_least, badge, details, escape, figures, number, page, section, table, tiles
+from dovetail.report._proof import judged, promised
 from dovetail.report._words import numbers
 from dovetail.statements import Statement
 
@@ -169,7 +170,7 @@ def _claimed(row: dict[str, Any]) -> str:
         return "-"
     statement = Statement.from_json(row["claimed"])
     folded = details("why", f'<p class="small">{escape(statement.theorem.where)}</p>')
-    said = f'<span class="dp">{escape(numbers(statement))}</span> {badge(statement.verdict.value)}'
+    said = f'<span class="dp">{escape(numbers(statement))}</span> {judged(statement)}'
     return f"{said}<br><small>{escape(_scope(statement))}</small>{folded}"
 
 
@@ -177,7 +178,7 @@ def _certified(row: dict[str, Any]) -> str:
     if not row.get("certified"):
         return "-"
     statement = Statement.from_json(row["certified"])
-    shown = badge("nothing") if statement.unbounded else f'<b class="dp">{escape(numbers(statement))}</b>'
+    shown = promised(statement)
     folded = details("why", f'<p class="small">{escape(statement.theorem.where)}</p>')
     return f"{shown}<br><small>{escape(_scope(statement))}</small>{folded}"
 

@@ -8,7 +8,7 @@ from dovetail.report._page import badge, details, escape, table
 from dovetail.report._words import numbers
 from dovetail.statements import Statement
 
-__all__ = ["assumptions", "beside", "tree", "units"]
+__all__ = ["assumptions", "beside", "judged", "promised", "tree", "units"]
 
 
 def tree(statement: Statement) -> str:
@@ -22,7 +22,7 @@ def _node(statement: Statement, said: tuple[str, ...]) -> str:
     new = [] if statement.unbounded else [text for text in statement.assumptions if text not in said]
     inner = "".join(_node(premise, said + statement.assumptions) for premise in statement.premises)
     return (
-        f"<li><p>{_promised(statement)}</p>"
+        f"<li><p>{promised(statement)}</p>"
         f'<p class="small">{scope}</p><p>by {escape(statement.theorem.where)}</p>'
         + (details(f"if {len(new)} assumption{'s hold' if len(new) > 1 else ' holds'}", _list(new)) if new else "")
         + (details("because of", f"<ul>{inner}</ul>", opened=True) if inner else "")
@@ -30,11 +30,16 @@ def _node(statement: Statement, said: tuple[str, ...]) -> str:
     )
 
 
-def _promised(statement: Statement) -> str:
+def promised(statement: Statement) -> str:
     """The numbers and what they are worth."""
     if statement.unbounded:
         return badge("nothing")
-    return f'<b class="dp">{escape(numbers(statement))}</b> {badge(statement.verdict.value)}'
+    return f'<b class="dp">{escape(numbers(statement))}</b> {judged(statement)}'
+
+
+def judged(statement: Statement) -> str:
+    """What a statement is worth: its verdict, and green only if nothing speaks against its numbers."""
+    return badge("nothing" if statement.unbounded else statement.verdict.value, doubtful=bool(statement.warnings))
 
 
 def _list(texts: list[str]) -> str:
@@ -56,16 +61,16 @@ def units(statements: Mapping[str, Statement]) -> str:
         said = "; ".join((statement.theorem.where, *(f"if {text}" for text in statement.assumptions)))
         folded = details(escape(statement.theorem.key), f'<p class="small">{escape(said)}</p>')
         by = escape(statement.theorem.where) if statement.unbounded else folded
-        verdict = badge("nothing") if statement.unbounded else f'<b class="dp">{escape(numbers(statement))}</b>'
-        rows.append([f"one {escape(name)}", verdict, statement.neighbors.value, escape(statement.adversary), by])
-    return table(("for", "certified", "neighbours", "against the", "by, or why nothing"), rows)
+        shown = promised(statement)
+        rows.append([f"one {escape(name)}", shown, statement.neighbors.value, escape(statement.adversary), by])
+    return table(("for", "promised", "neighbours", "against the", "by, or why nothing"), rows)
 
 
 def beside(statement: Statement) -> str:
     """Another statement about the same run, in short and in full."""
     span = f", {escape(statement.span)}" if statement.span else ""
     return (
-        f"<p>{_promised(statement)}<br>"
+        f"<p>{promised(statement)}<br>"
         f'<span class="small">against the {escape(statement.adversary)}{span}</span></p>'
         f"<p>{escape(statement.theorem.where)}</p>" + details("In full", tree(statement))
     )

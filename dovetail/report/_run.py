@@ -29,21 +29,20 @@ def write(folder: Path) -> Path:
 
     Guarantees:
         The page holds the statement of privacy.json and no number that is not in the folder's files.
-        It loads nothing and runs nothing.
+        It loads nothing and runs nothing. What raw updates were like is on a page of its own, `diagnostics.html`.
     """
     summary = json.loads((folder / "privacy.json").read_text())
     statement = Statement.from_json(summary["certified"])
     config = (folder / "config.toml").read_text()
     run = RunFolder(folder)
-    diagnostics = _diagnostics(run.diagnostics())
+    diagnosed = _write_diagnostics(run)
     body = (
         _statement(statement, summary)
-        + _trust(statement, summary, diagnostics=bool(diagnostics))
+        + _trust(statement, summary, diagnostics=diagnosed)
         + section("Accuracy and budget", figures(_curves(run.metrics(), statement, config)))
         + section("Each user's own eps", figures(_histogram(statement.per_user)))
         + _beside(summary)
         + section("Attacked", _audit(folder))
-        + (section("Diagnostics", f'<p class="banner">{escape(BANNER)}</p>{diagnostics}') if diagnostics else "")
         + section("Config", f"<pre>{escape(config)}</pre>")
         + section("References", _references(summary))
     )
@@ -58,7 +57,8 @@ def write(folder: Path) -> Path:
 def _statement(statement: Statement, summary: dict[str, Any]) -> str:
     """What is promised, in words, with the run's few figures."""
     kind = "statement nothing" if statement.unbounded else "statement"
-    verdict = badge("nothing" if statement.unbounded else statement.verdict.value)
+    verdict = _proof.judged(statement)
+    warned = "".join(f'<p class="banner">Warning: {escape(text)}.</p>' for text in statement.warnings)
     first, rest = _words.sentences(statement), _words.meaning(statement)
     lead, more = " ".join(first[:2]), [" ".join(first[2:]), *rest]
     paragraphs = "".join(f"<p>{escape(text)}</p>" for text in more if text)
@@ -74,7 +74,7 @@ def _statement(statement: Statement, summary: dict[str, Any]) -> str:
     ]
     return (
         f"<h1>{escape(_words.title(statement))}</h1>"
-        f'<div class="{kind}"><p class="lead">{escape(lead)} {verdict}</p>'
+        f'{warned}<div class="{kind}"><p class="lead">{escape(lead)} {verdict}</p>'
         f"{paragraphs}</div>{tiles(facts)}"
     )
 
@@ -165,6 +165,18 @@ def _audit(folder: Path) -> str:
         f'<p class="small">Attack: {escape(found["attack"])}.</p>'
         + figures([Figure.from_json(found["figure"])] if found.get("figure") else [])
     )
+
+
+def _write_diagnostics(run: RunFolder) -> bool:
+    """The page of what raw updates were like, if that was asked for; not to be handed out."""
+    drawn = _diagnostics(run.diagnostics())
+    if drawn:
+        body = f'<h1>Diagnostics</h1><p class="banner">{escape(BANNER)}</p>{drawn}'
+        footer = f"dovetail {escape(__version__)}"
+        write_atomically(
+            run.path / "diagnostics.html", page("Diagnostics", body, kind="not for release", footer=footer)
+        )
+    return bool(drawn)
 
 
 def _diagnostics(lines: list[dict[str, Any]]) -> str:

@@ -18,7 +18,6 @@ _WHOSE = {
 _DATA = {Unit.ITEM: "that record", Unit.USER: "that user's data", Unit.SUBJECT: "that person's data"}
 _CHANGED = {Neighbors.REPLACE_ONE: "is replaced by any other", Neighbors.ADD_REMOVE: "is added or left out"}
 _FALSE_ALARMS = 0.01
-_LARGE = 10.0  # e^10 = 22,000
 
 
 def numbers(statement: Statement) -> str:
@@ -86,7 +85,7 @@ def meaning(statement: Statement) -> list[str]:
         return []
     factor = math.exp(min(statement.eps, 700.0))
     shown = f"{at_most(factor)}" if statement.eps < 700 else "more than 1e304"
-    said = [
+    return [
         f"What eps means: whatever the adversary knew before, its odds between the two cases change by a factor of at "
         f"most e^eps = {shown}"
         + (
@@ -98,9 +97,6 @@ def meaning(statement: Statement) -> list[str]:
         f"A test that raises a false alarm in {_FALSE_ALARMS:.0%} of cases finds the truth in at most "
         f"{_percent(detection(statement))} of them.",
     ]
-    if statement.eps > _LARGE:
-        said.append("A factor this large rules out little.")
-    return said
 
 
 def detection(statement: Statement, false_alarms: float = _FALSE_ALARMS) -> float:
@@ -152,5 +148,7 @@ def not_covered(
     said.append("Side channels: how long a computation takes, memory, traffic, and whoever can read the machine.")
     said.append("The test data, on which the accuracy was measured: it is taken to be public.")
     if diagnostics:
-        said.append("The diagnostics below and diagnostics.jsonl, which come from raw updates.")
+        said.append(
+            "diagnostics.jsonl and diagnostics.html, which come from raw updates: they are not to be handed out."
+        )
     return said

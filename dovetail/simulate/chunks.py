@@ -6,7 +6,7 @@ Three ways:
 - *linear*, for linear models under protocols that only rescale updates: the matrix forms of `simulate.linear`;
 - *clipped*, for clients of one record under protocols that only clip: the products of `simulate.examples`.
 
-A client's keys are folded from the round's key and its own number, so that nothing depends on who shares a chunk.
+A client's keys are folded from the round's keys and its own number, so that nothing depends on who shares a chunk.
 """
 
 from __future__ import annotations
@@ -26,12 +26,32 @@ from dovetail.shufflers import Reports, masked
 from dovetail.simulate import examples, linear
 from dovetail.tasks._base import Model
 
-__all__ = ["ESTIMATE", "SHUFFLE", "TALLY", "ClientWork", "Data", "Seen", "Way", "Work", "as_float", "best_way", "seen"]
+__all__ = [
+    "ESTIMATE",
+    "SHUFFLE",
+    "TALLY",
+    "ClientWork",
+    "Data",
+    "Keys",
+    "Seen",
+    "Way",
+    "Work",
+    "as_float",
+    "best_way",
+    "seen",
+]
 
 Way = Literal["general", "linear", "clipped"]
 Data = tuple[jax.Array, ...]  # inputs and labels of all records, the clients' table of records, and how many count
 Work = tuple[jax.Array, Any]  # the users of a round or a chunk (-1: nobody), the records of their private steps or None
-ORDER, RANDOMIZE, ESTIMATE, TALLY, SHUFFLE, STEPS = range(1, 7)  # what the key of a round is folded with
+ORDER, RANDOMIZE, ESTIMATE, TALLY, SHUFFLE, STEPS = range(1, 7)  # what a key of a round is folded with
+
+
+class Keys(NamedTuple):
+    """The keys of a round: a public one, of the order in which clients visit records, and the secret one of noise."""
+
+    order: jax.Array
+    noise: jax.Array
 
 
 class Seen(NamedTuple):
@@ -82,17 +102,17 @@ class ClientWork:
         """The model at a flat parameter vector."""
         return self.model.apply(self.unravel(params), inputs)
 
-    def collect(self, params: jax.Array, state: Any, data: Data, part: Work, key: jax.Array) -> Any:
+    def collect(self, params: jax.Array, state: Any, data: Data, part: Work, keys: Keys) -> Any:
         """What adds up over chunks: what the protocol collects, and what is `Seen`, or None without diagnostics."""
         match self.way:
             case "linear":
-                return self._linear(params, state, data, part, key)
+                return self._linear(params, state, data, part, keys)
             case "clipped":
-                return self._clipped(params, state, data, part, key)
+                return self._clipped(params, state, data, part, keys)
         ids, _ = part
-        updates = self.updates(params, data, part, key)
-        keys, budgets = _client_keys(ids, key), self._budgets(ids)
-        collected = self.protocol.collect(updates, ids >= 0, state, keys=keys, budgets=budgets)
+        updates = self.updates(params, data, part, keys)
+        own = _client_keys(ids, keys.noise)
+        collected = self.protocol.collect(updates, ids >= 0, state, keys=own, budgets=self._budgets(ids))
         return collected, seen(updates, ids >= 0) if self.diagnostics else None
 
     def reports(self, updates: jax.Array, ids: jax.Array, state: Any, key: jax.Array) -> Reports:
@@ -101,13 +121,13 @@ class ClientWork:
         reports = jax.vmap(lambda x, k, b: self.protocol.randomize(x, state, key=k, budget=b))(updates, keys, budgets)
         return masked(reports, ids >= 0)
 
-    def updates(self, params: jax.Array, data: Data, part: Work, key: jax.Array) -> jax.Array:
+    def updates(self, params: jax.Array, data: Data, part: Work, keys: Keys) -> jax.Array:
         """Every client's update, (clients, dim)."""
         ids, items = part
         if self.protocol.private_steps:
-            keys = _client_keys(ids, jax.random.fold_in(key, STEPS))
-            return jax.lax.map(lambda one: self._private_update(data)(params, *one), (*items, keys))
-        inputs, labels, counts = self._gather(data, ids, key)
+            own = _client_keys(ids, jax.random.fold_in(keys.noise, STEPS))
+            return jax.lax.map(lambda one: self._private_update(data)(params, *one), (*items, own))
+        inputs, labels, counts = self._gather(data, ids, keys.order)
         return jax.vmap(local_update(self.update, self.logits), (None, 0, 0, 0))(params, inputs, labels, counts)
 
     def _private_update(self, data: Data) -> Callable[..., jax.Array]:
@@ -123,9 +143,9 @@ class ClientWork:
             clipped_sum, learning_rate=self.update.learning_rate, batch=cast(float, protocol.batch), std=protocol.std
         )
 
-    def _linear(self, params: jax.Array, state: Any, data: Data, part: Work, key: jax.Array) -> Any:
+    def _linear(self, params: jax.Array, state: Any, data: Data, part: Work, keys: Keys) -> Any:
         ids, _ = part
-        inputs, labels, counts = self._gather(data, ids, key)
+        inputs, labels, counts = self._gather(data, ids, keys.order)
         chunk = linear.Chunk(inputs.reshape(*inputs.shape[:2], -1), labels, counts)
         norms: list[jax.Array] = []
 
@@ -145,9 +165,9 @@ class ClientWork:
         raw = scaled_sum(lambda of: (ids >= 0).astype(of.dtype))
         return (total, count), Seen(raw.ravel(), square, count)
 
-    def _clipped(self, params: jax.Array, state: Any, data: Data, part: Work, key: jax.Array) -> Any:
+    def _clipped(self, params: jax.Array, state: Any, data: Data, part: Work, keys: Keys) -> Any:
         ids, _ = part
-        inputs, labels, counts = self._gather(data, ids, key)
+        inputs, labels, counts = self._gather(data, ids, keys.order)
         total = self._clipped_sum(params, inputs[:, 0], labels[:, 0], counts, self.protocol.clipped_to(state))
         return (-total, jnp.sum(ids >= 0).astype(params.dtype)), None
 

@@ -12,7 +12,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from dovetail.randomness import Randomness
 
 __all__ = [
     "AXIS",
@@ -20,6 +23,7 @@ __all__ = [
     "join",
     "make_mesh",
     "on_every_device",
+    "shared_randomness",
     "split_over_devices",
     "to_host",
     "use_all_cores",
@@ -70,6 +74,15 @@ def _place(array: Any, sharding: NamedSharding) -> jax.Array:
 def to_host(array: jax.Array) -> np.ndarray:
     """A replicated array as NumPy, also when other processes hold copies of it."""
     return np.asarray(array.addressable_data(0))
+
+
+def shared_randomness(seed: int) -> Randomness:
+    """Noise of the operating system, the same for all processes that train together."""
+    own = Randomness.from_os(seed)
+    if jax.process_count() == 1:
+        return own
+    words = np.asarray(multihost_utils.broadcast_one_to_all(own.key_data))
+    return Randomness(seed, words.astype("<u4").tobytes())
 
 
 def join(coordinator: str, *, processes: int, process_id: int) -> None:

@@ -28,15 +28,29 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
 from dovetail import _validate
+from dovetail.events import Disjoint, Poisson
 from dovetail.federated.client import ClientUpdate
 from dovetail.federated.server import Server
-from dovetail.protocols import Protocol
+from dovetail.protocols import Cohort, Protocol
+from dovetail.randomness import Randomness
 from dovetail.shufflers import shuffle
-from dovetail.simulate.chunks import ESTIMATE, SHUFFLE, TALLY, ClientWork, Data, Seen, Work, as_float, best_way, seen
+from dovetail.simulate.chunks import (
+    ESTIMATE,
+    SHUFFLE,
+    TALLY,
+    ClientWork,
+    Data,
+    Keys,
+    Seen,
+    Work,
+    as_float,
+    best_way,
+    seen,
+)
 from dovetail.simulate.devices import AXIS, chunk_bytes, make_mesh, on_every_device, split_over_devices, to_host
 from dovetail.tasks._base import Clients, Dataset, Model
 
-__all__ = ["Diagnostics", "Engine", "Items", "Performance", "Training", "as_float", "first_parameters"]
+__all__ = ["Diagnostics", "Drawn", "Engine", "Items", "Performance", "Ran", "Training", "as_float", "first_parameters"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,6 +95,14 @@ class _Public(NamedTuple):
     noise_scale: Any
 
 
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """A round that the engine ran: its number, and what was public about it when its noise was added."""
+
+    index: int
+    cohort: Cohort
+
+
 class Items(NamedTuple):
     """What users' private steps are on: `rows` of records, (users, steps, width), padded with -1.
 
@@ -89,6 +111,18 @@ class Items(NamedTuple):
 
     rows: Any
     noise_scale: Any
+
+
+class Drawn(NamedTuple):
+    """What a round works on where records are drawn: `users` are records, or users with private steps on `items`.
+
+    `size` is the public number that a noised sum is divided by, `noise_scale` the noise over the protocol's own.
+    """
+
+    users: np.ndarray
+    size: float
+    noise_scale: float = 1.0
+    items: Items | None = None
 
 
 class Engine:
@@ -110,15 +144,15 @@ class Engine:
         protocol: Protocol,
         server: Server,
         cohort_size: int,
-        seed: int,
+        randomness: Randomness,
         performance: Performance | None = None,
         diagnostics: bool = False,
     ) -> None:
         performance = performance or Performance()
         self._protocol, self._server, self._size, self._diagnostics = protocol, server, cohort_size, diagnostics
-        self._key = jax.random.key(seed)
-        first, self._unravel = first_parameters(model, seed)
-        self._first, self.dim = np.asarray(first), len(first)
+        self._randomness = randomness
+        first, self._unravel = first_parameters(model, randomness.seed)
+        self.first, self.dim = np.asarray(first), len(first)
         self._layout = protocol.layout(self.dim)
         records = clients.index.shape[1]
         way = best_way(model, protocol, update, dim=self.dim, records=records, diagnostics=diagnostics)
@@ -138,12 +172,19 @@ class Engine:
             for array in (dataset.inputs, dataset.labels, clients.index, clients.counts)
         )
         self._test = (dataset.test_inputs, dataset.test_labels)
+        self.ran: list[Ran] = []
+        self._epochs: dict[int, set[int]] = {}
         self._compiled = jax.jit(self._round, donate_argnums=0)
         self._compiled_count = jax.jit(self._count_right)  # as a static argument the engine would never be let go
 
+    def use(self, randomness: Randomness) -> None:
+        """Draw noise from here on as an earlier run did."""
+        self._randomness = randomness
+
     def start(self) -> Training:
-        """The state before the first round."""
-        params = jnp.asarray(self._first)
+        """The state before the first round, of which `ran` knows nothing yet."""
+        self.ran, self._epochs = [], {}
+        params = jnp.asarray(self.first)
         nothing = Diagnostics(jnp.zeros(()), jnp.zeros(())) if self._diagnostics else ()
         return self.place(Training(params, self._server.init(params), self._protocol.init(self.dim), nothing))
 
@@ -158,15 +199,23 @@ class Engine:
         *,
         index: int,
         capacity: int,
-        size: float | None = None,
-        noise_scale: float = 1.0,
-        items: Items | None = None,
+        cohort: Cohort | None = None,
+        drawn: Drawn | None = None,
     ) -> Training:
         """Run round `index` with these users; consumes `training`.
 
-        `size` is the planned size of the round (that of the engine unless given), `items` what the users' private
-        steps are on, where the protocol asks for such.
+        `cohort` says what is public about the round, which is then noted in `ran`; without one the round is of the
+        engine's own size, and of no run. Where records are drawn and not users, `drawn` are those.
+
+        Guarantees:
+            What `ran` says of size and noise is what the round divided by and added.
+            Refuses fewer users than the cohort's minimum, more than it admits, and a user that comes back in an epoch
+            of disjoint batches.
         """
+        if cohort is not None:
+            self._refuse(users, cohort)
+            drawn = drawn or Drawn(users=users, size=cohort.size, noise_scale=cohort.noise_scale)
+        drawn = drawn or Drawn(users=users, size=self._size)
         width = self.mesh.size * self._chunk
         chunks = max(1, math.ceil(max(capacity, len(users)) / width))
 
@@ -177,14 +226,30 @@ class Engine:
                 padded.reshape(chunks, self.mesh.size, self._chunk, *rows.shape[1:]), self.mesh, axis=1
             )
 
+        users, items = drawn.users, drawn.items
         ids = dealt(np.asarray(users, np.int32), -1)
         work = (ids, None if items is None else Items(dealt(items.rows, -1), dealt(items.noise_scale, 1.0)))
         used = on_every_device(np.int32(math.ceil(len(users) / width)), self.mesh)
-        planned = self._size if size is None else size
-        public = _Public(np.int32(index), np.float32(planned), np.float32(noise_scale))
-        return self._compiled(
-            training, self._data, work, used, jax.tree.map(lambda leaf: on_every_device(leaf, self.mesh), public)
+        public = _Public(np.int32(index), np.float32(drawn.size), np.float32(drawn.noise_scale))
+        public, secret = jax.tree.map(
+            lambda leaf: on_every_device(leaf, self.mesh), (public, self._randomness.key_data)
         )
+        after = self._compiled(training, self._data, work, used, public, secret)
+        if cohort is not None:
+            self.ran.append(Ran(index, cohort))
+        return after
+
+    def _refuse(self, users: np.ndarray, cohort: Cohort) -> None:
+        """Who takes part is who was said to."""
+        most = len(users) if isinstance(cohort.participation, Poisson) else cohort.size
+        if not cohort.min_size <= len(users) <= most:
+            raise ValueError(f"expected {cohort.min_size} to {most} users in a round, got {len(users)}")
+        if isinstance(cohort.participation, Disjoint):
+            seen = self._epochs.setdefault(cohort.participation.epoch, set())
+            again = seen.intersection(users.tolist())
+            if again:
+                raise ValueError(f"expected batches of an epoch without common users, got user {min(again)} twice")
+            seen.update(users.tolist())
 
     def accuracy(self, training: Training) -> float:
         """The share of test records that the model gets right."""
@@ -210,67 +275,70 @@ class Engine:
     def _count_right(self, params: jax.Array, inputs: jax.Array, labels: jax.Array) -> jax.Array:
         return jnp.sum(jnp.argmax(self._clients.logits(params, as_float(inputs)), axis=1) == labels)
 
-    def _round(self, training: Training, data: Data, work: Work, used: jax.Array, public: _Public) -> Training:
-        key = jax.random.fold_in(self._key, public.round)
+    def _round(
+        self, training: Training, data: Data, work: Work, used: jax.Array, public: _Public, secret: jax.Array
+    ) -> Training:
+        order, noise = jax.random.key(self._randomness.seed), self._randomness.key(secret)
+        keys = Keys(*(jax.random.fold_in(key, public.round) for key in (order, noise)))
         split, same = PartitionSpec(None, AXIS), PartitionSpec()
         per_device = functools.partial(
             jax.shard_map, mesh=self.mesh, in_specs=(same, same, same, split, same), check_vma=False
         )
         norms = None
         if self._protocol.measured:
-            measure = per_device(functools.partial(self._norms_of_device, key=key), out_specs=split)
+            measure = per_device(functools.partial(self._norms_of_device, keys=keys), out_specs=split)
             norms = measure(training.params, training.protocol, data, work, used).ravel()
         state = self._protocol.prepare(training.protocol, noise_scale=public.noise_scale, norms=norms)
         if self._faithful:
-            everyone = per_device(functools.partial(self._updates_of_device, key=key), out_specs=split)
+            everyone = per_device(functools.partial(self._updates_of_device, keys=keys), out_specs=split)
             updates = everyone(training.params, state, data, work, used).reshape(-1, self.dim)
             ids = work[0].ravel()
-            reports = self._clients.reports(updates, ids, state, key)
-            messages = shuffle(reports, self._layout, key=jax.random.fold_in(key, SHUFFLE))
+            reports = self._clients.reports(updates, ids, state, keys.noise)
+            messages = shuffle(reports, self._layout, key=jax.random.fold_in(keys.noise, SHUFFLE))
             tally, raw = self._protocol.tally(messages, self.dim), seen(updates, ids >= 0)
         else:
-            collect = per_device(functools.partial(self._tally_of_device, key=key), out_specs=same)
+            collect = per_device(functools.partial(self._tally_of_device, keys=keys), out_specs=same)
             tally, raw = collect(training.params, state, data, work, used)
         estimate, protocol = self._protocol.estimate(
-            tally, cast(int, public.size), state, key=jax.random.fold_in(key, ESTIMATE)
+            tally, cast(int, public.size), state, key=jax.random.fold_in(keys.noise, ESTIMATE)
         )
         params, server = self._server.step(training.params, training.server, estimate)
         return Training(params, server, protocol, _diagnostics(raw, self.dim) if self._diagnostics else ())
 
     def _tally_of_device(
-        self, params: jax.Array, state: Any, data: Data, work: Work, used: jax.Array, *, key: jax.Array
+        self, params: jax.Array, state: Any, data: Data, work: Work, used: jax.Array, *, keys: Keys
     ) -> Any:
         """The tally of all clients, and what was seen of their raw updates."""
 
         def chunk(i: jax.Array | int) -> Any:
-            return self._clients.collect(params, state, data, jax.tree.map(lambda leaf: leaf[i, 0], work), key)
+            return self._clients.collect(params, state, data, jax.tree.map(lambda leaf: leaf[i, 0], work), keys)
 
         zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(lambda: chunk(0)))
         add_chunk = lambda i, total: jax.tree.map(jnp.add, total, chunk(i))  # noqa: E731
         total, raw = jax.lax.psum(jax.lax.fori_loop(0, used, add_chunk, zero), AXIS)
-        key_tally = jax.random.fold_in(key, TALLY)
+        key_tally = jax.random.fold_in(keys.noise, TALLY)
         if not self._clients.sums_updates:
             return self._protocol.finish(total, key=key_tally), raw
         update, count = total
         return self._protocol.tally_of_sum(update.ravel(), count, key=key_tally), raw
 
     def _norms_of_device(
-        self, params: jax.Array, state: Any, data: Data, work: Work, used: jax.Array, *, key: jax.Array
+        self, params: jax.Array, state: Any, data: Data, work: Work, used: jax.Array, *, keys: Keys
     ) -> jax.Array:
         """The norm of every update, of shape (chunks, 1, chunk); NaN where nobody is."""
 
         def chunk(part: Work) -> jax.Array:
-            norms = jnp.linalg.norm(self._clients.updates(params, data, part, key), axis=1)
+            norms = jnp.linalg.norm(self._clients.updates(params, data, part, keys), axis=1)
             return jnp.where(part[0] >= 0, norms, jnp.nan)
 
         return jax.lax.map(chunk, jax.tree.map(lambda leaf: leaf[:, 0], work))[:, None]
 
     def _updates_of_device(
-        self, params: jax.Array, state: Any, data: Data, work: Work, used: jax.Array, *, key: jax.Array
+        self, params: jax.Array, state: Any, data: Data, work: Work, used: jax.Array, *, keys: Keys
     ) -> jax.Array:
         """Faithful path: every update, of shape (chunks, 1, chunk, dim)."""
         parts = jax.tree.map(lambda leaf: leaf[:, 0], work)
-        return jax.lax.map(lambda part: self._clients.updates(params, data, part, key), parts)[:, None]
+        return jax.lax.map(lambda part: self._clients.updates(params, data, part, keys), parts)[:, None]
 
 
 def _diagnostics(raw: Seen, dim: int) -> Diagnostics:

@@ -3,11 +3,12 @@ import pytest
 
 from dovetail.events import Disjoint, Everyone, FixedSize, Poisson
 from dovetail.federated.cohort import Schedule
+from dovetail.randomness import Randomness
 
 
 def schedule(kind, **changes):
     settings = {"kind": kind, "population": 100, "size": 30, "rounds": 6, "seed": 1} | changes
-    return Schedule(**settings)
+    return Schedule(randomness=Randomness.seeded(settings.pop("seed")), **settings)
 
 
 def test_disjoint_batches_never_meet_within_an_epoch():

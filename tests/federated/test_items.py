@@ -5,6 +5,7 @@ import pytest
 from scipy import stats
 
 from dovetail.federated.items import ItemDraws
+from dovetail.randomness import Randomness
 from dovetail.tasks import Clients
 
 SUBJECTS = np.array([0, 0, 0, 1, 1, 2, 2, 2, 2, 3], np.int32)
@@ -15,7 +16,7 @@ EVERYONE = np.arange(4)
 
 
 def draws(rate=0.4, seed=0):
-    return ItemDraws(clients=CLIENTS, subjects=SUBJECTS, rate=rate, seed=seed)
+    return ItemDraws(clients=CLIENTS, subjects=SUBJECTS, rate=rate, randomness=Randomness.seeded(seed))
 
 
 def test_each_record_joins_alone_with_the_rate():

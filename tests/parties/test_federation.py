@@ -4,7 +4,7 @@ import pytest
 from dovetail import experiment
 from dovetail.config import parse
 from dovetail.parties import federation
-from dovetail.simulate import chunks
+from dovetail.simulate import Drawn, chunks
 
 USERS = 5
 
@@ -38,7 +38,7 @@ def test_users_train_as_in_the_simulation(config, same_order):
         training = engine.start()
         first = np.array(training.params)
         np.testing.assert_array_equal(first, fleet.initial)
-        after = engine.step(training, np.array([user]), index=0, capacity=1, size=1)
+        after = engine.step(training, np.array([user]), index=0, capacity=1, drawn=Drawn(np.array([user]), 1))
         distance = np.linalg.norm(fleet.train(user)(first) - (np.asarray(after.params) - first))
         assert (distance < 1e-5) == same_order
     assert engine.accuracy(after) == pytest.approx(fleet.learning().evaluate(np.asarray(after.params)))

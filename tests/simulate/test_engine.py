@@ -20,7 +20,8 @@ from dovetail.federated.client import ClientUpdate
 from dovetail.federated.server import Server
 from dovetail.mechanisms.gaussian import clip_factor
 from dovetail.protocols import Cohort, build
-from dovetail.simulate import Engine, Performance, linear
+from dovetail.randomness import Randomness
+from dovetail.simulate import Drawn, Engine, Performance, linear
 from dovetail.tasks import models
 from dovetail.tasks._base import Clients, Dataset
 
@@ -87,7 +88,7 @@ def train(
         protocol=build(protocol, settings or {**PROTOCOLS, **SHUFFLED}[protocol]).settle(COHORT, dim_of(built)),
         server=Server.build("sgd", 0.7, {"momentum": 0.9}),
         cohort_size=20,
-        seed=3,
+        randomness=Randomness.seeded(3),
         performance=Performance(**performance),
         diagnostics=diagnostics,
     )
@@ -297,7 +298,7 @@ def test_a_rounds_noise_scale_reaches_its_noise():
     nobody = np.zeros(0, np.int32)
     _, engine, _ = train(rounds=0)
     one, four = (
-        np.asarray(engine.step(engine.start(), nobody, index=0, capacity=5, noise_scale=scale).params)
+        np.asarray(engine.step(engine.start(), nobody, index=0, capacity=5, drawn=Drawn(nobody, 20, scale)).params)
         for scale in (1.0, 4.0)
     )
     start = np.asarray(engine.start().params)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from dovetail.numbers import at_most
 from dovetail.statements import Bound, Scope, Statement, Theorem, Verdict, check_guarantee
 
 __all__ = ["HOLDS", "REFUTED", "UNPROVEN", "Claim", "Figure"]
@@ -46,7 +47,8 @@ class Claim:
         _check(self.verdict, self.reason)
 
     def __str__(self) -> str:
-        return f"claimed by {self.theorem}: ({self.eps:.4g}, {self.delta:.3g}) - {_word(self.verdict)}: {self.reason}"
+        numbers = f"({at_most(self.eps)}, {at_most(self.delta)})"
+        return f"claimed by {self.theorem}: {numbers} - {_word(self.verdict)}: {self.reason}"
 
     def statement(self, scope: Scope, *, span: str = "") -> Statement:
         """The claim as a statement; the reason travels with the theorem, for a statement has no other place for it."""

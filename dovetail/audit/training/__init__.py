@@ -106,7 +106,7 @@ def audit(
         _validate.in_interval(1, canaries, guesses=number)
     if attack == "white-box":
         _refuse_hidden_steps(config)
-    config = msgspec.structs.replace(config, seed=seed, diagnostics=False)
+    config = msgspec.structs.replace(config, seed=seed, noise="seeded", diagnostics=False)
     hidden = _canaries(config, canaries)
     plan = prepare(config, task=task, guests=hidden)
     if plan.unit is not plan.scope.unit:

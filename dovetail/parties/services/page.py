@@ -6,6 +6,7 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dovetail.numbers import at_most
 from dovetail.statements import Statement
 
 __all__ = ["status_page"]
@@ -48,7 +49,7 @@ def _text(value: object) -> str:
 
 
 def _number(eps: float | None) -> str:
-    return "no finite eps" if eps is None else f"eps {eps:.4g}"
+    return "no finite eps" if eps is None else f"eps {at_most(eps)}"
 
 
 def _latest(history: Sequence[Mapping[str, Any]]) -> str:
@@ -60,7 +61,7 @@ def _latest(history: Sequence[Mapping[str, Any]]) -> str:
 
 def _spent(spent: Mapping[str, Any], budget: Mapping[str, Any]) -> str:
     promised = "no budget was set" if budget["eps"] is None else f"of a budget of {_number(budget['eps'])}"
-    return f"Spent: {_number(spent['eps'])} at delta {budget['delta']:.3g}; {promised}."
+    return f"Spent: {_number(spent['eps'])} at delta {at_most(budget['delta'])}; {promised}."
 
 
 def _bar(spent: float | None, budget: float | None) -> str:

@@ -1,0 +1,47 @@
+"""Events as plain data and back: what a ledger keeps of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from dovetail import _validate
+from dovetail.events import _noise, _participation, _shuffled
+
+__all__ = ["from_plain", "to_plain"]
+
+_KINDS: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        _noise.DataIndependent,
+        _noise.Gaussian,
+        _noise.Laplace,
+        _noise.NonPrivate,
+        _noise.SampledSubject,
+        _shuffled.PaddedBernoulli,
+        _shuffled.PaddedTopk,
+        _shuffled.Personalized,
+        _shuffled.Shuffled,
+        _shuffled.SplitAndMix,
+        _participation.Disjoint,
+        _participation.Everyone,
+        _participation.FixedSize,
+        _participation.Poisson,
+    )
+}
+
+
+def to_plain(event: Any) -> dict[str, Any]:
+    """A mechanism or a way to take part, by its kind and fields."""
+    return {"kind": type(event).__name__, **msgspec.to_builtins(event)}
+
+
+def from_plain(data: dict[str, Any]) -> Any:
+    """What `to_plain` wrote; refuses what is no event, and values that an event refuses."""
+    fields = {name: value for name, value in data.items() if name != "kind"}
+    _validate.known("kind of event", str(data.get("kind")), _KINDS)
+    try:
+        return msgspec.convert(fields, _KINDS[data["kind"]])
+    except msgspec.ValidationError as error:
+        raise ValueError(f"expected the fields of {data['kind']}, got something else ({error})") from error

@@ -1,0 +1,25 @@
+"""How bounds are printed: what is promised at most is rounded up, what is shown at least is rounded down."""
+
+from __future__ import annotations
+
+import decimal
+import math
+
+__all__ = ["at_least", "at_most", "rounded"]
+
+
+def rounded(value: float, digits: int, rounding: str) -> float:
+    """The value at so many significant digits, rounded as `decimal` names it."""
+    if not math.isfinite(value):
+        return float(value)
+    return float(decimal.Context(prec=digits, rounding=rounding).create_decimal(repr(float(value))))
+
+
+def at_most(value: float, digits: int = 4) -> str:
+    """An upper bound, rounded up."""
+    return f"{rounded(value, digits, decimal.ROUND_CEILING):.{digits}g}"
+
+
+def at_least(value: float, digits: int = 4) -> str:
+    """A lower bound, rounded down."""
+    return f"{rounded(value, digits, decimal.ROUND_FLOOR):.{digits}g}"

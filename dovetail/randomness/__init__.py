@@ -1,0 +1,81 @@
+"""Where a run's randomness comes from: what is public, and what nobody may know.
+
+What is public follows from `seed`: how records are dealt, the first model, the order in which a client visits its
+records, batches that are disjoint. What statements rest on is secret: the noise, and who is drawn where a sample must
+be unseen. It comes from a root of 256 bits of the operating system, of which every stream has a key of its own
+(`chacha`, `secret`). With `reproducible` noise the secret part follows from the seed as well, for papers, tests and
+comparisons: whoever knows the seed can subtract the noise, and no statement holds against them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import secrets
+
+import jax
+import numpy as np
+
+from dovetail import _validate
+from dovetail.randomness import chacha
+
+__all__ = ["ROOT_BYTES", "Randomness"]
+
+ROOT_BYTES = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Randomness:
+    """The randomness of one run: a public seed and a secret root; without a root, all of it follows from the seed.
+
+    Guarantees:
+        Every secret stream depends on 128 bits of the root or more: keys have 256, generators 128.
+        The root is in no `repr`.
+    """
+
+    seed: int
+    root: bytes | None = dataclasses.field(repr=False)
+
+    def __post_init__(self) -> None:
+        _validate.integer(seed=self.seed)
+        _validate.non_negative(seed=self.seed)
+        if self.root is not None and len(self.root) != ROOT_BYTES:
+            raise ValueError(f"expected a root of {ROOT_BYTES} bytes, got {len(self.root)}")
+
+    @classmethod
+    def from_os(cls, seed: int) -> Randomness:
+        """Noise of the operating system, which no other run has."""
+        return cls(seed, secrets.token_bytes(ROOT_BYTES))
+
+    @classmethod
+    def seeded(cls, seed: int) -> Randomness:
+        """Noise that anybody can draw again who knows the seed."""
+        return cls(seed, None)
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether the noise follows from the public seed."""
+        return self.root is None
+
+    def public(self, *path: int) -> np.random.Generator:
+        """The stream of the seed for what this path names."""
+        return np.random.default_rng((self.seed, *path))
+
+    def secret(self, *path: int) -> np.random.Generator:
+        """The stream of the root for what this path names."""
+        if self.root is None:
+            return self.public(*path)
+        name = b"".join(part.to_bytes(8, "little") for part in path)
+        digest = hashlib.blake2b(name, key=self.root, person=b"dovetail draws", digest_size=16).digest()
+        return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+
+    @property
+    def key_data(self) -> np.ndarray:
+        """The noise key as plain words: an argument of compiled programs, never a constant in them."""
+        if self.root is None:
+            return np.asarray(jax.random.key_data(jax.random.key(self.seed)))
+        return np.frombuffer(self.root, "<u4").astype(np.uint32)
+
+    def key(self, data: jax.Array) -> jax.Array:
+        """The noise key of these words."""
+        return jax.random.wrap_key_data(data, impl=None if self.root is None else chacha.IMPL)
