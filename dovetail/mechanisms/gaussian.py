@@ -20,7 +20,7 @@ from dovetail import _validate
 from dovetail.mechanisms._base import LocalRandomizer, as_floating, freeze_floats, namespace
 from dovetail.statements import NotApplicable
 
-__all__ = ["Gaussian", "clip_factor", "clip_l2"]
+__all__ = ["Gaussian", "clip_factor", "clip_l2", "finite_or_zero"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +105,18 @@ def clip_factor(norm: Any, clip_norm: Any) -> Any:
     """
     scaled = norm / clip_norm
     return _shrink(scaled * scaled)
+
+
+def finite_or_zero(x: Any) -> Any:
+    """The vectors on the last axis that have a finite squared norm, zeros for all others: what an update counts as.
+
+    Guarantees:
+        The result is finite, and one vector never depends on another.
+    """
+    xp = namespace(x)
+    with np.errstate(over="ignore", invalid="ignore"):
+        square = (x * x).sum(axis=-1, keepdims=True)
+    return xp.where(xp.isfinite(square), x, 0)
 
 
 def _shrink(square: Any) -> Any:

@@ -20,6 +20,7 @@ import numpy as np
 
 from dovetail.files import write_atomically
 from dovetail.mechanisms import ExactSampler
+from dovetail.mechanisms.gaussian import finite_or_zero
 from dovetail.parties.keys import KeyPair
 from dovetail.parties.links import Gone, ShufflerLink, Unreachable
 from dovetail.parties.policy import Later, Policy, Refused, Spending, Spent
@@ -64,6 +65,7 @@ class Client:
     Guarantees:
         Nothing is randomized that the policy does not admit, or that was not spent first.
         A round has one envelope, however often it is asked for.
+        An update whose squared norm is not finite is reported as zero, to whatever protocol.
     """
 
     def __init__(self, folder: Path, *, policy: Policy, key: KeyPair) -> None:
@@ -97,7 +99,7 @@ class Client:
         if update.shape != (task.dim,):
             raise ValueError(f"expected an update of {task.dim} numbers, got shape={update.shape}")
         self._spending.spend(task, round)
-        sent = task.messages().randomize(update, sampler=self._sampler)
+        sent = task.messages().randomize(finite_or_zero(update), sampler=self._sampler)
         key, purpose = task.analyzer.sealing(), task.purpose(round)
         sealed = [seal(body.tobytes(), key, purpose) for body in sent.body]
         deal, report = task.deal(), secrets.token_bytes(REPORT_ID)

@@ -174,10 +174,16 @@ class Protocol(abc.ABC):
         return None
 
     def tally(self, reports: Shuffled, dim: int) -> Any:
-        """Analyzer: sums that add up over any split of the messages; here for dense reports."""
+        """Analyzer: sums that add up over any split of the messages; here for dense reports.
+
+        What is not valid is masked before it is added, whatever it holds, and products are taken in full precision: a
+        coarser one (TF32 on GPUs) would make a sum of clipped vectors longer than their clip norm.
+        """
+        valid = reports.valid if reports.valid.ndim > 1 else reports.valid[:, None]
+        value = jnp.where(valid, reports.value, 0)
         if reports.valid.ndim > 1:
-            return jnp.sum(jnp.where(reports.valid, reports.value, 0), axis=0)
-        return jnp.einsum("c,cd->d", reports.valid.astype(reports.value.dtype), reports.value)
+            return jnp.sum(value, axis=0)
+        return jnp.einsum("c,cd->d", reports.valid.astype(value.dtype), value, precision=jax.lax.Precision.HIGHEST)
 
     @abc.abstractmethod
     def estimate(self, tally: Any, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:

@@ -271,7 +271,7 @@ class _Coordinates(Levels):
 
     def positions(self, x: np.ndarray, *, sampler: ExactSampler) -> Positions:
         """The clipped values on [0, 1] of the chosen coordinates."""
-        self.check_update(x, self.dim)
+        x = self.check_update(x, self.dim)
         slot, told = self.protocol.chosen(x, sampler=sampler)
         with np.errstate(over="ignore"):
             position = np.asarray(x, np.float64)[slot] / (2 * self.protocol.clip_value) + 0.5

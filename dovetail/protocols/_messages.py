@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dovetail.mechanisms import ExactRandomizedResponse, ExactSampler
+from dovetail.mechanisms.gaussian import finite_or_zero
 from dovetail.shufflers import Shuffled, received
 
 __all__ = ["Levels", "Messages", "Positions", "Sent", "from_bytes", "to_bytes"]
@@ -81,10 +82,11 @@ class Messages(abc.ABC):
     def read(self, slot: np.ndarray, body: np.ndarray) -> tuple[Shuffled, int]:
         """Analyzer: what `Protocol.tally` takes, and how many messages were refused."""
 
-    def check_update(self, x: np.ndarray, dim: int) -> None:
-        """Refuses an update of another shape."""
+    def check_update(self, x: np.ndarray, dim: int) -> np.ndarray:
+        """The update that counts: x, or zeros where its squared norm is not finite; refuses another shape."""
         if np.shape(x) != (dim,):
             raise ValueError(f"expected an update of shape ({dim},), got shape={np.shape(x)}")
+        return finite_or_zero(np.asarray(x))
 
     def check(self, slot: np.ndarray, body: np.ndarray) -> np.ndarray:
         """Which of these messages are in a slot that exists; refuses arrays of another shape or type."""

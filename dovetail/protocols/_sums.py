@@ -153,6 +153,6 @@ class _Slots(Levels):
 
     def positions(self, x: np.ndarray, *, sampler: ExactSampler) -> Positions:
         """A position for every slot, all told."""
-        self.check_update(x, 1)
+        x = self.check_update(x, 1)
         position = self.protocol.exact_positions(np.asarray(x, np.float64), sampler=sampler)
         return Positions(np.arange(self.slots), position, np.ones(self.slots, bool))

@@ -117,7 +117,7 @@ class _Seeds(Messages):
 
     def randomize(self, x: np.ndarray, *, sampler: ExactSampler) -> Sent:
         """One seed."""
-        self.check_update(x, self.randomizer.law.dim)
+        x = self.check_update(x, self.randomizer.law.dim)
         return Sent(np.zeros(1, np.int64), self.randomizer(x, sampler=sampler)[None])
 
     def read(self, slot: np.ndarray, body: np.ndarray) -> tuple[Forwarded, int]:

@@ -7,6 +7,8 @@ Three ways:
 - *clipped*, for clients of one record under protocols that only clip: the products of `simulate.examples`.
 
 A client's keys are folded from the round's keys and its own number, so that nothing depends on who shares a chunk.
+Nor does it on what they hold: an update without a finite squared norm counts as zero, randomized and counted like any
+other, and is masked before it meets anything of another client's.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail.federated.client import ClientUpdate, local_update, private_update, visiting_order
+from dovetail.mechanisms.gaussian import finite_or_zero
 from dovetail.protocols import Protocol
 from dovetail.protocols._items import ItemLevel
 from dovetail.shufflers import Reports, masked
@@ -84,6 +87,7 @@ class ClientWork:
 
     Guarantees:
         All ways add up to the same, up to float summation order and as far as the protocol says they do.
+        A client whose update or its squared norm is not finite counts as one with a zero update, in every way.
     """
 
     model: Model
@@ -122,7 +126,10 @@ class ClientWork:
         return masked(reports, ids >= 0)
 
     def updates(self, params: jax.Array, data: Data, part: Work, keys: Keys) -> jax.Array:
-        """Every client's update, (clients, dim)."""
+        """Every client's update, (clients, dim), finite: zero where its squared norm would not be."""
+        return finite_or_zero(self._raw_updates(params, data, part, keys))
+
+    def _raw_updates(self, params: jax.Array, data: Data, part: Work, keys: Keys) -> jax.Array:
         ids, items = part
         if self.protocol.private_steps:
             own = _client_keys(ids, jax.random.fold_in(keys.noise, STEPS))
@@ -175,7 +182,10 @@ class ClientWork:
         return examples.clipped_sum(self.model, self.unravel, params, inputs, labels, present, clip_norm=clip_norm)
 
     def _gather(self, data: Data, ids: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Inputs, labels and counts of a chunk of clients; a client that is not there has no records."""
+        """Inputs, labels and counts of a chunk of clients; a client that is not there has no records.
+
+        Padding is read as the client's own first record, so that nobody computes with another's.
+        """
         records, labels, table, counts = data
         present = ids >= 0
         rows = table[jnp.maximum(ids, 0)]
@@ -184,6 +194,7 @@ class ClientWork:
             keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, ORDER), ids)
             order = jax.vmap(lambda n, k: visiting_order(n, table.shape[1], key=k))(count, keys)
             rows = jnp.take_along_axis(rows, order, axis=1)
+        rows = jnp.where(jnp.arange(rows.shape[1]) < count[:, None], rows, rows[:, :1])
         return as_float(records[rows]), labels[rows], count
 
     def _budgets(self, ids: jax.Array) -> jax.Array | None:

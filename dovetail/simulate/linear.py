@@ -25,6 +25,7 @@ from dovetail.federated.client import ClientUpdate
 __all__ = ["Chunk", "Scaling", "lengths", "scaled_sum", "worthwhile"]
 
 _MAX_STEPS = 64
+_EXACT = jax.lax.Precision.HIGHEST  # of sums of clipped vectors: a coarser product is longer than the clip norm
 
 Scaling = Callable[[jax.Array], jax.Array]
 
@@ -49,11 +50,17 @@ def scaled_sum(
 
     Guarantees:
         Equal to forming, scaling and adding the updates one by one, up to float summation order.
-        A client whose scale is zero adds nothing, also where its update is not finite.
+        A client whose scale is zero adds nothing, nor does one whose records, update or squared norm are not finite:
+        `scaling` is asked for norm zero in its place.
         No client adds more than its scaled norm, however large or alike its records are.
     """
+
+    def of_finite(norms: jax.Array) -> jax.Array:
+        finite = jnp.isfinite(norms * norms)
+        return jnp.where(finite, scaling(jnp.where(finite, norms, 0.0)), 0.0)
+
     form = _one_record if chunk.inputs.shape[1] == 1 else _explicit
-    return form(weights, constant, chunk, settings, scaling)
+    return form(weights, constant, chunk, settings, of_finite)
 
 
 def _one_record(
@@ -69,7 +76,14 @@ def _one_record(
         rows = (step.keep * rows if settings.mu else rows) + residual
     rows = rows[:, 0]
     scaled = _times(rows, scaling(reach * lengths(rows)))
-    product = jnp.matmul(scaled.T, inputs, precision=jax.lax.Precision.HIGHEST)
+    numbers = jnp.all(
+        jnp.isfinite(inputs), axis=1, keepdims=True
+    )  # 0 * inf is NaN: not even a zero may meet the others
+
+    def add_up(inputs: jax.Array) -> jax.Array:
+        return jnp.matmul(scaled.T, inputs, precision=_EXACT)
+
+    product = jax.lax.cond(jnp.all(numbers), add_up, lambda x: add_up(jnp.where(numbers, x, 0.0)), inputs)
     return -jnp.concatenate([product.T, constant * scaled.sum(axis=0, keepdims=True)])
 
 

@@ -26,6 +26,10 @@ class Dataset:
 
     `inputs` is uint8 (read as value / 255) or float32, first axis the record; labels are int32 in [0, num_classes).
     `subjects`, int32 and >= 0, says whom each training record is about; None where nobody knows.
+
+    Guarantees:
+        Inputs and labels are held in the types that compute, other floats and whole numbers converted to them.
+        Every input is finite after its conversion; what float32 cannot hold is refused, with how many values that are.
     """
 
     inputs: np.ndarray
@@ -36,19 +40,46 @@ class Dataset:
     subjects: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        for part, inputs, labels in (
-            ("inputs", self.inputs, self.labels),
-            ("test_inputs", self.test_inputs, self.test_labels),
-        ):
+        for part, of in (("inputs", "labels"), ("test_inputs", "test_labels")):
+            inputs, labels = np.asanyarray(getattr(self, part)), np.asanyarray(getattr(self, of))
+            if inputs.ndim == 0 or labels.ndim != 1:
+                raise ValueError(f"expected one label for each record of {part}, got labels of shape {labels.shape}")
             if len(inputs) != len(labels) or len(inputs) == 0:
                 raise ValueError(f"expected one label for each record of {part}, got {len(inputs)} and {len(labels)}")
-            if labels.min() < 0 or labels.max() >= self.num_classes:
-                raise ValueError(
-                    f"expected labels of {part} in [0, {self.num_classes}), got {labels.min()}..{labels.max()}"
-                )
-        _validate.finite_array(inputs=self.inputs, test_inputs=self.test_inputs)
+            object.__setattr__(self, of, _as_labels(f"labels of {part}", labels, self.num_classes))
+            object.__setattr__(self, part, _as_inputs(part, inputs))
         if self.subjects is not None:
             _check_subjects(self.subjects, len(self.inputs))
+
+
+def _as_inputs(name: str, inputs: np.ndarray) -> np.ndarray:
+    """Inputs as the model reads them, each a number: uint8 as they are, floats as float32."""
+    if inputs.dtype == np.uint8:
+        return inputs
+    if not np.issubdtype(inputs.dtype, np.floating):
+        raise ValueError(
+            f"expected {name} as uint8 (read as value / 255) or as floating-point numbers, got {inputs.dtype}"
+        )
+    _validate.finite_array(**{name: inputs})
+    with np.errstate(over="ignore"):
+        converted = inputs.astype(np.float32, copy=False)
+    if converted is not inputs and (beyond := np.count_nonzero(~np.isfinite(converted))):
+        raise ValueError(
+            f"expected {name} within {np.finfo(np.float32).max:.2g} of zero, which float32 can hold, "
+            f"got {beyond} values beyond it in {name}"
+        )
+    return converted
+
+
+def _as_labels(name: str, labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """Labels as int32 in [0, num_classes)."""
+    if labels.dtype.kind not in "biuf":
+        raise ValueError(f"expected {name} as whole numbers, got {labels.dtype}")
+    if labels.dtype.kind == "f" and (broken := np.count_nonzero(~(labels == np.floor(labels)) | np.isinf(labels))):
+        raise ValueError(f"expected {name} to be whole numbers, got {broken} that are not")
+    if labels.min() < 0 or labels.max() >= num_classes:
+        raise ValueError(f"expected {name} in [0, {num_classes}), got {labels.min()}..{labels.max()}")
+    return labels.astype(np.int32, copy=False)
 
 
 def _check_subjects(subjects: np.ndarray, num_records: int) -> None:
