@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from dovetail import _validate
+from dovetail.mechanisms._normal import normal
 
 __all__ = ["ClientUpdate", "Logits", "cross_entropy", "local_update", "private_update", "visiting_order"]
 
@@ -131,7 +132,7 @@ def private_update(
     def update(params: jax.Array, rows: jax.Array, noise_scale: jax.Array, key: jax.Array) -> jax.Array:
         def step(current: jax.Array, data: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, None]:
             row, scale, step_key = data
-            noise = std * scale * jax.random.normal(step_key, current.shape, current.dtype)
+            noise = std * scale * normal(step_key, current.shape, current.dtype)
             return current - learning_rate / batch * (clipped_sum(current, row) + noise), None
 
         final, _ = jax.lax.scan(step, params, (rows, noise_scale, jax.random.split(key, len(rows))))

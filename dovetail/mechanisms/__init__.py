@@ -6,17 +6,20 @@
 from __future__ import annotations
 
 from dovetail.mechanisms._base import AtInput, Blanket, LocalRandomizer
+from dovetail.mechanisms._normal import NORMAL_CUT
 from dovetail.mechanisms.clip_laplace import ClipLaplace
 from dovetail.mechanisms.deployed import DiscreteGaussian, DiscreteLaplace, ExactRandomizedResponse
 from dovetail.mechanisms.exact import EntropyExhausted, ExactSampler
 from dovetail.mechanisms.exact_skellam import ExactSkellam
 from dovetail.mechanisms.gaussian import Gaussian, clip_l2
-from dovetail.mechanisms.laplace import Laplace, add_laplace
+from dovetail.mechanisms.laplace import LAPLACE_CUT, Laplace, add_laplace
 from dovetail.mechanisms.privunit import PrivUnit, UniformSphere
 from dovetail.mechanisms.randomized_response import BinaryRandomizedResponse, RandomizedResponse, UniformLevels
 from dovetail.mechanisms.seeds import SeededPrivUnit
 
 __all__ = [
+    "LAPLACE_CUT",
+    "NORMAL_CUT",
     "RANDOMIZERS",
     "AtInput",
     "BinaryRandomizedResponse",

@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 
 from dovetail import _validate
 from dovetail.mechanisms._base import LocalRandomizer, as_floating, freeze_floats, namespace
+from dovetail.mechanisms._normal import normal
 from dovetail.statements import NotApplicable
 
 __all__ = ["Gaussian", "clip_factor", "clip_l2", "finite_or_zero"]
@@ -58,7 +59,7 @@ class Gaussian(LocalRandomizer):
     def __call__(self, x: ArrayLike, *, key: jax.Array) -> jax.Array:
         """The clipped vector plus noise."""
         clipped = clip_l2(as_floating(x), self.clip_norm)
-        return clipped + self.std * jax.random.normal(key, clipped.shape, clipped.dtype)
+        return clipped + self.std * normal(key, clipped.shape, clipped.dtype)
 
     def log_density(self, y: npt.ArrayLike, x: npt.ArrayLike) -> np.ndarray:
         """The joint log density over the last axis."""

@@ -3,7 +3,8 @@
 The infimum over x in [low, high] of exp(-|y - x| / s) is exp(-(|y - m| + (high - low) / 2) / s) with m the middle and
 s the scale, so the blanket is the randomizer at m, of mass gamma = exp(-eps_local / 2).
 One 32-bit word makes one draw: its top bit is the sign, the other 31 are a uniform that is never 0, so that no draw is
-infinite (the largest is 22.2 scales). Simulation only: floating-point noise is not for deployment.
+infinite: the largest is `LAPLACE_CUT` = 22.2 scales, which a true draw exceeds with probability 2^-32. Simulation only:
+floating-point noise is not for deployment.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from dovetail.mechanisms._base import (
     freeze_floats,
 )
 
-__all__ = ["Laplace", "add_laplace", "laplace_from_bits"]
+__all__ = ["LAPLACE_CUT", "Laplace", "add_laplace", "laplace_from_bits"]
+
+LAPLACE_CUT = 32 * math.log(2)  # no draw is farther out, in scales: 22.2
 
 
 @dataclasses.dataclass(frozen=True)

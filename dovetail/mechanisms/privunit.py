@@ -30,6 +30,7 @@ from dovetail import _validate
 from dovetail.accounting import privunit as accounting
 from dovetail.accounting.privunit import Cap
 from dovetail.mechanisms._base import Blanket, LocalRandomizer, freeze_floats, namespace
+from dovetail.mechanisms._normal import normal
 
 __all__ = ["PrivUnit", "UniformSphere", "polar"]
 
@@ -258,9 +259,9 @@ def _around(unit: jax.Array, height: jax.Array, reach: jax.Array, *, key: jax.Ar
 
 
 def _direction(shape: tuple[int, ...], key: jax.Array) -> jax.Array:
-    """Uniform points of a sphere; JAX's normals are never exactly 0, so that even one coordinate has a direction."""
-    normal = jax.random.normal(key, shape, jnp.float32)
-    return normal / jnp.linalg.norm(normal, axis=-1, keepdims=True)
+    """Uniform points of a sphere; normals are never exactly 0, so that even one coordinate has a direction."""
+    point = normal(key, shape)
+    return point / jnp.linalg.norm(point, axis=-1, keepdims=True)
 
 
 def _mean_square_reach(cap: Cap) -> float:

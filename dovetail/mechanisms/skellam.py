@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from dovetail import _validate
 from dovetail.accounting import split_and_mix
 from dovetail.mechanisms._base import as_floating
+from dovetail.mechanisms._normal import normal
 from dovetail.mechanisms._words import bits, coin
 from dovetail.mechanisms.gaussian import clip_l2
 
@@ -118,7 +119,8 @@ def skellam(variance: float, shape: tuple[int, ...], *, key: jax.Array, times: i
     Guarantees:
         Up to a variance of 1024, probabilities are those of the difference of two Poissons to 1e-5 of each, down to
         2^-64, below which nothing comes up.
-        Above, it is a rounded Gaussian of the same variance, within .06 / variance of Skellam in total variation.
+        Above, it is a rounded Gaussian of the same variance, within .06 / variance of Skellam in total variation; its
+        tails end at `NORMAL_CUT` standard deviations, and integers beyond 2^24 are multiples of two and more.
     """
     total = jnp.float32(variance) * times
     if variance > _GAUSSIAN_FROM:
@@ -162,7 +164,8 @@ def _tail(variance: jax.Array) -> jax.Array:
 
 def _rounded_gaussian(variance: jax.Array, shape: tuple[int, ...], key: jax.Array) -> jax.Array:
     std = jnp.sqrt(jnp.maximum(variance, 1.0) - 1 / 12)  # rounding adds 1/12
-    return jnp.round(std * jax.random.normal(key, shape, jnp.float32)).astype(jnp.int32)
+    away = jax.lax.RoundingMethod.AWAY_FROM_ZERO  # float32 has many ties, and rounding to even would prefer even noise
+    return jax.lax.round(std * normal(key, shape), away).astype(jnp.int32)
 
 
 def words(integers: jax.Array) -> jax.Array:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from dovetail.events import Everyone, FixedSize, Mechanism, Poisson, Round, View
+from dovetail.mechanisms._normal import normal
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._items import ItemLevel
@@ -63,7 +64,7 @@ class CentralSub(ItemLevel):
 
     def estimate(self, tally: jax.Array, size: int, state: jax.Array, *, key: jax.Array) -> tuple[jax.Array, Any]:
         """The noised sum over the expected batch."""
-        noise = self.std * state * jax.random.normal(key, tally.shape, tally.dtype)
+        noise = self.std * state * normal(key, tally.shape, tally.dtype)
         return (tally + noise) / size, state
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:

@@ -26,6 +26,7 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.events import FixedSize, Gaussian, Mechanism, NonPrivate, Poisson, Round, View
+from dovetail.mechanisms._normal import normal
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.protocols._base import Cohort, Protocol
 from dovetail.protocols._scopes import CURATOR_SEES, DROPOUT, curator_scope
@@ -174,12 +175,12 @@ class DpFl(Protocol):
             key, key_count = jax.random.split(key)
             total, after = tally[:-1], self._moved(tally[-1], size, state, key=key_count)
         std = self.known("noise_multiplier") * state.clip_norm * state.noise_scale
-        noised = total + std * jax.random.normal(key, total.shape, total.dtype)
+        noised = total + std * normal(key, total.shape, total.dtype)
         return noised / size, after
 
     def _moved(self, count: jax.Array, size: int, state: Clipping, *, key: jax.Array) -> Clipping:
         """The state with an adaptive clip norm after a round with this count of users below it, less half of them."""
-        noise = self.known("std_count") * jax.random.normal(key, (), count.dtype)
+        noise = self.known("std_count") * normal(key, (), count.dtype)
         below = 0.5 + (count + noise) / size
         moved = state.clip_norm * jnp.exp(-self.clip_rate * (jnp.clip(below, 0, 1) - self.quantile))
         first = self.first_clip_norm

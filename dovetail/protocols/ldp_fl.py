@@ -20,6 +20,7 @@ import numpy as np
 
 from dovetail import _validate, events
 from dovetail.events import Disjoint, Everyone, Mechanism, Round, View
+from dovetail.mechanisms._normal import normal
 from dovetail.mechanisms.gaussian import Gaussian
 from dovetail.mechanisms.laplace import Laplace
 from dovetail.protocols._base import Cohort, Protocol
@@ -125,4 +126,4 @@ class LdpFl(Protocol):
         local = self.local
         if not isinstance(local, Gaussian):
             raise ValueError(f"expected Gaussian noise, got randomizer={self.randomizer!r}")
-        return total + local.std * jnp.sqrt(count) * jax.random.normal(key, total.shape, total.dtype)
+        return total + local.std * jnp.sqrt(count) * normal(key, total.shape, total.dtype)

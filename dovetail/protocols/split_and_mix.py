@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from dovetail import _validate, events
 from dovetail.events import DataIndependent, Mechanism, NonPrivate, Round, View
 from dovetail.mechanisms import ExactSkellam, skellam
+from dovetail.mechanisms._normal import normal
 from dovetail.protocols._base import Cohort, Protocol
 from dovetail.protocols._scopes import DROPOUT, SLOTS_TELL_NOTHING, check_shuffle_relation
 from dovetail.protocols._shares import Shares
@@ -189,7 +190,7 @@ class SplitAndMix(Protocol):
     def tally_of_sum(self, total: jax.Array, count: jax.Array, *, key: jax.Array) -> jax.Array:
         """The scaled sum with the noise of all clients, and a Gaussian for their rounding errors."""
         key_round, key_noise = jax.random.split(key)
-        errors = jnp.sqrt(count / 4) * jax.random.normal(key_round, total.shape, total.dtype)
+        errors = jnp.sqrt(count / 4) * normal(key_round, total.shape, total.dtype)
         rounded = jnp.round(total * self.known("scale") + errors).astype(jnp.int32)
         return self.finish(Collected(skellam.words(rounded), count), key=key_noise)
 
