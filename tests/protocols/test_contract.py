@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from products import products
 
 from dovetail import accounting, protocols
 from dovetail.accounting import pairs
@@ -224,6 +225,20 @@ def test_tally_is_additive_and_symmetric(protocol, updates):
     close(whole, jax.tree.map(jnp.add, tally_of(protocol, first), tally_of(protocol, second)))
     order = np.random.default_rng(1).permutation(CLIENTS)
     close(whole, tally_of(protocol, jax.tree.map(lambda leaf: leaf[order], reports)))
+
+
+def test_sums_over_clients_are_in_full_precision(protocol, updates):
+    """No product may be coarser (TF32 on a GPU): it would make a sum of clipped vectors longer than the clip norm."""
+    found = products(lambda x: tally_of(protocol, reports_of(protocol, x)), updates)
+    if protocol.summable:
+        found += products(lambda x: fast(protocol, x, 0), updates)
+    if protocol.clipped_to(protocol.init(DIM)) is not None:
+        found += products(
+            lambda x: protocol.tally_of_sum(x, jnp.float32(CLIENTS), key=jax.random.key(0)), updates.sum(axis=0)
+        )
+    assert all(full for terms, full in found)
+    if type(protocol).tally is protocols.Protocol.tally:
+        assert (CLIENTS, True) in found, "this test sees the product of the tally"
 
 
 def test_absent_clients_do_not_count(protocol, updates):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
+from products import products
 
 from dovetail.federated.client import cross_entropy
 from dovetail.simulate import examples
@@ -211,3 +212,17 @@ def test_memory_does_not_grow_with_examples_times_parameters(name, monkeypatch):
     lowered = jax.jit(function).lower(params, *shapes, jax.ShapeDtypeStruct((count,), "i4"))
     held = lowered.compile().memory_analysis().temp_size_in_bytes
     assert held < 4 * (4 * count * 36) < 4 * count * len(params)
+
+
+@pytest.mark.parametrize("name", ["logistic", *FACTORED, "tied"])
+def test_sums_over_examples_are_in_full_precision(name):
+    """Products over examples; those that make a gradient may be coarser, for its norm is taken of what they give."""
+    model, params, unravel = built(name)
+    data = dataset()
+    found = products(
+        lambda x: examples.clipped_sum(model, unravel, x, data.inputs, data.labels, jnp.ones(COUNT), clip_norm=1.0),
+        params,
+    )
+    over_examples = [full for terms, full in found if terms == COUNT]
+    assert all(over_examples)
+    assert bool(over_examples) == (name != "tied"), "gradients that are formed are added up without a product"
