@@ -78,6 +78,25 @@ class Cohort:
                 return self.size
         raise ValueError("expected users that are all there, or drawn at random, got disjoint batches of users")
 
+    @property
+    def unseen(self) -> Participation:
+        """How users are drawn for an adversary that sees which of its own `colluders` were drawn.
+
+        Of a uniform sample of m of N users let j be the colluders drawn, of c. Given j, and so to the adversary, the
+        others drawn are a uniform sample of m - j of the N - c others, the victim with probability (m - j) / (N - c);
+        what the colluders add to the sum it knows and takes out. A smaller sample of the same users hides the victim
+        better, so no j is worse than j = 0, sure to be possible where m <= N - c: a sample of m of N - c users. Where
+        it is not, all the others may be drawn. The bound then holds for every j, hence also in each round of many,
+        whatever the adversary saw before. Poisson draws are independent of each other and tell nothing.
+        """
+        match self.participation:
+            case FixedSize(size=size, population=population) if self.colluders:
+                others = population - self.colluders
+                if others < 1:
+                    raise ValueError(f"expected colluders < population={population}, got colluders={self.colluders}")
+                return FixedSize(size=size, population=others) if size < others else Everyone()
+        return self.participation
+
     def crowd(self) -> int:
         """The number of users that a shuffled round is sure to have: its enforced minimum."""
         if self.min_size < 2:

@@ -187,18 +187,17 @@ class DpFl(Protocol):
         return state._replace(clip_norm=jnp.clip(moved, first / _FARTHEST, first * _FARTHEST))
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
-        """One Gaussian release of the clipped sum, and of the count beside it."""
+        """One Gaussian release of the clipped sum, and of the count beside it, to those who see their own draws."""
         cohort.refuse_minimum()
         scope = curator_scope(
             neighbors,
             "the curator clips, adds the noise and keeps the updates to itself",
             DROPOUT,
             *((_REMOVAL,) if neighbors is Neighbors.ADD_REMOVE else ()),
+            *_colluding(cohort),
             *self._cost_of_count(),
         )
-        return View(
-            round=Round(mechanism=self._mechanism(cohort, neighbors), participation=cohort.participation), scope=scope
-        )
+        return View(round=Round(mechanism=self._mechanism(cohort, neighbors), participation=cohort.unseen), scope=scope)
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
         """The clipped update itself."""
@@ -238,3 +237,14 @@ class DpFl(Protocol):
     def clipped_to(self, state: Clipping) -> jax.Array | None:
         """S; not where the count must be known too."""
         return None if self.clip == "adaptive" else state.clip_norm
+
+
+def _colluding(cohort: Cohort) -> tuple[str, ...]:
+    """What colluders see of a sample of fixed size: whether they were drawn, and so more of who else was."""
+    if not cohort.colluders or not isinstance(cohort.participation, FixedSize):
+        return ()
+    population = cohort.population
+    return (
+        f"at most {cohort.colluders} of the {population} users are the adversary's and see whether they were drawn: "
+        f"the sample counts as one of the {population - cohort.colluders} others",
+    )

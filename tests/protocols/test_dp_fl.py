@@ -8,10 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import optimize, stats
 
 from dovetail import protocols
-from dovetail.events import FixedSize, Gaussian, NonPrivate, Poisson
-from dovetail.protocols.dp_fl import Clipping
+from dovetail.accounting import certify
+from dovetail.events import Everyone, FixedSize, Gaussian, NonPrivate, Poisson
+from dovetail.protocols import Cohort
+from dovetail.protocols.dp_fl import Clipping, DpFl
 from dovetail.shufflers import deliver, masked
 from dovetail.statements import Neighbors
 
@@ -256,3 +259,61 @@ def test_a_user_without_records_adds_nothing_to_sum_or_count():
     np.testing.assert_array_equal(sent.value, np.zeros(DIM + 1))
     inside = protocol.randomize(jnp.full(DIM, 1e-20), state_of(1.0, 1.0), key=jax.random.key(0))
     assert inside.value[-1] in (0.0, 0.5)
+
+
+def exact_eps(size, population, colluders, *, noise, delta):
+    """One user sends 1 or -1, all others 0; seen are the noised sum and how many colluders were drawn."""
+    t, step = np.linspace(-1 - 12 * noise, 1 + 12 * noise, 200_001, retstep=True)
+    up, middle, down = (stats.norm.pdf(t, mean, noise) for mean in (1, 0, -1))
+    others = population - colluders
+
+    def excess(eps):
+        found = 0.0
+        for drawn in range(min(size, others) + 1):
+            q = drawn / others
+            ratio = q * (up - math.exp(eps) * down) + (1 - q) * (1 - math.exp(eps)) * middle
+            found += stats.hypergeom.pmf(drawn, population, others, size) * np.maximum(0, ratio).sum() * step
+        return found - delta
+
+    return optimize.brentq(excess, 0, 60) if excess(0.0) > 0 else 0.0
+
+
+@pytest.mark.parametrize(
+    ("size", "population", "colluders", "noise", "delta", "old_fails"),
+    [
+        (1, 100, 98, 2.0, 1e-5, True),
+        (1, 100, 98, 2.0, 1e-3, True),
+        (2, 12, 6, 1.0, 1e-3, False),
+        (3, 8, 5, 1.5, 1e-4, False),
+    ],
+)
+def test_colluders_see_whether_they_were_drawn(size, population, colluders, noise, delta, old_fails):
+    """Against brute force: a sample of all users is less than they can tell, one of the others is never."""
+    protocol = DpFl(clip_norm=1.0, noise_multiplier=noise)
+    sample = FixedSize(size=size, population=population)
+    cohort = Cohort(participation=sample, size=size, colluders=colluders)
+    view = protocol.view(cohort, 3, neighbors=Neighbors.REPLACE_ONE)
+    truth = exact_eps(size, population, colluders, noise=noise, delta=delta)
+    assert truth > exact_eps(size, population, 0, noise=noise, delta=delta)
+    assert certify([view.round], view.scope, delta=delta).eps >= truth
+    unaware = dataclasses.replace(view.round, participation=sample)
+    if old_fails:
+        assert certify([unaware], view.scope, delta=delta).eps < truth
+    told = [line for line in view.scope.assumptions if "see whether they were drawn" in line]
+    assert len(told) == 1
+    assert f"one of the {population - colluders} others" in told[0]
+
+
+def test_a_sample_that_may_hold_all_others_hides_nobody():
+    def seen(participation, size, colluders):
+        cohort = Cohort(participation=participation, size=size, colluders=colluders)
+        return DpFl(clip_norm=1.0, noise_multiplier=1.0).view(cohort, 3, neighbors=Neighbors.REPLACE_ONE)
+
+    assert seen(FixedSize(size=5, population=12), 5, 7).round.participation == Everyone()
+    assert seen(FixedSize(size=5, population=12), 5, 6).round.participation == FixedSize(size=5, population=6)
+    assert seen(Poisson(prob=0.1), 5, 6).round.participation == Poisson(prob=0.1)
+    alone = seen(FixedSize(size=5, population=12), 5, 0)
+    assert alone.round.participation == FixedSize(size=5, population=12)
+    assert not any("see whether" in line for line in alone.scope.assumptions)
+    with pytest.raises(ValueError, match="expected colluders < population=12, got colluders=12"):
+        seen(FixedSize(size=5, population=12), 5, 12)
