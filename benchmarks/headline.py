@@ -5,6 +5,8 @@ import json
 import sys
 from pathlib import Path
 
+from dovetail import compare
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, README = ROOT / "papers" / "results" / "compare", ROOT / "README.md"
 BEGIN, END = "<!-- headline: written by benchmarks/headline.py -->", "<!-- end of headline -->"
@@ -12,7 +14,7 @@ MODELS, EPS = ("logistic", "scatter"), ("0.24", "1", "2.5")
 
 
 def accuracies() -> dict[str, dict[str, str]]:
-    """Accuracy by protocol and column, and whom one must trust."""
+    """Accuracy by protocol and column, whom one must trust, and what a user sends in a round."""
     found: dict[str, dict[str, str]] = {}
     for folder in sorted(RESULTS.iterdir()):
         data = json.loads((folder / "comparison.json").read_text())
@@ -22,17 +24,20 @@ def accuracies() -> dict[str, dict[str, str]]:
                 continue
             line = found.setdefault(row["protocol"], {"trust": row["trust"]})
             line[column] = f"{100 * row['mean']:.1f}"
+            line[f"sent {data['model']}"] = compare.in_bytes(row["bytes_per_client"])
     return found
 
 
 def table() -> str:
     """The table in Markdown, the best first."""
     columns = [f"{model} {float(eps):g}" for model in MODELS for eps in EPS]
-    head = ["protocol", "a user must trust", *(f"{model}, eps {eps}" for model in MODELS for eps in EPS)]
-    lines = ["| " + " | ".join(head) + " |", "|---|---|" + "---|" * len(columns)]
+    head = ["protocol", "a user must trust", "sent per user and round: logistic / scatter"]
+    head += [f"{model}, eps {eps}" for model in MODELS for eps in EPS]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     found = accuracies()
     for name in sorted(found, key=lambda one: -float(found[one].get("logistic 1", 0))):
-        cells = [f"`{name}`", found[name]["trust"], *(found[name].get(column, "-") for column in columns)]
+        sent = " / ".join(found[name].get(f"sent {model}", "-") for model in MODELS)
+        cells = [f"`{name}`", found[name]["trust"], sent, *(found[name].get(column, "-") for column in columns)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Dovetail trains models on data that stays with its owners, and proves what it leaked."""
+"""Dovetail trains models on data that stays with its owners, and proves a bound on what can leak."""
 
 from __future__ import annotations
 

@@ -16,6 +16,8 @@ from dovetail.accounting.published import subdp
 from dovetail.config import Config
 from dovetail.events import NonPrivate
 from dovetail.federated.cohort import Schedule
+from dovetail.mechanisms import LAPLACE_CUT, NORMAL_CUT
+from dovetail.numbers import at_least
 from dovetail.protocols._items import ItemLevel
 from dovetail.statements import Neighbors, NotApplicable, Scope, Unit
 
@@ -23,8 +25,8 @@ __all__ = ["Calibration", "unit_of"]
 
 _SIMULATED = (
     "whoever runs the simulation is trusted: the data of all users and all noise are on one machine",
-    "noise drawn in 32-bit floating point, which ends where a draw would have probability 2^-64 (a normal one at 9.4 "
-    "standard deviations), stands for real-valued noise",
+    "noise drawn in 32-bit floating point stands for real-valued noise, though normal draws end at "
+    f"{at_least(NORMAL_CUT, 3)} standard deviations and Laplace draws at {at_least(LAPLACE_CUT, 3)} scales",
 )
 _SECRET = {
     "os": "the run's noise key, 256 bits of the operating system, stays secret; it is deleted when the run ends",

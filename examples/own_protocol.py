@@ -20,8 +20,9 @@ from rich.console import Console
 
 import dovetail
 from dovetail import audit, quotes
-from dovetail.events import Report, Round, Shuffled, View
+from dovetail.events import DataIndependent, Report, Round, Shuffled, View
 from dovetail.mechanisms import BinaryRandomizedResponse
+from dovetail.numbers import at_least, at_most
 from dovetail.protocols import PROTOCOLS, Cohort, Protocol, shuffle_scope
 from dovetail.shufflers import Layout, Reports
 from dovetail.shufflers import Shuffled as Received
@@ -85,11 +86,19 @@ class OneBit(Protocol):
 
     # [privacy]
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
-        """What a round is in privacy terms: one shuffled report a user, with what every shuffled round relies on."""
-        report = Report(kind="generic", eps_local=self.known("eps_local"))
-        event = Shuffled(report=report, num_users=cohort.crowd(), colluders=cohort.colluders)
+        """What a round is in privacy terms: one shuffled report per user, with what every shuffled round relies on."""
         scope = shuffle_scope(cohort, neighbors, "the shuffler permutes uniformly")
+        event = self.own_reports(cohort, dim)
         return View(round=Round(mechanism=event, participation=cohort.participation), scope=scope)
+
+    def own_reports(self, cohort: Cohort, dim: int) -> Shuffled:
+        """What is left if nobody is trusted: the same report, with its sender's name on it."""
+        report = Report(kind="generic", eps_local=self.known("eps_local"))
+        return Shuffled(report=report, num_users=cohort.crowd(), colluders=cohort.colluders)
+
+    def slots_seen(self, dim: int) -> DataIndependent:
+        """What the shuffler learns from the slot that a client fills."""
+        return DataIndependent(reason="the coordinate is drawn without looking at the data")
 
     def noise_std(self, size: int, dim: int) -> float:
         """On zero updates: each of `size` users adds +-1 over the randomizer's slope, in one of dim coordinates."""
@@ -121,7 +130,7 @@ def quote_and_audit(console: Console) -> None:
     small = quotes.Plan(num_users=10, dim=2, delta=0.01, settings={"clip_value": 1.0, "eps_local": 1.5})
     found = audit.audit("one_bit", small, trials=1000)
     console.print(
-        f"{found.bound.eps:.3f} <= eps <= {found.certified.eps:.3f} for ten users, by: {found.bound.attack}",
+        f"{at_least(found.bound.eps)} <= eps <= {at_most(found.certified.eps)} for ten users, by: {found.bound.attack}",
     )
 
 

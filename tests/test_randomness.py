@@ -1,4 +1,4 @@
-"""Noise comes from the operating system, every stream of it from enough secret bits, and nothing that is written tells."""
+"""Noise comes from the operating system, each stream from enough secret bits, and nothing that is written tells."""
 
 import stat
 

@@ -18,7 +18,7 @@ from dovetail.protocols import Protocol, shuffle_scope
 from dovetail.protocols.dp_fl import DpFl
 from dovetail.record import Record
 from dovetail.shufflers import Layout, Reports
-from dovetail.statements import NotApplicable, Statement, Verdict
+from dovetail.statements import Statement, Verdict
 from dovetail.tasks import Task
 from dovetail.verify import verify
 
@@ -455,11 +455,6 @@ def test_a_warning_stands_where_numbers_mean_little(tmp_path, eps, delta, said):
         assert text in json.loads((tmp_path / "run" / "privacy.json").read_text())["certified"]["warnings"][0]
     lead = page[page.index('class="lead"') :].partition("</p>")[0]
     assert ('class="badge good"' in lead) == (not said)
-
-
-def test_a_refused_plan_is_a_sentence():
-    with pytest.raises((ValueError, NotApplicable)):
-        plan(("cohort.kind", "fixed"), ("cohort.size", 50), ("privacy.neighbors", "add-remove"), ("privacy.eps", 1.0))
 
 
 def test_statements_survive_json(finished):

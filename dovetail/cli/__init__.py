@@ -21,7 +21,7 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="dovetail",
-    help="Train models on data that stays with its owners, and prove what leaked.",
+    help="Train models on data that stays with its owners, and prove a bound on what can leak.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

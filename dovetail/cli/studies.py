@@ -78,8 +78,8 @@ def compare(
 
 
 def _ranking(runs: Mapping[str, Run]) -> Table:
-    columns = ("protocol", "accuracy", "rounds", "certified eps", "trusts", "eps without trust", "messages", "bytes",
-               "server s")  # fmt: skip
+    columns = ("protocol", "accuracy", "rounds", "certified eps", "trusts", "eps without trust", "messages per user",
+               "bytes per user and round", "server s")  # fmt: skip
     table = Table(*columns, box=None)
     for name, run in runs.items():
         row = run.to_json()

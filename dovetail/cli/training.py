@@ -72,7 +72,16 @@ def run(
     out_console.print(f"test accuracy {result.accuracy:.2%} after {_rounds(result)}", highlight=False)
     out_console.print(str(result.statement), markup=False, highlight=False)
     out_console.print(_unit_table(result.units))
+    out_console.print(_deployed(plan), markup=False, highlight=False)
     out_console.print(f"report: {target / 'report.html'}", markup=False, highlight=False)
+
+
+def _deployed(plan: Any) -> str:
+    """What the same rounds would cost users if parties were real."""
+    from dovetail import compare
+
+    found = compare.costs(plan.protocol, plan.schedule.size, plan.engine.dim)
+    return f"this was a simulation on one machine; deployed, {found}"
 
 
 def _say_finished(folder: Path, *, as_json: bool) -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from dovetail import __version__, _validate, experiment, machine
 from dovetail.compare._contenders import Contender, line_up, models
-from dovetail.compare._costs import Costs, costs, sealed_size
+from dovetail.compare._costs import Costs, costs, in_bytes, sealed_size
 from dovetail.compare._ranking import Comparison, Outcome, Run
 from dovetail.config import Config
 from dovetail.files import make_folder
@@ -32,6 +32,7 @@ __all__ = [
     "Run",
     "compare",
     "costs",
+    "in_bytes",
     "line_up",
     "models",
     "noise_of",

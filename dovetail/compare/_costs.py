@@ -14,18 +14,26 @@ from dovetail.parties.keys import KEY_ID
 from dovetail.protocols import Protocol
 from dovetail.statements import NotApplicable
 
-__all__ = ["Costs", "costs", "sealed_size"]
+__all__ = ["Costs", "costs", "in_bytes", "sealed_size"]
 
 _SLOT_BYTES, _FLOAT_BYTES = 4, 4
+_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What one round asks of a client and of the analyzer."""
+    """What one round asks of a client and of the analyzer; how long a client seals was not measured at first."""
 
     messages: int
     bytes: int
     server_seconds: float
+    client_seconds: float | None = None
+
+    def __str__(self) -> str:
+        """What a client sends and computes beside its training, in words."""
+        sealing = "" if self.client_seconds is None else f" and spend {_seconds(self.client_seconds)} on sealing them"
+        what = "1 message" if self.messages == 1 else f"{self.messages:,} messages"
+        return f"every user would send {what} ({in_bytes(self.bytes)}) in each round{sealing}"
 
 
 def costs(protocol: Protocol, size: int, dim: int) -> Costs:
@@ -33,7 +41,7 @@ def costs(protocol: Protocol, size: int, dim: int) -> Costs:
     layout = protocol.layout(dim)
     if not layout.shufflers:
         vector = _FLOAT_BYTES * dim
-        return Costs(messages=1, bytes=vector, server_seconds=size * dim / _additions_a_second())
+        return Costs(messages=1, bytes=vector, server_seconds=size * dim / _additions_a_second(), client_seconds=0.0)
     try:
         deployed = protocol.messages(dim)
         messages, plain = deployed.per_client, deployed.size
@@ -44,8 +52,22 @@ def costs(protocol: Protocol, size: int, dim: int) -> Costs:
     return Costs(
         messages=messages,
         bytes=messages * sealed_size(plain),
-        server_seconds=received * _seconds_to_open(plain),
+        server_seconds=received * _seconds_each(plain)[1],
+        client_seconds=messages * _seconds_each(plain)[0],
     )
+
+
+def _seconds(count: float) -> str:
+    return f"{count:.0f} s" if count >= 10 else f"{count:.2g} s"
+
+
+def in_bytes(count: float) -> str:
+    """So many bytes in the unit that fits."""
+    for unit in _UNITS:
+        if count < 1000 or unit == _UNITS[-1]:
+            break
+        count /= 1000
+    return f"{count:.3g} {unit}"
 
 
 def sealed_size(plain: int) -> int:
@@ -54,15 +76,17 @@ def sealed_size(plain: int) -> int:
 
 
 @functools.cache
-def _seconds_to_open(size: int, repeats: int = 200) -> float:
-    """One message, opened by one core of this machine."""
+def _seconds_each(size: int, repeats: int = 200) -> tuple[float, float]:
+    """One message, sealed and opened by one core of this machine."""
     key = X25519PrivateKey.generate()
     purpose = sealing.Purpose(task_id=bytes(32), round=1, role="report", key_id=bytes(KEY_ID))
-    sealed = sealing.seal(bytes(size), key.public_key(), purpose)
     begun = time.thread_time()
     for _ in range(repeats):
+        sealed = sealing.seal(bytes(size), key.public_key(), purpose)
+    between = time.thread_time()
+    for _ in range(repeats):
         sealing.open_sealed(sealed, key, purpose)
-    return (time.thread_time() - begun) / repeats
+    return (between - begun) / repeats, (time.thread_time() - between) / repeats
 
 
 @functools.cache

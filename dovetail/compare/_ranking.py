@@ -78,6 +78,7 @@ class Run:
             "messages_per_client": self.costs.messages,
             "bytes_per_client": self.costs.bytes,
             "server_seconds": self.costs.server_seconds,
+            "client_seconds": self.costs.client_seconds,
             "seconds_per_round": self.seconds_per_round,
             "rounds": self.rounds,
             "settings": dict(self.settings),
@@ -101,6 +102,7 @@ class Run:
                 messages=row["messages_per_client"],
                 bytes=row["bytes_per_client"],
                 server_seconds=row["server_seconds"],
+                client_seconds=row.get("client_seconds"),
             ),
         )
 
@@ -228,6 +230,6 @@ def _flat(outcome: Outcome) -> dict[str, Any]:
     """The outcome for a spreadsheet."""
     row, run = outcome.to_json(), outcome.run
     shown = ("protocol", "trust", "no_trusted_party", "mean", "spread", "messages_per_client", "bytes_per_client",
-             "server_seconds", "rounds", "machine", "reason")  # fmt: skip
+             "client_seconds", "server_seconds", "rounds", "machine", "reason")  # fmt: skip
     eps = {} if run is None else {"certified_eps": run.certified.eps, "eps_without_trust": run.without_trust.eps}
     return {**{name: row.get(name) for name in shown}, **eps}

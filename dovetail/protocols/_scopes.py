@@ -12,6 +12,7 @@ __all__ = [
     "SLOTS_TELL_NOTHING",
     "check_shuffle_relation",
     "curator_scope",
+    "enrolment",
     "local_scope",
     "shuffle_scope",
 ]
@@ -52,7 +53,6 @@ def shuffle_scope(cohort: Cohort, neighbors: Neighbors, *more: str) -> Scope:
     check_shuffle_relation(neighbors)
     if isinstance(cohort.participation, Poisson):
         raise NotApplicable("a crowd must have a size that is enforced, and a Poisson sample has none")
-    honest = max(0, cohort.min_size - cohort.colluders)
     return Scope(
         trust=Trust.SHUFFLE,
         adversary="analyzer",
@@ -62,10 +62,19 @@ def shuffle_scope(cohort: Cohort, neighbors: Neighbors, *more: str) -> Scope:
             _FRESH,
             "shuffler and analyzer do not collude",
             f"each user uploads all of its reports or none, and {DROPOUT}",
-            f"at least {honest} honest users take part in a round, and at most {cohort.colluders} others",
+            enrolment(cohort),
             *more,
         ),
     )
+
+
+def enrolment(cohort: Cohort) -> str:
+    """How many users must be real, which whoever enrols them answers for."""
+    honest = max(0, cohort.min_size - cohort.colluders)
+    fake = (
+        f"at most {cohort.colluders} that are fake or collude" if cohort.colluders else "none that is fake or colludes"
+    )
+    return f"whoever enrols users is trusted: a round has at least {honest} honest users, and {fake}"
 
 
 def check_shuffle_relation(neighbors: Neighbors) -> None:

@@ -24,7 +24,7 @@ from dovetail.events import DataIndependent, Mechanism, NonPrivate, Round, View
 from dovetail.mechanisms import ExactSkellam, skellam
 from dovetail.mechanisms._normal import normal
 from dovetail.protocols._base import Cohort, Protocol
-from dovetail.protocols._scopes import DROPOUT, SLOTS_TELL_NOTHING, check_shuffle_relation
+from dovetail.protocols._scopes import DROPOUT, SLOTS_TELL_NOTHING, check_shuffle_relation, enrolment
 from dovetail.protocols._shares import Shares
 from dovetail.shufflers import Layout, Reports, Shuffled
 from dovetail.statements import Neighbors, Scope, Trust, Unit
@@ -232,7 +232,6 @@ class SplitAndMix(Protocol):
     def _scope(self, cohort: Cohort, encoding: skellam.Encoding, neighbors: Neighbors) -> Scope:
         check_shuffle_relation(neighbors)
         colluding = self.colluding_shufflers
-        honest = max(0, cohort.min_size - cohort.colluders)
         bias = encoding.bias / self.clip_norm
         return Scope(
             trust=Trust.SHUFFLE,
@@ -241,12 +240,13 @@ class SplitAndMix(Protocol):
             unit=Unit.USER,
             assumptions=(
                 "users' noise and shares are independent and fresh",
-                f"{self.shufflers} shufflers hold the shares of a value in turn, none all of them",
-                f"the shufflers do not all collude, and at most {colluding} of them with the analyzer",
+                f"{self.shufflers} shufflers share out the shares of every value, so that none holds all of them",
+                f"the {self.shufflers} shufflers do not all collude, with or without the analyzer, and at most "
+                f"{colluding or 'none'} of them with the analyzer",
                 "every share of every coordinate is permuted on its own, uniformly, with fresh randomness",
-                f"a round counts only users of whom every share arrived, and {DROPOUT}",
-                f"at least {honest} honest users take part in a round, each adding its part of the noise, and at most "
-                f"{cohort.colluders} others",
+                f"a round counts only users of whom every share arrived, releases nothing unless at least "
+                f"{cohort.min_size} do, and {DROPOUT}",
+                f"{enrolment(cohort)}; each honest one adds its part of the noise",
                 f"every user repeats rounding until its integers have norm at most {encoding.norm:.6g} (which biases "
                 f"its update by at most {bias:.2g} of the clip norm)",
             ),

@@ -7,15 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail.compare import Comparison, Run
+from dovetail.compare import Comparison, Run, in_bytes
 from dovetail.files import write_atomically
 from dovetail.report import _proof, _words
 from dovetail.report._page import details, escape, figures, number, page, section, table, tiles
 from dovetail.statements import Statement
 
 __all__ = ["comparison"]
-
-_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def comparison(folder: Path) -> Path:
@@ -64,8 +62,8 @@ def _facts(found: Comparison) -> list[tuple[str, str]]:
 def _ranking(runs: Mapping[str, Run]) -> str:
     if not runs:
         return "<p>No protocol has been compared.</p>"
-    head = ("", "protocol", "accuracy", "whom one must trust", "certified", "without that trust", "sent in a round",
-            "rounds, server")  # fmt: skip
+    head = ("", "protocol", "accuracy", "whom one must trust", "certified", "without that trust",
+            "sent per user and round", "rounds, server")  # fmt: skip
     rows = [_row(place, name, run) for place, (name, run) in enumerate(runs.items(), 1)]
     return table(head, rows, numbers=(0, 2, 6, 7))
 
@@ -80,7 +78,7 @@ def _row(place: int, name: str, run: Run) -> list[str]:
         escape(run.trust),
         f"{_proof.promised(run.certified)}<br><small>against the {escape(run.certified.adversary)}</small>",
         _numbers(run.without_trust),
-        f"{_bytes(run.costs.bytes)}<br><small>{messages}</small>",
+        f"{in_bytes(run.costs.bytes)}<br><small>{messages}</small>",
         f"{run.rounds}<br><small>{number(run.costs.server_seconds, 2)} s each</small>",
     ]
 
@@ -93,14 +91,6 @@ def _settings(settings: Mapping[str, Any]) -> str:
     """How the protocol was set, folded away."""
     items = "<br>".join(f"{escape(name)} = {escape(value)}" for name, value in settings.items())
     return details("settings", f'<p class="small">{items}</p>') if items else ""
-
-
-def _bytes(count: float) -> str:
-    for unit in _UNITS:
-        if count < 1000 or unit == _UNITS[-1]:
-            break
-        count /= 1000
-    return f"{count:.3g} {unit}"
 
 
 def _left_out(found: Comparison) -> str:

@@ -239,7 +239,8 @@ def test_the_statement_says_who_is_trusted_with_what():
     assert view.scope.trust is Trust.SHUFFLE
     assert view.scope.adversary == "analyzer"
     said = " | ".join(view.scope.assumptions)
-    for words in ("none all of them", "at least 14 honest users", "at most 2 others", "every share arrived", "biases"):
+    promised = ("none holds all of them", "at least 14 honest users", "at most 2 that are fake", "every share arrived")
+    for words in (*promised, "biases", "whoever enrols users is trusted", "do not all collude, with or without"):
         assert words in said
     with pytest.raises(ValueError, match="expected neighbors = replace-one in the shuffle model"):
         PROTOCOL.view(COHORT, DIM, neighbors=Neighbors.ADD_REMOVE)

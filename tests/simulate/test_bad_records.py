@@ -16,8 +16,9 @@ from dovetail.events import Everyone
 from dovetail.federated.client import ClientUpdate
 from dovetail.federated.server import Server
 from dovetail.protocols import PROTOCOLS, Cohort, build
+from dovetail.randomness import Randomness
 from dovetail.shufflers import Shuffled
-from dovetail.simulate import Engine, Performance
+from dovetail.simulate import Drawn, Engine, Performance
 from dovetail.simulate.engine import Items, first_parameters
 from dovetail.tasks import models
 from dovetail.tasks._base import Clients, Dataset, Model
@@ -143,7 +144,7 @@ class Bench:
             protocol=build(name, settings).settle(cohort, dim),
             server=Server.build("sgd", 1.0, {}),
             cohort_size=USERS,
-            seed=5,
+            randomness=Randomness.seeded(5),
             performance=Performance(fast=path.fast, chunk=2 if name in SCALARS else 4),
             diagnostics=path.records > 1,
         )
@@ -163,9 +164,9 @@ class Bench:
             rows = np.tile(np.stack([index[:, 0], index[:, 0] + 1], axis=1)[:, None], (1, self.steps, 1))
             rows[0, :, 0] = rows[0, :, 0] if holds else -1
             items = Items(rows.astype(np.int32), np.ones((USERS, self.steps), np.float32))
-        after = self.engine.step(
-            self.engine.start(), np.arange(USERS, dtype=np.int32), index=0, capacity=USERS, items=items
-        )
+        users = np.arange(USERS, dtype=np.int32)
+        drawn = Drawn(users, USERS, items=items)
+        after = self.engine.step(self.engine.start(), users, index=0, capacity=USERS, drawn=drawn)
         return np.asarray(after.params), after.diagnostics
 
 
