@@ -1,5 +1,4 @@
 import math
-import time
 
 import mpmath
 import numpy as np
@@ -7,7 +6,6 @@ import pytest
 from enumeration import random_ldp, randomized_response, worst_delta
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binom
 
 from dovetail.accounting import clones
 from dovetail.events import Report, Shuffled
@@ -190,17 +188,3 @@ def test_refusals():
         clones.clone_probability(0.0, year=2023)
     with pytest.raises(ValueError, match="year"):
         clones.clone_probability(1.0, year=2024)
-
-
-def test_a_million_users_cost_no_more_than_three_binomial_cdfs_of_a_million_points():
-    def seconds(work):
-        times = []
-        for _ in range(3):
-            start = time.perf_counter()
-            work()
-            times.append(time.perf_counter() - start)
-        return min(times)
-
-    points = np.arange(10**6)
-    yardstick = seconds(lambda: binom.cdf(points, 10**6, 0.5))
-    assert seconds(lambda: clones.numerical23(crowd(1.0, 10**6), delta=1e-6)) <= 3 * yardstick

@@ -3,7 +3,6 @@ import itertools
 import json
 import math
 import pathlib
-import time
 from collections import Counter
 
 import mpmath
@@ -576,15 +575,3 @@ def test_outside_the_hypotheses():
         pairs.loss(Shuffled(report=rr(31.0), num_users=10))
     with pytest.raises(ValueError, match="expected"):
         Pair(others=3, exposed=3, prob_exposed=1.5, tilt=0.5)
-
-
-def test_many_coordinates_cost_what_one_costs():
-    """Renyi composition over 7850 coordinates within 10 calls of a binomial cdf on a million points."""
-    event = Shuffled(report=rr(0.0137), num_users=1000, coordinates=7850)
-    orders = pairs.ORDERS
-    start = time.perf_counter()
-    binom.cdf(np.arange(1_000_000), 1_000_000, 0.5)
-    yardstick = time.perf_counter() - start
-    start = time.perf_counter()
-    pairs.renyi(event, orders)
-    assert time.perf_counter() - start < 10 * yardstick
