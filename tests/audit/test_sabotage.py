@@ -74,7 +74,7 @@ class HalfTheCuratorsNoise(DpFl):
 
 def test_a_curator_that_adds_half_the_noise(monkeypatch):
     replaced_by(monkeypatch, HalfTheCuratorsNoise)
-    assert not find("dp_fl").consistent
+    assert not find("dp_fl", trials=20_000).consistent
 
 
 def test_a_shuffler_that_keeps_the_order(monkeypatch):
