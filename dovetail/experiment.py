@@ -138,9 +138,10 @@ def run(
         To resume is refused where anything that the statement rests on has changed, and raises `Finished` where there
         is nothing left to do; nothing is written then.
         What is stated of the rounds is what the engine noted of them, or nothing is written.
+        No two runs have the same noise, also of one plan, unless it is seeded.
     """
     folder, saved, identity = _open(plan, out, resume)
-    plan = plan if saved is None else plan.resumed(saved.root)
+    plan = plan.renewed() if saved is None else plan.resumed(saved.root)
     training, released = _begin(plan, saved)
     record = plan.record_of([]) if saved is None else saved.record
     if folder and saved is None:

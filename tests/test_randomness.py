@@ -12,6 +12,7 @@ from tiny import TASK
 
 import dovetail
 from dovetail import config, experiment, report
+from dovetail.folder import RunFolder
 from dovetail.mechanisms import _words
 from dovetail.mechanisms._normal import normal
 from dovetail.randomness import ROOT_BYTES, Randomness, chacha
@@ -93,7 +94,8 @@ def plan(*overrides, task=TASK):
 
 
 def test_by_default_noise_is_fresh_and_samples_are_secret():
-    one, two = (experiment.run(plan()) for _ in range(2))
+    ready = plan()
+    one, two = (experiment.run(ready) for _ in range(2))
     assert not np.allclose(one.parameters["params"], two.parameters["params"])
     sampled = [("cohort.kind", "fixed"), ("cohort.size", 50), ("protocol.noise_multiplier", 1.0)]
     first, second = (plan(*sampled, ("privacy", {})).schedule.draw(0) for _ in range(2))
@@ -103,8 +105,10 @@ def test_by_default_noise_is_fresh_and_samples_are_secret():
     np.testing.assert_array_equal(first, second)
 
 
-def test_the_root_is_in_no_compiled_program(tmp_path):
+def test_the_root_is_in_no_compiled_program(monkeypatch):
     """A cache of programs on disk would keep it."""
+    root = np.random.default_rng(0).bytes(ROOT_BYTES)
+    monkeypatch.setattr("secrets.token_bytes", lambda count: root)
     ready = plan()
     texts = []
     compiled = ready.engine._compiled
@@ -115,7 +119,7 @@ def test_the_root_is_in_no_compiled_program(tmp_path):
 
     ready.engine._compiled = spying
     experiment.run(ready)
-    words = [str(word) for word in ready.randomness.key_data.tolist() if word > 10**6]
+    words = [str(word) for word in np.frombuffer(root, "<u4").tolist() if word > 10**6]
     assert len(words) > 4
     assert all(word not in texts[0] for word in words)
 
@@ -159,18 +163,19 @@ def test_what_is_handed_out_does_not_tell_the_noise(tmp_path, noise):
         assert result.statement.verdict.value == "certified"
 
 
-def test_the_root_is_kept_for_its_owner_while_the_run_lasts_and_nowhere_after(tmp_path):
+def test_the_root_is_kept_for_its_owner_while_the_run_lasts_and_nowhere_after(tmp_path, monkeypatch):
+    root = np.random.default_rng(0).bytes(ROOT_BYTES)
+    monkeypatch.setattr("secrets.token_bytes", lambda count: root)
     ready, out, seen = plan(("cohort.rounds", 4)), tmp_path / "run", []
 
     def look(progress):
         file = out / "checkpoint.npz"
-        seen.append((stat.S_IMODE(file.stat().st_mode), ready.randomness.root.hex().encode() in file.read_bytes()))
+        seen.append((stat.S_IMODE(file.stat().st_mode), RunFolder(out).saved().root))
 
     experiment.run(ready, out=out, checkpoint_every=1, observe=look)
     report.write(out)
-    assert seen[0][0] == 0o600
+    assert set(seen) == {(0o600, root)}
     assert not (out / "checkpoint.npz").exists()
-    root = ready.randomness.root
     needles = (root, root.hex().encode(), *(str(word).encode() for word in np.frombuffer(root, "<u4")[:2]))
     for file in out.rglob("*"):
         assert all(needle not in file.read_bytes() for needle in needles), file.name

@@ -17,7 +17,7 @@ from dovetail.federated.items import ItemDraws
 from dovetail.protocols._items import ItemLevel
 from dovetail.randomness import Randomness
 from dovetail.record import Record
-from dovetail.simulate import Drawn, Engine, Items, Ran, Training
+from dovetail.simulate import Drawn, Engine, Items, Ran, Training, devices
 from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Statement, Unit
 from dovetail.tasks import Clients, Dataset, Model
 
@@ -103,9 +103,17 @@ class Plan:
         claim = quotes.claimed(self.protocol, cohorts, self.engine.dim, self.scope, delta=delta)
         return quotes.Quote.of(self.protocol.name, self.record(released), claim)
 
+    def renewed(self) -> Plan:
+        """The same plan for another run, which has noise and samples of its own."""
+        if self.randomness.reproducible:
+            return self
+        return self._with(devices.shared_randomness(self.config.seed))
+
     def resumed(self, root: bytes | None) -> Plan:
         """The same plan with the noise and the samples of an earlier run."""
-        randomness = Randomness(self.config.seed, root)
+        return self._with(Randomness(self.config.seed, root))
+
+    def _with(self, randomness: Randomness) -> Plan:
         self.engine.use(randomness)
         items = None if self.items is None else dataclasses.replace(self.items, randomness=randomness)
         schedule = dataclasses.replace(self.schedule, randomness=randomness)
