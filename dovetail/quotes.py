@@ -26,11 +26,11 @@ from dovetail.events import (
     Round,
     SampledSubject,
 )
-from dovetail.record import Record, certified
+from dovetail.record import Record
 from dovetail.statements import NotApplicable, Scope, Statement, Trust, Unit, Verdict
 from dovetail.units import Spread, Viewed
 
-__all__ = ["Plan", "Quote", "calibrate", "certified", "claimed", "quote", "recorded", "settled", "verdict"]
+__all__ = ["Plan", "Quote", "calibrate", "claimed", "quote", "recorded", "settled", "verdict"]
 
 _TRUTH = 50.0  # a report with a larger eps_local lies less often than a computer errs
 _FROM_DATA = "the paper's Z is read off the data, and this claim tells it: a diagnostic, covered by no statement"

@@ -131,7 +131,7 @@ def test_an_interrupted_run_resumes_to_the_same_end(tmp_path, stop_at):
     with pytest.raises(Interruption):
         experiment.run(ready, out=tmp_path / "cut", checkpoint_every=2, evaluate_every=3, observe=interrupt)
     left = {file.name: file.read_bytes() for file in (tmp_path / "cut").iterdir()}
-    RunFolder.reopen(tmp_path / "cut", left["config.toml"].decode())
+    RunFolder.reopen(tmp_path / "cut").saved()
     assert {file.name: file.read_bytes() for file in (tmp_path / "cut").iterdir()} == left, "a look changes nothing"
     resumed = experiment.run(ready, out=tmp_path / "cut", resume=True, checkpoint_every=2, evaluate_every=3)
     np.testing.assert_array_equal(resumed.parameters["params"], whole.parameters["params"])

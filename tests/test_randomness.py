@@ -55,20 +55,25 @@ def test_every_bit_of_the_root_matters(bit):
     assert one.public(3, 1).random() == two.public(3, 1).random()
 
 
-def test_words_are_uniform():
+@pytest.mark.parametrize("read", ["stream", "blocks"])
+def test_words_are_uniform(read):
     """Chi-square over bytes, and over pairs of neighbouring bits; alpha 1e-4 each."""
-    words = np.asarray(_words.bits(key_of(Randomness(0, ROOT)), 200_000))
+    draw = _words.bits if read == "stream" else lambda key, count: jax.random.bits(key, (count,))
+    words = np.asarray(draw(key_of(Randomness(0, ROOT)), 200_000))
     counts = np.bincount(words.view(np.uint8), minlength=256)
     assert stats.chisquare(counts).pvalue > ALPHA
     pairs = np.bincount((words[:-1] & 1) * 2 + (words[1:] & 1), minlength=4)
     assert stats.chisquare(pairs).pvalue > ALPHA
 
 
-def test_the_fast_words_are_those_of_jax():
+def test_words_depend_on_their_key_alone_and_not_on_how_they_are_read():
     keys = jax.random.split(key_of(Randomness(0, ROOT)), 3)
-    drawn = jax.vmap(lambda key: jax.random.bits(key, (5,)))(keys)
+    drawn = np.stack([_words.bits(key, 5) for key in keys])
     np.testing.assert_array_equal(_words.bits(keys, 5), drawn)
     np.testing.assert_array_equal(_words.bits(keys, 5, stored=True), drawn)
+    np.testing.assert_array_equal(_words.bits(keys, 9)[:, :5], drawn)
+    blocks = jax.vmap(lambda key: jax.random.bits(key, (40,)))(keys)
+    assert len(np.unique(np.concatenate([drawn.ravel(), np.ravel(blocks)]))) == 15 + 120, "no word comes twice"
 
 
 def test_roots_are_fresh_hidden_and_whole():

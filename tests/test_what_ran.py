@@ -16,7 +16,7 @@ from dovetail.audit import curves
 from dovetail.events import NonPrivate, Report, Round, Shuffled, View
 from dovetail.protocols import Protocol, shuffle_scope
 from dovetail.protocols.dp_fl import DpFl
-from dovetail.record import Record
+from dovetail.record import Record, certified
 from dovetail.shufflers import Layout, Reports
 from dovetail.statements import Statement, Verdict
 from dovetail.tasks import Task
@@ -316,9 +316,7 @@ def test_an_audit_is_about_the_rounds_that_ran(tmp_path, overrides):
     ready = plan(*overrides)
     result = experiment.run(ready, out=tmp_path / "run")
     found = json.loads(curves.write(ready, tmp_path / "run").read_text())
-    costliest = max(
-        (quotes.certified([item], ready.scope, delta=1e-5) for item in set(ready.rounds)), key=lambda one: one.eps
-    )
+    costliest = max((certified([item], ready.scope, delta=1e-5) for item in set(ready.rounds)), key=lambda one: one.eps)
     assert found["certified"]["eps"] == pytest.approx(costliest.eps, rel=1e-9)
     assert 0 < found["eps_lower"] <= found["certified"]["eps"] <= result.statement.eps * (1 + 1e-9)
     assert found["consistent"]

@@ -27,8 +27,17 @@ from dovetail.protocols import PROTOCOLS
 __all__ = ["MODULES", "command_page", "config_page", "meanings", "modules_of", "setup"]
 
 MODULES = {  # a page: what it shows, in this order; a package stands for all its public modules
-    "dovetail": ("dovetail.experiment", "dovetail.plan", "dovetail.calibration", "dovetail.units", "dovetail.folder"),
-    "statements": ("dovetail.statements", "dovetail.quotes"),
+    "dovetail": (
+        "dovetail.experiment",
+        "dovetail.plan",
+        "dovetail.calibration",
+        "dovetail.units",
+        "dovetail.folder",
+        "dovetail.fingerprint",
+        "dovetail.verify",
+        "dovetail.randomness",
+    ),
+    "statements": ("dovetail.statements", "dovetail.numbers", "dovetail.record", "dovetail.quotes"),
     "events": ("dovetail.events",),
     "accounting": ("dovetail.accounting",),
     "mechanisms": ("dovetail.mechanisms",),

@@ -20,13 +20,13 @@ _PARITY = np.uint32(0x1BD11BDA)
 
 
 def bits(keys: jax.Array, count: int, *, stored: bool = False) -> jax.Array:
-    """`count` random words (uint32) for each key, along a new last axis: those of `jax.random.bits`.
+    """`count` random words (uint32) for each key, along a new last axis.
 
     XLA computes the words where they are used. If that place is no plain loop over the words (a scatter, say, which
     flattens its indices), it is faster to have them `stored` first.
 
     Guarantees:
-        Equal to `jax.random.bits` of the same key and length, up to 2^32 words a key.
+        Up to 2^32 words per key; for JAX's own keys those of `jax.random.bits` of the same length.
     """
     impl = str(jax.random.key_impl(keys))
     if impl not in _STREAMS:

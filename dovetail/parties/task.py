@@ -24,6 +24,7 @@ from dovetail import _validate, accounting, protocols, quotes
 from dovetail.events import Everyone
 from dovetail.parties.keys import KeyPair, PublicKey
 from dovetail.parties.sealing import OVERHEAD, Purpose
+from dovetail.record import certified
 from dovetail.statements import Statement, unbounded
 from dovetail.units import Viewed
 
@@ -234,7 +235,7 @@ def calibrated(
     def eps_at(noise: float) -> float:
         settled = built.with_noise(noise).settle(cohort, dim)
         view = settled.view(cohort, dim, neighbors=settled.relation)
-        return quotes.certified([view.round] * rounds, view.scope, delta=delta * (1 - _CHARGED)).eps
+        return certified([view.round] * rounds, view.scope, delta=delta * (1 - _CHARGED)).eps
 
     found = built.with_noise(accounting.smallest_noise(eps_at, eps=eps))
     return {**settings, built.noise_field: getattr(found, built.noise_field)}

@@ -1,9 +1,9 @@
 """JAX keys of 256 bits: ChaCha with 12 rounds (Bernstein 2008) as a keyed random function.
 
-JAX's own keys have 64 bits, too few for noise that must stay secret. A word here is the first word of the ChaCha block
-whose input is (counter, number, use, 0): words of a stream count in `counter`; a key folded with a number, or the
-n-th of a split, is the stream of that number under a use of its own. Taking one word of a block's sixteen wastes most
-of it, yet is faster: XLA makes one pass of it, and would compute sixteen words sixteen times.
+JAX's own keys have 64 bits, too few for noise that must stay secret. A ChaCha block's input is (counter, number, use,
+0), and no two uses of a key share a block. A key folded with a number, or the n-th of a split, is the first half of
+that number's block; `jax.random` reads whole blocks. The stream of `words`, for large draws, takes the first word of
+each block: that wastes most of it, yet is several times as fast, for XLA makes one pass of it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ __all__ = ["IMPL", "KEY_WORDS", "NAME", "first_word", "words"]
 
 NAME = "chacha12"
 KEY_WORDS = 8
-_ROUNDS = 12
+_ROUNDS, _BLOCK = 12, 16
 _CONSTANTS = tuple(np.frombuffer(b"expand 32-byte k", "<u4").astype(np.uint32))
-_STREAM, _FOLD, _SPLIT = (np.uint32(use) for use in range(3))
+Word = jax.Array | np.uint32
+_STREAM, _FOLD, _SPLIT, _BLOCKS = (np.uint32(use) for use in range(4))
 _COLUMNS = tuple((i, 4 + i, 8 + i, 12 + i) for i in range(4))
 _DIAGONALS = tuple((i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4) for i in range(4))
 
@@ -29,24 +30,32 @@ def words(key: jax.Array, counter: jax.Array) -> jax.Array:
     return first_word(key, counter, np.uint32(0), _STREAM)
 
 
-def first_word(
-    key: jax.Array, counter: jax.Array, number: jax.Array | np.uint32, use: np.uint32, *, rounds: int = _ROUNDS
-) -> jax.Array:
+def first_word(key: jax.Array, counter: Word, number: Word, use: np.uint32, *, rounds: int = _ROUNDS) -> jax.Array:
     """The first word of the ChaCha block with this input.
 
     Guarantees:
         With 20 rounds that of ChaCha20 (RFC 8439), whose nonce is (number, use, 0).
     """
-    state = [*_CONSTANTS, *(key[..., i] for i in range(KEY_WORDS)), counter, number, use, np.uint32(0)]
+    state = _start(key, counter, number, use)
     for _ in range(rounds // 2):
-        for places in (*_COLUMNS, *_DIAGONALS):
-            mixed = _quarter_round(*(state[place] for place in places))
-            for place, word in zip(places, mixed, strict=True):
-                state[place] = word
+        state = _double_round(state)
     return state[0] + _CONSTANTS[0]
 
 
-def _quarter_round(a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array) -> tuple[jax.Array, ...]:
+def _start(key: jax.Array, counter: Word, number: Word, use: np.uint32) -> tuple[Word, ...]:
+    return (*_CONSTANTS, *(key[..., i] for i in range(KEY_WORDS)), counter, number, use, np.uint32(0))
+
+
+def _double_round(state: tuple[Word, ...]) -> tuple[Word, ...]:
+    words = list(state)
+    for places in (*_COLUMNS, *_DIAGONALS):
+        mixed = _quarter_round(*(words[place] for place in places))
+        for place, word in zip(places, mixed, strict=True):
+            words[place] = word
+    return tuple(words)
+
+
+def _quarter_round(a: Word, b: Word, c: Word, d: Word) -> tuple[Word, ...]:
     for turn, back in ((16, 12), (8, 7)):
         a = a + b
         d = _rotated(d ^ a, turn)
@@ -55,7 +64,7 @@ def _quarter_round(a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array) -> tu
     return a, b, c, d
 
 
-def _rotated(x: jax.Array, by: int) -> jax.Array:
+def _rotated(x: Word, by: int) -> Word:
     return (x << np.uint32(by)) | (x >> np.uint32(32 - by))
 
 
@@ -69,17 +78,30 @@ def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.
     if bit_width == 64:
         low, high = _random_bits(key, 32, (2, *shape)).astype(jnp.uint64)
         return (high << 32) | low
-    drawn = words(key, jax.lax.iota(jnp.uint32, size)).reshape(shape)
+    counter = jax.lax.iota(jnp.uint32, -(-size // _BLOCK))
+    drawn = jnp.concatenate(_block(key, counter, jnp.uint32(0), _BLOCKS))[:size].reshape(shape)
     return drawn if bit_width == 32 else (drawn >> (32 - bit_width)).astype(f"uint{bit_width}")
 
 
+def _block(key: jax.Array, counter: jax.Array, number: jax.Array, use: np.uint32) -> list[jax.Array]:
+    """The words of whole blocks; the rounds are a loop, which compiles in no time."""
+    start = jnp.broadcast_arrays(*_start(key, counter, number, use))
+    state = jax.lax.fori_loop(0, _ROUNDS // 2, lambda _, words: _double_round(words), tuple(start))
+    return [after + before for after, before in zip(state, start, strict=True)]
+
+
+def _derived(key: jax.Array, number: jax.Array, use: np.uint32) -> jax.Array:
+    """Half a block as a key, along a new last axis."""
+    return jnp.stack(_block(key, jnp.uint32(0), number, use)[:KEY_WORDS], axis=-1)
+
+
 def _fold_in(key: jax.Array, data: int) -> jax.Array:
-    return first_word(key, jnp.arange(KEY_WORDS, dtype=jnp.uint32), jnp.asarray(data).astype(jnp.uint32), _FOLD)
+    return _derived(key, jnp.asarray(data).astype(jnp.uint32), _FOLD)
 
 
 def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    numbers = jnp.arange(int(np.prod(shape, dtype=np.int64)), dtype=jnp.uint32).reshape(*shape, 1)
-    return first_word(key, jnp.arange(KEY_WORDS, dtype=jnp.uint32), numbers, _SPLIT)
+    numbers = jnp.arange(int(np.prod(shape, dtype=np.int64)), dtype=jnp.uint32).reshape(shape)
+    return _derived(key, numbers, _SPLIT)
 
 
 IMPL = jax.extend.random.define_prng_impl(

@@ -29,6 +29,7 @@ from dovetail.accounting import (
     gaussian,
     groups,
     hidden_coin,
+    local,
     loss_distributions,
     mixing,
     mixtures,
@@ -320,6 +321,10 @@ CASES = {
         (OUTSIDE, "coordinates overflow", lambda: pairs.eps(FULL, delta=1e-6)),
         (OUTSIDE, "colluders see", lambda: pairs.eps(DROPPED, delta=1e-6)),
         (BAD, "0 < delta < 1", lambda: pairs.eps(TWO, delta=1.0)),
+    ],
+    local.local_bound: [
+        (OUTSIDE, "sees who was drawn", lambda: local.local_bound(once(TWO, Poisson(prob=0.5)), delta=1e-6)),
+        (OUTSIDE, "Gaussian does not say", lambda: local.local_bound(once(NOISE), delta=1e-6)),
     ],
     pairs.local: [
         (OUTSIDE, "binary randomized response", lambda: pairs.local(ternary_topk())),
