@@ -1,11 +1,13 @@
 """Privacy-loss distributions on one grid: many copies of a release, several releases together, one drawn of several.
 
-The distributions and their convolutions are dp-accounting's, rounded up. A release may have several of them, where its
-loss depends on something fixed but unknown about the victim: then the worst counts.
+The distributions of single releases are dp-accounting's, or those of `symmetric` and `mixtures`, rounded up; sums of
+them are `tilting`'s. A release may have several distributions, where its loss depends on something fixed but unknown
+about the victim: then the worst counts.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -14,9 +16,22 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from dovetail import _validate
+from dovetail.accounting import numerics
+from dovetail.accounting.numerics import ULP
+from dovetail.accounting.tilting import Part, Total
 from dovetail.statements import Theorem
 
-__all__ = ["PRIVACY_LOSS", "copies", "drawn", "together", "worst_delta", "worst_eps"]
+__all__ = [
+    "PRIVACY_LOSS",
+    "Composition",
+    "Loss",
+    "copies",
+    "drawn",
+    "outward",
+    "together",
+    "worst_delta",
+    "worst_eps",
+]
 
 PRIVACY_LOSS = Theorem(
     key="DGKMPS22",
@@ -25,29 +40,99 @@ PRIVACY_LOSS = Theorem(
 )
 
 _OUTWARD = 1 + 1e-9
+_ROUNDINGS = 400  # of a tail whose logarithm is above -50
+_SIDES = ("_pmf_remove", "_pmf_add")
 
 
-def copies(loss: PrivacyLossDistribution, times: int) -> PrivacyLossDistribution:
-    """So many independent copies of a release.
+class Composition:
+    """Independent releases, each with how often it is made; its delta and eps are those of the worse direction.
 
-    Tails of the sum are cut where Chernoff's bound says so, at several slopes, and go to the infinite loss. Where the
-    outermost probability is next to nothing a slope's moment overflows; that slope is left out, which cuts less.
+    Guarantees:
+        Never below the exact composition of the releases' distributions, at any delta and any number of releases.
     """
+
+    def __init__(self, parts: Sequence[tuple[PrivacyLossDistribution, int]]) -> None:
+        self.parts = tuple(parts)
+        self._interval = float(self.parts[0][0]._pmf_remove._discretization)
+        for loss, _ in self.parts:
+            if loss._pmf_remove._discretization != self._interval:
+                raise ValueError(
+                    f"expected releases on one grid, got intervals of {self._interval} and "
+                    f"{loss._pmf_remove._discretization}"
+                )
+
+    @functools.cached_property
+    def _directions(self) -> tuple[Total, ...]:
+        sides = _SIDES[:1] if all(loss._symmetric for loss, _ in self.parts) else _SIDES
+        return tuple(
+            Total([Part(*_dense(getattr(loss, side)), times) for loss, times in self.parts], self._interval)
+            for side in sides
+        )
+
+    def eps(self, delta: float) -> float:
+        """The smallest eps at this delta, rounded up; infinite where there is none."""
+        _validate.in_open_interval(0, 1, delta=delta)
+        return max(numerics.eps_bound(one.eps(delta)) for one in self._directions)
+
+    def delta(self, eps: float) -> float:
+        """The smallest delta at this eps, rounded up."""
+        _validate.non_negative(eps=eps)
+        return max(numerics.probability(one.delta(eps)) for one in self._directions)
+
+
+Loss = PrivacyLossDistribution | Composition
+
+
+def _dense(pmf: pld_pmf.PLDPmf) -> tuple[int, np.ndarray, float]:
+    """The lowest index, the probabilities and the infinite loss of a distribution."""
+    if isinstance(pmf, pld_pmf.DensePLDPmf):
+        return pmf._lower_loss, np.asarray(pmf._probs, dtype=float), float(pmf._infinity_mass)
+    index = np.array(list(pmf._loss_probs), dtype=np.int64)
+    lowest = int(index.min())
+    probs = np.zeros(int(index.max()) - lowest + 1)
+    probs[index - lowest] = list(pmf._loss_probs.values())
+    return lowest, probs, float(pmf._infinity_mass)
+
+
+def outward(loss: PrivacyLossDistribution) -> PrivacyLossDistribution:
+    """dp-accounting's distribution of one release, with the roundings of its own arithmetic.
+
+    Its probabilities are differences of deltas at neighbouring losses, over the interval, and give these deltas back.
+    So each delta is off by some roundings of the tail that it is part of, which is at most 1/(1 - e^-interval) deltas.
+    Masses that are larger by that factor, under both neighbours, have larger deltas everywhere, and so do their
+    compositions.
+    """
+    sides = []
+    for side in _SIDES:
+        lowest, probs, infinite = _dense(getattr(loss, side))
+        interval = float(getattr(loss, side)._discretization)
+        factor = 1 + _ROUNDINGS * ULP / -math.expm1(-interval)
+        sides.append(pld_pmf.DensePLDPmf(interval, lowest, probs * factor, infinite * factor, True))
+        if loss._symmetric:
+            return PrivacyLossDistribution(sides[0])
+    return PrivacyLossDistribution(*sides)
+
+
+def copies(loss: Loss, times: int) -> Composition:
+    """So many independent copies of a release."""
     _validate.integer(times=times)
     _validate.at_least(1, times=times)
-    with np.errstate(over="ignore"):
-        return loss.self_compose(times)
+    return Composition([(one, times * count) for one, count in _parts(loss)])
 
 
-def together(losses: Sequence[PrivacyLossDistribution]) -> PrivacyLossDistribution:
-    """All of these releases, in a balanced tree: most convolutions are then short."""
+def together(losses: Sequence[Loss]) -> Composition:
+    """All of these releases."""
     if not losses:
         raise ValueError("expected at least one release, got none")
-    level = list(losses)
-    while len(level) > 1:
-        odd = level[-1:] if len(level) % 2 else []
-        level = [one.compose(other) for one, other in zip(level[::2], level[1::2], strict=False)] + odd
-    return level[0]
+    return Composition([part for loss in losses for part in _parts(loss)])
+
+
+def _composed(loss: Loss) -> Composition:
+    return loss if isinstance(loss, Composition) else Composition([(loss, 1)])
+
+
+def _parts(loss: Loss) -> tuple[tuple[PrivacyLossDistribution, int], ...]:
+    return loss.parts if isinstance(loss, Composition) else ((loss, 1),)
 
 
 def drawn(parts: Sequence[tuple[float, PrivacyLossDistribution | None]], *, interval: float) -> PrivacyLossDistribution:
@@ -56,29 +141,24 @@ def drawn(parts: Sequence[tuple[float, PrivacyLossDistribution | None]], *, inte
     if all(loss is None for _, loss in parts):
         raise ValueError("expected a release with a loss, got none")
     both = []
-    for side in ("_pmf_remove", "_pmf_add"):
-        found = [(weight, getattr(loss, side)) for weight, loss in parts if loss is not None]
-        low = min(0, *(pmf._lower_loss for _, pmf in found))
-        high = max(0, *(pmf._lower_loss + len(pmf._probs) for _, pmf in found))
+    for side in _SIDES:
+        found = [(weight, *_dense(getattr(loss, side))) for weight, loss in parts if loss is not None]
+        low = min(0, *(lowest for _, lowest, _, _ in found))
+        high = max(0, *(lowest + len(law) for _, lowest, law, _ in found))
         probs, infinite = np.zeros(high - low + 1), 0.0
-        for weight, pmf in found:
-            start = pmf._lower_loss - low
-            probs[start : start + len(pmf._probs)] += weight * pmf._probs
-            infinite += weight * pmf._infinity_mass
+        for weight, lowest, law, gone in found:
+            probs[lowest - low : lowest - low + len(law)] += weight * law
+            infinite += weight * gone
         probs[-low] += sum(weight for weight, loss in parts if loss is None)
-        both.append(pld_pmf.DensePLDPmf(interval, low, probs, infinite * (1 + 1e-12), True))
+        both.append(pld_pmf.DensePLDPmf(interval, low, probs * (1 + 1e-14), infinite * (1 + 1e-12), True))
     return PrivacyLossDistribution(*both)
 
 
-def worst_eps(losses: Sequence[PrivacyLossDistribution], *, delta: float) -> float:
+def worst_eps(losses: Sequence[Loss], *, delta: float) -> float:
     """The largest eps at this delta, rounded up; infinite where none is large enough."""
-    _validate.in_open_interval(0, 1, delta=delta)
-    found = [float(loss.get_epsilon_for_delta(delta)) for loss in losses]
-    return math.inf if any(map(math.isnan, found)) else max(0.0, *found) * _OUTWARD
+    return max(numerics.eps_bound(_composed(loss).eps(delta) * _OUTWARD) for loss in losses)
 
 
-def worst_delta(losses: Sequence[PrivacyLossDistribution], *, eps: float) -> float:
+def worst_delta(losses: Sequence[Loss], *, eps: float) -> float:
     """The largest delta at this eps, rounded up."""
-    _validate.non_negative(eps=eps)
-    found = [float(loss.get_delta_for_epsilon(eps)) for loss in losses]
-    return 1.0 if any(map(math.isnan, found)) else min(1.0, max(0.0, *found) * _OUTWARD)
+    return max(numerics.probability(_composed(loss).delta(eps) * _OUTWARD) for loss in losses)

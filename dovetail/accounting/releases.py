@@ -162,7 +162,7 @@ def scale(mechanism: Mechanism, sampling: Sampling) -> Scale | None:
     return None
 
 
-def losses(mechanism: Mechanism, sampling: Sampling, interval: float) -> tuple[pld.PrivacyLossDistribution, ...]:
+def losses(mechanism: Mechanism, sampling: Sampling, interval: float) -> tuple[loss_distributions.Loss, ...]:
     """The privacy loss of one release on multiples of `interval`.
 
     Several, where it depends on something fixed but unknown about the victim (how a subject's items are spread over
@@ -171,13 +171,13 @@ def losses(mechanism: Mechanism, sampling: Sampling, interval: float) -> tuple[p
     return (_fine_losses if interval < _FINE else _coarse_losses)(mechanism, sampling, interval)
 
 
-def _losses(mechanism: Mechanism, sampling: Sampling, interval: float) -> tuple[pld.PrivacyLossDistribution, ...]:
+def _losses(mechanism: Mechanism, sampling: Sampling, interval: float) -> tuple[loss_distributions.Loss, ...]:
     match mechanism, sampling:
         case Laplace(), Everyone():
             one = pld.from_laplace_mechanism(
                 mechanism.scale, sensitivity=mechanism.sensitivity, value_discretization_interval=interval
             )
-            return (loss_distributions.copies(one, mechanism.count),)
+            return (loss_distributions.copies(loss_distributions.outward(one), mechanism.count),)
         case ((Shuffled() | PaddedBernoulli() | PaddedTopk()), Everyone()):
             return (pairs.loss(mechanism, interval=interval),)
         case SampledSubject(), Everyone():
@@ -195,7 +195,7 @@ def _losses(mechanism: Mechanism, sampling: Sampling, interval: float) -> tuple[
                 neighboring_relation=relation,
                 value_discretization_interval=interval,
             )
-            return (one,)
+            return (loss_distributions.outward(one),)
     raise NotApplicable(f"no privacy-loss distribution here for {_describe(mechanism, sampling)}")
 
 

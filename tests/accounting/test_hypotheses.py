@@ -33,6 +33,7 @@ from dovetail.accounting import (
     loss_distributions,
     mixing,
     mixtures,
+    numerics,
     pairs,
     personalized,
     privunit,
@@ -644,6 +645,13 @@ CASES = {
 
 # Nothing is outside these: they answer for every event (which has checked itself) or every order.
 EVERYWHERE = {
+    numerics.eps_bound: "what is no number becomes infinite",
+    numerics.probability: "what is no probability becomes 1",
+    numerics.smallest: "what is no number is left out",
+    numerics.exp: "infinite where it would overflow",
+    numerics.binomial_outward: "any number of trials has its factor",
+    numerics.transform_error: "any length has its error",
+    loss_distributions.outward: "a distribution was made by dp-accounting, which has checked it",
     split_and_mix.error_std: "an event has positive scale and noise",
     split_and_mix.renyi: "an order without a bound costs inf",
     subjects.always_sampled: "None where items are sampled",

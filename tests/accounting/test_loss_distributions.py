@@ -32,12 +32,12 @@ FIRST, SECOND = [0.1, 0.2, 0.3, 0.25, 0.15], [0.0, 0.3, 0.4, 0.2, 0.05]
 
 @pytest.mark.parametrize("eps", [0.0, 0.3, 1.1])
 def test_copies_and_different_releases_against_convolution(eps):
-    found = loss_distributions.copies(loss(FIRST), 7).get_delta_for_epsilon(eps)
+    found = loss_distributions.copies(loss(FIRST), 7).delta(eps)
     assert found == pytest.approx(exact_delta([(FIRST, 0.0)] * 7, eps), rel=1e-9)
     for count in (1, 2, 3, 5):
         losses = [loss(FIRST), *[loss(SECOND, infinite=0.05)] * (count - 1)]
         parts = [(FIRST, 0.0), *[(SECOND, 0.05)] * (count - 1)]
-        found = loss_distributions.together(losses).get_delta_for_epsilon(eps)
+        found = loss_distributions.together(losses).delta(eps)
         assert found == pytest.approx(exact_delta(parts, eps), rel=1e-9)
 
 
@@ -66,7 +66,7 @@ def test_a_moment_that_overflows_warns_nobody_and_cuts_nothing_off():
         ours = loss_distributions.copies(loss([tail, 0.2, 0.6, 0.2, tail]), 4)
     for eps in (0.0, 0.3, 0.6):
         exact = exact_delta([([0.0, 0.2, 0.6, 0.2, 0.0], 0.0)] * 4, eps)
-        assert exact <= ours.get_delta_for_epsilon(eps) <= exact + 2e-15
+        assert exact <= ours.delta(eps) <= exact * (1 + 1e-12)
 
 
 def test_rounds_of_a_large_crowd_warn_nobody():

@@ -1,0 +1,322 @@
+"""Sums of many privacy losses on one grid, summed up near the eps that is asked about.
+
+Every law is tilted: its probabilities are multiplied by e^(slope loss) and divided by their sum, so that losses near
+the eps in question become the likely ones. One FFT of the product of powers gives the tilted law of the sum, and
+dividing by e^(slope loss) takes the tilt back. The error of the transform is about the same at every loss, so that it
+is small beside any delta, however small. It is added to delta all the same, as are infinite losses and the mass above
+the window (Chernoff's bound). What the transform wraps around into the window adds to delta.
+
+With C_j the mass at index j and above, and D_j the delta at j intervals, ``D_(j-1) = (1 - e^-h) C_j + e^-h D_j``:
+nothing is subtracted. Between two multiples of the interval delta is linear in e^eps, so a chord of upper bounds is one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.fft import irfft, next_fast_len, rfft
+from scipy.signal import lfilter
+
+from dovetail.accounting import numerics
+from dovetail.accounting.numerics import ULP
+from dovetail.statements import NotApplicable
+
+__all__ = ["Part", "Total"]
+
+_MOST_POINTS = 2**25  # of one transform
+_LEVEL = math.log(100.0)  # deltas within such a factor share a tilt
+_ABOVE = math.log(1e-12)  # what may lie above the window, relative to delta
+_AROUND = math.log(1e-13)  # about what may be wrapped around from either side, after the tilt
+_NEGLIGIBLE = -100.0  # log of Fourier coefficients that are charged, not summed
+_SLOPES, _STEEPEST = 96, 40.0
+_TINY = 1e-300  # stands for what underflows
+_FEW_VIEWS, _FEW_PARTS = 3, 16
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """`times` independent losses: probabilities at the indices from `lowest` on, and that of an infinite loss."""
+
+    lowest: int
+    probs: np.ndarray
+    infinite: float
+    times: int
+
+    def __post_init__(self) -> None:
+        if not np.isfinite(self.probs).all() or not (self.probs >= 0).all() or not 0 <= self.infinite:
+            raise NotApplicable("a probability of this privacy loss could not be computed")
+
+    @property
+    def highest(self) -> int:
+        """The largest index."""
+        return self.lowest + len(self.probs) - 1
+
+    @functools.cached_property
+    def _log_probs(self) -> np.ndarray:
+        with np.errstate(divide="ignore"):
+            return np.log(self.probs)
+
+    def tilted(self, slope: float) -> tuple[float, np.ndarray]:
+        """log M and a law: M law is at least e^(slope (index - highest)) times the probabilities.
+
+        The exponent of e is a logarithm, a product and the difference to the largest exponent; its error is that of its
+        terms, each rounded once.
+        """
+        along = slope * np.arange(1.0 - len(self.probs), 1.0)
+        exponent = self._log_probs + along
+        top = float(exponent.max())
+        terms = np.abs(self._log_probs) - along + 2 * np.abs(exponent) + abs(top) + 8
+        with np.errstate(invalid="ignore"):
+            law = np.exp(exponent - top) * (1 + ULP * terms)
+        law = np.where(self.probs > 0, np.maximum(law, _TINY), 0.0)
+        total = float(law.sum())
+        return top + math.log(total), law / total
+
+    def sketch(self, fineness: int) -> tuple[np.ndarray, np.ndarray]:
+        """Few indices and the logarithms of the masses about them: to choose by, never for a bound.
+
+        Blocks grow with the distance from the mean, by one in `fineness`.
+        """
+        count = len(self.probs)
+        weighted = self.probs * np.arange(count)
+        mean = int(weighted.sum() / self.probs.sum())
+        steps = max(1, math.ceil(math.log(max(2.0, count / fineness)) * (fineness + 1)))
+        away = np.concatenate([np.arange(fineness), np.floor(fineness * (1 + 1 / fineness) ** np.arange(steps + 1))])
+        starts = np.unique(np.concatenate([mean - away, mean + away, [0]]).astype(np.int64))
+        starts = starts[(starts >= 0) & (starts < count)]
+        mass = np.add.reduceat(self.probs, starts)
+        seen = mass > 0
+        return self.lowest + np.add.reduceat(weighted, starts)[seen] / mass[seen], np.log(mass[seen])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _View:
+    """Upper bounds on delta at the indices of a window: e^(log_scale - slope (index - first)) excess + aside."""
+
+    first: int
+    excess: np.ndarray
+    slope: float
+    log_scale: float
+    aside: float
+
+    def at(self, index: int) -> float:
+        """The delta at this index, which is not below the window."""
+        place = index - self.first
+        if place >= len(self.excess):
+            return numerics.probability(self.aside)
+        exponent = self.log_scale - self.slope * place
+        factor = numerics.exp(exponent + 2 * ULP * (abs(exponent) + 2 * self.slope * place))
+        return numerics.probability((factor * float(self.excess[place]) + self.aside) * (1 + 8 * ULP) + _TINY)
+
+
+class Total:
+    """The sum of the losses of all parts, in units of the interval."""
+
+    def __init__(self, parts: Sequence[Part], interval: float) -> None:
+        kept = [part for part in (_trimmed(part) for part in parts) if part is not None]
+        self._parts, self._interval = kept, interval
+        self._lowest = sum(part.times * part.lowest for part in kept)
+        self._highest = sum(part.times * part.highest for part in kept)
+        self._infinite = 1.0
+        if len(kept) == len(parts) and all(part.infinite < 1 for part in kept):
+            gone = -math.expm1(math.fsum(part.times * math.log1p(-part.infinite) for part in kept))
+            self._infinite = numerics.probability(gone * (1 + 1e-12))
+        self._views: dict[int, _View] = {}
+
+    def eps(self, delta: float) -> float:
+        """The smallest eps at this delta, rounded up; infinite where there is none."""
+        if not self._infinite < delta:
+            return math.inf
+        view = self._view(math.floor(math.log(delta) / _LEVEL))
+        low, high = max(view.first, 0), max(view.first + len(view.excess), 0)
+        if view.at(low) <= delta:
+            return low * self._interval
+        if not view.at(high) <= delta:
+            return math.inf
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if view.at(middle) <= delta else (middle, high)
+        above, below = view.at(low), view.at(high)
+        part = min(1.0, (above - delta) / (above - below) * (1 + 8 * ULP))
+        return (low * self._interval + math.log1p(part * math.expm1(self._interval))) * (1 + 8 * ULP)
+
+    def delta(self, eps: float) -> float:
+        """The smallest delta at this eps, rounded up."""
+        index = math.floor(eps / self._interval)
+        if self._infinite == 1 or index > self._highest:
+            return self._infinite
+        least = max(self._log_delta(eps), math.log(self._infinite + _TINY))
+        view = self._view(math.floor(least / _LEVEL), index)
+        low, high = view.at(index), view.at(index + 1)
+        part = math.expm1(max(0.0, eps - index * self._interval)) / math.expm1(self._interval) * (1 - 8 * ULP)
+        part = min(1.0, max(0.0, part - 4 * ULP * (1 + index)))
+        return numerics.probability((low - (low - high) * part) * (1 + 4 * ULP))
+
+    @functools.cached_property
+    def _slopes(self) -> np.ndarray:
+        variance = 0.0
+        for part in self._parts:
+            index = np.arange(float(len(part.probs)))
+            mean = float(index @ part.probs) / float(part.probs.sum())
+            variance += part.times * float((index - mean) ** 2 @ part.probs)
+        return np.geomspace(min(1e-3 / math.sqrt(variance + 1e-6), 1.0), _STEEPEST, _SLOPES)
+
+    @functools.cached_property
+    def _sketches(self) -> list[tuple[int, np.ndarray, np.ndarray]]:
+        fineness = 128 if len(self._parts) <= _FEW_PARTS else 32
+        return [(part.times, *part.sketch(fineness)) for part in self._parts]
+
+    def _about(self, slopes: np.ndarray) -> np.ndarray:
+        """About the logarithm of the mean of e^(slope sum)."""
+        total = np.zeros(len(slopes))
+        for times, index, log_mass in self._sketches:
+            exponent = np.multiply.outer(slopes, index) + log_mass
+            top = exponent.max(axis=1)
+            total += times * (top + np.log(np.exp(exponent - top[:, None]).sum(axis=1)))
+        return total
+
+    @functools.cached_property
+    def _log_moments(self) -> np.ndarray:
+        return self._about(self._slopes)
+
+    @functools.cached_property
+    def _log_best(self) -> np.ndarray:
+        """log of the largest (1 - e^-x) e^(-a x), a = slope over interval: what a mean of e^(slope sum) is worth."""
+        a = self._slopes / self._interval
+        return -a * np.log1p(1 / a) - np.log1p(a)
+
+    def _log_delta(self, eps: float) -> float:
+        """About the logarithm of delta at this eps, by moments alone."""
+        bounds = self._log_moments + self._log_best - self._slopes * (eps / self._interval)
+        return min(0.0, numerics.smallest(bounds))
+
+    def _view(self, level: int, index: int | None = None) -> _View:
+        """The window for deltas of this level; given an index, it does not begin above it."""
+        found = self._views.get(level)
+        if found is None or (index is not None and index < found.first):
+            if len(self._views) >= _FEW_VIEWS:
+                self._views.clear()
+            found = self._views[level] = self._summed(level * _LEVEL, index)
+        return found
+
+    def _summed(self, log_delta: float, index: int | None) -> _View:
+        if sum(part.times for part in self._parts) == 1:
+            only = self._parts[0]
+            first = only.lowest if index is None else min(index, only.lowest)
+            law = np.concatenate([np.zeros(only.lowest - first), only.probs])
+            return self._window(law, first, slope=0.0, error=0.0, log_scale=0.0, above=0.0)
+        wanted = (self._log_moments + self._log_best - log_delta - _LEVEL / 2) / self._slopes
+        slope = float(self._slopes[int(np.argmin(wanted))])
+        last, above = self._end(log_delta)
+        low, high = self._bulk(slope)
+        first = min(low, last) if index is None else min(low, last, index)
+        size = next_fast_len(max(last, high) - first + 1, real=True)
+        if size > _MOST_POINTS:
+            raise NotApplicable(f"the losses of this composition are too many to tell apart: {size:.3g} of them")
+        law, error, log_scale = self._transformed(slope, first, size)
+        return self._window(
+            law[: last - first + 1], first, slope=slope, error=error, log_scale=log_scale, above=above
+        )
+
+    def _end(self, log_delta: float) -> tuple[int, float]:
+        """The last index of the window, and an upper bound on the mass above it."""
+        steep = float(self._slopes[int(np.argmin((self._log_moments - log_delta - _ABOVE) / self._slopes))])
+        terms, slack = [], []
+        for part in self._parts:
+            log_sum, _ = part.tilted(steep)
+            terms.append(part.times * log_sum)
+            slack.append(part.times * ULP * (len(part.probs) + 4 + 4 * abs(log_sum)))
+        log_moment = math.fsum(terms) + math.fsum(slack)  # of e^(steep (sum - highest))
+        last = self._highest + math.ceil((log_moment - log_delta - _ABOVE) / steep)
+        if last >= self._highest:
+            return self._highest, 0.0
+        gap = steep * (self._highest - last - 1)
+        return last, numerics.exp(log_moment + gap * (1 + 4 * ULP))
+
+    def _bulk(self, slope: float) -> tuple[int, int]:
+        """Indices between which about all of the tilted sum lies: its wrapping around costs tightness alone."""
+        here = float(self._about(np.array([slope]))[0]) + _AROUND
+        low = -numerics.smallest((self._about(slope - self._slopes) - here) / self._slopes)
+        high = numerics.smallest((self._about(slope + self._slopes) - here) / self._slopes)
+        first = max(self._lowest, math.floor(low)) if math.isfinite(low) else self._lowest
+        return first, min(self._highest, math.ceil(high)) if math.isfinite(high) else self._highest
+
+    def _transformed(self, slope: float, first: int, size: int) -> tuple[np.ndarray, float, float]:
+        """The tilted law on a circle from `first` on, its error in the Euclidean norm, and the log of its scale at it.
+
+        With coefficients right to e, and m a computed one's modulus plus e, a product of powers is right to the product
+        of all m^times times the sum of times e / m: one factor after the other changes, and none exceeds its m.
+        """
+        off = numerics.transform_error(size)
+        alive = np.arange(size // 2 + 1)
+        product, log_m, errors = np.ones(len(alive), dtype=complex), np.zeros(len(alive)), np.zeros(len(alive))
+        terms, slack = [], []
+        for part in self._parts:
+            log_sum, law = part.tilted(slope)
+            wraps = -(-len(law) // size)
+            terms.append(part.times * log_sum)
+            slack.append(part.times * ULP * (wraps + 4 + 4 * abs(log_sum)))
+            around = law if wraps == 1 else np.pad(law, (0, wraps * size - len(law))).reshape(wraps, size).sum(axis=0)
+            spectrum = rfft(around, size)[alive]
+            modulus = np.abs(spectrum) + off * (1 + 1e-9)
+            log_m += part.times * np.log(modulus)
+            errors += part.times * (off / modulus + 4 * ULP)
+            keep = log_m > _NEGLIGIBLE
+            product = product[keep] * _power(spectrum[keep], part.times)
+            alive, log_m, errors = alive[keep], log_m[keep], errors[keep]
+        whole = np.zeros(size // 2 + 1, dtype=complex)
+        whole[alive] = product
+        spread = math.sqrt(2 / size)
+        error = spread * float(np.linalg.norm(np.exp(log_m) * errors))
+        error += spread * off * float(np.linalg.norm(product)) + math.sqrt(2) * math.exp(_NEGLIGIBLE)
+        law = np.roll(irfft(whole, size), (self._lowest - first) % size)
+        gap = slope * (self._highest - first)
+        log_scale = math.fsum(terms) + gap + math.fsum(slack) + 4 * ULP * gap
+        return np.maximum(law, 0.0), error * (1 + 1e-9), log_scale
+
+    def _window(
+        self, law: np.ndarray, first: int, *, slope: float, error: float, log_scale: float, above: float
+    ) -> _View:
+        """Delta at every index, from the tilted law of the sum; `error` is the law's, in the Euclidean norm."""
+        ratio, h = math.exp(-slope), self._interval
+        mass = lfilter([1.0], [1.0, -ratio], law[::-1])
+        excess = lfilter([0.0, ratio * -math.expm1(-h)], [1.0, -ratio * math.exp(-h)], mass)[::-1]
+        excess *= 1 + 8 * ULP * (len(law) + 8)
+        excess += error * _weight(slope, h, len(law))
+        return _View(first, excess, slope, log_scale, numerics.probability(self._infinite + above))
+
+
+def _trimmed(part: Part) -> Part | None:
+    """The part without probabilities of 0 at its ends; None where no loss is finite."""
+    seen = np.flatnonzero(part.probs)
+    if not len(seen):
+        return None
+    low, high = int(seen[0]), int(seen[-1]) + 1
+    if high - low == len(part.probs):
+        return part
+    return Part(part.lowest + low, part.probs[low:high], part.infinite, part.times)
+
+
+def _power(values: np.ndarray, times: int) -> np.ndarray:
+    """values^times, by squaring: right to less than four roundings for each of the times."""
+    result = None
+    while True:
+        if times & 1:
+            result = values if result is None else result * values
+        times >>= 1
+        if not times:
+            return values if result is None else result
+        values = values * values
+
+
+def _weight(slope: float, interval: float, count: int) -> float:
+    """The Euclidean norm of (1 - e^(-h m)) e^(-slope m), m = 1, 2, ..., count, or a little more."""
+    if slope == 0:
+        return math.sqrt(count)
+    square = math.exp(-2 * slope)
+    linear = interval**2 * square * (1 + square) / -(math.expm1(-2 * slope) ** 3)
+    return math.sqrt(min(float(count), 1 / math.expm1(2 * slope), linear)) * (1 + 1e-9)
