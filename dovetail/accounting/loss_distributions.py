@@ -40,7 +40,7 @@ PRIVACY_LOSS = Theorem(
 )
 
 _OUTWARD = 1 + 1e-9
-_ROUNDINGS = 400  # of a tail whose logarithm is above -50
+_ROUNDINGS = 256  # of a tail, whose logarithm is above -50, and of what is made of it
 _SIDES = ("_pmf_remove", "_pmf_add")
 
 
@@ -97,20 +97,24 @@ def _dense(pmf: pld_pmf.PLDPmf) -> tuple[int, np.ndarray, float]:
 def outward(loss: PrivacyLossDistribution) -> PrivacyLossDistribution:
     """dp-accounting's distribution of one release, with the roundings of its own arithmetic.
 
-    Its probabilities are differences of deltas at neighbouring losses, over the interval, and give these deltas back.
-    So each delta is off by some roundings of the tail that it is part of, which is at most 1/(1 - e^-interval) deltas.
-    Masses that are larger by that factor, under both neighbours, have larger deltas everywhere, and so do their
-    compositions.
+    It takes deltas at the multiples of the interval as differences of tails, each right to some roundings r of the
+    tail, and probabilities as differences of deltas over the interval, right to r times the mass from the loss before
+    on. To each probability that much is added, and r / (1 - e^-interval) of the one before: mass that moves up by one
+    interval adds 1 - e^-interval of itself to every delta below. Larger measures, under both neighbours, have larger
+    deltas everywhere, and so do their compositions.
     """
-    sides = []
-    for side in _SIDES:
-        lowest, probs, infinite = _dense(getattr(loss, side))
-        interval = float(getattr(loss, side)._discretization)
-        factor = 1 + _ROUNDINGS * ULP / -math.expm1(-interval)
-        sides.append(pld_pmf.DensePLDPmf(interval, lowest, probs * factor, infinite * factor, True))
-        if loss._symmetric:
-            return PrivacyLossDistribution(sides[0])
+    sides = [_rounded_up(getattr(loss, side)) for side in _SIDES[: 1 if loss._symmetric else 2]]
     return PrivacyLossDistribution(*sides)
+
+
+def _rounded_up(pmf: pld_pmf.PLDPmf) -> pld_pmf.DensePLDPmf:
+    lowest, probs, infinite = _dense(pmf)
+    interval, relative = float(pmf._discretization), _ROUNDINGS * ULP
+    tails = np.cumsum(probs[::-1])[::-1] + infinite
+    larger = np.append(probs, 0.0)
+    larger[0] += relative * tails[0]
+    larger[1:] += relative * (tails + probs / -math.expm1(-interval))
+    return pld_pmf.DensePLDPmf(interval, lowest, larger, infinite * (1 + relative), True)
 
 
 def copies(loss: Loss, times: int) -> Composition:
