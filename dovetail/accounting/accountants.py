@@ -18,12 +18,13 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
 from dovetail.accounting import (
+    conversion,
     gaussian,
     loss_distributions,
     mixtures,
+    numerics,
     pairs,
     personalized,
     releases,
@@ -83,12 +84,12 @@ class Curve:
 
 def exact_gaussian(paid: Sequence[Charge]) -> Curve:
     """Gaussian releases in which nobody is sampled: exact."""
-    squares = []
+    shifts = []
     for charge in paid:
         if not isinstance(charge.mechanism, Gaussian) or not isinstance(charge.sampling, Everyone):
             raise NotApplicable("the exact Gaussian formula needs Gaussian noise and no sampling of users")
-        squares.append(charge.times * charge.mechanism.mu**2)
-    mu = math.sqrt(math.fsum(squares)) * (1 + 1e-15 * (len(squares) + 4))
+        shifts.append(charge.mechanism.mu * math.sqrt(charge.times))
+    mu = max(math.hypot(*shifts) * (1 + 1e-15 * (len(shifts) + 4)), _TINIEST)
     return Curve(
         theorem=gaussian.ANALYTIC,
         eps=lambda delta: gaussian.eps_of(mu, delta=_proper(delta)),
@@ -107,14 +108,14 @@ def renyi(paid: Sequence[Charge]) -> Curve:
             theorem = RENYI_POISSON
         elif isinstance(charge.sampling, FixedSize):
             theorem = RENYI_FIXED_SIZE
-    usable = np.isfinite(total)
+    usable = np.isfinite(total) & (total >= 0)
     if not usable.any():
         raise NotApplicable("no Renyi order is finite for this composition")
     at, total = np.asarray(orders)[usable], total[usable]
     curve = Curve(
         theorem=_named(paid, theorem),
-        eps=lambda delta: float(rdp.compute_epsilon(at, total, _proper(delta))[0]) * _OUTWARD,
-        delta=lambda eps: min(1.0, max(float(rdp.compute_delta(at, total, eps)[0]) * _OUTWARD, _TINIEST)),
+        eps=lambda delta: conversion.eps_of(at, total, delta=_proper(delta)) * _OUTWARD,
+        delta=lambda eps: numerics.probability(conversion.delta_of(at, total, eps=eps) * _OUTWARD),
     )
     return _after_spending(paid, curve)
 
@@ -193,7 +194,7 @@ def personal(paid: Sequence[Charge]) -> Curve:
         theorem=personalized.CLONES if whole.coordinates == 1 else personalized.CLONES_RENYI,
         eps=eps,
         delta=lambda target: (
-            min(1.0, personalized.delta(whole, eps=target))
+            numerics.probability(personalized.delta(whole, eps=target))
             if whole.coordinates == 1
             else smallest_delta(eps, eps=target)
         ),
@@ -250,7 +251,7 @@ def _after_spending(paid: Sequence[Charge], curve: Curve) -> Curve:
             )
         return eps_after_spending(curve.eps, spent, delta=_proper(delta))
 
-    return Curve(theorem=curve.theorem, eps=eps, delta=lambda eps: min(1.0, curve.delta(eps) + spent(eps)))
+    return Curve(theorem=curve.theorem, eps=eps, delta=lambda eps: numerics.probability(curve.delta(eps) + spent(eps)))
 
 
 def _named(paid: Sequence[Charge], theorem: Theorem) -> Theorem:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dovetail import _validate
-from dovetail.accounting import blanket_grid, clones, closed_forms
+from dovetail.accounting import blanket_grid, clones, closed_forms, numerics
 from dovetail.accounting.calibrate import smallest_eps
 from dovetail.events import Report, Shuffled
 from dovetail.statements import Bound, NotApplicable, Theorem
@@ -148,7 +148,7 @@ def exact_delta(event: Shuffled, *, eps: float, coarser: float = 1.0) -> float:
     resolution = _resolution(n * gamma)
     resolution = max(resolution, min(resolution * coarser, 1 / 12))
     grid = _law(report, eps, crowd=n * gamma, resolution=resolution)
-    return min(1.0, blanket_grid.expected_excess(grid, draws=n, prob=gamma) / (gamma * n) * (1 + 1e-15))
+    return numerics.probability(blanket_grid.expected_excess(grid, draws=n, prob=gamma) / (gamma * n) * (1 + 1e-15))
 
 
 def _asked(event: Shuffled, *, delta: float | None = None) -> tuple[int, Report]:
@@ -187,12 +187,17 @@ def _second_moment(report: Report, eps: np.ndarray) -> np.ndarray:
     e0, E = report.eps_local, np.exp(eps)
     match report.kind:
         case "generic":
-            return math.exp(e0) * (E**2 + 1) - 2 * E * math.exp(-3 * e0)
+            return _difference(math.exp(e0) * (E**2 + 1), 2 * E * math.exp(-3 * e0))
         case "laplace":
             squares = (E**2 + 1) / 3 * (2 * math.exp(e0 / 2) + math.exp(-e0))
-            return squares - 2 * E * (2 * math.exp(-e0 / 2) - math.exp(-e0))
+            return _difference(squares, 2 * E * (2 * math.exp(-e0 / 2) - math.exp(-e0)))
     sides = (math.exp(e0) - E) ** 2 + (1 - E * math.exp(e0)) ** 2 + (report.levels - 2) * (1 - E) ** 2
     return report.gamma**2 / report.levels * sides
+
+
+def _difference(more: np.ndarray, less: np.ndarray) -> np.ndarray:
+    """more - less, rounded up: where they are nearly equal only their roundings are left."""
+    return more - less + 16 * numerics.ULP * (more + less)
 
 
 def _first(log_delta: Callable[[np.ndarray], np.ndarray], event: Shuffled, *, delta: float) -> float:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from scipy.optimize import brentq
 
 from dovetail import _validate
+from dovetail.accounting import numerics
 from dovetail.statements import NotApplicable
 
 __all__ = [
@@ -40,7 +41,10 @@ def smallest_noise(eps_of: Callable[[float], float], *, eps: float, tolerance: f
         eps_of(result / (1 + 10 * tolerance)) > eps, unless the result is the smallest noise tried (2^-20).
     """
     _validate.positive(eps=eps)
-    ask = functools.lru_cache(maxsize=None)(eps_of)
+
+    @functools.cache
+    def ask(noise: float) -> float:
+        return numerics.eps_bound(eps_of(noise))
 
     noise = 1.0
     if ask(noise) > eps:
@@ -90,7 +94,11 @@ def smallest_eps(delta_at: Callable[[float], float], *, delta: float, high: floa
         delta_at(result) <= delta: the returned point itself was evaluated.
     """
     _validate.in_open_interval(0, 1, delta=delta)
-    ask = functools.cache(delta_at)
+
+    @functools.cache
+    def ask(eps: float) -> float:
+        return numerics.probability(delta_at(eps))
+
     target = math.sqrt(-math.log(delta))
 
     def height(eps: float) -> float:
@@ -170,7 +178,7 @@ def eps_after_spending(
         left = delta * (1 - 1e-10) - spent(eps)
         if left <= 0:
             raise NotApplicable(f"not certified: at eps={eps:.4g}, more than delta={delta} is spent beside the noise")
-        needed = eps_of(left)
+        needed = numerics.eps_bound(eps_of(left))
         if needed <= eps:
             return eps
         if math.isinf(needed):

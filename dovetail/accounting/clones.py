@@ -19,7 +19,7 @@ import numpy as np
 from scipy.stats import binom
 
 from dovetail import _validate
-from dovetail.accounting import closed_forms
+from dovetail.accounting import closed_forms, numerics
 from dovetail.accounting.calibrate import smallest_eps
 from dovetail.events import Shuffled
 from dovetail.statements import Bound, NotApplicable, Theorem
@@ -53,6 +53,7 @@ _TAIL = 1e-10  # window of counts: outside mass relative to delta
 _WIDEST, _BLOCKS = 2**15, 2**13
 _TINY = 1e-290  # stands for everything that may underflow
 _MOST_USERS = 10**12  # delta falls in n, so fewer users give an upper bound
+_LARGEST_EXPONENT = 700.0  # what is subtracted may be less
 _MOST_EPS_LOCAL = 500.0  # beyond, e^-eps_local leaves no clone at any number of users that fits
 
 
@@ -93,10 +94,11 @@ def one_step(counts: np.ndarray, *, eps: float, eps_local: float) -> np.ndarray:
     u = -math.expm1(eps - eps_local) / (1 + math.exp(-eps_local))
     threshold = math.tanh(eps / 2) / math.tanh(eps_local / 2)
     k = np.minimum(np.floor((counts + 1) * (1 + threshold) / 2), counts) + 1
-    rounding = 1e-14 * np.sqrt(counts + 16.0)
+    rounding = numerics.binomial_outward(counts) - 1
     at_edge = u * binom.pmf(k - 1, counts, 0.5)
-    beyond = math.expm1(eps) * binom.sf(k - 1, counts, 0.5) if eps else np.zeros(counts.shape)
-    return np.clip(at_edge * (1 + rounding) - beyond * (1 - rounding), 0.0, 1.0)
+    beyond = math.expm1(min(eps, _LARGEST_EXPONENT)) * binom.sf(k - 1, counts, 0.5) if eps else np.zeros(counts.shape)
+    steps = np.clip(at_edge * (1 + rounding) - beyond * (1 - rounding), 0.0, 1.0)
+    return np.where(np.isnan(steps), 1.0, steps)
 
 
 def binomial_counts(trials: int, prob: float, *, tail: float) -> CloneCounts:
@@ -115,7 +117,7 @@ def binomial_counts(trials: int, prob: float, *, tail: float) -> CloneCounts:
     mean, variance = trials * prob, trials * prob * (1 - prob)
     reach = log_tail / 3 + math.sqrt((log_tail / 3) ** 2 + 2 * log_tail * variance)  # Bernstein
     low, high = max(0, math.floor(mean - reach)), min(trials, math.ceil(mean + reach))
-    rounding = 1e-14 * math.sqrt(trials + 16)
+    rounding = numerics.binomial_outward(trials) - 1
     if high - low < _WIDEST:
         counts = np.arange(low, high + 1)
         weights = binom.pmf(counts, trials, prob) * (1 + rounding)
@@ -149,7 +151,7 @@ def expected_delta(law: CloneCounts, *, eps: float, eps_local: float) -> float:
     steps = one_step(law.counts, eps=eps, eps_local=eps_local)
     inside = float((law.weights * steps).sum()) * (1 + 1e-13)
     without = float(one_step(np.zeros(1, dtype=int), eps=eps, eps_local=eps_local)[0])
-    return min(1.0, inside + law.below * without + law.above * float(steps[-1]) + _TINY)
+    return numerics.probability(inside + law.below * without + law.above * float(steps[-1]) + _TINY)
 
 
 def delta_of(event: Shuffled, *, eps: float, year: int = 2023) -> float:

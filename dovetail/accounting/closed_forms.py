@@ -14,6 +14,7 @@ import numpy as np
 from scipy.special import gammaln
 
 from dovetail import _validate
+from dovetail.accounting import numerics
 from dovetail.accounting.conversion import eps_by_order
 from dovetail.events import Shuffled
 from dovetail.statements import Bound, NotApplicable, Theorem
@@ -80,7 +81,7 @@ def gain(eps: float, event: Shuffled, *, delta: float, theorem: Theorem) -> Boun
     eps_local = event.report.eps_local
     if not eps < eps_local * (1 - LEAST_GAIN):
         raise NotApplicable(f"no gain over eps_local={eps_local:.4g} at n={event.honest}, delta={delta:.3g}")
-    return Bound(eps=max(eps, 0.0), delta=delta, theorem=theorem)
+    return Bound(eps=numerics.eps_bound(eps), delta=delta, theorem=theorem)
 
 
 def erlingsson19(event: Shuffled, *, delta: float) -> Bound:
@@ -184,12 +185,12 @@ def girgis21(event: Shuffled, *, delta: float) -> Bound:
     """
     n, eps_local = single(event, delta=delta)
     divergences = np.array([_girgis_renyi(int(order), n, eps_local) for order in _GIRGIS_ORDERS])
-    usable = np.isfinite(divergences)
+    usable = np.isfinite(divergences) & (divergences >= 0)
     if not usable.any():
         raise NotApplicable(f"no Renyi order is finite at eps_local={eps_local:.4g}, n={n}")
     orders, divergences = _GIRGIS_ORDERS[usable], divergences[usable]
-    eps = eps_by_order(orders, divergences, delta=delta).min()
-    return gain(float(eps) + 1e-12, event, delta=delta, theorem=GIRGIS21)
+    eps = numerics.smallest(eps_by_order(orders, divergences, delta=delta))
+    return gain(eps + 1e-12, event, delta=delta, theorem=GIRGIS21)
 
 
 def _girgis_renyi(order: int, n: int, eps_local: float) -> float:

@@ -20,17 +20,17 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy.stats import binom
 
 from dovetail import _validate
-from dovetail.accounting import symmetric
+from dovetail.accounting import numerics, symmetric
+from dovetail.accounting.numerics import ULP
 
 __all__ = ["Pair"]
 
-_MASS_OUTWARD = 1 + 1e-10  # more than the error of a binomial probability, of interpolation and of a sum
+_MASS_OUTWARD = 1 + 1e-10  # more than the error of interpolation and of a sum
 _TILT_OUTWARD = 1 + 1e-15
 _UNDERFLOW = 1e-300  # put at |s| = 1 for every probability that may have underflowed
 _WIDE = 12.0  # standard deviations that are resolved finely
 _POINTS = 1_000_000  # outcomes that are resolved finely
 _CHUNK = 2_000_000
-_ULP = 2.0**-52
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Pair:
     @property
     def eps_pure(self) -> float:
         """The largest privacy loss of one fold, rounded up."""
-        return math.inf if self._outward == 1 else 2 * math.atanh(self._outward) * (1 + 4 * _ULP)
+        return math.inf if self._outward == 1 else 2 * math.atanh(self._outward) * (1 + 4 * ULP)
 
     @property
     def _outward(self) -> float:
@@ -80,7 +80,7 @@ class Pair:
         if math.isinf(self.eps_pure):
             return np.inf + symmetric.renyi(orders, np.zeros(1), np.ones(1))
         points, mass = _compact_law(self)
-        return self.folds * np.minimum(symmetric.renyi(orders, self._outward * points, mass), self.eps_pure)
+        return self.folds * np.fmin(symmetric.renyi(orders, self._outward * points, mass), self.eps_pure)
 
     def loss(self, *, interval: float = 1e-4) -> PrivacyLossDistribution:
         """The privacy loss of all folds on multiples of `interval`, from above ("connect the dots")."""
@@ -102,6 +102,7 @@ def _crowds(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
     gone = [np.minimum(starts + stride - 1, high)]
     mass = [np.add.reduceat(binom.pmf(np.arange(low, high + 1), trials, prob), starts - low)]
     mass[0][0] += binom.cdf(low - 1, trials, prob)
+    outward = numerics.binomial_outward(trials)
     edge, step = high, stride
     while edge < trials:  # upper tail: ever larger blocks, each with all that is beyond
         step = max(step + 1, step * 9 // 8)
@@ -109,7 +110,7 @@ def _crowds(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
         gone.append(np.array([edge]))
         mass.append(np.array([beyond]))
     sizes = 1 + np.maximum(pair.others - np.concatenate(gone), 0)
-    return sizes, np.concatenate(mass)
+    return sizes, np.concatenate(mass) * outward
 
 
 def _tosses(sizes: np.ndarray, probs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -126,7 +127,7 @@ def _tosses(sizes: np.ndarray, probs: np.ndarray) -> tuple[np.ndarray, np.ndarra
     excess = 2 * (middle + last) - n
     mass = np.where(excess == 0, 1, 2) * (last - first + 1) * binom.pmf(middle + first, n, 0.5) * probs[:, None]
     real = first <= n // 2
-    return (excess / n)[real], mass[real] * _MASS_OUTWARD
+    return (excess / n)[real], mass[real] * (_MASS_OUTWARD * numerics.binomial_outward(largest))
 
 
 def _chunks(pair: Pair) -> Iterator[tuple[np.ndarray, np.ndarray]]:

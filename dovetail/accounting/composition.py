@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from dovetail import _validate
-from dovetail.accounting import accountants
+from dovetail.accounting import accountants, numerics
 from dovetail.accounting.accountants import Curve
 from dovetail.accounting.charges import Charge, charges
 from dovetail.accounting.subsampling import BASIC
@@ -48,9 +48,9 @@ def fits(rounds: Sequence[Round], *, eps: float, delta: float) -> bool:
     paid = charges(rounds)
     for accountant in _CHEAPEST_FIRST:
         try:
-            if not paid or _curve(accountant, paid).eps(delta) <= eps:
+            if not paid or numerics.eps_bound(_curve(accountant, paid).eps(delta)) <= eps:
                 return True
-        except NotApplicable:
+        except (NotApplicable, ArithmeticError):
             continue
     return False
 
@@ -84,17 +84,27 @@ def best_bound(paid: Sequence[Charge], *, delta: float | None = None, eps: float
         try:
             curve = _curve(accountant, tuple(paid))
             if eps is None:
-                bounds.append(Bound(eps=curve.eps(_given(delta)), delta=_given(delta), theorem=curve.theorem))
+                found = Bound(eps=curve.eps(_given(delta)), delta=_given(delta), theorem=curve.theorem)
             else:
-                bounds.append(Bound(eps=eps, delta=curve.delta(eps), theorem=curve.theorem))
+                found = Bound(eps=eps, delta=curve.delta(eps), theorem=curve.theorem)
+            bounds.append(_passed(found))
         except NotApplicable as error:
             reasons.append(str(error))
+        except ArithmeticError:
+            reasons.append(f"{accountant.__name__.replace('_', ' ')}: numbers beyond what a computer holds")
         else:
             if accountant is accountants.exact_gaussian or (accountant is accountants.personal and eps is None):
                 break
     if not bounds:
         raise NotApplicable("; ".join(reasons))
     return min(bounds, key=lambda bound: bound.eps if eps is None else bound.delta)
+
+
+def _passed(found: Bound) -> Bound:
+    """The bound, if its numbers are some: an eps >= 0, a delta that is a probability."""
+    if not found.eps >= 0 or not 0 <= found.delta <= 1:
+        raise NotApplicable(f"{found.theorem.key} gives no number here (eps={found.eps}, delta={found.delta})")
+    return found
 
 
 def check_target(delta: float | None, eps: float | None) -> None:

@@ -2,7 +2,7 @@
 
 A divergence D(a) of order a > 1 gives ``eps = D(a) + log(1 - 1/a) - (log delta + log a) / (a - 1)`` for any delta, and
 ``log delta = (a - 1) (D(a) - eps + log(1 - 1/a)) - log a`` for any eps. Every order is a valid bound: the smallest of
-them counts.
+them counts. At eps = 0 there is also ``delta <= sqrt(1 - e^-D)`` (Bretagnolle, Huber 1979).
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import math
 import numpy as np
 
 from dovetail import _validate
+from dovetail.accounting import numerics
+from dovetail.accounting.numerics import ULP
 from dovetail.statements import Theorem
 
-__all__ = ["RENYI", "eps_by_order", "log_delta_by_order"]
+__all__ = ["RENYI", "delta_of", "eps_by_order", "eps_of", "log_delta_by_order"]
 
 RENYI = Theorem(
     key="CKS20.prop12",
@@ -23,13 +25,47 @@ RENYI = Theorem(
 )
 
 
+_LEAST = 1e-300  # a divergence that underflows is not 0
+
+
+def eps_of(orders: np.ndarray, divergences: np.ndarray, *, delta: float) -> float:
+    """The smallest eps at this delta that an order gives, rounded up; infinite if none does.
+
+    Guarantees:
+        An order whose divergence is no number, or negative, says nothing.
+    """
+    _validate.in_open_interval(0, 1, delta=delta)
+    known = _known(divergences)
+    if delta**2 * (1 - 1e-12) > -math.expm1(-float(known.min(initial=math.inf))):
+        return 0.0
+    return numerics.eps_bound(numerics.smallest(eps_by_order(orders, known, delta=delta)))
+
+
+def delta_of(orders: np.ndarray, divergences: np.ndarray, *, eps: float) -> float:
+    """The smallest delta at this eps that an order gives, rounded up; 1 if none does."""
+    _validate.non_negative(eps=eps)
+    known = _known(divergences)
+    at_zero = 0.5 * math.log(-math.expm1(-float(known.min(initial=math.inf))))
+    found = min(at_zero, numerics.smallest(log_delta_by_order(orders, known, eps=eps)), 0.0)
+    return numerics.probability(max(math.exp(found + 1e-12), _LEAST))
+
+
+def _known(divergences: np.ndarray) -> np.ndarray:
+    """Divergences as upper bounds: infinite where they are no number or negative."""
+    known = np.asarray(divergences, dtype=float)
+    return np.where(known >= 0, np.maximum(known, _LEAST), np.inf)
+
+
 def eps_by_order(orders: np.ndarray, divergences: np.ndarray, *, delta: float) -> np.ndarray:
     """The eps at this delta that each order gives; it may be negative."""
     _validate.in_open_interval(0, 1, delta=delta)
-    return divergences + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
+    shrink, spread = np.log1p(-1 / orders), (math.log(delta) + np.log(orders)) / (orders - 1)
+    return divergences + shrink - spread + 8 * ULP * (np.abs(divergences) - shrink + np.abs(spread))
 
 
 def log_delta_by_order(orders: np.ndarray, divergences: np.ndarray, *, eps: float) -> np.ndarray:
     """The logarithm of the delta at this eps that each order gives; it may be positive."""
     _validate.non_negative(eps=eps)
-    return (orders - 1) * (divergences - eps + np.log1p(-1 / orders)) - np.log(orders)
+    shrink = np.log1p(-1 / orders)
+    error = 8 * ULP * ((orders - 1) * (np.abs(divergences) + eps - shrink) + np.log(orders))
+    return (orders - 1) * (divergences - eps + shrink) - np.log(orders) + error

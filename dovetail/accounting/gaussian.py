@@ -13,6 +13,7 @@ import math
 from scipy.special import log_ndtr
 
 from dovetail import _validate
+from dovetail.accounting import numerics
 from dovetail.accounting.calibrate import smallest_point
 from dovetail.statements import Theorem
 
@@ -25,7 +26,9 @@ ANALYTIC = Theorem(
 )
 
 _RELATIVE_SLACK = 1e-12
-_ULP = 2.0**-52
+_ULP = numerics.ULP
+_LEAST = 1e-300  # stands for a delta that underflows
+_DENSEST = 0.39894228040143274  # a standard Gaussian's density at 0, rounded up
 
 
 def delta_of(mu: float, *, eps: float) -> float:
@@ -40,12 +43,15 @@ def delta_of(mu: float, *, eps: float) -> float:
     if math.isinf(mu):
         return 1.0
     _validate.positive(mu=mu)
+    at_most = mu * _DENSEST * (1 + _RELATIVE_SLACK) + _LEAST  # at any eps, for it is so at 0
     log_first = float(log_ndtr(mu / 2 - eps / mu))
     log_second = eps + float(log_ndtr(-mu / 2 - eps / mu))
+    if not log_first > -690:
+        return min(at_most, _LEAST if log_first == log_first else 1.0)
     first = math.exp(log_first)
     exact = first * -math.expm1(min(0.0, log_second - log_first))
     rounding = 8 * _ULP * first * (1 + abs(log_first) + abs(log_second) + eps)
-    return min(1.0, math.nextafter(exact * (1 + _RELATIVE_SLACK) + rounding, math.inf))
+    return min(at_most, numerics.probability(math.nextafter(exact * (1 + _RELATIVE_SLACK) + rounding, math.inf)))
 
 
 def eps_of(mu: float, *, delta: float) -> float:
@@ -56,7 +62,10 @@ def eps_of(mu: float, *, delta: float) -> float:
     _validate.non_negative(mu=mu)
     if mu == 0 or delta_of(mu, eps=0.0) <= delta:
         return 0.0
-    return smallest_point(lambda eps: delta_of(mu, eps=eps) <= delta, low=0.0, high=mu * mu / 2 + mu * 40 + 1)
+    high = mu * mu / 2 + mu * 40 + 1
+    if math.isinf(high):
+        return math.inf
+    return smallest_point(lambda eps: delta_of(mu, eps=eps) <= delta, low=0.0, high=high)
 
 
 def mu_of(*, eps: float, delta: float) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 
 from dovetail import _validate
+from dovetail.accounting import numerics
 from dovetail.statements import Bound, NotApplicable, Theorem, check_guarantee
 
 __all__ = ["GROUP", "for_group", "for_one"]
@@ -38,7 +39,8 @@ def for_group(one: Bound, *, size: int) -> Bound:
     if one.delta == 0 or math.isinf(eps):
         return Bound(eps=eps, delta=one.delta, theorem=_named(one.theorem))
     log_delta = math.log(one.delta) + _log_factor(one.eps, size)
-    return Bound(eps=eps, delta=min(1.0, math.exp(min(0.0, log_delta)) * _OUTWARD), theorem=_named(one.theorem))
+    delta = numerics.probability(math.exp(min(0.0, log_delta)) * _OUTWARD)
+    return Bound(eps=eps, delta=delta, theorem=_named(one.theorem))
 
 
 def for_one(group: Bound, *, size: int) -> Bound:

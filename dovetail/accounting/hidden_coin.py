@@ -16,11 +16,13 @@ import numpy as np
 from scipy.special import gammaln
 
 from dovetail import _validate
+from dovetail.accounting import numerics
 from dovetail.accounting.clones import CloneCounts, expected_delta
 
 __all__ = ["HiddenCoin", "Hiding", "clone_counts"]
 
 _TINY = 1e-290  # masses below this are charged, not carried
+_UNDERFLOW = 1e-300  # more than a weight that may have underflowed
 _DEPTH = 300.0  # nats of tail mass that Renyi sums resolve
 _NODES = 4096  # privacy losses are rounded to this many nodes where there are many more
 
@@ -61,14 +63,14 @@ class HiddenCoin:
         loss, weight = np.concatenate(losses), np.concatenate(weights)
         if len(loss) > 4 * _NODES:
             loss, weight = _onto_nodes(loss, weight)
-        keep = weight > 0
-        return loss[keep], np.log(weight[keep]), tail
+        keep = weight > _UNDERFLOW
+        return loss[keep], np.log(weight[keep]), tail + _UNDERFLOW * int(np.count_nonzero(~keep))
 
     def delta(self, eps: float) -> float:
         """delta at eps, rounded up."""
         _validate.non_negative(eps=eps)
         terms = (mass * expected_delta(_core(law, 1e-60), eps=eps, eps_local=self.eps_local) for mass, law in self.laws)
-        return min(1.0, math.fsum(terms) * (1 + 1e-14))
+        return numerics.probability(math.fsum(terms) * (1 + 1e-14))
 
     def renyi(self, orders: np.ndarray) -> np.ndarray:
         """Renyi divergence at each order, rounded up; infinite at orders that are not finite and > 1.
@@ -80,8 +82,8 @@ class HiddenCoin:
         for index, order in enumerate(np.asarray(orders, dtype=float)):
             if math.isfinite(order) and order > 1:
                 log_terms = log_q + _log_terms(loss, order)
-                peak = log_terms.max()
-                log_sum = peak + math.log(np.exp(log_terms - peak).sum()) if np.isfinite(peak) else peak
+                peak = float(log_terms.max()) if len(log_terms) else -math.inf
+                log_sum = peak + math.log(np.exp(log_terms - peak).sum()) if math.isfinite(peak) else peak
                 log_tail = math.log(max(tail, _TINY)) + max(order * self.eps_local, math.log(order))
                 result[index] = np.logaddexp(0.0, np.logaddexp(log_sum, log_tail) + 1e-9) / (order - 1)
         return result
@@ -137,12 +139,14 @@ def _log_terms(loss: np.ndarray, order: float) -> np.ndarray:
     y = np.where(near, loss, 0.0)
     higher = 1 + (a + 1) / 3 * y + (a * a + a + 1) / 12 * y * y + (a**3 + a * a + a + 1) / 60 * y**3
     series = (a - 1) * a / 2 * y * y * higher
-    excess = np.expm1(loss)
     far = order * loss > 30.0
-    plain = np.where(near, series, np.expm1(x) - a * np.where(far, 0.0, excess))
-    with np.errstate(divide="ignore"):
-        shifted = order * loss + np.log1p(np.where(far, -(1 + a * excess) * np.exp(-order * np.abs(loss)), 0.0))
-        return np.where(far, shifted, np.log(np.maximum(plain, 0.0)))
+    here, beyond = np.where(far, 0.0, loss), np.where(far, loss, 1.0)
+    plain = np.where(near, series, np.expm1(x) - a * np.expm1(here))
+    rest = a * np.exp((1 - a) * beyond) + (1 - a) * np.exp(-a * beyond)  # (1 + a (r - 1)) / r^a
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shifted = order * beyond + np.where(rest < 1, np.log1p(-rest), 0.0)
+        found = np.where(far, shifted, np.log(np.maximum(plain, 0.0)))
+    return np.where(np.isnan(found), np.inf, found)
 
 
 def _step(c: int, eps_local: float, *, depth: float) -> tuple[np.ndarray, np.ndarray, float]:
@@ -153,7 +157,9 @@ def _step(c: int, eps_local: float, *, depth: float) -> tuple[np.ndarray, np.nda
     missed = 2 * math.exp(-2 * reach**2 / max(c, 1)) if len(a) < c + 2 else 0.0
     ones, zeros, small = a / (c + 1), (c + 1 - a) / (c + 1), math.exp(-eps_local)
     likely = small * ones + zeros
-    loss = np.log1p(-math.expm1(-eps_local) * (ones - zeros) / likely)
+    with np.errstate(divide="ignore"):
+        loss = np.log1p(-math.expm1(-eps_local) * (ones - zeros) / likely)
+    loss = np.select([zeros == 0, ones == 0], [eps_local, -eps_local], loss)
     log_binomial = -gammaln(a + 1) - gammaln(c + 2 - a)
     chance = np.exp(log_binomial - log_binomial.max()) * likely
     return loss, chance / chance.sum(), missed

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 from dp_accounting.pld import pld_pmf
@@ -80,7 +81,7 @@ class Composition:
         return max(numerics.probability(one.delta(eps)) for one in self._directions)
 
 
-Loss = PrivacyLossDistribution | Composition
+Loss: TypeAlias = "PrivacyLossDistribution | Composition"
 
 
 def _dense(pmf: pld_pmf.PLDPmf) -> tuple[int, np.ndarray, float]:

@@ -17,6 +17,7 @@ import numpy as np
 from scipy.special import gammaln
 
 from dovetail import _validate
+from dovetail.accounting import numerics
 from dovetail.statements import NotApplicable
 
 __all__ = ["eta"]
@@ -39,7 +40,7 @@ def eta(*, num_users: int, slots: int, modulus: int) -> float:
     if slots < 3:
         return 1.0
     log_excess = _log_excess(num_users, slots - 2, modulus)
-    return min(1.0, math.exp(min(1.0, log_excess / 2)) / 2 * (1 + 1e-5))
+    return numerics.probability(math.exp(min(1.0, log_excess / 2)) / 2 * (1 + 1e-5))
 
 
 def _log_excess(n: int, r: int, q: int) -> float:

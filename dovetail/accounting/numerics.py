@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -50,12 +51,12 @@ def exp(value: float) -> float:
     return math.exp(value) if value < 709.0 else math.inf
 
 
-def binomial_outward(trials: float) -> float:
+def binomial_outward(trials: Any) -> Any:
     """The factor that covers the error of a binomial probability or tail, which grows with the number of trials.
 
     At a million trials scipy is off by up to 1.8e-12, at 1e12 by up to 2.7e-9 (tests/accounting/test_numerics.py).
     """
-    return 1 + 1e-14 * math.sqrt(trials + 16)
+    return 1 + 1e-14 * np.sqrt(trials + 16.0)
 
 
 def transform_error(length: int) -> float:

@@ -22,11 +22,10 @@ import math
 
 import numpy as np
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from dp_accounting.rdp import rdp_privacy_accountant as rdp
 from scipy.stats import binom
 
 from dovetail import _validate
-from dovetail.accounting import blanket_pair
+from dovetail.accounting import blanket_pair, conversion, loss_distributions, numerics
 from dovetail.accounting.coins import Pair
 from dovetail.accounting.conversion import RENYI
 from dovetail.accounting.loss_distributions import PRIVACY_LOSS
@@ -128,8 +127,8 @@ def renyi(event: Crowd, orders: np.ndarray) -> np.ndarray:
         where the blanket's nodes are used).
     """
     coins, sharper = pair(event), _sharper(event)
-    bound = np.minimum(coins.renyi(orders), coins.folds * event.report.eps_local)
-    return np.minimum(bound, sharper.renyi(orders)) if sharper else bound
+    bound = np.fmin(coins.renyi(orders), coins.folds * event.report.eps_local)
+    return np.fmin(bound, sharper.renyi(orders)) if sharper else bound
 
 
 @functools.lru_cache(maxsize=32)
@@ -150,8 +149,9 @@ def spent_delta(event: Crowd) -> float:
         case PaddedBernoulli(inclusion=inclusion):
             slots = event.pad_to - event.colluders
             if event.honest > slots:
-                full = float(binom.sf(slots - 1, event.honest - 1, inclusion)) * _OUTWARD + _UNDERFLOW
-                return min(1.0, event.coordinates * inclusion * full)
+                full = float(binom.sf(slots - 1, event.honest - 1, inclusion))
+                full = full * _OUTWARD * numerics.binomial_outward(event.honest) + _UNDERFLOW
+                return numerics.probability(event.coordinates * inclusion * full)
     return 0.0
 
 
@@ -159,10 +159,10 @@ def delta(event: Crowd, *, eps: float) -> float:
     """A delta at which one round is (eps, delta)-DP: the smaller of Renyi's and the privacy loss's."""
     _validate.non_negative(eps=eps)
     spent = spent_delta(event)
-    found = [float(rdp.compute_delta(ORDERS, renyi(event, ORDERS), eps)[0])]
+    found = [conversion.delta_of(ORDERS, renyi(event, ORDERS), eps=eps)]
     with contextlib.suppress(NotApplicable):
-        found.append(float(loss(event, interval=resolution(event)).get_delta_for_epsilon(eps)))
-    return min(1.0, min(found) * _OUTWARD + spent)
+        found.append(loss_distributions.worst_delta([loss(event, interval=resolution(event))], eps=eps))
+    return numerics.probability(min(found) * _OUTWARD + spent)
 
 
 def eps(event: Crowd, *, delta: float) -> Bound:
@@ -171,9 +171,10 @@ def eps(event: Crowd, *, delta: float) -> Bound:
     left = (delta - spent_delta(event)) * (1 - 1e-12)
     if left <= 0:
         raise NotApplicable(f"coordinates overflow with probability {spent_delta(event):.3g}, more than delta={delta}")
-    found = {RENYI.where: float(rdp.compute_epsilon(ORDERS, renyi(event, ORDERS), left)[0])}
+    found = {RENYI.where: conversion.eps_of(ORDERS, renyi(event, ORDERS), delta=left)}
     with contextlib.suppress(NotApplicable):
-        found[PRIVACY_LOSS.where] = float(loss(event, interval=resolution(event)).get_epsilon_for_delta(left))
+        lost = loss(event, interval=resolution(event))
+        found[PRIVACY_LOSS.where] = loss_distributions.worst_eps([lost], delta=left)
     how = min(found, key=lambda name: found[name])
     base = theorem(event)
     return Bound(
@@ -189,7 +190,8 @@ def most_reports(event: PaddedBernoulli, *, delta: float) -> int:
     low, high = -1, event.coordinates
     while high - low > 1:
         middle = (low + high) // 2
-        over = float(binom.sf(middle, event.coordinates, event.inclusion)) * _OUTWARD + _UNDERFLOW
+        over = float(binom.sf(middle, event.coordinates, event.inclusion)) * _OUTWARD
+        over = over * numerics.binomial_outward(event.coordinates) + _UNDERFLOW
         low, high = (low, middle) if over <= delta else (middle, high)
     return high
 

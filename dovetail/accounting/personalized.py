@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from dovetail import _validate
+from dovetail.accounting import numerics
 from dovetail.accounting.calibrate import smallest_eps
 from dovetail.accounting.conversion import eps_by_order
 from dovetail.accounting.hidden_coin import HiddenCoin, Hiding
@@ -181,9 +182,10 @@ def _eps(event: Personalized, hiding: Hiding, eps_local: float, delta: float) ->
     def converted(orders: np.ndarray) -> np.ndarray:
         return eps_by_order(orders, event.coordinates * coin.renyi(orders), delta=delta)
 
-    best = int(np.argmin(converted(_ORDERS)))
+    found = converted(_ORDERS)
+    best = int(np.argmin(np.where(np.isnan(found), np.inf, found)))
     closer = 1 + np.geomspace(_ORDERS[max(best - 1, 0)] - 1, _ORDERS[min(best + 1, len(_ORDERS) - 1)] - 1, 48)
-    return min(event.coordinates * eps_local, max(0.0, float(converted(closer).min()) * _UP))
+    return min(event.coordinates * eps_local, numerics.eps_bound(numerics.smallest(converted(closer)) * _UP))
 
 
 def _bound(event: Personalized, value: float, delta: float) -> Bound:
@@ -196,7 +198,8 @@ def _worst(event: Personalized, measure: Callable[[Hiding, float], np.ndarray], 
 
     def of(members: np.ndarray) -> np.ndarray:
         top = float(eps_locals[members].max())
-        return np.min([measure(hiding, top) for hiding in _hidings(event, members)], axis=0)
+        found = np.array([measure(hiding, top) for hiding in _hidings(event, members)])
+        return np.where(np.isnan(found), np.inf, found).min(axis=0)
 
     if victim is not None:
         _validate.in_interval(0, len(eps_locals) - 1, victim=victim)

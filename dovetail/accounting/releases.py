@@ -66,6 +66,8 @@ class Scale(NamedTuple):
 
 
 _INTERVAL = 1e-4
+_LOG_ERROR = 1e-12
+_SAMPLED = (dp_event.PoissonSampledDpEvent, dp_event.SampledWithoutReplacementDpEvent)
 _LARGEST_MU = 1000.0  # beyond, eps is in the hundreds of thousands, and losses are too many to tell apart
 _FINE = 4 * _INTERVAL  # losses on finer grids are large, and few of them are kept
 _ADD_REMOVE = privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -117,9 +119,16 @@ def renyi(mechanism: Mechanism, sampling: Sampling, orders: tuple[float, ...]) -
 def _dp_accounting_renyi(
     event: dp_event.DpEvent, relation: privacy_accountant.NeighboringRelation, orders: tuple[float, ...]
 ) -> np.ndarray:
+    """dp-accounting's divergences, rounded up; infinite where it gives none.
+
+    Those of sampled releases are logarithms of sums, right to about 1e-13: where little is lost they may be negative.
+    """
     accountant = rdp.RdpAccountant(orders=orders, neighboring_relation=relation)
-    with _quietly():
-        return np.asarray(accountant.compose(event).rdp)
+    with _quietly(), np.errstate(all="ignore"):
+        found = np.asarray(accountant.compose(event).rdp, dtype=float)
+    error = _LOG_ERROR / (np.asarray(orders) - 1) if isinstance(event, _SAMPLED) else 0.0
+    outward = np.maximum(found, 0.0) * (1 + _LOG_ERROR) + error
+    return np.where(np.isfinite(found) & (found >= -error), outward, np.inf)
 
 
 @contextlib.contextmanager

@@ -15,8 +15,9 @@ import math
 import numpy as np
 
 from dovetail import _validate
+from dovetail.accounting import numerics
 from dovetail.accounting.calibrate import eps_after_spending, smallest_noise
-from dovetail.accounting.conversion import eps_by_order, log_delta_by_order
+from dovetail.accounting.conversion import delta_of, eps_of
 from dovetail.accounting.mixing import eta
 from dovetail.events import SplitAndMix
 from dovetail.statements import Bound, NotApplicable, Theorem
@@ -45,6 +46,7 @@ SPLIT_AND_MIX = Theorem(
 
 _OUTWARD = 1 + 1e-9
 _MOST_SHARES = 32
+_LEAST = 1e-300  # stands for a distance that underflows
 ORDERS = np.unique(np.round(np.geomspace(2, 20_000, 160)))
 
 
@@ -119,15 +121,15 @@ def spent_delta(event: SplitAndMix, eps: float) -> float:
     """
     _validate.non_negative(eps=eps)
     distance = eta(num_users=event.honest, slots=event.slots, modulus=event.modulus)
-    log_spent = np.logaddexp(0.0, eps) + math.log(event.coordinates) + math.log(distance)
-    return min(1.0, math.exp(min(0.0, float(log_spent))) * _OUTWARD)
+    log_spent = float(np.logaddexp(0.0, eps)) + math.log(event.coordinates) + math.log(max(distance, _LEAST))
+    return numerics.probability(math.exp(min(0.0, log_spent)) * _OUTWARD)
 
 
 def delta(event: SplitAndMix, *, eps: float, rounds: int = 1) -> float:
     """A delta at which so many rounds are (eps, delta)-DP against the analyzer and its colluders."""
     _at_least_one(rounds)
-    noise = float(log_delta_by_order(ORDERS, rounds * renyi(event, ORDERS), eps=eps).min())
-    return min(1.0, math.exp(min(0.0, noise)) * _OUTWARD + rounds * spent_delta(event, eps))
+    noise = delta_of(ORDERS, rounds * renyi(event, ORDERS), eps=eps)
+    return numerics.probability(noise * _OUTWARD + rounds * spent_delta(event, eps))
 
 
 def eps(event: SplitAndMix, *, delta: float, rounds: int = 1) -> Bound:
@@ -152,7 +154,7 @@ def _at_least_one(rounds: int) -> None:
 
 
 def _eps(divergence: np.ndarray, delta: float) -> float:
-    return max(0.0, float(eps_by_order(ORDERS, divergence, delta=delta).min())) * _OUTWARD
+    return eps_of(ORDERS, divergence, delta=delta) * _OUTWARD
 
 
 def modulus_for(*, num_users: int, norm: float, noise_variance: float) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 from scipy.stats import binom
 
 from dovetail import _validate
+from dovetail.accounting import numerics
 from dovetail.accounting.calibrate import smallest_point
 from dovetail.events import Everyone, FixedSize, Participation
 from dovetail.statements import Bound, NotApplicable, Theorem, check_guarantee
@@ -83,7 +84,7 @@ def basic(bounds: Sequence[Bound]) -> Bound:
     count = 1 + 1e-15 * (len(bounds) + 4)
     return Bound(
         eps=math.fsum(bound.eps for bound in bounds) * count,
-        delta=min(1.0, math.fsum(bound.delta for bound in bounds) * count),
+        delta=numerics.probability(math.fsum(bound.delta for bound in bounds) * count),
         theorem=BASIC,
     )
 
@@ -110,10 +111,11 @@ def optimal(bounds: Sequence[Bound], *, delta: float) -> Bound:
     heads = np.arange(count + 1)
     loss = (2 * heads - count) * first.eps
     probs = binom.pmf(heads, count, 1 / (1 + math.exp(-first.eps)))
+    outward = (1 + 1e-9) * numerics.binomial_outward(count)
 
     def fits(eps: float) -> bool:
         above = loss > eps
-        return float(-np.expm1(eps - loss[above]) @ probs[above]) * (1 + 1e-9) + 1e-300 <= slack
+        return float(-np.expm1(eps - loss[above]) @ probs[above]) * outward + 1e-300 <= slack
 
     eps = smallest_point(fits, low=0.0, high=count * first.eps) if not fits(0.0) else 0.0
     return Bound(eps=min(eps * _OUTWARD, basic(bounds).eps), delta=delta, theorem=OPTIMAL)

@@ -18,6 +18,8 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy.special import logsumexp
 
 from dovetail import _validate
+from dovetail.accounting import numerics
+from dovetail.accounting.numerics import ULP
 from dovetail.statements import NotApplicable
 
 __all__ = ["SymmetricPair", "composed_loss", "renyi", "spread"]
@@ -27,7 +29,6 @@ _LARGEST_LOSS = 30.0  # of one copy; a grid of losses would not resolve more
 _LARGEST_DIRECT = 300.0  # cosh of more is summed in logarithms
 _RENYI_OUTWARD = 1 + 1e-9
 _TAIL = 1e-15
-_ULP = 2.0**-52
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,7 +51,7 @@ class SymmetricPair:
 
     def renyi(self, orders: np.ndarray) -> np.ndarray:
         """Upper bounds on the Renyi divergence of all folds at each order > 1 (both directions are equal)."""
-        return self.folds * np.minimum(renyi(orders, self.points, self.mass), self.eps_pure)
+        return self.folds * np.fmin(renyi(orders, self.points, self.mass), self.eps_pure)
 
     def loss(self, *, interval: float = 1e-4) -> PrivacyLossDistribution:
         """The privacy loss of all folds on multiples of `interval`, from above."""
@@ -123,9 +124,9 @@ def _self_compose(probs: np.ndarray, folds: int) -> tuple[int, np.ndarray, float
     length = 1 << (max(size, len(probs)) - 1).bit_length()
     spectrum = np.fft.rfft(probs, length)
     summed = np.roll(np.fft.irfft(spectrum**folds, length), -(first + reach * folds))[:size]
-    depth = 6 * math.log2(length)  # roundings on the way of one input to one output of the transform
-    norm = math.sqrt(2 * float(np.sum(np.abs(spectrum) ** (2 * (folds - 1)))))
-    error = _ULP * (folds * (depth + 4) + depth) * norm
+    off = numerics.transform_error(length)
+    norm = math.sqrt(2 * float(np.sum((np.abs(spectrum) + off) ** (2 * (folds - 1)))))
+    error = (folds * (off + 4 * ULP) + off) * norm
     return first, np.maximum(summed, 0.0), _TAIL * (1 + 1e-6) + error
 
 

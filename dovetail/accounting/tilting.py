@@ -7,7 +7,7 @@ is small beside any delta, however small. It is added to delta all the same, as 
 the window (Chernoff's bound). What the transform wraps around into the window adds to delta.
 
 With C_j the mass at index j and above, and D_j the delta at j intervals, ``D_(j-1) = (1 - e^-h) C_j + e^-h D_j``:
-nothing is subtracted. Between two multiples of the interval delta is linear in e^eps, so a chord of upper bounds is one.
+nothing is subtracted. Between two multiples of the interval delta is linear in e^eps: a chord of upper bounds is one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Part:
     times: int
 
     def __post_init__(self) -> None:
-        if not np.isfinite(self.probs).all() or not (self.probs >= 0).all() or not 0 <= self.infinite:
+        if not np.isfinite(self.probs).all() or not (self.probs >= 0).all() or not self.infinite >= 0:
             raise NotApplicable("a probability of this privacy loss could not be computed")
 
     @property
@@ -218,9 +218,7 @@ class Total:
         if size > _MOST_POINTS:
             raise NotApplicable(f"the losses of this composition are too many to tell apart: {size:.3g} of them")
         law, error, log_scale = self._transformed(slope, first, size)
-        return self._window(
-            law[: last - first + 1], first, slope=slope, error=error, log_scale=log_scale, above=above
-        )
+        return self._window(law[: last - first + 1], first, slope=slope, error=error, log_scale=log_scale, above=above)
 
     def _end(self, log_delta: float) -> tuple[int, float]:
         """The last index of the window, and an upper bound on the mass above it."""

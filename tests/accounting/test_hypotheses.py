@@ -280,6 +280,8 @@ CASES = {
     ],
     composition.check_target: [(BAD, "exactly one", lambda: composition.check_target(0.1, 1.0))],
     composition.fits: [(BAD, "0 <= delta <= 1", lambda: composition.fits(once(PURE), eps=1.0, delta=-1.0))],
+    conversion.eps_of: [(BAD, "0 < delta < 1", lambda: conversion.eps_of(np.ones(1) * 2, np.ones(1), delta=0.0))],
+    conversion.delta_of: [(BAD, "eps >= 0", lambda: conversion.delta_of(np.ones(1) * 2, np.ones(1), eps=-1.0))],
     conversion.eps_by_order: [
         (BAD, "0 < delta < 1", lambda: conversion.eps_by_order(np.array([2.0]), np.ones(1), delta=0.0)),
     ],
