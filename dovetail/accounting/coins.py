@@ -30,6 +30,7 @@ _TILT_OUTWARD = 1 + 1e-15
 _UNDERFLOW = 1e-300  # put at |s| = 1 for every probability that may have underflowed
 _WIDE = 12.0  # standard deviations that are resolved finely
 _POINTS = 1_000_000  # outcomes that are resolved finely
+_NEAR = 30_000  # outcomes of one crowd that are resolved one by one
 _CHUNK = 2_000_000
 
 
@@ -114,25 +115,33 @@ def _crowds(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _tosses(sizes: np.ndarray, probs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """|s| and its mass when N fair coins are tossed: every outcome near the middle, rings rounded up beyond."""
+    """|s| and its mass when N fair coins are tossed: every outcome near the middle, rings rounded up beyond.
+
+    In large crowds outcomes near the middle are taken in blocks, which are rounded up as well.
+    """
     largest = int(sizes.max())
     near = min(largest // 2, math.ceil(_WIDE / 2 * math.sqrt(largest)))
+    stride = max(1, near // _NEAR)
     rings = [near + 1]
     while rings[-1] <= largest // 2:
         rings.append(rings[-1] + max(1, rings[-1] // 32))
-    start = np.concatenate([np.arange(near + 1), rings])
+    start = np.concatenate([np.arange(0, near + 1, stride), rings])
     n = sizes[:, None]
     first, last = start[None, :-1], np.minimum(start[None, 1:] - 1, n // 2)
     middle = (n + 1) // 2
     excess = 2 * (middle + last) - n
     mass = np.where(excess == 0, 1, 2) * (last - first + 1) * binom.pmf(middle + first, n, 0.5) * probs[:, None]
     real = first <= n // 2
-    return (excess / n)[real], mass[real] * (_MASS_OUTWARD * numerics.binomial_outward(largest))
+    mass = np.where(real, mass, 0.0) * (_MASS_OUTWARD * numerics.binomial_outward(largest))
+    if stride > 1:  # blocks weigh too much: what exceeds the crowd's own weight is taken from the smallest |s|
+        most = probs[:, None] * _MASS_OUTWARD
+        mass = -np.diff(np.minimum(np.cumsum(mass[:, ::-1], axis=1)[:, ::-1], most), axis=1, append=0.0)
+    return (excess / n)[real], mass[real]
 
 
 def _chunks(pair: Pair) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     sizes, probs = _crowds(pair)
-    rows = max(1, _CHUNK // (8 * math.isqrt(int(sizes.max())) + 256))
+    rows = max(1, _CHUNK // (min(8 * math.isqrt(int(sizes.max())), 2 * _NEAR) + 256))
     for i in range(0, len(sizes), rows):
         yield _tosses(sizes[i : i + rows], probs[i : i + rows])
     yield np.ones(1), np.full(1, _UNDERFLOW)

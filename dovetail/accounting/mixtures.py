@@ -119,7 +119,7 @@ class ShiftLaw:
         mass /= mass.sum()
         middle = (losses[1:] + losses[:-1]) / 2
         variance = float(mass @ (middle - mass @ middle) ** 2)
-        return math.sqrt(max(variance, 1e-30)), float(losses[-1] - losses[0])
+        return math.sqrt(max(variance, 1e-30)), max(float(losses[-1] - losses[0]), 1e-15)
 
 
 def interval_for(std: float, width: float, *, releases: int) -> float:

@@ -60,6 +60,7 @@ LOCAL = Theorem(
 
 ORDERS = 1 + np.geomspace(0.05, 20_000, 300)
 _OUTWARD = 1 + 1e-9
+_MOST_USERS = 10**11  # a crowd of more users hides at least as well
 _UNDERFLOW = 1e-300
 
 
@@ -82,7 +83,7 @@ def pair(event: Crowd) -> Pair:
     tilt = math.tanh(event.report.eps_local / 2)  # 1 - tilt = 2/(e^eps + 1) is the probability of a fair coin
     match event:
         case Shuffled():
-            others = event.honest - 1
+            others = min(event.honest, _MOST_USERS) - 1
             return Pair(others=others, exposed=others, prob_exposed=_up(tilt), tilt=_up(tilt), folds=event.coordinates)
         case PaddedBernoulli(inclusion=inclusion):
             _need_binary(event.report)

@@ -28,7 +28,7 @@ PRIVUNIT = Theorem(
 )
 
 _DOWN = 1 - 1e-10
-_LARGEST_EPS = 500.0
+_LEAST_EPS, _LARGEST_EPS = 1e-6, 500.0
 _LARGEST_THRESHOLD = 1 - 1e-12
 
 
@@ -116,6 +116,8 @@ def best(*, dim: int, eps_local: float) -> Cap:
     _validate.positive(eps_local=eps_local)
     _validate.integer(dim=dim)
     _validate.at_least(2, dim=dim)
+    if eps_local < _LEAST_EPS:
+        raise NotApplicable(f"expected eps_local >= {_LEAST_EPS:g}, as well as a cap is known, got {eps_local}")
     if eps_local > _LARGEST_EPS:
         raise NotApplicable(
             f"expected eps_local <= {_LARGEST_EPS:.0f}, beyond which the cap has no mass, got {eps_local}"

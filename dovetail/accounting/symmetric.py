@@ -26,6 +26,7 @@ __all__ = ["SymmetricPair", "composed_loss", "renyi", "spread"]
 
 _CLOSEST_ORDER = 1 + 1e-6
 _LARGEST_LOSS = 30.0  # of one copy; a grid of losses would not resolve more
+_MOST_POINTS = 2**22
 _LARGEST_DIRECT = 300.0  # cosh of more is summed in logarithms
 _RENYI_OUTWARD = 1 + 1e-9
 _TAIL = 1e-15
@@ -104,8 +105,14 @@ def composed_loss(
     _validate.positive(interval=interval)
     if eps_pure > _LARGEST_LOSS:
         raise NotApplicable(f"no privacy-loss grid for a report with a loss of {eps_pure:.4g}")
-    parts = max(1, math.ceil(interval / (std / 50)))
-    tanh = np.tanh(np.arange(math.ceil(eps_pure / (interval / parts)) + 2) * (interval / parts / 2))
+    finer = interval / (std / 50) if std else math.inf
+    if not finer <= _MOST_POINTS:
+        raise NotApplicable(f"a loss of about {std:.3g} is too small for a grid of {interval:.3g}")
+    parts = max(1, math.ceil(finer))
+    points = eps_pure / interval * parts
+    if not points <= _MOST_POINTS:
+        raise NotApplicable(f"a report's losses are too many to tell apart: {points:.3g} of them")
+    tanh = np.tanh(np.arange(math.ceil(points) + 2) * (interval / parts / 2))
     half = on(tanh) / 2
     upward, downward = half * (1 + tanh), half * (1 - tanh)
     probs = np.concatenate([downward[:0:-1], upward[:1] + downward[:1], upward[1:]])

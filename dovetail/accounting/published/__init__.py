@@ -10,23 +10,39 @@ s_apes also ``kept`` (b), central_sub and local_sub ``items_per_subject`` (Z) an
 ("median" unless told otherwise).
 """
 
+import functools
 from collections.abc import Callable
 
 from dovetail.accounting.published import apes, flame, geyer, subdp, survey
 from dovetail.accounting.published._claim import Claim, Figure
+from dovetail.statements import NotApplicable
 
 __all__ = ["CLAIMS", "Claim", "Figure", "apes", "flame", "geyer", "subdp", "survey"]
 
+
+def _in_numbers(claim: Callable[..., Claim]) -> Callable[..., Claim]:
+    """The same claim; `NotApplicable` where its formula leaves what a computer holds."""
+
+    @functools.wraps(claim)
+    def asked(*args: object, **chosen: object) -> Claim:
+        try:
+            return claim(*args, **chosen)
+        except ArithmeticError:
+            raise NotApplicable(f"the formula of {claim.__name__} gives no number here") from None
+
+    return asked
+
+
 CLAIMS: dict[str, Callable[..., Claim]] = {
-    "ss_simple": flame.ss_simple,
-    "ss_double": flame.ss_double,
-    "ss_topk": flame.ss_topk,
-    "apes": apes.apes,
-    "unis": apes.unis,
-    "s_apes": apes.s_apes,
-    "pldp": apes.pldp,
-    "ldp_min": apes.ldp_min,
-    "dp_fl": geyer.dp_fl,
-    "central_sub": subdp.central_sub,
-    "local_sub": subdp.local_sub,
+    "ss_simple": _in_numbers(flame.ss_simple),
+    "ss_double": _in_numbers(flame.ss_double),
+    "ss_topk": _in_numbers(flame.ss_topk),
+    "apes": _in_numbers(apes.apes),
+    "unis": _in_numbers(apes.unis),
+    "s_apes": _in_numbers(apes.s_apes),
+    "pldp": _in_numbers(apes.pldp),
+    "ldp_min": _in_numbers(apes.ldp_min),
+    "dp_fl": _in_numbers(geyer.dp_fl),
+    "central_sub": _in_numbers(subdp.central_sub),
+    "local_sub": _in_numbers(subdp.local_sub),
 }

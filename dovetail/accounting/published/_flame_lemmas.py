@@ -23,6 +23,7 @@ RATE = "A rate whose constant is not printed (taken as 1 here) says how a bound 
 
 _LEAST_BUDGET = 1e-4  # below it, differences of exponentials lose too many digits
 _LARGEST_BUDGET = 200.0  # beyond it e^(3 eps_local) is no float
+_MOST_USERS = 3_000_000
 
 
 def flame(key: str, where: str) -> Theorem:
@@ -61,6 +62,12 @@ def bennett(report: Report, *, num_users: float, delta: float) -> Claim:
     """
     _validate.at_least(2, num_users=num_users)
     _validate.in_open_interval(0, 1, delta=delta)
+    if not _LEAST_BUDGET <= report.eps_local <= _LARGEST_BUDGET:
+        raise NotApplicable(
+            f"the Bennett term is kept to eps_local from {_LEAST_BUDGET} to {_LARGEST_BUDGET}, got {report.eps_local}"
+        )
+    if num_users > _MOST_USERS:
+        raise NotApplicable(f"the Bennett term is summed over up to {_MOST_USERS} users, got n={num_users}")
     gamma, whole = report.gamma, math.floor(num_users)
     counts = np.arange(1, whole + 1)
     log_weights = binom.logpmf(counts, whole, gamma) - np.log(counts)
@@ -73,10 +80,6 @@ def bennett(report: Report, *, num_users: float, delta: float) -> Claim:
         total = np.logaddexp.reduce(log_terms) + math.log(largest / (a * math.log1p(u)))
         return float(total - math.log(gamma * num_users) - math.log(delta))
 
-    if not _LEAST_BUDGET <= report.eps_local <= _LARGEST_BUDGET:
-        raise NotApplicable(
-            f"the Bennett term is kept to eps_local from {_LEAST_BUDGET} to {_LARGEST_BUDGET}, got {report.eps_local}"
-        )
     low, high = 1e-9 * report.eps_local, (1 - 1e-9) * report.eps_local
     if excess(high) > 0:
         raise NotApplicable(f"the Bennett term gives no gain over eps_local={report.eps_local} at n={num_users}")
