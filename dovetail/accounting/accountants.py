@@ -69,6 +69,7 @@ _ORDERS = tuple(1 + x / 10 for x in range(1, 100)) + tuple(range(11, 65)) + (80,
 _WHOLE_ORDERS = (*range(2, 33), 40, 48, 64, 96, 128, 256)  # where sampled releases cost little to compute
 _OUTWARD = 1 + 1e-9
 _MOST_CASES = 64  # ways in which subjects may be spread over users that are composed one by one
+_DEVIATIONS, _MOST_LOSSES = 40, 2**24  # of a sum that is resolved, and the points that it may take
 _FEW = 4  # different releases that are composed on the finest grid
 _TINIEST = 1e-300  # a delta that underflows is not 0
 
@@ -165,7 +166,14 @@ def _grid(paid: Sequence[Charge]) -> float:
     """
     subject = any(isinstance(charge.mechanism, SampledSubject) for charge in paid)
     if not subject and len(paid) <= _FEW:
-        return min(releases.resolution(charge.mechanism) for charge in paid)
+        finest = min(releases.resolution(charge.mechanism) for charge in paid)
+        scales = [(charge.times, releases.scale(charge.mechanism, charge.sampling)) for charge in paid]
+        known = [(times, scale) for times, scale in scales if scale is not None]
+        spread = math.hypot(*(min(scale.std, 1e6) * math.sqrt(times) for times, scale in known))
+        widest = max((min(scale.width, 1e12) for _, scale in known), default=0.0)
+        least = max(spread * _DEVIATIONS / _MOST_LOSSES, widest / releases.MOST_LOSSES)
+        coarser = max(1.0, least / finest * (1 - 1e-9))
+        return finest * 2.0 ** math.ceil(math.log2(coarser))
     squares, widest, count = 0.0, 0.0, 0
     others = []
     for charge in paid:

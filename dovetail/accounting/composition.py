@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from dovetail import _validate
-from dovetail.accounting import accountants, numerics
+from dovetail.accounting import accountants
 from dovetail.accounting.accountants import Curve
 from dovetail.accounting.charges import Charge, charges
 from dovetail.accounting.subsampling import BASIC
@@ -48,7 +48,7 @@ def fits(rounds: Sequence[Round], *, eps: float, delta: float) -> bool:
     paid = charges(rounds)
     for accountant in _CHEAPEST_FIRST:
         try:
-            if not paid or numerics.eps_bound(_curve(accountant, paid).eps(delta)) <= eps:
+            if not paid or 0 <= _curve(accountant, paid).eps(delta) <= eps:
                 return True
         except (NotApplicable, ArithmeticError):
             continue

@@ -157,7 +157,7 @@ def _step(c: int, eps_local: float, *, depth: float) -> tuple[np.ndarray, np.nda
     missed = 2 * math.exp(-2 * reach**2 / max(c, 1)) if len(a) < c + 2 else 0.0
     ones, zeros, small = a / (c + 1), (c + 1 - a) / (c + 1), math.exp(-eps_local)
     likely = small * ones + zeros
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         loss = np.log1p(-math.expm1(-eps_local) * (ones - zeros) / likely)
     loss = np.select([zeros == 0, ones == 0], [eps_local, -eps_local], loss)
     log_binomial = -gammaln(a + 1) - gammaln(c + 2 - a)

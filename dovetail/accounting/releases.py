@@ -42,6 +42,7 @@ from dovetail.events import (
 from dovetail.statements import Neighbors, NotApplicable, Theorem
 
 __all__ = [
+    "MOST_LOSSES",
     "Sampling",
     "Scale",
     "losses",
@@ -69,6 +70,7 @@ _INTERVAL = 1e-4
 _LOG_ERROR = 1e-12
 _SAMPLED = (dp_event.PoissonSampledDpEvent, dp_event.SampledWithoutReplacementDpEvent)
 _LARGEST_MU = 1000.0  # beyond, eps is in the hundreds of thousands, and losses are too many to tell apart
+MOST_LOSSES = 2**20  # of one release
 _FINE = 4 * _INTERVAL  # losses on finer grids are large, and few of them are kept
 _ADD_REMOVE = privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE = privacy_accountant.NeighboringRelation.REPLACE_ONE
@@ -152,6 +154,8 @@ def resolution(mechanism: Mechanism) -> float:
             return subjects.resolution(mechanism)
         case Laplace():  # connecting the dots costs the square of their distance over eps_each
             return max(_INTERVAL, mechanism.eps_each / 20)
+        case Gaussian(std=noise) if noise > 0:
+            return max(_INTERVAL, min(mechanism.mu, _LARGEST_MU) * (min(mechanism.mu, _LARGEST_MU) + 20) / MOST_LOSSES)
     _refuse_non_private(mechanism)
     return _INTERVAL
 
@@ -165,8 +169,8 @@ def scale(mechanism: Mechanism, sampling: Sampling) -> Scale | None:
         case Gaussian(std=noise) if noise > 0:
             mu = mechanism.mu
             prob = sampling.prob if isinstance(sampling, Poisson) else 1.0
-            std = mu if prob == 1 else min(mu, prob * math.sqrt(math.expm1(min(mu * mu, 100.0))))
-            return Scale(std=std, width=mu * mu + 20 * mu, sums=1)
+            std = mu if prob == 1 else min(mu, prob * math.sqrt(math.expm1(min(mu, 10.0) ** 2)))
+            return Scale(std=max(std, 1e-15), width=max(mu * mu + 20 * mu, 1e-15), sums=1)
     _refuse_non_private(mechanism)
     return None
 

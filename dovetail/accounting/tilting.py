@@ -316,5 +316,5 @@ def _weight(slope: float, interval: float, count: int) -> float:
     if slope == 0:
         return math.sqrt(count)
     square = math.exp(-2 * slope)
-    linear = interval**2 * square * (1 + square) / -(math.expm1(-2 * slope) ** 3)
-    return math.sqrt(min(float(count), 1 / math.expm1(2 * slope), linear)) * (1 + 1e-9)
+    linear = interval * math.sqrt(square * (1 + square) / -(math.expm1(-2 * slope) ** 3))
+    return min(math.sqrt(min(float(count), 1 / math.expm1(2 * slope))), linear) * (1 + 1e-9)
