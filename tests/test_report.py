@@ -29,12 +29,14 @@ RUN = {
     "privacy": {"eps": 3.0, "delta": 1e-5},
 }
 NO_TARGET = ("privacy", {"delta": 1e-5})
+SEEDED = ("noise", "seeded")
 CASES = {
     "dp_fl": (),
-    "ss_topk": (("protocol", {"name": "ss_topk", "clip_value": 0.3, "k": 3, "eps_local": 0.5}), NO_TARGET),
+    "ss_topk": (("protocol", {"name": "ss_topk", "clip_value": 0.3, "k": 3, "eps_local": 0.5}), NO_TARGET, SEEDED),
     "apes": (
         ("protocol", {"name": "apes", "clip_value": 0.3, "budgets": [0.5, 2.0]}),
         NO_TARGET,
+        SEEDED,
         ("task", {"name": "tiny", "partition": "iid", "users": 40}),
     ),
     "fedavg": (("protocol", {"name": "fedavg"}), NO_TARGET),

@@ -196,7 +196,7 @@ def configs(draw):
         cohort["min_size"] = draw(st.sampled_from([30, 45]))
     return {
         "seed": draw(st.integers(0, 3)),
-        "noise": draw(st.sampled_from(["os", "os", "seeded"])),
+        "noise": draw(st.sampled_from(["os", "seeded", "seeded"])),
         "task": {"name": "tiny"},
         "cohort": cohort,
         "server": {"learning_rate": 1.0},
