@@ -107,7 +107,7 @@ class Calibration:
         said = (*scope.assumptions, *_SIMULATED, _SECRET[self.config.noise])
         if scope.unit is Unit.SUBJECT and not self.spread.known:
             said = (*said, self.spread.assumption)
-        scope = dataclasses.replace(scope, assumptions=said, users=self.schedule.population)
+        scope = dataclasses.replace(scope, assumptions=said, population=self.spread.count_of(scope.unit))
         return units.Viewed(rounds=tuple(view.round for view in views), scope=scope)
 
     def _published(self, protocol: ItemLevel) -> tuple[protocols.Protocol, Callable[[int], float]]:

@@ -8,6 +8,7 @@ computed from its plan, and held against what the engine noted that it did befor
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -49,6 +50,7 @@ class Result:
     quote: quotes.Quote
     units: Mapping[Unit, Statement]
     parameters: Mapping[str, np.ndarray]
+    noise: str
     out: Path | None
 
     @property
@@ -66,6 +68,7 @@ class Result:
             "uploads": self.uploads,
             **{key: value for key, value in self.quote.to_json().items() if key != "protocol"},
             "units": {unit.value: statement.to_json() for unit, statement in self.units.items()},
+            "noise": self.noise,
             "out": None if self.out is None else str(self.out),
         }
 
@@ -140,48 +143,89 @@ def run(
         What is stated of the rounds is what the engine noted of them, or nothing is written.
         No two runs have the same noise, also of one plan, unless it is seeded.
     """
-    folder, saved, identity = _open(plan, out, resume)
-    plan = plan.renewed() if saved is None else plan.resumed(saved.root)
-    training, released = _begin(plan, saved)
-    record = plan.record_of([]) if saved is None else saved.record
-    if folder and saved is None:
-        folder.save(_saved(plan, 0, [], record, identity, training))
-    every = evaluate_every or max(1, len(plan.rounds) // 20)
-    affordable = plan.affordable()
-    progress = Progress(round=saved.round if saved else 0, rounds=len(plan.rounds), accuracy=None, spent=None)
-    seconds: list[float] = []
+    with contextlib.ExitStack() as held:
+        run = _begin(plan, *_open(plan, out, resume, held))
+        run.train(checkpoint_every=checkpoint_every, evaluate_every=evaluate_every, observe=observe or _look_away)
+        return run.finish(out)
 
-    while progress.round < progress.rounds:
-        index = progress.round
-        if index >= affordable and not plan.fits([*released, index]):
-            break
-        users = plan.schedule.draw(index)
-        if len(users) >= plan.schedule.min_size:
-            began = time.perf_counter()
-            training = plan.step(training, index, users)
-            jax.block_until_ready(training)
-            seconds.append(time.perf_counter() - began)
-            released.append(index)
-            record = record.followed_by(plan.record_of(plan.engine.ran[-1:]))
-            if folder and isinstance(training.diagnostics, Diagnostics):
-                folder.diagnose({"round": index + 1, **_diagnosed(training.diagnostics)})
-        progress = dataclasses.replace(progress, round=index + 1)
-        if progress.round % every == 0:
-            progress = _evaluated(plan, training, released, progress)
-            if folder:
-                folder.log(progress.to_json())
-        if folder and progress.round % checkpoint_every == 0:
-            folder.save(_saved(plan, progress.round, released, record, identity, training))
-        if observe:
-            observe(progress)
 
-    if record != plan.record(released):
-        raise RuntimeError("the engine did not run what the plan states: nothing is certified, and nothing was written")
-    result = _result(plan, training, released, seconds, out)
-    if folder:
-        stated = {**result.to_json(), "noise": plan.config.noise, "protocol": _described(plan.protocol)}
-        folder.finish(stated, record, result.parameters)
-    return result
+def _look_away(progress: Progress) -> None:
+    pass
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Run:
+    """A training under way: where it stands, what the engine noted of it, and the folder it is written to, if any."""
+
+    plan: Plan
+    folder: RunFolder | None
+    identity: Mapping[str, Any]
+    training: Training
+    record: Record
+    released: list[int]
+    progress: Progress
+    seconds: list[float] = dataclasses.field(default_factory=list)
+
+    def train(self, *, checkpoint_every: int, evaluate_every: int | None, observe: Callable[[Progress], None]) -> None:
+        """Run the rounds that are left and fit the budget."""
+        plan, every = self.plan, evaluate_every or max(1, len(self.plan.rounds) // 20)
+        affordable = plan.affordable()
+        if self.progress.round == 0:
+            self.save()
+        for index in range(self.progress.round, self.progress.rounds):
+            if index >= affordable and not plan.fits([*self.released, index]):
+                break
+            users = plan.schedule.draw(index)
+            if len(users) >= plan.schedule.min_size:
+                self.step(index, users)
+            self.progress = dataclasses.replace(self.progress, round=index + 1)
+            if self.progress.round % every == 0:
+                self.progress = _evaluated(plan, self.training, self.released, self.progress)
+                if self.folder:
+                    self.folder.log(self.progress.to_json())
+            if self.progress.round % checkpoint_every == 0:
+                self.save()
+            observe(self.progress)
+
+    def step(self, index: int, users: np.ndarray) -> None:
+        """Run one round, and note what it was."""
+        began = time.perf_counter()
+        self.training = self.plan.step(self.training, index, users)
+        jax.block_until_ready(self.training)
+        self.seconds.append(time.perf_counter() - began)
+        self.released.append(index)
+        self.record = self.record.followed_by(self.plan.record_of(self.plan.engine.ran[-1:]))
+        if self.folder and isinstance(self.training.diagnostics, Diagnostics):
+            self.folder.diagnose({"round": index + 1, **_diagnosed(self.training.diagnostics)})
+
+    def save(self) -> None:
+        """Replace the checkpoint, where there is a folder for one."""
+        if self.folder:
+            saved = Saved(
+                round=self.progress.round,
+                released=tuple(self.released),
+                record=self.record,
+                fingerprint=self.identity,
+                root=self.plan.randomness.root,
+                leaves=tuple(to_host(leaf) for leaf in jax.tree.leaves(self.training)),
+            )
+            self.folder.save(saved)
+
+    def finish(self, out: Path | None) -> Result:
+        """The result, written if there is a folder; refuses to state what the engine did not do."""
+        plan = self.plan
+        if self.record != plan.record(self.released):
+            raise RuntimeError(
+                "the engine did not run what the plan states: nothing is certified, and nothing was written"
+            )
+        result = _result(plan, self.training, self.released, self.seconds, out)
+        if self.folder:
+            stated = {**result.to_json(), "protocol": _described(plan.protocol)}
+            if quotes.from_data(result.quote.claimed):
+                self.folder.diagnose({"claimed": stated["claimed"]})
+                stated["claimed"] = None
+            self.folder.finish(stated, self.record, result.parameters)
+        return result
 
 
 def _result(plan: Plan, training: Training, released: list[int], seconds: list[float], out: Path | None) -> Result:
@@ -194,58 +238,59 @@ def _result(plan: Plan, training: Training, released: list[int], seconds: list[f
         quote=plan.quote(released),
         units=plan.table(released),
         parameters=plan.engine.model_arrays(training),
+        noise=plan.config.noise,
         out=out,
     )
 
 
-def _open(plan: Plan, out: Path | None, resume: bool) -> tuple[RunFolder | None, Saved | None, Mapping[str, Any]]:
+def _open(
+    plan: Plan, out: Path | None, resume: bool, held: contextlib.ExitStack
+) -> tuple[RunFolder | None, Saved | None, Mapping[str, Any]]:
     """The run's folder (the first process alone writes to it), the checkpoint to go on from, and what the run is."""
     if out is None:
         return None, None, {}
+    first = jax.process_index() == 0
     folder = RunFolder.reopen(out) if resume else None
+    if folder is not None and first:
+        held.enter_context(folder.held())
     if folder is not None and folder.finished:
         folder.forget()  # a kill may have come between the statement and this
         raise Finished(f"the run in {str(out)!r} is finished: nothing to resume, and nothing was changed")
-    first = jax.process_index() == 0
-    identity = fingerprint(plan.config, plan.protocol, plan.dataset, plan.clients, plan.engine.first)
+    identity = fingerprint(plan.config, plan.task, plan.protocol, plan.dataset, plan.clients, plan.engine.first)
     if folder is None:
-        return RunFolder.create(out, to_toml(plan.config)) if first else None, None, identity
+        if not first:
+            return None, None, identity
+        folder = RunFolder.create(out, to_toml(plan.config))
+        held.enter_context(folder.held())
+        return folder, None, identity
     saved = folder.saved()
     if changed := difference(saved.fingerprint, identity):
         raise ValueError(f"expected the run that began in {str(out)!r}, got another one: {changed}")
     if saved.record != plan.record(list(saved.released)):
         raise ValueError(f"expected the rounds that were released in {str(out)!r}, got a plan of other rounds")
-    if not first:
-        return None, saved, identity
-    folder.drop_after(saved.round)
-    return folder, saved, identity
+    if first:
+        folder.drop_after(saved.round)
+    return folder if first else None, saved, identity
 
 
-def _saved(
-    plan: Plan, done: int, released: list[int], record: Record, identity: Mapping[str, Any], training: Training
-) -> Saved:
-    return Saved(
-        round=done,
-        released=tuple(released),
-        record=record,
-        fingerprint=identity,
-        root=plan.randomness.root,
-        leaves=_leaves(training),
-    )
-
-
-def _begin(plan: Plan, saved: Saved | None) -> tuple[Training, list[int]]:
+def _begin(plan: Plan, folder: RunFolder | None, saved: Saved | None, identity: Mapping[str, Any]) -> _Run:
+    """A new run with noise of its own, or an earlier one where it stopped."""
+    plan = plan.renewed() if saved is None else plan.resumed(saved.root)
     training = plan.engine.start()
-    if saved is None:
-        return training, []
-    leaves, structure = jax.tree.flatten(training)
-    if len(leaves) != len(saved.leaves):
-        raise ValueError(f"expected a checkpoint of {len(leaves)} arrays, got {len(saved.leaves)}")
-    return plan.engine.place(jax.tree.unflatten(structure, saved.leaves)), list(saved.released)
-
-
-def _leaves(training: Training) -> tuple[np.ndarray, ...]:
-    return tuple(to_host(leaf) for leaf in jax.tree.leaves(training))
+    if saved is not None:
+        leaves, structure = jax.tree.flatten(training)
+        if len(leaves) != len(saved.leaves):
+            raise ValueError(f"expected a checkpoint of {len(leaves)} arrays, got {len(saved.leaves)}")
+        training = plan.engine.place(jax.tree.unflatten(structure, saved.leaves))
+    return _Run(
+        plan=plan,
+        folder=folder,
+        identity=identity,
+        training=training,
+        record=plan.record_of([]) if saved is None else saved.record,
+        released=[] if saved is None else list(saved.released),
+        progress=Progress(round=saved.round if saved else 0, rounds=len(plan.rounds), accuracy=None, spent=None),
+    )
 
 
 def _evaluated(plan: Plan, training: Training, released: list[int], progress: Progress) -> Progress:

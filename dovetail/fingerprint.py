@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,7 +15,7 @@ import numpy as np
 from dovetail import protocols
 from dovetail._version import __version__
 from dovetail.config import Config
-from dovetail.tasks import Clients, Dataset
+from dovetail.tasks import Clients, Dataset, Task
 
 __all__ = ["difference", "fingerprint"]
 
@@ -21,9 +23,18 @@ _BLOCK = 1 << 26
 
 
 def fingerprint(
-    config: Config, protocol: protocols.Protocol, dataset: Dataset, clients: Clients, parameters: np.ndarray
+    config: Config,
+    task: Task,
+    protocol: protocols.Protocol,
+    dataset: Dataset,
+    clients: Clients,
+    parameters: np.ndarray,
 ) -> dict[str, Any]:
-    """Config (but for what may change speed alone), protocol, data, roster, first model and library, as plain data."""
+    """Config (but for what may change speed alone), protocol, data, roster, first model and code, as plain data.
+
+    Of code from outside the package, that of the task, its model and the protocol, the files it is in count.
+    """
+    model = [] if task.model is None else [task.model.init, task.model.apply]
     asked = msgspec.to_builtins(config)
     del asked["performance"]
     settled = {name: value for name, value in msgspec.to_builtins(protocol).items() if name != "group_in_batch"}
@@ -35,6 +46,7 @@ def fingerprint(
         "data": _digest(*data, *subjects),
         "roster": _digest(clients.index, clients.counts),
         "first model": _digest(parameters),
+        "own code": _code(type(protocol), task.load, *model),
         "library": f"dovetail {__version__}, jax {jax.__version__}, numpy {np.__version__}",
     }
 
@@ -60,6 +72,19 @@ def _plain(value: Any) -> Any:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:40]}..."
+
+
+def _code(*objects: Any) -> dict[str, str]:
+    """The files outside the package that these are written in, by module."""
+    found = {}
+    for one in objects:
+        module = inspect.getmodule(one)
+        if module is None or module.__name__.split(".")[0] == "dovetail":
+            continue
+        file = getattr(module, "__file__", None)
+        content = Path(file).read_bytes() if file and Path(file).is_file() else b""
+        found[module.__name__] = hashlib.blake2b(content, digest_size=16).hexdigest()
+    return found
 
 
 def _digest(*arrays: np.ndarray) -> str:

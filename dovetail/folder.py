@@ -9,11 +9,13 @@ it is deleted when the run ends. `ledger.json` holds what was released, in priva
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,9 @@ import numpy as np
 from dovetail.files import make_folder, write_atomically, write_json
 from dovetail.record import Record
 
-__all__ = ["BANNER", "RunFolder", "Saved"]
+__all__ = ["BANNER", "SETTINGS", "RunFolder", "Saved"]
 
+SETTINGS = ("noise", "protocol", "uploads")  # of privacy.json, that the ledger has too
 BANNER = "diagnostics of raw updates: not covered by the statement, and never to be released"
 
 _CONFIG, _METRICS, _DIAGNOSTICS, _CHECKPOINT, _PRIVACY, _MODEL, _LEDGER = (
@@ -121,7 +124,9 @@ class RunFolder:
         return lines
 
     def save(self, saved: Saved) -> None:
-        """Replace the checkpoint, which its owner alone can read."""
+        """Replace the checkpoint, which its owner alone can read; refuses to bring one back after the end."""
+        if self.finished:
+            raise ValueError(f"expected a run that goes on, got {str(self.path)!r}, which has ended")
         meta = {
             "round": saved.round,
             "released": saved.released,
@@ -159,23 +164,41 @@ class RunFolder:
     def finish(self, privacy: Mapping[str, Any], record: Record, parameters: Mapping[str, np.ndarray]) -> None:
         """Write model, ledger and, last, the statement; then delete the checkpoint, and with it the noise's root."""
         write_atomically(self.path / _MODEL, _npz(parameters))
-        write_json(self.path / _LEDGER, record.to_json())
+        write_json(self.path / _LEDGER, {**record.to_json(), **{name: privacy[name] for name in SETTINGS}})
         write_atomically(self.path / _PRIVACY, (json.dumps(privacy, indent=2) + "\n").encode())
         self.forget()
 
     def forget(self) -> None:
-        """Delete the checkpoint."""
-        (self.path / _CHECKPOINT).unlink(missing_ok=True)
+        """Delete the checkpoint, and whatever a kill left of one that was being written."""
+        for file in (self.path / _CHECKPOINT, *self.path.glob(f".{_CHECKPOINT}.*")):
+            file.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes from working on the same run."""
+        with (self.path / _CONFIG).open("rb") as config:
+            try:
+                fcntl.flock(config, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ValueError(f"expected a run that no other process works on, got {str(self.path)!r}") from error
+            yield
 
     def ledger(self) -> Record:
         """What the engine noted that it released."""
         return Record.from_json(self._read(_LEDGER))
+
+    def settings(self) -> dict[str, Any]:
+        """What the ledger says beside it: where noise came from, and how the protocol was set."""
+        ledger = self._read(_LEDGER)
+        return {name: ledger.get(name) for name in SETTINGS}
 
     def privacy(self) -> dict[str, Any]:
         """What the run states."""
         return self._read(_PRIVACY)
 
     def _read(self, name: str) -> dict[str, Any]:
+        if not self.path.is_dir():
+            raise ValueError(f"expected the folder of a run, got {str(self.path)!r}")
         try:
             data = json.loads((self.path / name).read_text())
         except FileNotFoundError as error:

@@ -30,7 +30,7 @@ from dovetail.record import Record
 from dovetail.statements import NotApplicable, Scope, Statement, Trust, Unit, Verdict
 from dovetail.units import Spread, Viewed
 
-__all__ = ["Plan", "Quote", "calibrate", "claimed", "quote", "recorded", "settled", "verdict"]
+__all__ = ["Plan", "Quote", "calibrate", "claimed", "from_data", "quote", "recorded", "settled", "verdict"]
 
 _TRUTH = 50.0  # a report with a larger eps_local lies less often than a computer errs
 _FROM_DATA = "the paper's Z is read off the data, and this claim tells it: a diagnostic, covered by no statement"
@@ -107,7 +107,7 @@ def quote(name: str, plan: Plan) -> Quote:
     """All statements of a protocol at these parameters."""
     protocol, cohort = settled(name, plan)
     view = protocol.view(cohort, plan.dim, neighbors=protocol.relation)
-    scope = dataclasses.replace(view.scope, users=plan.population)
+    scope = dataclasses.replace(view.scope, population=plan.population)
     own = Viewed(rounds=(view.round,) * plan.rounds, scope=scope)
     cohorts = [cohort] * plan.rounds
     record = recorded(protocol, cohorts, plan.dim, own, delta=plan.delta)
@@ -158,10 +158,14 @@ def _slots(protocol: protocols.Protocol, cohort: protocols.Cohort, dim: int) -> 
 
 def verdict(protocol: protocols.Protocol, *, reproducible: bool = False) -> Verdict:
     """On whose word statements about a protocol stand: ours, or that of whoever wrote a protocol of their own."""
-    declared = not type(protocol).__module__.startswith("dovetail.")
-    if declared:
+    if type(protocol) not in protocols.BUNDLED:
         return Verdict.DECLARED_REPRODUCIBLE if reproducible else Verdict.DECLARED
     return Verdict.REPRODUCIBLE if reproducible else Verdict.CERTIFIED
+
+
+def from_data(claim: Statement | None) -> bool:
+    """Whether a claim tells of the data, and so is a diagnostic."""
+    return claim is not None and _FROM_DATA in claim.assumptions
 
 
 def claimed(

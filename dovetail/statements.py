@@ -109,7 +109,7 @@ class Scope:
     neighbors: Neighbors
     unit: Unit
     assumptions: tuple[str, ...] = ()
-    users: int | None = None  # of the federation, where they are known
+    population: int | None = None  # how many such units there are, where that is known
 
     def state(
         self,
@@ -134,7 +134,7 @@ class Scope:
             span=span,
             premises=premises,
             per_user=per_user,
-            users=self.users,
+            population=self.population,
         )
 
 
@@ -159,7 +159,7 @@ class Statement:
     span: str = ""
     premises: tuple[Statement, ...] = ()
     per_user: tuple[float, ...] | None = None
-    users: int | None = None
+    population: int | None = None
 
     def __post_init__(self) -> None:
         check_guarantee(eps=self.eps, delta=self.delta)
@@ -177,10 +177,10 @@ class Statement:
         said = []
         if self.eps > _LARGE_EPS:
             said.append(f"eps is above {_LARGE_EPS:g}: such a bound rules out little")
-        if self.users is not None and self.delta > 1 / self.users:
+        if self.population is not None and self.delta > 1 / self.population:
             said.append(
-                f"delta is above 1/{self.users}, one over the number of users: it would allow to publish the data of "
-                "one user picked at random"
+                f"delta is above 1/{self.population}, one over the number of {self.unit.value}s: it would allow to "
+                f"publish all about one {self.unit.value} picked at random"
             )
         return tuple(said)
 
@@ -203,7 +203,7 @@ class Statement:
         numbers = "no finite eps" if self.unbounded else f"({at_most(self.eps)}, {at_most(self.delta)})-DP"
         whose = f"one {self.unit.value}" + (f", {self.span}" if self.span else "")
         scope = f"{self.trust.value}; against the {self.adversary}; {self.neighbors.value}; {whose}"
-        return f"{numbers} [{scope}]   {self.verdict.value}"
+        return f"{numbers} [{scope}]   {self.verdict.value}{', with a warning' * bool(self.warnings)}"
 
     def _lines(self, indent: str, said: tuple[str, ...]) -> list[str]:
         lines = [indent + self.headline(), *(f"{indent}  warning: {text}" for text in self.warnings)]
@@ -232,7 +232,7 @@ class Statement:
             "span": self.span,
             "premises": [premise.to_json() for premise in self.premises],
             "per_user": None if self.per_user is None else list(self.per_user),
-            "users": self.users,
+            "population": self.population,
             "warnings": list(self.warnings),
         }
 
@@ -252,7 +252,7 @@ class Statement:
             span=data["span"],
             premises=tuple(cls.from_json(premise) for premise in data["premises"]),
             per_user=None if data["per_user"] is None else tuple(data["per_user"]),
-            users=data.get("users"),
+            population=data.get("population"),
         )
 
 

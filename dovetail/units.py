@@ -39,15 +39,24 @@ class Viewed:
 class Spread:
     """How records lie: the most users and records of one subject, and whether subjects are known at all.
 
-    `alone`: a subject is all of one user. `users_per_item`: so many users may hold the same record.
+    `alone`: a subject is all of one user. `users_per_item`: so many users may hold the same record. `users`, `items`
+    and `subjects` are how many there are of each, where that is known.
     """
 
+    users: int | None = None
+    items: int | None = None
+    subjects: int | None = None
     known: bool = False
     alone: bool = True
     users_per_item: int = 1
     users_per_subject: int = 1
     items_per_subject: int | None = None
     items_per_user: int | None = None
+
+    def count_of(self, unit: Unit) -> int | None:
+        """How many such units there are."""
+        subjects = self.subjects if self.known else self.users
+        return {Unit.ITEM: self.items, Unit.USER: self.users, Unit.SUBJECT: subjects}[unit]
 
     @property
     def assumption(self) -> str:
@@ -119,7 +128,9 @@ def _statement(unit: Unit, own: Viewed, replaced: Viewed | None, spread: Spread,
         said.append(f"no record is at more than {spread.users_per_item} user{'s' * (spread.users_per_item > 1)}")
     if native is Unit.USER and unit is not native and not one_to_one and replaced is not None:
         scope, rounds = replaced.scope, replaced.rounds
-    scope = dataclasses.replace(scope, unit=unit, assumptions=(*scope.assumptions, *said))
+    scope = dataclasses.replace(
+        scope, unit=unit, population=spread.count_of(unit), assumptions=(*scope.assumptions, *said)
+    )
     for item in own.rounds:
         if isinstance(item.mechanism, NonPrivate):
             return unbounded(scope, reason=item.mechanism.reason, delta=delta)

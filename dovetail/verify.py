@@ -49,11 +49,12 @@ def verify(run: Path) -> Verification:
     """Recompute the statements of a finished run from its ledger.
 
     Guarantees:
-        Every statement of `privacy.json` but the paper's claim is compared, and every part of it.
+        Every statement of `privacy.json` but the paper's claim is compared, and every part of it; so are the noise's
+        origin and the protocol's settings, which the ledger repeats. It does not find a ledger that was changed too.
     """
     folder = RunFolder(run)
     stated, record = folder.privacy(), folder.ledger()
-    computed = {**record.statements(), "rounds": len(record.own.rounds)}
+    computed = {**record.statements(), **folder.settings(), "rounds": len(record.own.rounds)}
     return Verification(
         run=run,
         rounds=len(record.own.rounds),

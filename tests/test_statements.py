@@ -47,7 +47,7 @@ def test_prints_a_proof_tree():
         "(0.932, 5e-06)-DP [shuffle; against the analyzer; replace-one; one user, one epoch]   certified",
         "  by A Theorem (2020), Thm. 1",
         "  if the shuffler shuffles",
-        "  (78.5, 0)-DP [local; against the analyzer; replace-one; one user, one epoch]   certified",
+        "  (78.5, 0)-DP [local; against the analyzer; replace-one; one user, one epoch]   certified, with a warning",
         "    warning: eps is above 10: such a bound rules out little",
         "    by A Theorem (2020), Thm. 1",
         "    if noise is fresh",

@@ -18,6 +18,7 @@ from dovetail.tasks.subjects import holdings
 
 BASE = {
     "noise": "seeded",
+    "diagnostics": True,
     "task": {"name": "tiny", "partition": "silos", "silos": 6, "spread": 2},
     "cohort": {"kind": "everyone", "rounds": 4},
     "server": {"learning_rate": 1.0},

@@ -14,11 +14,13 @@ from tiny import TASK, TASK_WITH_SUBJECTS, load
 from dovetail import config, experiment, quotes, report
 from dovetail.audit import curves
 from dovetail.events import NonPrivate, Report, Round, Shuffled, View
+from dovetail.folder import RunFolder
+from dovetail.protocols import PROTOCOLS as BUNDLED
 from dovetail.protocols import Protocol, shuffle_scope
 from dovetail.protocols.dp_fl import DpFl
 from dovetail.record import Record, certified
 from dovetail.shufflers import Layout, Reports
-from dovetail.statements import Statement, Verdict
+from dovetail.statements import Statement, Unit, Verdict
 from dovetail.tasks import Task
 from dovetail.verify import verify
 
@@ -232,6 +234,50 @@ def test_the_statement_is_that_of_what_the_engine_noted(drawn, tmp_path_factory)
     assert ledger.shuffler() == result.quote.shuffler
 
 
+def test_a_plan_that_was_resumed_has_no_noise_left_over(tmp_path):
+    """Two models with one noise: their difference told the data."""
+    ready = plan()
+    interrupted(plan(), tmp_path / "one")
+    one = experiment.run(ready, out=tmp_path / "one", resume=True)
+    two = experiment.run(ready, out=tmp_path / "two")
+    three = experiment.run(plan())
+    apart = [np.abs(one.parameters["params"] - other.parameters["params"]).mean() for other in (two, three)]
+    assert 1 / 3 < apart[0] / apart[1] < 3
+
+
+def test_a_run_is_one_processs_and_its_root_ends_with_it(tmp_path):
+    out, ready = tmp_path / "run", plan()
+    interrupted(ready, out)
+    (out / ".checkpoint.npz.left").write_bytes(b"what a kill left of a checkpoint")
+    with RunFolder(out).held(), pytest.raises(ValueError, match="that no other process works on"):
+        experiment.run(ready, out=out, resume=True)
+    last = RunFolder(out).saved()
+    experiment.run(ready, out=out, resume=True)
+    with pytest.raises(ValueError, match="which has ended"):
+        RunFolder(out).save(last)
+    assert not list(out.glob(".checkpoint*"))
+    assert not list(out.glob("checkpoint*"))
+
+
+def test_own_code_that_changed_is_another_run(tmp_path, monkeypatch):
+    """A model of the same shape that computes something else would have met the same noise."""
+    module = tmp_path / "own_task.py"
+    source = (
+        "from tiny import load\n"
+        "from dovetail.tasks import Task\n"
+        "def mine(*, folder=None):\n"
+        "    return load()\n"
+        "TASK = Task(name='own', load=mine)\n"
+    )
+    module.write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    data = {**BASE, "task": {"name": "own_task:TASK"}}
+    interrupted(experiment.prepare(config.parse(data)), tmp_path / "run")
+    module.write_text(source + "# changed\n")
+    with pytest.raises(ValueError, match=r"own code\.own_task was"):
+        experiment.run(experiment.prepare(config.parse(data)), out=tmp_path / "run", resume=True)
+
+
 # verify
 
 
@@ -258,6 +304,8 @@ def test_verify_agrees_with_an_honest_run(finished, command):
         (lambda data: data["units"]["user"].update(delta=1e-9), "units.user.delta is 1e-09"),
         (lambda data: data["local"].update(unbounded=False, eps=1.0), "local.eps is 1.0"),
         (lambda data: data.update(rounds=5), "rounds is 5"),
+        (lambda data: data.update(noise="seeded"), "noise is 'seeded'"),
+        (lambda data: data["protocol"].update(noise_multiplier=9.0), "protocol.noise_multiplier is 9.0"),
         (lambda data: data["certified"].update(verdict="claimed, holds"), "certified.verdict is 'claimed, holds'"),
     ],
 )
@@ -397,6 +445,14 @@ def test_nobody_is_told_of_a_curator_where_there_is_none():
     assert "curator" not in " ".join((found.local.adversary, found.local.theorem.where, str(found.shuffler)))
 
 
+def test_whoever_registers_a_protocol_or_renames_its_module_is_still_outside(monkeypatch):
+    monkeypatch.setitem(BUNDLED, "noiseless", Noiseless)
+    monkeypatch.setattr(Noiseless, "__module__", "dovetail.protocols.noiseless")
+    settings = {"clip_norm": 1.0, "noise_multiplier": 4.0}
+    found = quotes.quote("noiseless", quotes.Plan(num_users=9, dim=2, delta=1e-5, settings=settings))
+    assert found.certified.verdict is Verdict.DECLARED
+
+
 def test_protocols_from_outside_are_as_declared(tmp_path):
     """A subclass of a certified protocol that leaves out the noise was called certified."""
     ready = plan(("protocol.name", f"{HERE}:Noiseless"))
@@ -420,6 +476,10 @@ def test_an_audit_runs_for_protocols_from_outside(tmp_path, command, monkeypatch
     found = json.loads((tmp_path / "run" / "audit.json").read_text())
     assert found["reason"] is None
     assert found["certified"]["verdict"] == "as declared"
+    assert found["trials"] or found["unbounded"], "the code was run: its event is only what it declares"
+    assert not found["consistent"], "it adds no noise"
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "the proof or the code is wrong" in page
 
 
 # the local statement
@@ -435,6 +495,38 @@ def test_fixed_k_is_k_reports_to_whoever_sees_them(beta, eps_local, kept):
 
 
 # numbers that mean little
+
+
+def test_delta_is_held_against_the_number_of_what_it_is_about():
+    """Ten users with 300 records: delta .05 is small beside one of ten, and not beside one of 300."""
+    ready = plan(
+        ("task", {"name": "tiny", "partition": "iid", "users": 10}),
+        ("protocol", {"name": "dp_fl", "clip_norm": 1.0, "noise_multiplier": 100.0}),
+        ("privacy", {"delta": 0.05}),
+    )
+    table = experiment.run(ready).units
+    assert not table[Unit.USER].warnings
+    assert "delta is above 1/300, one over the number of items" in table[Unit.ITEM].warnings[0]
+
+
+def test_what_a_paper_claims_from_the_data_is_a_diagnostic(tmp_path):
+    data = {
+        **BASE,
+        "task": {"name": "tiny", "partition": "silos", "silos": 6},
+        "protocol": {"name": "central_sub", **PROTOCOLS["central_sub"]},
+        "privacy": {"delta": 1e-5, "neighbors": "add-remove"},
+    }
+    quiet, loud = (
+        experiment.run(
+            experiment.prepare(config.parse({**data, "diagnostics": told}), task=TASK_WITH_SUBJECTS),
+            out=tmp_path / str(told),
+        )
+        for told in (False, True)
+    )
+    assert quiet.quote.claimed is None
+    assert loud.quote.claimed is not None
+    assert json.loads((tmp_path / "True" / "privacy.json").read_text())["claimed"] is None
+    assert "claimed" in (tmp_path / "True" / "diagnostics.jsonl").read_text()
 
 
 @pytest.mark.parametrize(

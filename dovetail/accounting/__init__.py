@@ -7,7 +7,8 @@ what rounds that protect a user mean for a subject with records at several. Wher
 - a shuffled round: `pairs` (of `coins`, or of a `blanket_pair`, both `symmetric`), `personalized` (a `hidden_coin`);
 - a noisy sum: `gaussian`, `subjects` (`mixtures`), `split_and_mix` (`mixing`); a noisy vector: `privunit`;
 - many rounds: `charges` (who pays for what), `releases` (what one costs), `accountants` (how costs add up, by
-  `conversion`, `loss_distributions` or `subsampling`), `composition` (the best of them), `certification`;
+  `conversion`, `loss_distributions` (summed by `tilting`) or `subsampling`), `composition` (the best of them),
+  `certification`; every number passes `numerics`;
 - one client without a crowd: `local`;
 - several users or items at once: `groups`, `spanning`; searches for a parameter: `calibrate`;
 - what papers claim, which nothing here rests on: `published`.

@@ -103,7 +103,12 @@ def _sampling_assumptions(paid: Sequence[Charge]) -> list[str]:
                     f"each user joins a round independently with probability {prob:.4g}, unseen by the adversary"
                 )
             case FixedSize(size=size, population=population):
-                said.append(f"the {size} of {population} users of a round are drawn uniformly, unseen by the adversary")
+                but = ", but that colluders see whether they are drawn" * bool(
+                    getattr(charge.mechanism, "colluders", 0)
+                )
+                said.append(
+                    f"the {size} of {population} users of a round are drawn uniformly, unseen by the adversary{but}"
+                )
     return said
 
 

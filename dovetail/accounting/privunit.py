@@ -17,6 +17,7 @@ from scipy.optimize import brentq
 from scipy.special import betainc, betaincc
 
 from dovetail import _validate
+from dovetail.accounting import numerics
 from dovetail.statements import Bound, NotApplicable, Theorem
 
 __all__ = ["PRIVUNIT", "Cap", "best", "cap_mass", "eps", "mean_projection", "noise_std"]
@@ -84,7 +85,7 @@ def eps(cap: Cap) -> Bound:
         return Bound(eps=up * (1 + 1e-14) + 1e-15, delta=0.0, theorem=PRIVUNIT)
     above = min(0.5, mass / _DOWN * (1 + 1e-9))  # less likely inside than outside: the mass is rounded the other way
     down = -(math.log(cap.prob) - math.log1p(-cap.prob) + math.log1p(-above) - math.log(above))
-    return Bound(eps=max(0.0, down) * (1 + 1e-14) + 1e-15, delta=0.0, theorem=PRIVUNIT)
+    return Bound(eps=numerics.eps_bound(down) * (1 + 1e-14) + 1e-15, delta=0.0, theorem=PRIVUNIT)
 
 
 def _mass(cap: Cap) -> float:

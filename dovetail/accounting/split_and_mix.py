@@ -82,8 +82,9 @@ def _skellam(l2: float, coordinates: int, variance: float, orders: np.ndarray) -
     l1 = min(math.sqrt(coordinates) * l2, l2**2)
     usable = np.isfinite(orders) & (orders > 1)
     order = np.maximum(np.ceil(np.where(usable, orders, 2.0)), 2.0)
-    excess = np.minimum(((2 * order - 1) * l2**2 + 6 * l1) / (4 * variance**2), 3 * l1 / (2 * variance))
-    return np.where(usable, (order * l2**2 / (2 * variance) + excess) * (1 + 1e-13), np.inf)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # the noise may be next to nothing
+        excess = np.fmin(((2 * order - 1) * l2**2 + 6 * l1) / (4 * variance * variance), 3 * l1 / (2 * variance))
+        return np.where(usable, (order * l2**2 / (2 * variance) + excess) * (1 + 1e-13), np.inf)
 
 
 def closed_form_shares(*, num_users: int, modulus: int, bits: float) -> int:

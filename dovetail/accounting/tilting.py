@@ -186,7 +186,7 @@ class Total:
     @functools.cached_property
     def _log_best(self) -> np.ndarray:
         """log of the largest (1 - e^-x) e^(-a x), a = slope over interval: what a mean of e^(slope sum) is worth."""
-        a = self._slopes / self._interval
+        a = np.minimum(self._slopes, 1e300 * self._interval) / self._interval
         return -a * np.log1p(1 / a) - np.log1p(a)
 
     def _log_delta(self, eps: float) -> float:

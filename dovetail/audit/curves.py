@@ -16,21 +16,27 @@ from dovetail.figures import Figure
 from dovetail.files import write_json
 from dovetail.folder import RunFolder
 from dovetail.plan import Plan
+from dovetail.protocols import BUNDLED
 from dovetail.statements import NotApplicable
 
 __all__ = ["draw", "figure", "of_round", "trade_offs", "write"]
 
 _POINTS = 9
 _FEW_POINTS = 5  # where it is one of several things to wait for
+_ONLY_DECLARED = (
+    "what a protocol from outside the package declares is no evidence, and its code is too much to run thousands of "
+    "times at this size: `dovetail audit` runs it at a smaller one"
+)
 
 
 def trade_offs(finding: Finding, *, points: int = _POINTS) -> dict[str, list[tuple[float, float]]]:
-    """By name, (eps, delta) of the certified, the claimed and the audited curve, at deltas around the finding's own.
+    """By name, (eps, delta) of what is stated (by its verdict), claimed and audited, at deltas around the finding's.
 
     Counted bounds are for one delta alone and stand as a point. Where eps is unbounded a curve has no point.
     """
     middle = finding.bound.delta or finding.plan.delta
-    found: dict[str, list[tuple[float, float]]] = {"certified": [], "claimed": [], "audited": [], "counted": []}
+    stated = finding.certified.verdict.value
+    found: dict[str, list[tuple[float, float]]] = {stated: [], "claimed": [], "audited": [], "counted": []}
     for delta in np.geomspace(max(middle * 1e-3, 1e-15), min(middle * 1e3, 0.5), points).tolist():
         for name, eps in _at(finding, delta):
             if math.isfinite(eps):
@@ -44,7 +50,7 @@ def _at(finding: Finding, delta: float) -> Iterator[tuple[str, float]]:
     quote = quotes.quote(finding.protocol, dataclasses.replace(finding.plan, delta=delta))
     colluding = finding.view == "colluding"
     certified = quote.local if colluding else quote.certified
-    yield "certified", certified.eps
+    yield finding.certified.verdict.value, certified.eps
     if quote.claimed is not None and not colluding:
         yield "claimed", quote.claimed.eps
     if finding.duels:
@@ -96,12 +102,16 @@ def _costliest(plan: Plan, released: Sequence[Round]) -> int:
 def write(plan: Plan, folder: Path) -> Path:
     """Attack the costliest round of a run exactly and write `audit.json`: what was found, or why nothing was.
 
-    Which rounds there were is read off the run's ledger. Nothing else in the folder is touched.
+    Which rounds there were is read off the run's ledger. Of a protocol from outside the package the code is run, for
+    its event is what somebody declared. Nothing else in the folder is touched.
     """
     ledger = RunFolder(folder).ledger()
     try:
         index = _costliest(plan, ledger.own.rounds)
-        finding = audit(plan.config.protocol["name"], of_round(plan, index), trials=0)
+        declared = type(plan.protocol) not in BUNDLED
+        finding = audit(plan.config.protocol["name"], of_round(plan, index), trials=None if declared else 0)
+        if declared and finding.counted is None:
+            raise NotApplicable(_ONLY_DECLARED)
         finding = dataclasses.replace(finding, certified=finding.certified.judged(ledger.verdict))
         drawn = figure(finding, points=_FEW_POINTS).to_json()
         found = {**finding.to_json(), "about": "one round", "figure": drawn, "reason": None}

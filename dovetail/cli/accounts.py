@@ -22,7 +22,7 @@ from dovetail.cli._shared import (
     print_json,
     print_statement,
 )
-from dovetail.numbers import at_most
+from dovetail.numbers import at_least, at_most
 
 __all__ = ["account", "calibrate"]
 
@@ -127,7 +127,10 @@ def calibrate(
     if as_json:
         print_json({**quote.to_json(), "parameter": chosen, "value": value})
         return
-    out_console.print(f"{chosen} = {value:.8g}", highlight=False)
+    safe = (
+        at_most if chosen in ("noise_multiplier", "pad_to") else at_least
+    )  # more noise, more dummies, smaller budgets
+    out_console.print(f"{chosen} = {safe(value, 9)}", highlight=False)
     _print_quote(quote)
 
 

@@ -230,7 +230,7 @@ def _print_finding(finding: Any) -> None:
     for bound in (finding.bound, *finding.others):
         sure = "exact" if bound.confidence == 1 else f"{bound.confidence:g}"
         runs = str(bound.trials) if bound.trials else "-"
-        table.add_row(escape(bound.attack), _shown(bound.eps), f"{bound.delta:g}", sure, runs)
+        table.add_row(escape(bound.attack), _shown(bound.eps), at_most(bound.delta), sure, runs)
     out_console.print(table)
     print_statement("certified", finding.certified)
     print_statement("claimed", finding.claimed)

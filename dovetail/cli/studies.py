@@ -78,7 +78,7 @@ def compare(
 
 
 def _ranking(runs: Mapping[str, Run]) -> Table:
-    columns = ("protocol", "accuracy", "rounds", "certified eps", "trusts", "eps without trust", "messages per user",
+    columns = ("protocol", "accuracy", "rounds", "eps", "verdict", "trusts", "eps without trust", "messages per user",
                "bytes per user and round", "server s")  # fmt: skip
     table = Table(*columns, box=None)
     for name, run in runs.items():
@@ -89,6 +89,7 @@ def _ranking(runs: Mapping[str, Run]) -> Table:
             f"{run.mean:.2%}{spread}",
             str(run.rounds),
             _eps(row["certified"]),
+            run.certified.verdict.value,
             run.trust,
             _eps(run.without_trust.to_json()),
             f"{run.costs.messages:,}",
@@ -156,6 +157,11 @@ def _written(folder: Path) -> dict[str, Any]:
     return {**facts, "exhibits": {key: json.loads((folder / f"{key}.json").read_text()) for key in facts["exhibits"]}}
 
 
+def _stated(statement: dict[str, Any]) -> str:
+    """An eps with its verdict, unless that is the column's own."""
+    return _eps(statement) + ("" if statement["verdict"] == "certified" else f" ({statement['verdict']})")
+
+
 def _summary(paper: Any, folder: Path) -> Table:
     """One line a row, for the terminal; the page has it all."""
     table = Table(paper.name, "paper", "claimed", "certified", "audited", "ours", box=None)
@@ -169,6 +175,6 @@ def _summary(paper: Any, folder: Path) -> Table:
             )
             ours = row["ours"] and f"{row['ours']['mean']:.4g}"
             printed = ", ".join(f"{key} {value:g}" for key, value in row["paper"].items())
-            cells = (row["label"], printed, claimed, row["certified"] and _eps(row["certified"]), audited, ours)
+            cells = (row["label"], printed, claimed, row["certified"] and _stated(row["certified"]), audited, ours)
             table.add_row(*(escape(cell or ("not run" if row["not_here"] else "")) for cell in cells))
     return table

@@ -61,7 +61,7 @@ def run(
     source = config or (str(out / "config.toml") if resume and out is not None else DEFAULT_PRESET)
     plan = _prepared(source, set_ or [], fall_back=config is None and source == DEFAULT_PRESET)
     target = out or Path("runs") / f"{Path(source).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    with _progress_bar(len(plan.rounds)) as observe:
+    with _progress_bar(len(plan.rounds), reproducible=plan.randomness.reproducible) as observe:
         result = experiment.run(plan, out=target, resume=resume, checkpoint_every=checkpoint_every, observe=observe)
     if process_id != 0:
         return
@@ -208,7 +208,7 @@ def bench(
 
 
 @contextlib.contextmanager
-def _progress_bar(rounds: int) -> Iterator[Any]:
+def _progress_bar(rounds: int, *, reproducible: bool) -> Iterator[Any]:
     columns = (
         TextColumn("round {task.completed}/{task.total}"),
         BarColumn(),
@@ -227,7 +227,7 @@ def _progress_bar(rounds: int) -> Iterator[Any]:
                     if spent and spent.eps < float("inf")
                     else "no finite eps"
                 )
-                said = f"accuracy {progress.accuracy:.2%}, {eps}"
+                said = f"accuracy {progress.accuracy:.2%}, {eps}{' (noise is reproducible)' * reproducible}"
             bar.update(task, completed=progress.round, description=said)
             if not err_console.is_terminal and progress.round % max(1, rounds // 10) == 0:
                 err_console.print(f"round {progress.round}/{rounds} {said}", highlight=False, markup=False)
@@ -237,11 +237,12 @@ def _progress_bar(rounds: int) -> Iterator[Any]:
 
 def _unit_table(units: Any) -> Table:
     """What a run promises for each unit, or nothing, and why."""
-    table = Table("for one", "promised", "neighbours", "against the", "by, or why nothing", box=None)
+    table = Table("for one", "promised", "verdict", "neighbours", "against the", "by, or why nothing", box=None)
     for unit, statement in units.items():
         numbers = "nothing" if statement.unbounded else f"({at_most(statement.eps)}, {at_most(statement.delta)})-DP"
         why = statement.theorem.where if statement.unbounded else statement.theorem.key
-        cells = (unit.value, numbers, statement.neighbors.value, statement.adversary, why)
+        verdict = "-" if statement.unbounded else statement.verdict.value
+        cells = (unit.value, numbers, verdict, statement.neighbors.value, statement.adversary, why)
         table.add_row(*(escape(cell) for cell in cells))
     return table
 

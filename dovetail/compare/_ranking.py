@@ -13,6 +13,7 @@ from typing import Any
 from dovetail.compare._costs import Costs
 from dovetail.figures import Figure, Line
 from dovetail.files import write_json, write_table
+from dovetail.numbers import at_most
 from dovetail.statements import Statement, Trust
 
 __all__ = ["Comparison", "Outcome", "Run"]
@@ -188,7 +189,7 @@ class Comparison:
             if run.private
         )
         return Figure(
-            title=f"Accuracy against upload, all at a certified ({self.eps:g}, {self.delta:g})",
+            title=f"Accuracy against upload, all calibrated to ({at_most(self.eps)}, {at_most(self.delta)})",
             x_label="bytes a client sends in a round",
             y_label="test accuracy",
             log_x=True,
@@ -231,5 +232,13 @@ def _flat(outcome: Outcome) -> dict[str, Any]:
     row, run = outcome.to_json(), outcome.run
     shown = ("protocol", "trust", "no_trusted_party", "mean", "spread", "messages_per_client", "bytes_per_client",
              "client_seconds", "server_seconds", "rounds", "machine", "reason")  # fmt: skip
-    eps = {} if run is None else {"certified_eps": run.certified.eps, "eps_without_trust": run.without_trust.eps}
+    eps = (
+        {}
+        if run is None
+        else {
+            "verdict": run.certified.verdict.value,
+            "eps": run.certified.eps,
+            "eps_without_trust": run.without_trust.eps,
+        }
+    )
     return {**{name: row.get(name) for name in shown}, **eps}

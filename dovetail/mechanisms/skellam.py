@@ -223,7 +223,8 @@ def resolve(
 
     def needed(at: float) -> int:
         norm = Encoding(clip_norm=clip_norm, scale=at, dim=dim).norm
-        return split_and_mix.modulus_for(num_users=num_users, norm=norm, noise_variance=(noise_std * at) ** 2)
+        std = noise_std * at  # its square may be infinite, which is refused, where a power would be an OverflowError
+        return split_and_mix.modulus_for(num_users=num_users, norm=norm, noise_variance=std * std)
 
     chosen = _coarsest_scale(clip_norm, dim) if scale is None else scale
     least = needed(chosen)

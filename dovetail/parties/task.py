@@ -249,7 +249,7 @@ def _cost(body: bytes, rounds: int) -> tuple[Statement, Statement]:
     view = protocol.view(cohort, task.dim, neighbors=protocol.relation)
     scope = dataclasses.replace(view.scope, assumptions=(*view.scope.assumptions, *messages.assumptions))
     delta = task.delta * (1 - _CHARGED) if messages.distance else task.delta
-    own = Viewed(rounds=(view.round,) * rounds, scope=dataclasses.replace(scope, users=task.max_clients))
+    own = Viewed(rounds=(view.round,) * rounds, scope=dataclasses.replace(scope, population=task.max_clients))
     record = quotes.recorded(protocol, [cohort] * rounds, task.dim, own, delta=delta)
     certified = dataclasses.replace(record.certified(), delta=task.delta)
     if messages.distance and not certified.unbounded:

@@ -62,6 +62,7 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
         raise ValueError(f"expected privacy.eps or the noise of {protocol.name!r}, got neither")
 
     _check_sections(config, protocol)
+    task = task or resolve(config.task.name)
     dataset, clients, model = load(config, task=task)
     if guests is not None:
         dataset, clients = guests.join(dataset, clients)
@@ -78,7 +79,8 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
     if isinstance(protocol, ItemLevel):
         about = subjects_of(clients, dataset)
         items = ItemDraws(clients=held, subjects=about, rate=protocol.rate, randomness=randomness)
-        protocol = with_group(protocol, items, schedule, published_noise)
+        if config.diagnostics or protocol.adaptive_z:
+            protocol = with_group(protocol, items, schedule, published_noise)
     own, replaced = calibration.planned(protocol), calibration.replaced(protocol)
     by_record = items is not None and not protocol.private_steps
     engine = Engine(
@@ -98,6 +100,7 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
         schedule=schedule,
         protocol=protocol,
         engine=engine,
+        task=task,
         model=model,
         dataset=dataset,
         clients=held,

@@ -48,13 +48,17 @@ def capped(
                 items_per_user=protocol.items_per_user,
             )
     owners, records = all_records.entries()
+    items = len(np.unique(records))
     holders = int(np.bincount(np.unique(np.stack([owners, records]), axis=1)[1]).max())
     if dataset.subjects is None:
-        return clients, units.Spread(alone=holders == 1, users_per_item=holders)
+        return clients, units.Spread(alone=holders == 1, users_per_item=holders, users=clients.num_clients, items=items)
     about = np.unique(np.stack([owners, dataset.subjects[records]]), axis=1)
     alone = about.shape[1] == len(np.unique(about[0])) == len(np.unique(about[1]))
     most = subjects.holdings(clients, dataset.subjects)
     return clients, units.Spread(
+        users=clients.num_clients,
+        items=items,
+        subjects=len(np.unique(about[1])),
         known=True,
         alone=alone,
         users_per_item=holders,

@@ -19,7 +19,7 @@ from dovetail.randomness import Randomness
 from dovetail.record import Record
 from dovetail.simulate import Drawn, Engine, Items, Ran, Training, devices
 from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Statement, Unit
-from dovetail.tasks import Clients, Dataset, Model
+from dovetail.tasks import Clients, Dataset, Model, Task
 
 __all__ = ["Plan", "with_group"]
 
@@ -32,6 +32,7 @@ class Plan:
     schedule: Schedule
     protocol: protocols.Protocol
     engine: Engine
+    task: Task
     model: Model
     dataset: Dataset
     clients: Clients
@@ -114,11 +115,10 @@ class Plan:
         return self._with(Randomness(self.config.seed, root))
 
     def _with(self, randomness: Randomness) -> Plan:
-        self.engine.use(randomness)
         items = None if self.items is None else dataclasses.replace(self.items, randomness=randomness)
         schedule = dataclasses.replace(self.schedule, randomness=randomness)
         protocol = self.protocol
-        if items is not None and isinstance(protocol, ItemLevel):
+        if items is not None and isinstance(protocol, ItemLevel) and protocol.group_in_batch is not None:
             protocol = with_group(protocol, items, schedule, self.published_noise)
         return dataclasses.replace(self, schedule=schedule, items=items, protocol=protocol)
 
@@ -171,7 +171,15 @@ class Plan:
                 capacity = self.items.capacity
                 scale = 1.0 if self.published_noise is None else float(np.sqrt(np.sum(scales**2)))
                 drawn = Drawn(self.items.batch(index, users), self._batch, noise_scale=scale)
-        return self.engine.step(training, users, index=index, capacity=capacity, cohort=cohort, drawn=drawn)
+        return self.engine.step(
+            training,
+            users,
+            index=index,
+            capacity=capacity,
+            cohort=cohort,
+            drawn=drawn,
+            randomness=self.randomness,
+        )
 
     def _published_scales(self, index: int, users: np.ndarray, steps: int) -> np.ndarray:
         if self.items is None or self.published_noise is None:

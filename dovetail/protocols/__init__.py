@@ -27,6 +27,7 @@ from dovetail.protocols.ss_simple import SsSimple
 from dovetail.protocols.ss_topk import SsTopk
 
 __all__ = [
+    "BUNDLED",
     "PROTOCOLS",
     "Cohort",
     "Messages",
@@ -48,6 +49,7 @@ _SUMS = (BinarySum, RealSum)
 PROTOCOLS: dict[str, type[Protocol]] = {
     cls.name: cls for cls in (*_CURATOR_AND_LOCAL, *_ITEMS, *_SHUFFLED, *_PERSONAL, *_SUMS)
 }
+BUNDLED = frozenset(PROTOCOLS.values())  # those that we vouch for, whatever is registered later
 
 
 def find(name: str) -> type[Protocol]:

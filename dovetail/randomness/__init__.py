@@ -76,6 +76,7 @@ class Randomness:
             return np.asarray(jax.random.key_data(jax.random.key(self.seed)))
         return np.frombuffer(self.root, "<u4").astype(np.uint32)
 
-    def key(self, data: jax.Array) -> jax.Array:
-        """The noise key of these words."""
-        return jax.random.wrap_key_data(data, impl=None if self.root is None else chacha.IMPL)
+    @staticmethod
+    def key(data: jax.Array) -> jax.Array:
+        """The noise key of these words, of whichever kind it is."""
+        return jax.random.wrap_key_data(data, impl=chacha.IMPL if data.shape[-1] == chacha.KEY_WORDS else None)

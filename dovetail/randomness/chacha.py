@@ -78,6 +78,8 @@ def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.
     if bit_width == 64:
         low, high = _random_bits(key, 32, (2, *shape)).astype(jnp.uint64)
         return (high << 32) | low
+    if size > 2**32:
+        raise ValueError(f"expected at most 2^32 random words per key, got {size}")
     counter = jax.lax.iota(jnp.uint32, -(-size // _BLOCK))
     drawn = jnp.concatenate(_block(key, counter, jnp.uint32(0), _BLOCKS))[:size].reshape(shape)
     return drawn if bit_width == 32 else (drawn >> (32 - bit_width)).astype(f"uint{bit_width}")

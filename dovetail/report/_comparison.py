@@ -9,9 +9,8 @@ from typing import Any
 
 from dovetail.compare import Comparison, Run, in_bytes
 from dovetail.files import write_atomically
-from dovetail.report import _proof, _words
-from dovetail.report._page import details, escape, figures, number, page, section, table, tiles
-from dovetail.statements import Statement
+from dovetail.report import _proof
+from dovetail.report._page import at_most, details, escape, figures, number, page, section, table, tiles
 
 __all__ = ["comparison"]
 
@@ -19,7 +18,7 @@ __all__ = ["comparison"]
 def comparison(folder: Path) -> Path:
     """Write the page of a comparison and return its path."""
     found = Comparison.read(folder)
-    heading = f"Accuracy at ({number(found.eps)}, {number(found.delta)})-DP"
+    heading = f"Accuracy at ({at_most(found.eps)}, {at_most(found.delta)})-DP"
     body = (
         f"<h1>{escape(heading)}</h1>"
         + _equal(found)
@@ -37,9 +36,10 @@ def comparison(folder: Path) -> Path:
 def _equal(found: Comparison) -> str:
     """What is the same for all, and what is not."""
     return (
-        f'<div class="statement"><p class="lead">Every protocol in the ranking that promises anything is certified '
-        f"with eps at most {number(found.eps)} at delta {number(found.delta)} for replacing one user, over its whole "
-        f"training, and trains the same model ({escape(found.model)}) on the same data ({escape(found.task)}).</p>"
+        f'<div class="statement doubtful"><p class="lead">Every protocol in the ranking that promises anything has '
+        f"noise calibrated to eps at most {at_most(found.eps)} at delta {at_most(found.delta)} for replacing one user, "
+        f"over its whole training, and trains the same model ({escape(found.model)}) on the same data "
+        f"({escape(found.task)}). These are simulations that can be repeated: their noise follows from seeds.</p>"
         "<p>That is what equal means here. Not equal is whom one must trust and against whom the promise holds: the "
         "table says so for each. A row that asks for less trust is worth more at the same accuracy. Clip and server "
         "step of the bundled line-ups were searched on MNIST's training images, which no statement accounts for.</p>"
@@ -62,7 +62,7 @@ def _facts(found: Comparison) -> list[tuple[str, str]]:
 def _ranking(runs: Mapping[str, Run]) -> str:
     if not runs:
         return "<p>No protocol has been compared.</p>"
-    head = ("", "protocol", "accuracy", "whom one must trust", "certified", "without that trust",
+    head = ("", "protocol", "accuracy", "whom one must trust", "calibrated to", "without that trust",
             "sent per user and round", "rounds, server")  # fmt: skip
     rows = [_row(place, name, run) for place, (name, run) in enumerate(runs.items(), 1)]
     return table(head, rows, numbers=(0, 2, 6, 7))
@@ -77,14 +77,10 @@ def _row(place: int, name: str, run: Run) -> list[str]:
         f"<b>{run.mean:.2%}</b>{spread}",
         escape(run.trust),
         f"{_proof.promised(run.certified)}<br><small>against the {escape(run.certified.adversary)}</small>",
-        _numbers(run.without_trust),
+        _proof.promised(run.without_trust),
         f"{in_bytes(run.costs.bytes)}<br><small>{messages}</small>",
         f"{run.rounds}<br><small>{number(run.costs.server_seconds, 2)} s each</small>",
     ]
-
-
-def _numbers(statement: Statement) -> str:
-    return f'<span class="dp">{escape(_words.numbers(statement))}</span>'
 
 
 def _settings(settings: Mapping[str, Any]) -> str:

@@ -136,7 +136,7 @@ a{color:var(--accent)}
 small,.small{font-size:.85rem;color:var(--soft)}
 .statement{border:1px solid var(--line);border-left:5px solid var(--good);background:var(--panel);border-radius:6px;
 padding:1.3rem 1.5rem;margin:1.5rem 0}
-.statement.nothing{border-left-color:var(--bad)}
+.statement.nothing{border-left-color:var(--bad)}.statement.doubtful{border-left-color:var(--fair)}
 .statement p{margin:.5rem 0}.statement p:first-child{margin-top:0}.statement p:last-child{margin-bottom:0}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(9.5rem,1fr));gap:1rem 1.5rem;margin:1.5rem 0}
 .tiles dt{font-size:.85rem;color:var(--soft)}.tiles dd{margin:0;font-size:1.35rem;line-height:1.3;font-weight:600;

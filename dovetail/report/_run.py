@@ -16,7 +16,7 @@ from dovetail.files import write_atomically
 from dovetail.folder import BANNER, RunFolder
 from dovetail.report import _proof, _words
 from dovetail.report._page import at_least, at_most, badge, details, escape, figures, number, page, section, tiles
-from dovetail.statements import Statement
+from dovetail.statements import Statement, Verdict
 
 __all__ = ["write"]
 
@@ -56,7 +56,8 @@ def write(folder: Path) -> Path:
 
 def _statement(statement: Statement, summary: dict[str, Any]) -> str:
     """What is promised, in words, with the run's few figures."""
-    kind = "statement nothing" if statement.unbounded else "statement"
+    sound = statement.verdict is Verdict.CERTIFIED and not statement.warnings
+    kind = "statement nothing" if statement.unbounded else "statement" if sound else "statement doubtful"
     verdict = _proof.judged(statement)
     warned = "".join(f'<p class="banner">Warning: {escape(text)}.</p>' for text in statement.warnings)
     first, rest = _words.sentences(statement), _words.meaning(statement)
@@ -154,14 +155,13 @@ def _audit(folder: Path) -> str:
         f"in {found['trials']:,} trials, confidence {found['confidence']:g}" if found["trials"] else "computed exactly"
     )
     fits = (
-        "The attack finds no more than is certified."
+        "The attack finds no more than is stated."
         if found["consistent"]
-        else "The attack finds more than is certified: the proof or the code is wrong."
+        else f"The attack finds more than is stated: the proof or the code is wrong. {badge('claimed, refuted')}"
     )
-    mark = badge("claimed, holds") if found["consistent"] else badge("claimed, refuted")
     return (
-        f"<p>One round, at delta {number(found['delta'])}: <b>{escape(lower)}</b> ({escape(how)}), and "
-        f"{escape(_words.numbers(certified))} is certified for it. {fits} {mark}</p>"
+        f"<p>One round, at delta {number(found['delta'])}: <b>{escape(lower)}</b> ({escape(how)}). Stated for it: "
+        f"{_proof.promised(certified)}. {fits}</p>"
         f'<p class="small">Attack: {escape(found["attack"])}.</p>'
         + figures([Figure.from_json(found["figure"])] if found.get("figure") else [])
     )

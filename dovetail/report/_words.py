@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from dovetail.report._page import at_most
-from dovetail.statements import TUNING_ASSUMPTION, Neighbors, Statement, Trust, Unit
+from dovetail.statements import TUNING_ASSUMPTION, Neighbors, Statement, Trust, Unit, Verdict
 
 __all__ = ["detection", "meaning", "not_covered", "numbers", "sentences", "title", "trust", "whom"]
 
@@ -61,8 +61,15 @@ def sentences(statement: Statement) -> list[str]:
         ]
     count = len(statement.assumptions)
     holds = f"It holds if the {count} assumptions below hold." if count > 1 else "It holds under the assumption below."
+    reproducible = statement.verdict in (Verdict.REPRODUCIBLE, Verdict.DECLARED_REPRODUCIBLE)
+    protects = f"This training protects {_WHOSE[statement.unit]}."
+    if reproducible:
+        protects = (
+            f"This was a simulation whose noise follows from a seed: whoever knows the seed can take the noise away. "
+            f"With noise that nobody can draw again it would protect {_WHOSE[statement.unit]}."
+        )
     said = [
-        f"This training protects {_WHOSE[statement.unit]}.",
+        protects,
         f"Whether or not {_DATA[statement.unit]} {_CHANGED[statement.neighbors]}, the {statement.adversary} sees "
         f"almost the same{span}: what it sees is differentially private with eps = {at_most(statement.eps)} and "
         f"delta = {at_most(statement.delta)}.",
@@ -121,6 +128,12 @@ def not_covered(
 ) -> list[str]:
     """What somebody might read into the statement and it does not say."""
     said = [f"Whoever sees more than the {statement.adversary}."]
+    if statement.verdict in (Verdict.REPRODUCIBLE, Verdict.DECLARED_REPRODUCIBLE):
+        said.append("Anybody who knows the seed, which config.toml and the config below show.")
+    if statement.verdict in (Verdict.DECLARED, Verdict.DECLARED_REPRODUCIBLE):
+        said.append(
+            "A protocol whose code does something else than it declares: nobody but its author has checked that."
+        )
     if statement.trust is Trust.CURATOR:
         said.append("The curator itself: it sees every update in the clear.")
     if local is not None and statement.trust is Trust.SHUFFLE:

@@ -177,10 +177,6 @@ class Engine:
         self._compiled = jax.jit(self._round, donate_argnums=0)
         self._compiled_count = jax.jit(self._count_right)  # as a static argument the engine would never be let go
 
-    def use(self, randomness: Randomness) -> None:
-        """Draw noise from here on as an earlier run did."""
-        self._randomness = randomness
-
     def start(self) -> Training:
         """The state before the first round, of which `ran` knows nothing yet."""
         self.ran, self._epochs = [], {}
@@ -201,11 +197,13 @@ class Engine:
         capacity: int,
         cohort: Cohort | None = None,
         drawn: Drawn | None = None,
+        randomness: Randomness | None = None,
     ) -> Training:
         """Run round `index` with these users; consumes `training`.
 
         `cohort` says what is public about the round, which is then noted in `ran`; without one the round is of the
-        engine's own size, and of no run. Where records are drawn and not users, `drawn` are those.
+        engine's own size, and of no run. Where records are drawn and not users, `drawn` are those. Noise is that of
+        `randomness`, or of the engine's own.
 
         Guarantees:
             What `ran` says of size and noise is what the round divided by and added.
@@ -232,7 +230,7 @@ class Engine:
         used = on_every_device(np.int32(math.ceil(len(users) / width)), self.mesh)
         public = _Public(np.int32(index), np.float32(drawn.size), np.float32(drawn.noise_scale))
         public, secret = jax.tree.map(
-            lambda leaf: on_every_device(leaf, self.mesh), (public, self._randomness.key_data)
+            lambda leaf: on_every_device(leaf, self.mesh), (public, (randomness or self._randomness).key_data)
         )
         after = self._compiled(training, self._data, work, used, public, secret)
         if cohort is not None:
@@ -278,7 +276,7 @@ class Engine:
     def _round(
         self, training: Training, data: Data, work: Work, used: jax.Array, public: _Public, secret: jax.Array
     ) -> Training:
-        order, noise = jax.random.key(self._randomness.seed), self._randomness.key(secret)
+        order, noise = jax.random.key(self._randomness.seed), Randomness.key(secret)
         keys = Keys(*(jax.random.fold_in(key, public.round) for key in (order, noise)))
         split, same = PartitionSpec(None, AXIS), PartitionSpec()
         per_device = functools.partial(

@@ -11,6 +11,7 @@ from scipy import stats
 from dovetail.accounting import accountants, certify, composition, fits, gaussian, mixing, split_and_mix, subjects
 from dovetail.accounting.charges import charges, spent_delta
 from dovetail.events import Disjoint, Everyone, FixedSize, Gaussian, Poisson, Round, SampledSubject, SplitAndMix
+from dovetail.numbers import at_most
 from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit
 
 DELTA = 1e-6
@@ -56,7 +57,7 @@ def test_divergences_add_up_and_mixing_is_paid_at_the_whole_eps(count):
 def test_a_statement_says_what_mixing_costs():
     statement = certify(rounds(SHARES, 40), scope(SHARES), delta=DELTA)
     spent = 40 * split_and_mix.spent_delta(SHARES, statement.eps)
-    assert f"of delta, {spent:.3g} is spent on imperfect mixing of shares" in statement.theorem.where
+    assert f"of delta, {at_most(spent, 3)} is spent on imperfect mixing of shares" in statement.theorem.where
     assert "Skellam" in statement.theorem.where and "Renyi composition" in statement.theorem.where
     (premise,) = statement.premises
     assert premise.eps == pytest.approx(eps_of(rounds(SHARES, 1)))
