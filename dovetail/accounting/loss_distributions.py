@@ -81,7 +81,7 @@ class Composition:
         return max(numerics.probability(one.delta(eps)) for one in self._directions)
 
 
-Loss: TypeAlias = "PrivacyLossDistribution | Composition"
+Loss: TypeAlias = PrivacyLossDistribution | Composition
 
 
 def _dense(pmf: pld_pmf.PLDPmf) -> tuple[int, np.ndarray, float]:

@@ -23,6 +23,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
 from dovetail.accounting import loss_distributions, pairs, personalized, split_and_mix, subjects
+from dovetail.accounting.loss_distributions import Loss
 from dovetail.events import (
     Crowd,
     Everyone,
@@ -175,7 +176,7 @@ def scale(mechanism: Mechanism, sampling: Sampling) -> Scale | None:
     return None
 
 
-def losses(mechanism: Mechanism, sampling: Sampling, interval: float) -> tuple[loss_distributions.Loss, ...]:
+def losses(mechanism: Mechanism, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
     """The privacy loss of one release on multiples of `interval`.
 
     Several, where it depends on something fixed but unknown about the victim (how a subject's items are spread over
@@ -184,7 +185,7 @@ def losses(mechanism: Mechanism, sampling: Sampling, interval: float) -> tuple[l
     return (_fine_losses if interval < _FINE else _coarse_losses)(mechanism, sampling, interval)
 
 
-def _losses(mechanism: Mechanism, sampling: Sampling, interval: float) -> tuple[loss_distributions.Loss, ...]:
+def _losses(mechanism: Mechanism, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
     match mechanism, sampling:
         case Laplace(), Everyone():
             one = pld.from_laplace_mechanism(

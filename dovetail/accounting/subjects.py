@@ -26,6 +26,7 @@ from scipy.stats import binom
 
 from dovetail import _validate
 from dovetail.accounting import gaussian, loss_distributions, mixtures
+from dovetail.accounting.loss_distributions import Loss
 from dovetail.accounting.mixtures import ShiftLaw
 from dovetail.events import Gaussian, SampledSubject
 from dovetail.statements import Bound, Neighbors, NotApplicable, Theorem
@@ -174,7 +175,7 @@ def delta(event: SampledSubject, *, rounds: int, eps: float, interval: float | N
     return loss_distributions.worst_delta(_composed(event, rounds, interval), eps=eps)
 
 
-def losses(event: SampledSubject, *, interval: float) -> tuple[loss_distributions.Loss, ...]:
+def losses(event: SampledSubject, *, interval: float) -> tuple[Loss, ...]:
     """The privacy loss of one round of such sums for every split of the subject's items, on multiples of `interval`.
 
     A subject's split is the same in every round, so many rounds compose within a split, and the worst split counts.
@@ -199,7 +200,7 @@ def resolution(event: SampledSubject, *, rounds: int = 1) -> float:
 
 
 @functools.lru_cache(maxsize=128)
-def _composed(event: SampledSubject, rounds: int, interval: float | None) -> tuple[loss_distributions.Loss, ...]:
+def _composed(event: SampledSubject, rounds: int, interval: float | None) -> tuple[Loss, ...]:
     grid = resolution(event, rounds=rounds) if interval is None else interval
     return tuple(loss_distributions.copies(one, rounds) for one in losses(event, interval=grid))
 
