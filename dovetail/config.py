@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import re
 import tomllib
+import typing
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
@@ -174,7 +175,7 @@ def parse(data: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] = ()) ->
     try:
         config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
-        raise ValueError(_sentence(error)) from error
+        raise ValueError(_sentence(error, tree)) from error
     if "name" not in config.protocol:
         raise ValueError("expected protocol.name, got none")
     _validate.integer(seed=config.seed)
@@ -231,21 +232,32 @@ _KINDS = {
     "int": "a whole number",
     "str": "text",
     "bool": "true or false",
-    "null": "nothing",
     "array": "a list",
+    "object": "a table",
 }
 
 
-def _sentence(error: msgspec.ValidationError) -> str:
+def _sentence(error: msgspec.ValidationError, tree: Mapping[str, Any]) -> str:
+    """What must stand where, and what does."""
     text, _, where = str(error).partition(" - at `$")
     where = where.strip("`.")
-    text = re.sub(r"`([a-z]+(?: \| [a-z]+)*)`", _in_words, text)
-    message = text[:1].lower() + text[1:]
-    return f"{message} in {where}" if where else message
+    value, kind = tree, Config
+    for name in where.split(".") if where else ():
+        value = value.get(name) if isinstance(value, Mapping) else None  # type: ignore[assignment]
+        kind = typing.get_type_hints(kind).get(name, Any) if isinstance(kind, type) else Any
+    options = [one for part in (kind, *typing.get_args(kind)) if _literal(part) for one in typing.get_args(part)]
+    kinds = re.match(r"Expected `([a-z]+(?: \| [a-z]+)*)`", text)
+    if options:
+        return f"{where} must be one of {', '.join(map(str, options))}, got {value!r}"
+    if not where or kinds is None:
+        message = text[:1].lower() + text[1:]
+        return f"{message} in {where}" if where else message
+    wanted = " or ".join(_KINDS.get(kind, kind) for kind in kinds[1].split(" | ") if kind != "null")
+    return f"{where} must be {wanted}, got {value!r}"
 
 
-def _in_words(kinds: re.Match[str]) -> str:
-    return " or ".join(_KINDS.get(kind, kind) for kind in kinds[1].split(" | "))
+def _literal(kind: Any) -> bool:
+    return typing.get_origin(kind) is Literal
 
 
 def _without_none(value: Any) -> Any:

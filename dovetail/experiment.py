@@ -110,7 +110,7 @@ def train(
     A task whose name is that of a preset starts from it: model, cohort, server, the protocol's settings where it is the
     same protocol, and the privacy target where `eps` or `delta` is not given, which is (2, 1e-05) for "digits" and
     (1, 5e-06) for "mnist". Other tasks have a `delta` of 1e-05 and no `eps`: without one, the noise must be in
-    `settings`.
+    `settings`. Every protocol has defaults for what else it needs, its clip among them.
     """
     name = task if isinstance(task, str) else task.name
     data: dict[str, Any] = {"task": {"name": name}, "protocol": {"name": protocol}}
@@ -118,6 +118,7 @@ def train(
         data = msgspec.to_builtins(read(name))
         if data["protocol"]["name"] != protocol:
             data["protocol"] = {"name": protocol}
+            data["privacy"]["neighbors"] = protocols.find(protocol).relation.value
     overrides = {"privacy.eps": eps, "privacy.delta": delta}
     chosen = [(key, value) for key, value in overrides.items() if value is not None] + list((settings or {}).items())
     plan = prepare(parse(data, chosen), task=task if isinstance(task, Task) else None)

@@ -248,17 +248,9 @@ def calibrate(name: str, plan: Plan, *, eps: float, parameter: str | None = None
     return parameter, value, quote(name, plan.with_setting(parameter, value))
 
 
-def _build(name: str, plan: Plan) -> protocols.Protocol:
-    """The protocol with these settings; how far updates are clipped changes no statement, so 1 will do."""
-    clips = {key: 1.0 for key in ("clip_norm", "clip_value") if protocols.requires(name, key)}
-    if name == "dp_fl" and "clip" not in plan.settings:
-        clips["clip_norm"] = 1.0
-    return protocols.build(name, {**clips, **plan.settings})
-
-
 def settled(name: str, plan: Plan) -> tuple[protocols.Protocol, protocols.Cohort]:
     """The protocol that a plan is about, with everything set that follows from its cohort."""
-    protocol = _build(name, plan)
+    protocol = protocols.build(name, plan.settings)
     cohort = protocols.Cohort(
         participation=plan.participation,
         size=plan.num_users,
@@ -271,8 +263,7 @@ def settled(name: str, plan: Plan) -> tuple[protocols.Protocol, protocols.Cohort
 
 def _noise_parameter(name: str, plan: Plan) -> str:
     """The field that the protocol's noise is in."""
-    needed = {"beta": 1.0} if protocols.requires(name, "beta") else {}
-    field = _build(name, dataclasses.replace(plan, settings={**needed, **plan.settings})).noise_field
+    field = protocols.build(name, plan.settings).noise_field
     if field is None:
         raise ValueError(f"expected a protocol with noise to calibrate, got {name!r}")
     return field

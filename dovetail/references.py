@@ -72,7 +72,7 @@ _ALL = (
     Entry(
         key="Dovetail",
         authors=("{The Dovetail authors}",),
-        title="Dovetail: federated learning that proves what it leaked",
+        title="Dovetail: federated learning that proves a bound on what can leak",
         year=2026,
     ),
     # the papers whose protocols are here

@@ -200,9 +200,11 @@ class Statement:
 
     def headline(self) -> str:
         """The statement's first line: numbers, scope, verdict."""
-        numbers = "no finite eps" if self.unbounded else f"({at_most(self.eps)}, {at_most(self.delta)})-DP"
         whose = f"one {self.unit.value}" + (f", {self.span}" if self.span else "")
         scope = f"{self.trust.value}; against the {self.adversary}; {self.neighbors.value}; {whose}"
+        if self.unbounded:
+            return f"no guarantee [{scope}]"
+        numbers = f"({at_most(self.eps)}, {at_most(self.delta)})-DP"
         return f"{numbers} [{scope}]   {self.verdict.value}{', with a warning' * bool(self.warnings)}"
 
     def _lines(self, indent: str, said: tuple[str, ...]) -> list[str]:

@@ -27,6 +27,7 @@ import test_runnable_examples
 
 from dovetail import quotes
 from dovetail.config import Config
+from dovetail.numbers import at_most
 from dovetail.protocols import PROTOCOLS
 
 ROOT = Path(__file__).parents[1]
@@ -169,7 +170,9 @@ def test_the_facts_of_a_page_are_those_of_the_quote(name):
     quote = quotes.quote(name, protocol_facts.plan_of(config_of(name))[1])
     for statement in (quote.certified, quote.claimed, quote.local, quote.shuffler):
         if statement is not None:
-            shown = "no finite eps | " if statement.unbounded else f"{statement.eps:.4g} | {statement.delta:.3g}"
+            shown = (
+                "no guarantee | " if statement.unbounded else f"{at_most(statement.eps)} | {at_most(statement.delta)}"
+            )
             assert f"| {shown} |" in text
     for assumption in quote.certified.assumptions:
         assert assumption in text

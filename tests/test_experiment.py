@@ -13,6 +13,8 @@ import dovetail
 from dovetail import accounting, config, experiment, report
 from dovetail.accounting import gaussian
 from dovetail.folder import BANNER, RunFolder
+from dovetail.protocols import PROTOCOLS
+from dovetail.protocols._personal import Personal
 from dovetail.statements import Neighbors, Statement, Trust, Unit
 from dovetail.tasks import models
 
@@ -200,7 +202,9 @@ def test_fits_and_certify_agree_on_the_budget():
         (("privacy.epsilon", 1.0), r"unknown key of \[privacy\] 'epsilon': did you mean 'eps'"),
         (("cohrot.size", 1), "unknown config key 'cohrot': did you mean 'cohort'"),
         (("cohort.size", 301), r"expected at most as many clients a round as there are \(300\), got size=301"),
-        (("cohort.size", "many"), "expected a whole number or a list or nothing, got text in cohort.size"),
+        (("noise", "maybe"), "noise must be one of os, seeded, got 'maybe'"),
+        (("privacy.unit", "family"), "privacy.unit must be one of item, user, subject, got 'family'"),
+        (("cohort.size", "many"), "cohort.size must be a whole number or a list, got 'many'"),
         (("cohort.epochs", 1), "expected either cohort.epochs or cohort.rounds"),
         (("seed", -1), "expected 0 <= seed"),
         (("task.model", "transformer"), "unknown model 'transformer'"),
@@ -491,6 +495,26 @@ def test_without_diagnostics_none_are_written_and_the_model_is_the_same(tmp_path
     assert not (tmp_path / "quiet" / "diagnostics.html").exists()
     loud = experiment.run(plan(*short, ("diagnostics", True)))
     np.testing.assert_allclose(quiet.parameters["params"], loud.parameters["params"], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in PROTOCOLS if name not in ("fedavg", "binary_sum", "real_sum")])
+def test_every_protocol_trains_by_its_defaults(name):
+    overrides = {
+        "noise": "seeded",
+        "cohort": {"kind": "everyone", "rounds": 2},
+        "privacy.neighbors": PROTOCOLS[name].relation.value,
+    }
+    if issubclass(PROTOCOLS[name], Personal):  # every user's own eps is worked out: forty are enough
+        overrides["task"] = {"name": "tiny", "partition": "iid", "users": 40}
+    result = dovetail.train(TASK, protocol=name, eps=2.0, delta=1e-5, settings=overrides)
+    assert result.rounds == 2
+    assert 0 < result.statement.eps <= 2.0
+
+
+def test_a_preset_gives_way_to_the_relation_of_another_protocol():
+    settings = {"noise": "seeded", "cohort.rounds": 1}
+    result = dovetail.train("digits", protocol="central_sub", eps=2.0, settings=settings)
+    assert result.statement.neighbors is Neighbors.ADD_REMOVE
 
 
 SILOS = {

@@ -68,7 +68,7 @@ def test_json_round_trip(changes):
 def test_an_unbounded_statement_says_so_in_words_and_json():
     nothing = unbounded(SCOPE, reason="no noise is added")
     assert nothing.unbounded
-    assert str(nothing).startswith("no finite eps [")
+    assert str(nothing).startswith("no guarantee [")
     assert nothing.to_json()["eps"] is None
     assert nothing.to_json()["unbounded"] is True
 

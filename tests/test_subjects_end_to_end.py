@@ -209,7 +209,6 @@ def test_a_resumed_run_goes_on_with_the_same_draws_and_the_same_ledger(tmp_path)
     ("overrides", "sentence"),
     [
         ([("protocol.items_per_subject", 0)], "expected items_per_subject >= 1"),
-        ([("protocol", {"name": "central_sub", "clip_norm": 1.0, "batch": 5})], "expected protocol.items_per_subject"),
         ([("protocol.batch", 181)], "expected a sampling rate of at most 1"),
         ([("protocol.sampling_rate", 1.5)], "expected sampling_rate <= 1"),
         ([("protocol.sampling_rate", 0.1)], "expected batch or sampling_rate"),

@@ -12,6 +12,7 @@ shows the config and, for 1000 users, d = 7850 and delta = 5e-6 (d = 1 for the s
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import tomllib
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 from dovetail import quotes
 from dovetail.compare import sealed_size
 from dovetail.config import Config, parse
+from dovetail.numbers import at_most
 from dovetail.protocols import PROTOCOLS
 from dovetail.protocols._sums import ReportedSum
 from dovetail.statements import NotApplicable, Statement
@@ -26,6 +28,7 @@ from dovetail.statements import NotApplicable, Statement
 __all__ = ["DELTA", "USERS", "config_of", "markdown", "plan_of", "setup"]
 
 USERS, DIM, DELTA = 1000, 7850, 5e-6
+_DEFAULTS = ("clip_norm", "clip_value", "beta", "k", "budgets", "items_per_subject", "sampling_rate")
 _TITLES = {
     "certified": "certified",
     "claimed": "claimed by the paper",
@@ -55,6 +58,7 @@ def markdown(toml: str) -> str:
     certified = quote.certified
     return "\n".join(
         [
+            *_defaults(name),
             f"One round of {plan.num_users:,} users, d = {plan.dim:,}, delta = {plan.delta:g}, computed by the build:",
             "",
             "| | eps | delta | for one | against the | verdict |",
@@ -76,10 +80,25 @@ def markdown(toml: str) -> str:
     )
 
 
+def _defaults(name: str) -> list[str]:
+    """What is set unless a config says otherwise, where it decides how far updates are clipped or what is sent."""
+    fields = {field.name: field.default for field in dataclasses.fields(PROTOCOLS[name])}  # type: ignore[arg-type]
+    shown = [f"`{key} = {fields[key]!r}`".replace("'", '"') for key in _DEFAULTS if _chosen(fields.get(key))]
+    return (
+        [f"Unless the config says otherwise: {', '.join(shown)}; see [defaults](index.md#defaults).", ""]
+        if shown
+        else []
+    )
+
+
+def _chosen(default: object) -> bool:
+    return default not in (None, dataclasses.MISSING, 0)
+
+
 def _cells(statement: Statement | None) -> str:
     if statement is None:
         return "- | - | - | - | -"
-    numbers = "no finite eps | " if statement.unbounded else f"{statement.eps:.4g} | {statement.delta:.3g}"
+    numbers = "no guarantee | " if statement.unbounded else f"{at_most(statement.eps)} | {at_most(statement.delta)}"
     whose = f"{statement.unit.value}, {statement.neighbors.value}"
     return f"{numbers} | {whose} | {_plain(statement.adversary)} | {statement.verdict.value}"
 

@@ -55,7 +55,7 @@ def main() -> None:
     )
     try:
         app()
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ModuleNotFoundError) as error:
         err_console.print(f"dovetail: {' '.join(str(error).split())}", style="red", markup=False, highlight=False)
         sys.exit(2)
 

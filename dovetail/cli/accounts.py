@@ -118,7 +118,7 @@ def calibrate(
     set_: Settings = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """The parameter that meets a central target, never on the unsafe side."""
+    """The parameter that meets a central target, rounded to the safe side."""
     from dovetail import quotes
 
     plan = _plan(name, n, dim, delta, rounds, None, colluders, set_)

@@ -225,7 +225,7 @@ def _progress_bar(rounds: int, *, reproducible: bool) -> Iterator[Any]:
                 eps = (
                     f"({at_most(spent.eps)}, {at_most(spent.delta)})-DP"
                     if spent and spent.eps < float("inf")
-                    else "no finite eps"
+                    else "no guarantee"
                 )
                 said = f"accuracy {progress.accuracy:.2%}, {eps}{' (noise is reproducible)' * reproducible}"
             bar.update(task, completed=progress.round, description=said)
@@ -237,7 +237,7 @@ def _progress_bar(rounds: int, *, reproducible: bool) -> Iterator[Any]:
 
 def _unit_table(units: Any) -> Table:
     """What a run promises for each unit, or nothing, and why."""
-    table = Table("for one", "promised", "verdict", "neighbours", "against the", "by, or why nothing", box=None)
+    table = Table("for one", "promised", "verdict", "neighbours", "against the", "by, or why not", box=None)
     for unit, statement in units.items():
         numbers = "nothing" if statement.unbounded else f"({at_most(statement.eps)}, {at_most(statement.delta)})-DP"
         why = statement.theorem.where if statement.unbounded else statement.theorem.key

@@ -37,7 +37,6 @@ __all__ = [
     "curator_scope",
     "find",
     "local_scope",
-    "requires",
     "shuffle_scope",
 ]
 
@@ -62,12 +61,6 @@ def find(name: str) -> type[Protocol]:
 
 def _is_protocol(found: object) -> TypeGuard[type[Protocol]]:
     return isinstance(found, type) and issubclass(found, Protocol)
-
-
-def requires(name: str, key: str) -> bool:
-    """Whether the protocol of this name cannot do without this parameter."""
-    needed = (field.name for field in _fields(name).values() if field.default is dataclasses.MISSING)
-    return key in needed
 
 
 def _fields(name: str) -> dict[str, dataclasses.Field[Any]]:

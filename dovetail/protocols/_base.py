@@ -31,7 +31,9 @@ from dovetail.protocols._messages import Messages
 from dovetail.shufflers import Layout, Reports, Shuffled, deliver, masked
 from dovetail.statements import Neighbors, NotApplicable
 
-__all__ = ["Cohort", "Protocol"]
+__all__ = ["CLIP_NORM", "CLIP_VALUE", "Cohort", "Protocol"]
+
+CLIP_NORM, CLIP_VALUE = 1.0, 0.1  # unless given: public, and the same whatever the data are
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from dovetail.mechanisms import (
     LocalRandomizer,
     RandomizedResponse,
 )
-from dovetail.protocols._base import Cohort, Protocol
+from dovetail.protocols._base import CLIP_VALUE, Cohort, Protocol
 from dovetail.protocols._messages import Levels, Messages, Positions
 from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, shuffle_scope
 from dovetail.shufflers import (
@@ -56,7 +56,7 @@ class Flame(Protocol):
 
     shuffled: ClassVar[bool] = True
 
-    clip_value: float
+    clip_value: float = CLIP_VALUE
     eps_local: float | None = None
     randomizer: Literal["rr2", "rr", "laplace"] = "rr2"
     levels: int | None = None

@@ -18,13 +18,14 @@ from typing import Any, ClassVar, Literal, Self
 
 from dovetail import _validate
 from dovetail.events import Disjoint, Gaussian, Mechanism, NonPrivate, Poisson, SampledSubject
-from dovetail.protocols._base import Cohort, Protocol
+from dovetail.protocols._base import CLIP_NORM, Cohort, Protocol
 from dovetail.protocols._scopes import DROPOUT
 from dovetail.shufflers import Layout
 from dovetail.statements import Neighbors
 
 __all__ = ["ItemLevel"]
 
+_RATE = 0.1
 _REMOVAL = "users stay on the public roster and take part as before, also without the records that are removed"
 _LEAKS = "the noise follows the largest number of one subject's records in a batch, and so tells it"
 
@@ -36,7 +37,7 @@ class ItemLevel(Protocol):
     relation: ClassVar[Neighbors] = Neighbors.ADD_REMOVE
     claimed_for: ClassVar[Literal["round", "training"]] = "training"
 
-    clip_norm: float
+    clip_norm: float = CLIP_NORM
     items_per_subject: int | None = None
     users_per_subject: int | None = None
     items_per_user: int | None = None
@@ -51,10 +52,8 @@ class ItemLevel(Protocol):
     def __post_init__(self) -> None:
         _validate.positive(clip_norm=self.clip_norm)
         _validate.one_of(("subject", "item"), unit=self.unit)
-        if self.unit == "item" and self.items_per_subject is None:
-            object.__setattr__(self, "items_per_subject", 1)
         if self.items_per_subject is None:
-            raise ValueError(f"expected protocol.items_per_subject (Z_max) for {self.name!r}, got none")
+            object.__setattr__(self, "items_per_subject", 1)
         counts = _validate.given(
             items_per_subject=self.items_per_subject,
             users_per_subject=self.users_per_subject,
@@ -66,7 +65,7 @@ class ItemLevel(Protocol):
         if self.unit == "item" and self.items_per_subject != 1:
             raise ValueError(f"expected items_per_subject = 1 with unit = 'item', got {self.items_per_subject}")
         if self.batch is None and self.sampling_rate is None:
-            raise ValueError(f"expected protocol.batch or protocol.sampling_rate for {self.name!r}, got neither")
+            object.__setattr__(self, "sampling_rate", _RATE)
         _validate.positive(**_validate.given(batch=self.batch, noise_multiplier=self.noise_multiplier))
         rate = _validate.given(sampling_rate=self.sampling_rate)
         _validate.positive(**rate)

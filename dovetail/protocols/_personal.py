@@ -23,7 +23,7 @@ from dovetail import _validate
 from dovetail.events import DataIndependent, Everyone, Mechanism, Personalized, Round, View
 from dovetail.mechanisms import Laplace, LocalRandomizer, add_laplace
 from dovetail.mechanisms._base import clamp
-from dovetail.protocols._base import Cohort, Protocol
+from dovetail.protocols._base import CLIP_VALUE, Cohort, Protocol
 from dovetail.protocols._budgets import resolve
 from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, shuffle_scope
 from dovetail.shufflers import Layout, Reports, Shuffled, SlotSums, slot_sums
@@ -33,6 +33,7 @@ __all__ = ["PUBLIC_BUDGETS", "Personal", "laplace_reports"]
 
 Budget = TypeVar("Budget", float, jax.Array)
 
+_BUDGETS = "uniform2"
 PUBLIC_BUDGETS = "users' budgets are public and do not change when a user's data is replaced"
 
 
@@ -42,7 +43,8 @@ class Personal(Protocol):
 
     `budgets` is what `_budgets.resolve` takes; once settled, every user's eps_local for one coordinate. They are the
     users' own choice, so there is no noise left to calibrate, unless ``budget_scale = "fit"`` asks for one factor on
-    all of them that meets a privacy target. A settled protocol has the scale in its budgets, and None as its scale.
+    all of them that meets a privacy target; without budgets of their own, that is what users get. A settled protocol
+    has the scale in its budgets, and None as its scale.
 
     Guarantees:
         Only a settled protocol runs, so that clients spend what the event says.
@@ -51,13 +53,14 @@ class Personal(Protocol):
     undeployed: ClassVar[str] = "sends floating-point numbers with a personal budget's noise, which are no integers"
 
     budgets: Any = None  # a field, so that it is a config key; it takes the place of the property of `Protocol`
-    clip_value: float
+    clip_value: float = CLIP_VALUE
     budget_scale: float | Literal["fit"] | None = 1.0
 
     def __post_init__(self) -> None:
         _validate.positive(clip_value=self.clip_value)
         if self.budgets is None:
-            raise ValueError(f"expected protocol.budgets for {self.name!r}, got none")
+            object.__setattr__(self, "budgets", _BUDGETS)
+            object.__setattr__(self, "budget_scale", "fit" if self.budget_scale == 1.0 else self.budget_scale)
         if isinstance(self.budgets, list):
             object.__setattr__(self, "budgets", tuple(self.budgets))
         if self.budget_scale is not None and self.budget_scale != "fit":

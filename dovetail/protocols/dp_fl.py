@@ -28,7 +28,7 @@ from dovetail import _validate
 from dovetail.events import FixedSize, Gaussian, Mechanism, NonPrivate, Poisson, Round, View
 from dovetail.mechanisms._normal import normal
 from dovetail.mechanisms.gaussian import clip_l2
-from dovetail.protocols._base import Cohort, Protocol
+from dovetail.protocols._base import CLIP_NORM, Cohort, Protocol
 from dovetail.protocols._scopes import CURATOR_SEES, DROPOUT, curator_scope
 from dovetail.shufflers import Layout, Reports
 from dovetail.statements import Neighbors
@@ -80,8 +80,8 @@ class DpFl(Protocol):
             object.__setattr__(self, "clip_norm", float(self.clip))
             object.__setattr__(self, "clip", "fixed")
         _validate.one_of(("fixed", "adaptive", "median"), clip=self.clip)
-        if self.clip_norm is None and self.clip == "fixed":
-            raise ValueError("expected protocol.clip_norm for 'dp_fl', got none")
+        if self.clip_norm is None:
+            object.__setattr__(self, "clip_norm", CLIP_NORM)
         _validate.positive(clip_norm=self.first_clip_norm, clip_rate=self.clip_rate, schedule_end=self.schedule_end)
         _validate.in_open_interval(0, 1, quantile=self.quantile)
         _validate.positive(**_validate.given(noise_multiplier=self.noise_multiplier, std_count=self.std_count))
@@ -104,7 +104,7 @@ class DpFl(Protocol):
     @property
     def first_clip_norm(self) -> float:
         """The clip norm before the first round."""
-        return 1.0 if self.clip_norm is None else self.clip_norm
+        return float(self.known("clip_norm"))
 
     @property
     def std(self) -> float:

@@ -23,7 +23,7 @@ from dovetail.events import Disjoint, Everyone, Mechanism, Round, View
 from dovetail.mechanisms._normal import normal
 from dovetail.mechanisms.gaussian import Gaussian
 from dovetail.mechanisms.laplace import Laplace
-from dovetail.protocols._base import Cohort, Protocol
+from dovetail.protocols._base import CLIP_NORM, CLIP_VALUE, Cohort, Protocol
 from dovetail.protocols._scopes import local_scope
 from dovetail.shufflers import Layout, Reports
 from dovetail.statements import Neighbors
@@ -59,8 +59,8 @@ class LdpFl(Protocol):
                 raise ValueError(f"expected no {key} with randomizer={self.randomizer!r}, got {key}={value!r}")
         clip, noise = mine.items()
         if clip[1] is None:
-            raise ValueError(f"expected {clip[0]} with randomizer={self.randomizer!r}, got {clip[0]}=None")
-        _validate.positive(**{clip[0]: clip[1]})
+            object.__setattr__(self, clip[0], CLIP_NORM if self.randomizer == "gaussian" else CLIP_VALUE)
+        _validate.positive(**_validate.given(**{clip[0]: clip[1]}))
         _validate.positive(**_validate.given(**{noise[0]: noise[1]}))
 
     @property

@@ -20,7 +20,7 @@ from dovetail import _validate
 from dovetail.events import DataIndependent, Mechanism, Report, Round, Shuffled, View
 from dovetail.mechanisms import ExactSampler, SeededPrivUnit, seeds
 from dovetail.mechanisms import PrivUnit as Randomizer
-from dovetail.protocols._base import Cohort, Protocol
+from dovetail.protocols._base import CLIP_NORM, Cohort, Protocol
 from dovetail.protocols._messages import Messages, Sent
 from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, shuffle_scope
 from dovetail.shufflers import Layout, Reports, received
@@ -44,7 +44,7 @@ class PrivUnit(Protocol):
     name: ClassVar[str] = "privunit"
     shuffled: ClassVar[bool] = True
 
-    clip_norm: float
+    clip_norm: float = CLIP_NORM
     eps_local: float | None = None
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ from dovetail import _validate, events
 from dovetail.events import DataIndependent, Mechanism, NonPrivate, Round, View
 from dovetail.mechanisms import ExactSkellam, skellam
 from dovetail.mechanisms._normal import normal
-from dovetail.protocols._base import Cohort, Protocol
+from dovetail.protocols._base import CLIP_NORM, Cohort, Protocol
 from dovetail.protocols._scopes import DROPOUT, SLOTS_TELL_NOTHING, check_shuffle_relation, enrolment
 from dovetail.protocols._shares import Shares
 from dovetail.shufflers import Layout, Reports, Shuffled
@@ -62,7 +62,7 @@ class SplitAndMix(Protocol):
     name: ClassVar[str] = "split_and_mix"
     shuffled: ClassVar[bool] = True
 
-    clip_norm: float
+    clip_norm: float = CLIP_NORM
     noise_multiplier: float | None = None
     scale: float | None = None
     modulus: int | None = None

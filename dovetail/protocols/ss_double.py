@@ -40,7 +40,7 @@ class SsDouble(Padded):
 
     name: ClassVar[str] = "ss_double"
 
-    beta: float
+    beta: float = 0.1
     inclusion: Literal["bernoulli", "fixed-k"] | None = None
 
     def __post_init__(self) -> None:

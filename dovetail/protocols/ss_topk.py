@@ -31,6 +31,7 @@ from dovetail.statements import NotApplicable
 __all__ = ["SsTopk"]
 
 _COUNTS_SHOW = "a surplus that is kept shows how many users report a coordinate, and the selection depends on the data"
+_SHARE = 50
 _SLOTS_SHOW = "the shuffler sees which coordinates a client reports"
 _INDICES_SHOW = "the indices of a message that travels whole are a function of its sender's data"
 
@@ -48,19 +49,21 @@ class SsTopk(Padded):
 
     name: ClassVar[str] = "ss_topk"
 
-    k: int
+    k: int = 0  # one in fifty coordinates, unless given
     decoys: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _validate.integer(k=self.k)
-        _validate.at_least(1, k=self.k)
+        _validate.non_negative(k=self.k)
         decoys = _validate.given(decoys=self.decoys)
         _validate.integer(**decoys)
         _validate.non_negative(**decoys)
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
         """All other coordinates are decoys (none as published), slots are padded to the cohort's size, unless told."""
+        if self.k == 0:
+            return dataclasses.replace(self, k=max(1, dim // _SHARE)).settle(cohort, dim)
         if self.k > dim:
             raise ValueError(f"expected k <= {dim}, the dimension, got k={self.k}")
         most = dim - self.k

@@ -63,7 +63,7 @@ def units(statements: Mapping[str, Statement]) -> str:
         by = escape(statement.theorem.where) if statement.unbounded else folded
         shown = promised(statement)
         rows.append([f"one {escape(name)}", shown, statement.neighbors.value, escape(statement.adversary), by])
-    return table(("for", "promised", "neighbours", "against the", "by, or why nothing"), rows)
+    return table(("for", "promised", "neighbours", "against the", "by, or why not"), rows)
 
 
 def beside(statement: Statement) -> str:

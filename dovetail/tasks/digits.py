@@ -22,7 +22,7 @@ def load(*, folder: Path | None = None) -> Dataset:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ModuleNotFoundError("the task digits needs scikit-learn: pip install 'dovetail[digits]'") from error
+        raise ModuleNotFoundError("the task digits needs scikit-learn: pip install 'dovetail-fl[digits]'") from error
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(labels))
     images = (images[order] / _BRIGHTEST).astype(np.float32).reshape(-1, 8, 8)

@@ -181,7 +181,7 @@ def test_a_z_read_off_the_batch_shows_in_the_noise():
 
 
 def test_sparsified_reports_have_the_law_of_the_code():
-    asked = plan(num_users=4, dim=4, budgets=[0.5, 2.0], keep=0.5)
+    asked = plan(num_users=4, dim=4, clip_value=1.0, budgets=[0.5, 2.0], keep=0.5)
     protocol, _ = quotes.settled("s_apes", asked)
     law = s_apes.sparsified(protocol, 4)
     draws = np.asarray(protocol.perturb(jnp.full(40_000, 1.0), jnp.asarray(2.0), key=jax.random.key(2)))

@@ -227,7 +227,7 @@ def test_a_moved_clip_norm_moves_the_noise_with_it():
         ({"clip": 1.0, "clip_norm": 2.0}, "expected one clip norm, got clip=1.0 and clip_norm=2.0"),
         ({"clip": -1.0}, "expected clip > 0, got clip=-1.0"),
         ({"clip": "sometimes", "clip_norm": 1.0}, "expected clip to be one of fixed, adaptive, median"),
-        ({"clip": "fixed"}, "expected protocol.clip_norm"),
+        ({"clip": "fixed", "clip_norm": -1.0}, "expected clip_norm > 0"),
         ({"clip": "adaptive", "clip_norm": 0.0}, "expected clip_norm > 0"),
         ({"clip": "adaptive", "quantile": 1.0}, "expected 0 < quantile < 1, got quantile=1.0"),
         ({"clip": "adaptive", "clip_rate": 0.0}, "expected clip_rate > 0"),

@@ -481,7 +481,6 @@ def test_a_client_needs_its_own_budget():
 @pytest.mark.parametrize(
     ("cls", "parameters", "sentence"),
     [
-        (Apes, {"clip_value": 0.1}, "expected protocol.budgets for 'apes', got none"),
         (Apes, {"budgets": BUDGETS, "clip_value": 0.0}, "expected clip_value > 0"),
         (Apes, {"budgets": BUDGETS, "clip_value": 0.1, "bound": 0.05}, "expected bound >= clip_value"),
         (Apes, {"budgets": BUDGETS, "clip_value": 0.1, "randomizer": "rr"}, "expected randomizer to be one of"),

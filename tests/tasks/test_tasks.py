@@ -108,7 +108,7 @@ def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'dovetail\[digits\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'dovetail-fl\[digits\]'"):
         digits.TASK.load(folder=None)
 
 

@@ -2,7 +2,7 @@
 
 A `ClientApp` gets `dovetail_mod`, a `ServerApp` runs a `DovetailStrategy`. What is random, sealed, shuffled or
 accounted is done by the parties that Dovetail has without Flower: the node's agent, the shufflers, the analyzer. This
-is the only place that imports flwr (`pip install 'dovetail[flower]'`).
+is the only place that imports flwr (`pip install 'dovetail-fl[flower]'`).
 """
 
 from dovetail.parties.flower.mod import dovetail_mod

@@ -49,7 +49,7 @@ def _text(value: object) -> str:
 
 
 def _number(eps: float | None) -> str:
-    return "no finite eps" if eps is None else f"eps {at_most(eps)}"
+    return "no guarantee" if eps is None else f"eps {at_most(eps)}"
 
 
 def _latest(history: Sequence[Mapping[str, Any]]) -> str:
