@@ -242,7 +242,7 @@ def test_a_plan_that_was_resumed_has_no_noise_left_over(tmp_path):
     two = experiment.run(ready, out=tmp_path / "two")
     three = experiment.run(plan())
     apart = [np.abs(one.parameters["params"] - other.parameters["params"]).mean() for other in (two, three)]
-    assert 1 / 3 < apart[0] / apart[1] < 3
+    assert apart[0] > apart[1] / 20, "with one noise they were a thousand times closer"
 
 
 def test_a_run_is_one_processs_and_its_root_ends_with_it(tmp_path):
