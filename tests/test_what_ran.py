@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+import typing
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import TASK, TASK_WITH_SUBJECTS, load
 
-from dovetail import config, experiment, quotes, report
+from dovetail import config, events, experiment, quotes, report
 from dovetail.audit import curves
 from dovetail.events import NonPrivate, Report, Round, Shuffled, View
 from dovetail.folder import RunFolder
@@ -20,7 +21,7 @@ from dovetail.protocols import Protocol, shuffle_scope
 from dovetail.protocols.dp_fl import DpFl
 from dovetail.record import Record, certified
 from dovetail.shufflers import Layout, Reports
-from dovetail.statements import Statement, Unit, Verdict
+from dovetail.statements import Neighbors, Statement, Unit, Verdict
 from dovetail.tasks import Task
 from dovetail.verify import verify
 
@@ -276,6 +277,62 @@ def test_own_code_that_changed_is_another_run(tmp_path, monkeypatch):
     module.write_text(source + "# changed\n")
     with pytest.raises(ValueError, match=r"own code\.own_task was"):
         experiment.run(experiment.prepare(config.parse(data)), out=tmp_path / "run", resume=True)
+
+
+PERSONAL = {
+    "apes": {"clip_value": 0.3, "budgets": [0.5, 2.0]},
+    "s_apes": {"clip_value": 0.3, "budgets": [0.5, 2.0], "keep": 0.5},
+    "unis": {"clip_value": 0.3, "budgets": [0.5, 2.0]},
+    "pldp": {"clip_value": 0.3, "budgets": [0.5, 2.0]},
+}
+
+
+@pytest.mark.parametrize("name", PERSONAL)
+def test_personal_budgets_are_in_the_ledger_and_survive_a_kill(tmp_path, name):
+    overrides = [
+        ("noise", "seeded"),
+        ("task", {"name": "tiny", "partition": "iid", "users": 20}),
+        ("protocol", {"name": name, **PERSONAL[name]}),
+        ("cohort.rounds", 3),
+    ]
+    interrupted(plan(*overrides), tmp_path / "run", after=2)
+    result = experiment.run(plan(*overrides), out=tmp_path / "run", resume=True)
+    found = verify(tmp_path / "run")
+    assert found.agrees, found.differences
+    assert found.statement == result.statement
+
+
+NOISY = {"std": 2.0, "neighbors": Neighbors.ADD_REMOVE}
+CROWD = {"num_users": 20, "colluders": 3, "coordinates": 4}
+BIT = Report(kind="rr", eps_local=0.5)
+EVENTS = [
+    events.Gaussian(**NOISY, sensitivity=0.1),
+    events.Laplace(scale=0.3, sensitivity=2.0, count=7, neighbors=Neighbors.REPLACE_ONE),
+    events.NonPrivate(reason="why"),
+    events.DataIndependent(reason="why"),
+    events.SampledSubject(std=1.0, clip_norm=0.3, items=3, prob_item=0.2, users_spanned=2, noise="user", steps=2),
+    events.Shuffled(report=BIT, **CROWD),
+    events.PaddedBernoulli(report=BIT, **CROWD, pad_to=20, inclusion=0.3),
+    events.PaddedTopk(report=BIT, **CROWD, pad_to=20, top=2, decoys=1),
+    events.Personalized(kind="clip_laplace", eps_locals=(0.1, 0.7, 1 / 3), coordinates=3),
+    events.SplitAndMix(
+        num_users=20, coordinates=3, clip_norm=1.0, scale=9.0, noise_variance=7.0, modulus=2**10, shares=9
+    ),
+    events.Everyone(),
+    events.Disjoint(epoch=3),
+    events.FixedSize(size=3, population=9),
+    events.Poisson(prob=0.1),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_every_event_survives_json(event):
+    assert events.from_plain(json.loads(json.dumps(events.to_plain(event)))) == event
+
+
+def test_no_event_is_forgotten():
+    known = {*typing.get_args(events.Mechanism), *typing.get_args(events.Participation), events.DataIndependent}
+    assert {type(event) for event in EVENTS} == known
 
 
 # verify

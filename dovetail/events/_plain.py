@@ -11,7 +11,7 @@ from dovetail.events import _noise, _participation, _shuffled
 
 __all__ = ["from_plain", "to_plain"]
 
-_KINDS: dict[str, type] = {
+_EVENTS: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         _noise.DataIndependent,
@@ -33,15 +33,16 @@ _KINDS: dict[str, type] = {
 
 
 def to_plain(event: Any) -> dict[str, Any]:
-    """A mechanism or a way to take part, by its kind and fields."""
-    return {"kind": type(event).__name__, **msgspec.to_builtins(event)}
+    """A mechanism or a way to take part: its class's name as `event`, and its fields."""
+    return {"event": type(event).__name__, **msgspec.to_builtins(event)}
 
 
 def from_plain(data: dict[str, Any]) -> Any:
     """What `to_plain` wrote; refuses what is no event, and values that an event refuses."""
-    fields = {name: value for name, value in data.items() if name != "kind"}
-    _validate.known("kind of event", str(data.get("kind")), _KINDS)
+    fields = {name: value for name, value in data.items() if name != "event"}
+    name = str(data.get("event"))
+    _validate.known("event", name, _EVENTS)
     try:
-        return msgspec.convert(fields, _KINDS[data["kind"]])
+        return msgspec.convert(fields, _EVENTS[name])
     except msgspec.ValidationError as error:
-        raise ValueError(f"expected the fields of {data['kind']}, got something else ({error})") from error
+        raise ValueError(f"expected the fields of {name}, got something else ({error})") from error
