@@ -14,7 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import binom
 
-from dovetail.accounting import clones, coins, pairs, personalized
+from dovetail.accounting.amplification import clones
+from dovetail.accounting.pairs import binomial
+from dovetail.accounting.releases import crowds, personalized
 from dovetail.events import Personalized, Report, Shuffled
 
 
@@ -28,9 +30,9 @@ def numerical_clones() -> None:
 
 
 def renyi_coordinates() -> None:
-    coins._compact.cache_clear()
+    binomial._compact.cache_clear()
     report = Report(kind="generic", eps_local=0.5)
-    pairs.renyi(Shuffled(report=report, num_users=1000, coordinates=7850), pairs.ORDERS)
+    crowds.renyi(Shuffled(report=report, num_users=1000, coordinates=7850), crowds.ORDERS)
 
 
 def personal_budgets() -> None:

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dovetail import experiment
-from dovetail.config import CohortConfig
+from dovetail.experiment.config import CohortConfig
 from dovetail.parties.demo import demo_config
 from dovetail.parties.fleet import Fleet, set_up
 
@@ -49,8 +49,8 @@ def one_run(protocol: str, *, clients: int, rounds: int, seed: int, processes: i
     """A training of the fleet, and one of the simulation."""
     config = demo_config(protocol, clients=clients, overrides=[f"seed={seed}", *SETTINGS[protocol]])
     with tempfile.TemporaryDirectory(prefix="dovetail-fleet-") as folder:
-        ground = set_up(Path(folder) / "fleet", config, rounds=rounds, clients=clients, round_seconds=600)
-        with Fleet(ground) as fleet:
+        deployment = set_up(Path(folder) / "fleet", config, rounds=rounds, clients=clients, round_seconds=600)
+        with Fleet(deployment) as fleet:
             fleet.start(processes=processes)
             history = fleet.follow(seconds=1800)["history"]
             with contextlib.closing(fleet.analyzer()) as link:

@@ -27,14 +27,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from dovetail.federated.server import Server
+from dovetail.learners.server import Server
 from dovetail.mechanisms import ExactSampler
-from dovetail.parties import sealing
-from dovetail.parties.analyzer import Analyzer
-from dovetail.parties.fleet import Fleet, Ground, lay_out
-from dovetail.parties.keys import KeyPair, KeyRing
-from dovetail.parties.learning import Learning
-from dovetail.parties.wire import PART, Packed, signed_headers
+from dovetail.parties.analyzer.learning import Learning
+from dovetail.parties.analyzer.rounds import Analyzer
+from dovetail.parties.common import sealing
+from dovetail.parties.common.keys import KeyPair, KeyRing
+from dovetail.parties.common.wire import PART, Packed, signed_headers
+from dovetail.parties.fleet import Deployment, Fleet, lay_out
 
 PARTS, RAW, DUMMIES = 24, 8192, 16_384
 CLIENTS, FEWER, DIM, CONNECTIONS = 10_000, 1_000, 650, 32
@@ -58,8 +58,8 @@ def fields(kind: str, clients: int) -> dict[str, Any]:
 
 def opening(kind: str, folder: Path, cores: int) -> dict[str, float]:
     """Messages a second through the analyzer, over the raw rate times cores."""
-    ground = lay_out(folder, fields(kind, CLIENTS), shufflers=1, enrolled=[])
-    task, keys = ground.task, KeyRing(folder / "analyzer" / "keys", "seal")
+    deployment = lay_out(folder, fields(kind, CLIENTS), shufflers=1, enrolled=[])
+    task, keys = deployment.task, KeyRing(folder / "analyzer" / "keys", "seal")
     messages, public, purpose = task.messages(), task.analyzer.sealing(), task.purpose(1)
     sent = messages.randomize(np.zeros(task.dim, np.float32), sampler=ExactSampler())
     count = min(PART, RAW)
@@ -75,7 +75,8 @@ def opening(kind: str, folder: Path, cores: int) -> dict[str, float]:
     raw = count / (time.perf_counter() - begun)
     learning = Learning(initial=np.zeros(task.dim, np.float32), server=Server())
     analyzer = Analyzer(
-        folder / "analyzer", signed=ground.signed, signer=ground.signed.signer.key_id, keys=keys, learning=learning,
+        folder / "analyzer", signed=deployment.signed, signer=deployment.signed.signer.key_id, keys=keys,
+        learning=learning,
         workers=cores,
     )  # fmt: skip
     for number in range(2):  # processes start, programs are compiled
@@ -91,8 +92,8 @@ def opening(kind: str, folder: Path, cores: int) -> dict[str, float]:
 
 def dummies(folder: Path, cores: int) -> dict[str, float]:
     """Dummies sealed a second by one worker and by all."""
-    ground = lay_out(folder, fields("bits", CLIENTS), shufflers=1, enrolled=[])
-    task = ground.task
+    deployment = lay_out(folder, fields("bits", CLIENTS), shufflers=1, enrolled=[])
+    task = deployment.task
     bodies = [b"\1"] * DUMMIES
     rates = {}
     for workers in (1, cores):
@@ -108,26 +109,26 @@ def dummies(folder: Path, cores: int) -> dict[str, float]:
 def whole_round(folder: Path, clients: int, cores: int) -> dict[str, float]:
     """A round of one-message clients against the services."""
     pairs = [KeyPair.generate("sign") for _ in range(clients)]
-    ground = lay_out(folder, fields("seeds", clients), shufflers=1, enrolled=[pair.public for pair in pairs])
+    deployment = lay_out(folder, fields("seeds", clients), shufflers=1, enrolled=[pair.public for pair in pairs])
     np.save(folder / "model.npy", np.zeros(DIM, np.float32))
-    sampler, messages = ExactSampler(), ground.task.messages()
+    sampler, messages = ExactSampler(), deployment.task.messages()
     begun = time.perf_counter()
     seeds = [messages.randomize(np.zeros(DIM, np.float32), sampler=sampler).body[0].tobytes() for _ in range(64)]
     randomized = 64 / (time.perf_counter() - begun)
     pool = sealing.Workers(cores)
     sealed = pool.seal_all(
-        [seeds[i % 64] for i in range(clients)], ground.task.analyzer.sealing(), ground.task.purpose(1)
+        [seeds[i % 64] for i in range(clients)], deployment.task.analyzer.sealing(), deployment.task.purpose(1)
     )
     pool.shut()
-    path = f"/v1/tasks/{ground.task.task_id.hex()}/rounds/1/uploads/0"
+    path = f"/v1/tasks/{deployment.task.task_id.hex()}/rounds/1/uploads/0"
     bodies = [secrets.token_bytes(16) + bytes(4) + one for one in sealed]
     headers = [signed_headers(pair, "POST", path, body) for pair, body in zip(pairs, bodies, strict=True)]
-    with Fleet(ground, workers=cores) as fleet:
+    with Fleet(deployment, workers=cores) as fleet:
         fleet.start_analyzer()
         fleet.start_shuffler(0)
         wait_for(fleet, lambda: fleet.shuffler().status().round == 1)
         begun = time.perf_counter()
-        asyncio.run(upload(ground, path, bodies, headers))
+        asyncio.run(upload(deployment, path, bodies, headers))
         uploaded = time.perf_counter()
         wait_for(fleet, lambda: fleet.analyzer().status().round == 2)
         done = time.perf_counter()
@@ -146,10 +147,10 @@ def whole_round(folder: Path, clients: int, cores: int) -> dict[str, float]:
     }
 
 
-async def upload(ground: Ground, path: str, bodies: list[bytes], headers: list[dict[str, str]]) -> None:
+async def upload(deployment: Deployment, path: str, bodies: list[bytes], headers: list[dict[str, str]]) -> None:
     """Over a few connections that stay open; by hand, for an HTTP library would cost more than the service."""
-    context = ssl.create_default_context(cafile=str(ground.authority))
-    host, port = "127.0.0.1", ground.shuffler_ports[0]
+    context = ssl.create_default_context(cafile=str(deployment.authority))
+    host, port = "127.0.0.1", deployment.shuffler_ports[0]
     todo = iter(zip(bodies, headers, strict=True))
 
     async def send() -> None:

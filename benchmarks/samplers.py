@@ -16,10 +16,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from dovetail.data import partition
+from dovetail.data.subjects import cap
 from dovetail.mechanisms import ExactRandomizedResponse, ExactSampler, ExactSkellam, exact_skellam
 from dovetail.mechanisms._normal import normal
-from dovetail.tasks import partition
-from dovetail.tasks.subjects import cap
 
 TURNS = 7
 FLOATS = np.random.default_rng(0).random(1_000_000)

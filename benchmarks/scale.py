@@ -13,13 +13,13 @@ import time
 import jax
 import numpy as np
 
-from dovetail.federated.client import ClientUpdate
-from dovetail.federated.server import Server
+from dovetail.data._base import Clients, Dataset, Model
+from dovetail.engine import Engine
+from dovetail.engine.devices import use_all_cores
+from dovetail.learners.client import ClientUpdate
+from dovetail.learners.server import Server
 from dovetail.protocols import build
 from dovetail.randomness import Randomness
-from dovetail.simulate import Engine
-from dovetail.simulate.devices import use_all_cores
-from dovetail.tasks._base import Clients, Dataset, Model
 
 POOL, SAMPLES, FEATURES, CLASSES = 60_000, 60, 784, 10
 

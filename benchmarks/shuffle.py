@@ -28,9 +28,9 @@ from jax.sharding import PartitionSpec
 from rich.console import Console
 from rich.table import Table
 
+from dovetail.engine.devices import AXIS, make_mesh, split_over_devices, use_all_cores
 from dovetail.mechanisms import BinaryRandomizedResponse, _words
-from dovetail.protocols.ss_topk import SsTopk
-from dovetail.simulate.devices import AXIS, make_mesh, split_over_devices, use_all_cores
+from dovetail.protocols.flame.ss_topk import SsTopk
 
 CLIENTS, DIM, K = 1000, 7850, 157
 MANY_CLIENTS, LARGE_DIM, LARGE_K = 10_000, 1_000_000, 10_000

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from dovetail import compare, experiment
-from dovetail.tasks import Dataset, Task, resolve
+from dovetail.data import Dataset, Task, resolve
 
 EPS, DELTA = (0.24, 1.0, 2.5), {"logistic": 5e-6, "scatter": 5e-6}
 CLIPS, STEPS = (0.5, 1.0, 2.0), (0.25, 0.5, 1.0, 2.0, 4.0)

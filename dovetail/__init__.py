@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail._version import __version__
 
 if TYPE_CHECKING:
-    from dovetail.experiment import Result, train
+    from dovetail.experiment.training import Result, train
 
 __all__ = ["Result", "__version__", "train"]
 

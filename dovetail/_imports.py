@@ -19,7 +19,7 @@ _Found = TypeVar("_Found")
 def load(text: str, *, what: str, kind: str, accept: Callable[[object], TypeGuard[_Found]]) -> _Found:
     """The object "module:name", imported from the working directory or the Python path, if it is one to `accept`.
 
-    `what` and `kind` name such an object in a refusal: "task", "dovetail.tasks.Task".
+    `what` and `kind` name such an object in a refusal: "task", "dovetail.data.Task".
     """
     module_name, _, name = text.partition(":")
     here = str(Path.cwd())

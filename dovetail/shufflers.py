@@ -1,4 +1,4 @@
-"""Between clients and analyzer: the only place where `Shuffled` is made.
+"""Between clients and analyzer: the only place where `ShuffledReports` is made.
 
 Two paths, which the analyzer cannot tell apart:
 
@@ -30,7 +30,7 @@ __all__ = [
     "Layout",
     "Padding",
     "Reports",
-    "Shuffled",
+    "ShuffledReports",
     "SlotSums",
     "cover",
     "deliver",
@@ -56,7 +56,7 @@ class Reports(NamedTuple):
     valid: jax.Array
 
 
-class Shuffled(NamedTuple):
+class ShuffledReports(NamedTuple):
     """What the analyzer sees; made only here, so that raw reports cannot reach an analyzer by mistake.
 
     Rows are messages. After a shuffle of coordinates the entries of a row have nothing to do with each other.
@@ -74,7 +74,7 @@ class SlotSums(NamedTuple):
     messages: jax.Array
 
 
-def slot_sums(reports: Shuffled, slots: int, dtype: Any) -> SlotSums:
+def slot_sums(reports: ShuffledReports, slots: int, dtype: Any) -> SlotSums:
     """Sum, in this dtype, and number of the valid reports in every slot; reports without a slot fill them in order."""
     valid = reports.valid[:, None] if reports.valid.ndim == 1 else reports.valid
     value = jnp.where(valid, reports.value, 0).astype(dtype)
@@ -116,17 +116,17 @@ def masked(reports: Reports, present: jax.Array) -> Reports:
     return Reports(reports.slot, reports.value, (reports.valid * here).astype(reports.valid.dtype))
 
 
-def deliver(reports: Reports) -> Shuffled:
+def deliver(reports: Reports) -> ShuffledReports:
     """Hand reports over in the order in which they came: for tallies, which do not see the order."""
-    return Shuffled(*reports)
+    return ShuffledReports(*reports)
 
 
-def received(slot: np.ndarray | None, value: np.ndarray, valid: np.ndarray) -> Shuffled:
+def received(slot: np.ndarray | None, value: np.ndarray, valid: np.ndarray) -> ShuffledReports:
     """What a deployed shuffler forwarded and the analyzer opened; a row is a message."""
-    return Shuffled(None if slot is None else jnp.asarray(slot), jnp.asarray(value), jnp.asarray(valid))
+    return ShuffledReports(None if slot is None else jnp.asarray(slot), jnp.asarray(value), jnp.asarray(valid))
 
 
-def shuffle(reports: Reports, layout: Layout, *, key: jax.Array) -> Shuffled:
+def shuffle(reports: Reports, layout: Layout, *, key: jax.Array) -> ShuffledReports:
     """The faithful path: every report of a round, padded, permuted.
 
     Guarantees:
@@ -141,7 +141,7 @@ def shuffle(reports: Reports, layout: Layout, *, key: jax.Array) -> Shuffled:
     key_order, key_dummies, key_mix = jax.random.split(key, 3)
     value, valid = _permuted(dense.value, dense.valid, key_order)
     if layout.padding is None:
-        return Shuffled(None, value, valid)
+        return ShuffledReports(None, value, valid)
     padding = layout.padding
     rows = padding.pad_to if padding.overflow == "drop" else max(len(value), padding.pad_to)
     count = valid.sum(axis=0)
@@ -149,7 +149,7 @@ def shuffle(reports: Reports, layout: Layout, *, key: jax.Array) -> Shuffled:
     dummies = padding.blanket.sample(value.shape, key=key_dummies).astype(value.dtype)
     row = jnp.arange(rows)[:, None]
     filled = jnp.where(row < count, value, dummies)
-    return Shuffled(None, *_permuted(filled, row < jnp.maximum(count, padding.pad_to), key_mix))
+    return ShuffledReports(None, *_permuted(filled, row < jnp.maximum(count, padding.pad_to), key_mix))
 
 
 def _permuted(value: jax.Array, valid: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -179,7 +179,7 @@ def _dense(reports: Reports, slots: int) -> Reports:
     )
 
 
-def _shuffle_messages(reports: Reports, layout: Layout, key: jax.Array) -> Shuffled:
+def _shuffle_messages(reports: Reports, layout: Layout, key: jax.Array) -> ShuffledReports:
     """Whole messages in a uniformly random order; dummies are dealt into messages of the clients' length."""
     key_order, key_dummies = jax.random.split(key)
     value = reports.value
@@ -187,7 +187,7 @@ def _shuffle_messages(reports: Reports, layout: Layout, key: jax.Array) -> Shuff
     if layout.padding is None:
         order = _uniform_order(jnp.ones(len(value), bool), key_order)
         slot = None if reports.slot is None else reports.slot[order]
-        return Shuffled(slot, value[order], valid[order])
+        return ShuffledReports(slot, value[order], valid[order])
     padding, width = layout.padding, value.shape[1]
     slot = jnp.broadcast_to(jnp.arange(width), value.shape) if reports.slot is None else reports.slot
     count = jnp.zeros(layout.slots, jnp.int32).at[slot].add(valid)
@@ -205,7 +205,7 @@ def _shuffle_messages(reports: Reports, layout: Layout, key: jax.Array) -> Shuff
     values = jnp.concatenate([value, dummies])
     valids = jnp.concatenate([valid, dummy_slot < layout.slots])
     order = _uniform_order(jnp.ones(len(values), bool), key_order)
-    return Shuffled(slots[order], values[order], valids[order])
+    return ShuffledReports(slots[order], values[order], valids[order])
 
 
 def _as_columns(valid: jax.Array, ndim: int) -> jax.Array:

@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 
 import dovetail
-from dovetail.tasks import Dataset, Model, Task
+from dovetail.data import Dataset, Model, Task
 
 PEOPLE, HIDDEN = 300, 16
 

@@ -20,11 +20,11 @@ from rich.console import Console
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from dovetail import tasks
-from dovetail.parties.client import Client, Train, take_part
+from dovetail.data import resolve
+from dovetail.parties.common.keys import KeyPair
+from dovetail.parties.common.links import ShufflerLink
 from dovetail.parties.fleet import Fleet, lay_out, lenient_policy
-from dovetail.parties.keys import KeyPair
-from dovetail.parties.links import ShufflerLink
+from dovetail.parties.user.client import Client, Train, take_part
 from dovetail.statements import Statement
 
 USERS, ROUNDS = 40, 4
@@ -86,19 +86,19 @@ def task_fields() -> dict[str, Any]:
 # [run]
 def run(folder: Path) -> tuple[np.ndarray, dict[str, Any]]:
     """Set up the parties, start the services, let every user take part; the last model, and what the analyzer says."""
-    data = tasks.resolve("digits").load(folder=None)
+    data = resolve("digits").load(folder=None)
     keys = [KeyPair.generate("sign") for _ in range(USERS)]
-    ground = lay_out(folder, task_fields(), shufflers=1, enrolled=[key.public for key in keys])
+    deployment = lay_out(folder, task_fields(), shufflers=1, enrolled=[key.public for key in keys])
     np.save(folder / "model.npy", flat(new_model()))
-    policy = lenient_policy(ground.signed)  # for a trial; a user who cares sets ceilings of its own
+    policy = lenient_policy(deployment.signed)  # for a trial; a user who cares sets ceilings of its own
 
     def user(index: int) -> None:
         mine = slice(index, None, USERS)
-        link = ShufflerLink(ground.shuffler_urls[0], ca=ground.authority, key=keys[index])
+        link = ShufflerLink(deployment.shuffler_urls[0], ca=deployment.authority, key=keys[index])
         client = Client(folder / f"user-{index}", policy=policy, key=keys[index])
         take_part(client, [link], trainer(data.inputs[mine], data.labels[mine]))
 
-    with Fleet(ground) as fleet:
+    with Fleet(deployment) as fleet:
         fleet.start_analyzer()
         fleet.start_shuffler(0)
         users = [threading.Thread(target=user, args=(index,)) for index in range(USERS)]
@@ -113,7 +113,7 @@ def run(folder: Path) -> tuple[np.ndarray, dict[str, Any]]:
 # [end]
 def accuracy(weights: np.ndarray) -> float:
     """On the test records, which are nobody's."""
-    data = tasks.resolve("digits").load(folder=None)
+    data = resolve("digits").load(folder=None)
     with torch.no_grad():
         named = loaded(weights)(torch.tensor(data.test_inputs)).argmax(dim=1).numpy()
     return float(np.mean(named == data.test_labels))

@@ -19,13 +19,14 @@ import jax.numpy as jnp
 from rich.console import Console
 
 import dovetail
-from dovetail import audit, quotes
+from dovetail import audit
 from dovetail.events import DataIndependent, Report, Round, Shuffled, View
+from dovetail.guarantee import quotes
 from dovetail.mechanisms import BinaryRandomizedResponse
 from dovetail.numbers import at_least, at_most
 from dovetail.protocols import PROTOCOLS, Cohort, Protocol, shuffle_scope
 from dovetail.shufflers import Layout, Reports
-from dovetail.shufflers import Shuffled as Received
+from dovetail.shufflers import ShuffledReports as Received
 from dovetail.statements import Neighbors
 
 
@@ -125,9 +126,9 @@ def train() -> dovetail.Result:
 
 def quote_and_audit(console: Console) -> None:
     """What it promises for 1000 users, and what attacks on the running code find among ten."""
-    large = quotes.Plan(num_users=1000, dim=650, delta=1e-6, settings={"clip_value": 1.0, "eps_local": 3.0})
+    large = quotes.Terms(num_users=1000, dim=650, delta=1e-6, settings={"clip_value": 1.0, "eps_local": 3.0})
     console.print(str(quotes.quote("one_bit", large).certified))
-    small = quotes.Plan(num_users=10, dim=2, delta=0.01, settings={"clip_value": 1.0, "eps_local": 1.5})
+    small = quotes.Terms(num_users=10, dim=2, delta=0.01, settings={"clip_value": 1.0, "eps_local": 1.5})
     found = audit.audit("one_bit", small, trials=1000)
     console.print(
         f"{at_least(found.bound.eps)} <= eps <= {at_most(found.certified.eps)} for ten users, by: {found.bound.attack}",

@@ -15,8 +15,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from dovetail import plots
 from dovetail.figures import Figure, Line
+from dovetail.pages import plots
 from dovetail.papers import survey
 
 WAYS = {

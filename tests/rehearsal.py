@@ -1,4 +1,4 @@
-"""A desk that prepares no data and trains nothing: it checks the configs that a paper asks for, and keeps them."""
+"""A runner that prepares no data and trains nothing: it checks the configs that a paper asks for, and keeps them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import types
 from pathlib import Path
 from typing import Any
 
-from dovetail import quotes
 from dovetail.audit import LowerBound
-from dovetail.config import Config, read
-from dovetail.papers import _desk
+from dovetail.experiment.config import Config, read
+from dovetail.guarantee import quotes
+from dovetail.papers import _runner
 from dovetail.papers._exhibit import Part, Row, write
 
 EPS_ATTACKED = 0.01
 
 
-class Rehearsal(_desk.Desk):
+class Rehearsal(_runner.Runner):
     """Every training takes 60 rounds and gets half of the test records right."""
 
     def __init__(self, out: Path, *, quick: bool, num_users: int) -> None:
@@ -23,16 +23,16 @@ class Rehearsal(_desk.Desk):
         self.num_users = num_users
         self.asked: list[Config] = []
 
-    def train(self, preset: str, overrides: _desk.Overrides = (), *, label: str = "") -> Any:
+    def train(self, preset: str, overrides: _runner.Overrides = (), *, label: str = "") -> Any:
         config = read(preset, overrides)
         settings = config.protocol_settings
-        plan = quotes.Plan(num_users=self.num_users, dim=7850, delta=config.privacy.delta, settings=settings)
+        plan = quotes.Terms(num_users=self.num_users, dim=7850, delta=config.privacy.delta, settings=settings)
         quotes.settled(config.protocol["name"], plan)
         self.asked.append(config)
         result = types.SimpleNamespace(
             quote=types.SimpleNamespace(claimed=None), statement=None, rounds=60, uploads=60_000, accuracy=0.5
         )
-        return _desk.Trained(
+        return _runner.Trained(
             results=(result,),  # type: ignore[arg-type]
             accuracy=((30.0, 0.4), (60.0, 0.5)),
             diagnostics={},
@@ -41,7 +41,7 @@ class Rehearsal(_desk.Desk):
             seconds=1.0,
         )
 
-    def audit(self, protocol: str, plan: quotes.Plan) -> LowerBound:
+    def audit(self, protocol: str, plan: quotes.Terms) -> LowerBound:
         return LowerBound(eps=EPS_ATTACKED, delta=plan.delta, attack="none: a rehearsal")
 
 

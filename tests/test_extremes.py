@@ -13,9 +13,10 @@ import signal
 import pytest
 from typer.testing import CliRunner
 
-from dovetail import audit, quotes
+from dovetail import audit
 from dovetail.audit import cases, findings
 from dovetail.cli import app
+from dovetail.guarantee import quotes
 from dovetail.protocols import PROTOCOLS
 
 EPS_LOCAL = (1e-300, 1e-30, 1e-12, 1e-6, 0.01, 1.0, 8.0, 30.0, 100.0, 400.0, 720.0, 1e3)

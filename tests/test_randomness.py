@@ -11,12 +11,13 @@ from scipy import stats
 from tiny import TASK
 
 import dovetail
-from dovetail import config, experiment, report
-from dovetail.folder import RunFolder
+from dovetail import experiment, pages
+from dovetail.engine.chunks import ESTIMATE
+from dovetail.experiment import config
+from dovetail.experiment.folder import RunFolder
 from dovetail.mechanisms import _words
 from dovetail.mechanisms._normal import normal
 from dovetail.randomness import ROOT_BYTES, Randomness, chacha
-from dovetail.simulate.chunks import ESTIMATE
 
 ROOT = bytes(range(32))
 ALPHA = 1e-4
@@ -146,7 +147,7 @@ def test_what_is_handed_out_does_not_tell_the_noise(tmp_path, noise):
     seed, window, out = 1234, 4096, tmp_path / "run"
     ready = plan(("seed", seed), ("noise", noise))
     result = experiment.run(ready, out=out)
-    page = report.write(out).read_text()
+    page = pages.write(out).read_text()
     assert f"seed = {seed}" in (out / "config.toml").read_text()
 
     start = ready.engine.first
@@ -178,7 +179,7 @@ def test_the_root_is_kept_for_its_owner_while_the_run_lasts_and_nowhere_after(tm
         seen.append((stat.S_IMODE(file.stat().st_mode), RunFolder(out).saved().root))
 
     experiment.run(ready, out=out, checkpoint_every=1, observe=look)
-    report.write(out)
+    pages.write(out)
     assert set(seen) == {(0o600, root)}
     assert not (out / "checkpoint.npz").exists()
     needles = (root, root.hex().encode(), *(str(word).encode() for word in np.frombuffer(root, "<u4")[:2]))

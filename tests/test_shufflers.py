@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dovetail.mechanisms import BinaryRandomizedResponse, Laplace, RandomizedResponse
+from dovetail.mechanisms import BinaryRandomizedResponse, LaplaceRandomizer, RandomizedResponse
 from dovetail.shufflers import Layout, Padding, Reports, SlotSums, cover, masked, shuffle
 
 ALPHA = 1e-4
@@ -148,7 +148,7 @@ def test_the_law_of_drops_is_not_that_of_independent_thinning():
 
 @pytest.mark.parametrize(
     ("blanket", "count"),
-    [(COIN, 77), (Laplace(2.0).blanket(), 77), (RandomizedResponse(1.0, 5).blanket(), 40)],
+    [(COIN, 77), (LaplaceRandomizer(2.0).blanket(), 77), (RandomizedResponse(1.0, 5).blanket(), 40)],
     ids=["coins", "laplace", "levels"],
 )
 def test_sums_of_dummies_have_their_mean_and_variance(blanket, count):
@@ -163,7 +163,7 @@ def test_sums_of_dummies_have_their_mean_and_variance(blanket, count):
 
 
 def test_one_dummy_has_the_blankets_law():
-    noise = many(lambda key: Laplace(2.0).blanket().sample_sum(jnp.array([1]), 1, key=key))[:, 0]
+    noise = many(lambda key: LaplaceRandomizer(2.0).blanket().sample_sum(jnp.array([1]), 1, key=key))[:, 0]
     assert stats.kstest(noise, stats.laplace(0.5, 0.5).cdf).pvalue > ALPHA
     assert stats.kstest(noise, stats.laplace(0.5, 0.6).cdf).pvalue < ALPHA
 
@@ -176,7 +176,11 @@ def test_kept_sums_count_what_is_there():
 
 def test_only_sums_of_bits_can_lose_a_surplus():
     with pytest.raises(ValueError, match="expected binary reports"):
-        cover(SlotSums(jnp.zeros(1), jnp.array([9])), padded(4, blanket=Laplace(1.0).blanket()), key=jax.random.key(0))
+        cover(
+            SlotSums(jnp.zeros(1), jnp.array([9])),
+            padded(4, blanket=LaplaceRandomizer(1.0).blanket()),
+            key=jax.random.key(0),
+        )
 
 
 def test_absent_clients_are_masked_whole():

@@ -4,16 +4,7 @@ import math
 
 import pytest
 
-from dovetail.statements import (
-    Neighbors,
-    Scope,
-    Statement,
-    Theorem,
-    Trust,
-    Unit,
-    Verdict,
-    unbounded,
-)
+from dovetail.statements import Neighbors, Scope, Statement, Theorem, Trust, Unit, Verdict, unbounded
 
 SCOPE = Scope(
     trust=Trust.SHUFFLE,

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from dovetail.tasks import Dataset, Task
+from dovetail.data import Dataset, Task
 
 
 def load(*, folder=None):

@@ -6,13 +6,14 @@ import jax
 import numpy as np
 import workload
 
-from dovetail.federated.client import ClientUpdate
-from dovetail.federated.server import Server
+from dovetail.data import Clients, Dataset
+from dovetail.engine import Engine
+from dovetail.engine.devices import use_all_cores
+from dovetail.learners import models
+from dovetail.learners.client import ClientUpdate
+from dovetail.learners.server import Server
 from dovetail.protocols import build
 from dovetail.randomness import Randomness
-from dovetail.simulate import Engine
-from dovetail.simulate.devices import use_all_cores
-from dovetail.tasks import Clients, Dataset, models
 
 
 def engine(name: str, *, count: int, samples: int, batch: int) -> Engine:

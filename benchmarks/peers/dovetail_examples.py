@@ -7,9 +7,10 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
-from dovetail.simulate.devices import AXIS, make_mesh, on_every_device, split_over_devices, use_all_cores
-from dovetail.simulate.examples import clipped_sum
-from dovetail.tasks import Dataset, models
+from dovetail.data import Dataset
+from dovetail.engine.devices import AXIS, make_mesh, on_every_device, split_over_devices, use_all_cores
+from dovetail.engine.examples import clipped_sum
+from dovetail.learners import models
 
 
 def main() -> None:

@@ -21,36 +21,27 @@ import msgspec
 import typer.main
 
 from dovetail.cli import app as command_line
-from dovetail.config import Config
+from dovetail.experiment.config import Config
 from dovetail.protocols import PROTOCOLS
 
 __all__ = ["MODULES", "command_page", "config_page", "meanings", "modules_of", "setup"]
 
 MODULES = {  # a page: what it shows, in this order; a package stands for all its public modules
-    "dovetail": (
-        "dovetail.experiment",
-        "dovetail.plan",
-        "dovetail.calibration",
-        "dovetail.units",
-        "dovetail.folder",
-        "dovetail.fingerprint",
-        "dovetail.verify",
-        "dovetail.randomness",
-    ),
-    "statements": ("dovetail.statements", "dovetail.numbers", "dovetail.record", "dovetail.quotes"),
+    "dovetail": ("dovetail.experiment", "dovetail.randomness"),
+    "statements": ("dovetail.statements", "dovetail.numbers"),
+    "guarantee": ("dovetail.guarantee",),
     "events": ("dovetail.events",),
     "accounting": ("dovetail.accounting",),
+    "claims": ("dovetail.claims",),
     "mechanisms": ("dovetail.mechanisms",),
     "shufflers": ("dovetail.shufflers",),
     "protocols": ("dovetail.protocols",),
-    "tasks": ("dovetail.tasks",),
-    "federated": ("dovetail.federated",),
-    "simulate": ("dovetail.simulate",),
+    "data": ("dovetail.data", "dovetail.sampling"),
+    "engine": ("dovetail.engine", "dovetail.learners"),
     "audit": ("dovetail.audit",),
     "parties": ("dovetail.parties",),
-    "config": ("dovetail.config",),
     "papers": ("dovetail.papers", "dovetail.compare"),
-    "report": ("dovetail.report", "dovetail.figures", "dovetail.references"),
+    "pages": ("dovetail.pages", "dovetail.figures", "dovetail.references"),
 }
 _MEANINGS = Path(__file__).with_name("meanings.toml")
 _WITH_FLOWER = ("dovetail.parties.flower",)  # which the site is built without; a tutorial shows it
@@ -113,7 +104,7 @@ def module_page(page: str) -> str:
     title = "dovetail: train" if page == "dovetail" else f"dovetail.{page}"
     parts = [f"{title}\n{'=' * len(title)}\n"]
     if page == "dovetail":
-        parts.append("``dovetail.train`` and ``dovetail.Result`` are those of ``dovetail.experiment``.\n")
+        parts.append("``dovetail.train`` and ``dovetail.Result`` are those of ``dovetail.experiment.training``.\n")
     for name in MODULES[page]:
         parts += [module_section(module) for module in modules_of(name)]
     return "\n".join(parts)

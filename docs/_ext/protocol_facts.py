@@ -7,7 +7,8 @@
     ```
 
 shows the config and, for 1000 users, d = 7850 and delta = 5e-6 (d = 1 for the sums), one round: every statement of
-`dovetail.quotes.quote`, the assumptions of the certified one, and what a client sends by `layout` and `messages`.
+`dovetail.guarantee.quotes.quote`, the assumptions of the certified one, and what a client sends by `layout` and
+`messages`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import re
 import tomllib
 from typing import Any
 
-from dovetail import quotes
 from dovetail.compare import sealed_size
-from dovetail.config import Config, parse
+from dovetail.experiment.config import Config, parse
+from dovetail.guarantee import quotes
 from dovetail.numbers import at_most
 from dovetail.protocols import PROTOCOLS
-from dovetail.protocols._sums import ReportedSum
+from dovetail.protocols.sums._sums import ReportedSum
 from dovetail.statements import NotApplicable, Statement
 
 __all__ = ["DELTA", "USERS", "config_of", "markdown", "plan_of", "setup"]
@@ -42,12 +43,12 @@ def config_of(toml: str) -> Config:
     return parse({"task": {"name": "mnist"}, **tomllib.loads(toml)})
 
 
-def plan_of(toml: str) -> tuple[str, quotes.Plan]:
+def plan_of(toml: str) -> tuple[str, quotes.Terms]:
     """The protocol of a page's config at the reference size."""
     settings = dict(config_of(toml).protocol)
     name = settings.pop("name")
     dim = 1 if issubclass(PROTOCOLS[name], ReportedSum) else DIM
-    return name, quotes.Plan(num_users=USERS, dim=dim, delta=DELTA, settings=settings)
+    return name, quotes.Terms(num_users=USERS, dim=dim, delta=DELTA, settings=settings)
 
 
 def markdown(toml: str) -> str:
@@ -115,7 +116,7 @@ def _reasons(quote: quotes.Quote) -> list[str]:
     return said
 
 
-def _cost(name: str, plan: quotes.Plan) -> list[tuple[str, str]]:
+def _cost(name: str, plan: quotes.Terms) -> list[tuple[str, str]]:
     protocol, _ = quotes.settled(name, plan)
     layout = protocol.layout(plan.dim)
     facts = [("shufflers", str(layout.shufflers or "none"))]

@@ -14,10 +14,10 @@ what rounds that protect a user mean for a subject with records at several. Wher
 - what papers claim, which nothing here rests on: `published`.
 """
 
-from dovetail.accounting.calibrate import smallest_integer, smallest_noise
 from dovetail.accounting.certification import certify, stated
-from dovetail.accounting.composition import bound, fits
+from dovetail.accounting.compose import bound, fits
 from dovetail.accounting.local import local_bound
+from dovetail.accounting.search import smallest_integer, smallest_noise
 from dovetail.accounting.spanning import spanned
 
 __all__ = ["bound", "certify", "fits", "local_bound", "smallest_integer", "smallest_noise", "spanned", "stated"]

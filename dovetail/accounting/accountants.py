@@ -7,7 +7,7 @@
 - `pure`: basic composition, the only one that needs no delta.
 
 An accountant raises `NotApplicable` where its theorem does not reach. What releases spend of delta beside their noise
-is taken from the whole (`charges.spent_delta`).
+is taken from the whole (`exposures.spent_delta`).
 """
 
 from __future__ import annotations
@@ -19,32 +19,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dovetail.accounting import (
-    conversion,
-    gaussian,
-    loss_distributions,
-    mixtures,
-    numerics,
-    pairs,
-    personalized,
-    releases,
-    split_and_mix,
-    subsampling,
-)
-from dovetail.accounting.calibrate import eps_after_spending, smallest_delta
-from dovetail.accounting.charges import Charge, spent_delta
+from dovetail.accounting import conversion, gaussian, loss_distributions, numerics, releases, subsampling
 from dovetail.accounting.conversion import RENYI
+from dovetail.accounting.exposure import Exposure, spent_delta
 from dovetail.accounting.loss_distributions import PRIVACY_LOSS
-from dovetail.events import (
-    Crowd,
-    Everyone,
-    FixedSize,
-    Gaussian,
-    Personalized,
-    Poisson,
-    SampledSubject,
-    SplitAndMix,
-)
+from dovetail.accounting.pairs import mixtures
+from dovetail.accounting.releases import crowds, personalized, split_and_mix
+from dovetail.accounting.search import eps_after_spending, smallest_delta
+from dovetail.events import Crowd, Everyone, FixedSize, Gaussian, Personalized, Poisson, SampledSubject, SplitAndMix
 from dovetail.statements import Bound, Neighbors, NotApplicable, Theorem
 
 __all__ = ["Curve", "exact_gaussian", "personal", "privacy_loss", "pure", "renyi", "sampled_shuffles"]
@@ -83,13 +65,13 @@ class Curve:
     delta: Callable[[float], float]
 
 
-def exact_gaussian(paid: Sequence[Charge]) -> Curve:
+def exact_gaussian(paid: Sequence[Exposure]) -> Curve:
     """Gaussian releases in which nobody is sampled: exact."""
     shifts = []
-    for charge in paid:
-        if not isinstance(charge.mechanism, Gaussian) or not isinstance(charge.sampling, Everyone):
+    for exposure in paid:
+        if not isinstance(exposure.mechanism, Gaussian) or not isinstance(exposure.sampling, Everyone):
             raise NotApplicable("the exact Gaussian formula needs Gaussian noise and no sampling of users")
-        shifts.append(charge.mechanism.mu * math.sqrt(charge.times))
+        shifts.append(exposure.mechanism.mu * math.sqrt(exposure.times))
     mu = max(math.hypot(*shifts) * (1 + 1e-15 * (len(shifts) + 4)), _TINIEST)
     return Curve(
         theorem=gaussian.ANALYTIC,
@@ -98,16 +80,16 @@ def exact_gaussian(paid: Sequence[Charge]) -> Curve:
     )
 
 
-def renyi(paid: Sequence[Charge]) -> Curve:
+def renyi(paid: Sequence[Exposure]) -> Curve:
     """Renyi orders, added up and converted."""
     orders = _orders(paid)
     total = np.zeros(len(orders))
     theorem = RENYI
-    for charge in paid:
-        total += charge.times * releases.renyi(charge.mechanism, charge.sampling, orders)
-        if isinstance(charge.sampling, Poisson):
+    for exposure in paid:
+        total += exposure.times * releases.renyi(exposure.mechanism, exposure.sampling, orders)
+        if isinstance(exposure.sampling, Poisson):
             theorem = RENYI_POISSON
-        elif isinstance(charge.sampling, FixedSize):
+        elif isinstance(exposure.sampling, FixedSize):
             theorem = RENYI_FIXED_SIZE
     usable = np.isfinite(total) & (total >= 0)
     if not usable.any():
@@ -121,29 +103,29 @@ def renyi(paid: Sequence[Charge]) -> Curve:
     return _after_spending(paid, curve)
 
 
-def _orders(paid: Sequence[Charge]) -> tuple[float, ...]:
-    """Orders at which these charges are known best."""
-    if not all(isinstance(charge.mechanism, Crowd | Personalized | SplitAndMix) for charge in paid):
-        sampled = sum(not isinstance(charge.sampling, Everyone) for charge in paid)
+def _orders(paid: Sequence[Exposure]) -> tuple[float, ...]:
+    """Orders at which these exposures are known best."""
+    if not all(isinstance(exposure.mechanism, Crowd | Personalized | SplitAndMix) for exposure in paid):
+        sampled = sum(not isinstance(exposure.sampling, Everyone) for exposure in paid)
         return _ORDERS if sampled <= _FEW else _WHOLE_ORDERS
-    by_shares = any(isinstance(charge.mechanism, SplitAndMix) for charge in paid)
-    return tuple(split_and_mix.ORDERS if by_shares else pairs.ORDERS)
+    by_shares = any(isinstance(exposure.mechanism, SplitAndMix) for exposure in paid)
+    return tuple(split_and_mix.ORDERS if by_shares else crowds.ORDERS)
 
 
-def privacy_loss(paid: Sequence[Charge]) -> Curve:
+def privacy_loss(paid: Sequence[Exposure]) -> Curve:
     """Numerical privacy-loss distributions, convolved on one grid.
 
     Where a release has several possible losses, so does the composition, and the worst counts. Different releases are
     combined in every way, also in those that no one subject can bring about.
     """
     grid = _grid(paid)
-    possible = [releases.losses(charge.mechanism, charge.sampling, grid) for charge in paid]
+    possible = [releases.losses(exposure.mechanism, exposure.sampling, grid) for exposure in paid]
     cases = math.prod(len(losses) for losses in possible)
     if cases > _MOST_CASES:
         raise NotApplicable(f"the items of a subject may be spread in {cases} ways, more than {_MOST_CASES}")
     parts = [
-        [loss_distributions.copies(one, charge.times) if charge.times > 1 else one for one in losses]
-        for charge, losses in zip(paid, possible, strict=True)
+        [loss_distributions.copies(one, exposure.times) if exposure.times > 1 else one for one in losses]
+        for exposure, losses in zip(paid, possible, strict=True)
     ]
     totals = [loss_distributions.together(case) for case in itertools.product(*parts)]
     replaced = any(
@@ -158,16 +140,16 @@ def privacy_loss(paid: Sequence[Charge]) -> Curve:
     return _after_spending(paid, curve)
 
 
-def _grid(paid: Sequence[Charge]) -> float:
+def _grid(paid: Sequence[Exposure]) -> float:
     """One interval of losses for all.
 
     A few different releases are composed on the finest that one of them asks for. Noisy sums over subjects, or with
     many different noises and sampling rates, on one that resolves their mean square loss, to which a grid adds.
     """
-    subject = any(isinstance(charge.mechanism, SampledSubject) for charge in paid)
+    subject = any(isinstance(exposure.mechanism, SampledSubject) for exposure in paid)
     if not subject and len(paid) <= _FEW:
-        finest = min(releases.resolution(charge.mechanism) for charge in paid)
-        scales = [(charge.times, releases.scale(charge.mechanism, charge.sampling)) for charge in paid]
+        finest = min(releases.resolution(exposure.mechanism) for exposure in paid)
+        scales = [(exposure.times, releases.scale(exposure.mechanism, exposure.sampling)) for exposure in paid]
         known = [(times, scale) for times, scale in scales if scale is not None]
         spread = math.hypot(*(min(scale.std, 1e6) * math.sqrt(times) for times, scale in known))
         widest = max((min(scale.width, 1e12) for _, scale in known), default=0.0)
@@ -176,19 +158,19 @@ def _grid(paid: Sequence[Charge]) -> float:
         return finest * 2.0 ** math.ceil(math.log2(coarser))
     squares, widest, count = 0.0, 0.0, 0
     others = []
-    for charge in paid:
-        scale = releases.scale(charge.mechanism, charge.sampling)
+    for exposure in paid:
+        scale = releases.scale(exposure.mechanism, exposure.sampling)
         if scale is None:
-            others.append(releases.resolution(charge.mechanism))
+            others.append(releases.resolution(exposure.mechanism))
         else:
-            squares += charge.times * scale.sums * scale.std**2
-            widest, count = max(widest, scale.width), count + charge.times * scale.sums
+            squares += exposure.times * scale.sums * scale.std**2
+            widest, count = max(widest, scale.width), count + exposure.times * scale.sums
     if not count:
         return min(others)
     return min([mixtures.interval_for(math.sqrt(squares / count), widest, releases=count), *others])
 
 
-def personal(paid: Sequence[Charge]) -> Curve:
+def personal(paid: Sequence[Exposure]) -> Curve:
     """Equal rounds of personal budgets: exact for one coordinate, Renyi at refined orders for more."""
     if len(paid) != 1 or not isinstance(paid[0].mechanism, Personalized) or not isinstance(paid[0].sampling, Everyone):
         raise NotApplicable("personalised clones need equal rounds with personal budgets and no sampling of users")
@@ -209,7 +191,7 @@ def personal(paid: Sequence[Charge]) -> Curve:
     )
 
 
-def sampled_shuffles(paid: Sequence[Charge]) -> Curve:
+def sampled_shuffles(paid: Sequence[Exposure]) -> Curve:
     """Equal shuffled rounds on secret fixed-size samples: Lemma 4 for each, optimal composition of all."""
     if len(paid) != 1 or not isinstance(paid[0].mechanism, Crowd) or not isinstance(paid[0].sampling, FixedSize):
         raise NotApplicable("Lemma 4 needs equal shuffled rounds on fixed-size samples of the users")
@@ -219,7 +201,7 @@ def sampled_shuffles(paid: Sequence[Charge]) -> Curve:
     prob = min(1.0, sampling.size / (sampling.population - event.colluders))
 
     def bound(delta: float) -> Bound:
-        one = pairs.eps(event, delta=min(0.5, _proper(delta) / (2 * times * prob)))
+        one = crowds.eps(event, delta=min(0.5, _proper(delta) / (2 * times * prob)))
         return subsampling.optimal([subsampling.sampled(one, sampling, colluders=event.colluders)] * times, delta=delta)
 
     theorem = _named(paid, subsampling.OPTIMAL)
@@ -230,18 +212,18 @@ def sampled_shuffles(paid: Sequence[Charge]) -> Curve:
     )
 
 
-def pure(paid: Sequence[Charge]) -> Curve:
+def pure(paid: Sequence[Exposure]) -> Curve:
     """Basic composition of pure mechanisms."""
     terms = []
-    for charge in paid:
-        if not isinstance(charge.sampling, Everyone):
+    for exposure in paid:
+        if not isinstance(exposure.sampling, Everyone):
             raise NotApplicable("basic composition without delta needs pure mechanisms and no sampling of users")
-        terms.append(charge.times * releases.pure_eps(charge.mechanism))
+        terms.append(exposure.times * releases.pure_eps(exposure.mechanism))
     total = math.fsum(terms) * (1 + 1e-15 * (len(terms) + 4))
     return Curve(theorem=subsampling.BASIC, eps=lambda delta: total, delta=lambda eps: 0.0 if eps >= total else 1.0)
 
 
-def _after_spending(paid: Sequence[Charge], curve: Curve) -> Curve:
+def _after_spending(paid: Sequence[Exposure], curve: Curve) -> Curve:
     """The same curve for the whole delta, of which the rounds have spent some already."""
 
     def spent(eps: float) -> float:
@@ -262,9 +244,9 @@ def _after_spending(paid: Sequence[Charge], curve: Curve) -> Curve:
     return Curve(theorem=curve.theorem, eps=eps, delta=lambda eps: numerics.probability(curve.delta(eps) + spent(eps)))
 
 
-def _named(paid: Sequence[Charge], theorem: Theorem) -> Theorem:
+def _named(paid: Sequence[Exposure], theorem: Theorem) -> Theorem:
     """The theorem with those that gave the releases' divergences."""
-    found = (releases.theorem(charge.mechanism) for charge in paid)
+    found = (releases.theorem(exposure.mechanism) for exposure in paid)
     used = list(dict.fromkeys(item for item in found if item is not None))
     if not used:
         return theorem

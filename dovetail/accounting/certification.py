@@ -6,9 +6,9 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from dovetail.accounting import personalized
-from dovetail.accounting.charges import Charge, charges, spent_on_full, spent_on_mixing
-from dovetail.accounting.composition import best_bound, check_target
+from dovetail.accounting.compose import best_bound, check_target
+from dovetail.accounting.exposure import Exposure, exposures, spent_on_full, spent_on_mixing
+from dovetail.accounting.releases import personalized
 from dovetail.events import Disjoint, Everyone, FixedSize, NonPrivate, Personalized, Poisson, Round
 from dovetail.numbers import at_most
 from dovetail.statements import TUNING_ASSUMPTION, Bound, NotApplicable, Scope, Statement, Unit, Verdict, unbounded
@@ -40,29 +40,29 @@ def certify(
             )
         if scope.unit is Unit.SUBJECT and isinstance(item.participation, Disjoint):
             raise NotApplicable("a subject's data may sit in several batches: disjoint batches of users do not help it")
-    paid = charges(rounds)
+    paid = exposures(rounds)
     best = best_bound(paid, delta=delta, eps=eps)
-    several = paid if len(paid) > 1 or any(charge.times > 1 for charge in paid) else ()
+    several = paid if len(paid) > 1 or any(exposure.times > 1 for exposure in paid) else ()
     told = several if len(several) <= _MOST_PREMISES else ()
-    premises = tuple(_one_round(charge, scope, delta, eps) for charge in told)
+    premises = tuple(_one_round(exposure, scope, delta, eps) for exposure in told)
     return _statement(best, scope, paid, span=span, premises=premises, per_user=_per_user(paid, best))
 
 
 def stated(rounds: Sequence[Round], bound: Bound, scope: Scope) -> Statement:
     """A bound that was found for these rounds otherwise, with everything that belongs to a statement about them."""
-    return _statement(bound, scope, charges(rounds), span=_span(rounds))
+    return _statement(bound, scope, exposures(rounds), span=_span(rounds))
 
 
-def _one_round(charge: Charge, scope: Scope, delta: float | None, eps: float | None) -> Statement:
-    one = dataclasses.replace(charge, times=1)
+def _one_round(exposure: Exposure, scope: Scope, delta: float | None, eps: float | None) -> Statement:
+    one = dataclasses.replace(exposure, times=1)
     best = best_bound((one,), delta=delta, eps=eps)
-    return _statement(best, scope, (one,), span=f"one of {charge.times} rounds")
+    return _statement(best, scope, (one,), span=f"one of {exposure.times} rounds")
 
 
 def _statement(
     bound: Bound,
     scope: Scope,
-    paid: Sequence[Charge],
+    paid: Sequence[Exposure],
     *,
     span: str,
     premises: tuple[Statement, ...] = (),
@@ -75,7 +75,7 @@ def _statement(
     return scope.state(bound, Verdict.CERTIFIED, span=span, premises=premises, per_user=per_user)
 
 
-def _per_user(paid: Sequence[Charge], best: Bound) -> tuple[float, ...] | None:
+def _per_user(paid: Sequence[Exposure], best: Bound) -> tuple[float, ...] | None:
     """Every user's own eps, where budgets are personal and one event says it all; nobody's is above everybody's."""
     if len(paid) != 1 or not isinstance(paid[0].mechanism, Personalized) or not isinstance(paid[0].sampling, Everyone):
         return None
@@ -87,24 +87,24 @@ def _per_user(paid: Sequence[Charge], best: Bound) -> tuple[float, ...] | None:
     return tuple(min(bound.eps, best.eps) for bound in mine)
 
 
-def _spent(paid: Sequence[Charge], eps: float) -> list[str]:
+def _spent(paid: Sequence[Exposure], eps: float) -> list[str]:
     """What the proof spends of delta beside the noise."""
     mixing = spent_on_mixing(paid, eps=eps) if eps < math.inf else 0.0
     said = ((spent_on_full(paid), "reports that meet a full coordinate"), (mixing, "imperfect mixing of shares"))
     return [f"of delta, {at_most(spent, 3)} is spent on {what}" for spent, what in said if spent]
 
 
-def _sampling_assumptions(paid: Sequence[Charge]) -> list[str]:
+def _sampling_assumptions(paid: Sequence[Exposure]) -> list[str]:
     said = []
-    for charge in paid:
-        match charge.sampling:
+    for exposure in paid:
+        match exposure.sampling:
             case Poisson(prob=prob):
                 said.append(
                     f"each user joins a round independently with probability {prob:.4g}, unseen by the adversary"
                 )
             case FixedSize(size=size, population=population):
                 but = ", but that colluders see whether they are drawn" * bool(
-                    getattr(charge.mechanism, "colluders", 0)
+                    getattr(exposure.mechanism, "colluders", 0)
                 )
                 said.append(
                     f"the {size} of {population} users of a round are drawn uniformly, unseen by the adversary{but}"

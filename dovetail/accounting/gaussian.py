@@ -14,7 +14,7 @@ from scipy.special import log_ndtr
 
 from dovetail import _validate
 from dovetail.accounting import numerics
-from dovetail.accounting.calibrate import smallest_point
+from dovetail.accounting.search import smallest_point
 from dovetail.statements import Theorem
 
 __all__ = ["ANALYTIC", "delta_of", "eps_of", "mu_of"]

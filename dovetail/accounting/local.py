@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dovetail.accounting import pairs
-from dovetail.accounting.charges import charges
-from dovetail.accounting.pairs import LOCAL
+from dovetail.accounting.exposure import exposures
+from dovetail.accounting.releases import crowds
+from dovetail.accounting.releases.crowds import LOCAL
 from dovetail.events import Crowd, Disjoint, Everyone, Personalized, Round
 from dovetail.statements import Bound, NotApplicable, Theorem
 
@@ -23,22 +23,22 @@ def local_bound(rounds: Sequence[Round], *, delta: float) -> Bound:
         Basic composition: never below what any one of the rounds costs.
         `NotApplicable` for rounds that are sampled, which whoever sees names can tell, and for events of noisy sums.
     """
-    paid = charges(rounds)
+    paid = exposures(rounds)
     if any(not isinstance(item.participation, Disjoint | Everyone) for item in rounds):
         raise NotApplicable("whoever sees names sees who was drawn")
-    times = sum(charge.times for charge in paid)
+    times = sum(exposure.times for exposure in paid)
     eps, spent = [], []
-    for charge in paid:
-        event = charge.mechanism
+    for exposure in paid:
+        event = exposure.mechanism
         if isinstance(event, Personalized):
             one = Bound(eps=event.coordinates * max(event.eps_locals), delta=0.0, theorem=LOCAL)
         elif isinstance(event, Crowd):
-            one = pairs.local(event, delta=delta / times)
+            one = crowds.local(event, delta=delta / times)
         else:
             raise NotApplicable(f"{type(event).__name__} does not say what one client's reports tell")
         if math.isinf(one.eps):
             return Bound(eps=math.inf, delta=delta, theorem=_INDICES_TELL)
-        eps.append(charge.times * one.eps)
-        spent.append(charge.times * one.delta)
+        eps.append(exposure.times * one.eps)
+        spent.append(exposure.times * one.delta)
     total = math.fsum(eps) * (1 + 1e-15 * (len(eps) + 4))
     return Bound(eps=total, delta=min(delta, math.fsum(spent)), theorem=LOCAL)

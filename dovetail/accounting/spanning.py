@@ -18,16 +18,8 @@ import math
 from collections.abc import Sequence
 
 from dovetail import _validate
-from dovetail.accounting import composition, groups
-from dovetail.events import (
-    Everyone,
-    FixedSize,
-    Gaussian,
-    NonPrivate,
-    Poisson,
-    Round,
-    SampledSubject,
-)
+from dovetail.accounting import compose, groups
+from dovetail.events import Everyone, FixedSize, Gaussian, NonPrivate, Poisson, Round, SampledSubject
 from dovetail.statements import Bound, Neighbors, NotApplicable, Theorem
 
 __all__ = ["spanned"]
@@ -51,9 +43,9 @@ def spanned(rounds: Sequence[Round], *, users: int, delta: float) -> Bound:
     if any(isinstance(item.mechanism, SampledSubject) for item in rounds):
         raise NotApplicable("these rounds are accounted for a subject already, not for one user")
     if users == 1 or any(isinstance(item.mechanism, NonPrivate) for item in rounds):
-        return composition.bound(rounds, delta=delta)
+        return compose.bound(rounds, delta=delta)
     if all(_adds_up(item) for item in rounds):
-        together = composition.bound([_together(item, users) for item in rounds], delta=delta)
+        together = compose.bound([_together(item, users) for item in rounds], delta=delta)
         where = f"{together.theorem.where}, for the {users} users of a subject together (docs/proofs/subjects.md)"
         return dataclasses.replace(together, theorem=dataclasses.replace(together.theorem, where=where))
     return _by_group_privacy(rounds, users, delta)
@@ -93,7 +85,7 @@ def _by_group_privacy(rounds: Sequence[Round], users: int, delta: float) -> Boun
     found: list[Bound] = []
 
     def holds(delta_one: float) -> bool:
-        group = groups.for_group(composition.bound(rounds, delta=delta_one), size=users)
+        group = groups.for_group(compose.bound(rounds, delta=delta_one), size=users)
         if math.isinf(group.eps):
             raise NotApplicable(f"no finite eps for one user at delta={delta_one:.3g}")
         if group.delta <= delta:
@@ -113,6 +105,6 @@ def _by_group_privacy(rounds: Sequence[Round], users: int, delta: float) -> Boun
             low, high = (middle, high) if holds(math.exp(middle)) else (low, middle)
     if found:
         return min(found, key=lambda bound: bound.eps)
-    composition.bound(rounds, delta=delta)  # says why, where nothing is certified even for one user
+    compose.bound(rounds, delta=delta)  # says why, where nothing is certified even for one user
     none = Theorem(key=groups.GROUP.key, where=f"no finite eps for a group of {users} is left at delta={delta:.3g}")
     return Bound(eps=math.inf, delta=delta, theorem=none)

@@ -16,7 +16,7 @@ from scipy.stats import binom
 
 from dovetail import _validate
 from dovetail.accounting import numerics
-from dovetail.accounting.calibrate import smallest_point
+from dovetail.accounting.search import smallest_point
 from dovetail.events import Everyone, FixedSize, Participation
 from dovetail.statements import Bound, NotApplicable, Theorem, check_guarantee
 

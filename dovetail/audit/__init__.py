@@ -6,9 +6,9 @@
 - `indices.audit_indices` is what a shuffler makes of the coordinates that clients report.
 """
 
-from dovetail.audit.bounds import Duel, LowerBound
+from dovetail.audit.bounds import ExactAttack, LowerBound
 from dovetail.audit.cases import CASES, INDICES, Case, plan_for
-from dovetail.audit.counted.scores import VIEWS
 from dovetail.audit.findings import Finding, attack, audit
+from dovetail.audit.runs.scores import VIEWS
 
-__all__ = ["CASES", "INDICES", "VIEWS", "Case", "Duel", "Finding", "LowerBound", "attack", "audit", "plan_for"]
+__all__ = ["CASES", "INDICES", "VIEWS", "Case", "ExactAttack", "Finding", "LowerBound", "attack", "audit", "plan_for"]

@@ -2,9 +2,9 @@
 
 An attack looks at one statistic of its view and says "first world" where the statistic has certain values. If that
 happens with probability p in the first world and q in a neighbouring one, no (eps, delta) with p > e^eps q + delta can
-hold: eps is at least log((p - delta) / q). A `Duel` has the exact law of the statistic in both worlds and takes the
-best threshold, on the statistic or on its likelihood ratio, in either order of the worlds. Everything is rounded down:
-an error may only make an attack look weaker.
+hold: eps is at least log((p - delta) / q). A `ExactAttack` has the exact law of the statistic in both worlds and takes
+the best threshold, on the statistic or on its likelihood ratio, in either order of the worlds. Everything is rounded
+down: an error may only make an attack look weaker.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from dovetail import _validate
 from dovetail.statements import check_guarantee
 
-__all__ = ["Duel", "LowerBound", "best", "disjoint"]
+__all__ = ["ExactAttack", "LowerBound", "best", "disjoint"]
 
 _RELATIVE = 1e-9  # more than the relative error of a probability from a closed form, and of sums of millions of them
 
@@ -44,7 +44,7 @@ class LowerBound:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Duel:
+class ExactAttack:
     """A statistic, its values in order, and the log probability of each in two neighbouring worlds.
 
     `slack` is more than the error of any sum of these probabilities; 0 where they are exact up to rounding, as closed
@@ -115,10 +115,10 @@ class Duel:
         return tails
 
 
-def disjoint(attack: str) -> Duel:
+def disjoint(attack: str) -> ExactAttack:
     """A statistic that has one value in the first world and another in the second, always."""
     certain = np.array([0.0, -np.inf])
-    return Duel(attack=attack, log_first=certain, log_second=certain[::-1])
+    return ExactAttack(attack=attack, log_first=certain, log_second=certain[::-1])
 
 
 def best(bounds: Sequence[LowerBound]) -> LowerBound:

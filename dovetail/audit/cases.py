@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail import quotes
-from dovetail.audit.counted.scores import View
+from dovetail.audit.runs.scores import View
 from dovetail.events import Everyone, FixedSize
+from dovetail.guarantee import quotes
 from dovetail.protocols import find
 
 __all__ = ["CASES", "INDICES", "Case", "plan_for", "settings"]
@@ -39,7 +39,7 @@ class Case:
     quick: bool = False  # one case a protocol, in seconds
 
     @property
-    def plan(self) -> quotes.Plan:
+    def plan(self) -> quotes.Terms:
         """What is quoted and attacked."""
         return plan_for(
             self.protocol, self.num_users, self.dim, self.delta, chosen=self.settings, colluders=self.colluders
@@ -57,14 +57,14 @@ def plan_for(
     rounds: int = 1,
     population: int | None = None,
     fill: bool = True,
-) -> quotes.Plan:
+) -> quotes.Terms:
     """A plan with the settings that were chosen and, unless `fill` is off, with `settings` for those that were not.
 
     With a `population` a round draws its users from so many, in secret.
     """
     defaults = settings(name, dim) if fill else {}
     filled = {key: value for key, value in defaults.items() if not _excluded(name, key, chosen)}
-    return quotes.Plan(
+    return quotes.Terms(
         num_users=num_users,
         dim=dim,
         delta=delta,

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from dovetail import accounting, plots, quotes
+from dovetail import accounting
 from dovetail.audit.findings import Finding, audit
 from dovetail.events import Round
-from dovetail.figures import Figure
+from dovetail.experiment.folder import RunFolder
+from dovetail.experiment.preparation import Plan
+from dovetail.figures import Figure, Line
+from dovetail.figures.files import save
 from dovetail.files import write_json
-from dovetail.folder import RunFolder
-from dovetail.plan import Plan
+from dovetail.guarantee import quotes
 from dovetail.protocols import BUNDLED
 from dovetail.statements import NotApplicable
 
-__all__ = ["draw", "figure", "of_round", "trade_offs", "write"]
+__all__ = ["draw", "drawn", "figure", "of_round", "trade_offs", "write"]
 
 _POINTS = 9
 _FEW_POINTS = 5  # where it is one of several things to wait for
@@ -46,6 +48,20 @@ def trade_offs(finding: Finding, *, points: int = _POINTS) -> dict[str, list[tup
     return {name: points for name, points in found.items() if points}
 
 
+def drawn(curves: Mapping[str, Sequence[tuple[float, float]]], *, title: str) -> Figure:
+    """Curves of delta against eps, by name; a single point stands as a mark."""
+    lines = [
+        Line(
+            name=name,
+            x=[eps for eps, _ in points],
+            y=[delta for _, delta in points],
+            style="points" if len(points) == 1 else "dashed" if name == "claimed" else "line",
+        )
+        for name, points in curves.items()
+    ]
+    return Figure(title=title, x_label="eps", y_label="delta", lines=lines, log_y=True)
+
+
 def _at(finding: Finding, delta: float) -> Iterator[tuple[str, float]]:
     quote = quotes.quote(finding.protocol, dataclasses.replace(finding.plan, delta=delta))
     colluding = finding.view == "colluding"
@@ -53,26 +69,26 @@ def _at(finding: Finding, delta: float) -> Iterator[tuple[str, float]]:
     yield finding.certified.verdict.value, certified.eps
     if quote.claimed is not None and not colluding:
         yield "claimed", quote.claimed.eps
-    if finding.duels:
-        yield "audited", max(duel.eps(delta=delta).eps for duel in finding.duels)
+    if finding.exact_attacks:
+        yield "audited", max(exact_attack.eps(delta=delta).eps for exact_attack in finding.exact_attacks)
 
 
 def figure(finding: Finding, *, points: int = _POINTS) -> Figure:
     """The curves of a finding."""
     title = f"{finding.protocol}, {finding.plan.num_users} users, {finding.plan.dim} coordinates, {finding.view}"
-    return plots.trade_offs(trade_offs(finding, points=points), title=title)
+    return drawn(trade_offs(finding, points=points), title=title)
 
 
 def draw(path: Path, finding: Finding) -> None:
     """The curves of a finding, in a file."""
-    plots.save(figure(finding), path)
+    save(figure(finding), path)
 
 
-def of_round(plan: Plan, index: int) -> quotes.Plan:
+def of_round(plan: Plan, index: int) -> quotes.Terms:
     """A round of a training, as an attack sees it."""
     fields = dataclasses.fields(plan.protocol)  # type: ignore[arg-type]
     cohort = plan.schedule.cohort(index)
-    return quotes.Plan(
+    return quotes.Terms(
         num_users=cohort.size,
         dim=plan.engine.dim,
         delta=plan.config.privacy.delta,

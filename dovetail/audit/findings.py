@@ -13,12 +13,13 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dovetail import _validate, quotes
-from dovetail.audit import attacks, counted, exact, local
-from dovetail.audit.bounds import Duel, LowerBound, best, disjoint
-from dovetail.audit.counted.games import Game, pairs
-from dovetail.audit.counted.scores import VIEWS, View
+from dovetail import _validate
+from dovetail.audit import attacks, exact, local, runs
+from dovetail.audit.bounds import ExactAttack, LowerBound, best, disjoint
+from dovetail.audit.runs.games import Game, pairs
+from dovetail.audit.runs.scores import VIEWS, View
 from dovetail.events import Round
+from dovetail.guarantee import quotes
 from dovetail.protocols import Cohort, Protocol
 from dovetail.statements import NotApplicable, Statement
 
@@ -34,12 +35,12 @@ class Finding:
 
     protocol: str
     view: View
-    plan: quotes.Plan
+    plan: quotes.Terms
     bound: LowerBound
     others: tuple[LowerBound, ...]
     certified: Statement
     claimed: Statement | None
-    duels: tuple[Duel, ...] = ()
+    exact_attacks: tuple[ExactAttack, ...] = ()
 
     @property
     def counted(self) -> LowerBound | None:
@@ -89,7 +90,7 @@ def _bound_json(bound: LowerBound) -> dict[str, Any]:
 
 def audit(
     name: str,
-    plan: quotes.Plan,
+    plan: quotes.Terms,
     *,
     view: View = "analyzer",
     trials: int | None = None,
@@ -110,18 +111,18 @@ def audit(
     delta = about.delta if view == "colluding" else plan.delta
     if observe:
         observe("exact attacks")
-    duels = _duels(protocol, cohort, plan, view)
-    found = [duel.eps(delta=delta) for duel in duels]
+    exact_attacks = _exact_attacks(protocol, cohort, plan, view)
+    found = [exact_attack.eps(delta=delta) for exact_attack in exact_attacks]
     games = [] if trials == 0 else _games(protocol, cohort, plan)
-    runs = _trials(games, trials)
-    if runs:
+    counted = _trials(games, trials)
+    if counted:
         found.append(
-            counted.lower_bound(
+            runs.lower_bound(
                 games,
                 view=view,
                 trust=protocol.view(cohort, plan.dim, neighbors=protocol.relation).scope.trust,
                 delta=delta,
-                trials=runs,
+                trials=counted,
                 confidence=confidence,
                 seed=seed,
                 observe=observe,
@@ -136,28 +137,28 @@ def audit(
         others=tuple(bound for bound in found if bound is not top),
         certified=about,
         claimed=None if view == "colluding" else quote.claimed,
-        duels=duels,
+        exact_attacks=exact_attacks,
     )
 
 
 def attack(rounds: Sequence[Round], *, delta: float) -> LowerBound | None:
     """The best exact attack on a training by these rounds, as they are certified; None where none is known."""
     try:
-        return best([duel.eps(delta=delta) for duel in exact.duels_of_rounds(rounds)])
+        return best([exact_attack.eps(delta=delta) for exact_attack in exact.exact_attacks_on_rounds(rounds)])
     except NotApplicable:
         return None
 
 
-def _duels(protocol: Protocol, cohort: Cohort, plan: quotes.Plan, view: View) -> tuple[Duel, ...]:
+def _exact_attacks(protocol: Protocol, cohort: Cohort, plan: quotes.Terms, view: View) -> tuple[ExactAttack, ...]:
     """The exact attacks; an observer of estimates is left to counting."""
     if view == "observer":
         return ()
     if view == "colluding":
         with contextlib.suppress(NotApplicable):
-            return tuple(local.duels(protocol, cohort, plan.dim)) if plan.rounds == 1 else ()
+            return tuple(local.exact_attacks(protocol, cohort, plan.dim)) if plan.rounds == 1 else ()
         return ()
     stronger = attacks.STRONGER.get(protocol.name)
-    found: list[Duel] = []
+    found: list[ExactAttack] = []
     if stronger is not None and plan.rounds == 1:
         with contextlib.suppress(NotApplicable):
             found = stronger(protocol, cohort, plan.dim)
@@ -166,11 +167,11 @@ def _duels(protocol: Protocol, cohort: Cohort, plan: quotes.Plan, view: View) ->
     item = protocol.view(cohort, plan.dim, neighbors=protocol.relation).round
     if not attacks.shows_less(protocol):
         with contextlib.suppress(NotApplicable):
-            found = [*found, *exact.duels_of_rounds([item] * plan.rounds)]
+            found = [*found, *exact.exact_attacks_on_rounds([item] * plan.rounds)]
     return tuple(found)
 
 
-def _games(protocol: Protocol, cohort: Cohort, plan: quotes.Plan) -> list[Game]:
+def _games(protocol: Protocol, cohort: Cohort, plan: quotes.Terms) -> list[Game]:
     """Every pair of worlds that the code can be run in; none where records are drawn by a rule of their own."""
     worlds = pairs(protocol, cohort, plan.dim, neighbors=protocol.relation, rounds=plan.rounds)
     return [Game(protocol=protocol, cohort=cohort, worlds=pair) for pair in worlds]
@@ -179,4 +180,4 @@ def _games(protocol: Protocol, cohort: Cohort, plan: quotes.Plan) -> list[Game]:
 def _trials(games: list[Game], asked: int | None) -> int:
     if asked is not None:
         return asked
-    return counted.default_trials(games[0]) if games[0].reports <= _MOST_REPORTS else 0
+    return runs.default_trials(games[0]) if games[0].reports <= _MOST_REPORTS else 0

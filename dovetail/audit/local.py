@@ -14,37 +14,37 @@ import numpy as np
 
 from dovetail.audit import exact
 from dovetail.audit.attacks import central_sub, privunit, s_apes
-from dovetail.audit.bounds import Duel, disjoint
+from dovetail.audit.bounds import ExactAttack, disjoint
 from dovetail.audit.exact import cells
 from dovetail.audit.exact.counts import log_binomial
 from dovetail.audit.exact.noise import skellam
 from dovetail.audit.exact.ratios import many_alike
 from dovetail.events import FixedSize, Poisson, Report
 from dovetail.protocols import Cohort, Protocol
-from dovetail.protocols._personal import Personal
-from dovetail.protocols.apes import Apes
-from dovetail.protocols.binary_sum import BinarySum
-from dovetail.protocols.central_sub import CentralSub
-from dovetail.protocols.dp_fl import DpFl
-from dovetail.protocols.fedavg import FedAvg
-from dovetail.protocols.ldp_fl import LdpFl
-from dovetail.protocols.local_sub import LocalSub
-from dovetail.protocols.privunit import PrivUnit
-from dovetail.protocols.real_sum import RealSum
-from dovetail.protocols.s_apes import SApes
-from dovetail.protocols.split_and_mix import SplitAndMix
-from dovetail.protocols.ss_double import SsDouble
-from dovetail.protocols.ss_simple import SsSimple
-from dovetail.protocols.ss_topk import SsTopk
+from dovetail.protocols.curator.dp_fl import DpFl
+from dovetail.protocols.curator.fedavg import FedAvg
+from dovetail.protocols.flame.ss_double import SsDouble
+from dovetail.protocols.flame.ss_simple import SsSimple
+from dovetail.protocols.flame.ss_topk import SsTopk
+from dovetail.protocols.local.ldp_fl import LdpFl
+from dovetail.protocols.local.privunit import PrivUnit
+from dovetail.protocols.personal._personal import Personal
+from dovetail.protocols.personal.apes import Apes
+from dovetail.protocols.personal.s_apes import SApes
+from dovetail.protocols.subjects.central_sub import CentralSub
+from dovetail.protocols.subjects.local_sub import LocalSub
+from dovetail.protocols.sums.binary_sum import BinarySum
+from dovetail.protocols.sums.real_sum import RealSum
+from dovetail.protocols.sums.split_and_mix import SplitAndMixProtocol
 from dovetail.statements import NotApplicable
 
-__all__ = ["duels"]
+__all__ = ["exact_attacks"]
 
 _OWN = "the victim's own reports"
 _SERVER = "the victim's update, which the server gets as it is"
 
 
-def duels(protocol: Protocol, cohort: Cohort, dim: int) -> list[Duel]:
+def exact_attacks(protocol: Protocol, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Attacks on one round of a settled protocol by all who receive anything of it.
 
     Guarantees:
@@ -73,12 +73,12 @@ def duels(protocol: Protocol, cohort: Cohort, dim: int) -> list[Duel]:
                 return _own_noise(protocol.sharing)
             local = protocol.local
             return _reports(Report(kind="rr", eps_local=local.eps_local, levels=local.levels), protocol.slots)
-        case SplitAndMix():
+        case SplitAndMixProtocol():
             return _own_noise(protocol)
         case LocalSub() if protocol.adaptive_z:
-            return central_sub.duels(protocol, cohort, dim)
+            return central_sub.exact_attacks(protocol, cohort, dim)
         case LdpFl() | LocalSub():
-            return exact.duels(protocol.view(cohort, dim, neighbors=protocol.relation).round.mechanism)
+            return exact.exact_attacks(protocol.view(cohort, dim, neighbors=protocol.relation).round.mechanism)
         case CentralSub():
             return [_own_sum(protocol, cohort)]
         case DpFl() | FedAvg():
@@ -86,20 +86,20 @@ def duels(protocol: Protocol, cohort: Cohort, dim: int) -> list[Duel]:
     raise NotApplicable(f"no attack is known on a client's own reports under {protocol.name!r}")
 
 
-def _reports(report: Report, count: int) -> list[Duel]:
+def _reports(report: Report, count: int) -> list[ExactAttack]:
     """So many reports, all on the low end or all on the high end."""
     high, low = cells.of_report(report).ends(report.eps_local)
     return _cells(high, low, count)
 
 
-def _cells(first: np.ndarray, second: np.ndarray, count: int, *, pure: float = 0.0) -> list[Duel]:
+def _cells(first: np.ndarray, second: np.ndarray, count: int, *, pure: float = 0.0) -> list[ExactAttack]:
     if len(first) == 2:
         logs = [log_binomial(count, float(law[1])) for law in (first, second)]
-        return [Duel(attack=f"ones among {_OWN}", log_first=logs[0], log_second=logs[1])]
+        return [ExactAttack(attack=f"ones among {_OWN}", log_first=logs[0], log_second=logs[1])]
     return many_alike(f"log-likelihood ratios of {_OWN}", first, second, count, pure=pure)
 
 
-def _sampled_reports(protocol: SsDouble, dim: int) -> list[Duel]:
+def _sampled_reports(protocol: SsDouble, dim: int) -> list[ExactAttack]:
     """Which coordinates are reported is seen, and depends on nobody's data."""
     if protocol.inclusion == "fixed-k":
         return _reports(protocol.report, protocol.fixed(dim))
@@ -108,7 +108,7 @@ def _sampled_reports(protocol: SsDouble, dim: int) -> list[Duel]:
     return _cells(high, low, dim)
 
 
-def _largest(protocol: SsTopk, dim: int) -> list[Duel]:
+def _largest(protocol: SsTopk, dim: int) -> list[ExactAttack]:
     """The signs of the k largest; or which they are, unless a client reports every coordinate."""
     rest, decoys = dim - protocol.k, protocol.per_client(dim) - protocol.k
     if decoys == rest:
@@ -118,16 +118,16 @@ def _largest(protocol: SsTopk, dim: int) -> list[Duel]:
     with np.errstate(divide="ignore"):
         logs = np.log([by_chance, 1 - by_chance])
     attack = "whether the victim reports all its largest coordinates of the first world"
-    return [Duel(attack=attack, log_first=np.array([0.0, -np.inf]), log_second=logs)]
+    return [ExactAttack(attack=attack, log_first=np.array([0.0, -np.inf]), log_second=logs)]
 
 
-def _caps(protocol: PrivUnit, dim: int) -> Duel:
+def _caps(protocol: PrivUnit, dim: int) -> ExactAttack:
     towards, away = privunit.cap_probs(protocol, dim)
     logs = np.log([towards, 1 - towards - away, away])
-    return Duel(attack="the cap that the victim's message falls into", log_first=logs, log_second=logs[::-1])
+    return ExactAttack(attack="the cap that the victim's message falls into", log_first=logs, log_second=logs[::-1])
 
 
-def _largest_budget(protocol: Personal, cohort: Cohort, dim: int) -> list[Duel]:
+def _largest_budget(protocol: Personal, cohort: Cohort, dim: int) -> list[ExactAttack]:
     budget = float(protocol.settle(cohort, dim).eps_locals.max())
     family = cells.partition(protocol.kind)
     if isinstance(protocol, Apes) and protocol.kind == "clip_laplace":
@@ -136,7 +136,7 @@ def _largest_budget(protocol: Personal, cohort: Cohort, dim: int) -> list[Duel]:
     return _cells(high, low, dim, pure=dim * budget * (1 - 1e-9))  # the ratio at the end of the box
 
 
-def _own_noise(protocol: SplitAndMix) -> list[Duel]:
+def _own_noise(protocol: SplitAndMixProtocol) -> list[ExactAttack]:
     """A value with one client's part of the noise: its law where that fits, and Chernoff's bound on both tails."""
     shift = 2 * math.floor(protocol.known("scale") * protocol.clip_norm)
     variance = protocol.noise_part
@@ -151,9 +151,9 @@ def _own_noise(protocol: SplitAndMix) -> list[Duel]:
         first = np.array([missed, math.log(-math.expm1(missed))])
         second = np.array([math.log(-math.expm1(alarm)), alarm])
         attack = f"whether the victim's own noisy value is above {above}"
-        found.append(Duel(attack=attack, log_first=first, log_second=second, pure=math.inf))
+        found.append(ExactAttack(attack=attack, log_first=first, log_second=second, pure=math.inf))
     return found or [
-        Duel(attack="the victim's own noisy value", log_first=np.zeros(1), log_second=np.zeros(1), pure=math.inf)
+        ExactAttack(attack="the victim's own noisy value", log_first=np.zeros(1), log_second=np.zeros(1), pure=math.inf)
     ]
 
 
@@ -163,22 +163,22 @@ def _log_skellam_tail(variance: float, distance: int) -> float:
     return variance * (math.hypot(1.0, distance / variance) - 1) - distance * slope
 
 
-def _own_sum(protocol: CentralSub, cohort: Cohort) -> Duel:
+def _own_sum(protocol: CentralSub, cohort: Cohort) -> ExactAttack:
     """A user's sum is not zero if the subject's records are in it; the subject is that user's only one."""
     caps = [cap for cap in (protocol.items_per_user, protocol.items_per_subject) if cap is not None]
     absent = (1 - protocol.rate) ** min(caps, default=1)
     absent = 1 - _prob_drawn(cohort) * (1 - absent)
     with np.errstate(divide="ignore"):
         there = np.log([absent, 1 - absent])
-    return Duel(attack=_SERVER, log_first=there, log_second=np.array([0.0, -np.inf]))
+    return ExactAttack(attack=_SERVER, log_first=there, log_second=np.array([0.0, -np.inf]))
 
 
-def _seen_by_the_server(cohort: Cohort) -> Duel:
+def _seen_by_the_server(cohort: Cohort) -> ExactAttack:
     prob = _prob_drawn(cohort)
     if prob == 1:
         return disjoint(_SERVER)
     logs = np.array([math.log(prob), -math.inf, math.log1p(-prob)])
-    return Duel(attack=_SERVER, log_first=logs, log_second=logs[[1, 0, 2]])
+    return ExactAttack(attack=_SERVER, log_first=logs, log_second=logs[[1, 0, 2]])
 
 
 def _prob_drawn(cohort: Cohort) -> float:

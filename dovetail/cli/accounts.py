@@ -44,8 +44,10 @@ def amplify(
     as_json: JsonFlag = False,
 ) -> None:
     """Every amplification bound: its eps, or why it does not apply."""
-    from dovetail import _validate, plots
-    from dovetail.accounting import amplify as amplification
+    from dovetail import _validate
+    from dovetail.accounting.amplification import table as amplification
+    from dovetail.figures.files import save
+    from dovetail.pages import plots
     from dovetail.statements import NotApplicable
 
     _validate.integer(n=n)
@@ -64,7 +66,7 @@ def amplify(
     except NotApplicable:
         best = None
     if plot is not None:
-        plots.save(plots.amplification(num_users=n, eps_local=eps_local, delta=delta, over=over), plot)
+        save(plots.amplification(num_users=n, eps_local=eps_local, delta=delta, over=over), plot)
     if as_json:
         facts = {"n": n, "eps_local": eps_local, "delta": delta, "colluders": colluders}
         print_json({**facts, "bounds": [_row(row) for row in rows], "best": _row(best) if best else None})
@@ -94,7 +96,7 @@ def account_protocol(
     as_json: JsonFlag = False,
 ) -> None:
     """Certified, claimed and local statements of a protocol."""
-    from dovetail import quotes
+    from dovetail.guarantee import quotes
 
     with err_console.status("accounting"):
         quote = quotes.quote(name, _plan(name, n, dim, delta, rounds, population, colluders, set_))
@@ -119,7 +121,7 @@ def calibrate(
     as_json: JsonFlag = False,
 ) -> None:
     """The parameter that meets a central target, rounded to the safe side."""
-    from dovetail import quotes
+    from dovetail.guarantee import quotes
 
     plan = _plan(name, n, dim, delta, rounds, None, colluders, set_)
     with err_console.status("calibrating"):
@@ -145,7 +147,8 @@ def _plan(
     set_: list[str] | None,
 ) -> Any:
     """The plan that these options describe, with no setting but those that were given."""
-    from dovetail import audit, config
+    from dovetail import audit
+    from dovetail.experiment import config
 
     chosen = dict(config.parse_override(text) for text in set_ or [])
     return audit.plan_for(

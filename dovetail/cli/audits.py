@@ -63,8 +63,9 @@ def audit(
 
     Exit status 1 if an attack finds more than what is certified.
     """
-    from dovetail import _validate, config
+    from dovetail import _validate
     from dovetail import audit as audits
+    from dovetail.experiment import config
 
     target = _one_target(name, everything, training)
     _validate.one_of((*audits.VIEWS, "shuffler"), view=view)
@@ -152,10 +153,10 @@ def _audit_all(quick: bool, trials: int | None, confidence: float, seed: int, as
 def _indices(name: str, plan: Any, task: str | None, confidence: float, seed: int) -> Any:
     import jax
 
-    from dovetail import quotes
     from dovetail.audit.indices import audit_indices
     from dovetail.audit.indices.populations import Population, gradients
-    from dovetail.protocols.ss_topk import SsTopk
+    from dovetail.guarantee import quotes
+    from dovetail.protocols.flame.ss_topk import SsTopk
 
     protocol, _ = quotes.settled(name, plan)
     if not isinstance(protocol, SsTopk):
@@ -201,7 +202,7 @@ def _print_indices(found: Any) -> None:
 
 def _audit_training(settings: Any, canaries: int, black_box: bool, confidence: float, seed: int, as_json: bool) -> None:
     from dovetail.audit import training as trainings
-    from dovetail.simulate import devices
+    from dovetail.engine import devices
 
     devices.use_all_cores()
     with err_console.status("training with canaries"):

@@ -47,8 +47,8 @@ def keys(
     import msgspec
 
     from dovetail import _validate
-    from dovetail.parties.certificates import Certified, make_authority, make_certificate
-    from dovetail.parties.keys import KeyRing
+    from dovetail.parties.common.certificates import Certified, make_authority, make_certificate
+    from dovetail.parties.common.keys import KeyRing
 
     if tls is not None:
         there = Certified(folder / "authority.crt", folder / "authority.key")
@@ -86,12 +86,12 @@ def task_new(
     """Describe a training and sign it; noise that is not given is calibrated to the budget."""
     import msgspec
 
-    from dovetail import config as configs
+    from dovetail.experiment import config as configs
     from dovetail.files import write_atomically
+    from dovetail.parties.common.keys import KeyRing, PublicKey
+    from dovetail.parties.common.records import read_record
+    from dovetail.parties.common.task import TrainingTask, calibrated, cost, sign
     from dovetail.parties.federation import federation
-    from dovetail.parties.keys import KeyRing, PublicKey
-    from dovetail.parties.records import read_record
-    from dovetail.parties.task import Task, calibrated, cost, sign
 
     chosen = configs.read(config, [configs.parse_override(text) for text in set_ or []])
     settings = chosen.protocol_settings
@@ -105,7 +105,7 @@ def task_new(
         "delta": chosen.privacy.delta,
         "colluders": colluders,
     }
-    made = Task(
+    made = TrainingTask(
         name=chosen.task.name,
         settings=calibrated(settings=settings, **fields),
         round_seconds=round_seconds,
@@ -128,8 +128,8 @@ def task_show(
     """What a task asks for, and what it costs a user."""
     import msgspec
 
-    from dovetail.parties.records import read_record
-    from dovetail.parties.task import SignedTask, cost, verify
+    from dovetail.parties.common.records import read_record
+    from dovetail.parties.common.task import SignedTask, cost, verify
 
     signed = read_record(path, SignedTask, "a signed task")
     made = verify(signed, signer=signed.signer.key_id if signer is None else from_hex(signer))
@@ -161,11 +161,11 @@ def analyzer(
     grace: Annotated[float, typer.Option(help="Seconds to wait for shufflers after a round's time is up.")] = 600.0,
 ) -> None:
     """Serve the analyzer of a task: opens what shufflers hand on, releases models that are paid for."""
-    from dovetail.parties.analyzer import Analyzer
-    from dovetail.parties.keys import KeyRing
-    from dovetail.parties.records import read_record
-    from dovetail.parties.services.analyzer import AnalyzerService
-    from dovetail.parties.task import SignedTask
+    from dovetail.parties.analyzer.rounds import Analyzer
+    from dovetail.parties.common.keys import KeyRing
+    from dovetail.parties.common.records import read_record
+    from dovetail.parties.common.task import SignedTask
+    from dovetail.parties.http.analyzer import AnalyzerService
 
     os.umask(0o077)
     _refuse_half_tls(certificate, private_key, plain)
@@ -199,12 +199,12 @@ def shuffler(
     workers: Workers = 1,
 ) -> None:
     """Serve a shuffler of a task: takes sealed reports, hands them on in no order and without names."""
-    from dovetail.parties.keys import KeyRing
-    from dovetail.parties.links import AnalyzerLink, ShufflerLink
-    from dovetail.parties.records import read_record
-    from dovetail.parties.services.shuffler import ShufflerService, read_enrolled
-    from dovetail.parties.shuffler import Shuffler
-    from dovetail.parties.task import SignedTask, verify
+    from dovetail.parties.common.keys import KeyRing
+    from dovetail.parties.common.links import AnalyzerLink, ShufflerLink
+    from dovetail.parties.common.records import read_record
+    from dovetail.parties.common.task import SignedTask, verify
+    from dovetail.parties.http.shuffler import ShufflerService, read_enrolled
+    from dovetail.parties.shuffler.rounds import Shuffler
 
     os.umask(0o077)
     _refuse_half_tls(certificate, private_key, plain)
@@ -225,7 +225,7 @@ def shuffler(
 
 def _serve(name: str, app: Any, party: Any, **where: Any) -> None:
     """Until told to stop; then the party lets go of its files."""
-    from dovetail.parties.services._http import serve
+    from dovetail.parties.http._http import serve
 
     try:
         serve(app, ready=listens(name), **where)
@@ -236,10 +236,10 @@ def _serve(name: str, app: Any, party: Any, **where: Any) -> None:
 def _learning(config: str | None, model: Path | None, learning_rate: float) -> Any:
     import numpy as np
 
-    from dovetail import config as configs
-    from dovetail.federated.server import Server
+    from dovetail.experiment import config as configs
+    from dovetail.learners.server import Server
+    from dovetail.parties.analyzer.learning import Learning
     from dovetail.parties.federation import federation
-    from dovetail.parties.learning import Learning
 
     if (config is None) == (model is None):
         raise ValueError("expected --config or --model, got both or neither")

@@ -42,10 +42,11 @@ def compare(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Train every protocol at the same certified privacy; writes comparison.json, comparison.csv and report.html."""
+    """Train every protocol at the same certified privacy; writes comparison.json, comparison.csv and pages.html."""
     from dovetail import compare as comparing
-    from dovetail import config, report
-    from dovetail.simulate import devices
+    from dovetail import pages
+    from dovetail.engine import devices
+    from dovetail.experiment import config
 
     devices.use_all_cores()
     chosen = tuple(name.strip() for name in protocols.split(",") if name.strip()) if protocols else ()
@@ -57,7 +58,7 @@ def compare(
         found = comparing.compare(
             contenders, task=task, model=model, eps=eps, delta=delta, seeds=seeds, out=target, observe=bar.begin
         )
-    report.comparison(target)
+    pages.comparison(target)
     if as_json:
         print_json({**found.to_json(), "out": str(target)})
         return
@@ -114,10 +115,10 @@ def reproduce(
 ) -> None:
     """Recompute a paper's tables and figures: printed, claimed, certified, audited, and what we measure.
 
-    Writes JSON and CSV for every table and figure, and report.html; for `all`, a folder a paper and index.html.
+    Writes JSON and CSV for every table and figure, and pages.html; for `all`, a folder a paper and index.html.
     """
-    from dovetail import _validate, machine, papers, report
-    from dovetail.simulate import devices
+    from dovetail import _validate, machine, pages, papers
+    from dovetail.engine import devices
 
     _validate.known("paper", paper, [*papers.PAPERS, "all"])
     chosen = list(papers.PAPERS.values()) if paper == "all" else [papers.PAPERS[paper]]
@@ -140,10 +141,10 @@ def reproduce(
             papers.reproduce(
                 one, out=folders[one.name], quick=quick, seeds=seeds, only=only, observe=bar.say, begin=bar.begin
             )
-            report.reproduction(folders[one.name])
+            pages.reproduction(folders[one.name])
     page = out / "report.html"
     if paper == "all":
-        page = report.index(out)
+        page = pages.index(out)
     if as_json:
         print_json({"papers": {name: _written(folder) for name, folder in folders.items()}, "page": str(page)})
         return

@@ -42,10 +42,10 @@ def run(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Train a model; writes config.toml, metrics.jsonl, privacy.json, model.npz and report.html."""
-    from dovetail import config as configs
+    """Train a model; writes config.toml, metrics.jsonl, privacy.json, model.npz and pages.html."""
     from dovetail import experiment
-    from dovetail.simulate import devices
+    from dovetail.engine import devices
+    from dovetail.experiment import config as configs
 
     if presets:
         _print_presets(configs.described_presets(), as_json=as_json)
@@ -85,7 +85,7 @@ def _deployed(plan: Any) -> str:
 
 
 def _say_finished(folder: Path, *, as_json: bool) -> None:
-    from dovetail.folder import RunFolder
+    from dovetail.experiment.folder import RunFolder
 
     run = RunFolder(folder)
     run.forget()  # a kill may have left the checkpoint, with the key of the noise
@@ -101,7 +101,7 @@ def verify(
     as_json: JsonFlag = False,
 ) -> None:
     """Recompute a run's statements from its ledger alone; exit status 1 if privacy.json says something else."""
-    from dovetail.verify import verify as verified
+    from dovetail.experiment.verify import verify as verified
 
     with err_console.status("accounting"):
         found = verified(run)
@@ -130,8 +130,8 @@ def _print_presets(described: Mapping[str, str], *, as_json: bool) -> None:
 
 def _prepared(source: str, overrides: Sequence[str], *, fall_back: bool) -> Any:
     """The plan of a config; if its data are not there, that of the bundled digits."""
-    from dovetail import config as configs
     from dovetail import experiment
+    from dovetail.experiment import config as configs
 
     changes = [configs.parse_override(text) for text in overrides]
     with err_console.status("loading data and calibrating the noise"):
@@ -145,15 +145,15 @@ def _prepared(source: str, overrides: Sequence[str], *, fall_back: bool) -> Any:
 
 
 def _write_report(plan: Any, folder: Path, *, audit: bool) -> None:
-    from dovetail import report
+    from dovetail import pages
 
-    report.write(folder)
+    pages.write(folder)
     if audit:
         from dovetail.audit import curves
 
         with err_console.status("attacking one round"):
             curves.write(plan, folder)
-        report.write(folder)
+        pages.write(folder)
 
 
 def data(
@@ -162,7 +162,7 @@ def data(
     as_json: JsonFlag = False,
 ) -> None:
     """Fetch and verify a dataset."""
-    from dovetail.tasks import TASKS, resolve
+    from dovetail.data import TASKS, resolve
 
     if name is None:
         print_names(sorted(TASKS), as_json=as_json)

@@ -49,8 +49,8 @@ def client_new(
     """Make a user: its key, and what it insists on. Ids are pinned here and never taken from a message."""
     import msgspec
 
-    from dovetail.parties.keys import KeyPair
-    from dovetail.parties.policy import Policy
+    from dovetail.parties.common.keys import KeyPair
+    from dovetail.parties.common.policy import Policy
 
     os.umask(0o077)
     policy = Policy(
@@ -83,9 +83,9 @@ def client_enrol(
     import msgspec
 
     from dovetail.files import write_atomically
-    from dovetail.parties.keys import PublicKey
-    from dovetail.parties.records import read_record
-    from dovetail.parties.services.shuffler import read_enrolled
+    from dovetail.parties.common.keys import PublicKey
+    from dovetail.parties.common.records import read_record
+    from dovetail.parties.http.shuffler import read_enrolled
 
     known = read_enrolled(clients) if clients.exists() else {}
     for path in public:
@@ -105,12 +105,12 @@ def client_run(
     patience: Annotated[float, typer.Option(help="Seconds in a row that nobody may answer.")] = 60.0,
 ) -> None:
     """Take part until the training is over: train, randomize, seal, upload."""
-    from dovetail import config as configs
-    from dovetail.parties.client import Client, take_part
+    from dovetail.experiment import config as configs
+    from dovetail.parties.common.keys import KeyPair
+    from dovetail.parties.common.links import ShufflerLink
+    from dovetail.parties.common.policy import Policy
     from dovetail.parties.federation import federation
-    from dovetail.parties.keys import KeyPair
-    from dovetail.parties.links import ShufflerLink
-    from dovetail.parties.policy import Policy
+    from dovetail.parties.user.client import Client, take_part
 
     os.umask(0o077)
     numbers = _numbers(users)
@@ -146,10 +146,10 @@ def client_agent(
     group: Annotated[bool, flag("--group", "Let the socket's group use it, too.")] = False,
 ) -> None:
     """Serve reports on a Unix socket: what is shipped to this node hands its update over and gets it back sealed."""
-    from dovetail.parties.agent import serve_agent
-    from dovetail.parties.client import Client
-    from dovetail.parties.keys import KeyPair
-    from dovetail.parties.policy import Policy
+    from dovetail.parties.common.keys import KeyPair
+    from dovetail.parties.common.policy import Policy
+    from dovetail.parties.user.agent import serve_agent
+    from dovetail.parties.user.client import Client
 
     os.umask(0o077)
     party = Client(folder, policy=Policy.read(folder / "policy.json"), key=KeyPair.load(folder / "key.json"))
@@ -179,9 +179,9 @@ def fleet_demo(
     with tempfile.TemporaryDirectory(prefix="dovetail-fleet-") as temporary:
         with err_console.status("making keys, certificates and the task"):
             home = folder or Path(temporary) / "fleet"
-            ground = set_up(home, chosen, rounds=rounds, clients=clients, shufflers=shufflers)
+            deployment = set_up(home, chosen, rounds=rounds, clients=clients, shufflers=shufflers)
         bar = Progress(TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), console=err_console, transient=True)
-        with bar, Fleet(ground) as running:
+        with bar, Fleet(deployment) as running:
             line = bar.add_task("rounds", total=rounds)
             running.start(processes=processes)
             facts = running.follow(seconds=seconds, observe=lambda done, _: bar.update(line, completed=done))

@@ -18,11 +18,11 @@ from dovetail import __version__, _validate, experiment, machine
 from dovetail.compare._contenders import Contender, line_up, models
 from dovetail.compare._costs import Costs, costs, in_bytes, sealed_size
 from dovetail.compare._ranking import Comparison, Outcome, Run
-from dovetail.config import Config
+from dovetail.data import Task
+from dovetail.experiment.config import Config
 from dovetail.files import make_folder
 from dovetail.protocols import Protocol
 from dovetail.statements import Neighbors, Statement, Trust, Unit
-from dovetail.tasks import Task
 
 __all__ = [
     "Comparison",

@@ -10,9 +10,9 @@ from importlib import resources
 from typing import Any
 
 from dovetail import _validate
-from dovetail.config import Config, parse
+from dovetail.data import resolve
+from dovetail.experiment.config import Config, parse
 from dovetail.protocols import PROTOCOLS
-from dovetail.tasks import resolve
 
 __all__ = ["Contender", "line_up", "models"]
 

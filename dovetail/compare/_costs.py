@@ -9,8 +9,8 @@ import time
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from dovetail.parties import sealing
-from dovetail.parties.keys import KEY_ID
+from dovetail.parties.common import sealing
+from dovetail.parties.common.keys import KEY_ID
 from dovetail.protocols import Protocol
 from dovetail.statements import NotApplicable
 

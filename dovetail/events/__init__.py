@@ -12,15 +12,7 @@ import dataclasses
 from dovetail.events._noise import DataIndependent, Gaussian, Laplace, NonPrivate, SampledSubject
 from dovetail.events._participation import Disjoint, Everyone, FixedSize, Participation, Poisson
 from dovetail.events._plain import from_plain, to_plain
-from dovetail.events._shuffled import (
-    Crowd,
-    PaddedBernoulli,
-    PaddedTopk,
-    Personalized,
-    Report,
-    Shuffled,
-    SplitAndMix,
-)
+from dovetail.events._shuffled import Crowd, PaddedBernoulli, PaddedTopk, Personalized, Report, Shuffled, SplitAndMix
 from dovetail.statements import Scope
 
 __all__ = [

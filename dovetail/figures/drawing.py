@@ -12,7 +12,7 @@ import json
 import zlib
 from collections.abc import Sequence
 
-from dovetail.figures._marks import (
+from dovetail.figures._elements import (
     CHAR,
     LIGHT,
     PAD,

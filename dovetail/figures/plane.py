@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from dovetail.figures._marks import (
+from dovetail.figures._elements import (
     CHAR,
     LIGHT,
     PAD,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from dovetail.figures._marks import (
+from dovetail.figures._elements import (
     CHAR,
     LIGHT,
     PAD,

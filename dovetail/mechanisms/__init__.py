@@ -11,9 +11,9 @@ from dovetail.mechanisms.clip_laplace import ClipLaplace
 from dovetail.mechanisms.deployed import DiscreteGaussian, DiscreteLaplace, ExactRandomizedResponse
 from dovetail.mechanisms.exact import EntropyExhausted, ExactSampler
 from dovetail.mechanisms.exact_skellam import ExactSkellam
-from dovetail.mechanisms.gaussian import Gaussian, clip_l2
-from dovetail.mechanisms.laplace import LAPLACE_CUT, Laplace, add_laplace
-from dovetail.mechanisms.privunit import PrivUnit, UniformSphere
+from dovetail.mechanisms.gaussian import GaussianRandomizer, clip_l2
+from dovetail.mechanisms.laplace import LAPLACE_CUT, LaplaceRandomizer, add_laplace
+from dovetail.mechanisms.privunit import PrivUnitRandomizer, UniformSphere
 from dovetail.mechanisms.randomized_response import BinaryRandomizedResponse, RandomizedResponse, UniformLevels
 from dovetail.mechanisms.seeds import SeededPrivUnit
 
@@ -31,10 +31,10 @@ __all__ = [
     "ExactRandomizedResponse",
     "ExactSampler",
     "ExactSkellam",
-    "Gaussian",
-    "Laplace",
+    "GaussianRandomizer",
+    "LaplaceRandomizer",
     "LocalRandomizer",
-    "PrivUnit",
+    "PrivUnitRandomizer",
     "RandomizedResponse",
     "SeededPrivUnit",
     "UniformLevels",
@@ -46,8 +46,8 @@ __all__ = [
 RANDOMIZERS: dict[str, type[LocalRandomizer]] = {
     "rr2": BinaryRandomizedResponse,
     "rr": RandomizedResponse,
-    "laplace": Laplace,
+    "laplace": LaplaceRandomizer,
     "clip_laplace": ClipLaplace,
-    "gaussian": Gaussian,
-    "privunit": PrivUnit,
+    "gaussian": GaussianRandomizer,
+    "privunit": PrivUnitRandomizer,
 }

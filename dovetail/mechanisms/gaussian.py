@@ -21,11 +21,11 @@ from dovetail.mechanisms._base import LocalRandomizer, as_floating, freeze_float
 from dovetail.mechanisms._normal import normal
 from dovetail.statements import NotApplicable
 
-__all__ = ["Gaussian", "clip_factor", "clip_l2", "finite_or_zero"]
+__all__ = ["GaussianRandomizer", "clip_factor", "clip_l2", "finite_or_zero"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Gaussian(LocalRandomizer):
+class GaussianRandomizer(LocalRandomizer):
     """Gaussian noise on the last axis, after clipping it to `clip_norm`.
 
     Guarantees:

@@ -29,13 +29,13 @@ from dovetail.mechanisms._base import (
     freeze_floats,
 )
 
-__all__ = ["LAPLACE_CUT", "Laplace", "add_laplace", "laplace_from_bits"]
+__all__ = ["LAPLACE_CUT", "LaplaceRandomizer", "add_laplace", "laplace_from_bits"]
 
 LAPLACE_CUT = 32 * math.log(2)  # no draw is farther out, in scales: 22.2
 
 
 @dataclasses.dataclass(frozen=True)
-class Laplace(LocalRandomizer):
+class LaplaceRandomizer(LocalRandomizer):
     """Laplace noise on [low, high], calibrated to eps_local.
 
     Guarantees:

@@ -27,12 +27,12 @@ from jax.typing import ArrayLike
 from scipy import special
 
 from dovetail import _validate
-from dovetail.accounting import privunit as accounting
-from dovetail.accounting.privunit import Cap
+from dovetail.accounting.releases import privunit as accounting
+from dovetail.accounting.releases.privunit import Cap
 from dovetail.mechanisms._base import Blanket, LocalRandomizer, freeze_floats, namespace
 from dovetail.mechanisms._normal import normal
 
-__all__ = ["PrivUnit", "UniformSphere", "polar"]
+__all__ = ["PrivUnitRandomizer", "UniformSphere", "polar"]
 
 _SHORTEST = 1e-12  # of clip_norm: below it a float32 sum of squares may lose coordinates to underflow
 _OFF_SPHERE = 1e-4  # what float32 may take from the norm of a report, with much to spare
@@ -42,7 +42,7 @@ _UNITS = 23  # -log of the smallest uniform, 2^-33, is 22.9
 
 
 @dataclasses.dataclass(frozen=True)
-class PrivUnit(LocalRandomizer):
+class PrivUnitRandomizer(LocalRandomizer):
     """One unit vector for each input of `dim` coordinates, which is clipped to L2 norm `clip_norm`.
 
     Guarantees:

@@ -3,8 +3,8 @@
 A public generator expands a seed s into a direction v(s). The client tosses the exact coin of the cap, then draws
 uniform seeds until <v(s), u> lies on the side of the threshold that the coin says: given the side, the seed is uniform
 among all seeds of that side. Hence a seed has probability prob / (c 2^128) or (1 - prob) / ((1 - c) 2^128), with c the
-share of seeds in the cap, and eps is that of `PrivUnit` if c is the mass of the cap. No float leaves the client:
-floating point only decides on which side a seed lies, and the seed was drawn before.
+share of seeds in the cap, and eps is that of `PrivUnitRandomizer` if c is the mass of the cap. No float leaves the
+client: floating point only decides on which side a seed lies, and the seed was drawn before.
 
 How long a draw takes tells of the side, which with the seed tells of u: nobody but the client may time it.
 """
@@ -18,9 +18,9 @@ from fractions import Fraction
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from dovetail.accounting.privunit import cap_mass
+from dovetail.accounting.releases.privunit import cap_mass
 from dovetail.mechanisms.exact import ExactSampler
-from dovetail.mechanisms.privunit import PrivUnit, polar
+from dovetail.mechanisms.privunit import PrivUnitRandomizer, polar
 from dovetail.statements import NotApplicable
 
 __all__ = ["SEED_BYTES", "SeededPrivUnit", "directions", "draw"]
@@ -32,7 +32,7 @@ _LEAST_MASS = 2.0**-20
 
 @dataclasses.dataclass(frozen=True)
 class SeededPrivUnit:
-    """`PrivUnit` whose reports are seeds; what reports average to, `debias` and variance are those of `law`.
+    """`PrivUnitRandomizer` whose reports are seeds; what reports average to, `debias` and variance are those of `law`.
 
     Guarantees:
         The coin for the cap is exact: the seed lies in it with probability `law.cap.prob`.
@@ -44,7 +44,7 @@ class SeededPrivUnit:
         Feldman, Talwar (ICML 2021), "Lossless compression of efficient private local randomizers".
     """
 
-    law: PrivUnit
+    law: PrivUnitRandomizer
 
     def __post_init__(self) -> None:
         mass = cap_mass(dim=self.law.dim, threshold=self.law.cap.threshold)

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from dovetail import _validate
-from dovetail.accounting import split_and_mix
+from dovetail.accounting.releases import split_and_mix
 from dovetail.mechanisms._base import as_floating
 from dovetail.mechanisms._normal import normal
 from dovetail.mechanisms._words import bits, coin

@@ -1,7 +1,7 @@
 """The papers' experiments as configs, tables and figures: what was printed, what holds, what we measured.
 
-One file a paper, each a `Paper`: its parts compute rows on a `Desk`; `reproduce` runs them and writes the data that
-`dovetail.report` draws.
+One file a paper, each a `Paper`: its parts compute rows on a `Runner`; `reproduce` runs them and writes the data that
+`dovetail.pages` draws.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 from dovetail import __version__, machine
 from dovetail.files import make_folder, write_json
 from dovetail.papers import apes, flame, geyer, subdp, survey
-from dovetail.papers._desk import Desk
 from dovetail.papers._exhibit import Measured, Paper, Part, Row, write
+from dovetail.papers._runner import Runner
 
-__all__ = ["PAPERS", "Desk", "Measured", "Paper", "Part", "Row", "reproduce", "write_index"]
+__all__ = ["PAPERS", "Measured", "Paper", "Part", "Row", "Runner", "reproduce", "write_index"]
 
 PAPERS: Mapping[str, Paper] = {one.PAPER.name: one.PAPER for one in (flame, apes, survey, geyer, subdp)}
 
@@ -56,7 +56,7 @@ def reproduce(
     note()
     begun = time.perf_counter()
     found: dict[str, list[Row]] = {}
-    desk = Desk(out, quick=quick, seeds=seeds, observe=observe)
+    runner = Runner(out, quick=quick, seeds=seeds, observe=observe)
     for part in paper.parts:
         if only and part.key not in only:
             continue
@@ -64,7 +64,7 @@ def reproduce(
         rows: list[Row] = []
         run = {key: facts[key] for key in ("quick", "seeds", "version", "machine")}
         started = time.perf_counter()
-        for row in part.rows(desk):
+        for row in part.rows(runner):
             rows.append(row)
             write(part, rows, out, run=run, finished=False)
         write(part, rows, out, run={**run, "seconds": time.perf_counter() - started}, finished=True)

@@ -20,7 +20,7 @@ from dovetail.files import write_json, write_table
 from dovetail.statements import Statement, Verdict
 
 if TYPE_CHECKING:
-    from dovetail.papers._desk import Desk
+    from dovetail.papers._runner import Runner
 
 __all__ = ["Curve", "Measured", "Paper", "Part", "Row", "accuracy_figure", "curves", "mean_of", "sweep", "write"]
 
@@ -146,7 +146,7 @@ class Part:
     key: str
     title: str
     caption: str
-    rows: Callable[[Desk], Iterable[Row]]
+    rows: Callable[[Runner], Iterable[Row]]
     figures: Callable[[Sequence[Row]], Sequence[Figure]] = lambda rows: ()
     notes: Callable[[Sequence[Row]], Sequence[str]] = lambda rows: ()
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from dovetail.accounting.published import geyer
+from dovetail.claims import geyer
 from dovetail.figures import Figure, Line
-from dovetail.papers._desk import Desk, Overrides
 from dovetail.papers._exhibit import Paper, Part, Row, curves
+from dovetail.papers._runner import Overrides, Runner
 
 __all__ = ["PAPER"]
 
@@ -59,17 +59,17 @@ def non_private(rounds: int) -> Overrides:
     )
 
 
-def _table(desk: Desk) -> Iterator[Row]:
+def _table(runner: Runner) -> Iterator[Row]:
     for clients, printed in _PRINTED.items():
         for name, overrides in variants(clients).items():
-            if desk.quick and not (clients == 100 and name in (_FIXED, _MEDIAN)):
+            if runner.quick and not (clients == 100 and name in (_FIXED, _MEDIAN)):
                 continue
             label = f"K = {clients}, {name}"
-            if clients == 10000 and not desk.accelerated:
+            if clients == 10000 and not runner.accelerated:
                 yield Row(label=label, paper=printed, not_here=_LONG)
                 continue
             note = "the noise is scaled to the un-noised median, which it tells: nothing is certified"
-            yield desk.row(
+            yield runner.row(
                 label,
                 f"geyer-{clients}",
                 overrides,
@@ -78,28 +78,28 @@ def _table(desk: Desk) -> Iterator[Row]:
                 attack=True,
                 note=note if name == _MEDIAN else "",
             )
-    rounds = _rounds(desk)
-    yield desk.row(
+    rounds = _rounds(runner)
+    yield runner.row(
         f"K = 100, non-private, {rounds} rounds", "geyer-100", non_private(rounds), paper=_NON_PRIVATE, series="none"
     )
 
 
-def _rounds(desk: Desk) -> int:
+def _rounds(runner: Runner) -> int:
     """Rounds of the non-private run: those that the paper took where there is an accelerator."""
-    if desk.accelerated:
+    if runner.accelerated:
         return 380
-    return 20 if desk.quick else 60
+    return 20 if runner.quick else 60
 
 
-def _best(desk: Desk) -> Iterator[Row]:
+def _best(runner: Runner) -> Iterator[Row]:
     """The trainings of the table that Fig. 2 draws: they were run already, and are not run again."""
-    rounds = _rounds(desk)
+    rounds = _rounds(runner)
     for clients, printed in _PRINTED.items():
-        if (desk.quick and clients > 100) or (clients == 10000 and not desk.accelerated):
-            yield Row(label=f"K = {clients}", paper=printed, not_here="left out of --quick" if desk.quick else _LONG)
+        if (runner.quick and clients > 100) or (clients == 10000 and not runner.accelerated):
+            yield Row(label=f"K = {clients}", paper=printed, not_here="left out of --quick" if runner.quick else _LONG)
             continue
-        yield desk.row(f"K = {clients}", f"geyer-{clients}", variants(clients)[_FIXED], paper=printed, attack=True)
-    yield desk.row("non-private, K = 100", "geyer-100", non_private(rounds), paper=_NON_PRIVATE)
+        yield runner.row(f"K = {clients}", f"geyer-{clients}", variants(clients)[_FIXED], paper=printed, attack=True)
+    yield runner.row("non-private, K = 100", "geyer-100", non_private(rounds), paper=_NON_PRIVATE)
 
 
 def _accuracy(rows: Sequence[Row]) -> list[Figure]:
@@ -109,9 +109,9 @@ def _accuracy(rows: Sequence[Row]) -> list[Figure]:
     ]  # fmt: skip
 
 
-def _phases(desk: Desk) -> Iterator[Row]:
-    rounds = _rounds(desk)
-    trained = desk.train("geyer-100", non_private(rounds), label="non-private, K = 100")
+def _phases(runner: Runner) -> Iterator[Row]:
+    rounds = _rounds(runner)
+    trained = runner.train("geyer-100", non_private(rounds), label="non-private, K = 100")
     named = {"accuracy": trained.accuracy, **trained.diagnostics}
     for name, title in _TITLES.items():
         if named.get(name):
@@ -129,7 +129,7 @@ def _phase_figures(rows: Sequence[Row]) -> list[Figure]:
     ]  # fmt: skip
 
 
-def _noise(desk: Desk) -> Iterator[Row]:
+def _noise(runner: Runner) -> Iterator[Row]:
     for clients, printed in _PRINTED.items():
         rounds = int(printed["rounds"])
         prob = printed["uploads"] / rounds / clients

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dovetail import accounting, audit
-from dovetail.accounting import subjects
-from dovetail.accounting.published import subdp
+from dovetail.accounting.releases import subjects
 from dovetail.audit import LowerBound
+from dovetail.claims import subdp
 from dovetail.events import Everyone, Gaussian, Round, SampledSubject
 from dovetail.figures import Figure
 from dovetail.numbers import at_most
-from dovetail.papers._desk import Desk, Overrides
 from dovetail.papers._exhibit import Paper, Part, Row, mean_of, sweep
+from dovetail.papers._runner import Overrides, Runner
 from dovetail.statements import Bound, Neighbors, Scope, Statement, Theorem, Trust, Unit, Verdict
 
 __all__ = ["PAPER"]
@@ -50,24 +50,24 @@ WRITERS = {
 }
 
 
-def _measured(desk: Desk) -> Iterator[Row]:
-    for spread in (2,) if desk.quick else (1, 2, 5):
+def _measured(runner: Runner) -> Iterator[Row]:
+    for spread in (2,) if runner.quick else (1, 2, 5):
         for name, (preset, overrides) in configs(spread).items():
-            if desk.quick and name not in ("central_sub", "local_sub", "item-level DP-FL"):
+            if runner.quick and name not in ("central_sub", "local_sub", "item-level DP-FL"):
                 continue
             notes = {"item-level DP-FL": _ITEM_NOTE, "central_sub, Z of the batch (as published)": _BATCH_NOTE}
             yield _row(
-                desk, f"r = {spread}, {name}", preset, overrides, series=name, x=spread, note=notes.get(name, "")
+                runner, f"r = {spread}, {name}", preset, overrides, series=name, x=spread, note=notes.get(name, "")
             )
-    if not desk.quick:
+    if not runner.quick:
         for name, preset in WRITERS.items():
-            yield _row(desk, name, preset, ())
+            yield _row(runner, name, preset, ())
 
 
-def _row(desk: Desk, label: str, preset: str, overrides: Overrides, **more: Any) -> Row:
-    writer = desk.train(preset, overrides, label=label).first.units[Unit.SUBJECT]
+def _row(runner: Runner, label: str, preset: str, overrides: Overrides, **more: Any) -> Row:
+    writer = runner.train(preset, overrides, label=label).first.units[Unit.SUBJECT]
     extra = {"a writer's eps": "unbounded" if writer.unbounded else at_most(writer.eps)}
-    return desk.row(label, preset, overrides, extra=extra, attack=True, **more)
+    return runner.row(label, preset, overrides, extra=extra, attack=True, **more)
 
 
 def _accuracy(rows: Sequence[Row]) -> list[Figure]:
@@ -85,7 +85,7 @@ _SCOPE = Scope(
 )
 
 
-def _items(desk: Desk) -> Iterator[Row]:
+def _items(runner: Runner) -> Iterator[Row]:
     """A subject's eps by the number of its items, under three laws of sampling."""
     laws = {
         "items sampled alone": {"prob_item": 0.01},
@@ -132,7 +132,7 @@ def _items_figure(rows: Sequence[Row]) -> list[Figure]:
     return [Figure(title=title, x_label="items", y_label="certified eps", log_x=True, log_y=True, lines=lines)]
 
 
-def _spans(desk: Desk) -> Iterator[Row]:
+def _spans(runner: Runner) -> Iterator[Row]:
     one = Gaussian(std=1.0, sensitivity=1.0, neighbors=Neighbors.ADD_REMOVE)
     rounds = {
         users: [Round(mechanism=subjects.spanning(one, users=users), participation=Everyone())]

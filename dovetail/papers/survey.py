@@ -17,15 +17,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail import accounting, quotes
-from dovetail.accounting import amplify
-from dovetail.accounting.published import survey as published
+from dovetail import accounting
+from dovetail.accounting.amplification import table
+from dovetail.claims import survey as published
 from dovetail.events import Everyone, Gaussian, Report, Round
 from dovetail.figures import Figure
-from dovetail.papers._desk import Desk
+from dovetail.guarantee import quotes
 from dovetail.papers._exhibit import Measured, Paper, Part, Row, mean_of, sweep
-from dovetail.protocols.binary_sum import BinarySum
-from dovetail.protocols.real_sum import RealSum
+from dovetail.papers._runner import Runner
+from dovetail.protocols.sums.binary_sum import BinarySum
+from dovetail.protocols.sums.real_sum import RealSum
 from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Theorem, Trust, Unit, Verdict
 
 __all__ = ["EPS", "PAPER", "curator_error", "local_error", "measure", "slope"]
@@ -47,7 +48,7 @@ Sum = BinarySum | RealSum
 
 def measure(name: str, size: int, settings: dict[str, Any], *, seeds: int, most_rounds: int) -> tuple[Row, Sum]:
     """A sum at one number of users: its statement, its exact error and the one that was measured."""
-    plan = quotes.Plan(num_users=size, dim=1, delta=DELTA, settings=settings)
+    plan = quotes.Terms(num_users=size, dim=1, delta=DELTA, settings=settings)
     parameter, value, quote = quotes.calibrate(name, plan, eps=EPS)
     protocol, _ = quotes.settled(name, plan.with_setting(parameter, value))
     if not isinstance(protocol, BinarySum | RealSum):
@@ -121,13 +122,15 @@ def _estimated_sum(protocol: Sum, size: int, x: float, key: jax.Array) -> float:
     return float(_estimate(protocol, size, total, jax.random.fold_in(key, size)))
 
 
-def _sums(desk: Desk, ways: dict[str, tuple[str, dict[str, Any]]]) -> Iterator[Row]:
-    sizes = _FEW_SIZES if desk.quick else _SIZES
+def _sums(runner: Runner, ways: dict[str, tuple[str, dict[str, Any]]]) -> Iterator[Row]:
+    sizes = _FEW_SIZES if runner.quick else _SIZES
     for series, (name, settings) in ways.items():
         for size in sizes:
-            desk.say(f"{series}, {size} users")
-            row, _ = measure(name, size, settings, seeds=desk.seeds, most_rounds=60 if desk.quick else 300)
-            audited = desk.audit(name, quotes.Plan(num_users=size, dim=1, delta=DELTA, settings=_found(row, settings)))
+            runner.say(f"{series}, {size} users")
+            row, _ = measure(name, size, settings, seeds=runner.seeds, most_rounds=60 if runner.quick else 300)
+            audited = runner.audit(
+                name, quotes.Terms(num_users=size, dim=1, delta=DELTA, settings=_found(row, settings))
+            )
             yield _in(row, series, audited)
 
 
@@ -144,15 +147,15 @@ def _exact(name: str, size: int, error: float, note: str) -> Row:
     return Row(label=f"{name}, n = {size}", series=name, x=float(size), extra={"exact": error}, note=note)
 
 
-def _numbers(desk: Desk) -> Iterator[Row]:
-    yield from _sums(desk, _WAYS)
-    for size in _FEW_SIZES if desk.quick else _SIZES:
+def _numbers(runner: Runner) -> Iterator[Row]:
+    yield from _sums(runner, _WAYS)
+    for size in _FEW_SIZES if runner.quick else _SIZES:
         yield _exact("curator", size, curator_error(), "Gaussian noise, by its formula")
 
 
-def _bits(desk: Desk) -> Iterator[Row]:
-    yield from _sums(desk, _BITS)
-    for size in _FEW_SIZES if desk.quick else _SIZES:
+def _bits(runner: Runner) -> Iterator[Row]:
+    yield from _sums(runner, _BITS)
+    for size in _FEW_SIZES if runner.quick else _SIZES:
         yield _exact("curator", size, curator_error(), "Gaussian noise, by its formula")
         yield _exact("local", size, local_error(size), "randomized response at eps_local 1, by its formula")
 
@@ -191,7 +194,7 @@ def _bit_notes(rows: Sequence[Row]) -> list[str]:
 def _amplified(eps_local: float, size: int) -> Bound:
     """The best bound on a shuffled bit; where none gains anything, what the report itself promises."""
     try:
-        found = amplify.best(Report(kind="rr", eps_local=eps_local, levels=2), num_users=size, delta=DELTA).bound
+        found = table.best(Report(kind="rr", eps_local=eps_local, levels=2), num_users=size, delta=DELTA).bound
     except NotApplicable:
         found = None
     return found or Bound(
@@ -199,7 +202,7 @@ def _amplified(eps_local: float, size: int) -> Bound:
     )
 
 
-def _amplification(desk: Desk) -> Iterator[Row]:
+def _amplification(runner: Runner) -> Iterator[Row]:
     scope = Scope(
         trust=Trust.SHUFFLE,
         adversary="analyzer",
@@ -214,8 +217,8 @@ def _amplification(desk: Desk) -> Iterator[Row]:
     }
     for size, eps_local in ((1000, 0.5), (10_000, 1.0), (1_000_000, 4.0), (1_000_000, 14.0)):
         certified = scope.state(_amplified(eps_local, size), Verdict.CERTIFIED, span="one report")
-        audited = desk.audit(
-            "binary_sum", quotes.Plan(num_users=size, dim=1, delta=DELTA, settings={"eps_local": eps_local})
+        audited = runner.audit(
+            "binary_sum", quotes.Terms(num_users=size, dim=1, delta=DELTA, settings={"eps_local": eps_local})
         )
         for name, claim in claims.items():
             try:
@@ -232,14 +235,14 @@ def _amplification(desk: Desk) -> Iterator[Row]:
             )
 
 
-def _trust(desk: Desk) -> Iterator[Row]:
+def _trust(runner: Runner) -> Iterator[Row]:
     local = (("protocol", {"name": "ldp_fl", "clip_norm": 1.0}), ("server.learning_rate", 0.05))
-    yield desk.row("nobody protected (FedSGD)", "mnist-fedavg", [("cohort.epochs", 1)])
-    yield desk.row("curator: DP-FL", "mnist", attack=True)
-    yield desk.row("two shufflers: split-and-mix", "mnist-split-and-mix", attack=True)
-    yield desk.row("one shuffler, one message a user: PrivUnit", "mnist-privunit", attack=True)
-    yield desk.row("one shuffler, a message a coordinate: SS-Simple", "mnist-ss-simple", attack=True)
-    yield desk.row("local: LDP-FL, Gaussian", "mnist", local, attack=True)
+    yield runner.row("nobody protected (FedSGD)", "mnist-fedavg", [("cohort.epochs", 1)])
+    yield runner.row("curator: DP-FL", "mnist", attack=True)
+    yield runner.row("two shufflers: split-and-mix", "mnist-split-and-mix", attack=True)
+    yield runner.row("one shuffler, one message a user: PrivUnit", "mnist-privunit", attack=True)
+    yield runner.row("one shuffler, a message a coordinate: SS-Simple", "mnist-ss-simple", attack=True)
+    yield runner.row("local: LDP-FL, Gaussian", "mnist", local, attack=True)
 
 
 PAPER = Paper(

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail import _validate
-from dovetail.config import Config, parse, parse_override
 from dovetail.events import Everyone
+from dovetail.experiment.config import Config, parse, parse_override
 from dovetail.parties.federation import federation
 from dovetail.parties.fleet import Fleet
 from dovetail.protocols import Cohort, build
@@ -49,12 +49,12 @@ def demo_config(protocol: str, *, clients: int, overrides: Sequence[str] = ()) -
 
 def transcript(fleet: Fleet, facts: dict[str, Any]) -> list[dict[str, str]]:
     """One row a party, from what it counted."""
-    task, ended = fleet.ground.task, [one for one in facts["history"] if one["outcome"] != "void"]
+    task, ended = fleet.deployment.task, [one for one in facts["history"] if one["outcome"] != "void"]
     messages = task.messages()
     reports = sum(one["uploads"] for one in ended)
     rows = [
         {
-            "party": f"{fleet.ground.clients} users",
+            "party": f"{fleet.deployment.clients} users",
             "holds": "their own records, a signing key, a policy and a ledger each",
             "saw": f"the signed task, {len(facts['history'])} models",
             "never": "anything of other users",

@@ -17,14 +17,14 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
-from dovetail.config import Config
-from dovetail.federated.client import ClientUpdate, local_update, visiting_order
-from dovetail.federated.server import Server
-from dovetail.parties.client import Train
-from dovetail.parties.learning import Learning
-from dovetail.plan import load
-from dovetail.simulate.engine import as_float, first_parameters
-from dovetail.tasks import Clients, Dataset, Model
+from dovetail.data import Clients, Dataset, Model
+from dovetail.engine.rounds import as_float, first_parameters
+from dovetail.experiment.config import Config
+from dovetail.experiment.preparation import load
+from dovetail.learners.client import ClientUpdate, local_update, visiting_order
+from dovetail.learners.server import Server
+from dovetail.parties.analyzer.learning import Learning
+from dovetail.parties.user.client import Train
 
 __all__ = ["Federation", "federation"]
 

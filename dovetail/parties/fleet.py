@@ -20,27 +20,27 @@ from typing import Any
 
 import msgspec
 
-from dovetail.config import Config, to_toml
-from dovetail.parties.certificates import make_authority, make_certificate
+from dovetail.experiment.config import Config, to_toml
+from dovetail.parties.common.certificates import make_authority, make_certificate
+from dovetail.parties.common.keys import KeyPair, KeyRing, PublicKey
+from dovetail.parties.common.links import AnalyzerLink, ShufflerLink, Unreachable
+from dovetail.parties.common.policy import Policy
+from dovetail.parties.common.task import SignedTask, TrainingTask, sign, verify
 from dovetail.parties.federation import federation
-from dovetail.parties.keys import KeyPair, KeyRing, PublicKey
-from dovetail.parties.links import AnalyzerLink, ShufflerLink, Unreachable
-from dovetail.parties.policy import Policy
-from dovetail.parties.task import SignedTask, Task, sign, verify
 
-__all__ = ["Fleet", "Ground", "lay_out", "lenient_policy", "set_up"]
+__all__ = ["Deployment", "Fleet", "lay_out", "lenient_policy", "set_up"]
 
 _HOST = "127.0.0.1"
 _CONFIG, _MODEL = "config.toml", "model.npy"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ground:
+class Deployment:
     """Where a fleet lives: its folder, its task, and the address of every service."""
 
     folder: Path
     signed: SignedTask
-    task: Task
+    task: TrainingTask
     analyzer_port: int
     shuffler_ports: tuple[int, ...]
     clients: int
@@ -69,7 +69,7 @@ def set_up(
     clients: int,
     shufflers: int | None = None,
     round_seconds: float = 120.0,
-) -> Ground:
+) -> Deployment:
     """The fleet of a config, in a new folder: every user with its key and policy; a round needs all of them."""
     _refuse_full(folder)
     settings = config.protocol_settings
@@ -87,31 +87,31 @@ def set_up(
     }
     pairs = [KeyPair.generate("sign") for _ in range(clients)]
     count = shufflers or int(settings.get("shufflers", 1))
-    ground = lay_out(folder, fields, shufflers=count, enrolled=[pair.public for pair in pairs])
+    deployment = lay_out(folder, fields, shufflers=count, enrolled=[pair.public for pair in pairs])
     (folder / _CONFIG).write_text(to_toml(config))
-    policy = lenient_policy(ground.signed)
+    policy = lenient_policy(deployment.signed)
     for user, pair in enumerate(pairs):
         home = folder / "clients" / f"user-{user}"
         home.mkdir(parents=True, mode=0o700)
         pair.save(home / "key.json")
         (home / "policy.json").write_bytes(msgspec.json.encode(policy))
-    return ground
+    return deployment
 
 
-def lay_out(folder: Path, fields: Mapping[str, Any], *, shufflers: int, enrolled: Sequence[PublicKey]) -> Ground:
+def lay_out(folder: Path, fields: Mapping[str, Any], *, shufflers: int, enrolled: Sequence[PublicKey]) -> Deployment:
     """Keys of the services, certificates and the signed task with these fields, in a new folder."""
     _refuse_full(folder)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     signer = KeyRing(folder / "signer", "sign").add()
     analyzer = KeyRing(folder / "analyzer" / "keys", "seal").add()
     keys = tuple(KeyRing(folder / f"shuffler-{i}" / "keys", "sign").add().public for i in range(shufflers))
-    task = Task(analyzer=analyzer.public, shufflers=keys, **fields)
+    task = TrainingTask(analyzer=analyzer.public, shufflers=keys, **fields)
     signed = sign(task, signer)
     (folder / "task.json").write_bytes(msgspec.json.encode(signed))
     (folder / "clients.json").write_bytes(msgspec.json.encode(list(enrolled)))
     make_certificate(folder, make_authority(folder), host=_HOST)
     ports = _free_ports(1 + shufflers)
-    return Ground(
+    return Deployment(
         folder=folder,
         signed=signed,
         task=task,
@@ -151,8 +151,8 @@ def _free_ports(count: int) -> list[int]:
 class Fleet:
     """The processes of a fleet, by name; leaving the context ends those that run."""
 
-    def __init__(self, ground: Ground, *, workers: int = 1) -> None:
-        self.ground, self._workers = ground, workers
+    def __init__(self, deployment: Deployment, *, workers: int = 1) -> None:
+        self.deployment, self._workers = deployment, workers
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Fleet:
@@ -171,45 +171,47 @@ class Fleet:
 
     def analyzer(self) -> AnalyzerLink:
         """The analyzer, to ask it."""
-        return AnalyzerLink(self.ground.analyzer_url, ca=self.ground.authority)
+        return AnalyzerLink(self.deployment.analyzer_url, ca=self.deployment.authority)
 
     def shuffler(self, index: int = 0) -> ShufflerLink:
         """A shuffler, to ask it as its owner."""
-        key = KeyRing(self.ground.folder / f"shuffler-{index}" / "keys", "sign").current()
-        return ShufflerLink(self.ground.shuffler_urls[index], index=index, ca=self.ground.authority, key=key)
+        key = KeyRing(self.deployment.folder / f"shuffler-{index}" / "keys", "sign").current()
+        return ShufflerLink(self.deployment.shuffler_urls[index], index=index, ca=self.deployment.authority, key=key)
 
     def start_analyzer(self) -> None:
         """Start it, or start it again."""
-        ground = self.ground
-        config, model = ground.folder / _CONFIG, ground.folder / _MODEL
+        deployment = self.deployment
+        config, model = deployment.folder / _CONFIG, deployment.folder / _MODEL
         learning = ["--config", config] if config.exists() else ["--model", model, "--learning-rate", 1]
-        options = ["--keys", ground.folder / "analyzer" / "keys", *learning]
-        self._start("analyzer", "analyzer", ground.folder / "analyzer", *options, *self._service(ground.analyzer_port))
+        options = ["--keys", deployment.folder / "analyzer" / "keys", *learning]
+        self._start(
+            "analyzer", "analyzer", deployment.folder / "analyzer", *options, *self._service(deployment.analyzer_port)
+        )
 
     def start_shuffler(self, index: int) -> None:
         """Start it, or start it again."""
-        ground, home = self.ground, self.ground.folder / f"shuffler-{index}"
-        peers = [("--peer", url) for i, url in enumerate(ground.shuffler_urls) if i != index]
+        deployment, home = self.deployment, self.deployment.folder / f"shuffler-{index}"
+        peers = [("--peer", url) for i, url in enumerate(deployment.shuffler_urls) if i != index]
         options = [
-            *("--keys", home / "keys", "--index", index, "--analyzer", ground.analyzer_url),
-            *("--clients", ground.folder / "clients.json", "--ca", ground.authority),
+            *("--keys", home / "keys", "--index", index, "--analyzer", deployment.analyzer_url),
+            *("--clients", deployment.folder / "clients.json", "--ca", deployment.authority),
             *(word for pair in peers for word in pair),
         ]
-        self._start(f"shuffler-{index}", "shuffler", home, *options, *self._service(ground.shuffler_ports[index]))
+        self._start(f"shuffler-{index}", "shuffler", home, *options, *self._service(deployment.shuffler_ports[index]))
 
     def start_clients(self, processes: int) -> None:
         """Start the users, dealt to so many processes."""
-        ground = self.ground
-        for index in range(min(processes, ground.clients)):
-            users = ",".join(str(user) for user in range(index, ground.clients, processes))
-            options = ["--config", ground.folder / _CONFIG, "--ca", ground.authority, "--users", users]
-            shufflers = [word for url in ground.shuffler_urls for word in ("--shuffler", url)]
-            self._start(f"clients-{index}", "client", "run", ground.folder / "clients", *shufflers, *options)
+        deployment = self.deployment
+        for index in range(min(processes, deployment.clients)):
+            users = ",".join(str(user) for user in range(index, deployment.clients, processes))
+            options = ["--config", deployment.folder / _CONFIG, "--ca", deployment.authority, "--users", users]
+            shufflers = [word for url in deployment.shuffler_urls for word in ("--shuffler", url)]
+            self._start(f"clients-{index}", "client", "run", deployment.folder / "clients", *shufflers, *options)
 
     def start(self, *, processes: int = 2) -> None:
         """Start everybody."""
         self.start_analyzer()
-        for index in range(len(self.ground.shuffler_ports)):
+        for index in range(len(self.deployment.shuffler_ports)):
             self.start_shuffler(index)
         self.start_clients(processes)
 
@@ -222,7 +224,7 @@ class Fleet:
             self._check()
             try:
                 status = link.status()
-                observe(status.round if status.over else status.round - 1, self.ground.task.rounds)
+                observe(status.round if status.over else status.round - 1, self.deployment.task.rounds)
                 if status.over:
                     return self.privacy()
             except Unreachable:
@@ -242,16 +244,16 @@ class Fleet:
             return link.counts()
 
     def _service(self, port: int) -> list[object]:
-        folder = self.ground.folder
+        folder = self.deployment.folder
         certificate = folder / f"tls-{_HOST}.crt", folder / f"tls-{_HOST}.key"
         return [
-            *("--task", folder / "task.json", "--signer", self.ground.signed.signer.key_id.hex()),
+            *("--task", folder / "task.json", "--signer", self.deployment.signed.signer.key_id.hex()),
             *("--host", _HOST, "--port", port, "--certificate", certificate[0], "--private-key", certificate[1]),
             *("--workers", self._workers),
         ]
 
     def _start(self, name: str, *words: object) -> None:
-        with (self.ground.folder / f"{name}.log").open("ab") as log:
+        with (self.deployment.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-m", "dovetail.cli", *map(str, words)],
                 stdout=log,
@@ -262,5 +264,5 @@ class Fleet:
     def _check(self) -> None:
         for name, process in self.processes.items():
             if process.poll() not in (None, 0):
-                log = (self.ground.folder / f"{name}.log").read_text().strip().splitlines()
+                log = (self.deployment.folder / f"{name}.log").read_text().strip().splitlines()
                 raise RuntimeError(f"{name} ended with status {process.returncode}: {log[-1] if log else ''}")

@@ -10,21 +10,21 @@ from dovetail import _imports, _validate
 from dovetail.protocols._base import Cohort, Protocol
 from dovetail.protocols._messages import Messages, Sent
 from dovetail.protocols._scopes import curator_scope, local_scope, shuffle_scope
-from dovetail.protocols.apes import Apes
-from dovetail.protocols.binary_sum import BinarySum
-from dovetail.protocols.central_sub import CentralSub
-from dovetail.protocols.dp_fl import DpFl
-from dovetail.protocols.fedavg import FedAvg
-from dovetail.protocols.ldp_fl import LdpFl
-from dovetail.protocols.local_sub import LocalSub
-from dovetail.protocols.pldp import LdpMin, Pldp, Unis
-from dovetail.protocols.privunit import PrivUnit
-from dovetail.protocols.real_sum import RealSum
-from dovetail.protocols.s_apes import SApes
-from dovetail.protocols.split_and_mix import SplitAndMix
-from dovetail.protocols.ss_double import SsDouble
-from dovetail.protocols.ss_simple import SsSimple
-from dovetail.protocols.ss_topk import SsTopk
+from dovetail.protocols.curator.dp_fl import DpFl
+from dovetail.protocols.curator.fedavg import FedAvg
+from dovetail.protocols.flame.ss_double import SsDouble
+from dovetail.protocols.flame.ss_simple import SsSimple
+from dovetail.protocols.flame.ss_topk import SsTopk
+from dovetail.protocols.local.ldp_fl import LdpFl
+from dovetail.protocols.local.privunit import PrivUnit
+from dovetail.protocols.personal.apes import Apes
+from dovetail.protocols.personal.pldp import LdpMin, Pldp, Unis
+from dovetail.protocols.personal.s_apes import SApes
+from dovetail.protocols.subjects.central_sub import CentralSub
+from dovetail.protocols.subjects.local_sub import LocalSub
+from dovetail.protocols.sums.binary_sum import BinarySum
+from dovetail.protocols.sums.real_sum import RealSum
+from dovetail.protocols.sums.split_and_mix import SplitAndMixProtocol
 
 __all__ = [
     "BUNDLED",
@@ -42,7 +42,7 @@ __all__ = [
 
 _CURATOR_AND_LOCAL = (FedAvg, DpFl, LdpFl)
 _ITEMS = (CentralSub, LocalSub)
-_SHUFFLED = (SsSimple, SsDouble, SsTopk, PrivUnit, SplitAndMix)
+_SHUFFLED = (SsSimple, SsDouble, SsTopk, PrivUnit, SplitAndMixProtocol)
 _PERSONAL = (Apes, SApes, Unis, Pldp, LdpMin)
 _SUMS = (BinarySum, RealSum)
 PROTOCOLS: dict[str, type[Protocol]] = {

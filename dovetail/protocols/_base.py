@@ -28,7 +28,7 @@ from dovetail import _validate
 from dovetail.events import DataIndependent, Everyone, FixedSize, Mechanism, NonPrivate, Participation, Poisson, View
 from dovetail.mechanisms.gaussian import clip_factor
 from dovetail.protocols._messages import Messages
-from dovetail.shufflers import Layout, Reports, Shuffled, deliver, masked
+from dovetail.shufflers import Layout, Reports, ShuffledReports, deliver, masked
 from dovetail.statements import Neighbors, NotApplicable
 
 __all__ = ["CLIP_NORM", "CLIP_VALUE", "Cohort", "Protocol"]
@@ -194,7 +194,7 @@ class Protocol(abc.ABC):
         """
         return None
 
-    def tally(self, reports: Shuffled, dim: int) -> Any:
+    def tally(self, reports: ShuffledReports, dim: int) -> Any:
         """Analyzer: sums that add up over any split of the messages; here for dense reports.
 
         What is not valid is masked before it is added, whatever it holds, and products are taken in full precision: a

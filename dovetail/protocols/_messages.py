@@ -16,7 +16,7 @@ import numpy as np
 
 from dovetail.mechanisms import ExactRandomizedResponse, ExactSampler
 from dovetail.mechanisms.gaussian import finite_or_zero
-from dovetail.shufflers import Shuffled, received
+from dovetail.shufflers import ShuffledReports, received
 
 __all__ = ["Levels", "Messages", "Positions", "Sent", "from_bytes", "to_bytes"]
 
@@ -79,7 +79,7 @@ class Messages(abc.ABC):
         raise ValueError(f"expected messages of a protocol that pads its slots, got none to make count={count} of")
 
     @abc.abstractmethod
-    def read(self, slot: np.ndarray, body: np.ndarray) -> tuple[Shuffled, int]:
+    def read(self, slot: np.ndarray, body: np.ndarray) -> tuple[ShuffledReports, int]:
         """Analyzer: what `Protocol.tally` takes, and how many messages were refused."""
 
     def check_update(self, x: np.ndarray, dim: int) -> np.ndarray:
@@ -97,7 +97,7 @@ class Messages(abc.ABC):
             )
         return (slot >= 0) & (slot < self.slots)
 
-    def forwarded(self, slot: np.ndarray, value: np.ndarray, valid: np.ndarray) -> tuple[Shuffled, int]:
+    def forwarded(self, slot: np.ndarray, value: np.ndarray, valid: np.ndarray) -> tuple[ShuffledReports, int]:
         """One report a row; refused ones are there, but neither valid nor with a value."""
         kept = np.where(valid, slot, 0).astype(np.int32), np.where(valid, value, 0).astype(value.dtype), valid
         return received(*(column[:, None] for column in kept)), int(np.count_nonzero(~valid))
@@ -144,7 +144,7 @@ class Levels(Messages):
             return super().dummies(count, sampler=sampler)
         return to_bytes(sampler.integers(self.response.levels, count), self.size)
 
-    def read(self, slot: np.ndarray, body: np.ndarray) -> tuple[Shuffled, int]:
+    def read(self, slot: np.ndarray, body: np.ndarray) -> tuple[ShuffledReports, int]:
         """Levels, one a row; refuses what is no level."""
         valid = self.check(slot, body)
         levels = from_bytes(body).astype(np.int32)

@@ -15,10 +15,10 @@ import numpy as np
 from flower_mnist import task as example
 from torch.nn.utils import parameters_to_vector
 
-from dovetail.parties.certificates import make_authority, make_certificate
-from dovetail.parties.keys import KeyPair, KeyRing
-from dovetail.parties.policy import Policy
-from dovetail.parties.task import Task, sign
+from dovetail.parties.common.certificates import make_authority, make_certificate
+from dovetail.parties.common.keys import KeyPair, KeyRing
+from dovetail.parties.common.policy import Policy
+from dovetail.parties.common.task import TrainingTask, sign
 
 HOST = "127.0.0.1"
 
@@ -37,7 +37,7 @@ def prepare(
     shuffler = KeyRing(folder / "shuffler" / "keys", "sign").add()
     make_certificate(folder, make_authority(folder), host=HOST)
     np.save(folder / "first-model.npy", model)
-    task = Task(
+    task = TrainingTask(
         name=f"{dataset} on Flower",
         protocol="privunit",
         settings={"clip_norm": 2.0, "eps_local": eps_local},

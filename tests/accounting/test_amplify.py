@@ -8,7 +8,7 @@ from enumeration import laplace_cells, randomized_response, worst_delta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.accounting import amplify
+from dovetail.accounting.amplification import table
 from dovetail.events import Report
 from dovetail.statements import NotApplicable
 
@@ -39,7 +39,7 @@ def eps_of(rows):
 
 @pytest.mark.parametrize(("num_users", "eps_local"), sorted({(row[0], row[1]) for row in GOLDEN["rows"]}))
 def test_reference_values(num_users, eps_local):
-    rows = {row.name: row for row in amplify.table(eps_local, num_users=num_users, delta=GOLDEN["delta"])}
+    rows = {row.name: row for row in table.table(eps_local, num_users=num_users, delta=GOLDEN["delta"])}
     expected = {name: eps for n, e0, name, eps in GOLDEN["rows"] if (n, e0) == (num_users, eps_local)}
     assert expected
     for name, eps in expected.items():
@@ -52,8 +52,8 @@ def test_reference_values(num_users, eps_local):
 
 
 def test_every_name_has_its_row_and_its_theorem():
-    assert list(amplify.BOUNDS) == NAMES
-    rows = amplify.table(1.0, num_users=10**4, delta=1e-6)
+    assert list(table.BOUNDS) == NAMES
+    rows = table.table(1.0, num_users=10**4, delta=1e-6)
     assert [row.name for row in rows] == NAMES
     for row in rows:
         assert (row.bound is None) != (row.reason is None)
@@ -68,32 +68,32 @@ def test_a_bound_for_one_randomizer_is_not_given_to_another():
         "rr": GENERIC | {name for name in NAMES if name.endswith("rr2")} | {"flame-lemma1"},
     }
     for kind, names in eligible.items():
-        for row in amplify.table(Report(kind=kind, eps_local=0.5), num_users=10**6, delta=1e-6):
+        for row in table.table(Report(kind=kind, eps_local=0.5), num_users=10**6, delta=1e-6):
             assert (row.bound is not None) == (row.name in names), (kind, row)
             assert row.name in names or "proved for" in row.reason
-    ternary = eps_of(amplify.table(Report(kind="rr", eps_local=0.5, levels=3), num_users=10**6, delta=1e-6))
+    ternary = eps_of(table.table(Report(kind="rr", eps_local=0.5, levels=3), num_users=10**6, delta=1e-6))
     assert {name for name, eps in ternary.items() if eps is not None} == GENERIC | {"flame-lemma1"}
 
 
 def test_best_is_the_smallest_that_holds_for_the_report():
     asked = {"num_users": 10**4, "delta": 1e-6}
     for report in (Report(kind="generic", eps_local=1.0), 1.0):
-        assert amplify.best(report, **asked).name == "clones23-numerical"
-    laplace = amplify.best(Report(kind="laplace", eps_local=1.0), **asked)
+        assert table.best(report, **asked).name == "clones23-numerical"
+    laplace = table.best(Report(kind="laplace", eps_local=1.0), **asked)
     assert laplace.name == "blanket-exact-laplace"
-    assert laplace.bound.eps < amplify.best(1.0, **asked).bound.eps
-    binary = amplify.best(Report(kind="rr", eps_local=1.0), **asked)
+    assert laplace.bound.eps < table.best(1.0, **asked).bound.eps
+    binary = table.best(Report(kind="rr", eps_local=1.0), **asked)
     assert binary.bound.eps == min(
-        filter(None, eps_of(amplify.table(Report(kind="rr", eps_local=1.0), **asked)).values())
+        filter(None, eps_of(table.table(Report(kind="rr", eps_local=1.0), **asked)).values())
     )
     with pytest.raises(NotApplicable, match="no amplification bound improves on eps_local=9"):
-        amplify.best(9.0, num_users=100, delta=1e-6)
+        table.best(9.0, num_users=100, delta=1e-6)
 
 
 def test_exact_then_clones23_then_clones22():
     for num_users in (50, 1000, 10**6):
         for eps_local in (0.1, 1.0, 3.0):
-            eps = eps_of(amplify.table(eps_local, num_users=num_users, delta=1e-5))
+            eps = eps_of(table.table(eps_local, num_users=num_users, delta=1e-5))
             order = [eps[f"{name}"] for name in ("blanket-exact-rr2", "clones23-numerical", "clones22-numerical")]
             order = [math.inf if value is None else value for value in order]
             assert order[0] <= order[1] * (1 + 1e-6) <= order[2] * (1 + 2e-6)
@@ -105,13 +105,13 @@ def test_exact_then_clones23_then_clones22():
 def test_no_bound_is_below_enumeration(levels):
     used = set()
     for num_users, eps_local in ((3, 0.3), (6, 1.0), (8, 0.5), (8, 2.0)):
-        table = randomized_response(eps_local, levels)
+        law = randomized_response(eps_local, levels)
         report = Report(kind="rr", eps_local=eps_local, levels=levels)
         for delta in (1e-4, 0.02, 0.1, 0.3, 0.6):
-            for row in amplify.table(report, num_users=num_users, delta=delta):
+            for row in table.table(report, num_users=num_users, delta=delta):
                 if row.bound is not None:
                     used.add(row.name)
-                    assert worst_delta(table, num_users, np.array([row.bound.eps]))[0] <= delta, row
+                    assert worst_delta(law, num_users, np.array([row.bound.eps]))[0] <= delta, row
     assert {"clones22-numerical", "clones23-numerical"} <= used
     if levels == 2:
         assert {"blanket-hoeffding-rr2", "blanket-bennett-rr2", "blanket-exact-rr2"} <= used
@@ -122,7 +122,7 @@ def test_no_bound_is_below_enumeration_of_laplace():
     for num_users, eps_local in ((3, 0.5), (5, 1.5)):
         cells = laplace_cells(eps_local, np.array([0.0, 0.5, 1.0]), np.array([0.0, 0.5, 1.0]))
         for delta in (1e-3, 0.05, 0.2, 0.5):
-            for row in amplify.table(Report(kind="laplace", eps_local=eps_local), num_users=num_users, delta=delta):
+            for row in table.table(Report(kind="laplace", eps_local=eps_local), num_users=num_users, delta=delta):
                 if row.bound is not None:
                     used.add(row.name)
                     assert worst_delta(cells, num_users, np.array([row.bound.eps]))[0] <= delta, row
@@ -142,42 +142,42 @@ def slack(name):
 @settings(max_examples=15, deadline=None)
 @given(st.integers(10, 10**5), st.floats(1, 100), st.floats(0.05, 5), st.floats(1e-9, 1e-2))
 def test_more_users_never_hurt(num_users, factor, eps_local, delta):
-    few = eps_of(amplify.table(eps_local, num_users=num_users, delta=delta))
-    many = eps_of(amplify.table(eps_local, num_users=int(num_users * factor), delta=delta))
+    few = eps_of(table.table(eps_local, num_users=num_users, delta=delta))
+    many = eps_of(table.table(eps_local, num_users=int(num_users * factor), delta=delta))
     assert_not_smaller(few, many, slack)
 
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(10, 10**5), st.floats(0.05, 5), st.floats(1, 2), st.floats(1e-9, 1e-2))
 def test_a_larger_eps_local_never_helps(num_users, eps_local, factor, delta):
-    small = eps_of(amplify.table(eps_local, num_users=num_users, delta=delta))
-    large = eps_of(amplify.table(eps_local * factor, num_users=num_users, delta=delta))
+    small = eps_of(table.table(eps_local, num_users=num_users, delta=delta))
+    large = eps_of(table.table(eps_local * factor, num_users=num_users, delta=delta))
     assert_not_smaller(large, small, slack)
 
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(10, 10**5), st.floats(0.05, 5), st.floats(1e-9, 1e-2), st.floats(1, 100))
 def test_a_smaller_delta_never_helps(num_users, eps_local, delta, factor):
-    strict = eps_of(amplify.table(eps_local, num_users=num_users, delta=delta / factor))
-    lax = eps_of(amplify.table(eps_local, num_users=num_users, delta=delta))
+    strict = eps_of(table.table(eps_local, num_users=num_users, delta=delta / factor))
+    lax = eps_of(table.table(eps_local, num_users=num_users, delta=delta))
     assert_not_smaller(strict, lax, slack)
 
 
 def test_colluders_are_users_less():
-    with_colluders = amplify.table(0.5, num_users=5000, delta=1e-6, colluders=1000)
-    assert with_colluders == amplify.table(0.5, num_users=4000, delta=1e-6)
-    best = amplify.best(0.5, num_users=5000, delta=1e-6, colluders=1000)
-    assert best == amplify.best(0.5, num_users=4000, delta=1e-6)
+    with_colluders = table.table(0.5, num_users=5000, delta=1e-6, colluders=1000)
+    assert with_colluders == table.table(0.5, num_users=4000, delta=1e-6)
+    best = table.best(0.5, num_users=5000, delta=1e-6, colluders=1000)
+    assert best == table.best(0.5, num_users=4000, delta=1e-6)
 
 
 def test_one_bound_by_its_name():
     report = Report(kind="laplace", eps_local=1.0)
-    one = amplify.bound("clones23-numerical", report, num_users=1000, delta=1e-6)
+    one = table.bound("clones23-numerical", report, num_users=1000, delta=1e-6)
     assert one.eps == pytest.approx(0.14867158, rel=1e-4)
     with pytest.raises(ValueError, match="did you mean 'clones23-numerical'"):
-        amplify.bound("clones23-numeric", report, num_users=1000, delta=1e-6)
+        table.bound("clones23-numeric", report, num_users=1000, delta=1e-6)
     with pytest.raises(NotApplicable, match="randomized response only"):
-        amplify.bound("blanket-exact-rr2", report, num_users=1000, delta=1e-6)
+        table.bound("blanket-exact-rr2", report, num_users=1000, delta=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_one_bound_by_its_name():
 def test_bad_input_is_refused(bad):
     asked = {"report": 1.0, "num_users": 1000, "delta": 1e-6} | bad
     report = asked.pop("report")
-    for ask in (amplify.table, amplify.best):
+    for ask in (table.table, table.best):
         with pytest.raises(ValueError, match="expected") as error:
             ask(report, **asked)
         assert not isinstance(error.value, NotApplicable)

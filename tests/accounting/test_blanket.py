@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from scipy.stats import binom, multinomial
 
-from dovetail.accounting import blanket, blanket_grid, clones
+from dovetail.accounting.amplification import blanket, blanket_grid, clones
 from dovetail.events import Report, Shuffled
 from dovetail.statements import NotApplicable
 

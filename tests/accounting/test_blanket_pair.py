@@ -13,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, multinomial
 
-from dovetail.accounting import blanket, blanket_pair, certify, composition, pairs
+from dovetail.accounting import certify, compose
+from dovetail.accounting.amplification import blanket
+from dovetail.accounting.pairs import blanket_pair
+from dovetail.accounting.releases import crowds
 from dovetail.events import Everyone, Report, Round, Shuffled
 from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit
 
@@ -35,7 +38,7 @@ def eps_of(event, delta=DELTA, pair=None):
 
 
 def clones_eps(event):
-    return eps_of(event, pair=pairs.pair(event))
+    return eps_of(event, pair=crowds.pair(event))
 
 
 def hockey_stick(p, q):
@@ -151,10 +154,10 @@ def test_a_curve_asked_at_its_kinks_is_found_again():
 @pytest.mark.parametrize("row", GOLDEN["figures"], ids=lambda row: f"{row['kind']}-{row['eps_local']}")
 def test_golden_figures_of_many_coordinates(row):
     event = shuffled(row["kind"], row["eps_local"], GOLDEN["num_users"], GOLDEN["coordinates"], levels=row["levels"])
-    bound = composition.bound([Round(mechanism=event, participation=Everyone())], delta=DELTA)
+    bound = compose.bound([Round(mechanism=event, participation=Everyone())], delta=DELTA)
     assert row["blanket"] <= bound.eps <= row["blanket"] * 1.003
     assert bound.eps < row["clones"]
-    assert bound.eps == pytest.approx(pairs.eps(event, delta=DELTA).eps, rel=1e-3)
+    assert bound.eps == pytest.approx(crowds.eps(event, delta=DELTA).eps, rel=1e-3)
     assert clones_eps(event) == pytest.approx(row["clones"], rel=3e-4)
 
 
@@ -171,9 +174,9 @@ def test_one_coordinate_is_the_exact_blanket(kind, eps_local, n):
 def test_never_above_the_clones_by_more_than_the_grid(kind, eps_local, n, d):
     event = shuffled(kind, eps_local, n, d)
     assert eps_of(event) <= clones_eps(event) * 1.005
-    assert np.all(blanket_pair.pair(event).renyi(ORDERS) <= pairs.pair(event).renyi(ORDERS) * 1.01)
-    smaller = np.minimum(blanket_pair.pair(event).renyi(ORDERS), pairs.pair(event).renyi(ORDERS))
-    assert pairs.renyi(event, ORDERS) == pytest.approx(np.minimum(smaller, d * eps_local), rel=1e-12)
+    assert np.all(blanket_pair.pair(event).renyi(ORDERS) <= crowds.pair(event).renyi(ORDERS) * 1.01)
+    smaller = np.minimum(blanket_pair.pair(event).renyi(ORDERS), crowds.pair(event).renyi(ORDERS))
+    assert crowds.renyi(event, ORDERS) == pytest.approx(np.minimum(smaller, d * eps_local), rel=1e-12)
 
 
 def test_monotone_up_to_the_grid():
@@ -207,9 +210,11 @@ def test_rounds_compose_like_coordinates_and_the_statement_names_the_proof():
 def test_where_the_blanket_does_not_reach_the_clones_are_used(event, reason):
     with pytest.raises(NotApplicable, match=reason):
         blanket_pair.pair(event)
-    assert pairs.theorem(event) is pairs.CLONES
+    assert crowds.theorem(event) is crowds.CLONES
     if event.num_users < 1000:
-        assert np.all(pairs.renyi(event, ORDERS) == np.minimum(pairs.pair(event).renyi(ORDERS), event.report.eps_local))
+        assert np.all(
+            crowds.renyi(event, ORDERS) == np.minimum(crowds.pair(event).renyi(ORDERS), event.report.eps_local)
+        )
 
 
 @pytest.mark.parametrize("kind", ["laplace", "rr"])

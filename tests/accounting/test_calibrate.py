@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.accounting import calibrate, smallest_integer, smallest_noise
+from dovetail.accounting import search, smallest_integer, smallest_noise
 from dovetail.statements import NotApplicable
 
 
@@ -36,14 +36,14 @@ def test_smallest_eps_lands_on_the_safe_side(rate, power, delta, high):
     def delta_at(eps):
         return 0.5 * math.exp(-rate * eps**power)
 
-    eps = calibrate.smallest_eps(delta_at, delta=delta, high=high)
+    eps = search.smallest_eps(delta_at, delta=delta, high=high)
     assert delta_at(eps) <= delta
     assert delta_at(eps * (1 - 1e-8)) > delta
 
 
 def test_smallest_eps_gives_up_where_nothing_holds():
-    assert calibrate.smallest_eps(lambda eps: 0.5, delta=0.1, high=1.0) == math.inf
-    assert calibrate.smallest_eps(lambda eps: math.exp(-eps), delta=1e-3, high=0.1) == pytest.approx(math.log(1e3))
+    assert search.smallest_eps(lambda eps: 0.5, delta=0.1, high=1.0) == math.inf
+    assert search.smallest_eps(lambda eps: math.exp(-eps), delta=1e-3, high=0.1) == pytest.approx(math.log(1e3))
 
 
 @pytest.mark.parametrize("eps", [0.1, 1.0, 7.0])
@@ -54,24 +54,24 @@ def test_the_smallest_delta_of_a_theorem_that_goes_to_an_eps_only(eps):
         return math.sqrt(-math.log(delta / 0.4))
 
     exact = 0.4 * math.exp(-(eps**2))
-    assert exact <= calibrate.smallest_delta(eps_of, eps=eps) <= exact * 1.002
-    assert eps_of(calibrate.smallest_delta(eps_of, eps=eps)) <= eps
+    assert exact <= search.smallest_delta(eps_of, eps=eps) <= exact * 1.002
+    assert eps_of(search.smallest_delta(eps_of, eps=eps)) <= eps
 
 
 def test_the_edges_of_a_search_for_a_delta():
     def never(delta):
         raise NotApplicable("never")
 
-    assert calibrate.smallest_delta(never, eps=1.0) == 1
-    assert calibrate.smallest_delta(lambda delta: 2.0, eps=1.0) == 1
-    assert calibrate.smallest_delta(lambda delta: 0.5, eps=1.0) == 1e-30
+    assert search.smallest_delta(never, eps=1.0) == 1
+    assert search.smallest_delta(lambda delta: 2.0, eps=1.0) == 1
+    assert search.smallest_delta(lambda delta: 0.5, eps=1.0) == 1e-30
 
 
 def test_the_smallest_point_is_one_that_holds_to_the_last_digits():
-    found = calibrate.smallest_point(lambda x: x * x >= 2, low=0.0, high=3.0)
+    found = search.smallest_point(lambda x: x * x >= 2, low=0.0, high=3.0)
     assert found * found >= 2 and found == pytest.approx(math.sqrt(2), rel=2e-15)
-    assert calibrate.smallest_point(lambda x: False, low=0.0, high=3.0) == math.inf
-    below = calibrate.smallest_point(lambda x: x >= -5, low=-8.0, high=0.0)
+    assert search.smallest_point(lambda x: False, low=0.0, high=3.0) == math.inf
+    below = search.smallest_point(lambda x: x >= -5, low=-8.0, high=0.0)
     assert -5 <= below <= -5 * (1 - 1e-14)
 
 
@@ -83,7 +83,7 @@ def test_what_is_spent_is_solved_for_from_above(share):
     def spent(eps):
         return share * 1e-6 * math.exp(eps - eps_at(1e-6))
 
-    found = calibrate.eps_after_spending(eps_at, spent, delta=1e-6)
+    found = search.eps_after_spending(eps_at, spent, delta=1e-6)
     assert eps_at(1e-6 - spent(found)) <= found
     below = found * (1 - 1e-5)
     assert eps_at(1e-6 - spent(below)) > below, "not larger than it has to be"
@@ -91,6 +91,6 @@ def test_what_is_spent_is_solved_for_from_above(share):
 
 def test_nothing_left_of_delta():
     with pytest.raises(NotApplicable, match="spent beside the noise"):
-        calibrate.eps_after_spending(lambda delta: -math.log(delta), lambda eps: 1e-8 * math.exp(eps), delta=1e-6)
+        search.eps_after_spending(lambda delta: -math.log(delta), lambda eps: 1e-8 * math.exp(eps), delta=1e-6)
     with pytest.raises(NotApplicable, match="no eps found"):
-        calibrate.eps_after_spending(lambda delta: 1 + 1e3 * delta, lambda eps: 0.0, delta=0.5, steps=1)
+        search.eps_after_spending(lambda delta: 1 + 1e3 * delta, lambda eps: 0.0, delta=0.5, steps=1)

@@ -7,7 +7,7 @@ from enumeration import random_ldp, randomized_response, worst_delta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.accounting import clones
+from dovetail.accounting.amplification import clones
 from dovetail.events import Report, Shuffled
 from dovetail.statements import NotApplicable
 

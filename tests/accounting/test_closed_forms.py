@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.accounting import clones, closed_forms
+from dovetail.accounting.amplification import clones, closed_forms
 from dovetail.events import Report, Shuffled
 from dovetail.statements import NotApplicable
 

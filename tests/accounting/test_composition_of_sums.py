@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dovetail.accounting import accountants, certify, composition, fits, gaussian, mixing, split_and_mix, subjects
-from dovetail.accounting.charges import charges, spent_delta
+from dovetail.accounting import accountants, certify, compose, fits, gaussian
+from dovetail.accounting.exposure import exposures, spent_delta
+from dovetail.accounting.releases import mixing, split_and_mix, subjects
 from dovetail.events import Disjoint, Everyone, FixedSize, Gaussian, Poisson, Round, SampledSubject, SplitAndMix
 from dovetail.numbers import at_most
 from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit
@@ -32,7 +33,7 @@ def scope(mechanism):
 
 
 def eps_of(history, delta=DELTA):
-    return composition.bound(history, delta=delta).eps
+    return compose.bound(history, delta=delta).eps
 
 
 # ---------------------------------------------------------------- split-and-mix
@@ -40,7 +41,7 @@ def eps_of(history, delta=DELTA):
 
 @pytest.mark.parametrize("count", [1, 3, 40])
 def test_divergences_add_up_and_mixing_is_paid_at_the_whole_eps(count):
-    bound = composition.bound(rounds(SHARES, count), delta=DELTA)
+    bound = compose.bound(rounds(SHARES, count), delta=DELTA)
     assert bound.eps == pytest.approx(split_and_mix.eps(SHARES, delta=DELTA, rounds=count).eps, rel=1e-7)
     spent = count * (1 + math.exp(bound.eps)) * 200 * mixing.eta(num_users=500, slots=13, modulus=2**19)
     assert spent > 2e-4 * DELTA, "mixing must matter for this test to say anything"
@@ -48,7 +49,7 @@ def test_divergences_add_up_and_mixing_is_paid_at_the_whole_eps(count):
     divergence = count * split_and_mix.renyi(SHARES, orders)
     noise = np.min((orders - 1) * (divergence - bound.eps + np.log1p(-1 / orders)) - np.log(orders))
     assert DELTA * 0.9 <= math.exp(noise) + spent <= DELTA * (1 + 1e-6)
-    curve = accountants.renyi(charges(rounds(SHARES, count)))
+    curve = accountants.renyi(exposures(rounds(SHARES, count)))
     assert curve.delta(bound.eps) <= DELTA
     assert curve.delta(bound.eps) >= spent
     assert split_and_mix.delta(SHARES, eps=bound.eps, rounds=count) == pytest.approx(curve.delta(bound.eps), rel=1e-6)
@@ -92,7 +93,7 @@ def test_rounds_of_different_kinds_compose():
     assert max(eps_of(rounds(SHARES, 3)), eps_of(rounds(noise, 3))) < both
     assert both < eps_of(rounds(SHARES, 3), DELTA / 2) + eps_of(rounds(noise, 3), DELTA / 2)
     other = dataclasses.replace(SHARES, shares=14)
-    mixed = charges(rounds(SHARES, 3) + rounds(other, 2))
+    mixed = exposures(rounds(SHARES, 3) + rounds(other, 2))
     spent = 3 * split_and_mix.spent_delta(SHARES, 0.5) + 2 * split_and_mix.spent_delta(other, 0.5)
     assert spent_delta(mixed, eps=0.5) == pytest.approx(spent)
 
@@ -131,7 +132,7 @@ def mixture(law, std, y):
 def test_different_sums_of_one_subject_against_integration():
     """Two rounds of different events: no split of either, the same in both or not, is worse than what is certified."""
     other = dataclasses.replace(SUBJECT, std=3.0, prob_item=0.3)
-    curve = accountants.privacy_loss(charges(rounds(SUBJECT, 1) + rounds(other, 1)))
+    curve = accountants.privacy_loss(exposures(rounds(SUBJECT, 1) + rounds(other, 1)))
     y, step = np.linspace(-22, 28, 1201, retstep=True)
     for one, two in itertools.product(subjects.splits(SUBJECT), subjects.splits(other)):
         null = np.outer(stats.norm.pdf(y, 0, 4.0), stats.norm.pdf(y, 0, 3.0))
@@ -158,8 +159,8 @@ def test_the_grid_resolves_rare_and_small_shifts(std):
     fine = Round(
         mechanism=Gaussian(std=std, sensitivity=1.0, neighbors=Neighbors.ADD_REMOVE), participation=Poisson(prob=0.02)
     )
-    ours = accountants.privacy_loss(charges(rounds(event, count))).eps(DELTA)
-    exact = accountants.renyi(charges([fine] * count)).eps(DELTA)
+    ours = accountants.privacy_loss(exposures(rounds(event, count))).eps(DELTA)
+    exact = accountants.renyi(exposures([fine] * count)).eps(DELTA)
     assert ours <= exact * 1.02
 
 
@@ -184,8 +185,8 @@ def test_a_subject_statement_and_what_it_refuses():
 def test_items_that_are_always_sampled_are_charged_as_gaussian_noise():
     one = SampledSubject(std=4.0, clip_norm=1.0, items=2, prob_item=1.0)
     same = dataclasses.replace(one, items_per_user=2, users_spanned=3)
-    (charge,) = charges(rounds(one, 2) + rounds(same, 2))
-    assert isinstance(charge.mechanism, Gaussian) and charge.times == 4
+    (exposure,) = exposures(rounds(one, 2) + rounds(same, 2))
+    assert isinstance(exposure.mechanism, Gaussian) and exposure.times == 4
     exact = gaussian.eps_of(1.0, delta=DELTA)
     assert exact <= eps_of(rounds(one, 2) + rounds(same, 2)) <= exact * (1 + 1e-9)
     assert eps_of(rounds(dataclasses.replace(one, steps=4), 1)) == pytest.approx(exact, rel=1e-9)

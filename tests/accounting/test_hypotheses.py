@@ -13,39 +13,28 @@ import numpy as np
 import pytest
 
 import dovetail.accounting
+import dovetail.claims
 from dovetail.accounting import (
     accountants,
-    amplify,
-    blanket,
-    blanket_grid,
-    blanket_pair,
-    calibrate,
     certification,
-    charges,
-    clones,
-    closed_forms,
-    composition,
+    compose,
     conversion,
+    exposure,
     gaussian,
     groups,
-    hidden_coin,
     local,
     loss_distributions,
-    mixing,
-    mixtures,
     numerics,
-    pairs,
-    personalized,
-    privunit,
     releases,
+    search,
     spanning,
-    split_and_mix,
-    subjects,
     subsampling,
-    symmetric,
 )
-from dovetail.accounting.charges import Charge
-from dovetail.accounting.published import apes, flame, geyer, subdp, survey
+from dovetail.accounting.amplification import blanket, blanket_grid, clones, closed_forms, table
+from dovetail.accounting.exposure import Exposure
+from dovetail.accounting.pairs import blanket_pair, mixtures, poisson_binomial, symmetric
+from dovetail.accounting.releases import crowds, mixing, personalized, privunit, split_and_mix, subjects
+from dovetail.claims import apes, flame, geyer, subdp, survey
 from dovetail.events import (
     Disjoint,
     Everyone,
@@ -81,7 +70,7 @@ def once(mechanism, participation=None):
 
 
 def charged(mechanism, sampling=None):
-    return (Charge(mechanism=mechanism, sampling=sampling or Everyone(), times=1),)
+    return (Exposure(mechanism=mechanism, sampling=sampling or Everyone(), times=1),)
 
 
 def bound(eps, delta=0.0):
@@ -155,13 +144,13 @@ CASES = {
             lambda: accountants.sampled_shuffles(charged(TWO, FixedSize(size=50, population=200))),
         ),
     ],
-    amplify.best: [(OUTSIDE, "no amplification bound improves", lambda: amplify.best(8.0, num_users=5, delta=1e-6))],
-    amplify.bound: [
-        (BAD, "unknown bound 'clones'", lambda: amplify.bound("clones", report(), num_users=9, delta=0.1)),
-        (OUTSIDE, "Laplace .* only", lambda: amplify.bound("blanket-exact-laplace", report(), num_users=9, delta=0.1)),
-        (OUTSIDE, "binary", lambda: amplify.bound("blanket-exact-rr2", report(levels=3), num_users=9, delta=0.1)),
+    table.best: [(OUTSIDE, "no amplification bound improves", lambda: table.best(8.0, num_users=5, delta=1e-6))],
+    table.bound: [
+        (BAD, "unknown bound 'clones'", lambda: table.bound("clones", report(), num_users=9, delta=0.1)),
+        (OUTSIDE, "Laplace .* only", lambda: table.bound("blanket-exact-laplace", report(), num_users=9, delta=0.1)),
+        (OUTSIDE, "binary", lambda: table.bound("blanket-exact-rr2", report(levels=3), num_users=9, delta=0.1)),
     ],
-    amplify.table: [(BAD, "0 < delta < 1", lambda: amplify.table(1.0, num_users=9, delta=1.0))],
+    table.table: [(BAD, "0 < delta < 1", lambda: table.table(1.0, num_users=9, delta=1.0))],
     blanket.bennett: [
         (OUTSIDE, "no gain over eps_local", lambda: blanket.bennett(shuffled(n=5), delta=1e-9)),
         (OUTSIDE, "one coordinate", lambda: blanket.bennett(MANY, delta=0.1)),
@@ -191,36 +180,36 @@ CASES = {
         (OUTSIDE, "generic and binary", lambda: blanket_pair.pair(TWO)),
         (OUTSIDE, "loss of 21", lambda: blanket_pair.pair(shuffled("laplace", 21.0))),
     ],
-    calibrate.eps_after_spending: [
-        (OUTSIDE, "spent beside", lambda: calibrate.eps_after_spending(lambda d: 1.0, lambda eps: 0.5, delta=0.1)),
-        (BAD, "0 < delta < 1", lambda: calibrate.eps_after_spending(lambda d: 1.0, lambda eps: 0.0, delta=1.0)),
+    search.eps_after_spending: [
+        (OUTSIDE, "spent beside", lambda: search.eps_after_spending(lambda d: 1.0, lambda eps: 0.5, delta=0.1)),
+        (BAD, "0 < delta < 1", lambda: search.eps_after_spending(lambda d: 1.0, lambda eps: 0.0, delta=1.0)),
     ],
-    calibrate.smallest_delta: [(BAD, "eps >= 0", lambda: calibrate.smallest_delta(lambda d: 1.0, eps=-1.0))],
-    calibrate.smallest_eps: [
-        (BAD, "0 < delta < 1", lambda: calibrate.smallest_eps(lambda eps: 0.5, delta=0.0, high=1.0)),
+    search.smallest_delta: [(BAD, "eps >= 0", lambda: search.smallest_delta(lambda d: 1.0, eps=-1.0))],
+    search.smallest_eps: [
+        (BAD, "0 < delta < 1", lambda: search.smallest_eps(lambda eps: 0.5, delta=0.0, high=1.0)),
     ],
-    calibrate.smallest_integer: [
-        (BAD, "up to 9 can meet", lambda: calibrate.smallest_integer(lambda n: 2.0, eps=1.0, low=1, high=9)),
+    search.smallest_integer: [
+        (BAD, "up to 9 can meet", lambda: search.smallest_integer(lambda n: 2.0, eps=1.0, low=1, high=9)),
     ],
-    calibrate.smallest_noise: [
-        (BAD, "noise up to 2.40 can meet", lambda: calibrate.smallest_noise(lambda noise: 2.0, eps=1.0)),
-        (BAD, "eps > 0", lambda: calibrate.smallest_noise(lambda noise: 2.0, eps=0.0)),
+    search.smallest_noise: [
+        (BAD, "noise up to 2.40 can meet", lambda: search.smallest_noise(lambda noise: 2.0, eps=1.0)),
+        (BAD, "eps > 0", lambda: search.smallest_noise(lambda noise: 2.0, eps=0.0)),
     ],
-    calibrate.smallest_point: [
-        (BAD, "high to be a finite", lambda: calibrate.smallest_point(lambda x: True, low=0.0, high=math.inf)),
+    search.smallest_point: [
+        (BAD, "high to be a finite", lambda: search.smallest_point(lambda x: True, low=0.0, high=math.inf)),
     ],
     certification.certify: [
         (OUTSIDE, "no order between them", lambda: certification.certify(DIFFERENT, SCOPE, delta=0.1)),
         (BAD, "under replace-one", lambda: certification.certify(once(NOISE), SCOPE, delta=0.1)),
         (BAD, "0 <= delta <= 1", lambda: certification.certify(once(PURE), SCOPE, delta=-0.1)),
     ],
-    charges.charges: [
-        (OUTSIDE, "no order between them", lambda: charges.charges(DIFFERENT)),
-        (OUTSIDE, "several disjoint batches", lambda: charges.charges(once(SUBJECT, Disjoint(epoch=0)))),
+    exposure.exposures: [
+        (OUTSIDE, "no order between them", lambda: exposure.exposures(DIFFERENT)),
+        (OUTSIDE, "several disjoint batches", lambda: exposure.exposures(once(SUBJECT, Disjoint(epoch=0)))),
     ],
-    charges.spent_delta: [(BAD, "eps >= 0", lambda: charges.spent_delta(charged(SHARES), eps=-1.0))],
-    charges.spent_on_full: [(OUTSIDE, "without a guarantee", lambda: charges.spent_on_full(charged(NOTHING)))],
-    charges.spent_on_mixing: [(BAD, "eps >= 0", lambda: charges.spent_on_mixing(charged(SHARES), eps=-1.0))],
+    exposure.spent_delta: [(BAD, "eps >= 0", lambda: exposure.spent_delta(charged(SHARES), eps=-1.0))],
+    exposure.spent_on_full: [(OUTSIDE, "without a guarantee", lambda: exposure.spent_on_full(charged(NOTHING)))],
+    exposure.spent_on_mixing: [(BAD, "eps >= 0", lambda: exposure.spent_on_mixing(charged(SHARES), eps=-1.0))],
     clones.binomial_counts: [
         (BAD, "0 <= prob <= 1", lambda: clones.binomial_counts(9, 1.5, tail=0.1)),
         (BAD, "trials >= 0", lambda: clones.binomial_counts(-1, 0.5, tail=0.1)),
@@ -270,16 +259,16 @@ CASES = {
         (OUTSIDE, "compose instead", lambda: closed_forms.single(MANY, delta=0.1)),
         (BAD, "0 < delta < 1", lambda: closed_forms.single(TWO, delta=1.0)),
     ],
-    composition.best_bound: [
-        (OUTSIDE, "without a guarantee.*no Renyi", lambda: composition.best_bound(charged(NOTHING), delta=0.1)),
+    compose.best_bound: [
+        (OUTSIDE, "without a guarantee.*no Renyi", lambda: compose.best_bound(charged(NOTHING), delta=0.1)),
     ],
-    composition.bound: [
-        (OUTSIDE, "no Renyi bound", lambda: composition.bound(once(SHARES, Poisson(prob=0.5)), delta=0.1)),
-        (BAD, "0 <= delta <= 1", lambda: composition.bound(once(PURE), delta=2.0)),
-        (BAD, "exactly one of delta and eps", lambda: composition.bound(once(PURE))),
+    compose.bound: [
+        (OUTSIDE, "no Renyi bound", lambda: compose.bound(once(SHARES, Poisson(prob=0.5)), delta=0.1)),
+        (BAD, "0 <= delta <= 1", lambda: compose.bound(once(PURE), delta=2.0)),
+        (BAD, "exactly one of delta and eps", lambda: compose.bound(once(PURE))),
     ],
-    composition.check_target: [(BAD, "exactly one", lambda: composition.check_target(0.1, 1.0))],
-    composition.fits: [(BAD, "0 <= delta <= 1", lambda: composition.fits(once(PURE), eps=1.0, delta=-1.0))],
+    compose.check_target: [(BAD, "exactly one", lambda: compose.check_target(0.1, 1.0))],
+    compose.fits: [(BAD, "0 <= delta <= 1", lambda: compose.fits(once(PURE), eps=1.0, delta=-1.0))],
     conversion.eps_of: [(BAD, "0 < delta < 1", lambda: conversion.eps_of(np.ones(1) * 2, np.ones(1), delta=0.0))],
     conversion.delta_of: [(BAD, "eps >= 0", lambda: conversion.delta_of(np.ones(1) * 2, np.ones(1), eps=-1.0))],
     conversion.eps_by_order: [
@@ -299,7 +288,9 @@ CASES = {
         (OUTSIDE, "a delta that a group", lambda: groups.for_one(bound(2000.0, 1e-9), size=1000)),
         (BAD, "eps >= 0", lambda: groups.for_one(bound(-1.0), size=2)),
     ],
-    hidden_coin.clone_counts: [(BAD, "probabilities", lambda: hidden_coin.clone_counts(np.array([0.5, 1.5])))],
+    poisson_binomial.clone_counts: [
+        (BAD, "probabilities", lambda: poisson_binomial.clone_counts(np.array([0.5, 1.5])))
+    ],
     loss_distributions.copies: [(BAD, "times >= 1", lambda: loss_distributions.copies(a_loss(), 0))],
     loss_distributions.drawn: [
         (BAD, "a release with a loss", lambda: loss_distributions.drawn([(1.0, None)], interval=0.1)),
@@ -316,40 +307,40 @@ CASES = {
     ],
     mixtures.interval_for: [(BAD, "std > 0", lambda: mixtures.interval_for(0.0, 1.0, releases=1))],
     mixtures.loss: [(BAD, "interval > 0", lambda: mixtures.loss(SHIFTS, interval=0.0))],
-    pairs.delta: [
-        (OUTSIDE, "binary randomized response", lambda: pairs.delta(TERNARY, eps=0.1)),
-        (BAD, "eps >= 0", lambda: pairs.delta(TWO, eps=-0.1)),
+    crowds.delta: [
+        (OUTSIDE, "binary randomized response", lambda: crowds.delta(TERNARY, eps=0.1)),
+        (BAD, "eps >= 0", lambda: crowds.delta(TWO, eps=-0.1)),
     ],
-    pairs.eps: [
-        (OUTSIDE, "coordinates overflow", lambda: pairs.eps(FULL, delta=1e-6)),
-        (OUTSIDE, "colluders see", lambda: pairs.eps(DROPPED, delta=1e-6)),
-        (BAD, "0 < delta < 1", lambda: pairs.eps(TWO, delta=1.0)),
+    crowds.eps: [
+        (OUTSIDE, "coordinates overflow", lambda: crowds.eps(FULL, delta=1e-6)),
+        (OUTSIDE, "colluders see", lambda: crowds.eps(DROPPED, delta=1e-6)),
+        (BAD, "0 < delta < 1", lambda: crowds.eps(TWO, delta=1.0)),
     ],
     local.local_bound: [
         (OUTSIDE, "sees who was drawn", lambda: local.local_bound(once(TWO, Poisson(prob=0.5)), delta=1e-6)),
         (OUTSIDE, "Gaussian does not say", lambda: local.local_bound(once(NOISE), delta=1e-6)),
     ],
-    pairs.local: [
-        (OUTSIDE, "binary randomized response", lambda: pairs.local(ternary_topk())),
-        (BAD, "0 <= delta <= 1", lambda: pairs.local(FULL, delta=2.0)),
+    crowds.local: [
+        (OUTSIDE, "binary randomized response", lambda: crowds.local(ternary_topk())),
+        (BAD, "0 <= delta <= 1", lambda: crowds.local(FULL, delta=2.0)),
     ],
-    pairs.loss: [
-        (OUTSIDE, "loss of 31", lambda: pairs.loss(shuffled(eps_local=31.0))),
-        (BAD, "interval > 0", lambda: pairs.loss(TWO, interval=0.0)),
+    crowds.loss: [
+        (OUTSIDE, "loss of 31", lambda: crowds.loss(shuffled(eps_local=31.0))),
+        (BAD, "interval > 0", lambda: crowds.loss(TWO, interval=0.0)),
     ],
-    pairs.most_reports: [(BAD, "0 <= delta <= 1", lambda: pairs.most_reports(FULL, delta=-1.0))],
-    pairs.pair: [
-        (OUTSIDE, "binary randomized response", lambda: pairs.pair(TERNARY)),
-        (OUTSIDE, "colluders see", lambda: pairs.pair(DROPPED)),
-        (OUTSIDE, "no dominating pair here for Personalized", lambda: pairs.resolution(BUDGETS)),
+    crowds.most_reports: [(BAD, "0 <= delta <= 1", lambda: crowds.most_reports(FULL, delta=-1.0))],
+    crowds.pair: [
+        (OUTSIDE, "binary randomized response", lambda: crowds.pair(TERNARY)),
+        (OUTSIDE, "colluders see", lambda: crowds.pair(DROPPED)),
+        (OUTSIDE, "no dominating pair here for Personalized", lambda: crowds.resolution(BUDGETS)),
     ],
-    pairs.renyi: [
-        (OUTSIDE, "binary randomized response", lambda: pairs.renyi(TERNARY, ORDERS + 1)),
-        (BAD, "every order > 1", lambda: pairs.renyi(TWO, ORDERS)),
+    crowds.renyi: [
+        (OUTSIDE, "binary randomized response", lambda: crowds.renyi(TERNARY, ORDERS + 1)),
+        (BAD, "every order > 1", lambda: crowds.renyi(TWO, ORDERS)),
     ],
-    pairs.resolution: [(OUTSIDE, "binary randomized response", lambda: pairs.resolution(TERNARY))],
-    pairs.spent_delta: [(OUTSIDE, "no dominating pair here for Gaussian", lambda: pairs.spent_delta(NOISE))],
-    pairs.theorem: [(OUTSIDE, "no dominating pair here for Gaussian", lambda: pairs.theorem(NOISE))],
+    crowds.resolution: [(OUTSIDE, "binary randomized response", lambda: crowds.resolution(TERNARY))],
+    crowds.spent_delta: [(OUTSIDE, "no dominating pair here for Gaussian", lambda: crowds.spent_delta(NOISE))],
+    crowds.theorem: [(OUTSIDE, "no dominating pair here for Gaussian", lambda: crowds.theorem(NOISE))],
     personalized.clone_probs: [
         (BAD, "0 <= victim <= 2", lambda: personalized.clone_probs(BUDGETS, 3)),
         (BAD, "0 <= far <= 0.5", lambda: personalized.clone_probs(BUDGETS, 0, far=0.6)),
@@ -699,12 +690,13 @@ def by_shares(**changes):
 def public_functions():
     """Every function in the ``__all__`` of a module whose name has no leading underscore, once."""
     found = {}
-    for module in pkgutil.walk_packages(dovetail.accounting.__path__, "dovetail.accounting."):
-        if not module.name.rpartition(".")[2].startswith("_"):
-            public = importlib.import_module(module.name)
-            for name in public.__all__:
-                if inspect.isroutine(inspect.unwrap(getattr(public, name))):
-                    found.setdefault(getattr(public, name), f"{module.name.partition('accounting.')[2]}.{name}")
+    for package in (dovetail.accounting, dovetail.claims):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.rpartition(".")[2].startswith("_"):
+                public = importlib.import_module(module.name)
+                for name in getattr(public, "__all__", ()):
+                    if inspect.isroutine(inspect.unwrap(getattr(public, name))):
+                        found.setdefault(getattr(public, name), f"{module.name.partition('.')[2]}.{name}")
     return found
 
 

@@ -6,8 +6,8 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy import special, stats
 
-from dovetail.accounting import mixtures
-from dovetail.accounting.mixtures import ShiftLaw
+from dovetail.accounting.pairs import mixtures
+from dovetail.accounting.pairs.mixtures import ShiftLaw
 
 LAWS = {
     "one item": ([0.0, 1.25], [0.99, 0.01]),

@@ -12,22 +12,11 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism as gaussian_loss
 from scipy.stats import binom
 
-from dovetail.accounting import (
-    bound,
-    coins,
-    composition,
-    conversion,
-    gaussian,
-    hidden_coin,
-    loss_distributions,
-    numerics,
-    personalized,
-    releases,
-    split_and_mix,
-    tilting,
-)
+from dovetail.accounting import bound, compose, conversion, gaussian, loss_distributions, numerics, releases, tilting
 from dovetail.accounting.accountants import Curve
-from dovetail.accounting.charges import charges
+from dovetail.accounting.exposure import exposures
+from dovetail.accounting.pairs import binomial, poisson_binomial
+from dovetail.accounting.releases import personalized, split_and_mix
 from dovetail.events import Everyone, Gaussian, Laplace, Personalized, Poisson, Round
 from dovetail.statements import Neighbors, NotApplicable, Theorem
 
@@ -46,22 +35,22 @@ def test_what_is_no_number_is_no_bound():
 @pytest.mark.parametrize("value", [NAN, -1.0, -INF])
 def test_a_curve_without_a_number_is_not_applicable(monkeypatch, value):
     broken = Curve(theorem=Theorem(key="broken", where="nowhere"), eps=lambda delta: value, delta=lambda eps: value)
-    monkeypatch.setattr(composition, "_TIGHTEST_FIRST", (lambda paid: broken,))
-    monkeypatch.setattr(composition, "_CHEAPEST_FIRST", (lambda paid: broken,))
+    monkeypatch.setattr(compose, "_TIGHTEST_FIRST", (lambda paid: broken,))
+    monkeypatch.setattr(compose, "_CHEAPEST_FIRST", (lambda paid: broken,))
     rounds = gaussian_rounds(1.0, 3)
     for asked in ({"delta": 1e-6}, {"eps": 1.0}):
         with pytest.raises(NotApplicable, match="broken gives no number"):
-            composition.best_bound(charges(rounds), **asked)
-    assert not composition.fits(rounds, eps=5.0, delta=1e-6)
+            compose.best_bound(exposures(rounds), **asked)
+    assert not compose.fits(rounds, eps=5.0, delta=1e-6)
 
 
 def test_an_accountant_that_overflows_is_not_applicable(monkeypatch):
     def overflows(paid):
         raise OverflowError("math range error")
 
-    monkeypatch.setattr(composition, "_TIGHTEST_FIRST", (overflows,))
+    monkeypatch.setattr(compose, "_TIGHTEST_FIRST", (overflows,))
     with pytest.raises(NotApplicable, match="beyond what a computer holds"):
-        composition.best_bound(charges(gaussian_rounds(1.0, 3)), delta=1e-6)
+        compose.best_bound(exposures(gaussian_rounds(1.0, 3)), delta=1e-6)
 
 
 def test_orders_without_a_divergence_say_nothing():
@@ -98,7 +87,7 @@ def test_tiny_budgets_have_tiny_bounds(tiny):
 def test_the_terms_of_a_divergence_in_50_digits(order):
     losses = np.array([-2000.0, -31.0, -0.4, -1e-5, 1e-9, 1e-3, 0.2, 29.0, 31.0, 500.0, 1500.0])
     with mpmath.workdps(50):
-        for loss, ours in zip(losses, hidden_coin._log_terms(losses, order), strict=True):
+        for loss, ours in zip(losses, poisson_binomial._log_terms(losses, order), strict=True):
             r = mpmath.exp(mpmath.mpf(loss))
             exact = mpmath.log(r ** mpmath.mpf(order) - 1 - mpmath.mpf(order) * (r - 1))
             assert float(ours) == pytest.approx(float(exact), rel=1e-8, abs=1e-8)
@@ -106,7 +95,7 @@ def test_the_terms_of_a_divergence_in_50_digits(order):
 
 def test_weights_that_underflow_are_charged():
     """With e^-eps_local no float, the coin that shows the victim has no weight under Q, but all of it under P."""
-    loss, _, tail = hidden_coin.HiddenCoin(((1.0, np.full(3, 0.5)),), 800.0).pair
+    loss, _, tail = poisson_binomial.PoissonBinomialPair(((1.0, np.full(3, 0.5)),), 800.0).pair
     assert tail > 0
     assert loss.max() <= 800
 
@@ -145,7 +134,7 @@ def _binomial(k, n, p):
 def test_the_coins_of_a_large_crowd_weigh_no_less_than_they_do():
     """At n = 1e12 a probability is off by 1e-9, more than a constant 1e-10 covers."""
     sizes, most = np.array([10**12]), np.ones(1)
-    points, mass = coins._tosses(sizes, most)
+    points, mass = binomial._tosses(sizes, most)
     tails = np.cumsum(mass[::-1])[::-1]
     for place in range(1, len(points), 4000):
         beyond = (1 + points[place - 1]) / 2 * 10**12  # all of a block is put at its largest |s|

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from scipy.special import gammaln, logsumexp
 from scipy.stats import binom
 
-from dovetail.accounting import coins, pairs, symmetric
-from dovetail.accounting.coins import Pair
+from dovetail.accounting.pairs import binomial, symmetric
+from dovetail.accounting.pairs.binomial import BinomialPair
+from dovetail.accounting.releases import crowds
 from dovetail.events import PaddedBernoulli, PaddedTopk, Report, Shuffled
 from dovetail.statements import NotApplicable
 
@@ -30,7 +31,7 @@ def rr(eps_local, levels=2):
 
 def clone_pair(n, eps_local, folds=1):
     tilt = math.tanh(eps_local / 2)
-    return Pair(others=n - 1, exposed=n - 1, prob_exposed=tilt, tilt=tilt, folds=folds)
+    return BinomialPair(others=n - 1, exposed=n - 1, prob_exposed=tilt, tilt=tilt, folds=folds)
 
 
 # --- the pair against 50-digit arithmetic
@@ -63,8 +64,8 @@ def exact_renyi(pair, orders):
         (clone_pair(6, 15.0), 1e-8),
         (clone_pair(70, 1.0), 3e-5),  # beyond 64 coins: the gridded law
         (clone_pair(70, 0.05), 3e-5),
-        (Pair(others=8, exposed=30, prob_exposed=0.1, tilt=0.05), 1e-8),
-        (Pair(others=80, exposed=20, prob_exposed=0.3, tilt=0.4), 3e-5),
+        (BinomialPair(others=8, exposed=30, prob_exposed=0.1, tilt=0.05), 1e-8),
+        (BinomialPair(others=80, exposed=20, prob_exposed=0.3, tilt=0.4), 3e-5),
     ],
 )
 def test_renyi_is_never_below_the_exact_divergence_at_any_order(pair, tolerance):
@@ -116,12 +117,12 @@ def test_rare_outcomes_are_kept_for_high_orders(eps_local):
         clone_pair(1000, 0.5),
         clone_pair(20_000, 1.0),
         clone_pair(300_000, 0.3),
-        Pair(others=100, exposed=5000, prob_exposed=0.01, tilt=0.1),
-        Pair(others=30, exposed=5000, prob_exposed=0.01, tilt=0.1),
+        BinomialPair(others=100, exposed=5000, prob_exposed=0.01, tilt=0.1),
+        BinomialPair(others=30, exposed=5000, prob_exposed=0.01, tilt=0.1),
     ],
 )
 def test_crowds_are_only_made_smaller(pair):
-    sizes, mass = coins._crowds(pair)
+    sizes, mass = binomial._crowds(pair)
     for size in np.unique(np.concatenate([sizes, sizes + 1, np.linspace(1, pair.others + 1, 50).astype(int)])):
         smaller = binom.sf(pair.others - size, pair.exposed, pair.prob_exposed)  # P(others - gone < size)
         assert mass[sizes <= size].sum() >= smaller * (1 - 1e-11)
@@ -130,7 +131,7 @@ def test_crowds_are_only_made_smaller(pair):
 
 @pytest.mark.parametrize("size", [1, 2, 7, 100, 1001, 30_000])
 def test_tosses_are_only_moved_outwards(size):
-    points, mass = coins._tosses(np.array([size]), np.ones(1))
+    points, mass = binomial._tosses(np.array([size]), np.ones(1))
     for heads in np.unique(np.linspace(size // 2 + 1, size, 200).astype(int)):
         further = 2 * binom.sf(heads - 1, size, 0.5)
         assert mass[points >= (2 * heads - size) / size * (1 - 1e-14)].sum() >= further
@@ -157,8 +158,12 @@ def test_a_coarser_grid_of_losses_dominates():
 
 
 def test_the_compact_law_is_proper():
-    for pair in (clone_pair(5, 1.0), clone_pair(2000, 0.3), Pair(others=9, exposed=50, prob_exposed=0.3, tilt=0.2)):
-        points, mass = coins._compact_law(pair)
+    for pair in (
+        clone_pair(5, 1.0),
+        clone_pair(2000, 0.3),
+        BinomialPair(others=9, exposed=50, prob_exposed=0.3, tilt=0.2),
+    ):
+        points, mass = binomial._compact_law(pair)
         assert mass.sum() == pytest.approx(1, abs=1e-8) and mass.min() >= 0
         assert points.min() >= 0 and 2 * math.atanh(points.max() * pair.tilt) <= pair.eps_pure
 
@@ -223,10 +228,10 @@ def hockey_stick(p, q, eps):
 
 @functools.cache
 def certified(event):
-    composed = pairs.loss(event, interval=1e-3)
-    by_loss = [composed.get_delta_for_epsilon(eps) + pairs.spent_delta(event) for eps in EPS]
-    by_either = [pairs.delta(event, eps=eps) for eps in EPS]
-    return np.minimum(by_loss, by_either) * (1 + 1e-9), pairs.renyi(event, ORDERS)
+    composed = crowds.loss(event, interval=1e-3)
+    by_loss = [composed.get_delta_for_epsilon(eps) + crowds.spent_delta(event) for eps in EPS]
+    by_either = [crowds.delta(event, eps=eps) for eps in EPS]
+    return np.minimum(by_loss, by_either) * (1 + 1e-9), crowds.renyi(event, ORDERS)
 
 
 def covers(event, p, q, renyi=True):
@@ -272,7 +277,7 @@ def test_shuffled_covers_randomized_response(n, d, eps_local, levels):
 def test_one_coordinate_of_binary_response_is_exact():
     """The adversary is told which of the others answered truly: the clone pair itself."""
     event = Shuffled(report=rr(1.0), num_users=4)
-    pair = pairs.pair(event)
+    pair = crowds.pair(event)
     for eps in (0.05, 0.2, 0.5):
         exact = 0.0
         for gone in range(4):
@@ -280,7 +285,7 @@ def test_one_coordinate_of_binary_response_is_exact():
             s = (2 * np.arange(size + 1) - size) / size
             mass = binom.pmf(gone, 3, pair.prob_exposed) * binom.pmf(np.arange(size + 1), size, 0.5)
             exact += np.maximum(0, (1 + pair.tilt * s) - math.exp(eps) * (1 - pair.tilt * s)) @ mass
-        ours = pairs.delta(event, eps=eps)
+        ours = crowds.delta(event, eps=eps)
         assert exact <= ours <= exact * (1 + 1e-3)
 
 
@@ -315,14 +320,14 @@ def test_padded_bernoulli_covers_what_is_run(honest, marks, pad_to, inclusion, e
             others = (1,) * ones + (0,) * (honest - 1 - ones)
             p = double_law(eps_local, 1, others, marks, inclusion, pad_to)
             q = double_law(eps_local, 0, others, marks, inclusion, pad_to)
-            covers(event, product([p] * d), product([q] * d), renyi=pairs.spent_delta(event) == 0)
+            covers(event, product([p] * d), product([q] * d), renyi=crowds.spent_delta(event) == 0)
 
 
 def test_without_subtracting_colluders_the_padded_bound_breaks():
     p = double_law(1.0, 1, (1,), 2, 0.5, 4)
     q = double_law(1.0, 0, (1,), 2, 0.5, 4)
     naive = PaddedBernoulli(report=rr(1.0), num_users=4, pad_to=4, inclusion=0.5)
-    assert hockey_stick(p, q, 0.0) > pairs.delta(naive, eps=0.0)
+    assert hockey_stick(p, q, 0.0) > crowds.delta(naive, eps=0.0)
 
 
 def topk_law(eps_local, users, marks, pad_to, d, decoys):
@@ -381,10 +386,10 @@ def test_padded_topk_covers_what_is_run(honest, marks, pad_to, d, k, decoys, eps
 def test_surplus_with_colluders_is_refused_and_would_be_unsound():
     event = PaddedTopk(report=rr(0.01), num_users=4, colluders=1, pad_to=3, top=1, decoys=0, coordinates=2)
     with pytest.raises(NotApplicable, match="colluders see"):
-        pairs.renyi(event, np.array([2.0]))
+        crowds.renyi(event, np.array([2.0]))
     victim_here = topk_law(0.01, [{0: 1}, {0: 1}, {0: 1}], 1, 3, 2, 0)
     victim_away = topk_law(0.01, [{1: 1}, {0: 1}, {0: 1}], 1, 3, 2, 0)
-    two_full = Pair(others=1, exposed=1, prob_exposed=math.tanh(0.005), tilt=math.tanh(0.005), folds=2)
+    two_full = BinomialPair(others=1, exposed=1, prob_exposed=math.tanh(0.005), tilt=math.tanh(0.005), folds=2)
     assert hockey_stick(victim_here, victim_away, 0.1) > 10 * two_full.loss().get_delta_for_epsilon(0.1)
 
 
@@ -418,8 +423,8 @@ def figure(name):
     any_n = {"prob_exposed": clones, "folds": 7850}
     return {
         "ss-simple": lambda: Shuffled(report=Report(kind="laplace", eps_local=0.01), num_users=1000, coordinates=7850),
-        "ss-double-any-n-02": lambda: Pair(others=332, exposed=332, tilt=0.02 * math.tanh(0.25), **any_n),
-        "ss-double-any-n-10": lambda: Pair(others=666, exposed=666, tilt=0.1 * math.tanh(0.25), **any_n),
+        "ss-double-any-n-02": lambda: BinomialPair(others=332, exposed=332, tilt=0.02 * math.tanh(0.25), **any_n),
+        "ss-double-any-n-10": lambda: BinomialPair(others=666, exposed=666, tilt=0.1 * math.tanh(0.25), **any_n),
         "ss-double-02": lambda: PaddedBernoulli(pad_to=333, inclusion=0.02, **double),
         "ss-double-10": lambda: PaddedBernoulli(pad_to=667, inclusion=0.1, **double),
         "ss-topk-333": lambda: PaddedTopk(num_users=333, pad_to=333, decoys=0, **topk),
@@ -431,36 +436,36 @@ def figure(name):
 @pytest.mark.parametrize("name", GOLDEN["figures"])
 def test_golden_figures(name):
     event = figure(name)
-    pair = event if isinstance(event, Pair) else pairs.pair(event)
-    by_renyi = compute_epsilon(pairs.ORDERS, pair.renyi(pairs.ORDERS), 5e-6)[0]
+    pair = event if isinstance(event, BinomialPair) else crowds.pair(event)
+    by_renyi = compute_epsilon(crowds.ORDERS, pair.renyi(crowds.ORDERS), 5e-6)[0]
     by_loss = pair.loss().get_epsilon_for_delta(5e-6)
     assert by_renyi == pytest.approx(GOLDEN["figures"][name]["renyi"], rel=5e-4)
     assert by_loss == pytest.approx(GOLDEN["figures"][name]["loss"], rel=1e-4)
     assert 0.85 * by_renyi < by_loss < by_renyi
-    if not isinstance(event, Pair):
-        bound = pairs.eps(event, delta=5e-6)
+    if not isinstance(event, BinomialPair):
+        bound = crowds.eps(event, delta=5e-6)
         assert by_loss * 0.999 <= bound.eps <= by_loss * (1 + 1e-4), "the blanket may be a little sharper"
-        assert pairs.delta(event, eps=bound.eps) <= 5e-6 * (1 + 1e-6)
-        assert bound.theorem.key == pairs.theorem(event).key
+        assert crowds.delta(event, eps=bound.eps) <= 5e-6 * (1 + 1e-6)
+        assert bound.theorem.key == crowds.theorem(event).key
 
 
 @pytest.mark.parametrize("row", GOLDEN["clones23"], ids=lambda row: f"{row['n']}-{row['eps_local']}")
 def test_one_coordinate_matches_the_reference_table(row):
     event = Shuffled(report=Report(kind="generic", eps_local=row["eps_local"]), num_users=row["n"])
-    assert pairs.eps(event, delta=row["delta"]).eps == pytest.approx(row["eps"], rel=1e-4)
+    assert crowds.eps(event, delta=row["delta"]).eps == pytest.approx(row["eps"], rel=1e-4)
 
 
 def test_local_statements():
     golden = GOLDEN["most_reports"]
     double = figure("ss-double-02")
-    k_max = pairs.most_reports(double, delta=golden["delta"])
+    k_max = crowds.most_reports(double, delta=golden["delta"])
     assert k_max == golden["k_max"]
     assert binom.sf(k_max, 7850, 0.02) <= 5e-6 < binom.sf(k_max - 1, 7850, 0.02)
-    assert pairs.most_reports(double, delta=0.0) == 7850
-    assert pairs.local(double, delta=5e-6).eps == pytest.approx(215 * 0.5)
-    assert pairs.local(figure("ss-topk-1000")).eps == pytest.approx(157 * 0.5)
-    assert pairs.local(figure("ss-topk-333")).eps == math.inf
-    assert pairs.local(figure("ss-simple")).eps == pytest.approx(78.5)
+    assert crowds.most_reports(double, delta=0.0) == 7850
+    assert crowds.local(double, delta=5e-6).eps == pytest.approx(215 * 0.5)
+    assert crowds.local(figure("ss-topk-1000")).eps == pytest.approx(157 * 0.5)
+    assert crowds.local(figure("ss-topk-333")).eps == math.inf
+    assert crowds.local(figure("ss-simple")).eps == pytest.approx(78.5)
 
 
 @settings(max_examples=60, deadline=None)
@@ -472,23 +477,23 @@ def test_spent_delta_is_at_most_the_probability_of_an_overflow(n, pad_to, inclus
         report=rr(0.5), num_users=n, pad_to=pad_to, inclusion=inclusion, coordinates=3, colluders=colluders
     )
     overflow = binom.sf(pad_to - colluders, n - colluders, inclusion)
-    assert pairs.spent_delta(event) <= min(1, 3 * overflow) * (1 + 1e-6) + 1e-299
+    assert crowds.spent_delta(event) <= min(1, 3 * overflow) * (1 + 1e-6) + 1e-299
     if n <= pad_to:
-        assert pairs.spent_delta(event) == 0
+        assert crowds.spent_delta(event) == 0
     full = 3 * inclusion * binom.sf(pad_to - colluders - 1, n - colluders - 1, inclusion)
-    assert pairs.spent_delta(event) == pytest.approx(min(1, full), rel=1e-6, abs=1e-298)
+    assert crowds.spent_delta(event) == pytest.approx(min(1, full), rel=1e-6, abs=1e-298)
 
 
 def test_delta_spent_by_overflow_is_not_free():
     event = PaddedBernoulli(report=rr(0.5), num_users=1000, pad_to=30, inclusion=0.02, coordinates=7850)
-    assert pairs.spent_delta(event) > 5e-6
+    assert crowds.spent_delta(event) > 5e-6
     tight = PaddedBernoulli(report=rr(0.5), num_users=1000, pad_to=51, inclusion=0.02, coordinates=7850)
-    spent = pairs.spent_delta(tight)
+    spent = crowds.spent_delta(tight)
     assert spent > 1e-8
-    assert pairs.delta(tight, eps=pairs.eps(tight, delta=1.5 * spent).eps) <= 1.5 * spent * (1 + 1e-9)
-    assert pairs.delta(tight, eps=40.0) >= spent
+    assert crowds.delta(tight, eps=crowds.eps(tight, delta=1.5 * spent).eps) <= 1.5 * spent * (1 + 1e-9)
+    assert crowds.delta(tight, eps=40.0) >= spent
     with pytest.raises(NotApplicable, match="overflow"):
-        pairs.eps(event, delta=5e-6)
+        crowds.eps(event, delta=5e-6)
 
 
 # --- order
@@ -500,7 +505,7 @@ def test_monotone_in_users_reports_and_coordinates(n, eps_local, d, factor):
     orders = np.array([1.3, 2.0, 9.0, 70.0, 900.0])
 
     def renyi(n=n, eps_local=eps_local, d=d):
-        return pairs.renyi(Shuffled(report=rr(eps_local), num_users=n, coordinates=d), orders)
+        return crowds.renyi(Shuffled(report=rr(eps_local), num_users=n, coordinates=d), orders)
 
     base, slack = renyi(), 1 + 2e-3
     assert np.all(np.diff(base) >= -1e-12 * base[1:])
@@ -512,8 +517,8 @@ def test_monotone_in_users_reports_and_coordinates(n, eps_local, d, factor):
 
 def test_colluders_do_not_hide_anybody():
     orders = np.array([1.5, 10.0])
-    among = pairs.renyi(Shuffled(report=rr(1.0), num_users=100, colluders=60), orders)
-    assert np.array_equal(among, pairs.renyi(Shuffled(report=rr(1.0), num_users=40), orders))
+    among = crowds.renyi(Shuffled(report=rr(1.0), num_users=100, colluders=60), orders)
+    assert np.array_equal(among, crowds.renyi(Shuffled(report=rr(1.0), num_users=40), orders))
 
 
 @settings(max_examples=12, deadline=None)
@@ -526,14 +531,14 @@ def test_monotone_for_padded_events(n, eps_local, top, colluders):
         event = PaddedTopk(
             report=rr(eps_local), num_users=n, pad_to=pad, top=top, decoys=0, coordinates=50, colluders=t
         )
-        return pairs.renyi(event, orders)
+        return crowds.renyi(event, orders)
 
     assert np.all(topk(pad=n + 10) <= topk() * slack)
     assert np.all(topk(n=n + 1, pad=n) >= topk() / slack)
     if n - colluders >= 2:
         assert np.all(topk(t=colluders) * slack >= topk())
     both = [
-        pairs.renyi(
+        crowds.renyi(
             PaddedBernoulli(report=rr(eps_local), num_users=n, pad_to=n + 5, inclusion=b, coordinates=9), orders
         )
         for b in (0.1, 0.5, 1.0)
@@ -544,9 +549,9 @@ def test_monotone_for_padded_events(n, eps_local, top, colluders):
 @pytest.mark.parametrize("eps_local", [1e-6, 0.01, 1.0, 12.0, 25.0, 40.0, 800.0])
 def test_extreme_reports(eps_local):
     event = Shuffled(report=rr(eps_local), num_users=30, coordinates=4)
-    bounds = pairs.renyi(event, np.array([1.01, 2.0, 500.0, 1e5]))
+    bounds = crowds.renyi(event, np.array([1.01, 2.0, 500.0, 1e5]))
     assert np.all(np.isfinite(bounds)) and np.all(bounds > 0) and np.all(bounds <= 4 * eps_local)
-    assert 0 <= pairs.eps(event, delta=1e-5).eps <= 4 * eps_local + 15
+    assert 0 <= crowds.eps(event, delta=1e-5).eps <= 4 * eps_local + 15
 
 
 def test_outside_the_hypotheses():
@@ -556,22 +561,22 @@ def test_outside_the_hypotheses():
             PaddedBernoulli(report=report, num_users=10, pad_to=10, inclusion=0.1),
             PaddedTopk(report=report, num_users=10, pad_to=10, top=1, decoys=0),
         ):
-            for ask in (lambda e: pairs.renyi(e, pairs.ORDERS), pairs.loss, pairs.pair):
+            for ask in (lambda e: crowds.renyi(e, crowds.ORDERS), crowds.loss, crowds.pair):
                 with pytest.raises(NotApplicable, match="binary randomized response"):
                     ask(event)
     good = Shuffled(report=laplace, num_users=10)
     for bad in (0.0, 1.0, math.nan, -1.0):
         with pytest.raises(ValueError, match="expected"):
-            pairs.eps(good, delta=bad)
+            crowds.eps(good, delta=bad)
     with pytest.raises(ValueError, match="expected eps >= 0"):
-        pairs.delta(good, eps=-0.1)
+        crowds.delta(good, eps=-0.1)
     with pytest.raises(ValueError, match="order > 1"):
-        pairs.renyi(good, np.array([1.0, 2.0]))
+        crowds.renyi(good, np.array([1.0, 2.0]))
     with pytest.raises(ValueError, match="order > 1"):
-        pairs.renyi(good, np.array([math.nan]))
+        crowds.renyi(good, np.array([math.nan]))
     with pytest.raises(ValueError, match="expected interval > 0"):
-        pairs.loss(good, interval=0.0)
+        crowds.loss(good, interval=0.0)
     with pytest.raises(NotApplicable, match="loss of"):
-        pairs.loss(Shuffled(report=rr(31.0), num_users=10))
+        crowds.loss(Shuffled(report=rr(31.0), num_users=10))
     with pytest.raises(ValueError, match="expected"):
-        Pair(others=3, exposed=3, prob_exposed=1.5, tilt=0.5)
+        BinomialPair(others=3, exposed=3, prob_exposed=1.5, tilt=0.5)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dovetail.accounting import personalized
-from dovetail.accounting.hidden_coin import HiddenCoin, clone_counts
+from dovetail.accounting.pairs.poisson_binomial import PoissonBinomialPair, clone_counts
+from dovetail.accounting.releases import personalized
 from dovetail.events import Personalized
 from dovetail.statements import NotApplicable
 
@@ -72,9 +72,9 @@ def test_never_below_the_exact_delta_of_random_heterogeneous_randomizers(seed, u
     inputs = [table[rng.integers(2)] for table in others]
     for share in (0.0, 0.2, 0.5, 0.9):
         exact = exact_delta(victim[0], victim[1], inputs, share * eps_local)
-        assert HiddenCoin(((1.0, probs),), eps_local).delta(share * eps_local) >= exact * (1 - 1e-12)
+        assert PoissonBinomialPair(((1.0, probs),), eps_local).delta(share * eps_local) >= exact * (1 - 1e-12)
     exact = exact_renyi(victim[0], victim[1], inputs, 4.0)
-    assert HiddenCoin(((1.0, probs),), eps_local).renyi(np.array([4.0]))[0] >= exact * (1 - 1e-12) - 1e-15
+    assert PoissonBinomialPair(((1.0, probs),), eps_local).renyi(np.array([4.0]))[0] >= exact * (1 - 1e-12) - 1e-15
 
 
 def rr_row(eps_local, levels, value):
@@ -120,7 +120,7 @@ def test_laplace_kinds_are_never_below_what_a_histogram_of_the_reports_shows(kin
         for eps in (0.0, 0.1 * eps_locals[0], 0.4 * eps_locals[0]):
             assert personalized.delta(event, eps=eps, victim=0) >= exact_delta(*pair, others, eps) * (1 - 1e-12)
             for far in (1e-3, 0.1, 0.4):
-                ours = HiddenCoin(personalized.clone_probs(event, 0, far=far), eps_locals[0]).delta(eps)
+                ours = PoissonBinomialPair(personalized.clone_probs(event, 0, far=far), eps_locals[0]).delta(eps)
                 assert ours >= exact_delta(*pair, others, eps) * (1 - 1e-12)
 
 
@@ -200,7 +200,7 @@ def test_renyi_and_pair_against_fifty_digits(eps_local):
     law = clone_counts(probs)
     masses, first = law.weights, law.counts[0]
     orders = np.array([1.05, 2.0, 7.5, 60.0, 400.0])
-    ours = HiddenCoin(((1.0, probs),), eps_local).renyi(orders)
+    ours = PoissonBinomialPair(((1.0, probs),), eps_local).renyi(orders)
     with mpmath.workdps(50):
         big = mpmath.exp(eps_local)
         for order, value in zip(orders, ours, strict=True):
@@ -221,7 +221,7 @@ def test_sharing_nodes_and_rounding_counts_cost_little_and_never_help():
     probs = np.linspace(0.1, 0.9, 2000)
     law = clone_counts(probs)
     orders = np.array([1.5, 4.0, 32.0, 200.0])
-    ours = HiddenCoin(((1.0, probs),), 1.0).renyi(orders)
+    ours = PoissonBinomialPair(((1.0, probs),), 1.0).renyi(orders)
     masses, first = law.weights, law.counts[0]
     moments = np.zeros(len(orders))
     for c in range(first, first + len(masses)):
@@ -241,7 +241,7 @@ def test_sharing_nodes_and_rounding_counts_cost_little_and_never_help():
 
 def test_the_pair_is_one_of_distributions_that_contains_delta():
     event = Personalized(kind="clip_laplace", eps_locals=GRID)
-    loss, log_q, tail = HiddenCoin(personalized.clone_probs(event, len(GRID) - 1), GRID[-1]).pair
+    loss, log_q, tail = PoissonBinomialPair(personalized.clone_probs(event, len(GRID) - 1), GRID[-1]).pair
     q = np.exp(log_q)
     assert 1 <= q.sum() <= 1 + 2e-11  # the law of the clones is rounded up
     p = q / q.sum() * np.exp(loss)
@@ -320,7 +320,7 @@ def test_a_group_is_never_answered_below_its_members(kind, budgets, share, facto
     top = max(budgets[m] for m in members)
     hidings = personalized._hidings(event, members)
     for eps in (0.0, 0.1, 0.5):
-        group = min(HiddenCoin(hiding, top).delta(eps) for hiding in hidings)
+        group = min(PoissonBinomialPair(hiding, top).delta(eps) for hiding in hidings)
         for member in members:
             assert group >= personalized.delta(event, eps=eps, victim=int(member)) * (1 - 1e-9) - 1e-15
 
@@ -353,7 +353,7 @@ def test_refusals():
     with pytest.raises(ValueError, match="victim"):
         personalized.eps(event, delta=1e-5, victim=2)
     with pytest.raises(ValueError, match="probabilities"):
-        HiddenCoin(((1.0, np.array([0.5, 1.5])),), 1.0).delta(0.1)
+        PoissonBinomialPair(((1.0, np.array([0.5, 1.5])),), 1.0).delta(0.1)
     with pytest.raises(NotApplicable, match="no finite eps"):
         personalized.clone_probs_from_pmfs(np.array([[1.0, 0.0], [0.5, 0.5]]), [np.full((1, 2), 0.5)])
     with pytest.raises(ValueError, match="sum to 1"):

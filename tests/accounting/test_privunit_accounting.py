@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.accounting import clones, gaussian, privunit
-from dovetail.accounting.privunit import Cap
+from dovetail.accounting import gaussian
+from dovetail.accounting.amplification import clones
+from dovetail.accounting.releases import privunit
+from dovetail.accounting.releases.privunit import Cap
 from dovetail.events import Report, Shuffled
 from dovetail.statements import NotApplicable
 

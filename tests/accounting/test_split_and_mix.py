@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dovetail.accounting import gaussian, mixing, split_and_mix
+from dovetail.accounting import gaussian
+from dovetail.accounting.releases import mixing, split_and_mix
 from dovetail.events import SplitAndMix
 from dovetail.statements import NotApplicable
 

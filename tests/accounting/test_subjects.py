@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dovetail.accounting import composition, gaussian, groups, mixtures, subjects
-from dovetail.accounting.mixtures import ShiftLaw
+from dovetail.accounting import compose, gaussian, groups
+from dovetail.accounting.pairs import mixtures
+from dovetail.accounting.pairs.mixtures import ShiftLaw
+from dovetail.accounting.releases import subjects
 from dovetail.events import Everyone, Gaussian, Round, SampledSubject
 from dovetail.statements import Bound, Neighbors, NotApplicable
 
@@ -270,7 +272,7 @@ def test_subjects_whose_users_are_sampled_and_seen_are_refused():
         with pytest.raises(NotApplicable, match=why):
             subjects.eps(event, rounds=1, delta=1e-5)
         with pytest.raises(NotApplicable, match=why):
-            composition.bound([Round(mechanism=event, participation=Everyone())], delta=1e-5)
+            compose.bound([Round(mechanism=event, participation=Everyone())], delta=1e-5)
 
 
 def test_refusals():

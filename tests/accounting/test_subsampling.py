@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.accounting import pairs, subsampling
+from dovetail.accounting import subsampling
+from dovetail.accounting.releases import crowds
 from dovetail.events import Disjoint, Everyone, FixedSize, Poisson, Report, Shuffled
 from dovetail.statements import Bound, NotApplicable, Theorem
 
@@ -53,7 +54,7 @@ def test_a_sampled_shuffled_round_enumerated(population, size, eps_local):
             for data in ([1, *others], [0, *others])
         )
         for eps in (0.1, 0.4, 0.9):
-            one = bound(eps, pairs.delta(round_itself, eps=eps))
+            one = bound(eps, crowds.delta(round_itself, eps=eps))
             after = subsampling.sampled(one, FixedSize(size=size, population=population))
             for a, b in ((p, q), (q, p)):
                 assert np.maximum(0, a - math.exp(after.eps) * b).sum() <= after.delta + 1e-14

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, chi2
 
-from dovetail import quotes
-from dovetail.accounting.privunit import cap_mass
+from dovetail.accounting.releases.privunit import cap_mass
 from dovetail.audit import exact
 from dovetail.audit.attacks import STRONGER, central_sub, dp_fl, privunit, s_apes, shows_less
 from dovetail.audit.attacks._linked import Ones, messages_like_the_victims
@@ -18,18 +17,19 @@ from dovetail.audit.attacks._scales import scaled_noise
 from dovetail.audit.attacks.ss_double import _full_messages
 from dovetail.audit.bounds import best
 from dovetail.events import FixedSize, PaddedTopk, Personalized, Report, Shuffled
+from dovetail.guarantee import quotes
 from dovetail.shufflers import shuffle
 
 DELTA = 5e-6
 
 
 def plan(*, num_users=1000, dim=7850, delta=DELTA, **settings):
-    return quotes.Plan(num_users=num_users, dim=dim, delta=delta, settings=settings)
+    return quotes.Terms(num_users=num_users, dim=dim, delta=delta, settings=settings)
 
 
-def attacked(name: str, asked: quotes.Plan, delta: float = DELTA):
+def attacked(name: str, asked: quotes.Terms, delta: float = DELTA):
     protocol, cohort = quotes.settled(name, asked)
-    return best([duel.eps(delta=delta) for duel in STRONGER[name](protocol, cohort, asked.dim)])
+    return best([exact_attack.eps(delta=delta) for exact_attack in STRONGER[name](protocol, cohort, asked.dim)])
 
 
 @pytest.mark.parametrize(("randomizer", "eps"), [("rr2", 7.4258), ("laplace", 5.3804)])
@@ -47,9 +47,9 @@ def test_whole_messages_of_ss_double_refute_flame(randomizer, eps):
 def test_ss_topk_as_printed_but_for_the_shuffle_refutes_flame(kind, off, full):
     report = Report(kind=kind, eps_local=0.5)
     event = PaddedTopk(report=report, num_users=1000, coordinates=7850, pad_to=333, top=157, decoys=0)
-    found = exact.duels(event)
-    signs = best([duel.eps(delta=DELTA) for duel in found if "signs" in duel.attack]).eps
-    slots = best([duel.eps(delta=DELTA) for duel in found if "full" in duel.attack]).eps
+    found = exact.exact_attacks(event)
+    signs = best([exact_attack.eps(delta=DELTA) for exact_attack in found if "signs" in exact_attack.attack]).eps
+    slots = best([exact_attack.eps(delta=DELTA) for exact_attack in found if "full" in exact_attack.attack]).eps
     assert signs == pytest.approx(off, rel=1e-3)
     assert slots == pytest.approx(full, rel=1e-3)
 
@@ -68,7 +68,12 @@ def test_counts_and_indices_of_ss_topk_show_everything():
 
 def test_one_large_budget_among_small_ones_refutes_apes():
     budgets = (8.0,) + (0.05,) * 9999
-    found = best([duel.eps(delta=1e-8) for duel in exact.duels(Personalized(kind="clip_laplace", eps_locals=budgets))])
+    found = best(
+        [
+            exact_attack.eps(delta=1e-8)
+            for exact_attack in exact.exact_attacks(Personalized(kind="clip_laplace", eps_locals=budgets))
+        ]
+    )
     quote = quotes.quote("apes", plan(num_users=10_000, dim=1, delta=1e-8, budgets=list(budgets)))
     assert quote.claimed.eps == pytest.approx(0.0943, abs=1e-3)
     assert quote.claimed.eps < 0.13 < found.eps < quote.certified.eps == pytest.approx(0.192, abs=1e-3)
@@ -79,12 +84,12 @@ def test_links_of_ss_simple_help_the_attack():
     linked = attacked("ss_simple", asked)
     assert "whole messages" in linked.attack
     apart = Shuffled(report=Report(kind="rr", eps_local=0.05), num_users=100, coordinates=300)
-    assert linked.eps > 1.05 * best([duel.eps(delta=DELTA) for duel in exact.duels(apart)]).eps
+    assert linked.eps > 1.05 * best([exact_attack.eps(delta=DELTA) for exact_attack in exact.exact_attacks(apart)]).eps
 
 
 def test_whole_messages_by_enumeration():
     high, low, dummy = 0.7, 0.3, 0.5
-    duels = messages_like_the_victims(Ones((high, low, dummy)), 2, others=1, dummies=1)
+    exact_attacks = messages_like_the_victims(Ones((high, low, dummy)), 2, others=1, dummies=1)
 
     def law(victim: float) -> dict:
         found: dict = {}
@@ -97,8 +102,8 @@ def test_whole_messages_by_enumeration():
     for eps in np.linspace(0, 1.5, 16):
         sides = ((first, second), (second, first))
         most = max(sum(max(0.0, p[seen] - math.exp(eps) * q[seen]) for seen in p) for p, q in sides)
-        for duel in duels:
-            assert duel.delta(eps=eps) <= most + 1e-12
+        for exact_attack in exact_attacks:
+            assert exact_attack.delta(eps=eps) <= most + 1e-12
 
 
 @pytest.mark.soak
@@ -141,19 +146,19 @@ def test_the_median_shows_in_the_noise():
             i for i, (a, b) in enumerate(zip(*(dp_fl.norms(users, long=x) for x in (0, 1)), strict=True)) if a != b
         ]
         assert changed == [users - 1], "the worlds differ in one user"
-    drawn = quotes.Plan(
+    drawn = quotes.Terms(
         num_users=100,
         dim=10,
         delta=DELTA,
         participation=FixedSize(size=100, population=1000),
         settings={"clip": "median", "noise_multiplier": 1.0},
     )
-    assert dp_fl.duels(*quotes.settled("dp_fl", drawn), 10) == []
-    assert dp_fl.duels(protocol.__class__(clip_norm=1.0), cohort, 10) == []
+    assert dp_fl.exact_attacks(*quotes.settled("dp_fl", drawn), 10) == []
+    assert dp_fl.exact_attacks(protocol.__class__(clip_norm=1.0), cohort, 10) == []
 
 
 def test_scaled_noise_is_a_chi_square_in_both_worlds():
-    duel = scaled_noise("noise", 50, [(0.3, 1.0), (0.7, 1.5)], [(1.0, 1.0)])
+    exact_attack = scaled_noise("noise", 50, [(0.3, 1.0), (0.7, 1.5)], [(1.0, 1.0)])
     cuts = np.linspace(30, 150, 4000)
     sides = []
     for tail in (chi2.sf, chi2.cdf):
@@ -161,7 +166,7 @@ def test_scaled_noise_is_a_chi_square_in_both_worlds():
         sides += [(p, q), (q, p)]
     for delta in (1e-2, 1e-4):
         direct = max(float(np.log((p - delta)[p > delta] / q[p > delta]).max()) for p, q in sides)
-        assert duel.eps(delta=delta).eps == pytest.approx(direct, rel=1e-2)
+        assert exact_attack.eps(delta=delta).eps == pytest.approx(direct, rel=1e-2)
 
 
 def test_a_z_read_off_the_batch_shows_in_the_noise():
@@ -173,11 +178,11 @@ def test_a_z_read_off_the_batch_shows_in_the_noise():
     steps = plan(adaptive_z=True, items_per_subject=2, sampling_rate=0.1, noise_multiplier=1.0, steps=4)
     assert attacked("local_sub", steps).eps > 50
     protocol, cohort = quotes.settled("central_sub", every)
-    close = central_sub.duels(protocol, cohort, 101, noise_of=lambda z: 1 + 0.05 * (z - 1))
+    close = central_sub.exact_attacks(protocol, cohort, 101, noise_of=lambda z: 1 + 0.05 * (z - 1))
     direct = scaled_noise("noise", 100, [(1.0, 1.05**2)], [(1.0, 1.0)])
     assert close[0].eps(delta=1e-3).eps == direct.eps(delta=1e-3).eps
     fixed = plan(items_per_subject=2, sampling_rate=1.0, noise_multiplier=1.0)
-    assert central_sub.duels(*quotes.settled("central_sub", fixed), 100) == []
+    assert central_sub.exact_attacks(*quotes.settled("central_sub", fixed), 100) == []
 
 
 def test_sparsified_reports_have_the_law_of_the_code():

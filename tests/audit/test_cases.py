@@ -9,7 +9,7 @@ import pytest
 
 from dovetail import audit as audits
 from dovetail.protocols import PROTOCOLS
-from dovetail.protocols.binary_sum import BinarySum
+from dovetail.protocols.sums.binary_sum import BinarySum
 
 QUICK = [case for case in audits.CASES if case.quick and case.trials is None]
 EXACT = [case for case in audits.CASES if case.trials == 0]

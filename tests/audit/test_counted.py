@@ -9,10 +9,10 @@ import pytest
 from scipy.stats import binom
 
 from dovetail import audit as audits
-from dovetail import quotes
-from dovetail.audit import counted
-from dovetail.audit.counted.games import Game, pairs
+from dovetail.audit import runs
+from dovetail.audit.runs.games import Game, pairs
 from dovetail.events import FixedSize
+from dovetail.guarantee import quotes
 from dovetail.statements import Trust
 
 
@@ -24,7 +24,7 @@ def games_of(name, *, num_users=10, dim=2, delta=0.01, rounds=1, colluders=0, **
 
 
 def bound_of(name, *, view="analyzer", trust=Trust.SHUFFLE, trials=4000, seed=0, delta=0.01, **more):
-    return counted.lower_bound(
+    return runs.lower_bound(
         games_of(name, delta=delta, **more),
         view=view,
         trust=trust,
@@ -42,7 +42,7 @@ def test_a_bound_from_counts_errs_no_more_often_than_it_says(confidence, hit_rat
     trials, outcome = 200, np.arange(201)
     truth = math.log((hit_rate - delta) / alarm_rate)
     chance = np.outer(binom.pmf(outcome, trials, hit_rate), binom.pmf(outcome, trials, alarm_rate))
-    bound = counted.eps_from_counts(outcome[:, None], outcome, trials, delta=delta, confidence=confidence)
+    bound = runs.eps_from_counts(outcome[:, None], outcome, trials, delta=delta, confidence=confidence)
     assert chance[bound > truth].sum() <= 1 - confidence
     assert chance[bound > truth].sum() > 0  # and a bound that is never wrong would be too careful to be of use
     assert chance[bound > 0.5 * truth].sum() > 0.1
@@ -50,7 +50,7 @@ def test_a_bound_from_counts_errs_no_more_often_than_it_says(confidence, hit_rat
 
 def test_extreme_counts_give_sound_bounds():
     bound = lambda hits, alarms: float(  # noqa: E731
-        counted.eps_from_counts(hits, alarms, 100, delta=0.01, confidence=0.95)
+        runs.eps_from_counts(hits, alarms, 100, delta=0.01, confidence=0.95)
     )
     assert bound(0, 0) == 0
     assert bound(100, 100) <= 0
@@ -84,10 +84,10 @@ def test_a_sample_hides_as_much_as_it_says():
     always = bound_of("dp_fl", trust=Trust.CURATOR, noise_multiplier=1.0)
     drawn = FixedSize(size=2, population=10)
     settings = {"clip_norm": 1.0, "noise_multiplier": 1.0}
-    plan = quotes.Plan(num_users=2, dim=2, delta=0.01, participation=drawn, settings=settings)
+    plan = quotes.Terms(num_users=2, dim=2, delta=0.01, participation=drawn, settings=settings)
     protocol, cohort = quotes.settled("dp_fl", plan)
     worlds = pairs(protocol, cohort, 2, neighbors=protocol.relation)
-    sampled = counted.lower_bound(
+    sampled = runs.lower_bound(
         [Game(protocol=protocol, cohort=cohort, worlds=pair) for pair in worlds],
         view="analyzer",
         trust=Trust.CURATOR,
@@ -103,7 +103,7 @@ def test_a_sample_hides_as_much_as_it_says():
 def test_bad_input_is_refused(wrong):
     settings = {"trials": 100, "confidence": 0.95, **wrong}
     with pytest.raises(ValueError, match="expected"):
-        counted.lower_bound(games_of("dp_fl"), view="analyzer", trust=Trust.CURATOR, delta=0.01, seed=0, **settings)
+        runs.lower_bound(games_of("dp_fl"), view="analyzer", trust=Trust.CURATOR, delta=0.01, seed=0, **settings)
 
 
 @pytest.mark.soak
@@ -112,7 +112,7 @@ def test_false_alarms_are_as_rare_as_the_confidence_says():
     alarms = 0
     games = games_of("ldp_fl", dim=1, randomizer="laplace", clip_value=1.0, eps_local=1.0)
     for seed in range(200):
-        bound = counted.lower_bound(
+        bound = runs.lower_bound(
             games, view="analyzer", trust=Trust.LOCAL, delta=0.0, trials=4000, confidence=0.95, seed=1000 * seed
         )
         alarms += bound.eps > 1.0
@@ -142,6 +142,6 @@ def test_whole_messages_are_seen_in_every_view(name, view, colluders):
 def test_a_score_that_is_no_number_still_tells_the_worlds_apart():
     games = games_of("dp_fl", dim=1)
     first, second = np.full(100, np.nan), np.zeros(100)
-    test = counted._best_test(games[0], "x", np.where(np.isnan(first), np.inf, first), second, 0.01, 0.95)
+    test = runs._best_test(games[0], "x", np.where(np.isnan(first), np.inf, first), second, 0.01, 0.95)
     assert test.promise > 3
     assert np.isfinite(test.threshold) or test.threshold == np.inf

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dovetail import audit as audits
-from dovetail import quotes
+from dovetail.guarantee import quotes
 
 KNOWN = {
     "ss_simple": {"eps_local": 1.0},

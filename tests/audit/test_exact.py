@@ -8,11 +8,12 @@ import pytest
 from accounting import enumeration
 from scipy.stats import binom
 
-from dovetail import accounting, quotes
-from dovetail.accounting import gaussian, subjects
+from dovetail import accounting
+from dovetail.accounting import gaussian
+from dovetail.accounting.releases import subjects
 from dovetail.audit import exact
 from dovetail.audit.attacks import STRONGER, shows_less
-from dovetail.audit.bounds import Duel, best
+from dovetail.audit.bounds import ExactAttack, best
 from dovetail.audit.exact import cells
 from dovetail.events import (
     Disjoint,
@@ -30,6 +31,7 @@ from dovetail.events import (
     SampledSubject,
     Shuffled,
 )
+from dovetail.guarantee import quotes
 from dovetail.statements import Neighbors, NotApplicable
 
 EPS = np.linspace(0.0, 2.5, 26)
@@ -42,17 +44,17 @@ def stick(first: np.ndarray, second: np.ndarray, eps: float) -> float:
     return max(float(np.maximum(p - math.exp(eps) * q, 0).sum()) for p, q in ((first, second), (second, first)))
 
 
-def eps_at(duels: list[Duel], delta: float) -> float:
-    return best([duel.eps(delta=delta) for duel in duels]).eps
+def eps_at(exact_attacks: list[ExactAttack], delta: float) -> float:
+    return best([exact_attack.eps(delta=delta) for exact_attack in exact_attacks]).eps
 
 
-def audited(name: str, plan: quotes.Plan) -> float:
+def audited(name: str, plan: quotes.Terms) -> float:
     protocol, cohort = quotes.settled(name, plan)
     found = [] if name not in STRONGER else STRONGER[name](protocol, cohort, plan.dim)
     mechanism = protocol.view(cohort, plan.dim, neighbors=protocol.relation).round.mechanism
     if not shows_less(protocol):
         try:
-            found = [*found, *exact.duels(mechanism, rounds=plan.rounds)]
+            found = [*found, *exact.exact_attacks(mechanism, rounds=plan.rounds)]
         except NotApplicable:
             assert found
     return eps_at(found, plan.delta)
@@ -63,15 +65,15 @@ def test_one_binary_coordinate_is_the_whole_view():
     for users in (2, 5):
         worlds = [enumeration.histogram_law([table[x]] + [table[0]] * (users - 1)) for x in (0, 1)]
         worst = enumeration.worst_delta(table, users, EPS)
-        (duel,) = exact.duels(Shuffled(report=BITS, num_users=users))
+        (exact_attack,) = exact.exact_attacks(Shuffled(report=BITS, num_users=users))
         for eps, most in zip(EPS, worst, strict=True):
-            assert duel.delta(eps=eps) == pytest.approx(stick(*worlds, eps), abs=1e-8)
-            assert duel.delta(eps=eps) <= most
+            assert exact_attack.delta(eps=eps) == pytest.approx(stick(*worlds, eps), abs=1e-8)
+            assert exact_attack.delta(eps=eps) <= most
 
 
 def test_colluders_hide_nobody():
-    alone = exact.duels(Shuffled(report=BITS, num_users=4))[0]
-    crowd = exact.duels(Shuffled(report=BITS, num_users=9, colluders=5))[0]
+    alone = exact.exact_attacks(Shuffled(report=BITS, num_users=4))[0]
+    crowd = exact.exact_attacks(Shuffled(report=BITS, num_users=9, colluders=5))[0]
     assert crowd.delta(eps=0.5) == alone.delta(eps=0.5)
 
 
@@ -83,9 +85,9 @@ def test_two_binary_coordinates_or_rounds_never_show_more_than_both_histograms()
         (Shuffled(report=BITS, num_users=5, coordinates=2), 1),
         (Shuffled(report=BITS, num_users=5), 2),
     ):
-        duels = exact.duels(event, rounds=rounds)
+        exact_attacks = exact.exact_attacks(event, rounds=rounds)
         for eps in EPS:
-            found = max(duel.delta(eps=eps) for duel in duels)
+            found = max(exact_attack.delta(eps=eps) for exact_attack in exact_attacks)
             assert found <= stick(*both, eps)
             assert found == pytest.approx(stick(*both, eps), abs=2e-3), "likelihood ratios of both counts say it all"
 
@@ -93,11 +95,11 @@ def test_two_binary_coordinates_or_rounds_never_show_more_than_both_histograms()
 def test_several_levels_never_show_more_than_the_histogram():
     report = Report(kind="rr", eps_local=1.2, levels=3)
     table = enumeration.randomized_response(1.2, 3)
-    duels = exact.duels(Shuffled(report=report, num_users=4))
+    exact_attacks = exact.exact_attacks(Shuffled(report=report, num_users=4))
     worst = enumeration.worst_delta(table, 4, EPS)
     thirds = [enumeration.histogram_law([table[x]] + [table[1]] * 3) for x in (0, 2)]
     for eps, most in zip(EPS, worst, strict=True):
-        found = max(duel.delta(eps=eps) for duel in duels)
+        found = max(exact_attack.delta(eps=eps) for exact_attack in exact_attacks)
         assert stick(*thirds, eps) - 1e-8 <= found <= most
         assert found >= 0.8 * most - 1e-3
 
@@ -112,24 +114,24 @@ def pairs_of_reports(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 def test_real_reports_never_show_more_than_all_pairs_of_cells(kind):
     event = Personalized(kind=kind, eps_locals=(0.8, 2.0))
     family = cells.partition(kind, narrowest=2.0, widest=0.8)
-    (duel,) = exact.duels(event)
+    (exact_attack,) = exact.exact_attacks(event)
     other = family.masses(0.8, 0.0)
     worlds = [pairs_of_reports(np.float64(family.masses(2.0, x)), np.float64(other)) for x in (1.0, 0.0)]
     for eps in EPS:
-        assert duel.delta(eps=eps) <= stick(*worlds, eps) + 1e-12
-    assert duel.delta(eps=0.5) > 0.5 * stick(*worlds, 0.5)
+        assert exact_attack.delta(eps=eps) <= stick(*worlds, eps) + 1e-12
+    assert exact_attack.delta(eps=0.5) > 0.5 * stick(*worlds, 0.5)
 
 
 def test_personal_budgets_by_enumeration_and_equal_ones_as_one_crowd():
     budgets = (0.4, 1.2, 0.8)
     tables = {budget: enumeration.randomized_response(budget, 2) for budget in budgets}
-    (duel, _) = exact.duels(Personalized(kind="rr", eps_locals=budgets))
+    (exact_attack, _) = exact.exact_attacks(Personalized(kind="rr", eps_locals=budgets))
     worlds = [enumeration.histogram_law([tables[1.2][x], tables[0.4][0], tables[0.8][0]]) for x in (1, 0)]
     for eps in EPS:
-        assert duel.delta(eps=eps) == pytest.approx(stick(*worlds, eps), abs=1e-8)
+        assert exact_attack.delta(eps=eps) == pytest.approx(stick(*worlds, eps), abs=1e-8)
     for kind in ("rr", "laplace"):
-        equal = exact.duels(Personalized(kind=kind, eps_locals=(0.5,) * 80, coordinates=3, colluders=20))
-        crowd = exact.duels(Shuffled(report=Report(kind=kind, eps_local=0.5), num_users=60, coordinates=3))
+        equal = exact.exact_attacks(Personalized(kind=kind, eps_locals=(0.5,) * 80, coordinates=3, colluders=20))
+        crowd = exact.exact_attacks(Shuffled(report=Report(kind=kind, eps_local=0.5), num_users=60, coordinates=3))
         assert eps_at(equal, 1e-5) == pytest.approx(eps_at(crowd, 1e-5), rel=5e-3)
 
 
@@ -149,17 +151,17 @@ def test_bernoulli_slots_by_enumeration_of_who_reports():
         return law
 
     both = [np.multiply.outer(slot(victim), slot(victim)).ravel() for victim in ("high", "low")]
-    (duel,) = exact.duels(event)
+    (exact_attack,) = exact.exact_attacks(event)
     for eps in EPS[:10]:
-        assert duel.delta(eps=eps) <= stick(*both, eps)
+        assert exact_attack.delta(eps=eps) <= stick(*both, eps)
     summed = [np.convolve(slot(victim), slot(victim)) for victim in ("high", "low")]
-    assert duel.delta(eps=0.2) == pytest.approx(stick(*summed, 0.2), abs=1e-8)
+    assert exact_attack.delta(eps=0.2) == pytest.approx(stick(*summed, 0.2), abs=1e-8)
 
 
 def test_slots_that_overflow_with_some_probability_are_charged():
     event = PaddedBernoulli(report=BITS, num_users=6, pad_to=3, inclusion=0.4)
-    (duel,) = exact.duels(event)
-    assert duel.slack >= binom.sf(2, 5, 0.4)
+    (exact_attack,) = exact.exact_attacks(event)
+    assert exact_attack.slack >= binom.sf(2, 5, 0.4)
 
 
 def test_full_slots_by_enumeration_of_drops():
@@ -178,27 +180,29 @@ def test_full_slots_by_enumeration_of_drops():
     low, high = 1 - HIGH, HIGH
     first = np.multiply.outer(slot([low, low, high]), slot([high, high])).ravel()
     second = np.multiply.outer(slot([low, low]), slot([high, high, low])).ravel()
-    duel = next(duel for duel in exact.duels(event) if "full" in duel.attack)
+    exact_attack = next(exact_attack for exact_attack in exact.exact_attacks(event) if "full" in exact_attack.attack)
     ones = np.add.outer(np.arange(3), np.arange(3)).ravel()
     summed = [np.bincount(ones, law) for law in (first, second)]
     for eps in EPS:
-        assert duel.delta(eps=eps) == pytest.approx(stick(*summed, eps), abs=1e-8)
-        assert duel.delta(eps=eps) <= stick(first, second, eps) + 1e-12
+        assert exact_attack.delta(eps=eps) == pytest.approx(stick(*summed, eps), abs=1e-8)
+        assert exact_attack.delta(eps=eps) <= stick(first, second, eps) + 1e-12
 
 
 def test_gaussian_and_laplace_noise_against_closed_forms():
     event = Gaussian(std=2.0, sensitivity=1.0, neighbors=Neighbors.REPLACE_ONE)
     for rounds in (1, 16):
-        found = eps_at(exact.duels(event, rounds=rounds), 1e-6)
+        found = eps_at(exact.exact_attacks(event, rounds=rounds), 1e-6)
         assert found <= gaussian.eps_of(0.5 * math.sqrt(rounds), delta=1e-6)
         assert found == pytest.approx(gaussian.eps_of(0.5 * math.sqrt(rounds), delta=1e-6), rel=1e-4)
-    assert exact.duels(event)[0].eps(delta=0).unbounded
+    assert exact.exact_attacks(event)[0].eps(delta=0).unbounded
     silent = Gaussian(std=0.0, sensitivity=1.0, neighbors=Neighbors.REPLACE_ONE)
-    assert exact.duels(silent)[0].eps(delta=0.9).unbounded
-    one = exact.duels(Laplace(scale=0.5, sensitivity=1.0, count=1, neighbors=Neighbors.REPLACE_ONE))
+    assert exact.exact_attacks(silent)[0].eps(delta=0.9).unbounded
+    one = exact.exact_attacks(Laplace(scale=0.5, sensitivity=1.0, count=1, neighbors=Neighbors.REPLACE_ONE))
     for delta in (1e-6, 0.1):
         assert eps_at(one, delta) == pytest.approx(2 + 2 * math.log1p(-delta), rel=1e-4)
-    many = exact.duels(Laplace(scale=10.0, sensitivity=1.0, count=50, neighbors=Neighbors.REPLACE_ONE), rounds=2)
+    many = exact.exact_attacks(
+        Laplace(scale=10.0, sensitivity=1.0, count=50, neighbors=Neighbors.REPLACE_ONE), rounds=2
+    )
     assert many[0].eps(delta=0).eps == pytest.approx(10.0, rel=1e-6)
 
 
@@ -208,33 +212,35 @@ def test_gaussian_and_laplace_noise_against_closed_forms():
 def test_sampled_items_come_close_to_the_accountant_and_never_above(items, rate, rounds):
     event = SampledSubject(std=2.0, clip_norm=1.0, items=items, prob_item=rate)
     certified = subjects.eps(event, rounds=rounds, delta=1e-5).eps
-    found = eps_at(exact.duels(event, rounds=rounds), 1e-5)
+    found = eps_at(exact.exact_attacks(event, rounds=rounds), 1e-5)
     assert 0.99 * certified <= found <= certified
 
 
 def test_items_at_several_users_with_noise_of_their_own():
     spread = SampledSubject(std=2.0, clip_norm=1.0, items=3, prob_item=0.2, users_spanned=3, noise="user", steps=4)
-    found = eps_at(exact.duels(spread), 1e-5)
+    found = eps_at(exact.exact_attacks(spread), 1e-5)
     assert 0 < found <= subjects.eps(spread, rounds=1, delta=1e-5).eps
     drawn = SampledSubject(std=2.0, clip_norm=1.0, items=2, prob_item=0.2, prob_user=0.5, alone=True)
-    assert eps_at(exact.duels(drawn), 1e-5) == pytest.approx(subjects.eps(drawn, rounds=1, delta=1e-5).eps, rel=0.01)
+    assert eps_at(exact.exact_attacks(drawn), 1e-5) == pytest.approx(
+        subjects.eps(drawn, rounds=1, delta=1e-5).eps, rel=0.01
+    )
     with pytest.raises(NotApplicable, match="drawn first"):
-        exact.duels(SampledSubject(std=2.0, clip_norm=1.0, items=2, prob_item=0.2, prob_user=0.5, steps=2))
+        exact.exact_attacks(SampledSubject(std=2.0, clip_norm=1.0, items=2, prob_item=0.2, prob_user=0.5, steps=2))
 
 
 def test_what_is_not_known_is_refused():
     with pytest.raises(NotApplicable, match="generic"):
-        exact.duels(Shuffled(report=Report(kind="generic", eps_local=1.0), num_users=10))
+        exact.exact_attacks(Shuffled(report=Report(kind="generic", eps_local=1.0), num_users=10))
     with pytest.raises(NotApplicable, match="promises nothing"):
-        exact.duels(NonPrivate(reason="no noise"))
+        exact.exact_attacks(NonPrivate(reason="no noise"))
     with pytest.raises(NotApplicable, match="overflow as a rule"):
-        exact.duels(PaddedBernoulli(report=BITS, num_users=5000, pad_to=10, inclusion=0.9))
+        exact.exact_attacks(PaddedBernoulli(report=BITS, num_users=5000, pad_to=10, inclusion=0.9))
     with pytest.raises(ValueError, match="rounds"):
-        exact.duels(Shuffled(report=BITS, num_users=10), rounds=0)
+        exact.exact_attacks(Shuffled(report=BITS, num_users=10), rounds=0)
 
 
 def plan(*, num_users=1000, dim=7850, delta=DELTA, rounds=1, **settings):
-    return quotes.Plan(num_users=num_users, dim=dim, delta=delta, rounds=rounds, settings=settings)
+    return quotes.Terms(num_users=num_users, dim=dim, delta=delta, rounds=rounds, settings=settings)
 
 
 CASES = {
@@ -286,7 +292,7 @@ def test_certified_is_never_below_the_exact_lower_bound_and_not_far_above(name, 
 @pytest.mark.soak
 def test_ten_thousand_different_budgets_within_memory_and_time():
     event = Personalized(kind="clip_laplace", eps_locals=tuple(np.linspace(0.05, 1, 10_000)), coordinates=7850)
-    found = eps_at(exact.duels(event), 3.6e-5)
+    found = eps_at(exact.exact_attacks(event), 3.6e-5)
     assert found == pytest.approx(1.872, rel=1e-2)
     assert found < 4.29
 
@@ -306,7 +312,7 @@ def gaussian_rounds(stds, participations):
 def test_poisson_rounds_come_close_to_the_accountant_and_never_above(stds, probs):
     rounds = gaussian_rounds(stds, [Poisson(prob=prob) for prob in probs])
     certified = accounting.bound(rounds, delta=1e-5).eps
-    found = eps_at(exact.duels_of_rounds(rounds), 1e-5)
+    found = eps_at(exact.exact_attacks_on_rounds(rounds), 1e-5)
     assert 0.98 * certified <= found <= certified
 
 
@@ -316,8 +322,10 @@ def test_a_training_is_attacked_in_every_round_that_a_user_is_in():
     two_epochs = gaussian_rounds(stds, [Disjoint(epoch=i // 3) for i in range(6)])
     for rounds in (everyone, two_epochs):
         certified = accounting.bound(rounds, delta=1e-5).eps
-        assert 0.98 * certified <= eps_at(exact.duels_of_rounds(rounds), 1e-5) <= certified
-    assert eps_at(exact.duels_of_rounds(two_epochs), 1e-5) < eps_at(exact.duels_of_rounds(everyone), 1e-5)
+        assert 0.98 * certified <= eps_at(exact.exact_attacks_on_rounds(rounds), 1e-5) <= certified
+    assert eps_at(exact.exact_attacks_on_rounds(two_epochs), 1e-5) < eps_at(
+        exact.exact_attacks_on_rounds(everyone), 1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -332,4 +340,4 @@ def test_a_training_is_attacked_in_every_round_that_a_user_is_in():
 )
 def test_trainings_that_no_attack_is_known_on_are_refused(rounds, why):
     with pytest.raises(NotApplicable, match=why):
-        exact.duels_of_rounds(rounds)
+        exact.exact_attacks_on_rounds(rounds)

@@ -9,15 +9,15 @@ from scipy import integrate
 from scipy.special import ive, ndtr
 from scipy.stats import binom
 
-from dovetail.audit.bounds import Duel, best
+from dovetail.audit.bounds import ExactAttack, best
 from dovetail.audit.exact import cells, counts, noise, sums
 from dovetail.audit.exact.counts import Binomial
 from dovetail.audit.exact.ratios import Seen, far_apart, likelihoods
 from dovetail.audit.exact.sums import Mixture, Part
 from dovetail.audit.findings import audit
 from dovetail.events import Report
-from dovetail.mechanisms import ClipLaplace, Laplace, RandomizedResponse
-from dovetail.quotes import Plan
+from dovetail.guarantee.quotes import Terms
+from dovetail.mechanisms import ClipLaplace, LaplaceRandomizer, RandomizedResponse
 from dovetail.statements import NotApplicable
 
 
@@ -35,7 +35,7 @@ def test_levels_are_those_of_randomized_response(position):
 def test_cells_are_integrals_of_the_density(position, reach):
     eps_local = 1.3
     if reach is None:
-        family, local, ends = cells.partition("laplace"), Laplace(eps_local), (-30.0, 31.0)
+        family, local, ends = cells.partition("laplace"), LaplaceRandomizer(eps_local), (-30.0, 31.0)
     else:
         cuts = np.linspace(-reach, 1 + reach, 9)[1:-1]
         family = cells.Cells(kind="clip_laplace", cuts=cuts, reach=reach)
@@ -149,9 +149,9 @@ def test_worlds_that_are_far_apart_by_a_change_of_measure(count, eps_local):
     prob = np.longdouble(math.exp(eps_local) / (1 + math.exp(eps_local)))
     seen = Seen(np.array([1 - prob, prob]), np.array([prob, 1 - prob]), count, 1e-18)
     logs = [counts.log_binomial(count, float(p)) for p in (prob, 1 - prob)]
-    exact = Duel(attack="ones", log_first=logs[0], log_second=logs[1])
+    exact = ExactAttack(attack="ones", log_first=logs[0], log_second=logs[1])
     for delta in (1e-6, 1e-3, 0.3):
-        found = best([duel.eps(delta=delta) for duel in far_apart("ones", seen)]).eps
+        found = best([exact_attack.eps(delta=delta) for exact_attack in far_apart("ones", seen)]).eps
         assert 0.9 * exact.eps(delta=delta).eps < found <= exact.eps(delta=delta).eps
     assert far_apart("ones", seen._replace(times=3)) == []
 
@@ -189,5 +189,5 @@ def test_what_rounds_to_certainty_is_not_taken_for_it():
 @pytest.mark.parametrize(("randomizer", "eps_local"), [("rr2", 3.0), ("laplace", 4.0), ("rr2", 8.0)])
 def test_large_budgets_in_whole_messages_stay_below_what_is_certified(randomizer, eps_local):
     settings = {"beta": 0.02, "pad_to": 333, "published": True, "randomizer": randomizer, "eps_local": eps_local}
-    found = audit("ss_double", Plan(num_users=1000, dim=7850, delta=5e-6, settings=settings), trials=0)
+    found = audit("ss_double", Terms(num_users=1000, dim=7850, delta=5e-6, settings=settings), trials=0)
     assert 20 < found.bound.eps <= found.certified.eps

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from scipy.stats import binom, binomtest
 
-from dovetail.accounting.published import flame
 from dovetail.audit import indices
 from dovetail.audit.indices import audit_indices, claimed_nu, posterior
 from dovetail.audit.indices.guesses import KNOWLEDGE, best_of, scores
 from dovetail.audit.indices.populations import Population, gradients
+from dovetail.claims import flame
 from dovetail.events import Everyone
 from dovetail.protocols import Cohort
-from dovetail.protocols.ss_topk import SsTopk
+from dovetail.protocols.flame.ss_topk import SsTopk
 from dovetail.statements import NotApplicable
 
 DIM, K, USERS = 40, 2, 1200

@@ -6,21 +6,23 @@ import numpy as np
 import pytest
 from scipy.special import ive
 
-from dovetail import quotes
 from dovetail.audit import local
 from dovetail.audit.bounds import best
 from dovetail.events import FixedSize
+from dovetail.guarantee import quotes
 from dovetail.statements import NotApplicable
 
 
 def plan(*, num_users=100, dim=20, delta=5e-6, participation=None, **settings):
     more = {} if participation is None else {"participation": participation}
-    return quotes.Plan(num_users=num_users, dim=dim, delta=delta, settings=settings, **more)
+    return quotes.Terms(num_users=num_users, dim=dim, delta=delta, settings=settings, **more)
 
 
-def audited(name: str, asked: quotes.Plan, delta: float) -> float:
+def audited(name: str, asked: quotes.Terms, delta: float) -> float:
     protocol, cohort = quotes.settled(name, asked)
-    return best([duel.eps(delta=delta) for duel in local.duels(protocol, cohort, asked.dim)]).eps
+    return best(
+        [exact_attack.eps(delta=delta) for exact_attack in local.exact_attacks(protocol, cohort, asked.dim)]
+    ).eps
 
 
 REACHED = {
@@ -45,12 +47,12 @@ REACHED = {
 @pytest.mark.parametrize(("name", "asked"), REACHED.values(), ids=REACHED)
 def test_the_local_eps_is_reached_at_delta_0_and_never_passed(name, asked):
     protocol, cohort = quotes.settled(name, asked)
-    duels = local.duels(protocol, cohort, asked.dim)
+    exact_attacks = local.exact_attacks(protocol, cohort, asked.dim)
     stated = pure_eps(name, protocol, asked)
-    found = best([duel.eps(delta=0.0) for duel in duels]).eps
+    found = best([exact_attack.eps(delta=0.0) for exact_attack in exact_attacks]).eps
     assert found <= stated * (1 + 1e-9)
     assert found == pytest.approx(stated, rel=1e-6)
-    assert best([duel.eps(delta=asked.delta) for duel in duels]).eps < found
+    assert best([exact_attack.eps(delta=asked.delta) for exact_attack in exact_attacks]).eps < found
 
 
 def pure_eps(name, protocol, asked) -> float:
@@ -112,8 +114,8 @@ def test_the_server_sees_only_who_is_drawn():
 
 def test_the_chance_that_decoys_hide_the_largest():
     protocol, cohort = quotes.settled("ss_topk", plan(dim=4, k=1, decoys=2, eps_local=0.5, pad_to=90))
-    (duel,) = local.duels(protocol, cohort, 4)
-    np.testing.assert_allclose(np.exp(duel.log_second), [2 / 3, 1 / 3])
+    (exact_attack,) = local.exact_attacks(protocol, cohort, 4)
+    np.testing.assert_allclose(np.exp(exact_attack.log_second), [2 / 3, 1 / 3])
 
 
 def test_one_clients_skellam_noise_is_bounded_from_the_right_side():
@@ -126,24 +128,26 @@ def test_thresholds_on_one_clients_noisy_value_are_bounded_by_their_probabilitie
     asked = plan(dim=1, method="split", noise_multiplier=1.0, mix={"scale": 8.0})
     protocol, cohort = quotes.settled("real_sum", asked)
     variance, shift = protocol.sharing.noise_part, 8
-    duels = [duel for duel in local.duels(protocol, cohort, 1) if "above" in duel.attack]
-    assert duels
-    for duel in duels:
-        above = int(duel.attack.split()[-1])
+    exact_attacks = [
+        exact_attack for exact_attack in local.exact_attacks(protocol, cohort, 1) if "above" in exact_attack.attack
+    ]
+    assert exact_attacks
+    for exact_attack in exact_attacks:
+        above = int(exact_attack.attack.split()[-1])
         values = np.arange(-200, 201)
         masses = ive(np.abs(values), variance)
-        assert math.exp(duel.log_first[1]) <= masses[values + shift >= above].sum()
-        assert math.exp(duel.log_second[1]) >= masses[values >= above].sum()
+        assert math.exp(exact_attack.log_first[1]) <= masses[values + shift >= above].sum()
+        assert math.exp(exact_attack.log_second[1]) >= masses[values >= above].sum()
 
 
 def test_what_has_no_simple_law_is_refused():
     protocol, cohort = quotes.settled("s_apes", plan(budgets=[0.3, 1.0], num_users=10, published=True, keep=0.5))
     with pytest.raises(NotApplicable, match="depend on each other"):
-        local.duels(protocol, cohort, 20)
+        local.exact_attacks(protocol, cohort, 20)
 
 
 @pytest.mark.parametrize(("noise", "delta", "truth"), [(8.0, 1e-5, 4.98), (8.0, 0.05, 1.86), (12.0, 0.3, 0.0)])
 def test_a_clients_own_noise_is_not_thought_smaller_than_it_is(noise, delta, truth):
     """Bounds on two tails are no law: where they overlap they say nothing. Truths from the law itself."""
-    asked = quotes.Plan(num_users=20, dim=1, delta=1e-5, settings={"noise_multiplier": noise})
+    asked = quotes.Terms(num_users=20, dim=1, delta=1e-5, settings={"noise_multiplier": noise})
     assert audited("split_and_mix", asked, delta) <= truth + 0.01

@@ -11,12 +11,12 @@ import pytest
 from dovetail import audit as audits
 from dovetail import events, shufflers
 from dovetail.accounting import certification
-from dovetail.audit.counted import games
-from dovetail.mechanisms.laplace import Laplace
+from dovetail.audit.runs import games
+from dovetail.mechanisms.laplace import LaplaceRandomizer
 from dovetail.protocols import PROTOCOLS
-from dovetail.protocols.dp_fl import DpFl
-from dovetail.protocols.ldp_fl import LdpFl
-from dovetail.protocols.ss_simple import SsSimple
+from dovetail.protocols.curator.dp_fl import DpFl
+from dovetail.protocols.flame.ss_simple import SsSimple
+from dovetail.protocols.local.ldp_fl import LdpFl
 from dovetail.statements import Neighbors
 
 TRIALS = 5_000
@@ -53,7 +53,7 @@ def test_the_honest_code_passes_the_same_audits():
 class HalfTheNoise(LdpFl):
     @property
     def local(self):
-        return Laplace(eps_local=2 * self.eps_local, low=-self.clip_value, high=self.clip_value)
+        return LaplaceRandomizer(eps_local=2 * self.eps_local, low=-self.clip_value, high=self.clip_value)
 
     def _mechanism(self, dim):
         return LdpFl._mechanism(LdpFl(**dataclasses.asdict(self)), dim)

@@ -9,13 +9,13 @@ import json
 import numpy as np
 import pytest
 
-from dovetail import config, plan
 from dovetail.audit import training
 from dovetail.audit.training.attacker import Attacker
 from dovetail.audit.training.canaries import Canaries
-from dovetail.protocols.dp_fl import DpFl
+from dovetail.data import Dataset, Task, partition
+from dovetail.experiment import config, preparation
+from dovetail.protocols.curator.dp_fl import DpFl
 from dovetail.statements import Neighbors, Unit, Verdict
-from dovetail.tasks import Dataset, Task, partition
 
 FEATURES, CLASSES, RECORDS = 50, 5, 200
 
@@ -147,7 +147,7 @@ def test_a_tenth_of_the_noise_is_found_out(monkeypatch):
 
 
 def ready(canaries, *overrides, task=TASK):
-    return plan.prepare(config.parse(BASE, overrides), task=task, guests=canaries)
+    return preparation.prepare(config.parse(BASE, overrides), task=task, guests=canaries)
 
 
 def tossed(coins, unit=Unit.USER, *, swapped=False, items=1):

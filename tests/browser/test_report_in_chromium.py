@@ -5,8 +5,9 @@ import report_samples as samples
 from headless import Browser, executable
 from tiny import TASK
 
-from dovetail import config, experiment, report
+from dovetail import experiment, pages
 from dovetail.audit import curves
+from dovetail.experiment import config
 from dovetail.figures import Figure, Line
 
 pytestmark = [
@@ -27,24 +28,24 @@ def trained(folder, *overrides):
     plan = experiment.prepare(config.parse(RUN, overrides), task=TASK)
     experiment.run(plan, out=folder)
     curves.write(plan, folder)
-    return report.write(folder)
+    return pages.write(folder)
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory):
+def pages_drawn(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     personal = ("protocol", {"name": "apes", "clip_value": 0.3, "budgets": [0.5, 2.0]})
     no_target = ("privacy", {"delta": 1e-5})
     papers = samples.index(folder / "papers")
     for name in ("flame", "apes"):
-        report.reproduction(papers / name)
+        pages.reproduction(papers / name)
     return {
         "run": trained(folder / "run"),
         "personal": trained(folder / "personal", personal, no_target),
         "nothing": trained(folder / "nothing", ("protocol", {"name": "fedavg"}), no_target),
-        "comparison": report.comparison(samples.comparison(folder / "comparison")),
+        "comparison": pages.comparison(samples.comparison(folder / "comparison")),
         "paper": papers / "flame" / "report.html",
-        "index": report.index(papers),
+        "index": pages.index(papers),
     }
 
 
@@ -56,8 +57,8 @@ def browser():
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_fits_its_window_and_draws_its_figures(browser, pages, tmp_path, name, width):
-    browser.open(pages[name], width=width)
+def test_a_page_fits_its_window_and_draws_its_figures(browser, pages_drawn, tmp_path, name, width):
+    browser.open(pages_drawn[name], width=width)
     browser.picture(tmp_path / f"{name}-{width}.png")
     assert browser.complaints() == []
     assert browser.evaluate("document.scrollingElement.scrollWidth") <= width
@@ -77,8 +78,8 @@ def test_a_page_fits_its_window_and_draws_its_figures(browser, pages, tmp_path, 
 
 
 @pytest.mark.parametrize("name", ["run", "comparison", "paper"])
-def test_no_text_of_a_figure_lies_over_another_or_outside(browser, pages, name):
-    browser.open(pages[name], width=1280)
+def test_no_text_of_a_figure_lies_over_another_or_outside(browser, pages_drawn, name):
+    browser.open(pages_drawn[name], width=1280)
     outside, touching = browser.evaluate(
         """(() => {
         let outside = [], touching = [];
@@ -109,10 +110,10 @@ def test_the_overflow_check_can_fail(browser, tmp_path):
     assert browser.evaluate("document.scrollingElement.scrollWidth") > 390
 
 
-def test_dark_and_light_differ_and_both_have_contrast(browser, pages, tmp_path):
+def test_dark_and_light_differ_and_both_have_contrast(browser, pages_drawn, tmp_path):
     seen = {}
     for dark in (False, True):
-        browser.open(pages["run"], width=1280, dark=dark)
+        browser.open(pages_drawn["run"], width=1280, dark=dark)
         browser.picture(tmp_path / f"dark-{dark}.png")
         seen[dark] = browser.evaluate(
             "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color, "
@@ -130,8 +131,8 @@ def _grey(colour):
     return 0.3 * red + 0.59 * green + 0.11 * blue
 
 
-def test_print_is_light_and_shows_what_is_folded(browser, pages, tmp_path):
-    browser.open(pages["run"], width=1280, dark=True)
+def test_print_is_light_and_shows_what_is_folded(browser, pages_drawn, tmp_path):
+    browser.open(pages_drawn["run"], width=1280, dark=True)
     browser.printed(tmp_path / "run.pdf")
     assert (tmp_path / "run.pdf").read_bytes().startswith(b"%PDF")
     browser.ask(
@@ -148,10 +149,10 @@ def test_print_is_light_and_shows_what_is_folded(browser, pages, tmp_path):
 
 
 def test_a_saved_figure_opens_alone(browser, tmp_path):
-    from dovetail import plots
+    from dovetail.figures.files import save
 
     figure = Figure(title="Alone", x_label="x", y_label="y", lines=[Line(name="one", x=[1, 2], y=[3.0, 4.0])])
-    plots.save(figure, tmp_path / "alone.svg")
+    save(figure, tmp_path / "alone.svg")
     browser.open(tmp_path / "alone.svg", width=800)
     assert browser.complaints() == []
     assert browser.evaluate("document.documentElement.getBoundingClientRect().height") > 100

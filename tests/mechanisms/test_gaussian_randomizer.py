@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dovetail.mechanisms.gaussian import Gaussian, clip_l2
+from dovetail.mechanisms.gaussian import GaussianRandomizer, clip_l2
 from dovetail.statements import NotApplicable
 
 ALPHA = 1e-4
 
 
 def test_it_is_no_pure_randomizer() -> None:
-    r = Gaussian(std=2.0, clip_norm=1.5)
+    r = GaussianRandomizer(std=2.0, clip_norm=1.5)
     assert r.eps_local == math.inf
     assert r.sensitivity == 3.0
     with pytest.raises(NotApplicable, match="no finite eps_local"):
@@ -23,14 +23,14 @@ def test_it_is_no_pure_randomizer() -> None:
 
 
 def test_log_density_is_the_joint_one_of_the_clipped_vector() -> None:
-    r = Gaussian(std=0.7, clip_norm=1.0)
+    r = GaussianRandomizer(std=0.7, clip_norm=1.0)
     y = np.array([[0.1, -0.4, 2.0], [0.0, 0.0, 0.0]])
     expected = stats.multivariate_normal([0.6, 0.8, 0.0], 0.49 * np.eye(3)).logpdf(y)
     np.testing.assert_allclose(r.log_density(y, [3.0, 4.0, 0.0]), expected)
 
 
 def test_scale_is_right_and_near_misses_are_rejected() -> None:
-    r, x = Gaussian(std=0.7, clip_norm=1.0), np.array([0.3, -0.4], np.float32)
+    r, x = GaussianRandomizer(std=0.7, clip_norm=1.0), np.array([0.3, -0.4], np.float32)
     report = jax.jit(lambda x: r(x, key=jax.random.key(0)))(np.tile(x, (50_000, 1)))
     noise = np.asarray(report - x, np.float64).ravel()
     assert stats.kstest(noise, stats.norm(0, 0.7).cdf).pvalue > ALPHA
@@ -39,7 +39,7 @@ def test_scale_is_right_and_near_misses_are_rejected() -> None:
 
 
 def test_mean_and_variance() -> None:
-    r = Gaussian(std=0.7, clip_norm=5.0)
+    r = GaussianRandomizer(std=0.7, clip_norm=5.0)
     np.testing.assert_allclose(r.mean([6.0, 8.0]), [3.0, 4.0])
     np.testing.assert_allclose(r.variance(np.zeros((2, 3))), np.full((2, 3), 0.49))
     np.testing.assert_array_equal(r.debias(np.ones(3)), np.ones(3))
@@ -80,6 +80,6 @@ def test_gradient_at_zero_is_finite() -> None:
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_bad_parameters_are_refused(bad: float) -> None:
     with pytest.raises(ValueError, match="expected std"):
-        Gaussian(std=bad, clip_norm=1.0)
+        GaussianRandomizer(std=bad, clip_norm=1.0)
     with pytest.raises(ValueError, match="expected clip_norm"):
-        Gaussian(std=1.0, clip_norm=bad)
+        GaussianRandomizer(std=1.0, clip_norm=bad)

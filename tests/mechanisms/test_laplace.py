@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dovetail.mechanisms.laplace import Laplace, add_laplace, laplace_from_bits
+from dovetail.mechanisms.laplace import LaplaceRandomizer, add_laplace, laplace_from_bits
 
 ALPHA = 1e-4
 
 
 def test_gamma_and_blanket_are_the_published_ones() -> None:
-    blanket = Laplace(2.0, low=-1.0, high=3.0).blanket()
+    blanket = LaplaceRandomizer(2.0, low=-1.0, high=3.0).blanket()
     assert blanket.gamma == pytest.approx(math.exp(-1.0))
     y = np.linspace(-9, 9, 31)
     np.testing.assert_allclose(blanket.log_density(y), stats.laplace(1.0, 2.0).logpdf(y))
 
 
 def test_scale_is_right_and_near_misses_are_rejected() -> None:
-    r = Laplace(0.5, low=-1.0, high=1.0)
+    r = LaplaceRandomizer(0.5, low=-1.0, high=1.0)
     report = jax.jit(lambda x: r(x, key=jax.random.key(0)))(np.full(100_000, 0.25, np.float32))
     noise = np.asarray(report, np.float64) - 0.25
 
@@ -51,4 +51,4 @@ def test_personal_scales_broadcast() -> None:
 @pytest.mark.parametrize("box", [(1.0, 1.0), (2.0, 1.0), (math.nan, 1.0), (0.0, math.inf)])
 def test_bad_interval_is_refused(box: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match="expected"):
-        Laplace(1.0, *box)
+        LaplaceRandomizer(1.0, *box)

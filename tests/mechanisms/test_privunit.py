@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from dovetail.accounting import privunit as accounting
-from dovetail.accounting.privunit import Cap
+from dovetail.accounting.releases import privunit as accounting
+from dovetail.accounting.releases.privunit import Cap
 from dovetail.mechanisms import privunit
-from dovetail.mechanisms.privunit import PrivUnit, UniformSphere
+from dovetail.mechanisms.privunit import PrivUnitRandomizer, UniformSphere
 from dovetail.statements import NotApplicable
 
 ALPHA = 1e-4
@@ -62,11 +62,11 @@ def p_value(cap: Cap, heights: np.ndarray) -> float:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def report(r: PrivUnit, x: jax.Array, key: jax.Array) -> jax.Array:
+def report(r: PrivUnitRandomizer, x: jax.Array, key: jax.Array) -> jax.Array:
     return r(x, key=key)
 
 
-def draw(r: PrivUnit, x: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
+def draw(r: PrivUnitRandomizer, x: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
     """Reports of `count` clients, who all have the same x if it is one vector."""
     inputs = np.broadcast_to(x.astype(np.float32), (count, r.dim))
     return np.asarray(report(r, inputs, jax.random.key(seed)), np.float64)
@@ -77,7 +77,7 @@ def draw(r: PrivUnit, x: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize(("dim", "eps_local"), PLACES)
 def test_the_largest_log_ratio_is_eps(dim: int, eps_local: float) -> None:
-    r = PrivUnit(eps_local, 2.0, dim)
+    r = PrivUnitRandomizer(eps_local, 2.0, dim)
     u, cap = unit(dim), r.cap
     heights = [-1.0, -(1 + cap.threshold) / 2, 0.0, cap.threshold / 2, (1 + cap.threshold) / 2, 1.0]
     y = np.stack([at_height(u, t) for t in heights])
@@ -96,19 +96,19 @@ def test_the_largest_log_ratio_is_eps(dim: int, eps_local: float) -> None:
 @pytest.mark.parametrize("eps_local", [0.5, 1.0, 3.0, 7.5, 12.0, 20.0])
 @pytest.mark.parametrize("dim", [3, 50, 7850])
 def test_every_eps_is_met_and_its_cap_is_as_likely_as_promised(eps_local: float, dim: int) -> None:
-    r, u, count = PrivUnit(eps_local, 1.0, dim), unit(dim), 300_000
+    r, u, count = PrivUnitRandomizer(eps_local, 1.0, dim), unit(dim), 300_000
     high, low = r.log_density(np.stack([u, -u]), u)
     assert eps_local * (1 - 1e-6) <= high - low <= eps_local
     words = np.random.default_rng(0).integers(2**32, size=(2, count), dtype=np.uint32)
     inside = int(np.sum(privunit._in_cap(r.cap, *words)))
     assert stats.binomtest(inside, count, r.cap.prob).pvalue > ALPHA
-    assert stats.binomtest(inside, count, PrivUnit(1.2 * eps_local, 1.0, dim).cap.prob).pvalue < ALPHA
+    assert stats.binomtest(inside, count, PrivUnitRandomizer(1.2 * eps_local, 1.0, dim).cap.prob).pvalue < ALPHA
 
 
 @pytest.mark.parametrize(("dim", "eps_local"), PLACES)
 @pytest.mark.parametrize("radius", [0.0, 0.3, 1.0])
 def test_the_density_has_mass_one(dim: int, eps_local: float, radius: float) -> None:
-    r = PrivUnit(eps_local, 2.0, dim)
+    r = PrivUnitRandomizer(eps_local, 2.0, dim)
     u = unit(dim) if radius else np.eye(1, dim)[0]
     c = float(exact_mass(dim, r.cap.threshold))
     towards, away, rest = np.exp(r.log_density(np.stack([u, -u, at_height(u, 0.0)]), 2 * radius * u))
@@ -116,7 +116,7 @@ def test_the_density_has_mass_one(dim: int, eps_local: float, radius: float) -> 
 
 
 def test_the_density_is_a_mixture_of_both_caps() -> None:
-    r, u = PrivUnit(2.0, 1.5, 7), unit(7)
+    r, u = PrivUnitRandomizer(2.0, 1.5, 7), unit(7)
     inside, outside = np.exp(r.log_density(np.stack([u, -u]), 1.5 * u))
     y = np.stack([at_height(u, t) for t in (1, r.cap.threshold + 1e-9, r.cap.threshold - 1e-9, -1)])
     mixed = np.exp(r.log_density(y, 0.6 * u))  # r = .4: kept with probability .7
@@ -126,7 +126,7 @@ def test_the_density_is_a_mixture_of_both_caps() -> None:
 
 
 def test_laws_broadcast() -> None:
-    r = PrivUnit(1.0, 1.0, 4)
+    r = PrivUnitRandomizer(1.0, 1.0, 4)
     y, x = (np.stack([unit(4, seed) for seed in range(count)]) for count in (5, 3))
     table = r.log_density(y[:, None], x)
     assert table.shape == (5, 3)
@@ -136,7 +136,7 @@ def test_laws_broadcast() -> None:
 
 @pytest.mark.parametrize(("dim", "eps_local"), PLACES)
 def test_debias_inverts_the_exact_mean_and_the_variance_is_the_accountants(dim: int, eps_local: float) -> None:
-    r, u = PrivUnit(eps_local, 3.0, dim), unit(dim)
+    r, u = PrivUnitRandomizer(eps_local, 3.0, dim), unit(dim)
     for x, clipped in ((0 * u, 0 * u), (1.2 * u, 1.2 * u), (3 * u, 3 * u), (50 * u, 3 * u)):
         np.testing.assert_allclose(r.debias(r.mean(x)), clipped, rtol=1e-12, atol=1e-15)
         m, radius = accounting.mean_projection(r.cap), np.linalg.norm(clipped) / 3
@@ -149,7 +149,7 @@ def test_debias_inverts_the_exact_mean_and_the_variance_is_the_accountants(dim: 
 
 @pytest.mark.parametrize(("dim", "eps_local"), [(2, 1.0), (7, 2.0), (50, 8.0)])
 def test_the_blanket_is_exactly_the_infimum_of_the_densities(dim: int, eps_local: float) -> None:
-    r = PrivUnit(eps_local, 1.0, dim)
+    r = PrivUnitRandomizer(eps_local, 1.0, dim)
     blanket, y = r.blanket(), np.stack([unit(dim, seed) for seed in range(100, 300)])
     rng = np.random.default_rng(2)
     x = rng.normal(size=(100, dim))
@@ -192,11 +192,11 @@ def test_a_sum_of_dummies_is_a_vector_that_grows_like_a_random_walk() -> None:
 
 @pytest.mark.parametrize(("dim", "count"), [(3, 40_000), (50, 20_000), (7850, 2_000)])
 def test_heights_follow_the_exact_law_and_near_misses_are_rejected(dim: int, count: int) -> None:
-    r, u = PrivUnit(4.0, 1.0, dim), unit(dim)
+    r, u = PrivUnitRandomizer(4.0, 1.0, dim), unit(dim)
     heights = draw(r, u, count) @ u
     assert p_value(r.cap, heights) > ALPHA
     for factor in (2 / 3, 3 / 2):
-        assert p_value(PrivUnit(4.0 * factor, 1.0, dim).cap, heights) < 1e-9
+        assert p_value(PrivUnitRandomizer(4.0 * factor, 1.0, dim).cap, heights) < 1e-9
     moved = dataclasses.replace(r.cap, threshold=r.cap.threshold * 0.9)
     assert p_value(moved, heights) < 1e-9
     mass = accounting.cap_mass(dim=dim, threshold=r.cap.threshold)
@@ -205,7 +205,7 @@ def test_heights_follow_the_exact_law_and_near_misses_are_rejected(dim: int, cou
 
 @pytest.mark.parametrize("eps_local", [0.5, 20.0, 100.0])
 def test_heights_in_a_million_dimensions(eps_local: float) -> None:
-    cap = PrivUnit(eps_local, 1.0, 1_000_000).cap
+    cap = PrivUnitRandomizer(eps_local, 1.0, 1_000_000).cap
     words = np.random.default_rng(0).integers(2**32, size=(3, 100_000), dtype=np.uint32)
     inside = privunit._in_cap(cap, *words[:2])
     heights, reach = (np.asarray(part, np.float64) for part in privunit._heights(cap, inside, words[2]))
@@ -224,7 +224,7 @@ def test_heights_in_a_million_dimensions(eps_local: float) -> None:
 )
 def test_the_part_orthogonal_to_the_input_is_uniform(dim: int, count: int, first: float) -> None:
     u = np.append(first, math.sqrt(1 - first**2) * unit(dim - 1, seed=4))
-    r = PrivUnit(4.0, 1.0, dim)
+    r = PrivUnitRandomizer(4.0, 1.0, dim)
     v = draw(r, u, count, seed=5)
     heights = v @ u
     across = (v - heights[:, None] * u) / np.sqrt(1 - heights**2)[:, None]
@@ -241,7 +241,7 @@ def test_the_part_orthogonal_to_the_input_is_uniform(dim: int, count: int, first
 @pytest.mark.parametrize("radius", [0.0, 0.4, 1.0, 7.0])
 def test_unbiased_with_the_declared_covariance(radius: float) -> None:
     dim, count = 5, 60_000
-    r, u = PrivUnit(2.0, 1.5, dim), unit(dim)
+    r, u = PrivUnitRandomizer(2.0, 1.5, dim), unit(dim)
     x, clipped = 1.5 * radius * u, 1.5 * min(radius, 1.0) * u
     v = draw(r, x, count, seed=8)
     limit = stats.norm.isf(ALPHA / 2 / dim)
@@ -264,7 +264,7 @@ def test_unbiased_with_the_declared_covariance(radius: float) -> None:
 
 def test_the_mean_over_different_clients_is_unbiased() -> None:
     dim, count = 5, 60_000
-    r, rng = PrivUnit(2.0, 1.5, dim), np.random.default_rng(9)
+    r, rng = PrivUnitRandomizer(2.0, 1.5, dim), np.random.default_rng(9)
     x = (rng.normal(loc=0.3, size=(count, dim)) * rng.uniform(0, 1.5, size=(count, 1))).astype(np.float32)
     norms = np.linalg.norm(x, axis=1, keepdims=True)
     assert 0.2 < np.mean(norms > 1.5) < 0.8
@@ -283,14 +283,14 @@ def test_the_coin_of_the_cap_is_exact() -> None:
     inside = privunit._in_cap(cap, np.array([0, 4, 5, 5, 5, 6], np.uint32), low)
     np.testing.assert_array_equal(inside, [False, False, False, False, True, True])
     for dim, eps_local in PLACES:
-        r = PrivUnit(eps_local, 1.0, dim)
+        r = PrivUnitRandomizer(eps_local, 1.0, dim)
         best = accounting.best(dim=dim, eps_local=eps_local)
         assert Fraction(r.cap.prob) == 1 - Fraction(privunit._outside_of(best), 2**53) <= Fraction(best.prob)
     assert privunit._outside_of(dataclasses.replace(cap, prob=0.1)) == math.ceil(Fraction(9, 10) * 2**53)
 
 
 def test_two_dimensions_lose_nothing_to_cancellation() -> None:
-    r = PrivUnit(1.0, 1.0, 2)
+    r = PrivUnitRandomizer(1.0, 1.0, 2)
     for u in (np.eye(2)[0], -np.eye(2)[0], np.eye(2)[1], unit(2)):
         v = draw(r, u, 100_000)
         np.testing.assert_allclose(np.linalg.norm(v, axis=1), 1, atol=2e-6)
@@ -299,7 +299,7 @@ def test_two_dimensions_lose_nothing_to_cancellation() -> None:
 
 def test_a_million_dimensions_in_bounded_memory() -> None:
     dim, clients = 1_000_000, 3
-    r = PrivUnit(8.0, 1.0, dim)
+    r = PrivUnitRandomizer(8.0, 1.0, dim)
     x = np.random.default_rng(0).normal(size=(clients, dim)).astype(np.float32)
     keys = jax.random.split(jax.random.key(0), clients)
     compiled = jax.jit(jax.vmap(lambda x, key: r(x, key=key))).lower(x, keys).compile()
@@ -316,14 +316,14 @@ def test_a_million_dimensions_in_bounded_memory() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
 def test_an_input_without_a_finite_norm_counts_as_zero(bad: float) -> None:
-    r, count = PrivUnit(2.0, 1.0, 4), 100
+    r, count = PrivUnitRandomizer(2.0, 1.0, 4), 100
     wild, zero = np.array([0.3, bad, 0.1, 0.0], np.float32), np.zeros(4, np.float32)
     np.testing.assert_array_equal(draw(r, wild, count), draw(r, zero, count))
     np.testing.assert_array_equal(r.log_density(unit(4), [0.3, np.nan, 0, 0]), r.log_density(unit(4), zero))
 
 
 def test_zero_says_nothing_and_tiny_inputs_next_to_nothing() -> None:
-    r = PrivUnit(2.0, 1.0, 4)
+    r = PrivUnitRandomizer(2.0, 1.0, 4)
     y = draw(r, unit(4), 100)
     np.testing.assert_array_equal(r.log_density(y, np.zeros(4)), r.log_density(-y, np.zeros(4)))
     for x in (np.full(4, 1e-30), np.full(4, 1e-20), np.array([1.5e-19, 1e-19, 1e-19, 1e-19])):
@@ -335,15 +335,15 @@ def test_zero_says_nothing_and_tiny_inputs_next_to_nothing() -> None:
 def test_beyond_the_ball_is_its_boundary_whatever_the_scale() -> None:
     u = unit(4)
     for clip_norm in (1e-6, 1.0):
-        r = PrivUnit(2.0, clip_norm, 4)
+        r = PrivUnitRandomizer(2.0, clip_norm, 4)
         edge = draw(r, clip_norm * u, 100)
         np.testing.assert_allclose(draw(r, 1e9 * clip_norm * u, 100), edge, atol=1e-5)
-        np.testing.assert_allclose(edge, draw(PrivUnit(2.0, 1.0, 4), u, 100), atol=1e-5)
+        np.testing.assert_allclose(edge, draw(PrivUnitRandomizer(2.0, 1.0, 4), u, 100), atol=1e-5)
         np.testing.assert_array_equal(r.log_density(edge, 1e9 * clip_norm * u), r.log_density(edge, clip_norm * u))
 
 
 def test_refusals() -> None:
-    r = PrivUnit(1.0, 1.0, 4)
+    r = PrivUnitRandomizer(1.0, 1.0, 4)
     for shape in ((), (3,), (4, 5)):
         with pytest.raises(ValueError, match=r"expected x with 4 entries on its last axis, got shape="):
             r(np.zeros(shape), key=jax.random.key(0))
@@ -353,9 +353,9 @@ def test_refusals() -> None:
             r.log_density(np.zeros(shape), np.zeros(4))
     for bad in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="expected clip_norm"):
-            PrivUnit(1.0, bad, 4)
+            PrivUnitRandomizer(1.0, bad, 4)
     for dim in (1, 0, -3, 2.0):
         with pytest.raises(ValueError, match="expected dim"):
-            PrivUnit(1.0, 1.0, dim)
+            PrivUnitRandomizer(1.0, 1.0, dim)
     with pytest.raises(NotApplicable, match="too small"):
-        PrivUnit(300.0, 1.0, 2)
+        PrivUnitRandomizer(300.0, 1.0, 2)

@@ -20,10 +20,10 @@ from dovetail.mechanisms import (
     RANDOMIZERS,
     BinaryRandomizedResponse,
     ClipLaplace,
-    Gaussian,
-    Laplace,
+    GaussianRandomizer,
+    LaplaceRandomizer,
     LocalRandomizer,
-    PrivUnit,
+    PrivUnitRandomizer,
     RandomizedResponse,
 )
 
@@ -31,9 +31,9 @@ ALPHA = 1e-4
 SAMPLES = 100_000
 
 PURE = [
-    Laplace(0.05),
-    Laplace(1.0),
-    Laplace(8.0, low=-0.3, high=2.0),
+    LaplaceRandomizer(0.05),
+    LaplaceRandomizer(1.0),
+    LaplaceRandomizer(8.0, low=-0.3, high=2.0),
     ClipLaplace(0.05, low=-0.1, high=0.1),
     ClipLaplace(1.0),
     ClipLaplace(1.0, bound=1.5),
@@ -45,7 +45,7 @@ PURE = [
     RandomizedResponse(0.5, levels=3),
     RandomizedResponse(3.0, levels=17),
 ]
-ALL = [*PURE, Gaussian(std=0.7, clip_norm=1.3), PrivUnit(2.0, clip_norm=1.3, dim=8)]
+ALL = [*PURE, GaussianRandomizer(std=0.7, clip_norm=1.3), PrivUnitRandomizer(2.0, clip_norm=1.3, dim=8)]
 ONE_OF_EACH = list({type(r): r for r in ALL}.values())
 
 
@@ -67,7 +67,7 @@ def output_interval(r: LocalRandomizer) -> tuple[float, float]:
     """An interval that holds all but e^-40 of the reports."""
     if isinstance(r, ClipLaplace):
         return -r.output_bound, r.output_bound
-    assert isinstance(r, Laplace)
+    assert isinstance(r, LaplaceRandomizer)
     return r.low - 40 * r.scale, r.high + 40 * r.scale
 
 
@@ -97,7 +97,7 @@ def report(r: LocalRandomizer, x: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def draw(r: LocalRandomizer, x: float, seed: int = 0) -> np.ndarray:
-    shape = (SAMPLES // r.dim, r.dim) if isinstance(r, PrivUnit) else (SAMPLES,)
+    shape = (SAMPLES // r.dim, r.dim) if isinstance(r, PrivUnitRandomizer) else (SAMPLES,)
     return np.asarray(report(r, np.full(shape, x, np.float32), jax.random.key(seed)), np.float64)
 
 
@@ -184,7 +184,7 @@ def test_sampler_follows_the_exact_law(pure: LocalRandomizer) -> None:
 @pytest.mark.parametrize("factor", [2 / 3, 3 / 2])
 @pytest.mark.parametrize(
     "truth",
-    [Laplace(1.0), ClipLaplace(1.0), ClipLaplace(4.0, bound=3.0), BinaryRandomizedResponse(0.5)],
+    [LaplaceRandomizer(1.0), ClipLaplace(1.0), ClipLaplace(4.0, bound=3.0), BinaryRandomizedResponse(0.5)],
     ids=repr,
 )
 def test_sampler_test_rejects_a_near_miss(truth: LocalRandomizer, factor: float) -> None:
@@ -285,7 +285,12 @@ def test_debias_keeps_the_kind_of_array(randomizer: LocalRandomizer) -> None:
 def test_a_numpy_scalar_does_not_promote_float32_data() -> None:
     with jax.enable_x64(True):
         one = np.float64(1.0)
-        for r in (Laplace(one), ClipLaplace(one), Gaussian(one, one), PrivUnit(one, one, np.int64(3))):
+        for r in (
+            LaplaceRandomizer(one),
+            ClipLaplace(one),
+            GaussianRandomizer(one, one),
+            PrivUnitRandomizer(one, one, np.int64(3)),
+        ):
             x = np.zeros(3, np.float32)
             assert jax.eval_shape(lambda x, r=r: r(x, key=jax.random.key(0)), x).dtype == jnp.float32
 
@@ -305,7 +310,7 @@ def test_bad_eps_local_is_refused(name: str, eps_local: object) -> None:
 
 def test_a_traced_eps_local_is_refused() -> None:
     with pytest.raises(ValueError, match="expected eps_local"):
-        jax.jit(lambda eps: Laplace(eps)(0.0, key=jax.random.key(0)))(1.0)
+        jax.jit(lambda eps: LaplaceRandomizer(eps)(0.0, key=jax.random.key(0)))(1.0)
 
 
 def _fields(r: LocalRandomizer) -> dict[str, object]:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dovetail.accounting.privunit import cap_mass
-from dovetail.accounting.privunit import eps as eps_of
-from dovetail.mechanisms import ExactSampler, PrivUnit, SeededPrivUnit, seeds
+from dovetail.accounting.releases.privunit import cap_mass
+from dovetail.accounting.releases.privunit import eps as eps_of
+from dovetail.mechanisms import ExactSampler, PrivUnitRandomizer, SeededPrivUnit, seeds
 from dovetail.statements import NotApplicable
 
 ALPHA = 1e-4
@@ -24,7 +24,7 @@ def seeded(seed: int = 0) -> ExactSampler:
 
 @pytest.fixture(scope="module")
 def randomizer() -> SeededPrivUnit:
-    return SeededPrivUnit(PrivUnit(2.0, 0.5, DIM))
+    return SeededPrivUnit(PrivUnitRandomizer(2.0, 0.5, DIM))
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_given_the_side_heights_have_the_exact_law_of_the_cap(randomizer: Seeded
 
 def test_of_few_seeds_each_has_its_exact_probability(monkeypatch: pytest.MonkeyPatch, unit: np.ndarray) -> None:
     """48 seeds in all: chi-square of the reports against prob or 1 - prob over the seeds of the side."""
-    randomizer, pool = SeededPrivUnit(PrivUnit(1.5, 1.0, DIM)), seeds.draw(48, sampler=seeded(5))
+    randomizer, pool = SeededPrivUnit(PrivUnitRandomizer(1.5, 1.0, DIM)), seeds.draw(48, sampler=seeded(5))
     monkeypatch.setattr(seeds, "draw", lambda count, *, sampler: pool[sampler.integers(48, count)])
     cap, sampler = randomizer.law.cap, seeded(6)
     above = seeds.directions(pool, DIM) @ unit >= cap.threshold
@@ -135,7 +135,7 @@ def test_the_share_of_seeds_in_a_cap_is_its_mass_so_that_ratios_are_bounded(dim:
 
     With shares that are masses the largest log-ratio is log(prob (1 - c) / ((1 - prob) c)), at most eps_local.
     """
-    law = SeededPrivUnit(PrivUnit(eps_local, 1.0, dim)).law
+    law = SeededPrivUnit(PrivUnitRandomizer(eps_local, 1.0, dim)).law
     directions = seeds.directions(seeds.draw(2**15, sampler=seeded(7)), dim).astype(float)
     units = np.concatenate(
         [np.eye(dim)[[0, -1]], -np.eye(dim)[[0, -1]], np.random.default_rng(0).normal(size=(4, dim))]
@@ -167,7 +167,7 @@ def test_every_input_gives_a_seed(randomizer: SeededPrivUnit, x: np.ndarray) -> 
 
 def test_refusals(randomizer: SeededPrivUnit) -> None:
     with pytest.raises(NotApplicable, match=r"about .* tries at eps_local=40"):
-        SeededPrivUnit(PrivUnit(40.0, 1.0, 650))
+        SeededPrivUnit(PrivUnitRandomizer(40.0, 1.0, 650))
     with pytest.raises(ValueError, match=r"expected x of shape \(8,\), got shape=\(7,\)"):
         randomizer(np.zeros(7), sampler=seeded())
 
@@ -182,5 +182,5 @@ def test_tries_are_few(randomizer: SeededPrivUnit) -> None:
     rng = np.random.default_rng(0)
     for _ in range(300):
         randomizer(np.zeros(DIM), sampler=ExactSampler(entropy, pool_words=1))
-    assert SeededPrivUnit(PrivUnit(8.0, 1.0, 7850)).tries < 400
+    assert SeededPrivUnit(PrivUnitRandomizer(8.0, 1.0, 7850)).tries < 400
     assert sum(drawn) / 300 / 32 < 4 * randomizer.tries, "blocks take some more"

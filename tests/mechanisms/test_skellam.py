@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dovetail.accounting import split_and_mix
+from dovetail.accounting.releases import split_and_mix
 from dovetail.mechanisms import skellam
 from dovetail.mechanisms.skellam import Encoding
 

@@ -20,17 +20,17 @@ from typing import Any
 import numpy as np
 from parties.unique_buckets import Auditor, Oracle
 
-from dovetail.federated.server import Server
-from dovetail.parties.analyzer import Analyzer
-from dovetail.parties.client import Client, Envelope
-from dovetail.parties.fleet import Ground, lenient_policy
-from dovetail.parties.keys import KeyPair, KeyRing
-from dovetail.parties.learning import Learning
-from dovetail.parties.links import Gone, Unreachable
-from dovetail.parties.services.shuffler import ShufflerService
-from dovetail.parties.shuffler import Shuffler
-from dovetail.parties.store import Turned
-from dovetail.parties.wire import Closed, RoundStatus, TooEarly, TooLate, vector_from
+from dovetail.learners.server import Server
+from dovetail.parties.analyzer.learning import Learning
+from dovetail.parties.analyzer.rounds import Analyzer
+from dovetail.parties.common.keys import KeyPair, KeyRing
+from dovetail.parties.common.links import Gone, Unreachable
+from dovetail.parties.common.wire import Closed, RoundStatus, TooEarly, TooLate, vector_from
+from dovetail.parties.fleet import Deployment, lenient_policy
+from dovetail.parties.http.shuffler import ShufflerService
+from dovetail.parties.shuffler.rounds import Shuffler
+from dovetail.parties.shuffler.store import Turned
+from dovetail.parties.user.client import Client, Envelope
 
 _WRITES = ("INSERT", "CREATE", "PRAGMA journal_mode", "PRAGMA wal_checkpoint")  # where no transaction is open
 
@@ -86,14 +86,14 @@ class World:
     def __init__(
         self,
         folder: Path,
-        ground: Ground,
+        deployment: Deployment,
         oracle: Oracle,
         *,
         fatal: int | None,
         halfway: int | None = None,
         slow: int | None = None,
     ) -> None:
-        self._folder, self._ground, self._oracle, self._fatal = folder, ground, oracle, fatal
+        self._folder, self._ground, self._oracle, self._fatal = folder, deployment, oracle, fatal
         self._halfway, self._slow = halfway, slow
         self.moments: list[tuple[str, str]] = []
         self._homes: dict[str, Path] = {}
@@ -169,19 +169,19 @@ class World:
         return len(self.moments) - 1 == self._fatal
 
     def _born(self, name: str) -> Any:
-        ground, signer = self._ground, self._ground.signed.signer.key_id
+        deployment, signer = self._ground, self._ground.signed.signer.key_id
         if name == "analyzer":
             return Analyzer(
                 self._homes[name],
-                signed=ground.signed,
+                signed=deployment.signed,
                 signer=signer,
-                keys=KeyRing(ground.folder / name / "keys", "seal"),
-                learning=Learning(initial=np.zeros(ground.task.dim, np.float32), server=Server(learning_rate=1.0)),
+                keys=KeyRing(deployment.folder / name / "keys", "seal"),
+                learning=Learning(initial=np.zeros(deployment.task.dim, np.float32), server=Server(learning_rate=1.0)),
                 workers=1,
             )
         index = int(name.rpartition("-")[2])
-        key = KeyRing(ground.folder / name / "keys", "sign").current()
-        shuffler = Shuffler(self._homes[name], signed=ground.signed, signer=signer, index=index, key=key)
+        key = KeyRing(deployment.folder / name / "keys", "sign").current()
+        shuffler = Shuffler(self._homes[name], signed=deployment.signed, signer=signer, index=index, key=key)
         peers = [_Peer(self, f"shuffler-{i}") for i in range(self._oracle.shufflers) if i != index]
         return ShufflerService(shuffler, enrolled={}, analyzer=_ToAnalyzer(self, index), peers=peers)
 
@@ -281,11 +281,11 @@ class _Peer(_Wire):
 
 
 def envelopes(
-    ground: Ground, oracle: Oracle, folder: Path, keys: Sequence[KeyPair]
+    deployment: Deployment, oracle: Oracle, folder: Path, keys: Sequence[KeyPair]
 ) -> Callable[[int, int, int], Envelope]:
     """(round, user, version) -> what that user sends; version 1 is what nobody may count."""
     made: dict[tuple[int, int, int], Envelope] = {}
-    policy, users = lenient_policy(ground.signed), len(keys)
+    policy, users = lenient_policy(deployment.signed), len(keys)
     clients = {
         (user, version): Client(folder / f"{user}-{version}", policy=policy, key=keys[user])
         for user in range(users)
@@ -295,7 +295,7 @@ def envelopes(
     def envelope(round: int, user: int, version: int) -> Envelope:
         if (round, user, version) not in made:
             update = oracle.update(user, users)
-            made[round, user, version] = clients[user, version].report(ground.signed, round, update)
+            made[round, user, version] = clients[user, version].report(deployment.signed, round, update)
         return made[round, user, version]
 
     return envelope

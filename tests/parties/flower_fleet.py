@@ -28,8 +28,8 @@ import msgspec
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from dovetail.parties.keys import KeyPair
-from dovetail.parties.policy import Policy
+from dovetail.parties.common.keys import KeyPair
+from dovetail.parties.common.policy import Policy
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-mnist"
 ANALYZER, SUPERLINK, PROXY, FIRST_NODE = 8443, 8000, 8445, 9100
@@ -136,15 +136,15 @@ def app_that_tells(folder: Path) -> Path:
 
 
 def prepared(fleet: Fleet, *, nodes: int, least: int) -> tuple[Path, str]:
-    """The ground of the example, with its analyzer running; its folder, and the id of the key that signs tasks."""
-    ground = fleet.folder / "ground"
+    """The deployment of the example, with its analyzer running; its folder, and the id of the key that signs tasks."""
+    deployment = fleet.folder / "deployment"
     sizes = ("--nodes", str(nodes), "--least", str(least), "--round-seconds", "600")
-    signer = fleet.run("prepare", "python", EXAMPLE / "prepare.py", ground, *sizes, seconds=600).strip()
-    certificate = ("--certificate", ground / "tls-127.0.0.1.crt", "--private-key", ground / "tls-127.0.0.1.key")
-    which = ("--task", ground / "task.json", "--signer", signer, "--keys", ground / "analyzer" / "keys")
-    model = ("--model", ground / "first-model.npy", "--workers", "1")
-    fleet.start("analyzer", "dovetail", "analyzer", ground / "analyzer", *which, *model, *certificate)
-    return ground, signer
+    signer = fleet.run("prepare", "python", EXAMPLE / "prepare.py", deployment, *sizes, seconds=600).strip()
+    certificate = ("--certificate", deployment / "tls-127.0.0.1.crt", "--private-key", deployment / "tls-127.0.0.1.key")
+    which = ("--task", deployment / "task.json", "--signer", signer, "--keys", deployment / "analyzer" / "keys")
+    model = ("--model", deployment / "first-model.npy", "--workers", "1")
+    fleet.start("analyzer", "dovetail", "analyzer", deployment / "analyzer", *which, *model, *certificate)
+    return deployment, signer
 
 
 def connect(fleet: Fleet, **settings: str | bool) -> None:
@@ -156,20 +156,20 @@ def connect(fleet: Fleet, **settings: str | bool) -> None:
     (home / "config.toml").write_text(f'[superlink]\ndefault = "here"\n\n[superlink.here]\n{address}\n{lines}\n')
 
 
-def train(fleet: Fleet, ground: Path, signer: str, *options: str, **more: Path) -> None:
+def train(fleet: Fleet, deployment: Path, signer: str, *options: str, **more: Path) -> None:
     """`flwr run`, to the end of the training; then what the analyzer says."""
     wait_until(lambda: listening(ANALYZER), "the analyzer")
     config = {
         "dovetail-signer": signer,
-        "dovetail-ca": ground / "authority.crt",
+        "dovetail-ca": deployment / "authority.crt",
         "dovetail-analyzer": f"https://127.0.0.1:{ANALYZER}",
-        "dovetail-shuffler": ground / "shuffler",
+        "dovetail-shuffler": deployment / "shuffler",
         **{name.replace("_", "-"): path for name, path in more.items()},
     }
     told = " ".join(f"{name}='{value}'" for name, value in config.items())
     app = app_that_tells(fleet.folder)
     fleet.run("flwr-run", "flwr", "run", app, "--stream", "--run-config", told, *options, seconds=2000)
-    trusted = ssl.create_default_context(cafile=str(ground / "authority.crt"))
+    trusted = ssl.create_default_context(cafile=str(deployment / "authority.crt"))
     with urllib.request.urlopen(f"https://127.0.0.1:{ANALYZER}/v1/privacy", context=trusted) as answer:
         (fleet.folder / "privacy.json").write_bytes(answer.read())
 
@@ -177,38 +177,38 @@ def train(fleet: Fleet, ground: Path, signer: str, *options: str, **more: Path) 
 def simulation(folder: Path) -> None:
     """Virtual nodes in Ray."""
     with running_fleet(folder) as fleet:
-        ground, signer = prepared(fleet, nodes=VIRTUAL_NODES, least=VIRTUAL_NODES)
+        deployment, signer = prepared(fleet, nodes=VIRTUAL_NODES, least=VIRTUAL_NODES)
         connect(fleet, insecure=True)
         fleet.start("superlink", "flower-superlink", "--insecure", "--simulation", "--port", str(SUPERLINK))
         wait_until(lambda: listening(SUPERLINK), "the SuperLink")
         engine = f"num-supernodes={VIRTUAL_NODES} client-resources-num-cpus=1"
-        train(fleet, ground, signer, "--federation-config", engine, dovetail_simulation=ground / "simulation")
+        train(fleet, deployment, signer, "--federation-config", engine, dovetail_simulation=deployment / "simulation")
 
 
 def deployment(folder: Path) -> None:
     """A SuperLink with TLS, and SuperNodes that authenticate themselves; the last one has pinned another analyzer."""
     with running_fleet(folder) as fleet:
         nodes = GOOD_NODES + 1
-        ground, signer = prepared(fleet, nodes=nodes, least=GOOD_NODES)
-        other = ground / f"node-{GOOD_NODES}" / "policy.json"
+        deployment, signer = prepared(fleet, nodes=nodes, least=GOOD_NODES)
+        other = deployment / f"node-{GOOD_NODES}" / "policy.json"
         policy = msgspec.json.decode(other.read_bytes(), type=Policy)
         pinned = KeyPair.generate("seal").public.key_id
         other.write_bytes(msgspec.json.encode(msgspec.structs.replace(policy, analyzer=pinned)))
-        authority = ground / "authority.crt"
+        authority = deployment / "authority.crt"
         connect(fleet, **{"root-certificates": str(authority)})
-        tls = ("--ssl-certfile", ground / "tls-127.0.0.1.crt", "--ssl-keyfile", ground / "tls-127.0.0.1.key")
+        tls = ("--ssl-certfile", deployment / "tls-127.0.0.1.crt", "--ssl-keyfile", deployment / "tls-127.0.0.1.key")
         more = ("--ssl-ca-certfile", authority, "--enable-supernode-auth", "--database", folder / "superlink.db")
         fleet.start("superlink", "flower-superlink", "--port", str(SUPERLINK), *tls, *more)
         wait_until(lambda: listening(SUPERLINK), "the SuperLink")
         start_stranger(fleet, authority)
-        proxied = start_proxy(fleet, ground)
+        proxied = start_proxy(fleet, deployment)
         for node in range(nodes):
-            start_node(fleet, ground, node, nodes, port=PROXY if proxied and node % 2 else SUPERLINK)
-        train(fleet, ground, signer)
+            start_node(fleet, deployment, node, nodes, port=PROXY if proxied and node % 2 else SUPERLINK)
+        train(fleet, deployment, signer)
         wait_until(lambda: "Exit Code" in (folder / "stranger.log").read_text(), "the stranger to give up")
 
 
-def start_proxy(fleet: Fleet, ground: Path) -> bool:
+def start_proxy(fleet: Fleet, deployment: Path) -> bool:
     """The example's proxy, where there is nginx; asks it, and the SuperLink itself, for every interface."""
     nginx = shutil.which("nginx")
     if nginx is None:
@@ -216,9 +216,9 @@ def start_proxy(fleet: Fleet, ground: Path) -> bool:
     text = (EXAMPLE / "fleet-proxy.conf").read_text()
     for there, here in {
         "listen 443 ssl": f"listen 127.0.0.1:{PROXY} ssl",
-        "/etc/dovetail/fleet.crt": str(ground / "tls-127.0.0.1.crt"),
-        "/etc/dovetail/fleet.key": str(ground / "tls-127.0.0.1.key"),
-        "/etc/dovetail/authority.crt": str(ground / "authority.crt"),
+        "/etc/dovetail/fleet.crt": str(deployment / "tls-127.0.0.1.crt"),
+        "/etc/dovetail/fleet.key": str(deployment / "tls-127.0.0.1.key"),
+        "/etc/dovetail/authority.crt": str(deployment / "authority.crt"),
         "https://127.0.0.1:8000": f"https://127.0.0.1:{SUPERLINK}",
     }.items():
         assert there in text
@@ -233,16 +233,16 @@ def start_proxy(fleet: Fleet, ground: Path) -> bool:
     fleet.start("proxy", Path(nginx), "-e", "stderr", "-p", home, "-c", home / "nginx.conf")
     wait_until(lambda: listening(PROXY), "the proxy")
     answers = {
-        str(port): {path: answer_of(port, path, ground) for path in (FLEET_PATH, *OTHER_PATHS)}
+        str(port): {path: answer_of(port, path, deployment) for path in (FLEET_PATH, *OTHER_PATHS)}
         for port in (PROXY, SUPERLINK)
     }
     (fleet.folder / "proxy.json").write_text(json.dumps(answers))
     return True
 
 
-def answer_of(port: int, path: str, ground: Path) -> list[object]:
+def answer_of(port: int, path: str, deployment: Path) -> list[object]:
     """What an empty request gets: a status and a page."""
-    trusted = ssl.create_default_context(cafile=str(ground / "authority.crt"))
+    trusted = ssl.create_default_context(cafile=str(deployment / "authority.crt"))
     link = http.client.HTTPSConnection("127.0.0.1", port, context=trusted, timeout=30)
     with contextlib.closing(link):
         link.request("POST", path, headers={"Content-Type": "application/protobuf"})
@@ -250,9 +250,9 @@ def answer_of(port: int, path: str, ground: Path) -> list[object]:
         return [answer.status, answer.read(200).decode(errors="replace")]
 
 
-def start_node(fleet: Fleet, ground: Path, node: int, nodes: int, *, port: int) -> None:
+def start_node(fleet: Fleet, deployment: Path, node: int, nodes: int, *, port: int) -> None:
     """Its agent, its key, its SuperNode."""
-    home = ground / f"node-{node}"
+    home = deployment / f"node-{node}"
     agent = home / "agent.sock"
     fleet.start(f"agent-{node}", "dovetail", "client", "agent", "--folder", home, "--socket", agent)
     key = ec.generate_private_key(ec.SECP384R1())
@@ -261,7 +261,7 @@ def start_node(fleet: Fleet, ground: Path, node: int, nodes: int, *, port: int) 
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     (home / "node.pub").write_bytes(public)
     fleet.run("register", "flwr", "supernode", "register", home / "node.pub", seconds=300)
-    trust = ("--root-certificates", ground / "authority.crt", "--auth-supernode-private-key", home / "node")
+    trust = ("--root-certificates", deployment / "authority.crt", "--auth-supernode-private-key", home / "node")
     own = f'partition-id={node} num-partitions={nodes} dovetail-agent="{agent}"'
     where = ("--superlink", f"127.0.0.1:{port}", "--port", str(FIRST_NODE + node))
     fleet.start(f"node-{node}", "flower-supernode", *where, *trust, "--node-config", own)

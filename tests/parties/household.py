@@ -13,21 +13,21 @@ import msgspec
 import numpy as np
 import uvicorn
 
-from dovetail.federated.server import Server
-from dovetail.parties.analyzer import Analyzer
-from dovetail.parties.certificates import make_authority, make_certificate
-from dovetail.parties.client import Client
+from dovetail.learners.server import Server
+from dovetail.parties.analyzer.learning import Learning
+from dovetail.parties.analyzer.rounds import Analyzer
+from dovetail.parties.common.certificates import make_authority, make_certificate
+from dovetail.parties.common.keys import KeyPair, KeyRing
+from dovetail.parties.common.links import AnalyzerLink, ShufflerLink, Unreachable
+from dovetail.parties.common.policy import Policy
+from dovetail.parties.common.task import TrainingTask, sign
+from dovetail.parties.common.wire import vector_from
 from dovetail.parties.fleet import Fleet, _free_ports
-from dovetail.parties.keys import KeyPair, KeyRing
-from dovetail.parties.learning import Learning
-from dovetail.parties.links import AnalyzerLink, ShufflerLink, Unreachable
-from dovetail.parties.policy import Policy
-from dovetail.parties.services._http import serve
-from dovetail.parties.services.analyzer import AnalyzerService
-from dovetail.parties.services.shuffler import ShufflerService
-from dovetail.parties.shuffler import Shuffler
-from dovetail.parties.task import Task, sign
-from dovetail.parties.wire import vector_from
+from dovetail.parties.http._http import serve
+from dovetail.parties.http.analyzer import AnalyzerService
+from dovetail.parties.http.shuffler import ShufflerService
+from dovetail.parties.shuffler.rounds import Shuffler
+from dovetail.parties.user.client import Client
 
 SETTINGS = {
     "privunit": {"clip_norm": 1.0, "eps_local": 2.0},
@@ -48,7 +48,7 @@ class Household:
         self.shuffler_keys = [KeyRing(folder / f"shuffler-{i}" / "keys", "sign").add() for i in range(shufflers)]
         self.users = [KeyPair.generate("sign") for _ in range(clients)]
         asked = {"rounds": 1, "min_clients": clients, "max_clients": clients, "round_seconds": 600.0, "delta": 1e-5}
-        self.task = Task(
+        self.task = TrainingTask(
             name="small",
             protocol=protocol,
             settings=SETTINGS[protocol],

@@ -16,8 +16,8 @@ import urllib.parse
 
 import numpy as np
 
-from dovetail.parties.keys import KeyPair
-from dovetail.parties.wire import signed_headers
+from dovetail.parties.common.keys import KeyPair
+from dovetail.parties.common.wire import signed_headers
 
 NOT_HTTP = "Invalid HTTP request received."
 REFUSED = frozenset(range(400, 500))

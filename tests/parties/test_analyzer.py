@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from parties.household import Direct
 
-from dovetail.federated.server import Server
-from dovetail.parties.analyzer import Analyzer
-from dovetail.parties.client import Client
+from dovetail.learners.server import Server
+from dovetail.parties.analyzer.learning import Learning
+from dovetail.parties.analyzer.rounds import Analyzer
+from dovetail.parties.common.keys import KeyPair, KeyRing
+from dovetail.parties.common.wire import PART, Closed, Malformed, Packed, TooEarly, TooLate, vector_from
 from dovetail.parties.fleet import lay_out, lenient_policy
-from dovetail.parties.keys import KeyPair, KeyRing
-from dovetail.parties.learning import Learning
-from dovetail.parties.shuffler import Shuffler
-from dovetail.parties.wire import PART, Closed, Malformed, Packed, TooEarly, TooLate, vector_from
+from dovetail.parties.shuffler.rounds import Shuffler
+from dovetail.parties.user.client import Client
 
 DIM, USERS = 6, 4
 LOUD = {"clip_value": 1.0, "eps_local": 40.0}  # the truth, but once in 2^57
@@ -38,8 +38,8 @@ class Small:
             **more,
         }
         self.keys = [KeyPair.generate("sign") for _ in range(USERS)]
-        self.ground = lay_out(folder, fields, shufflers=shufflers, enrolled=[pair.public for pair in self.keys])
-        self.folder, self.signed = folder, self.ground.signed
+        self.deployment = lay_out(folder, fields, shufflers=shufflers, enrolled=[pair.public for pair in self.keys])
+        self.folder, self.signed = folder, self.deployment.signed
         self.clients = [
             Client(folder / f"user-{i}", policy=lenient_policy(self.signed), key=pair)
             for i, pair in enumerate(self.keys)
@@ -57,7 +57,7 @@ class Small:
 
     def shufflers(self):
         rings = [
-            KeyRing(self.folder / f"shuffler-{i}" / "keys", "sign") for i in range(len(self.ground.shuffler_ports))
+            KeyRing(self.folder / f"shuffler-{i}" / "keys", "sign") for i in range(len(self.deployment.shuffler_ports))
         ]
         return [
             Shuffler(
@@ -124,7 +124,7 @@ def test_a_round_is_reserved_before_it_is_open_and_a_model_is_released_before_it
 
 def test_a_part_counts_once_and_what_does_not_open_is_counted_as_refused(tmp_path):
     small = Small(tmp_path / "fleet")
-    analyzer, task = small.analyzer(), small.ground.task
+    analyzer, task = small.analyzer(), small.deployment.task
     envelope = small.clients[0].report(small.signed, 1, updates()[0])
     packed = envelope.uploads[0].packed
     broken = packed[:-1] + bytes([packed[-1] ^ 1])

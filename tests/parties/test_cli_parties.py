@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from dovetail.parties.keys import KeyPair
-from dovetail.parties.policy import Policy
-from dovetail.parties.services.shuffler import read_enrolled
+from dovetail.parties.common.keys import KeyPair
+from dovetail.parties.common.policy import Policy
+from dovetail.parties.http.shuffler import read_enrolled
 
 
 @pytest.fixture

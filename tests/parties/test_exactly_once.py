@@ -19,22 +19,22 @@ from parties.every_step import World, envelopes
 from parties.unique_buckets import COUNTERS, ONE_SHUFFLER, THREE_SHUFFLERS, Auditor, counter, kind_of, landed
 from parties.unruly_users import Promises, crowd
 
-from dovetail.parties.client import Client, take_part
+from dovetail.parties.common.keys import KeyPair
+from dovetail.parties.common.links import Rejected, Unreachable
+from dovetail.parties.common.policy import Refused
+from dovetail.parties.common.wire import RoundStatus
 from dovetail.parties.fleet import Fleet, lenient_policy
-from dovetail.parties.keys import KeyPair
-from dovetail.parties.links import Rejected, Unreachable
-from dovetail.parties.policy import Refused
-from dovetail.parties.wire import RoundStatus
+from dovetail.parties.user.client import Client, take_part
 
 
 def dying_once(tmp_path, monkeypatch, oracle, *, users, rounds, among=lambda party, statement: True):
     """Train again and again; every time a party dies in another moment. How many moments that were."""
     keys = [KeyPair.generate("sign") for _ in range(users)]
-    ground = oracle.ground(tmp_path / "ground", keys, rounds=rounds, round_seconds=600.0)
-    made = envelopes(ground, oracle, tmp_path / "users", keys)
+    deployment = oracle.deployment(tmp_path / "deployment", keys, rounds=rounds, round_seconds=600.0)
+    made = envelopes(deployment, oracle, tmp_path / "users", keys)
 
     def moments(fatal):
-        world = World(tmp_path / f"world-{fatal}", ground, oracle, fatal=fatal)
+        world = World(tmp_path / f"world-{fatal}", deployment, oracle, fatal=fatal)
         with monkeypatch.context() as patch:
             patch.setattr(sqlite3, "connect", world.connect)
             marks = world.run(made, users)
@@ -63,13 +63,13 @@ def in_a_hurry(tmp_path, monkeypatch, *, rounds, among=lambda party, statement: 
     """As `dying_once`, but rounds close as soon as somebody reported: who dies makes users miss them."""
     users, halfway = 4, 0
     keys = [KeyPair.generate("sign") for _ in range(users)]
-    ground = THREE_SHUFFLERS.ground(tmp_path / "ground", keys, rounds=rounds, round_seconds=1e-3)
-    made = envelopes(ground, THREE_SHUFFLERS, tmp_path / "users", keys)
+    deployment = THREE_SHUFFLERS.deployment(tmp_path / "deployment", keys, rounds=rounds, round_seconds=1e-3)
+    made = envelopes(deployment, THREE_SHUFFLERS, tmp_path / "users", keys)
     missed = 0
 
     def moments(fatal):
         nonlocal missed
-        world = World(tmp_path / f"world-{fatal}", ground, THREE_SHUFFLERS, fatal=fatal, halfway=halfway, slow=3)
+        world = World(tmp_path / f"world-{fatal}", deployment, THREE_SHUFFLERS, fatal=fatal, halfway=halfway, slow=3)
         with monkeypatch.context() as patch:
             patch.setattr(sqlite3, "connect", world.connect)
             marks = world.run(made, users)
@@ -107,8 +107,8 @@ class Killing:
     def __init__(self, folder, oracle, *, users, round_seconds, seed):
         self.oracle, self._random = oracle, random.Random(seed)
         keys = [KeyPair.generate("sign") for _ in range(users)]
-        self.ground = oracle.ground(folder, keys, rounds=10_000, round_seconds=round_seconds)
-        self.fleet = Fleet(self.ground)
+        self.deployment = oracle.deployment(folder, keys, rounds=10_000, round_seconds=round_seconds)
+        self.fleet = Fleet(self.deployment)
         self.promises = Promises()
         self.auditor = Auditor(folder / "analyzer" / "ledger.db", finite=oracle.eps_round is not None)
         self.aimed, self.hit = collections.Counter(), collections.Counter()
@@ -120,7 +120,7 @@ class Killing:
         with self.fleet:
             for party in self.parties:
                 self.start(party)
-            users, stop = crowd(self.ground, self.oracle, self._keys, self.promises)
+            users, stop = crowd(self.deployment, self.oracle, self._keys, self.promises)
             auditing = threading.Thread(target=self.audit)
             auditing.start()
             try:
@@ -151,9 +151,9 @@ class Killing:
 
     def kill(self, party, transition):
         """After the next transition of its kind, at once or a little later."""
-        count = counter(self.ground, party, transition)
+        count = counter(self.deployment, party, transition)
         so_far = self.wait(lambda: count() + 1, f"files of {party}") - 1
-        goal = so_far + (self._random.randint(1, self.ground.clients) if transition == "upload accepted" else 1)
+        goal = so_far + (self._random.randint(1, self.deployment.clients) if transition == "upload accepted" else 1)
         self.wait(lambda: count() >= goal, f"{party}: {transition}", pause=0.005)
         time.sleep(self._random.choice([0.0, self._random.uniform(0, 0.03), self._random.uniform(0, 0.3)]))
         process = self.fleet.processes[party]
@@ -161,7 +161,7 @@ class Killing:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         self.aimed[party, transition] += 1
-        self.hit[party, landed(self.ground, party)] += 1
+        self.hit[party, landed(self.deployment, party)] += 1
         self.start(party)
 
     def wait(self, reached, what, *, pause=0.05, seconds=180.0):
@@ -233,13 +233,13 @@ def test_a_hundred_kills(tmp_path, oracle, kills, capsys):
     assert released >= 2
 
 
-class Desk:
+class Runner:
     """A shuffler as a user sees it, by a script: the round that it tells of, None for silence, negative when over."""
 
-    url, ends_after = "desk", None
+    url, ends_after = "runner", None
 
-    def __init__(self, ground, rounds):
-        self._ground, self._script, self._round, self.got = ground, list(rounds), 0, []
+    def __init__(self, deployment, rounds):
+        self._ground, self._script, self._round, self.got = deployment, list(rounds), 0, []
 
     def task(self):
         return self._ground.signed
@@ -273,45 +273,45 @@ class Desk:
 )
 def test_a_user_waits_for_shufflers_and_for_the_next_round(tmp_path, scripts, interrupted, reported):
     keys = [KeyPair.generate("sign") for _ in range(2)]
-    ground = THREE_SHUFFLERS.ground(tmp_path / "ground", keys, rounds=2, round_seconds=60.0)
-    client = Client(tmp_path / "user", policy=lenient_policy(ground.signed), key=keys[0])
+    deployment = THREE_SHUFFLERS.deployment(tmp_path / "deployment", keys, rounds=2, round_seconds=60.0)
+    client = Client(tmp_path / "user", policy=lenient_policy(deployment.signed), key=keys[0])
     update = THREE_SHUFFLERS.update(0, 2)
     if interrupted:
-        client.sent(client.report(ground.signed, 1, update))
-    desks = [Desk(ground, script) for script in scripts]
+        client.sent(client.report(deployment.signed, 1, update))
+    desks = [Runner(deployment, script) for script in scripts]
     assert take_part(client, desks, lambda model: update, patience=5.0) == len(reported)
-    assert [{round for round, _ in desk.got} for desk in desks] == [reported] * 3
-    assert len({one for desk in desks for one in desk.got}) == len(reported)
+    assert [{round for round, _ in runner.got} for runner in desks] == [reported] * 3
+    assert len({one for runner in desks for one in runner.got}) == len(reported)
 
 
 def test_a_user_whose_epoch_is_not_over_trains_once_and_sends_again_what_it_has(tmp_path):
     keys = [KeyPair.generate("sign") for _ in range(2)]
-    ground = ONE_SHUFFLER.ground(tmp_path / "ground", keys, rounds=2, round_seconds=60.0)
-    policy = msgspec.structs.replace(lenient_policy(ground.signed), epoch_seconds=1.0)
+    deployment = ONE_SHUFFLER.deployment(tmp_path / "deployment", keys, rounds=2, round_seconds=60.0)
+    policy = msgspec.structs.replace(lenient_policy(deployment.signed), epoch_seconds=1.0)
     client = Client(tmp_path / "user", policy=policy, key=keys[0])
     update, trained = ONE_SHUFFLER.update(0, 2), []
-    first = client.report(ground.signed, 1, update)  # and then it was interrupted
-    desk = Desk(ground, [1, *[2] * 20, -2])
-    desk.ends_after = 2
-    assert take_part(client, [desk], lambda model: trained.append(model) or update, patience=5.0) == 2
-    assert desk.got[0] == (1, first.uploads[0].report)
+    first = client.report(deployment.signed, 1, update)  # and then it was interrupted
+    runner = Runner(deployment, [1, *[2] * 20, -2])
+    runner.ends_after = 2
+    assert take_part(client, [runner], lambda model: trained.append(model) or update, patience=5.0) == 2
+    assert runner.got[0] == (1, first.uploads[0].report)
     assert len(trained) == 2  # once a round, however often it was told to wait
 
 
 def test_a_user_whose_key_has_expired_spends_nothing(tmp_path):
     keys = [KeyPair.generate("sign") for _ in range(2)]
-    ground = ONE_SHUFFLER.ground(tmp_path / "ground", keys, rounds=2, round_seconds=60.0)
+    deployment = ONE_SHUFFLER.deployment(tmp_path / "deployment", keys, rounds=2, round_seconds=60.0)
     expired = dataclasses.replace(keys[0], public=msgspec.structs.replace(keys[0].public, expires=1))
-    client = Client(tmp_path / "user", policy=lenient_policy(ground.signed), key=expired)
+    client = Client(tmp_path / "user", policy=lenient_policy(deployment.signed), key=expired)
     with pytest.raises(Refused, match="expected a key of this user that has not expired"):
-        take_part(client, [Desk(ground, [1])], lambda model: ONE_SHUFFLER.update(0, 2), patience=0.3)
+        take_part(client, [Runner(deployment, [1])], lambda model: ONE_SHUFFLER.update(0, 2), patience=0.3)
     assert not list((tmp_path / "user" / "spending").glob("task-*"))
 
 
 def test_a_user_loses_patience_with_a_shuffler_that_never_hears_of_the_round(tmp_path):
     keys = [KeyPair.generate("sign") for _ in range(2)]
-    ground = THREE_SHUFFLERS.ground(tmp_path / "ground", keys, rounds=2, round_seconds=60.0)
-    client = Client(tmp_path / "user", policy=lenient_policy(ground.signed), key=keys[0])
-    desks = [Desk(ground, [1]), Desk(ground, [0]), Desk(ground, [1])]
+    deployment = THREE_SHUFFLERS.deployment(tmp_path / "deployment", keys, rounds=2, round_seconds=60.0)
+    client = Client(tmp_path / "user", policy=lenient_policy(deployment.signed), key=keys[0])
+    desks = [Runner(deployment, [1]), Runner(deployment, [0]), Runner(deployment, [1])]
     with pytest.raises(Unreachable, match="too early"):
         take_part(client, desks, lambda model: THREE_SHUFFLERS.update(0, 2), patience=0.3)

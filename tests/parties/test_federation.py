@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from dovetail import experiment
-from dovetail.config import parse
+from dovetail.engine import Drawn, chunks
+from dovetail.experiment.config import parse
 from dovetail.parties import federation
-from dovetail.simulate import Drawn, chunks
 
 USERS = 5
 

@@ -27,20 +27,20 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from parties import flower_fleet
 
-from dovetail.federated.server import Server
+from dovetail.learners.server import Server
 from dovetail.parties import fleet
-from dovetail.parties.agent import serve_agent
-from dovetail.parties.analyzer import Analyzer
-from dovetail.parties.client import Client, Envelope
+from dovetail.parties.analyzer.learning import Learning
+from dovetail.parties.analyzer.rounds import Analyzer
+from dovetail.parties.common.keys import KeyPair, KeyRing
+from dovetail.parties.common.ledger import Ledger
+from dovetail.parties.common.links import Gone, Unreachable
+from dovetail.parties.common.policy import Policy
+from dovetail.parties.common.task import TrainingTask, sign
+from dovetail.parties.common.wire import TooLate, Upload, vector_from
 from dovetail.parties.flower import DovetailStrategy, Play, Relay, dovetail_mod, mod, shuffling, strategy
 from dovetail.parties.flower.records import envelope_of, flatten, instruction, unflatten
-from dovetail.parties.keys import KeyPair, KeyRing
-from dovetail.parties.learning import Learning
-from dovetail.parties.ledger import Ledger
-from dovetail.parties.links import Gone, Unreachable
-from dovetail.parties.policy import Policy
-from dovetail.parties.task import Task, sign
-from dovetail.parties.wire import TooLate, Upload, vector_from
+from dovetail.parties.user.agent import serve_agent
+from dovetail.parties.user.client import Client, Envelope
 
 pytestmark = pytest.mark.flower
 
@@ -64,8 +64,8 @@ def analyzer_keys(tmp_path) -> KeyRing:
 
 
 @pytest.fixture
-def task(analyzer_keys) -> Task:
-    return Task(
+def task(analyzer_keys) -> TrainingTask:
+    return TrainingTask(
         name="four numbers",
         protocol="privunit",
         settings={"clip_norm": 1.0, "eps_local": EPS},
@@ -86,7 +86,7 @@ def model_of(*numbers: float) -> ArrayRecord:
     return ArrayRecord({"weight": Array(values[:3].reshape(3, 1)), "bias": Array(values[3:])})
 
 
-def policy_of(task: Task, **changed) -> Policy:
+def policy_of(task: TrainingTask, **changed) -> Policy:
     asked = {
         "signer": SIGNER.public.key_id,
         "analyzer": task.analyzer.key_id,
@@ -114,7 +114,7 @@ def context_of(run_config, node: int = 0, **node_config) -> Context:
     return Context(run_id=1, node_id=100 + node, node_config=told, state=RecordDict(), run_config=run_config)
 
 
-def asked(task: Task, round: int = 1, kind: str = "train", model: ArrayRecord | None = None) -> Message:
+def asked(task: TrainingTask, round: int = 1, kind: str = "train", model: ArrayRecord | None = None) -> Message:
     content = instruction(model or model_of(1, 2, 3, 4), ConfigRecord(), sign(task, SIGNER), round)
     return Message(content, 100, kind)
 
@@ -646,20 +646,20 @@ def test_a_relay_between_a_grid_and_two_shuffler_services(tmp_path, monkeypatch)
         "round_seconds": 120.0,
         "delta": 1e-5,
     }
-    ground = fleet.lay_out(tmp_path / "ground", fields, shufflers=2, enrolled=enrolled)
-    np.save(ground.folder / "model.npy", np.zeros(4, np.float32))
+    deployment = fleet.lay_out(tmp_path / "deployment", fields, shufflers=2, enrolled=enrolled)
+    np.save(deployment.folder / "model.npy", np.zeros(4, np.float32))
     monkeypatch.setattr(mod, "_simulated", lambda: True)
-    (tmp_path / "policy.json").write_bytes(msgspec.json.encode(fleet.lenient_policy(ground.signed)))
-    with fleet.Fleet(ground) as running:
+    (tmp_path / "policy.json").write_bytes(msgspec.json.encode(fleet.lenient_policy(deployment.signed)))
+    with fleet.Fleet(deployment) as running:
         running.start_analyzer()
         for index in range(2):
             running.start_shuffler(index)
         flower_fleet.wait_until(lambda: answers(running), "the shufflers", seconds=120)
         config = {
-            "dovetail-signer": ground.signed.signer.key_id.hex(),
-            "dovetail-ca": str(ground.authority),
+            "dovetail-signer": deployment.signed.signer.key_id.hex(),
+            "dovetail-ca": str(deployment.authority),
             "dovetail-relay": str(relay),
-            "dovetail-shufflers": " ".join(ground.shuffler_urls),
+            "dovetail-shufflers": " ".join(deployment.shuffler_urls),
         }
         grid = Nodes({"dovetail-simulation": str(tmp_path)}, nodes)
         result = DovetailStrategy.from_config(config).start(grid, model_of(0, 0, 0, 0))
@@ -716,18 +716,18 @@ def check_training(folder: Path, said: str, *, uploads: int, nodes: int) -> None
     """
     facts = json.loads((folder / "privacy.json").read_text())
     assert [(one["outcome"], one["uploads"]) for one in facts["history"]] == [("released", uploads)] * 3
-    ledger = Ledger.reopen(folder / "ground" / "analyzer" / "ledger.db")
+    ledger = Ledger.reopen(folder / "deployment" / "analyzer" / "ledger.db")
     assert [entry.round for entry in ledger.entries if entry.kind == "release"] == [1, 2, 3]
     assert ledger.spent[0] == facts["spent"]["eps"] <= 30
     ledger.close()
     assert said.count(f"{uploads} of {nodes} nodes reported") == 3  # a reply with anything beside its envelope is none
     measured = accuracies(said)
     assert len(measured) == 4 and measured[0] < 0.2 and measured[-1] > 0.25
-    assert not list((folder / "ground" / "shuffler").glob("*.db-wal")) or _nothing_left(folder)
+    assert not list((folder / "deployment" / "shuffler").glob("*.db-wal")) or _nothing_left(folder)
 
 
 def _nothing_left(folder: Path) -> bool:
-    return (folder / "ground" / "shuffler" / "store.db-wal").stat().st_size == 0
+    return (folder / "deployment" / "shuffler" / "store.db-wal").stat().st_size == 0
 
 
 def test_the_example_runs_in_flowers_simulation(tmp_path):
@@ -748,7 +748,7 @@ def test_the_example_runs_as_a_deployment_with_tls_and_authenticated_nodes(deplo
     own = (folder / f"node-{flower_fleet.GOOD_NODES}.log").read_text()
     assert len(re.findall("refused: expected the analyzer [0-9a-f]{32}, got [0-9a-f]{32}", own)) == 3
     assert said.count("got one that it refuses") == 3 and "expected the analyzer" not in said
-    assert not list((folder / "ground" / f"node-{flower_fleet.GOOD_NODES}").rglob("task-*.db"))
+    assert not list((folder / "deployment" / f"node-{flower_fleet.GOOD_NODES}").rglob("task-*.db"))
     # what training code told beside its model never reached the SuperLink, where envelopes did
     task_id = bytes.fromhex(json.loads((folder / "privacy.json").read_text())["task_id"])
     carried = b"".join(path.read_bytes() for path in folder.glob("superlink.*"))

@@ -17,14 +17,14 @@ from parties.household import Direct, Household, in_processes, running
 from parties.mutations import WRONG_JSON, Attack, Line, Mutator, Request, Victim, refusals_for
 from starlette.routing import Route
 
-from dovetail.parties.keys import KeyPair
-from dovetail.parties.links import AnalyzerLink, ShufflerLink, Unreachable
-from dovetail.parties.sealing import seal
-from dovetail.parties.services import _http as http_module
-from dovetail.parties.services._http import Counts, Served
-from dovetail.parties.services.shuffler import ShufflerService
-from dovetail.parties.store import Store
-from dovetail.parties.wire import PART, Closed, Packed, signed_headers
+from dovetail.parties.common.keys import KeyPair
+from dovetail.parties.common.links import AnalyzerLink, ShufflerLink, Unreachable
+from dovetail.parties.common.sealing import seal
+from dovetail.parties.common.wire import PART, Closed, Packed, signed_headers
+from dovetail.parties.http import _http as http_module
+from dovetail.parties.http._http import Counts, Served
+from dovetail.parties.http.shuffler import ShufflerService
+from dovetail.parties.shuffler.store import Store
 
 _LOG = logging.getLogger(__name__)
 EXPIRED = KeyPair.generate("sign")

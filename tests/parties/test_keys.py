@@ -8,7 +8,7 @@ import time
 import pytest
 from cryptography.exceptions import InvalidSignature
 
-from dovetail.parties.keys import KeyPair, KeyRing, PublicKey
+from dovetail.parties.common.keys import KeyPair, KeyRing, PublicKey
 
 
 def test_a_saved_key_is_the_same_and_for_its_owner_alone(tmp_path):

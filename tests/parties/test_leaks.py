@@ -15,9 +15,9 @@ import pytest
 from parties.household import Direct, Household, files_under, in_processes
 from scipy.stats import chisquare
 
-from dovetail.parties.links import AnalyzerLink, ShufflerLink
-from dovetail.parties.sealing import OVERHEAD, open_sealed, seal
-from dovetail.parties.wire import Packed, Upload
+from dovetail.parties.common.links import AnalyzerLink, ShufflerLink
+from dovetail.parties.common.sealing import OVERHEAD, open_sealed, seal
+from dovetail.parties.common.wire import Packed, Upload
 
 ADDRESS = "127.77.203.91"  # of the users, who connect from another address of the loopback interface than they reach
 
@@ -194,7 +194,7 @@ def test_messages_reach_the_analyzer_in_uniform_order(tmp_path, monkeypatch):
     first, *_ = itertools.permutations(range(3))
     assert not is_uniform(collections.Counter({first: 90}))
     assert not is_uniform(collections.Counter({(0, 1, 2): 30, (1, 2, 0): 30, (2, 0, 1): 30}))  # rotated, not shuffled
-    monkeypatch.setattr("dovetail.parties.store._SYSTEM.shuffle", lambda messages: None)
+    monkeypatch.setattr("dovetail.parties.shuffler.store._SYSTEM.shuffle", lambda messages: None)
     kept = orders_of(Household(tmp_path / "keeping", "privunit", clients=3, rounds=12), rounds=12)
     assert not is_uniform(kept)
 

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from dovetail.parties.ledger import Ledger, Overspent
+from dovetail.parties.common.ledger import Ledger, Overspent
 
 TASK = hashlib.sha256(b"task").digest()
 MODEL = [hashlib.sha256(bytes([i])).digest() for i in range(50)]

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from dovetail.parties.sealing import OVERHEAD, Purpose, Unsealable, Workers, open_sealed, seal
+from dovetail.parties.common.sealing import OVERHEAD, Purpose, Unsealable, Workers, open_sealed, seal
 
 KEY = X25519PrivateKey.from_private_bytes(bytes(range(32)))
 PURPOSE = Purpose(task_id=bytes(range(32)), round=3, role="report", key_id=b"abcdefghabcdefgh")

@@ -14,7 +14,7 @@ import time
 import pytest
 from scipy.stats import chisquare
 
-from dovetail.parties.store import Arrival, Shape, Store, Turned
+from dovetail.parties.shuffler.store import Arrival, Shape, Store, Turned
 
 SHAPE = Shape(slots=3, reports=3, length=8, min_uploads=2, max_uploads=5)
 

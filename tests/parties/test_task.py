@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from dovetail import quotes
-from dovetail.parties.keys import KeyPair
-from dovetail.parties.policy import Policy, Refused, Spending
-from dovetail.parties.task import SignedTask, Task, calibrated, cost, sign, verify
+from dovetail.guarantee import quotes
+from dovetail.parties.common.keys import KeyPair
+from dovetail.parties.common.policy import Policy, Refused, Spending
+from dovetail.parties.common.task import SignedTask, TrainingTask, calibrated, cost, sign, verify
 
 SIGNER, ANALYZER, SHUFFLER = KeyPair.generate("sign"), KeyPair.generate("seal"), KeyPair.generate("sign")
 
@@ -39,7 +39,7 @@ def task_of(**changed):
         "analyzer": ANALYZER.public,
         "shufflers": (SHUFFLER.public,),
     }
-    return Task(**{**asked, **changed})
+    return TrainingTask(**{**asked, **changed})
 
 
 def policy_of(**changed):
@@ -68,7 +68,7 @@ def test_a_signed_task_is_verified_and_has_one_id():
 
 def test_it_costs_what_the_quote_of_the_smallest_round_says():
     certified, local = cost(task_of(max_clients=500), 3)
-    plan = quotes.Plan(num_users=500, dim=20, delta=1e-6, rounds=3, settings={"clip_norm": 1.0, "eps_local": 2.0})
+    plan = quotes.Terms(num_users=500, dim=20, delta=1e-6, rounds=3, settings={"clip_norm": 1.0, "eps_local": 2.0})
     quote = quotes.quote("privunit", plan)
     assert (certified.eps, local.eps) == (quote.certified.eps, quote.local.eps)
     assert cost(task_of(), 3)[0].eps == certified.eps  # more users are welcome, and not counted on
@@ -241,7 +241,7 @@ def test_a_protocol_without_messages_is_no_task():
 def test_a_task_cannot_name_code_to_import():
     """It comes from the analyzer: a client must not import what it names."""
     with pytest.raises(ValueError, match="protocol"):
-        task_of(protocol="dovetail.protocols.privunit:PrivUnit", settings={"clip_norm": 1.0, "eps_local": 1.0})
+        task_of(protocol="dovetail.protocols.local.privunit:PrivUnit", settings={"clip_norm": 1.0, "eps_local": 1.0})
 
 
 def test_noise_that_is_not_given_is_calibrated_to_the_budget():

@@ -8,8 +8,8 @@ import httpx
 import msgspec
 from parties.household import Direct, Household
 
-from dovetail.parties.services.shuffler import ShufflerService
-from dovetail.parties.wire import signed_headers
+from dovetail.parties.common.wire import signed_headers
+from dovetail.parties.http.shuffler import ShufflerService
 
 
 class _Peer:

@@ -10,15 +10,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from dovetail.parties.agent import Agent
-from dovetail.parties.client import Client, Envelope
+from dovetail.parties.common.keys import KeyPair, KeyRing
+from dovetail.parties.common.links import Rejected, Unreachable
+from dovetail.parties.common.policy import Refused
+from dovetail.parties.common.sealing import open_sealed
+from dovetail.parties.common.task import sign
+from dovetail.parties.common.wire import Packed, Upload
 from dovetail.parties.fleet import lay_out, lenient_policy
-from dovetail.parties.keys import KeyPair, KeyRing
-from dovetail.parties.links import Rejected, Unreachable
-from dovetail.parties.policy import Refused
-from dovetail.parties.sealing import open_sealed
-from dovetail.parties.task import sign
-from dovetail.parties.wire import Packed, Upload
+from dovetail.parties.user.agent import Agent
+from dovetail.parties.user.client import Client, Envelope
 
 FIELDS = {
     "name": "small",
@@ -34,8 +34,8 @@ FIELDS = {
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory):
-    return lay_out(tmp_path_factory.mktemp("ground") / "fleet", FIELDS, shufflers=2, enrolled=[])
+def deployment(tmp_path_factory):
+    return lay_out(tmp_path_factory.mktemp("deployment") / "fleet", FIELDS, shufflers=2, enrolled=[])
 
 
 def client_of(folder, signed, **changed):
@@ -43,21 +43,21 @@ def client_of(folder, signed, **changed):
     return Client(folder, policy=policy, key=KeyPair.generate("sign"))
 
 
-def test_a_round_has_one_envelope_also_for_a_client_that_was_interrupted(tmp_path, ground):
-    first = client_of(tmp_path, ground.signed).report(ground.signed, 1, np.ones(5))
-    again = client_of(tmp_path, ground.signed).report(ground.signed, 1, np.zeros(5))
+def test_a_round_has_one_envelope_also_for_a_client_that_was_interrupted(tmp_path, deployment):
+    first = client_of(tmp_path, deployment.signed).report(deployment.signed, 1, np.ones(5))
+    again = client_of(tmp_path, deployment.signed).report(deployment.signed, 1, np.zeros(5))
     assert first == again == Envelope.decode(first.encode())
-    client = client_of(tmp_path, ground.signed)
+    client = client_of(tmp_path, deployment.signed)
     client.sent(first)
     with pytest.raises(Refused, match="expected a round that was not reported to before, got round 1"):
-        client.report(ground.signed, 1, np.ones(5))
-    assert client.report(ground.signed, 2, np.ones(5)) != first
+        client.report(deployment.signed, 1, np.ones(5))
+    assert client.report(deployment.signed, 2, np.ones(5)) != first
 
 
-def test_what_is_sealed_opens_to_the_shares_of_the_update(tmp_path, ground):
-    task = ground.task
-    envelope = client_of(tmp_path, ground.signed).report(ground.signed, 1, np.array([1, -1, 0, 2, 0]))
-    key = KeyRing(ground.folder / "analyzer" / "keys", "seal").find(task.analyzer.key_id).opening()
+def test_what_is_sealed_opens_to_the_shares_of_the_update(tmp_path, deployment):
+    task = deployment.task
+    envelope = client_of(tmp_path, deployment.signed).report(deployment.signed, 1, np.array([1, -1, 0, 2, 0]))
+    key = KeyRing(deployment.folder / "analyzer" / "keys", "seal").find(task.analyzer.key_id).opening()
     deal, total = task.deal(), np.zeros(5, np.uint64)
     assert len({upload.report for upload in envelope.uploads}) == 1
     for index, upload in enumerate(envelope.uploads):
@@ -82,40 +82,40 @@ def test_what_is_sealed_opens_to_the_shares_of_the_update(tmp_path, ground):
         ({"eps_round": 1e-3}, "expected at most eps 0.001 for a round"),
     ],
 )
-def test_nothing_is_randomized_that_the_policy_does_not_admit(tmp_path, ground, changed, sentence):
-    client = client_of(tmp_path, ground.signed, **changed)
+def test_nothing_is_randomized_that_the_policy_does_not_admit(tmp_path, deployment, changed, sentence):
+    client = client_of(tmp_path, deployment.signed, **changed)
     with pytest.raises(Refused, match=sentence):
-        client.report(ground.signed, 1, np.ones(5))
+        client.report(deployment.signed, 1, np.ones(5))
     assert not list((tmp_path / "outbox").iterdir())
     assert not list((tmp_path / "spending").glob("task-*"))
 
 
-def test_an_update_of_another_shape_is_not_spent(tmp_path, ground):
-    client = client_of(tmp_path, ground.signed)
+def test_an_update_of_another_shape_is_not_spent(tmp_path, deployment):
+    client = client_of(tmp_path, deployment.signed)
     with pytest.raises(ValueError, match=r"expected an update of 5 numbers, got shape=\(6,\)"):
-        client.report(ground.signed, 1, np.ones(6))
-    client.report(ground.signed, 1, np.ones(5))
+        client.report(deployment.signed, 1, np.ones(6))
+    client.report(deployment.signed, 1, np.ones(5))
 
 
-def test_the_agent_reports_for_shipped_code_and_keeps_its_own_counsel(tmp_path, ground):
+def test_the_agent_reports_for_shipped_code_and_keeps_its_own_counsel(tmp_path, deployment):
     home, socket = tmp_path / "node", tmp_path / "agent.sock"
     home.mkdir()
     KeyPair.generate("sign").save(home / "key.json")
-    (home / "policy.json").write_bytes(msgspec.json.encode(lenient_policy(ground.signed)))
+    (home / "policy.json").write_bytes(msgspec.json.encode(lenient_policy(deployment.signed)))
     words = ["client", "agent", "--folder", str(home), "--socket", str(socket)]
     process = subprocess.Popen([sys.executable, "-m", "dovetail.cli", *words])
     try:
         agent, end = Agent(socket), time.monotonic() + 60
         while True:
             try:
-                envelope = agent.report(ground.signed, 1, np.ones(5, np.float32))
+                envelope = agent.report(deployment.signed, 1, np.ones(5, np.float32))
                 break
             except Unreachable:
                 assert time.monotonic() < end
                 time.sleep(0.1)
-        assert agent.report(ground.signed, 1, np.zeros(5, np.float32)) == envelope
+        assert agent.report(deployment.signed, 1, np.zeros(5, np.float32)) == envelope
         assert (socket.stat().st_mode & 0o077) == 0
-        stranger = sign(ground.task, KeyPair.generate("sign"))  # a task that came with a message
+        stranger = sign(deployment.task, KeyPair.generate("sign"))  # a task that came with a message
         with pytest.raises(Rejected, match="expected a task signed by"):
             agent.report(stranger, 2, np.ones(5, np.float32))
     finally:

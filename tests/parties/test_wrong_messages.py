@@ -14,11 +14,11 @@ from parties.household import Direct, Household, files_under
 from dovetail import protocols
 from dovetail.events import Everyone
 from dovetail.mechanisms import ExactSampler
-from dovetail.parties.keys import KeyPair
-from dovetail.parties.sealing import seal
-from dovetail.parties.services import shuffler as shuffler_module
-from dovetail.parties.services.shuffler import ShufflerService
-from dovetail.parties.wire import Closed, Packed, Upload, signed_headers
+from dovetail.parties.common.keys import KeyPair
+from dovetail.parties.common.sealing import seal
+from dovetail.parties.common.wire import Closed, Packed, Upload, signed_headers
+from dovetail.parties.http import shuffler as shuffler_module
+from dovetail.parties.http.shuffler import ShufflerService
 
 
 def bad_message(task, how):

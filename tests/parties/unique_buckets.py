@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dovetail.parties.fleet import Ground, lay_out
-from dovetail.parties.keys import KeyPair
-from dovetail.parties.ledger import Entry
+from dovetail.parties.common.keys import KeyPair
+from dovetail.parties.common.ledger import Entry
+from dovetail.parties.fleet import Deployment, lay_out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Oracle:
         np.testing.assert_allclose(marks, counts, atol=1e-3)
         return counts
 
-    def ground(self, folder: Path, keys: Sequence[KeyPair], *, rounds: int, round_seconds: float) -> Ground:
-        """A fleet's ground with this task, for the users with these keys; a round needs two of them."""
+    def deployment(self, folder: Path, keys: Sequence[KeyPair], *, rounds: int, round_seconds: float) -> Deployment:
+        """A fleet's deployment with this task, for the users with these keys; a round needs two of them."""
         users = len(keys)
         fields = {
             "name": "unique buckets",
@@ -69,9 +69,9 @@ class Oracle:
             "eps": None if self.eps_round is None else 1.01 * self.eps_round * (users + 1) * rounds,
             "delta": 1e-5,
         }
-        ground = lay_out(folder, fields, shufflers=self.shufflers, enrolled=[key.public for key in keys])
+        deployment = lay_out(folder, fields, shufflers=self.shufflers, enrolled=[key.public for key in keys])
         np.save(folder / "model.npy", np.zeros(users + 1, np.float32))
-        return ground
+        return deployment
 
 
 ONE_SHUFFLER = Oracle("ss_simple", {"clip_value": 1.0, "eps_local": 40.0}, 1, 40.0)
@@ -147,10 +147,10 @@ def read_only(path: Path) -> Iterator[sqlite3.Connection]:
         yield database
 
 
-def landed(ground: Ground, party: str) -> str:
+def landed(deployment: Deployment, party: str) -> str:
     """In which step a party was killed, from a copy of the files that it left."""
     with tempfile.TemporaryDirectory() as copy:
-        for file in (ground.folder / party).glob("*.db*"):
+        for file in (deployment.folder / party).glob("*.db*"):
             shutil.copy(file, copy)
         try:
             return _analyzer_step(Path(copy)) if party == "analyzer" else _shuffler_step(Path(copy))
@@ -211,13 +211,13 @@ def kind_of(party: str) -> str:
     return party.partition("-")[0]
 
 
-def counter(ground: Ground, party: str, transition: str) -> Callable[[], int]:
+def counter(deployment: Deployment, party: str, transition: str) -> Callable[[], int]:
     """How often a party made a transition, from its files; -1 where they cannot be read just now."""
     file, query = COUNTERS[kind_of(party)][transition]
 
     def count() -> int:
         try:
-            with read_only(ground.folder / party / file) as database:
+            with read_only(deployment.folder / party / file) as database:
                 return int(database.execute(query).fetchone()[0])
         except sqlite3.OperationalError:
             return -1

@@ -20,11 +20,11 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from parties.unique_buckets import Oracle
 
-from dovetail.parties.client import Client, Envelope
-from dovetail.parties.fleet import Ground, lenient_policy
-from dovetail.parties.keys import KeyPair
-from dovetail.parties.links import Gone, Rejected, ShufflerLink, Unreachable
-from dovetail.parties.wire import Upload, signed_headers
+from dovetail.parties.common.keys import KeyPair
+from dovetail.parties.common.links import Gone, Rejected, ShufflerLink, Unreachable
+from dovetail.parties.common.wire import Upload, signed_headers
+from dovetail.parties.fleet import Deployment, lenient_policy
+from dovetail.parties.user.client import Client, Envelope
 
 HABITS = ("twice at once", "hangs up", "second thoughts", "repeats itself", "loses interest")
 
@@ -64,20 +64,32 @@ class User(threading.Thread):
     """One user, until it is told to stop."""
 
     def __init__(
-        self, number: int, ground: Ground, oracle: Oracle, key: KeyPair, promises: Promises, stop: threading.Event
+        self,
+        number: int,
+        deployment: Deployment,
+        oracle: Oracle,
+        key: KeyPair,
+        promises: Promises,
+        stop: threading.Event,
     ) -> None:
         super().__init__(daemon=True)
-        self._number, self._ground, self._oracle, self._promises, self._stopped = number, ground, oracle, promises, stop
+        self._number, self._ground, self._oracle, self._promises, self._stopped = (
+            number,
+            deployment,
+            oracle,
+            promises,
+            stop,
+        )
         self._habit = HABITS[number % len(HABITS)]
         self._key = key
         self._last: Envelope | None = None  # what it sent a round ago
-        policy, folder = lenient_policy(ground.signed), ground.folder / "users"
+        policy, folder = lenient_policy(deployment.signed), deployment.folder / "users"
         self._self, self._other = (
             Client(folder / f"{number}-{name}", policy=policy, key=key) for name in ("self", "other")
         )
         self._links = [
-            ShufflerLink(url, index=index, ca=ground.authority, key=key)
-            for index, url in enumerate(ground.shuffler_urls)
+            ShufflerLink(url, index=index, ca=deployment.authority, key=key)
+            for index, url in enumerate(deployment.shuffler_urls)
         ]
 
     def run(self) -> None:
@@ -194,11 +206,11 @@ class User(threading.Thread):
 
 
 def crowd(
-    ground: Ground, oracle: Oracle, keys: Sequence[KeyPair], promises: Promises
+    deployment: Deployment, oracle: Oracle, keys: Sequence[KeyPair], promises: Promises
 ) -> tuple[list[User], threading.Event]:
     """All users, at work; they stop at the event."""
     stop = threading.Event()
-    users = [User(number, ground, oracle, key, promises, stop) for number, key in enumerate(keys)]
+    users = [User(number, deployment, oracle, key, promises, stop) for number, key in enumerate(keys)]
     for user in users:
         user.start()
     return users, stop

@@ -12,8 +12,8 @@ import pytest
 from products import products
 
 from dovetail import accounting, protocols
-from dovetail.accounting import pairs
-from dovetail.accounting.split_and_mix import rounded_norm
+from dovetail.accounting.releases import crowds
+from dovetail.accounting.releases.split_and_mix import rounded_norm
 from dovetail.events import (
     Disjoint,
     Everyone,
@@ -26,11 +26,11 @@ from dovetail.events import (
     SampledSubject,
     SplitAndMix,
 )
-from dovetail.federated.client import private_update
+from dovetail.learners.client import private_update
 from dovetail.mechanisms import ClipLaplace
-from dovetail.mechanisms import Laplace as RealLaplace
-from dovetail.protocols._items import ItemLevel
-from dovetail.shufflers import Reports, Shuffled, deliver, masked, shuffle
+from dovetail.mechanisms import LaplaceRandomizer as RealLaplace
+from dovetail.protocols.subjects._items import ItemLevel
+from dovetail.shufflers import Reports, ShuffledReports, deliver, masked, shuffle
 from dovetail.statements import Neighbors, NotApplicable
 
 DIM, CLIENTS, RUNS = 40, 150, 150
@@ -477,9 +477,9 @@ def test_a_local_guarantee_is_not_amplified_by_sampling():
 
 
 def test_shuffled_is_made_only_by_shufflers():
-    assert issubclass(Shuffled, tuple)
-    assert not issubclass(Reports, Shuffled)
-    assert not issubclass(Shuffled, Reports)
+    assert issubclass(ShuffledReports, tuple)
+    assert not issubclass(Reports, ShuffledReports)
+    assert not issubclass(ShuffledReports, Reports)
 
 
 @pytest.mark.parametrize(
@@ -555,7 +555,7 @@ def test_ss_topk_relies_on_dummies_only_where_slots_may_lack_reports():
         assert "the shuffler adds and hides the dummies, and admits no more" in relied_on(cohort, **lacking)
     assert "adds and hides the dummies" in relied_on(dataclasses.replace(cohort, min_size=CLIENTS - 1))
     event = protocols.build("ss_topk", {**RR2, "k": TOP}).settle(cohort, DIM).mechanism(cohort, DIM)
-    assert pairs.pair(event).others == CLIENTS - 3 - 1  # as if dummies were none: the other honest users
+    assert crowds.pair(event).others == CLIENTS - 3 - 1  # as if dummies were none: the other honest users
 
 
 def test_uncalibrated_noise_cannot_run():

@@ -14,7 +14,7 @@ from dovetail import protocols
 from dovetail.accounting import certify
 from dovetail.events import Everyone, FixedSize, Gaussian, NonPrivate, Poisson
 from dovetail.protocols import Cohort
-from dovetail.protocols.dp_fl import Clipping, DpFl
+from dovetail.protocols.curator.dp_fl import Clipping, DpFl
 from dovetail.shufflers import deliver, masked
 from dovetail.statements import Neighbors
 

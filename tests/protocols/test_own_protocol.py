@@ -4,13 +4,15 @@ import textwrap
 
 import pytest
 
-from dovetail import config, experiment, protocols, quotes
+from dovetail import experiment, protocols
+from dovetail.experiment import config
+from dovetail.guarantee import quotes
 
 FILE = """
 import dataclasses
 from typing import ClassVar
 
-from dovetail.protocols.dp_fl import DpFl
+from dovetail.protocols.curator.dp_fl import DpFl
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mine(DpFl):
@@ -29,7 +31,7 @@ def here(tmp_path, monkeypatch):
 
 def test_it_runs_and_is_quoted(here):
     name = "my_own_protocol:Mine"
-    plan = quotes.Plan(num_users=100, dim=5, delta=1e-5, settings={"noise_multiplier": 2.0, "clip_norm": 1.0})
+    plan = quotes.Terms(num_users=100, dim=5, delta=1e-5, settings={"noise_multiplier": 2.0, "clip_norm": 1.0})
     assert quotes.quote(name, plan).certified.eps == quotes.quote("dp_fl", plan).certified.eps
     tree = {
         "task": {"name": "tiny:TASK"},

@@ -15,14 +15,15 @@ import pytest
 from scipy.stats import binom
 
 from dovetail import accounting
-from dovetail.accounting import gaussian, personalized
-from dovetail.accounting.published import CLAIMS
+from dovetail.accounting import gaussian
+from dovetail.accounting.releases import personalized
+from dovetail.claims import CLAIMS
 from dovetail.events import Disjoint, Everyone, FixedSize, Laplace, NonPrivate, Personalized, Poisson
 from dovetail.mechanisms import ClipLaplace, clip_laplace
 from dovetail.protocols import Cohort
-from dovetail.protocols.apes import Apes
-from dovetail.protocols.pldp import LdpMin, Pldp, Unis
-from dovetail.protocols.s_apes import SApes
+from dovetail.protocols.personal.apes import Apes
+from dovetail.protocols.personal.pldp import LdpMin, Pldp, Unis
+from dovetail.protocols.personal.s_apes import SApes
 from dovetail.shufflers import SlotSums, deliver, masked, shuffle
 from dovetail.statements import Neighbors, Trust
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 from scipy import stats
 
+from dovetail.engine.devices import AXIS, make_mesh
 from dovetail.mechanisms import BinaryRandomizedResponse
-from dovetail.protocols import _select
-from dovetail.protocols._select import signed_counts, top_mask, top_slots
-from dovetail.simulate.devices import AXIS, make_mesh
+from dovetail.protocols.flame import _select
+from dovetail.protocols.flame._select import signed_counts, top_mask, top_slots
 
 ALPHA = 1e-4
 

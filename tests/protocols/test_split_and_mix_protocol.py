@@ -9,19 +9,20 @@ import pytest
 from scipy import stats
 
 from dovetail import accounting
-from dovetail.accounting import gaussian, split_and_mix
+from dovetail.accounting import gaussian
+from dovetail.accounting.releases import split_and_mix
 from dovetail.events import Everyone
 from dovetail.mechanisms import skellam
 from dovetail.protocols import Cohort
-from dovetail.protocols.split_and_mix import SplitAndMix
+from dovetail.protocols.sums.split_and_mix import SplitAndMixProtocol
 from dovetail.shufflers import deliver, masked, shuffle
 from dovetail.statements import Neighbors, NotApplicable, Trust
 
 QUICK = {"xla_backend_optimization_level": "0"}  # compiles three times as fast
 USERS, DIM = 31, 3
 COHORT = Cohort(participation=Everyone(), size=USERS, min_size=16, colluders=2)
-PROTOCOL = SplitAndMix(clip_norm=0.5, noise_multiplier=2.0, shares=4).settle(COHORT, DIM)
-QUIET = SplitAndMix(clip_norm=0.5, noise_multiplier=1e-12, shares=4, scale=2048.0).settle(COHORT, DIM)
+PROTOCOL = SplitAndMixProtocol(clip_norm=0.5, noise_multiplier=2.0, shares=4).settle(COHORT, DIM)
+QUIET = SplitAndMixProtocol(clip_norm=0.5, noise_multiplier=1e-12, shares=4, scale=2048.0).settle(COHORT, DIM)
 UPDATES = jnp.asarray(np.random.default_rng(0).normal(size=(USERS, DIM)) * 0.4, jnp.float32)
 SHORT = jnp.clip(UPDATES, -0.28, 0.28)  # none is clipped further: exact in float32, as the scale is a power of two
 EVERYONE = jnp.ones(USERS, bool)
@@ -218,7 +219,7 @@ def test_calibrated_to_a_target_the_noise_is_nearly_that_of_a_curator():
     cohort = Cohort(participation=Everyone(), size=1000, min_size=1000)
 
     def settled(noise):
-        return SplitAndMix(clip_norm=1.0).with_noise(noise).settle(cohort, 7850)
+        return SplitAndMixProtocol(clip_norm=1.0).with_noise(noise).settle(cohort, 7850)
 
     def eps_at(noise):
         view = settled(noise).view(cohort, 7850, neighbors=Neighbors.REPLACE_ONE)
@@ -249,7 +250,7 @@ def test_the_statement_says_who_is_trusted_with_what():
 @pytest.mark.parametrize(("shufflers", "colluding"), [(2, 1), (3, 1), (3, 2), (5, 2)])
 def test_shufflers_that_collude_are_made_up_for_with_shares(shufflers, colluding):
     cohort = Cohort(participation=Everyone(), size=500, min_size=500)
-    alone = SplitAndMix(clip_norm=1.0, noise_multiplier=5.0, shufflers=shufflers).settle(cohort, 10)
+    alone = SplitAndMixProtocol(clip_norm=1.0, noise_multiplier=5.0, shufflers=shufflers).settle(cohort, 10)
     wary = dataclasses.replace(alone, shares=None, colluding_shufflers=colluding).settle(cohort, 10)
     event = event_of(wary, cohort, 10)
     holders = np.arange(wary.shares) % shufflers
@@ -264,7 +265,7 @@ def test_shufflers_that_collude_are_made_up_for_with_shares(shufflers, colluding
 def test_shares_hide_as_well_as_asked_for():
     cohort = Cohort(participation=Everyone(), size=500, min_size=400, colluders=10)
     for error in (1e-6, 1e-12):
-        protocol = SplitAndMix(clip_norm=1.0, noise_multiplier=5.0, mixing_error=error).settle(cohort, 10)
+        protocol = SplitAndMixProtocol(clip_norm=1.0, noise_multiplier=5.0, mixing_error=error).settle(cohort, 10)
 
         def distance(shares, protocol=protocol):
             return 10 * split_and_mix.eta(num_users=390, slots=shares, modulus=protocol.modulus)
@@ -295,12 +296,12 @@ def test_shares_hide_as_well_as_asked_for():
 )
 def test_bad_parameters_are_refused(given, sentence):
     with pytest.raises(ValueError, match=sentence):
-        SplitAndMix(**{"clip_norm": 0.5, "noise_multiplier": 2.0, **given}).settle(COHORT, DIM)
+        SplitAndMixProtocol(**{"clip_norm": 0.5, "noise_multiplier": 2.0, **given}).settle(COHORT, DIM)
 
 
 def test_too_few_users_are_not_certified():
     with pytest.raises(NotApplicable, match="not certified: 4 honest users need more than 32 shares"):
-        SplitAndMix(clip_norm=0.5, noise_multiplier=2.0).settle(dataclasses.replace(COHORT, min_size=6), DIM)
+        SplitAndMixProtocol(clip_norm=0.5, noise_multiplier=2.0).settle(dataclasses.replace(COHORT, min_size=6), DIM)
     with pytest.raises(ValueError, match="expected 2 to 1 honest users"):
         PROTOCOL.settle(dataclasses.replace(COHORT, min_size=3), DIM)
     with pytest.raises(ValueError, match=r"expected cohort\.min_size >= 2"):
@@ -309,6 +310,6 @@ def test_too_few_users_are_not_certified():
 
 def test_what_is_not_settled_cannot_run():
     with pytest.raises(ValueError, match="expected scale to be given or settled"):
-        SplitAndMix(clip_norm=1.0, noise_multiplier=1.0).randomize(jnp.zeros(3), (), key=jax.random.key(0))
-    assert not SplitAndMix(clip_norm=1.0).calibrated
-    assert SplitAndMix(clip_norm=1.0).with_noise(3.0).noise_multiplier == 3.0
+        SplitAndMixProtocol(clip_norm=1.0, noise_multiplier=1.0).randomize(jnp.zeros(3), (), key=jax.random.key(0))
+    assert not SplitAndMixProtocol(clip_norm=1.0).calibrated
+    assert SplitAndMixProtocol(clip_norm=1.0).with_noise(3.0).noise_multiplier == 3.0

@@ -10,9 +10,9 @@ from dovetail import accounting
 from dovetail.events import Everyone
 from dovetail.mechanisms import RandomizedResponse
 from dovetail.protocols import Cohort
-from dovetail.protocols.binary_sum import BinarySum
-from dovetail.protocols.real_sum import RealSum
-from dovetail.protocols.split_and_mix import SplitAndMix
+from dovetail.protocols.sums.binary_sum import BinarySum
+from dovetail.protocols.sums.real_sum import RealSum
+from dovetail.protocols.sums.split_and_mix import SplitAndMixProtocol
 from dovetail.shufflers import Reports, deliver, masked, shuffle
 from dovetail.statements import Neighbors
 
@@ -184,7 +184,7 @@ def test_views_are_what_was_sent():
         (lambda: RealSum(method="split", levels=5), "expected no levels with method='split'"),
         (lambda: RealSum(mix={"shufflers": 3}), "expected no mix with method='single'"),
         (lambda: RealSum(method="split", mix={"shufflers": 1}), "one shuffler would hold all shares"),
-        (lambda: RealSum(method="split", mix=SplitAndMix(clip_norm=1.0)), "expected mix with clip_norm=0.5"),
+        (lambda: RealSum(method="split", mix=SplitAndMixProtocol(clip_norm=1.0)), "expected mix with clip_norm=0.5"),
         (lambda: RealSum(method="split", mix={"noise_multiplier": 1.0}), "without noise, which stands beside it"),
         (lambda: RealSum(method="split", noise_multiplier=0.0), "expected noise_multiplier > 0"),
         (lambda: RealSum(noise_multiplier=1.0), "expected no noise_multiplier with method='single'"),

@@ -12,22 +12,22 @@ from collections.abc import Callable
 from typing import Any
 
 from dovetail.audit.attacks import central_sub, dp_fl, privunit, s_apes, ss_double, ss_simple, ss_topk
-from dovetail.audit.bounds import Duel
+from dovetail.audit.bounds import ExactAttack
 from dovetail.protocols import Protocol
-from dovetail.protocols.s_apes import SApes
-from dovetail.protocols.ss_double import SsDouble
+from dovetail.protocols.flame.ss_double import SsDouble
+from dovetail.protocols.personal.s_apes import SApes
 
 __all__ = ["STRONGER", "shows_less"]
 
-STRONGER: dict[str, Callable[[Any, Any, int], list[Duel]]] = {
-    "central_sub": central_sub.duels,
-    "dp_fl": dp_fl.duels,
-    "local_sub": central_sub.duels,
-    "privunit": privunit.duels,
-    "s_apes": s_apes.duels,
-    "ss_double": ss_double.duels,
-    "ss_simple": ss_simple.duels,
-    "ss_topk": ss_topk.duels,
+STRONGER: dict[str, Callable[[Any, Any, int], list[ExactAttack]]] = {
+    "central_sub": central_sub.exact_attacks,
+    "dp_fl": dp_fl.exact_attacks,
+    "local_sub": central_sub.exact_attacks,
+    "privunit": privunit.exact_attacks,
+    "s_apes": s_apes.exact_attacks,
+    "ss_double": ss_double.exact_attacks,
+    "ss_simple": ss_simple.exact_attacks,
+    "ss_topk": ss_topk.exact_attacks,
 }
 
 

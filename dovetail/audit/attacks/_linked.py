@@ -13,7 +13,7 @@ import math
 import numpy as np
 from scipy.stats import binom
 
-from dovetail.audit.bounds import Duel
+from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import cells
 from dovetail.audit.exact.counts import Binomial, binomial_window, counts
 from dovetail.audit.exact.sums import ULP, Part, sums
@@ -40,8 +40,10 @@ def ones(report: Report) -> Ones:
     return Ones((float(high[upper].sum()), float(low[upper].sum()), dummy))
 
 
-def messages_like_the_victims(bits: Ones, width: int, *, others: int, dummies: int, slack: float = 0.0) -> list[Duel]:
-    """Among so many others at the low end and so many messages of dummies: by likelihood, and one duel a threshold."""
+def messages_like_the_victims(
+    bits: Ones, width: int, *, others: int, dummies: int, slack: float = 0.0
+) -> list[ExactAttack]:
+    """Among so many others at the low end and so many messages of dummies: by likelihood, and by each threshold."""
     found = [_likelihoods(bits, width, others, dummies, slack)]
     high, low, dummy = bits
     largest = int(binom.isf(_RAREST, width, high))
@@ -54,7 +56,7 @@ def messages_like_the_victims(bits: Ones, width: int, *, others: int, dummies: i
     return found
 
 
-def _likelihoods(bits: Ones, width: int, others: int, dummies: int, slack: float) -> Duel:
+def _likelihoods(bits: Ones, width: int, others: int, dummies: int, slack: float) -> ExactAttack:
     """The sum over all messages of (f_high - f_low) / g, where the mean density g of the others is not too small."""
     high, low, dummy = (_number_of_ones(width, prob) for prob in bits)
     messages = others + dummies

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import gammainc, gammaincc
 
-from dovetail.audit.bounds import Duel
+from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact.noise import log_cells
 
 __all__ = ["scaled_noise"]
@@ -23,7 +23,7 @@ _TINY = 1e-300  # below, doubles cannot tell a tail from none
 
 def scaled_noise(
     attack: str, dim: int, first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]
-) -> Duel:
+) -> ExactAttack:
     """The squared norm of noise in `dim` coordinates whose variance is random: (probability, variance) in both worlds.
 
     Tails beyond what a double holds go into the slack, so that no eps is found above about 690.
@@ -37,4 +37,4 @@ def scaled_noise(
         below = sum(weight * gammainc(dim / 2, cuts / (2 * variance)) for weight, variance in world)
         above = sum(weight * gammaincc(dim / 2, cuts / (2 * variance)) for weight, variance in world)
         laws.append(log_cells(np.log(np.maximum(below, _TINY)), np.log(np.maximum(above, _TINY))))
-    return Duel(attack=attack, log_first=laws[0], log_second=laws[1], slack=4 * _TINY)
+    return ExactAttack(attack=attack, log_first=laws[0], log_second=laws[1], slack=4 * _TINY)

@@ -12,20 +12,20 @@ from collections.abc import Callable
 
 from scipy.stats import binom
 
-from dovetail.accounting.published import subdp
 from dovetail.audit.attacks._scales import scaled_noise
-from dovetail.audit.bounds import Duel
+from dovetail.audit.bounds import ExactAttack
+from dovetail.claims import subdp
 from dovetail.protocols import Cohort
-from dovetail.protocols._items import ItemLevel
+from dovetail.protocols.subjects._items import ItemLevel
 
-__all__ = ["duels"]
+__all__ = ["exact_attacks"]
 
 _EPS, _DELTA, _STEPS = 8.0, 1e-5, 100  # what the recipe is asked for, where nothing else is known
 
 
-def duels(
+def exact_attacks(
     protocol: ItemLevel, cohort: Cohort, dim: int, *, noise_of: Callable[[int], float] | None = None
-) -> list[Duel]:
+) -> list[ExactAttack]:
     """One round of `adaptive_z`; `noise_of` is the noise multiplier for each Z, by default the recipe's for 100 steps.
 
     Over the steps of a user's own round noise adds up; then the victim has two records, which meet or do not.

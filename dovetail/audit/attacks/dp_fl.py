@@ -10,17 +10,17 @@ long is CHANGE / (2 - CHANGE), so that the median is `CHANGE` times larger as we
 from __future__ import annotations
 
 from dovetail.audit.attacks._scales import scaled_noise
-from dovetail.audit.bounds import Duel
+from dovetail.audit.bounds import ExactAttack
 from dovetail.events import Disjoint, Everyone
 from dovetail.protocols import Cohort
-from dovetail.protocols.dp_fl import DpFl
+from dovetail.protocols.curator.dp_fl import DpFl
 
-__all__ = ["CHANGE", "duels", "norms"]
+__all__ = ["CHANGE", "exact_attacks", "norms"]
 
 CHANGE = 1.1  # by which the median grows
 
 
-def duels(protocol: DpFl, cohort: Cohort, dim: int) -> list[Duel]:
+def exact_attacks(protocol: DpFl, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """A tenth more or less in the median, by one user's update."""
     if protocol.clip != "median":
         return []

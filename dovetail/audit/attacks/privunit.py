@@ -9,26 +9,26 @@ from __future__ import annotations
 
 import dataclasses
 
-from dovetail.accounting import privunit as accounting
-from dovetail.audit.bounds import Duel
+from dovetail.accounting.releases import privunit as accounting
+from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact.counts import trinomials
 from dovetail.protocols import Cohort
-from dovetail.protocols.privunit import PrivUnit
+from dovetail.protocols.local.privunit import PrivUnit
 from dovetail.statements import NotApplicable
 
-__all__ = ["cap_probs", "duels"]
+__all__ = ["cap_probs", "exact_attacks"]
 
 _ROUNDED_DOWN = 1e-10  # what `cap_mass` takes off to be on the safe side of an upper bound
 _CAP_ERROR = 1e-12  # relative; 50 digits show 4e-15 in up to a million dimensions
 
 
-def duels(protocol: PrivUnit, cohort: Cohort, dim: int) -> list[Duel]:
+def exact_attacks(protocol: PrivUnit, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """The law of both counts; what may be wrong with the mass of a cap goes into the slack."""
     towards, away = cap_probs(protocol, dim)
     others = cohort.crowd() - cohort.colluders - 1
     attack = "messages on the caps around the victim's direction and its opposite, others opposite"
-    duel = trinomials(attack, others, (away, towards), (towards, away), (away, towards))
-    return [dataclasses.replace(duel, slack=duel.slack + (others + 1) * away * 4 * _CAP_ERROR)]
+    exact_attack = trinomials(attack, others, (away, towards), (towards, away), (away, towards))
+    return [dataclasses.replace(exact_attack, slack=exact_attack.slack + (others + 1) * away * 4 * _CAP_ERROR)]
 
 
 def cap_probs(protocol: PrivUnit, dim: int) -> tuple[float, float]:

@@ -10,16 +10,16 @@ import dataclasses
 
 import numpy as np
 
-from dovetail.audit.bounds import Duel
+from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import cells, personal
 from dovetail.protocols import Cohort
-from dovetail.protocols.s_apes import SApes
+from dovetail.protocols.personal.s_apes import SApes
 from dovetail.statements import NotApplicable
 
-__all__ = ["duels", "sparsified"]
+__all__ = ["exact_attacks", "sparsified"]
 
 
-def duels(protocol: SApes, cohort: Cohort, dim: int) -> list[Duel]:
+def exact_attacks(protocol: SApes, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """The user with the largest budget, others at the low end; none where a client's reports depend on each other."""
     if protocol.sparsify != "threshold" and protocol.kept(dim) < dim:
         return []

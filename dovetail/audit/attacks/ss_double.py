@@ -10,15 +10,15 @@ from __future__ import annotations
 from scipy.stats import binom
 
 from dovetail.audit.attacks._linked import messages_like_the_victims, ones
-from dovetail.audit.bounds import Duel
+from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact.counts import Binomial, counts
 from dovetail.protocols import Cohort
-from dovetail.protocols.ss_double import SsDouble
+from dovetail.protocols.flame.ss_double import SsDouble
 
-__all__ = ["duels"]
+__all__ = ["exact_attacks"]
 
 
-def duels(protocol: SsDouble, cohort: Cohort, dim: int) -> list[Duel]:
+def exact_attacks(protocol: SsDouble, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """The printed form, where k of `dim` coordinates are drawn; the repaired one is what its event says."""
     if protocol.inclusion != "fixed-k":
         return []

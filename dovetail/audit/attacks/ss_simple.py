@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dovetail.audit import exact
 from dovetail.audit.attacks._linked import messages_like_the_victims, ones
-from dovetail.audit.bounds import Duel
+from dovetail.audit.bounds import ExactAttack
 from dovetail.events import Shuffled
 from dovetail.protocols import Cohort
-from dovetail.protocols.ss_simple import SsSimple
+from dovetail.protocols.flame.ss_simple import SsSimple
 
-__all__ = ["duels"]
+__all__ = ["exact_attacks"]
 
 
-def duels(protocol: SsSimple, cohort: Cohort, dim: int) -> list[Duel]:
+def exact_attacks(protocol: SsSimple, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Where whole messages travel; nothing beyond the exact attacks on the event where they do not."""
     if protocol.linkage != "vector":
         return []
@@ -20,4 +20,4 @@ def duels(protocol: SsSimple, cohort: Cohort, dim: int) -> list[Duel]:
     others = users - cohort.colluders - 1
     apart = Shuffled(report=protocol.report, num_users=users, colluders=cohort.colluders, coordinates=dim)
     found = messages_like_the_victims(ones(protocol.report), dim, others=others, dummies=0)
-    return found + exact.duels(apart)  # links may be ignored
+    return found + exact.exact_attacks(apart)  # links may be ignored

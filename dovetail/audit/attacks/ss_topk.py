@@ -14,14 +14,14 @@ import math
 import numpy as np
 
 from dovetail.audit.attacks._linked import messages_like_the_victims, ones
-from dovetail.audit.bounds import Duel, disjoint
+from dovetail.audit.bounds import ExactAttack, disjoint
 from dovetail.protocols import Cohort
-from dovetail.protocols.ss_topk import SsTopk
+from dovetail.protocols.flame.ss_topk import SsTopk
 
-__all__ = ["duels"]
+__all__ = ["exact_attacks"]
 
 
-def duels(protocol: SsTopk, cohort: Cohort, dim: int) -> list[Duel]:
+def exact_attacks(protocol: SsTopk, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """What is beyond the exact attacks on the event."""
     users, pad_to, decoys = cohort.crowd(), protocol.padding.pad_to, protocol.per_client(dim) - protocol.k
     rest = dim - protocol.k
@@ -37,5 +37,5 @@ def duels(protocol: SsTopk, cohort: Cohort, dim: int) -> list[Duel]:
         with np.errstate(divide="ignore"):
             by_chance = np.log([1 - decoys / rest, decoys / rest])
         attack = "the number of messages of a coordinate that all others report"
-        return [Duel(attack=attack, log_first=np.array([-np.inf, 0.0]), log_second=by_chance)]
+        return [ExactAttack(attack=attack, log_first=np.array([-np.inf, 0.0]), log_second=by_chance)]
     return []

@@ -1,8 +1,8 @@
 """Exact attacks on what an event says was run: both worlds in closed form, no runs counted.
 
-`duels` knows, for every kind of event, neighbouring inputs that are hard to hide and a statistic that tells them apart.
-What it shows is a lower bound on the eps of that event; a certified bound below it would be wrong. Rounds repeat the
-same inputs with fresh randomness.
+`exact_attacks` knows, for every kind of event, neighbouring inputs that are hard to hide and a statistic that tells
+them apart. What it shows is a lower bound on the eps of that event; a certified bound below it would be wrong. Rounds
+repeat the same inputs with fresh randomness.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dovetail import _validate
-from dovetail.audit.bounds import Duel
+from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import crowds, noise, personal
 from dovetail.events import (
     Disjoint,
@@ -31,14 +31,14 @@ from dovetail.events import (
 )
 from dovetail.statements import Neighbors, NotApplicable
 
-__all__ = ["duels", "duels_of_rounds"]
+__all__ = ["exact_attacks", "exact_attacks_on_rounds"]
 
 
-def duels(mechanism: Mechanism, *, rounds: int = 1) -> list[Duel]:
+def exact_attacks(mechanism: Mechanism, *, rounds: int = 1) -> list[ExactAttack]:
     """The exact attacks on so many rounds of this mechanism; the caller takes the best for its delta.
 
     Guarantees:
-        At no eps is the delta of a duel above the hockey-stick divergence of the whole view, for some neighbours.
+        At no eps is the delta of a attack above the hockey-stick divergence of the whole view, for some neighbours.
         `NotApplicable` where no exact attack is known, with the reason.
     """
     _validate.integer(rounds=rounds)
@@ -55,7 +55,7 @@ def duels(mechanism: Mechanism, *, rounds: int = 1) -> list[Duel]:
         case PaddedTopk():
             return crowds.padded_topk(mechanism, rounds)
         case Personalized():
-            return personal.duels(mechanism, rounds)
+            return personal.exact_attacks(mechanism, rounds)
         case SplitAndMix():
             return noise.split_and_mix(mechanism, rounds)
         case SampledSubject():
@@ -64,11 +64,11 @@ def duels(mechanism: Mechanism, *, rounds: int = 1) -> list[Duel]:
             raise NotApplicable(f"an event that promises nothing does not say what was run: {mechanism.reason}")
 
 
-def duels_of_rounds(rounds: Sequence[Round]) -> list[Duel]:
+def exact_attacks_on_rounds(rounds: Sequence[Round]) -> list[ExactAttack]:
     """The exact attacks on a training, given as the rounds that an accountant composes.
 
     Guarantees:
-        As those of `duels`, for the rounds together; one user is attacked in every round that it may be in.
+        As those of `exact_attacks`, for the rounds together; one user is attacked in every round that it may be in.
     """
     if not rounds:
         raise NotApplicable("nothing was released")
@@ -78,13 +78,13 @@ def duels_of_rounds(rounds: Sequence[Round]) -> list[Duel]:
     if len(mechanisms) > 1:
         raise NotApplicable("no exact attack is known on rounds that differ from each other")
     if all(one.participation == Everyone() for one in rounds):
-        return duels(rounds[0].mechanism, rounds=len(rounds))
+        return exact_attacks(rounds[0].mechanism, rounds=len(rounds))
     if all(isinstance(one.participation, Disjoint) for one in rounds):
-        return duels(rounds[0].mechanism, rounds=len({one.participation for one in rounds}))
+        return exact_attacks(rounds[0].mechanism, rounds=len({one.participation for one in rounds}))
     raise NotApplicable("no exact attack is known on this way to choose who takes part")
 
 
-def _sampled(rounds: Sequence[Round]) -> list[Duel]:
+def _sampled(rounds: Sequence[Round]) -> list[ExactAttack]:
     times: Counter[tuple[Gaussian, float]] = Counter()
     for one in rounds:
         mechanism = one.mechanism

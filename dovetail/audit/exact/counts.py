@@ -1,7 +1,7 @@
 """Exact laws of counts: numbers of ones among independent bits, and numbers of messages in two cells.
 
 Convolutions of binomials are sums of positive numbers, which keep their relative precision down to far tails. What lies
-beyond a window of twelve standard deviations is cut off, and goes into the duel's `slack`.
+beyond a window of twelve standard deviations is cut off, and goes into the exact_attack's `slack`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import gammaln
 from scipy.stats import binom
 
-from dovetail.audit.bounds import Duel
+from dovetail.audit.bounds import ExactAttack
 from dovetail.statements import NotApplicable
 
 __all__ = ["Binomial", "binomial_window", "counts", "log_binomial", "trinomials"]
@@ -34,8 +34,8 @@ class Binomial:
     prob: float
 
 
-def counts(attack: str, first: Sequence[Binomial], second: Sequence[Binomial], *, slack: float = 0.0) -> Duel:
-    """The duel between two numbers of ones; exact up to rounding, but for far tails, which go into the slack."""
+def counts(attack: str, first: Sequence[Binomial], second: Sequence[Binomial], *, slack: float = 0.0) -> ExactAttack:
+    """The attack by two numbers of ones; exact up to rounding, but for far tails, which go into the slack."""
     laws = [_count(parts) for parts in (first, second)]
     low = min(start for start, _, _ in laws)
     high = max(start + len(masses) for start, masses, _ in laws)
@@ -46,7 +46,7 @@ def counts(attack: str, first: Sequence[Binomial], second: Sequence[Binomial], *
             log[start - low : start - low + len(masses)] = np.log(masses)
         logs.append(log)
     cut = max(lost for _, _, lost in laws)
-    return Duel(attack=attack, log_first=logs[0], log_second=logs[1], slack=slack + cut)
+    return ExactAttack(attack=attack, log_first=logs[0], log_second=logs[1], slack=slack + cut)
 
 
 def _count(parts: Sequence[Binomial]) -> tuple[int, np.ndarray, float]:
@@ -102,8 +102,8 @@ def trinomials(
     others: tuple[float, float],
     first: tuple[float, float],
     second: tuple[float, float],
-) -> Duel:
-    """The duel of how many of `trials` others and one victim fall into each of two cells, with these probabilities."""
+) -> ExactAttack:
+    """The attack by how many of `trials` others and one victim fall into each of two cells of these probabilities."""
     a, b = others
     low, high = _window(trials, a)
     left = np.arange(low, high + 1)
@@ -125,7 +125,7 @@ def trinomials(
         world[:-1, :-1] += (1 - in_a - in_b) * law
         with np.errstate(divide="ignore"):
             logs.append(np.log(world.ravel()))
-    return Duel(attack=attack, log_first=logs[0], log_second=logs[1], slack=1.01 * lost + 1e-300 * law.size)
+    return ExactAttack(attack=attack, log_first=logs[0], log_second=logs[1], slack=1.01 * lost + 1e-300 * law.size)
 
 
 def log_binomial(trials: int, prob: float) -> np.ndarray:

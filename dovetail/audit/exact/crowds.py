@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import binom
 
-from dovetail.audit.bounds import Duel
+from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import cells
 from dovetail.audit.exact.counts import Binomial, binomial_window, counts, trinomials
 from dovetail.audit.exact.ratios import Seen, likelihoods
@@ -62,8 +62,10 @@ class _Crowd:
         """Messages as integers to add up."""
         return Part(masses=cells.scored(masses, scores), times=times, error=cells.error_of(masses))
 
-    def duel(self, attack: str, first: Sequence[_Messages], second: Sequence[_Messages], *, slack: float = 0.0) -> Duel:
-        """The duel of the sums of all scores."""
+    def exact_attack(
+        self, attack: str, first: Sequence[_Messages], second: Sequence[_Messages], *, slack: float = 0.0
+    ) -> ExactAttack:
+        """The attack of the sums of all scores."""
         if self.binary:
             try:
                 bits = [[Binomial(trials=m.times, prob=float(m.masses[1])) for m in world] for world in (first, second)]
@@ -76,7 +78,7 @@ class _Crowd:
 
     def slot_duel(
         self, attack: str, first: Sequence[_Messages], second: Sequence[_Messages], slots: int, *, slack: float = 0.0
-    ) -> list[Duel]:
+    ) -> list[ExactAttack]:
         """Of bits in several slots, the likelihood ratio of every slot's count: no statistic tells more."""
         if not self.binary or slots == 1:
             return []
@@ -95,14 +97,14 @@ def _count_law(messages: Sequence[_Messages]) -> np.ndarray:
     return law
 
 
-def shuffled(event: Shuffled, rounds: int) -> list[Duel]:
+def shuffled(event: Shuffled, rounds: int) -> list[ExactAttack]:
     """Every honest user sends a report on every coordinate."""
     crowd, others, slots = _Crowd(event.report), event.honest - 1, event.coordinates * rounds
     messages = event.honest * slots
     scores = crowd.scores(crowd.low, messages=messages)
     crowded = _Messages(crowd.low, scores, others * slots)
     first, second = (_Messages(law, scores, slots) for law in (crowd.high, crowd.low))
-    found = [crowd.duel("sum over all messages, others at the low end", [crowded, first], [crowded, second])]
+    found = [crowd.exact_attack("sum over all messages, others at the low end", [crowded, first], [crowded, second])]
     one = [[crowded._replace(times=others), world._replace(times=1)] for world in (first, second)]
     found += crowd.slot_duel("likelihood ratios of all counts, others at the low end", one[0], one[1], slots)
     if event.report.kind == "rr" and event.report.levels > 2:
@@ -110,7 +112,7 @@ def shuffled(event: Shuffled, rounds: int) -> list[Duel]:
     return found
 
 
-def _other_levels(crowd: _Crowd, others: int, slots: int) -> list[Duel]:
+def _other_levels(crowd: _Crowd, others: int, slots: int) -> list[ExactAttack]:
     """Others on a level that is neither of the victim's; of one slot, both numbers of the victim's levels."""
     law, found = crowd.level(1), []
     scores = np.zeros(len(law), np.int64)
@@ -118,7 +120,9 @@ def _other_levels(crowd: _Crowd, others: int, slots: int) -> list[Duel]:
     scores[-1] = 2
     crowded = _Messages(law, scores, others * slots)
     first, second = (_Messages(own, scores, slots) for own in (crowd.high, crowd.low))
-    found.append(crowd.duel("reports on one of two levels, others at a third", [crowded, first], [crowded, second]))
+    found.append(
+        crowd.exact_attack("reports on one of two levels, others at a third", [crowded, first], [crowded, second])
+    )
     if slots == 1:
         ends = [(float(own[0]), float(own[-1])) for own in (law, crowd.high, crowd.low)]
         at_low = (float(crowd.low[0]), float(crowd.low[-1]))
@@ -127,7 +131,7 @@ def _other_levels(crowd: _Crowd, others: int, slots: int) -> list[Duel]:
     return found
 
 
-def padded_bernoulli(event: PaddedBernoulli, rounds: int) -> list[Duel]:
+def padded_bernoulli(event: PaddedBernoulli, rounds: int) -> list[ExactAttack]:
     """Others that report a coordinate at all report the low end; where one does not, a dummy takes its place.
 
     That the users and the victim do not fit into a slot is charged to the slack.
@@ -155,7 +159,7 @@ def padded_bernoulli(event: PaddedBernoulli, rounds: int) -> list[Duel]:
     return [sums(name, [crowded, first], [crowded, second], slack=slots * (overflow + 1e-33))]
 
 
-def padded_topk(event: PaddedTopk, rounds: int) -> list[Duel]:
+def padded_topk(event: PaddedTopk, rounds: int) -> list[ExactAttack]:
     """The victim turns the sign of all its largest coordinates, or has others, in slots that are full."""
     crowd, slots = _Crowd(event.report), event.top * rounds
     found = _turned_signs(event, crowd, slots)
@@ -165,7 +169,7 @@ def padded_topk(event: PaddedTopk, rounds: int) -> list[Duel]:
     return found
 
 
-def _turned_signs(event: PaddedTopk, crowd: _Crowd, slots: int) -> list[Duel]:
+def _turned_signs(event: PaddedTopk, crowd: _Crowd, slots: int) -> list[ExactAttack]:
     """Others report the same coordinates, as many as fit, all the low end; dummies and decoys fill up."""
     places, others = event.pad_to - event.colluders - 1, event.honest - 1
     sitting, overflow = _sitting(event, places, others, slots)
@@ -176,7 +180,7 @@ def _turned_signs(event: PaddedTopk, crowd: _Crowd, slots: int) -> list[Duel]:
     everywhere = [some._replace(times=some.times * slots) for some in crowded]
     all_slots = [[*everywhere, world[-1]._replace(times=slots)] for world in one]
     where = f"the victim's {event.top} coordinates, its signs turned"
-    found = [crowd.duel(f"sum over {where}", all_slots[0], all_slots[1], slack=overflow)]
+    found = [crowd.exact_attack(f"sum over {where}", all_slots[0], all_slots[1], slack=overflow)]
     return found + crowd.slot_duel(f"likelihood ratios of the counts of {where}", one[0], one[1], slots, slack=overflow)
 
 
@@ -203,7 +207,7 @@ def _sitting(event: PaddedTopk, places: int, others: int, slots: int) -> tuple[i
     return low, overflow(low)
 
 
-def _full_slots(event: PaddedTopk, crowd: _Crowd, slots: int) -> Duel:
+def _full_slots(event: PaddedTopk, crowd: _Crowd, slots: int) -> ExactAttack:
     """The victim's coordinates in either world are full, and its report displaces another that says the opposite.
 
     `pad_to` others report the coordinates of the first world, all low, as many those of the second, all high. The
@@ -224,4 +228,6 @@ def _full_slots(event: PaddedTopk, crowd: _Crowd, slots: int) -> Duel:
         _Messages(high, at_high, less),
         _Messages(kept * low + (1 - kept) * high, at_high, slots),
     ]
-    return crowd.duel(f"sum over 2 x {event.top} full coordinates, of which the victim joins one half", first, second)
+    return crowd.exact_attack(
+        f"sum over 2 x {event.top} full coordinates, of which the victim joins one half", first, second
+    )

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy.special import log_ndtr, logsumexp
 
-from dovetail.audit.bounds import Duel, disjoint
+from dovetail.audit.bounds import ExactAttack, disjoint
 from dovetail.audit.exact import cells, sums
 from dovetail.audit.exact.counts import binomial_window
 from dovetail.audit.exact.ratios import Seen, likelihoods, many_alike
@@ -33,17 +33,17 @@ _PI = 4 * np.arctan(np.longdouble(1))
 _LARGEST = 2**22
 
 
-def gaussian(event: Gaussian, rounds: int) -> list[Duel]:
+def gaussian(event: Gaussian, rounds: int) -> list[ExactAttack]:
     """The projection on the direction in which neighbours differ, added up over the rounds."""
     if event.std == 0:
         return [disjoint("the released value, to which no noise is added")]
     return [_shifted_normal("the released value along the difference", event.mu * math.sqrt(rounds))]
 
 
-def _shifted_normal(attack: str, mu: float) -> Duel:
+def _shifted_normal(attack: str, mu: float) -> ExactAttack:
     cuts = np.linspace(-_FAR, mu + _FAR, _CELLS + 1)
     laws = [log_cells(log_ndtr(cuts - shift), log_ndtr(shift - cuts)) for shift in (mu, 0.0)]
-    return Duel(attack=attack, log_first=laws[0], log_second=laws[1], slack=1e-300, pure=math.inf)
+    return ExactAttack(attack=attack, log_first=laws[0], log_second=laws[1], slack=1e-300, pure=math.inf)
 
 
 def log_cells(log_cdf: np.ndarray, log_sf: np.ndarray) -> np.ndarray:
@@ -55,14 +55,14 @@ def log_cells(log_cdf: np.ndarray, log_sf: np.ndarray) -> np.ndarray:
     return np.concatenate([log_cdf[:1], np.where(np.isnan(inner), -np.inf, inner), log_sf[-1:]])
 
 
-def laplace(event: Laplace, rounds: int) -> list[Duel]:
+def laplace(event: Laplace, rounds: int) -> list[ExactAttack]:
     """Every query moves by its sensitivity; at delta = 0 all answers beyond both values show the full ratio."""
     family, copies = cells.partition("laplace"), event.count * rounds
     high, low = family.ends(event.eps_each)
     return many_alike("log-likelihood ratios of all answers", high, low, copies)
 
 
-def split_and_mix(event: SplitAndMix, rounds: int) -> list[Duel]:
+def split_and_mix(event: SplitAndMix, rounds: int) -> list[ExactAttack]:
     """The noisy sum of one coordinate, in which the victim holds all it may; only whole numbers, so nothing is rounded.
 
     The shares of a coordinate add up to that sum, so it is seen, whatever else is.
@@ -71,7 +71,7 @@ def split_and_mix(event: SplitAndMix, rounds: int) -> list[Duel]:
     return [skellam("the noisy sum of one coordinate", event.noise_variance * rounds, shift, modulus=event.modulus)]
 
 
-def skellam(attack: str, variance: float, shift: int, *, modulus: int) -> Duel:
+def skellam(attack: str, variance: float, shift: int, *, modulus: int) -> ExactAttack:
     """A whole number with Skellam noise, moved by `shift`, seen modulo a divisor of the modulus."""
     wanted = 1 << math.ceil(math.log2(24 * math.sqrt(variance) + shift + 256))
     size = wanted if modulus % wanted == 0 else modulus
@@ -84,7 +84,7 @@ def skellam(attack: str, variance: float, shift: int, *, modulus: int) -> Duel:
     return sums.duel_of(attack, [(np.roll(masses, shift), slack), (masses, slack)], centre=shift // 2, pure=math.inf)
 
 
-def sampled_gaussians(times: Mapping[tuple[Gaussian, float], int]) -> list[Duel]:
+def sampled_gaussians(times: Mapping[tuple[Gaussian, float], int]) -> list[ExactAttack]:
     """A user who is drawn by a coin of the given probability for each release, against nobody in its place."""
     seen = [
         Seen(*_binned(np.array([1 - np.longdouble(prob), prob], np.longdouble), event.mu), count, _error(items=1))
@@ -93,7 +93,7 @@ def sampled_gaussians(times: Mapping[tuple[Gaussian, float], int]) -> list[Duel]
     return [likelihoods("log-likelihood ratios of all releases, drawn or not", seen, pure=math.inf)]
 
 
-def sampled_subject(event: SampledSubject, rounds: int) -> list[Duel]:
+def sampled_subject(event: SampledSubject, rounds: int) -> list[ExactAttack]:
     """All items pull in one direction: the number of them in a sum is random, or its Gaussian shift is certain.
 
     Where users are drawn first, others' records are taken to be zero, so that they do not show who was drawn.
@@ -117,7 +117,7 @@ def _splits(event: SampledSubject) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _mixture_duel(attack: str, event: SampledSubject, split: tuple[int, ...], releases: int) -> Duel:
+def _mixture_duel(attack: str, event: SampledSubject, split: tuple[int, ...], releases: int) -> ExactAttack:
     if event.prob_user < 1 and (event.steps > 1 or event.noise == "user"):
         raise NotApplicable("users that are drawn first are the same in all steps of a round: no exact law is known")
     unit = event.clip_norm / event.std
@@ -140,7 +140,7 @@ def _error(items: int) -> float:
     return 256 * ULP * (2 + items) + 1e-24
 
 
-def _one_mixture(attack: str, law: np.ndarray, unit: float) -> Duel:
+def _one_mixture(attack: str, law: np.ndarray, unit: float) -> ExactAttack:
     """A single release: the mixture's likelihood ratio rises with the value, and tails are closed forms."""
     likely = np.flatnonzero(law > _NEVER)
     shifts, log_weights = unit * likely, np.log(law[likely]).astype(np.float64)
@@ -151,7 +151,7 @@ def _one_mixture(attack: str, law: np.ndarray, unit: float) -> Duel:
         for tail, sign in zip(tails, (1, -1), strict=True):
             tail[start : start + 512] = logsumexp(log_weights + log_ndtr(sign * gaps), axis=1)
     plain = log_cells(log_ndtr(cuts), log_ndtr(-cuts))
-    return Duel(attack=attack, log_first=log_cells(*tails), log_second=plain, slack=1e-28, pure=math.inf)
+    return ExactAttack(attack=attack, log_first=log_cells(*tails), log_second=plain, slack=1e-28, pure=math.inf)
 
 
 def _items_law(event: SampledSubject, split: Sequence[int]) -> np.ndarray:

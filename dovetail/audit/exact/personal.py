@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dovetail.audit.bounds import Duel
+from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import cells, sums
 from dovetail.audit.exact.sums import ULP, Part
 from dovetail.events import Personalized
 from dovetail.statements import NotApplicable
 
-__all__ = ["Laws", "crowd_duel", "duels"]
+__all__ = ["Laws", "crowd_duel", "exact_attacks"]
 
 Laws = Callable[[np.ndarray, float], np.ndarray]  # budgets, position of the input -> cell masses, one row a user
 
@@ -28,14 +28,14 @@ _DOUBLE = 2.0**-52
 _FINEST = 16.0  # steps of a score to its standard deviation
 
 
-def duels(event: Personalized, rounds: int) -> list[Duel]:
+def exact_attacks(event: Personalized, rounds: int) -> list[ExactAttack]:
     """The users with the largest and with the median budget, others at the low end; who hides most colludes."""
     budgets = np.asarray(event.eps_locals)
     family = cells.partition(
         event.kind, levels=event.levels, narrowest=float(budgets.max()), widest=float(budgets.min())
     )
     victims = {"largest": int(np.argmax(budgets)), "median": int(np.argsort(budgets)[len(budgets) // 2])}
-    found: list[Duel] = []
+    found: list[ExactAttack] = []
     for name, victim in victims.items():
         if found and budgets[victim] == budgets.max():
             continue
@@ -47,8 +47,8 @@ def duels(event: Personalized, rounds: int) -> list[Duel]:
     return found
 
 
-def crowd_duel(attack: str, laws: Laws, victim: float, others: np.ndarray, *, slots: int) -> Duel:
-    """The duel of the sums of scores over `slots` independent slots, for reports with these laws."""
+def crowd_duel(attack: str, laws: Laws, victim: float, others: np.ndarray, *, slots: int) -> ExactAttack:
+    """The attack of the sums of scores over `slots` independent slots, for reports with these laws."""
     budgets, users = np.unique(others, return_counts=True)
     crowd = laws(budgets, 0.0)
     mean = users @ crowd / len(others)

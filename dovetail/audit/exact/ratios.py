@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dovetail.audit.bounds import Duel
+from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import cells
 from dovetail.audit.exact.sums import ULP, Part, law, modulus_for, spectrum_of, sums
 
@@ -34,10 +34,10 @@ class Seen(NamedTuple):
     error: float
 
 
-def likelihoods(attack: str, seen: Sequence[Seen], *, slack: float = 0.0, pure: float = 0.0) -> Duel:
+def likelihoods(attack: str, seen: Sequence[Seen], *, slack: float = 0.0, pure: float = 0.0) -> ExactAttack:
     """The sum of the log-likelihood ratios of all observations.
 
-    At delta = 0 the duel has the ratio of the event that every observation falls into its most telling cell.
+    At delta = 0 the attack has the ratio of the event that every observation falls into its most telling cell.
     """
     ratios = [_log_ratio(part) for part in seen]
     variance = sum(part.times * _variance(part, ratio) for part, ratio in zip(seen, ratios, strict=True))
@@ -54,13 +54,15 @@ def likelihoods(attack: str, seen: Sequence[Seen], *, slack: float = 0.0, pure: 
     return sums(attack, *worlds, slack=slack, pure=max(pure, _most_telling(seen)))
 
 
-def many_alike(attack: str, first: np.ndarray, second: np.ndarray, times: int, *, pure: float = 0.0) -> list[Duel]:
+def many_alike(
+    attack: str, first: np.ndarray, second: np.ndarray, times: int, *, pure: float = 0.0
+) -> list[ExactAttack]:
     """All attacks on so many reports or answers in cells of these probabilities, whether the worlds are near or far."""
     seen = Seen(first, second, times, cells.error_of(first))
     return [likelihoods(attack, [seen], pure=pure), *far_apart(attack, seen)]
 
 
-def far_apart(attack: str, seen: Seen) -> list[Duel]:
+def far_apart(attack: str, seen: Seen) -> list[ExactAttack]:
     """Thresholds on the same sum where the worlds are so far apart that alarms are rarer than a transform's errors.
 
     With steps of h and T the sum of whole steps s(y), Q(T = t) = Z^n e^(-h t) P'(T = t), where P' has the cells'
@@ -102,7 +104,9 @@ def far_apart(attack: str, seen: Seen) -> list[Duel]:
             if log_power <= log_alarm:
                 continue
             logs = [np.array([_log_rest(log), log]) for log in (log_power, log_alarm)]
-            found.append(Duel(attack=f"{attack}, above {loss[reached]:.4g}", log_first=logs[0], log_second=logs[1]))
+            found.append(
+                ExactAttack(attack=f"{attack}, above {loss[reached]:.4g}", log_first=logs[0], log_second=logs[1])
+            )
     return found
 
 

@@ -1,9 +1,9 @@
-"""Exact laws of sums of independent integers, and the duels between two of them.
+"""Exact laws of sums of independent integers, and the exact attacks between two of them.
 
 A sum is known by the characteristic functions of its parts: at the M-th roots of unity they multiply, and one inverse
 FFT gives the law of the sum modulo M. A statistic modulo M is still a statistic, so nothing is cut off. Transforms run
 in extended precision. The error of every frequency is bounded from the roundings on its way, and the sum of all these
-bounds is more than the error of any sum of probabilities: it goes into the duel's `slack`.
+bounds is more than the error of any sum of probabilities: it goes into the attack's `slack`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import scipy.fft
 
 from dovetail import _validate
-from dovetail.audit.bounds import Duel
+from dovetail.audit.bounds import ExactAttack
 from dovetail.statements import NotApplicable
 
 __all__ = [
@@ -118,8 +118,8 @@ def sums(
     *,
     slack: float = 0.0,
     pure: float = 0.0,
-) -> Duel:
-    """The duel between the sum of the parts in the first world and the sum of those in the second."""
+) -> ExactAttack:
+    """The attack between the sum of the parts in the first world and the sum of those in the second."""
     size, centre = modulus_for(first, second)
     known: _Known = {}
     laws = [law(spectrum_of(parts, size, known), size) for parts in (first, second)]
@@ -201,10 +201,10 @@ def law(spectrum: Spectrum, size: int) -> tuple[np.ndarray, float]:
 
 def duel_of(
     attack: str, laws: Sequence[tuple[np.ndarray, float]], *, centre: int, slack: float = 0.0, pure: float = 0.0
-) -> Duel:
-    """The duel of two laws modulo their length, cut open opposite the centre."""
+) -> ExactAttack:
+    """The attack of two laws modulo their length, cut open opposite the centre."""
     size = len(laws[0][0])
     with np.errstate(divide="ignore"):
         logs = [np.log(np.roll(masses, size // 2 - centre)).astype(np.float64) for masses, _ in laws]
     errors = max(error for _, error in laws)
-    return Duel(attack=attack, log_first=logs[0], log_second=logs[1], slack=slack + errors, pure=pure)
+    return ExactAttack(attack=attack, log_first=logs[0], log_second=logs[1], slack=slack + errors, pure=pure)

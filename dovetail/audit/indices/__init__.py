@@ -22,7 +22,7 @@ from dovetail import _validate
 from dovetail.audit.indices.findings import ROUNDING, IndexAttack, IndexAudit, Inequality
 from dovetail.audit.indices.guesses import KNOWLEDGE, Knowledge, best_of, rate, right, scores
 from dovetail.audit.indices.populations import Population
-from dovetail.protocols.ss_topk import SsTopk
+from dovetail.protocols.flame.ss_topk import SsTopk
 from dovetail.statements import NotApplicable
 
 __all__ = [

@@ -7,7 +7,7 @@ import math
 from typing import Any, Literal
 
 from dovetail.audit.indices.guesses import Knowledge
-from dovetail.protocols.ss_topk import SsTopk
+from dovetail.protocols.flame.ss_topk import SsTopk
 
 __all__ = ["ROUNDING", "IndexAttack", "IndexAudit", "Inequality"]
 

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail import _validate
-from dovetail.federated.client import ClientUpdate, local_update
-from dovetail.tasks import Task, models, partition, resolve
+from dovetail.data import Task, partition, resolve
+from dovetail.learners import models
+from dovetail.learners.client import ClientUpdate, local_update
 
 __all__ = ["Population", "gradients"]
 

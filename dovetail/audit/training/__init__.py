@@ -27,12 +27,12 @@ from dovetail.audit.bounds import LowerBound
 from dovetail.audit.training import one_run
 from dovetail.audit.training.attacker import Attacker, Seen
 from dovetail.audit.training.canaries import Canaries
-from dovetail.config import Config
-from dovetail.plan import Plan, prepare
-from dovetail.protocols._items import ItemLevel
-from dovetail.simulate.devices import to_host
+from dovetail.data import Task
+from dovetail.engine.devices import to_host
+from dovetail.experiment.config import Config
+from dovetail.experiment.preparation import Plan, prepare
+from dovetail.protocols.subjects._items import ItemLevel
 from dovetail.statements import Neighbors, Statement, Unit
-from dovetail.tasks import Task
 
 __all__ = ["ATTACKS", "TrainingAudit", "audit"]
 

@@ -17,11 +17,11 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from dovetail.audit.training.canaries import Canaries
-from dovetail.federated.client import ClientUpdate, cross_entropy, local_update
-from dovetail.federated.server import Server
+from dovetail.experiment.preparation import Plan
+from dovetail.learners.client import ClientUpdate, cross_entropy, local_update
+from dovetail.learners.server import Server
 from dovetail.mechanisms.gaussian import clip_l2
-from dovetail.plan import Plan
-from dovetail.protocols._items import ItemLevel
+from dovetail.protocols.subjects._items import ItemLevel
 
 __all__ = ["Attacker", "Seen"]
 

@@ -16,8 +16,8 @@ import math
 import numpy as np
 
 from dovetail import _validate
+from dovetail.data import Clients, Dataset
 from dovetail.statements import Unit
-from dovetail.tasks import Clients, Dataset
 
 __all__ = ["Canaries"]
 

@@ -20,12 +20,12 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message
 from flwr.common.constant import ErrorCode
 
-from dovetail.parties.agent import Agent
-from dovetail.parties.client import Client, Reporter
+from dovetail.parties.common.keys import KeyPair
+from dovetail.parties.common.links import Rejected
+from dovetail.parties.common.policy import Policy, Refused
 from dovetail.parties.flower.records import flatten, reply_with, told
-from dovetail.parties.keys import KeyPair
-from dovetail.parties.links import Rejected
-from dovetail.parties.policy import Policy, Refused
+from dovetail.parties.user.agent import Agent
+from dovetail.parties.user.client import Client, Reporter
 
 __all__ = ["dovetail_mod"]
 

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from dovetail.parties.client import Envelope
-from dovetail.parties.task import SignedTask
+from dovetail.parties.common.task import SignedTask
+from dovetail.parties.user.client import Envelope
 
 __all__ = ["envelope_of", "flatten", "instruction", "reply_with", "told", "unflatten"]
 

@@ -18,11 +18,11 @@ from typing import Protocol as Interface
 import msgspec
 
 from dovetail.files import write_atomically
-from dovetail.parties.client import Envelope
-from dovetail.parties.keys import KeyPair, KeyRing
-from dovetail.parties.links import AnalyzerLink, ShufflerLink, Unreachable
-from dovetail.parties.shuffler import Shuffler
-from dovetail.parties.wire import RoundStatus
+from dovetail.parties.common.keys import KeyPair, KeyRing
+from dovetail.parties.common.links import AnalyzerLink, ShufflerLink, Unreachable
+from dovetail.parties.common.wire import RoundStatus
+from dovetail.parties.shuffler.rounds import Shuffler
+from dovetail.parties.user.client import Envelope
 
 __all__ = ["Play", "Relay", "Shuffling"]
 

@@ -19,12 +19,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from dovetail.parties.common.keys import KeyRing
+from dovetail.parties.common.links import AnalyzerLink, Unreachable
+from dovetail.parties.common.task import verify
+from dovetail.parties.common.wire import RoundStatus
 from dovetail.parties.flower.records import envelope_of, flatten, instruction, unflatten
 from dovetail.parties.flower.shuffling import Play, Relay, Shuffling
-from dovetail.parties.keys import KeyRing
-from dovetail.parties.links import AnalyzerLink, Unreachable
-from dovetail.parties.task import verify
-from dovetail.parties.wire import RoundStatus
 
 __all__ = ["DovetailStrategy"]
 

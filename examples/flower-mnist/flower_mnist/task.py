@@ -6,15 +6,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from dovetail import tasks
+from dovetail import data
 
 
-def load(dataset: str) -> tasks.Dataset:
+def load(dataset: str) -> data.Dataset:
     """The images: `digits` (8 x 8, comes with scikit-learn) or `mnist` (28 x 28, from the cache of `dovetail data`)."""
-    return tasks.resolve(dataset).load(folder=None)
+    return data.resolve(dataset).load(folder=None)
 
 
-def model_for(data: tasks.Dataset) -> nn.Module:
+def model_for(data: data.Dataset) -> nn.Module:
     """A linear layer that starts from zero, so that everybody starts from the same model."""
     layer = nn.Linear(int(np.prod(data.inputs.shape[1:])), data.num_classes)
     nn.init.zeros_(layer.weight)
@@ -22,7 +22,7 @@ def model_for(data: tasks.Dataset) -> nn.Module:
     return nn.Sequential(nn.Flatten(), layer)
 
 
-def share(data: tasks.Dataset, partition_id: int, num_partitions: int) -> tuple[torch.Tensor, torch.Tensor]:
+def share(data: data.Dataset, partition_id: int, num_partitions: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The records of one node: every `num_partitions`-th one."""
     mine = slice(partition_id, None, num_partitions)
     return _images(data.inputs[mine]), torch.tensor(data.labels[mine], dtype=torch.long)
@@ -41,7 +41,7 @@ def train(
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, data: tasks.Dataset) -> float:
+def accuracy(model: nn.Module, data: data.Dataset) -> float:
     """The share of the public test images that the model names rightly."""
     named = model(_images(data.test_inputs)).argmax(dim=1)
     return float((named == torch.tensor(data.test_labels)).float().mean())

@@ -1,0 +1,127 @@
+"""Many rounds, one number: the smallest bound of all composition theorems.
+
+`exposures` says what one user pays for out of all rounds; every accountant of `accountants` that reaches is asked, and
+the best answer is kept. Each gives eps at a delta and delta at an eps.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+from dovetail import _validate
+from dovetail.accounting import accountants
+from dovetail.accounting.accountants import Curve
+from dovetail.accounting.exposure import Exposure, exposures
+from dovetail.accounting.subsampling import BASIC
+from dovetail.events import NonPrivate, Round
+from dovetail.statements import Bound, NotApplicable, Theorem
+
+__all__ = ["best_bound", "bound", "check_target", "fits"]
+
+Accountant = Callable[[Sequence[Exposure]], Curve]
+
+_TIGHTEST_FIRST: tuple[Accountant, ...] = (
+    accountants.exact_gaussian,
+    accountants.personal,
+    accountants.privacy_loss,
+    accountants.renyi,
+    accountants.sampled_shuffles,
+    accountants.pure,
+)
+_CHEAPEST_FIRST: tuple[Accountant, ...] = (
+    accountants.exact_gaussian,
+    accountants.renyi,
+    accountants.pure,
+    accountants.sampled_shuffles,
+    accountants.personal,
+    accountants.privacy_loss,
+)
+
+
+def fits(rounds: Sequence[Round], *, eps: float, delta: float) -> bool:
+    """Whether some accountant certifies these rounds at (eps, delta); the cheap ones are asked first."""
+    _validate.in_interval(0, 1, delta=delta)
+    if any(isinstance(item.mechanism, NonPrivate) for item in rounds):
+        return False
+    paid = exposures(rounds)
+    for accountant in _CHEAPEST_FIRST:
+        try:
+            if not paid or 0 <= _curve(accountant, paid).eps(delta) <= eps:
+                return True
+        except (NotApplicable, ArithmeticError):
+            continue
+    return False
+
+
+def bound(rounds: Sequence[Round], *, delta: float | None = None, eps: float | None = None) -> Bound:
+    """The smallest certified eps of these rounds at this delta, or the smallest certified delta at this eps.
+
+    It is a statement's number without the rest of it: for calibration, and for stopping at a delta.
+
+    Guarantees:
+        Exactly one of delta and eps is given, and the bound has it.
+        At an eps for which nothing is certified delta is 1.
+    """
+    check_target(delta, eps)
+    for item in rounds:
+        if isinstance(item.mechanism, NonPrivate):
+            nothing = Theorem(key="none", where=item.mechanism.reason)
+            if eps is None:
+                return Bound(eps=math.inf, delta=_given(delta), theorem=nothing)
+            return Bound(eps=eps, delta=1.0, theorem=nothing)
+    return best_bound(exposures(rounds), delta=delta, eps=eps)
+
+
+def best_bound(paid: Sequence[Exposure], *, delta: float | None = None, eps: float | None = None) -> Bound:
+    """The smallest eps, or delta, of all accountants; `NotApplicable` with every reason if none applies."""
+    check_target(delta, eps)
+    if not paid:
+        return Bound(eps=0.0 if eps is None else eps, delta=0.0, theorem=BASIC)
+    bounds, reasons = [], []
+    for accountant in _TIGHTEST_FIRST:
+        try:
+            curve = _curve(accountant, tuple(paid))
+            if eps is None:
+                found = Bound(eps=curve.eps(_given(delta)), delta=_given(delta), theorem=curve.theorem)
+            else:
+                found = Bound(eps=eps, delta=curve.delta(eps), theorem=curve.theorem)
+            bounds.append(_passed(found))
+        except NotApplicable as error:
+            reasons.append(str(error))
+        except ArithmeticError:
+            reasons.append(f"{accountant.__name__.replace('_', ' ')}: numbers beyond what a computer holds")
+        else:
+            if accountant is accountants.exact_gaussian or (accountant is accountants.personal and eps is None):
+                break
+    if not bounds:
+        raise NotApplicable("; ".join(reasons))
+    return min(bounds, key=lambda bound: bound.eps if eps is None else bound.delta)
+
+
+def _passed(found: Bound) -> Bound:
+    """The bound, if its numbers are some: an eps >= 0, a delta that is a probability."""
+    if not found.eps >= 0 or not 0 <= found.delta <= 1:
+        raise NotApplicable(f"{found.theorem.key} gives no number here (eps={found.eps}, delta={found.delta})")
+    return found
+
+
+def check_target(delta: float | None, eps: float | None) -> None:
+    """Exactly one of the two is given, and it is a delta or an eps."""
+    if (delta is None) == (eps is None):
+        raise ValueError(f"expected exactly one of delta and eps, got delta={delta!r} and eps={eps!r}")
+    if eps is None:
+        _validate.in_interval(0, 1, delta=_given(delta))
+    else:
+        _validate.non_negative(eps=eps)
+
+
+def _given(delta: float | None) -> float:
+    return math.nan if delta is None else delta
+
+
+@functools.lru_cache(maxsize=16)
+def _curve(accountant: Accountant, paid: tuple[Exposure, ...]) -> Curve:
+    """An accountant's answer, kept for the next question about the same rounds."""
+    return accountant(paid)

@@ -1,0 +1,225 @@
+"""Split-and-mix: a sum over untrusted shufflers with the noise of a curator (Balle et al. 2020; Agarwal et al. 2021).
+
+Vectors are clipped to `clip_norm`, scaled and rounded to integers of bounded norm (`rounded_norm`). Each client adds
+its part of a Skellam noise of variance `noise_variance`, splits every coordinate into additive shares modulo `modulus`,
+and each slot of shares is permuted freshly, coordinate by coordinate. Ideally only the sum is seen, at the price of
+Skellam's Renyi divergence. The shuffled shares of a coordinate are within `mixing.eta` of that ideal in total
+variation, which adds ``(1 + e^eps) d eta`` to delta for each round: both neighbours are d eta away from their ideals.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from dovetail import _validate
+from dovetail.accounting import numerics
+from dovetail.accounting.conversion import delta_of, eps_of
+from dovetail.accounting.releases.mixing import eta
+from dovetail.accounting.search import eps_after_spending, smallest_noise
+from dovetail.events import SplitAndMix
+from dovetail.statements import Bound, NotApplicable, Theorem
+
+__all__ = [
+    "ORDERS",
+    "SPLIT_AND_MIX",
+    "calibrate",
+    "closed_form_shares",
+    "delta",
+    "eps",
+    "error_std",
+    "modulus_for",
+    "renyi",
+    "rounded_norm",
+    "shares_for",
+    "spent_delta",
+]
+
+SPLIT_AND_MIX = Theorem(
+    key="dovetail.split-and-mix",
+    where="Skellam noise (Agarwal, Kairouz, Liu 2021) over additive shares mixed slot by slot (after Balle, Bell, "
+    "Gascon, Nissim 2020; exact second moment)",
+    url="https://arxiv.org/abs/2002.00817",
+)
+
+_OUTWARD = 1 + 1e-9
+_MOST_SHARES = 32
+_LEAST = 1e-300  # stands for a distance that underflows
+ORDERS = np.unique(np.round(np.geomspace(2, 20_000, 160)))
+
+
+def rounded_norm(*, clip_norm: float, scale: float, coordinates: int, rounding_tail: float) -> float:
+    """The L2 norm that conditional stochastic rounding enforces, rounded up (Kairouz, Liu, Steinke 2021).
+
+    Plain stochastic rounding stays below it with probability at least 1 - rounding_tail; it is repeated until it does,
+    which biases the result slightly.
+    """
+    _validate.positive(clip_norm=clip_norm, scale=scale, coordinates=coordinates)
+    _validate.in_open_interval(0, 1, rounding_tail=rounding_tail)
+    reach, half = scale * clip_norm, math.sqrt(coordinates) / 2
+    square = reach**2 + half**2 + math.sqrt(-2 * math.log(rounding_tail)) * (reach + half)
+    return min(math.sqrt(square), reach + 2 * half) * (1 + 1e-14)
+
+
+def renyi(event: SplitAndMix, orders: np.ndarray) -> np.ndarray:
+    """Skellam's Renyi divergence of the ideal sum, all coordinates; an order between integers costs the next integer.
+
+    Guarantees:
+        Never below the divergence summed from Skellam's probabilities.
+    """
+    norm = rounded_norm(
+        clip_norm=event.clip_norm,
+        scale=event.scale,
+        coordinates=event.coordinates,
+        rounding_tail=event.rounding_tail,
+    )
+    return _skellam(2 * norm, event.coordinates, event.noise_variance, np.asarray(orders, dtype=float))
+
+
+def _skellam(l2: float, coordinates: int, variance: float, orders: np.ndarray) -> np.ndarray:
+    l1 = min(math.sqrt(coordinates) * l2, l2**2)
+    usable = np.isfinite(orders) & (orders > 1)
+    order = np.maximum(np.ceil(np.where(usable, orders, 2.0)), 2.0)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # the noise may be next to nothing
+        excess = np.fmin(((2 * order - 1) * l2**2 + 6 * l1) / (4 * variance * variance), 3 * l1 / (2 * variance))
+        return np.where(usable, (order * l2**2 / (2 * variance) + excess) * (1 + 1e-13), np.inf)
+
+
+def closed_form_shares(*, num_users: int, modulus: int, bits: float) -> int:
+    """Shares for a distance of 2^-bits by the closed form of Balle et al.: a comparison, nothing is certified by it."""
+    _validate.at_least(3, num_users=num_users)
+    return 2 + math.ceil((2 * bits + math.log2(modulus)) / math.log2(num_users / math.e))
+
+
+def shares_for(*, num_users: int, modulus: int, target: float) -> int:
+    """The fewest share slots with `eta` at most `target`, among so many honest users.
+
+    Guarantees:
+        eta at the result is at most target, at one slot less it is not.
+        Not certified (`NotApplicable`) where more than 32 slots would be needed: too few users.
+    """
+    _validate.in_open_interval(0, 1, target=target)
+    fewest = 2 + math.floor((math.log(modulus) - 2 * math.log(2 * target)) / math.log(num_users))
+    for slots in range(max(3, fewest - 1), _MOST_SHARES + 1):
+        try:
+            if eta(num_users=num_users, slots=slots, modulus=modulus) <= target:
+                return slots
+        except NotApplicable:
+            if modulus < num_users:
+                raise
+    raise NotApplicable(
+        f"not certified: {num_users} honest users need more than {_MOST_SHARES} shares for a distance of {target:.3g}"
+    )
+
+
+def spent_delta(event: SplitAndMix, eps: float) -> float:
+    """What imperfect mixing adds to delta at the eps of the whole composition, for one round: (1 + e^eps) d eta.
+
+    Guarantees:
+        1 where the colluding shufflers leave too few slots: then only the client's own noise remains.
+    """
+    _validate.non_negative(eps=eps)
+    distance = eta(num_users=event.honest, slots=event.slots, modulus=event.modulus)
+    log_spent = float(np.logaddexp(0.0, eps)) + math.log(event.coordinates) + math.log(max(distance, _LEAST))
+    return numerics.probability(math.exp(min(0.0, log_spent)) * _OUTWARD)
+
+
+def delta(event: SplitAndMix, *, eps: float, rounds: int = 1) -> float:
+    """A delta at which so many rounds are (eps, delta)-DP against the analyzer and its colluders."""
+    _at_least_one(rounds)
+    noise = delta_of(ORDERS, rounds * renyi(event, ORDERS), eps=eps)
+    return numerics.probability(noise * _OUTWARD + rounds * spent_delta(event, eps))
+
+
+def eps(event: SplitAndMix, *, delta: float, rounds: int = 1) -> Bound:
+    """The smallest eps of so many rounds at delta, with what imperfect mixing spends in each.
+
+    Guarantees:
+        Non-decreasing in rounds; equal to what `composition` finds for the same rounds.
+    """
+    _at_least_one(rounds)
+    divergence = rounds * renyi(event, ORDERS)
+    value = eps_after_spending(
+        lambda left: _eps(divergence, left), lambda eps: rounds * spent_delta(event, eps), delta=delta
+    )
+    where = f"{SPLIT_AND_MIX.where}; Renyi composition, conversion by Canonne, Kamath, Steinke (2020), Prop. 12"
+    theorem = Theorem(key=SPLIT_AND_MIX.key, where=where, url=SPLIT_AND_MIX.url)
+    return Bound(eps=value, delta=delta, theorem=theorem)
+
+
+def _at_least_one(rounds: int) -> None:
+    _validate.integer(rounds=rounds)
+    _validate.at_least(1, rounds=rounds)
+
+
+def _eps(divergence: np.ndarray, delta: float) -> float:
+    return eps_of(ORDERS, divergence, delta=delta) * _OUTWARD
+
+
+def modulus_for(*, num_users: int, norm: float, noise_variance: float) -> int:
+    """The smallest modulus in which the sum of at most so many users does not wrap around, but for 9 deviations."""
+    _validate.positive(num_users=num_users, norm=norm)
+    _validate.non_negative(noise_variance=noise_variance)
+    return math.ceil(2 * (num_users * norm + 9 * math.sqrt(noise_variance))) + 1
+
+
+def error_std(event: SplitAndMix) -> float:
+    """Standard deviation of a coordinate of the estimated sum: noise and, at the most, rounding; in unscaled units."""
+    return math.sqrt(event.noise_variance + event.num_users / 4) / event.scale
+
+
+def calibrate(
+    *,
+    num_users: int,
+    coordinates: int,
+    clip_norm: float,
+    eps: float,
+    delta: float,
+    rounds: int = 1,
+    colluders: int = 0,
+    rounding_loss: float = 5e-4,
+    mixing_share: float = 1e-3,
+) -> SplitAndMix:
+    """The parameters with which so many rounds meet (eps, delta): noise, scale, modulus (a power of two), shares.
+
+    The scale makes rounding inflate norms by about `rounding_loss`, then fills the modulus. `mixing_share` of delta
+    goes to imperfect mixing, in all rounds together. No slot is assumed to collude: add shares for those that may.
+
+    Guarantees:
+        `split_and_mix.eps(result, delta=delta, rounds=rounds).eps` is at most eps.
+    """
+    _at_least_one(rounds)
+    _validate.positive(eps=eps, clip_norm=clip_norm)
+    _validate.in_open_interval(0, 1, delta=delta, mixing_share=mixing_share, rounding_loss=rounding_loss)
+
+    def at(scale: float) -> SplitAndMix:
+        norm = rounded_norm(clip_norm=clip_norm, scale=scale, coordinates=coordinates, rounding_tail=1e-3)
+        goal = delta * (1 - mixing_share) * (1 - 1e-9)
+
+        def eps_of(noise: float) -> float:
+            return _eps(rounds * _skellam(2 * norm, coordinates, (noise * norm) ** 2, ORDERS), goal)
+
+        variance = (smallest_noise(eps_of, eps=eps) * norm) ** 2
+        everyone = variance * num_users / (num_users - colluders)
+        needed = modulus_for(num_users=num_users, norm=norm, noise_variance=everyone)
+        return SplitAndMix(
+            num_users=num_users,
+            coordinates=coordinates,
+            clip_norm=clip_norm,
+            scale=scale,
+            noise_variance=variance,
+            modulus=needed,
+            shares=1,
+            colluders=colluders,
+        )
+
+    scale = math.sqrt(coordinates / 8 / rounding_loss) / clip_norm
+    modulus = 1 << (at(scale).modulus - 1).bit_length()
+    while at(scale * 1.01).modulus <= modulus:
+        scale *= 1.01
+    found = at(scale)
+    target = delta * mixing_share / (rounds * coordinates * (1 + math.exp(eps)) * (1 + 1e-8))
+    shares = shares_for(num_users=found.honest, modulus=modulus, target=target)
+    return dataclasses.replace(found, modulus=modulus, shares=shares)

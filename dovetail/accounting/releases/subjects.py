@@ -1,0 +1,244 @@
+"""Subjects with several items, in the data of one user or of many: mixtures of Gaussians.
+
+Item gradients are clipped one by one, sampled, summed and noised. A subject with X_j items of user j in the sample
+shifts a sum over all users by at most X_1 + X_2 + ... clip norms, and users' own noisy sums, all seen together, by at
+most sqrt(X_1^2 + X_2^2 + ...). A release is thus a mixture of Gaussians over the law of that shift, and only that law
+matters: the scalar mixture dominates (Choquette-Choo, Ganesh, Steinke, Thakurta 2023; docs/proofs/subjects.md has this
+and all that follows). The law must match the sampling:
+
+- federation-wide Poisson sampling of items, one noise: Bin(items, prob_item);
+- the same with noise at every user: the norm of independent Bin(items_per_user, prob_item), one for each user;
+- users first, then items within a user, one noise: a subject's items at one user arrive together, and the shift is a
+  sum over the users it spans of Bern(prob_user) times Bin(its items there, prob_item), whose worst split is searched.
+
+Neighbours add or remove one subject, at most `items` items; a cap on items is public and enforced by truncation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+from dp_accounting.pld import privacy_loss_distribution as pld
+from scipy.stats import binom
+
+from dovetail import _validate
+from dovetail.accounting import gaussian, loss_distributions
+from dovetail.accounting.loss_distributions import Loss
+from dovetail.accounting.pairs import mixtures
+from dovetail.accounting.pairs.mixtures import ShiftLaw
+from dovetail.events import Gaussian, SampledSubject
+from dovetail.statements import Bound, Neighbors, NotApplicable, Theorem
+
+__all__ = [
+    "MIXTURE",
+    "always_sampled",
+    "delta",
+    "eps",
+    "items_in_sum",
+    "losses",
+    "resolution",
+    "scale",
+    "shifts",
+    "spanning",
+    "splits",
+]
+
+MIXTURE = Theorem(
+    key="CGST23.mixture",
+    where="mixture of Gaussians over the number of the subject's items in the sum (Choquette-Choo, Ganesh, Steinke, "
+    "Thakurta 2023; docs/proofs/subjects.md)",
+    url="https://arxiv.org/abs/2310.15526",
+)
+
+_MOST_SPLITS = 64
+
+
+def splits(event: SampledSubject) -> list[tuple[int, ...]]:
+    """Ways to spread the subject's items over users; one of them is at least as bad as any way that the caps allow."""
+    if event.prob_user == 1:
+        return [_worst_split(event)]
+    if event.noise == "user":
+        raise NotApplicable("with noise at every user it is seen who takes part, so sampling users hides nobody")
+    if event.steps > 1:
+        raise NotApplicable("the steps of a round share the users that take part: no law of all of them is known")
+    found: list[tuple[int, ...]] = []
+
+    def spread(left: int, largest: int, parts: tuple[int, ...]) -> None:
+        if left == 0:
+            found.append(parts)
+        elif left <= (event.most_users - len(parts)) * largest:
+            for part in range(min(left, largest), 0, -1):
+                spread(left - part, part, (*parts, part))
+                if len(found) > _MOST_SPLITS:
+                    return
+
+    spread(event.most_items, event.most_at_user, ())
+    if len(found) > _MOST_SPLITS:
+        raise NotApplicable(
+            f"{event.items} items over {event.users_spanned} users split in more than {_MOST_SPLITS} ways, and which "
+            "is the worst is not known: sample items federation-wide, or cap lower"
+        )
+    return found
+
+
+def _worst_split(event: SampledSubject) -> tuple[int, ...]:
+    """All items at one user; or, with noise at every user, as many as fit at each of them where that is the better.
+
+    Either dominates; which is the better is guessed from the mean square of the shift.
+    """
+    together, full = (event.most_items,), (event.most_at_user,) * event.most_users
+    if event.noise == "sum":
+        return together
+
+    def mean_square(split: tuple[int, ...]) -> float:
+        return sum(k * event.prob_item * (1 - event.prob_item) + (k * event.prob_item) ** 2 for k in split)
+
+    return min(full, together, key=mean_square)
+
+
+def items_in_sum(event: SampledSubject, split: tuple[int, ...]) -> np.ndarray:
+    """The probabilities of 0, 1, ... of the subject's items in the sum, when its users hold these numbers of them."""
+    if sum(split) != event.most_items or min(split) < 1:
+        raise ValueError(f"expected a split of items={event.most_items} over users, got split={split}")
+    law = np.ones(1)
+    for items in split:
+        here = event.prob_user * binom.pmf(np.arange(items + 1), items, event.prob_item)
+        here[0] += 1 - event.prob_user
+        law = np.convolve(law, here)
+    return law / law.sum()
+
+
+def shifts(event: SampledSubject, split: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The shifts of one release in clip norms, and their probabilities, for a split of `splits`."""
+    if event.noise == "sum" or len(split) == 1:
+        law = items_in_sum(event, split)
+        return np.arange(len(law), dtype=float), law
+    squares = np.ones(1)
+    for items in split:
+        here = binom.pmf(np.arange(items + 1), items, event.prob_item)
+        grown = np.zeros(len(squares) + items**2)
+        for count, mass in enumerate(here):
+            grown[count**2 : count**2 + len(squares)] += mass * squares
+        squares = grown
+    seen = np.flatnonzero(squares)
+    return np.sqrt(seen) * (1 + 1e-15), squares[seen] / squares.sum()
+
+
+def always_sampled(event: SampledSubject) -> Gaussian | None:
+    """The Gaussian release that a round is when every item is in every sum; None if items are sampled."""
+    if event.prob_item < 1 or event.prob_user < 1:
+        return None
+    full, rest = divmod(event.most_items, event.most_at_user)
+    most = event.most_items if event.noise == "sum" else math.sqrt(full * event.most_at_user**2 + rest**2)
+    shift = most * math.sqrt(event.steps) * (1 + 1e-15)
+    return Gaussian(std=event.std, sensitivity=event.clip_norm * shift, neighbors=Neighbors.ADD_REMOVE)
+
+
+def spanning(event: Gaussian, *, users: int) -> Gaussian:
+    """The release of `users` users together, each with noise of its own, to a subject with data at all of them.
+
+    Its gradients may be aligned, so their shifts add up like the sides of a cube: mu grows by sqrt(users).
+    """
+    _validate.integer(users=users)
+    _validate.at_least(1, users=users)
+    return dataclasses.replace(event, sensitivity=event.sensitivity * math.sqrt(users) * (1 + 1e-15))
+
+
+def eps(event: SampledSubject, *, rounds: int, delta: float, interval: float | None = None) -> Bound:
+    """The smallest eps of `rounds` rounds of such sums for one subject, on a grid of losses that suits them.
+
+    Guarantees:
+        Non-decreasing in users' and items' probabilities, rounds and 1/std, and with one noise in items and users.
+        One item is the Poisson-sampled Gaussian; items that are always sampled are the Gaussian of `items` clip norms.
+    """
+    _validate.in_open_interval(0, 1, delta=delta)
+    _check_rounds(rounds)
+    plain = always_sampled(event)
+    if plain is not None:
+        exact = gaussian.eps_of(plain.mu * math.sqrt(rounds) * (1 + 1e-15), delta=delta)
+        return Bound(eps=exact, delta=delta, theorem=gaussian.ANALYTIC)
+    value = loss_distributions.worst_eps(_composed(event, rounds, interval), delta=delta)
+    where = f"{MIXTURE.where}, composed as a privacy-loss distribution, rounded up"
+    theorem = Theorem(key=MIXTURE.key, where=where, url=MIXTURE.url)
+    return Bound(eps=value, delta=delta, theorem=theorem)
+
+
+def delta(event: SampledSubject, *, rounds: int, eps: float, interval: float | None = None) -> float:
+    """The smallest delta of `rounds` rounds of such sums at eps for one subject."""
+    _validate.non_negative(eps=eps)
+    _check_rounds(rounds)
+    plain = always_sampled(event)
+    if plain is not None:
+        return gaussian.delta_of(plain.mu * math.sqrt(rounds) * (1 + 1e-15), eps=eps)
+    return loss_distributions.worst_delta(_composed(event, rounds, interval), eps=eps)
+
+
+def losses(event: SampledSubject, *, interval: float) -> tuple[Loss, ...]:
+    """The privacy loss of one round of such sums for every split of the subject's items, on multiples of `interval`.
+
+    A subject's split is the same in every round, so many rounds compose within a split, and the worst split counts.
+    """
+    _validate.positive(interval=interval)
+    each = dataclasses.replace(event, steps=1)
+    found = (_loss(each, split, interval) for split in splits(event))
+    return tuple(loss_distributions.copies(one, event.steps) if event.steps > 1 else one for one in found)
+
+
+def scale(event: SampledSubject) -> tuple[float, float]:
+    """The std and the width of the loss of one release, about: the narrowest std and the largest width of a split."""
+    each = dataclasses.replace(event, steps=1)
+    found = [_law(each, split).scale for split in splits(event)]
+    return min(std for std, _ in found), max(width for _, width in found)
+
+
+def resolution(event: SampledSubject, *, rounds: int = 1) -> float:
+    """An interval of privacy losses that resolves one release among those of so many rounds."""
+    std, width = scale(event)
+    return mixtures.interval_for(std, width, releases=rounds * event.steps)
+
+
+@functools.lru_cache(maxsize=128)
+def _composed(event: SampledSubject, rounds: int, interval: float | None) -> tuple[Loss, ...]:
+    grid = resolution(event, rounds=rounds) if interval is None else interval
+    return tuple(loss_distributions.copies(one, rounds) for one in losses(event, interval=grid))
+
+
+@functools.lru_cache(maxsize=512)
+def _law(event: SampledSubject, split: tuple[int, ...]) -> ShiftLaw:
+    norms, law = shifts(event, split)
+    return ShiftLaw.of(norms * (event.clip_norm / event.std), law)
+
+
+@functools.lru_cache(maxsize=512)
+def _loss(event: SampledSubject, split: tuple[int, ...], interval: float) -> pld.PrivacyLossDistribution:
+    if event.prob_user == 1 or event.alone:
+        return mixtures.loss(_law(event, split), interval=interval)
+
+    def given(items: int) -> pld.PrivacyLossDistribution | None:
+        if not items:
+            return None
+        there = dataclasses.replace(event, items=items, prob_user=1.0, items_per_user=None)
+        return mixtures.loss(_law(there, (items,)), interval=interval)
+
+    law = _at_drawn_users(event, split)
+    return loss_distributions.drawn([(weight, given(items)) for items, weight in law.items()], interval=interval)
+
+
+def _at_drawn_users(event: SampledSubject, split: tuple[int, ...]) -> dict[int, float]:
+    """How many of the subject's items are at users that were drawn, and how likely that is."""
+    law = {0: 1.0}
+    for here in split:
+        grown: dict[int, float] = {}
+        for items, mass in law.items():
+            grown[items] = grown.get(items, 0.0) + mass * (1 - event.prob_user)
+            grown[items + here] = grown.get(items + here, 0.0) + mass * event.prob_user
+        law = grown
+    return law
+
+
+def _check_rounds(rounds: int) -> None:
+    _validate.integer(rounds=rounds)
+    _validate.at_least(1, rounds=rounds)

@@ -1,0 +1,147 @@
+"""Lower bounds from counting: many runs of the real code in both worlds, and a test that was fixed beforehand.
+
+A pilot plays every pair of worlds, scores every trial in every way that the view allows, and keeps the one pair, score
+and threshold that promise the largest bound. Fresh trials then count how often that test says "first world" in either
+world. Clopper-Pearson intervals on both rates, each at half of the error that is allowed, bound eps from below:
+log((p_low - delta) / q_high). The pilot's trials are not used again, so its many choices cost nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from scipy.stats import beta
+
+from dovetail import _validate
+from dovetail.audit.bounds import LowerBound
+from dovetail.audit.runs.games import Game
+from dovetail.audit.runs.scores import View, scores
+from dovetail.statements import Trust
+
+__all__ = ["default_trials", "eps_from_counts", "lower_bound"]
+
+_PILOT = 0.5  # of the trials, for every pair of worlds
+_THRESHOLDS = 400
+_WORK = 2e7  # reports that an audit draws in a world unless told otherwise
+_MOST_TRIALS, _LEAST_TRIALS = 50_000, 500
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Test:
+    """Says `world` where sign * score >= threshold; `promise` is the bound that the pilot expects of it."""
+
+    game: Game
+    score: str
+    world: int
+    sign: int
+    threshold: float
+    promise: float
+
+
+def default_trials(game: Game) -> int:
+    """As many trials as keep an audit within a minute or so."""
+    return int(min(_MOST_TRIALS, max(_LEAST_TRIALS, _WORK / game.reports)))
+
+
+def lower_bound(
+    games: list[Game],
+    *,
+    view: View,
+    trust: Trust,
+    delta: float,
+    trials: int,
+    confidence: float,
+    seed: int,
+    observe: Callable[[str], None] | None = None,
+) -> LowerBound:
+    """A bound that is wrong with probability at most 1 - confidence; `trials` runs are counted in each world.
+
+    Guarantees:
+        Whatever the scores are, the bound exceeds the true eps with probability at most 1 - confidence.
+        The same seed gives the same bound.
+    """
+    _validate.integer(trials=trials)
+    _validate.at_least(10, trials=trials)
+    _validate.in_open_interval(0, 1, confidence=confidence)
+    pilot = max(10, int(_PILOT * trials))
+    key = jax.random.key(seed)
+    chosen: _Test | None = None
+    for number, game in enumerate(games):
+        if observe:
+            observe(f"pilot: {game.worlds.name}")
+        played = [
+            _scored(game, world, view, trust, pilot, jax.random.fold_in(key, 1 + number), trials) for world in (0, 1)
+        ]
+        for name in played[0]:
+            test = _best_test(game, name, played[0][name], played[1][name], delta, confidence)
+            chosen = test if chosen is None or test.promise > chosen.promise else chosen
+    if chosen is None:
+        raise ValueError("expected at least one pair of worlds, got none")
+    if observe:
+        observe(f"{chosen.score}: {chosen.game.worlds.name}")
+    hits, alarms = (
+        _said(chosen, world, view, trust, trials, jax.random.fold_in(key, 0))
+        for world in (chosen.world, 1 - chosen.world)
+    )
+    eps = float(eps_from_counts(hits, alarms, trials, delta=delta, confidence=confidence))
+    return LowerBound(
+        eps=max(0.0, eps),
+        delta=delta,
+        attack=f"{chosen.score}; {chosen.game.worlds.name}",
+        confidence=confidence,
+        trials=2 * trials,
+    )
+
+
+def eps_from_counts(
+    hits: np.ndarray | int, alarms: np.ndarray | int, trials: int, *, delta: float, confidence: float
+) -> np.ndarray:
+    """The eps that is refuted when a test says "first" `hits` times in the first world and `alarms` in the second."""
+    error = (1 - confidence) / 2
+    hits, alarms = np.asarray(hits, np.float64), np.asarray(alarms, np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        low = np.where(hits > 0, beta.ppf(error, np.maximum(hits, 0.5), trials - hits + 1), 0.0)
+        high = np.where(alarms < trials, beta.isf(error, alarms + 1, np.maximum(trials - alarms, 0.5)), 1.0)
+        return np.where(low > delta, np.log(np.maximum(low - delta, 1e-300) / high), 0.0)
+
+
+def _scored(
+    game: Game, world: int, view: View, trust: Trust, trials: int, key: jax.Array, batch: int
+) -> dict[str, np.ndarray]:
+    sights = game.sights(world, trials=trials, key=key, batch=batch)
+    batches = [scores(game, sight, view=view, trust=trust) for sight in sights]
+    whole = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    return {name: np.where(np.isnan(score), np.inf, score) for name, score in whole.items()}
+
+
+def _said(test: _Test, world: int, view: View, trust: Trust, trials: int, key: jax.Array) -> int:
+    played = _scored(test.game, world, view, trust, trials, key, trials)[test.score]
+    return int(np.sum(test.sign * played >= test.threshold))
+
+
+def _best_test(game: Game, name: str, first: np.ndarray, second: np.ndarray, delta: float, confidence: float) -> _Test:
+    """What gives the largest bound on the pilot's own trials: their intervals keep rare luck from being chosen."""
+    found = _Test(game=game, score=name, world=0, sign=1, threshold=math.inf, promise=0.0)
+    for world, sign in itertools.product((0, 1), (1, -1)):
+        ours, theirs = (np.sort(sign * played) for played in ((first, second) if world == 0 else (second, first)))
+        cuts = _cuts(np.concatenate([ours, theirs]))
+        hits, alarms = (len(played) - np.searchsorted(played, cuts) for played in (ours, theirs))
+        promise = eps_from_counts(hits, alarms, len(ours), delta=delta, confidence=confidence)
+        at = int(np.argmax(promise))
+        if promise[at] > found.promise:
+            found = dataclasses.replace(
+                found, world=world, sign=sign, threshold=float(cuts[at]), promise=float(promise[at])
+            )
+    return found
+
+
+def _cuts(played: np.ndarray) -> np.ndarray:
+    """Thresholds to try: evenly over the trials, and finely where few of them are."""
+    rare = np.geomspace(1 / len(played), 0.1, _THRESHOLDS)
+    shares = np.concatenate([np.linspace(0, 1, _THRESHOLDS), rare, 1 - rare])
+    return np.unique(np.quantile(played, shares, method="nearest"))

@@ -1,0 +1,295 @@
+"""Two neighbouring worlds, run through the code that runs: `randomize`, shuffle, `tally`, `estimate`.
+
+A `Game` fixes what everyone holds; the worlds differ in what one user (or one subject) holds, or whether it is there.
+One trial is one independent run of all rounds in one of the worlds, and shows a `Sight`: the victim's own reports, the
+messages after the shuffle, the estimates. Trials are vectorised; memory is one batch of them.
+
+`pairs` lists the worlds that are hardest to hide for any protocol: updates far beyond every clipping bound, in opposite
+directions, on different coordinates, of different size, present or absent, the same in all rounds or turning.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail.events import FixedSize, Poisson, SampledSubject
+from dovetail.learners.client import private_update
+from dovetail.mechanisms.gaussian import clip_l2
+from dovetail.protocols import Cohort, Protocol
+from dovetail.protocols.subjects._items import ItemLevel
+from dovetail.shufflers import Reports, ShuffledReports, deliver, masked, shuffle
+from dovetail.statements import Neighbors
+
+__all__ = ["Game", "Sight", "Worlds", "pairs"]
+
+_FAR = 1e4  # an update that every protocol clips
+_BATCH, _MOST_TRIALS = 2**20, 5000  # reports, and trials, that a batch holds at most
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Worlds:
+    """What everyone holds: the victim's rows, (2 worlds, rounds, rows, dim), NaN where it has none, and the others'."""
+
+    name: str
+    victim: np.ndarray
+    others: np.ndarray
+
+    @property
+    def direction(self) -> np.ndarray:
+        """In which the worlds differ, (rounds, dim)."""
+        held = np.nan_to_num(self.victim, nan=0.0).sum(axis=2)
+        return held[0] - held[1]
+
+
+class Sight(NamedTuple):
+    """What one trial shows: everything has a leading axis of rounds.
+
+    `own_*` are the victim's reports, `known_*` the colluders', before the shuffle; `slot`, `value`, `valid` the
+    messages after it (empty where nobody needs them). `own`, `first` and `estimate` are the analyzer's estimates from
+    the victim's reports alone, from the messages that came first, and from all; `counts` the messages of each slot,
+    `state` the public state after the round.
+    """
+
+    own_slot: Any
+    own_value: Any
+    own_valid: Any
+    known_slot: Any
+    known_value: Any
+    known_valid: Any
+    slot: Any
+    value: Any
+    valid: Any
+    own: Any
+    first: Any
+    estimate: Any
+    counts: Any
+    state: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Game:
+    """A settled protocol, its cohort and the worlds to tell apart; the last `cohort.colluders` users collude."""
+
+    protocol: Protocol
+    cohort: Cohort
+    worlds: Worlds
+
+    @property
+    def dim(self) -> int:
+        """Coordinates of an update."""
+        return self.worlds.others.shape[-1]
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of a trial."""
+        return self.worlds.victim.shape[1]
+
+    @property
+    def budgets(self) -> np.ndarray | None:
+        """Everyone's budget, the victim first; the victim is the user who is ready to spend the most."""
+        if self.protocol.budgets is None:
+            return None
+        return np.sort(np.asarray(self.protocol.budgets, np.float64))[::-1]
+
+    @functools.cached_property
+    def likelihood(self) -> bool:
+        """Whether the protocol knows the density of its reports on what everyone holds."""
+        some = np.zeros((1, self.protocol.layout(self.dim).slots))
+        held = [*self.worlds.victim.reshape(-1, self.dim), *np.unique(self.worlds.others, axis=0)]
+        budget = None if self.budgets is None else float(self.budgets[0])
+        return all(self.protocol.log_density(some, np.nan_to_num(x), budget=budget) is not None for x in held)
+
+    @property
+    def reports(self) -> int:
+        """Reports that a trial draws."""
+        rows = len(self.worlds.others) + self.worlds.victim.shape[2]
+        return rows * max(1, self.protocol.layout(self.dim).reports_per_client) * self.rounds
+
+    def sights(self, world: int, *, trials: int, key: jax.Array, batch: int = _MOST_TRIALS) -> Iterator[Sight]:
+        """Independent trials in a world, as NumPy arrays with a leading axis of trials; `batch` at a time at most.
+
+        Calls with the same `batch` share one compiled program, whatever their number of trials.
+        """
+        size = max(1, min(batch, _MOST_TRIALS, _BATCH // self.reports))
+        key = jax.random.fold_in(key, world)
+        rules = _Rules(protocol=self.protocol, cohort=self.cohort, likelihood=self.likelihood)
+        held = tuple(np.asarray(rows, np.float32) for rows in (self.worlds.victim[world], self.worlds.others))
+        budgets = None if self.budgets is None else np.asarray(self.budgets, np.float32)
+        for number, start in enumerate(range(0, trials, size)):
+            keys = jax.random.split(jax.random.fold_in(key, number), size)
+            sight = jax.device_get(_play(rules, *held, budgets, keys))
+            yield jax.tree.map(lambda leaf, start=start: leaf[: trials - start], sight)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Rules:
+    """How a round runs: static, so that all worlds of a protocol share one compiled program."""
+
+    protocol: Protocol
+    cohort: Cohort
+    likelihood: bool
+
+    def trial(self, victim: jax.Array, others: jax.Array, budgets: jax.Array | None, key: jax.Array) -> Sight:
+        """All rounds; the protocol's public state goes from one to the next."""
+        state, sights = self.protocol.init(others.shape[1]), []
+        for index, mine in enumerate(victim):
+            xs = jnp.concatenate([mine, others])
+            sight, state = self._round(xs, len(mine), budgets, state, key, index)
+            sights.append(sight)
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *sights)
+
+    def _round(
+        self, xs: jax.Array, owned: int, budgets: jax.Array | None, state: Any, key: jax.Array, index: int
+    ) -> tuple[Sight, Any]:
+        protocol, dim = self.protocol, xs.shape[1]
+        key_join, key_shuffle, key_estimate = jax.random.split(jax.random.fold_in(key, index), 3)
+        present = ~jnp.isnan(xs).any(axis=1)
+        if not protocol.private_steps:  # whose steps have samples of their own
+            present &= self._joins(len(xs), key_join)
+        xs = jnp.nan_to_num(xs)
+        norms = jnp.where(present, jnp.linalg.norm(xs, axis=1), jnp.nan) if protocol.measured else None
+        state = protocol.prepare(state, noise_scale=jnp.float32(1.0), norms=norms)
+        reports = self._reports(xs, present, budgets, state, client_keys(key, index, len(xs)))
+        layout = protocol.layout(dim)
+        messages = shuffle(reports, layout, key=key_shuffle)
+
+        def estimate(of: ShuffledReports) -> tuple[jax.Array, Any]:
+            return protocol.estimate(protocol.tally(of, dim), self._divisor, state, key=key_estimate)
+
+        mine = _rows(reports, slice(0, 1 if protocol.private_steps else owned))
+        theirs = _rows(reports, slice(len(reports.valid) - self.cohort.colluders, None))
+        told, after = estimate(messages)
+        sight = Sight(
+            *self._columns(mine),
+            *self._columns(theirs),
+            *self._columns(messages),
+            own=estimate(deliver(mine))[0],
+            first=estimate(_rows(messages, slice(0, len(mine.valid))))[0],
+            estimate=told,
+            counts=_counts(messages, layout.slots),
+            state=jnp.concatenate([jnp.zeros(1), *(jnp.ravel(leaf) for leaf in jax.tree.leaves(after))]),
+        )
+        return sight, after
+
+    def _joins(self, rows: int, key: jax.Array) -> jax.Array:
+        """Who takes part: everyone, or a sample of users or records."""
+        match self.cohort.participation:
+            case _ if isinstance(self.protocol, ItemLevel):
+                return jax.random.bernoulli(key, self.protocol.rate, (rows,))
+            case Poisson(prob=prob):
+                return jax.random.bernoulli(key, prob, (rows,))
+            case FixedSize(size=size):
+                return jax.random.permutation(key, rows) < size
+        return jnp.ones(rows, bool)
+
+    @property
+    def _divisor(self) -> Any:
+        if isinstance(self.protocol, ItemLevel):
+            return 1 if self.protocol.private_steps else self.protocol.known("batch")
+        return self.cohort.size
+
+    def _reports(
+        self, xs: jax.Array, present: jax.Array, budgets: jax.Array | None, state: Any, keys: jax.Array
+    ) -> Reports:
+        protocol = self.protocol
+        if isinstance(protocol, ItemLevel) and protocol.private_steps:
+            update = self._private_update(protocol, xs, present, keys[0])
+            return jax.tree.map(lambda leaf: leaf[None], protocol.randomize(update, state, key=keys[0]))
+        randomize = lambda x, key, budget: protocol.randomize(x, state, key=key, budget=budget)  # noqa: E731
+        return masked(jax.vmap(randomize)(xs, keys, budgets), present)
+
+    def _private_update(self, protocol: ItemLevel, xs: jax.Array, present: jax.Array, key: jax.Array) -> jax.Array:
+        """One user's noisy steps on these records, each of which has the same gradient in every step."""
+        steps, batch = protocol.private_steps, protocol.known("batch")
+        key_noise, *keys_join = jax.random.split(key, 1 + steps)
+        rows = jnp.stack([present & self._joins(len(xs), key_join) for key_join in keys_join]).astype(jnp.float32)
+
+        def clipped_sum(params: jax.Array, row: jax.Array) -> jax.Array:
+            return row @ clip_l2(-xs, protocol.clip_norm)
+
+        train = private_update(clipped_sum, learning_rate=batch, batch=batch, std=protocol.std)
+        return train(jnp.zeros(xs.shape[1]), rows, jnp.ones(steps), key_noise)
+
+    def _columns(self, table: Reports | ShuffledReports) -> tuple[Any, Any, Any]:
+        """Slot, value and valid of every report, in full; nothing where no likelihood will be asked of them."""
+        if not self.likelihood:
+            return (), (), ()
+        valid = table.valid.reshape(table.valid.shape + (1,) * (table.value.ndim - table.valid.ndim)) > 0
+        return () if table.slot is None else table.slot, table.value, jnp.broadcast_to(valid, table.value.shape)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _play(rules: _Rules, victim: jax.Array, others: jax.Array, budgets: jax.Array | None, keys: jax.Array) -> Sight:
+    return jax.vmap(lambda key: rules.trial(victim, others, budgets, key))(keys)
+
+
+def _rows(table: Any, which: slice) -> Any:
+    return type(table)(*(None if column is None else column[which] for column in table))
+
+
+def _counts(messages: ShuffledReports, slots: int) -> jax.Array:
+    valid = messages.valid > 0
+    if messages.slot is not None:
+        return jnp.zeros(slots, jnp.int32).at[messages.slot].add(valid.astype(jnp.int32), mode="drop")
+    return jnp.broadcast_to(valid.sum(), (slots,)) if valid.ndim == 1 else valid.sum(axis=0)
+
+
+def client_keys(key: jax.Array, index: int, users: int) -> jax.Array:
+    """Every user's key in a round: fresh in each."""
+    return jax.random.split(jax.random.fold_in(jax.random.fold_in(key, 2**31 - 1), index), users)
+
+
+def pairs(protocol: Protocol, cohort: Cohort, dim: int, *, neighbors: Neighbors, rounds: int = 1) -> list[Worlds]:
+    """Worlds that differ in one unit, as far apart as clipping lets them be."""
+    rows = _rows_of_victim(protocol, cohort, dim, neighbors)
+    others = cohort.size - 1 if not isinstance(cohort.participation, FixedSize) else cohort.participation.population - 1
+    up, nothing = np.full(dim, _FAR), np.full(dim, np.nan)
+    turns = up * (-1.0) ** np.arange(others)[:, None]
+    crowds = {"all others low": np.broadcast_to(-up, (others, dim)), "others at both ends": turns}
+
+    def worlds(name: str, first: np.ndarray, second: np.ndarray, held: np.ndarray) -> Worlds:
+        each = np.stack([np.broadcast_to(side, (rounds, rows, dim)) for side in (first, second)])
+        return Worlds(name=name, victim=each, others=np.asarray(held, np.float64))
+
+    if neighbors is Neighbors.ADD_REMOVE:
+        absent = worlds("there or not", up, nothing, np.zeros((others, dim)))
+        return [absent, *_measured(protocol, others, dim, worlds)]
+    found = [worlds(f"high or low, {name}", up, -up, held) for name, held in crowds.items()]
+    if dim > 1:
+        half = np.arange(dim) < dim // 2
+        found.append(worlds("on one half or the other", up * half, up * ~half, np.zeros((others, dim))))
+    if not protocol.layout(dim).shufflers:  # whether an update is clipped may show, where norms are counted
+        found.append(worlds("far beyond the clip norm or within", up, up / _FAR**2, np.zeros((others, dim))))
+    if rounds > 1:
+        turning = np.stack([up * (-1.0) ** i for i in range(rounds)])[:, None]
+        found.append(worlds("the same in all rounds or turning", up, turning, np.zeros((others, dim))))
+    return found + _measured(protocol, others, dim, worlds)
+
+
+def _rows_of_victim(protocol: Protocol, cohort: Cohort, dim: int, neighbors: Neighbors) -> int:
+    """As many records as the caps leave a subject, where records are protected; at one user, where users see no more.
+
+    Without a cap that is certified (adaptive_z), as many as the protocol speaks of.
+    """
+    if not isinstance(protocol, ItemLevel):
+        return 1
+    mechanism = protocol.view(cohort, dim, neighbors=neighbors).round.mechanism
+    if isinstance(mechanism, SampledSubject):
+        return mechanism.most_at_user if protocol.private_steps else mechanism.most_items
+    return protocol.items_per_subject or 1
+
+
+def _measured(protocol: Protocol, others: int, dim: int, worlds: Any) -> list[Worlds]:
+    """Where all norms are measured: a victim on either side of their middle."""
+    if not protocol.measured:
+        return []
+    along = np.eye(1, dim)[0]
+    sizes = np.where(np.arange(others) < others // 2, 1.0, 0.5)
+    return [worlds("longer or shorter than the middle", along, along / 2, sizes[:, None] * along)]

@@ -1,0 +1,202 @@
+"""What an adversary makes of a trial: one number for each way of looking at it.
+
+Where a protocol knows the density of its reports, the score of a shuffled slot is its likelihood ratio. With f_0 and
+f_1 the victim's densities and g that of everybody else's messages together, a slot with messages y_i has
+log mean_i f_0/g(y_i) - log mean_i f_1/g(y_i); that is exact where all others hold the same, and a score like any other
+elsewhere. Messages of colluders are known and taken out of the means. The other scores need nothing but the protocol's
+own estimator: along the direction in which the worlds differ, applied to all messages, or to those alone that stand
+where the victim's stood; the number of messages; the size of the estimate; how far it moves from round to round.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from dovetail.audit.runs.games import Game, Sight
+from dovetail.statements import Trust
+
+__all__ = ["VIEWS", "View", "scores"]
+
+View = Literal["analyzer", "observer", "colluding"]
+VIEWS: tuple[View, ...] = ("analyzer", "observer", "colluding")
+_SMALL = 1e-300
+
+
+def scores(game: Game, sight: Sight, *, view: View, trust: Trust) -> dict[str, np.ndarray]:
+    """Every score of these trials, by what it looks at, that this adversary can compute; each (trials,).
+
+    The *observer* sees estimates; the *analyzer* what the party sees that the certified statement is against; shuffler
+    and analyzer *colluding* also see who sent what.
+    """
+    found = _of_estimates(game, sight)
+    if view == "colluding" or (view == "analyzer" and trust is Trust.LOCAL):
+        found |= _of_own_reports(game, sight)
+    if view != "observer" and trust is Trust.SHUFFLE:
+        found |= _of_messages(game, sight)
+    return found
+
+
+def _of_estimates(game: Game, sight: Sight) -> dict[str, np.ndarray]:
+    found = {
+        "direction of the estimate": _along(game, sight.estimate),
+        "size of the estimate": np.log(np.maximum(_square(sight.estimate), _SMALL)),
+        "public state": sight.state.sum(axis=(1, 2)).astype(np.float64),
+    }
+    if game.rounds > 1:
+        found["change of the estimate"] = -_square(np.diff(sight.estimate, axis=1))
+    return found
+
+
+def _of_own_reports(game: Game, sight: Sight) -> dict[str, np.ndarray]:
+    found = {"direction of the victim's reports": _along(game, sight.own)}
+    if game.rounds > 1:
+        found["change of the victim's reports"] = -_square(np.diff(sight.own, axis=1))
+    if game.likelihood:
+        found["likelihood ratio of the victim's reports"] = _own_likelihood(game, sight)
+        slots = game.protocol.layout(game.dim).slots
+        reported = [_dense(sight.own_slot, sight.own_value, sight.own_valid, i, slots)[1] for i in range(game.rounds)]
+        found["which coordinates the victim reports"] = _support(
+            game, np.stack([part.sum(axis=1) for part in reported], 1)
+        )
+    return found
+
+
+def _of_messages(game: Game, sight: Sight) -> dict[str, np.ndarray]:
+    found = {
+        "number of messages": _support(game, sight.counts),
+        "direction of the messages that stand first": _along(game, sight.first),
+    }
+    if game.likelihood:
+        everything = sight.value.shape[2]
+        found["likelihood ratio of the messages"] = _message_likelihood(game, sight, everything)
+        found["likelihood ratio of the first messages, should neighbours only be swapped"] = _message_likelihood(
+            game, sight, min(2, everything)
+        )
+        found["likelihood ratio of the first half, should halves be shuffled"] = _message_likelihood(
+            game, sight, -(-everything // 2)
+        )
+        found["likelihood ratio of whole rows, should coordinates share a shuffle"] = _message_likelihood(
+            game, sight, everything, whole=True
+        )
+    return found
+
+
+def _along(game: Game, estimate: np.ndarray) -> np.ndarray:
+    return np.einsum("trd,rd->t", estimate.astype(np.float64), game.worlds.direction)
+
+
+def _square(values: np.ndarray) -> np.ndarray:
+    return np.sum(values.astype(np.float64) ** 2, axis=(1, 2))
+
+
+def _support(game: Game, counts: np.ndarray) -> np.ndarray:
+    """More messages where the victim is large in the first world; in all, where that says nothing."""
+    held = np.abs(np.nan_to_num(game.worlds.victim)).sum(axis=2)
+    weight = held[0] - held[1]
+    if weight.shape[1] != counts.shape[2] or not weight.any():
+        return counts.sum(axis=(1, 2)).astype(np.float64)
+    return np.einsum("trs,rs->t", counts.astype(np.float64), np.sign(weight))
+
+
+def _own_likelihood(game: Game, sight: Sight) -> np.ndarray:
+    total = np.zeros(len(sight.own_value))
+    for index in range(game.rounds):
+        slots = game.protocol.layout(game.dim).slots
+        value, valid = _dense(sight.own_slot, sight.own_value, sight.own_valid, index, slots)
+        first, second = (_density(game, value, world, index) for world in (0, 1))
+        shown = valid if first.shape == valid.shape else valid.any(axis=-1, keepdims=True)
+        with np.errstate(invalid="ignore"):
+            ratio = np.where(shown, first - second, 0.0)
+        total += np.nan_to_num(ratio, posinf=1e9, neginf=-1e9).sum(axis=(1, 2))
+    return total
+
+
+def _message_likelihood(game: Game, sight: Sight, rows: int, *, whole: bool = False) -> np.ndarray:
+    """Of the first `rows` messages of every slot, each on its own or, if `whole`, row by row."""
+    total = np.zeros(len(sight.value))
+    slots = game.protocol.layout(game.dim).slots
+    for index in range(game.rounds):
+        value, valid = _dense(sight.slot, sight.value, sight.valid, index, slots)
+        shares = _shares(game, value[:, :rows], valid[:, :rows], index, whole)
+        if game.cohort.colluders and rows == value.shape[1]:
+            known = _dense(sight.known_slot, sight.known_value, sight.known_valid, index, slots)
+            parts = _shares(game, *known, index, whole)
+            shares = [share - part for share, part in zip(shares, parts, strict=True)]
+        first, second = (np.log(np.maximum(share, _SMALL)).sum(axis=1) for share in shares)
+        total += first - second
+    return total
+
+
+def _shares(game: Game, value: np.ndarray, valid: np.ndarray, index: int, whole: bool) -> list[np.ndarray]:
+    """For either world and every slot: the sum over its messages of the victim's density over everybody else's."""
+    whole = whole or game.protocol.layout(game.dim).linkage == "vector"
+    background = _background(game, value)
+    shown = valid if background.shape == valid.shape else valid.any(axis=-1, keepdims=True)
+
+    def ratios(world: int) -> np.ndarray:
+        log_ratio = _mixed(game, value, world, index) - background
+        if whole:
+            message = np.exp(np.where(shown, log_ratio, 0.0).sum(axis=-1, keepdims=True))
+            return np.where(shown.any(axis=-1, keepdims=True), message, 0.0)
+        return np.where(shown, np.exp(log_ratio), 0.0)
+
+    return [ratios(world).sum(axis=1) for world in (0, 1)]
+
+
+def _mixed(game: Game, value: np.ndarray, world: int, index: int) -> np.ndarray:
+    """The victim's density; a dummy stands in its place as often as it leaves a coordinate out."""
+    own = _density(game, value, world, index)
+    included, padding = _included(game), game.protocol.layout(game.dim).padding
+    if included == 1 or padding is None:
+        return own
+    return np.logaddexp(np.log(included) + own, np.log1p(-included) + padding.blanket.log_density(value))
+
+
+def _background(game: Game, value: np.ndarray) -> np.ndarray:
+    """The average density of the others' messages and the dummies."""
+    protocol, others = game.protocol, game.worlds.others
+    included, total, weight = _included(game), 0.0, 0.0
+    budgets = np.full(len(others), np.nan) if game.budgets is None else game.budgets[1:]
+    kinds, times = np.unique(np.column_stack([budgets, others]), axis=0, return_counts=True, equal_nan=True)
+    for (budget, *x), count in zip(kinds, times, strict=True):
+        density = _known(game, value, np.asarray(x), None if np.isnan(budget) else float(budget))
+        total, weight = total + count * included * np.exp(density), weight + count * included
+    padding = protocol.layout(game.dim).padding
+    if padding is not None and padding.pad_to > weight:
+        dummies = padding.pad_to - weight
+        total, weight = total + dummies * np.exp(padding.blanket.log_density(value)), float(padding.pad_to)
+    return np.log(np.maximum(total / weight, _SMALL))
+
+
+def _included(game: Game) -> float:
+    """The probability that a user reports a coordinate, where that is left to chance."""
+    return getattr(game.protocol, "included", lambda dim: 1.0)(game.dim)
+
+
+def _density(game: Game, value: np.ndarray, world: int, index: int) -> np.ndarray:
+    budget = None if game.budgets is None else float(game.budgets[0])
+    return _known(game, value, np.nan_to_num(game.worlds.victim[world, index, 0]), budget)
+
+
+def _known(game: Game, value: np.ndarray, x: np.ndarray, budget: float | None) -> np.ndarray:
+    density = game.protocol.log_density(value, x, budget=budget)
+    if density is None:
+        raise ValueError(f"expected a protocol that knows the density of its reports, got {game.protocol.name!r}")
+    return density
+
+
+def _dense(
+    slot: np.ndarray | tuple[()], value: np.ndarray, valid: np.ndarray, index: int, slots: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The messages of a round with a column a slot, whatever part of the slots each of them fills."""
+    value, valid = value[:, index], valid[:, index]
+    if isinstance(slot, tuple):
+        return value, valid
+    places = np.where(valid, slot[:, index], slots)
+    filled = np.zeros((*value.shape[:2], slots + 1), value.dtype)
+    np.put_along_axis(filled, places, value, axis=-1)
+    there = np.zeros(filled.shape, bool)
+    np.put_along_axis(there, places, valid, axis=-1)
+    return filled[..., :slots], there[..., :slots]

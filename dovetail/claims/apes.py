@@ -1,0 +1,253 @@
+"""APES's and S-APES's formulas as printed (Liu, Zhao, Xiong, Liu, Chen 2023), and the numbers of its Table 3.
+
+Table 3 does not come from Thm. 4 (0.205 there, 0.057 in the table) but from numerics: the clone pair of Feldman,
+McMillan, Talwar 2022 with the number of echoes taken as normal, in blocks of 100 counts, by ten halvings of the closed
+form. `echo_numerical` and `unis_numerical` do the same, dropped mass included, and reproduce the table to the digit.
+Users' budgets compose by Lemma 2 at delta' = delta_uc - folds delta_c, or 1e-8 where that leaves nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy.stats import binom, norm
+
+from dovetail import _validate
+from dovetail.claims._apes_numerics import by_blocks, clone_form, echoes
+from dovetail.claims._claim import HOLDS, REFUTED, UNPROVEN, Claim, PrintedNumber
+from dovetail.claims._flame_lemmas import lemma3
+from dovetail.events import Personalized
+from dovetail.statements import NotApplicable, Theorem
+
+__all__ = [
+    "apes",
+    "echo_numerical",
+    "equation2",
+    "ldp_min",
+    "lemma4",
+    "local_apes",
+    "local_s_apes",
+    "pldp",
+    "proposition1",
+    "s_apes",
+    "theorem1",
+    "theorem4",
+    "unis",
+    "unis_numerical",
+]
+
+_DELTA_SHUFFLE = 1e-8
+_AVERAGED = (
+    "It averages the echo probabilities over all budgets as if the victim's own were secret: among 9,999 users with "
+    "eps .05 one with eps 8 is claimed .094, and a count of reports shows .118."
+)
+_UNEQUAL = (
+    "The paper itself calls it an approximation, since Laplace reports of unequal scales have an unbounded divergence."
+)
+
+
+def _apes(key: str, where: str) -> Theorem:
+    return Theorem(
+        key=f"APES.{key}",
+        where=f"APES (Liu, Zhao, Xiong, Liu, Chen, AAAI 2023), {where}",
+        url="https://arxiv.org/abs/2304.05516",
+    )
+
+
+def theorem1(*, eps_local: float, symmetric_box: bool = True) -> Claim:
+    """Clip-Laplace with scale Delta/eps is eps-LDP."""
+    _validate.positive(eps_local=eps_local)
+    return Claim(
+        eps=eps_local,
+        delta=0.0,
+        theorem=_apes("thm1", "Thm. 1"),
+        verdict=HOLDS if symmetric_box else REFUTED,
+        reason="It holds coordinate by coordinate when inputs fill a symmetric box."
+        if symmetric_box
+        else "On an asymmetric interval or an L1 ball the normalising factors no longer cancel.",
+    )
+
+
+def equation2(eps_locals: Sequence[float], *, delta: float) -> Claim:
+    """The naive bound: Feldman, McMillan, Talwar 2022 in closed form, everybody at the largest budget."""
+    budgets = _budgets(eps_locals)
+    _validate.in_open_interval(0, 1, delta=delta)
+    n, largest = len(budgets), float(budgets.max())
+    limit = math.log(n / (16 * math.log(2 / delta)))
+    if largest > limit:
+        raise NotApplicable(f"APES eq. 2 needs eps_local <= {limit:.3g} at n={n}, delta={delta}; got {largest}")
+    equal = largest == float(budgets.min())
+    return Claim(
+        eps=clone_form(largest, n * math.exp(-largest), delta),
+        delta=delta,
+        theorem=_apes("eq2", "eq. 2"),
+        verdict=HOLDS if equal else UNPROVEN,
+        reason="With equal budgets it is the clone bound of Feldman, McMillan, Talwar 2022." if equal else _UNEQUAL,
+    )
+
+
+def lemma4(*, eps_i: float, eps_j: float) -> PrintedNumber:
+    """Neighbour divergence of two Clip-Laplace reports on [-C, C] (A = C)."""
+    _validate.positive(eps_i=eps_i, eps_j=eps_j)
+    value = math.log(eps_i / eps_j * math.expm1(-eps_j) / math.expm1(-eps_i)) + max(eps_i, eps_j)
+    return PrintedNumber(
+        value=value,
+        quantity="neighbour divergence",
+        theorem=_apes("lemma4", "Lemma 4"),
+        verdict=HOLDS,
+        reason="It bounds the largest log-ratio of the two densities when A = C.",
+    )
+
+
+def local_apes(*, eps_local: float, coordinates: int) -> Claim:
+    """Thm. 3: a user's d reports together are d eps_i-LDP."""
+    _validate.positive(eps_local=eps_local)
+    _validate.at_least(1, coordinates=coordinates)
+    reason = "It is basic composition of d Clip-Laplace reports on a symmetric box."
+    eps = coordinates * eps_local
+    return Claim(eps=eps, delta=0.0, theorem=_apes("thm3", "Thm. 3"), verdict=HOLDS, reason=reason)
+
+
+def local_s_apes(*, eps_local: float, kept: int) -> Claim:
+    """Table 3's local budget of S-APES: b eps_i."""
+    _validate.positive(eps_local=eps_local)
+    _validate.at_least(1, kept=kept)
+    reason = "Keeping b of d perturbed coordinates is post-processing of all d of them, so d eps_i remains."
+    return Claim(eps=kept * eps_local, delta=0.0, theorem=_apes("table3", "Table 3"), verdict=REFUTED, reason=reason)
+
+
+def theorem4(eps_locals: Sequence[float], *, delta_shuffle: float = _DELTA_SHUFFLE) -> Claim:
+    """The closed form of Echo of Neighbors for one coordinate; the victim has the largest budget."""
+    _validate.in_open_interval(0, 1, delta_shuffle=delta_shuffle)
+    budgets = _budgets(eps_locals)
+    mean, _ = echoes(budgets)
+    if mean < 16 * math.log(4 / delta_shuffle):
+        raise NotApplicable(f"APES Thm. 4 needs {16 * math.log(4 / delta_shuffle):.3g} echoes, got {mean:.3g}")
+    largest = float(budgets.max())
+    return Claim(
+        eps=clone_form(largest, mean, delta_shuffle),
+        delta=math.tanh(largest / 2) * delta_shuffle,
+        theorem=_apes("thm4", "Thm. 4"),
+        verdict=REFUTED,
+        reason="It averages the echo probabilities over all budgets as if the victim's own were secret: among 9,999 "
+        "users with eps .05 one with eps 100 is claimed .312, and a count of reports shows .44.",
+    )
+
+
+def echo_numerical(eps_locals: Sequence[float], *, delta: float = _DELTA_SHUFFLE) -> Claim:
+    """Table 3's eps_c of APES (0.057): the numerics behind Thm. 4."""
+    largest_eps = theorem4(eps_locals, delta_shuffle=delta).eps
+    budgets = _budgets(eps_locals)
+    mean, spread = echoes(budgets)
+
+    def mass(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        return norm.cdf(high, mean - 0.5, spread) - norm.cdf(low, mean - 0.5, spread)
+
+    eps = by_blocks(float(budgets.max()), mean, len(budgets), mass, largest_eps, delta)
+    return Claim(eps=eps, delta=delta, theorem=_apes("numerical", "Table 3"), verdict=REFUTED, reason=_AVERAGED)
+
+
+def unis_numerical(eps_locals: Sequence[float], *, delta: float = _DELTA_SHUFFLE) -> Claim:
+    """Table 3's eps_c of UniS (0.069): clones 2022, everybody at the largest budget."""
+    budgets = _budgets(eps_locals)
+    naive = equation2(eps_locals, delta=delta)
+    n, largest = len(budgets), float(budgets.max())
+    prob = math.exp(-largest)
+
+    def mass(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        return binom.cdf(high, n - 1, prob) - binom.cdf(low - 1, n - 1, prob)
+
+    # The published code of the clone bound starts its halvings from this variant of the closed form.
+    width = math.expm1(naive.eps) / math.tanh(largest / 2)
+    start = math.log1p(-math.expm1(-largest) / (1 + math.exp(-largest) / (1 + width)) * width)
+    eps = by_blocks(largest, (n - 1) * prob, n, mass, start, delta)
+    where = _apes("unis", "Table 3, UniS")
+    return Claim(eps=eps, delta=delta, theorem=where, verdict=naive.verdict, reason=naive.reason)
+
+
+def proposition1(*, eps_each: float, delta_each: float, kept: int, delta_slack: float) -> Claim:
+    """S-APES over the 2b coordinates that it says may differ; delta' stands where delta_uc is printed under the log."""
+    _validate.at_least(1, kept=kept)
+    total = lemma3(eps=eps_each, delta=delta_each, folds=2 * kept, delta_slack=delta_slack)
+    return Claim(
+        eps=total.eps,
+        delta=total.delta,
+        theorem=_apes("prop1", "Prop. 1"),
+        verdict=REFUTED,
+        reason="All d coordinates are perturbed and shuffled, and keeping b of them is post-processing, so the "
+        "composition is d-fold and not 2b-fold.",
+    )
+
+
+def apes(event: Personalized, *, delta: float, delta_shuffle: float = _DELTA_SHUFFLE) -> Claim:
+    """What the paper claims for APES: 57.6 over all coordinates, 0.057 for one (where delta is delta_shuffle)."""
+    return _over_coordinates(echo_numerical, event, delta, delta_shuffle)
+
+
+def unis(event: Personalized, *, delta: float, delta_shuffle: float = _DELTA_SHUFFLE) -> Claim:
+    """What the paper claims for UniS: 76.9 over all coordinates, 0.069 for one (where delta is delta_shuffle)."""
+    return _over_coordinates(unis_numerical, event, delta, delta_shuffle)
+
+
+def s_apes(event: Personalized, *, delta: float, kept: int, delta_shuffle: float = _DELTA_SHUFFLE) -> Claim:
+    """What the paper claims for S-APES with `kept` = b coordinates: 25.6 at b = d/5."""
+    _validate.in_interval(1, event.coordinates, kept=kept)
+    one = echo_numerical(event.eps_locals, delta=delta_shuffle)
+    delta_each = _delta_each(event, delta_shuffle)
+    slack = _slack(delta, 2 * kept * delta_each, delta_shuffle)
+    return proposition1(eps_each=one.eps, delta_each=delta_each, kept=kept, delta_slack=slack)
+
+
+def pldp(event: Personalized, *, delta: float = 0.0) -> Claim:
+    """What the paper claims for PLDP, which is not shuffled: d times the largest budget (7850)."""
+    _validate.in_interval(0, 1, delta=delta)
+    eps = event.coordinates * max(event.eps_locals)
+    reason = "It is basic composition of d Laplace reports at the largest budget."
+    return Claim(eps=eps, delta=0.0, theorem=_apes("pldp", "Table 3, PLDP"), verdict=HOLDS, reason=reason)
+
+
+def ldp_min(event: Personalized, *, delta: float) -> Claim:
+    """What the paper claims for LDP-Min, not shuffled: the smallest budget d-fold by advanced composition (40.1)."""
+    smallest, where = min(event.eps_locals), _apes("ldp-min", "Table 3, LDP-Min")
+    reason = "It is the composition of d Laplace reports at the smallest budget."
+    if event.coordinates == 1:
+        return Claim(eps=smallest, delta=0.0, theorem=where, verdict=HOLDS, reason=reason)
+    total = lemma3(eps=smallest, delta=0.0, folds=event.coordinates, delta_slack=delta)
+    return Claim(eps=total.eps, delta=total.delta, theorem=where, verdict=HOLDS, reason=reason)
+
+
+def _over_coordinates(
+    numerical: Callable[..., Claim], event: Personalized, delta: float, delta_shuffle: float
+) -> Claim:
+    """The numerics of one coordinate at delta, or at delta_shuffle and composed over all coordinates."""
+    if event.coordinates == 1:
+        return numerical(event.eps_locals, delta=delta)
+    one = numerical(event.eps_locals, delta=delta_shuffle)
+    delta_each = _delta_each(event, delta_shuffle)
+    slack = _slack(delta, event.coordinates * delta_each, delta_shuffle)
+    total = lemma3(eps=one.eps, delta=delta_each, folds=event.coordinates, delta_slack=slack)
+    where = Theorem(
+        key=one.theorem.key + "+lemma2", where=one.theorem.where + ", composed by Lemma 2", url=one.theorem.url
+    )
+    return Claim(eps=total.eps, delta=total.delta, theorem=where, verdict=one.verdict, reason=one.reason)
+
+
+def _delta_each(event: Personalized, delta_shuffle: float) -> float:
+    return math.tanh(max(event.eps_locals) / 2) * delta_shuffle
+
+
+def _slack(delta: float, spent: float, delta_shuffle: float) -> float:
+    """What the coordinates leave of delta for delta'; Table 3 took 1e-8 where they leave nothing."""
+    _validate.in_open_interval(0, 1, delta=delta)
+    return delta - spent if delta > spent else delta_shuffle
+
+
+def _budgets(eps_locals: Sequence[float]) -> np.ndarray:
+    budgets = np.asarray(eps_locals, dtype=float)
+    if budgets.ndim != 1 or len(budgets) < 2:
+        raise ValueError(f"expected the budgets of at least 2 users, got {budgets.size}")
+    if not (np.all(np.isfinite(budgets)) and np.all(budgets > 0)):
+        raise ValueError(f"expected every eps_local > 0, got {budgets.min()}")
+    return budgets

@@ -1,0 +1,142 @@
+"""Geyer, Klein, Nabi's accounting as they used it: client-level privacy by the moments accountant of Abadi et al.
+
+Log-moments alpha(l) of one Poisson-sampled Gaussian release, l = 1..32, add up over the rounds, and
+delta <= min_l exp(sum alpha(l) - l eps). Algorithm 1 draws a fixed number of clients and clips to the un-noised median
+of their norms, and neither is covered by that theorem.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from dovetail import _validate
+from dovetail.accounting import accountants, gaussian
+from dovetail.accounting.exposure import exposures
+from dovetail.accounting.search import smallest_noise
+from dovetail.claims._claim import HOLDS, REFUTED, UNPROVEN, Claim, PrintedNumber
+from dovetail.claims._moments import MAX_ORDER, same_rounds, total_log_moments
+from dovetail.events import FixedSize, Round
+from dovetail.statements import NotApplicable, Theorem, Verdict
+
+__all__ = [
+    "communication_cost",
+    "distortion",
+    "dp_fl",
+    "moments_accountant",
+    "noise_multiplier",
+    "one_query",
+]
+
+Clip = Literal["median", "fixed"]
+Accountant = Literal["moments", "renyi", "privacy-loss"]
+
+_LEAST_DELTA = 1e-300  # below, doubles cannot tell the printed delta from the exact one
+
+_MEDIAN = "The noise scale is the un-noised median of the clients' norms and reveals it, which no accountant counts."
+_FIXED_SIZE = "The moments accountant presumes Poisson sampling, while Alg. 1 draws a fixed number of clients."
+_PROVED = "With a fixed clipping norm and Poisson sampling it is the theorem of Abadi et al. 2016."
+
+
+def _geyer(key: str, where: str) -> Theorem:
+    return Theorem(
+        key=f"Geyer.{key}", where=f"Geyer, Klein, Nabi (2017), {where}", url="https://arxiv.org/abs/1712.07557"
+    )
+
+
+def one_query(*, noise_multiplier: float, eps: float) -> Claim:
+    """One Gaussian query: delta <= 5/4 exp(-(sigma eps)^2 / 2)."""
+    _validate.positive(noise_multiplier=noise_multiplier, eps=eps)
+    delta = min(1.0, max(1.25 * math.exp(-((noise_multiplier * eps) ** 2) / 2), _LEAST_DELTA))
+    enough = delta >= gaussian.delta_of(1 / noise_multiplier, eps=eps)
+    if eps < 1 and enough:
+        reason = "It is Dwork, Roth 2014, Thm. 3.22, whose condition eps < 1 is met."
+    elif enough:
+        reason = "Dwork, Roth 2014, Thm. 3.22, asks for eps < 1, but the exact formula for the Gaussian confirms it."
+    else:
+        reason = "Dwork, Roth 2014, Thm. 3.22, asks for eps < 1, and here the exact delta of the Gaussian is larger."
+    where = _geyer("gaussian", "Sec. 2.2")
+    return Claim(eps=eps, delta=delta, theorem=where, verdict=HOLDS if enough else REFUTED, reason=reason)
+
+
+def moments_accountant(*, prob: float, noise_multiplier: float, rounds: int, eps: float) -> Claim:
+    """The delta that Alg. 1's accountant answers at this eps, for `rounds` rounds with the same m_t and sigma_t."""
+    _validate.positive(eps=eps)
+    total = total_log_moments(same_rounds(prob, noise_multiplier, rounds))
+    delta = min(1.0, float(np.exp(np.min(total - np.arange(1, MAX_ORDER + 1) * eps))))
+    return Claim(eps=eps, delta=delta, theorem=_geyer("alg1", "Alg. 1"), verdict=REFUTED, reason=_MEDIAN)
+
+
+def dp_fl(rounds: Sequence[Round], *, delta: float, clip: Clip = "median") -> Claim:
+    """What Alg. 1 claims for these rounds at this delta: min over orders of (sum alpha(l) + log(1/delta)) / l."""
+    _validate.in_open_interval(0, 1, delta=delta)
+    total = total_log_moments(rounds)
+    verdict, reason = _judge(clip, not any(isinstance(item.participation, FixedSize) for item in rounds))
+    eps = float(np.min((total + math.log(1 / delta)) / np.arange(1, MAX_ORDER + 1)))
+    return Claim(eps=eps, delta=delta, theorem=_geyer("alg1", "Alg. 1"), verdict=verdict, reason=reason)
+
+
+def noise_multiplier(
+    *, prob: float, rounds: int, eps: float, delta: float, accountant: Accountant = "moments"
+) -> PrintedNumber:
+    """The noise that exhausts (eps, delta) at these rounds; the paper prints none.
+
+    "moments" is the paper's accountant; "renyi" and "privacy-loss" are ours, for the same Poisson-sampled rounds.
+    """
+    _validate.one_of(("moments", "renyi", "privacy-loss"), accountant=accountant)
+    _validate.in_open_interval(0, 1, delta=delta)
+
+    def eps_of(noise: float) -> float:
+        same = same_rounds(prob, noise, rounds)
+        if accountant == "moments":
+            return dp_fl(same, delta=delta, clip="fixed").eps
+        ours = accountants.renyi if accountant == "renyi" else accountants.privacy_loss
+        try:
+            return ours(exposures(same)).eps(delta)
+        except NotApplicable:
+            return math.inf
+
+    return PrintedNumber(
+        value=smallest_noise(eps_of, eps=eps, tolerance=1e-4),
+        quantity=f"noise multiplier by {accountant}",
+        theorem=_geyer("table1", "Table 1"),
+        verdict=UNPROVEN,
+        reason="Recomputed from the printed rounds and communication: the paper prints neither sigma_t nor m_t.",
+    )
+
+
+def communication_cost(clients: Sequence[int]) -> PrintedNumber:
+    """CC: how many times a client sends a model, sum of m_t."""
+    for count in clients:
+        _validate.integer(clients=count)
+        _validate.non_negative(clients=count)
+    return PrintedNumber(
+        value=sum(clients),
+        quantity="models sent",
+        theorem=_geyer("cc", "Sec. 5"),
+        verdict=HOLDS,
+        reason="It is a definition.",
+    )
+
+
+def distortion(*, noise_multiplier: float, clients: int, clip_norm: float) -> PrintedNumber:
+    """The variance of the noise on the average, printed as S^2 sigma^2 / m."""
+    _validate.positive(noise_multiplier=noise_multiplier, clip_norm=clip_norm)
+    _validate.at_least(1, clients=clients)
+    return PrintedNumber(
+        value=(clip_norm * noise_multiplier) ** 2 / clients,
+        quantity="variance of the noise on the average",
+        theorem=_geyer("distortion", "Sec. 3"),
+        verdict=REFUTED,
+        reason="Alg. 1 divides noise of variance S^2 sigma^2 by m, which leaves S^2 sigma^2 / m^2.",
+    )
+
+
+def _judge(clip: Clip, poisson: bool) -> tuple[Verdict, str]:
+    _validate.one_of(("median", "fixed"), clip=clip)
+    if clip == "median":
+        return REFUTED, _MEDIAN
+    return (HOLDS, _PROVED) if poisson else (UNPROVEN, _FIXED_SIZE)

@@ -1,0 +1,29 @@
+"""Data and models to train on: the registry of tasks, and how a task is found by name."""
+
+from __future__ import annotations
+
+from typing import TypeGuard
+
+from dovetail import _imports, _validate
+from dovetail.data import digits, fashion_mnist, mnist, mnist_writers, qmnist
+from dovetail.data._base import Clients, Dataset, LoadData, Model, Task
+
+__all__ = ["TASKS", "Clients", "Dataset", "LoadData", "Model", "Task", "resolve"]
+
+TASKS: dict[str, Task] = {
+    task.name: task for task in (digits.TASK, fashion_mnist.TASK, mnist.TASK, mnist_writers.TASK, qmnist.TASK)
+}
+
+
+def resolve(task: str | Task) -> Task:
+    """The task of this name, or the object "module:name", imported from the working directory or the Python path."""
+    if isinstance(task, Task):
+        return task
+    if ":" not in task:
+        _validate.known("task", task, TASKS)
+        return TASKS[task]
+    return _imports.load(task, what="task", kind="dovetail.data.Task", accept=_is_task)
+
+
+def _is_task(found: object) -> TypeGuard[Task]:
+    return isinstance(found, Task)

@@ -1,0 +1,177 @@
+"""Who owns which records: ways to deal a dataset to users.
+
+iid and one-record deal at random; shards gives every user two runs of the records sorted by label (McMahan et al. 2017,
+Geyer et al. 2017); dirichlet draws each class's shares of the users (Hsu, Qi, Brown 2019). Two partitions go by whom a
+record is about: writers makes every subject a user; silos spreads each subject over a few of the users, as a patient's
+files lie in several hospitals (Marathe, Kanani 2022). All randomness comes from the seed. A row shorter than the widest
+is filled with the user's own first record, never with someone else's (with record 0 if it has none).
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from dovetail import _validate
+from dovetail.data._base import Clients
+
+__all__ = ["PARTITIONS", "build", "dirichlet", "iid", "one_record", "shards", "silos", "writers"]
+
+PARTITIONS = ("dirichlet", "iid", "one-record", "shards", "silos", "writers")
+
+
+def build(
+    name: str,
+    labels: np.ndarray,
+    *,
+    users: int | None,
+    seed: int,
+    concentration: float = 0.5,
+    subjects: np.ndarray | None = None,
+    spread: int = 1,
+) -> Clients:
+    """The partition of this name.
+
+    `users=None` goes with one-record, as many as records, and with writers, as many as subjects. For silos, `users` is
+    the number of silos. `subjects`, whom each record is about, is for these last two.
+    """
+    _validate.known("partition", name, PARTITIONS)
+    if name in ("silos", "writers"):
+        if subjects is None:
+            raise ValueError(
+                f"expected a task with subjects for partition {name!r}, got one without (mnist-writers has them)"
+            )
+        if name == "writers":
+            return writers(subjects, users=users)
+        if users is None:
+            raise ValueError("expected the number of silos for partition 'silos', got silos=None")
+        return silos(subjects, num_silos=users, spread=spread, seed=seed)
+    if name == "one-record":
+        return one_record(len(labels), users=users, seed=seed)
+    if users is None:
+        raise ValueError(f"expected the number of users for partition {name!r}, got users=None")
+    if name == "iid":
+        return iid(len(labels), users=users, seed=seed)
+    if name == "dirichlet":
+        return dirichlet(labels, users=users, concentration=concentration, seed=seed)
+    return shards(labels, users=users, seed=seed)
+
+
+def iid(num_records: int, *, users: int, seed: int) -> Clients:
+    """Every record to one user, at random; counts differ by at most one."""
+    _check_users(users, num_records)
+    order = np.random.default_rng(seed).permutation(num_records)
+    return Clients.from_owners(order, np.arange(num_records) % users, num_clients=users)
+
+
+def one_record(num_records: int, *, users: int | None = None, seed: int) -> Clients:
+    """One record to each user, in random order."""
+    users = num_records if users is None else users
+    _check_users(users, num_records)
+    order = np.random.default_rng(seed).permutation(num_records)[:users]
+    return Clients(index=order.astype(np.int32)[:, None], counts=np.ones(users, np.int32))
+
+
+def shards(
+    labels: np.ndarray, *, users: int, seed: int, shards_per_user: int = 2, records_per_user: int = 600
+) -> Clients:
+    """Shards of the records sorted by label, a few to each user.
+
+    Guarantees:
+        A shard is a run of the sorted records: it holds one label, or few.
+        Nobody holds a record twice; nobody shares one, unless users x records_per_user exceeds the data.
+        Otherwise the shards are dealt anew, in a new order, until every user is served.
+    """
+    _validate.integer(users=users, shards_per_user=shards_per_user, records_per_user=records_per_user)
+    _validate.at_least(1, users=users, shards_per_user=shards_per_user)
+    size, rest = divmod(records_per_user, shards_per_user)
+    if rest or not shards_per_user <= records_per_user <= len(labels):
+        raise ValueError(
+            f"expected records_per_user to be a multiple of shards_per_user={shards_per_user} and at most "
+            f"{len(labels)} records, got records_per_user={records_per_user}"
+        )
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    num_shards = len(labels) // size
+    starts = np.linspace(0, len(labels) - size, num_shards).astype(np.int64)
+    users_a_pass = num_shards // shards_per_user
+    passes = [
+        rng.permutation(num_shards)[: users_a_pass * shards_per_user].reshape(users_a_pass, shards_per_user)
+        for _ in range(-(-users // users_a_pass))
+    ]
+    dealt = starts[np.concatenate(passes)[:users]]
+    places = (dealt[:, :, None] + np.arange(size)).reshape(users, records_per_user)
+    index = rng.permuted(order[places], axis=1)
+    return Clients(index=index.astype(np.int32), counts=np.full(users, records_per_user, np.int32))
+
+
+def dirichlet(labels: np.ndarray, *, users: int, concentration: float, seed: int) -> Clients:
+    """Every record to one user; the shares of a class among the users are drawn from Dirichlet(concentration).
+
+    A small concentration gives users of few classes and of very different sizes. A user left with nothing takes one
+    record from whoever holds the most.
+    """
+    _check_users(users, len(labels))
+    _validate.positive(concentration=concentration)
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(labels))
+    owner = np.empty(len(labels), np.int64)
+    for label in np.unique(labels):
+        places = np.flatnonzero(labels[order] == label)
+        ends = np.cumsum(rng.dirichlet(np.full(users, concentration)))
+        cuts = np.minimum(np.round(ends * len(places)), len(places)).astype(np.int64)
+        cuts[-1] = len(places)
+        owner[places] = np.repeat(np.arange(users), np.diff(cuts, prepend=0))
+    _feed_the_empty(owner, users)
+    return Clients.from_owners(order, owner, num_clients=users)
+
+
+def writers(subjects: np.ndarray, *, users: int | None = None) -> Clients:
+    """Every subject is a user, in the order of their ids, and holds all its records; `users` can only confirm that."""
+    ids, user = np.unique(subjects, return_inverse=True)
+    if users is not None and users != len(ids):
+        raise ValueError(f"expected {len(ids)} users for partition 'writers', one for each subject, got users={users}")
+    return Clients.from_owners(np.arange(len(subjects)), user, num_clients=len(ids))
+
+
+def silos(subjects: np.ndarray, *, num_silos: int, spread: int, seed: int) -> Clients:
+    """Every record to one silo, and the records of a subject evenly to `spread` silos of its own.
+
+    Guarantees:
+        A subject is at exactly `spread` silos, or at as many as it has records; its counts there differ by at most one.
+        Every subject draws its silos uniformly, which alone decides their sizes; a silo that nobody draws is empty.
+    """
+    _validate.integer(silos=num_silos, spread=spread)
+    _validate.at_least(1, silos=num_silos)
+    _validate.in_interval(1, num_silos, spread=spread)
+    if num_silos > len(subjects):
+        raise ValueError(f"expected at most one silo a record ({len(subjects)} records), got silos={num_silos}")
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(subjects))
+    order = order[np.argsort(subjects[order], kind="stable")]
+    _, starts, counts = np.unique(subjects[order], return_index=True, return_counts=True)
+    chosen = np.stack([rng.choice(num_silos, spread, replace=False) for _ in starts])
+    subject = np.repeat(np.arange(len(starts)), counts)
+    turn = np.arange(len(order)) - starts[subject]
+    return Clients.from_owners(order, chosen[subject, turn % spread], num_clients=num_silos)
+
+
+def _feed_the_empty(owner: np.ndarray, users: int) -> None:
+    """Give each user without a record one from the largest user, in place."""
+    counts = np.bincount(owner, minlength=users)
+    largest = [(-int(count), user) for user, count in enumerate(counts)]
+    heapq.heapify(largest)
+    held = np.split(np.argsort(owner, kind="stable"), np.cumsum(counts)[:-1])
+    for user in np.flatnonzero(counts == 0):
+        negative, donor = heapq.heappop(largest)
+        owner[held[donor][-negative - 1]] = user
+        heapq.heappush(largest, (negative + 1, donor))
+
+
+def _check_users(users: int, num_records: int) -> None:
+    _validate.integer(users=users)
+    _validate.at_least(1, users=users)
+    if users > num_records:
+        raise ValueError(f"expected at most one user a record ({num_records} records), got users={users}")

@@ -1,0 +1,147 @@
+"""Who holds whose records: what a protocol must know to protect a person whose records lie with several users.
+
+A subject is whom a record is about. Its privacy depends on how many of its records enter the training in all and at how
+many users they lie, so both are bounded before training by public numbers: `cap` drops what exceeds them. It looks at
+one subject at a time, so that adding or removing a subject changes nobody else's records. A record that two users hold
+counts twice. Where subjects are unknown, all records of a user belong to one (`one_per_user`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from dovetail import _validate
+from dovetail.data._base import Clients
+
+__all__ = ["Holdings", "cap", "holdings", "one_per_user"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Holdings:
+    """The most that any one subject has in a federation; `subjects` is how many have anything."""
+
+    subjects: int
+    most_items: int
+    most_users: int
+    most_items_at_one_user: int
+
+
+def cap(
+    clients: Clients,
+    subjects: np.ndarray,
+    *,
+    items_per_subject: int,
+    users_per_subject: int | None,
+    items_per_user: int | None = None,
+) -> Clients:
+    """The federation in which no subject has more than this; None is no limit.
+
+    Of a subject, the `users_per_subject` users are kept that hold most of its records (of equals the lower number);
+    they give its records in turn, each its lowest first and at most `items_per_user`, until `items_per_subject`.
+
+    Guarantees:
+        Over all users a subject keeps at most `items_per_subject` records, at most `items_per_user` at any one user.
+        They are at no more than `users_per_subject` users, and as even over them as what the users hold allows.
+        What is kept of a subject depends on that subject's own records alone; without randomness.
+        A subject that is within the limits keeps everything, and nobody loses all its records.
+        Users stay users, if need be without a record; a user's records keep their order.
+    """
+    limits = _validate.given(
+        items_per_subject=items_per_subject, users_per_subject=users_per_subject, items_per_user=items_per_user
+    )
+    _validate.integer(**limits)
+    _validate.at_least(1, **limits)
+
+    held = _Held.of(clients, subjects)
+    rank = held.user_rank()
+    turn = held.turn
+    fits = np.ones(len(turn), bool)
+    if users_per_subject is not None:
+        fits &= rank < users_per_subject
+    if items_per_user is not None:
+        fits &= turn < items_per_user
+    offered = np.flatnonzero(fits)
+    offered = offered[np.lexsort((rank[offered], turn[offered], held.subject[offered]))]
+    kept = offered[_place_in_run(held.subject[offered]) < items_per_subject]
+
+    entries = np.sort(held.entry[kept])
+    users, records = clients.entries()
+    return Clients.from_owners(records[entries], users[entries], num_clients=clients.num_clients)
+
+
+def holdings(clients: Clients, subjects: np.ndarray) -> Holdings:
+    """The most records and users that one subject has, and the most records it has at one user."""
+    held = _Held.of(clients, subjects)
+    first_of_pair = held.turn == 0
+    return Holdings(
+        subjects=len(np.unique(held.subject)),
+        most_items=_longest_run(held.subject),
+        most_users=_longest_run(held.subject[first_of_pair]),
+        most_items_at_one_user=int(held.turn.max(initial=-1)) + 1,
+    )
+
+
+def one_per_user(clients: Clients, num_records: int) -> np.ndarray:
+    """For unknown subjects: the subject of a record is the user that holds it; `num_clients` where nobody does."""
+    users, records = clients.entries()
+    _check_range(records, num_records)
+    order = np.argsort(records, kind="stable")
+    users, records = users[order], records[order]
+    shared = (records[1:] == records[:-1]) & (users[1:] != users[:-1])
+    if shared.any():
+        record = records[1:][shared][0]
+        raise ValueError(
+            f"expected every record at one user, since subjects are unknown, got record {record} at two users or more"
+        )
+    subjects = np.full(num_records, clients.num_clients, np.int32)
+    subjects[records] = users
+    return subjects
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Held:
+    """The entries of a table sorted by subject, then user, then record."""
+
+    entry: np.ndarray  # its place in Clients.entries()
+    subject: np.ndarray
+    user: np.ndarray
+    turn: np.ndarray  # 0 for the user's lowest record of the subject, 1 for the next, ...
+
+    @classmethod
+    def of(cls, clients: Clients, subjects: np.ndarray) -> _Held:
+        users, records = clients.entries()
+        _check_range(records, len(subjects))
+        entry = np.lexsort((records, users, subjects[records]))
+        subject, user = subjects[records][entry], users[entry]
+        return cls(entry=entry, subject=subject, user=user, turn=_place_in_run(subject, user))
+
+    def user_rank(self) -> np.ndarray:
+        """Of each entry's user: how many users come before it for this subject, the largest holders first."""
+        pair = np.cumsum(self.turn == 0) - 1
+        first = np.flatnonzero(self.turn == 0)
+        items = np.bincount(pair)
+        order = np.lexsort((self.user[first], -items, self.subject[first]))
+        rank = np.empty(len(first), np.int64)
+        rank[order] = _place_in_run(self.subject[first][order])
+        return rank[pair]
+
+
+def _place_in_run(*sorted_keys: np.ndarray) -> np.ndarray:
+    """Of each place, how many places before it have the same keys; equal keys stand together."""
+    size = len(sorted_keys[0])
+    new = np.ones(size, bool)
+    new[1:] = np.any([key[1:] != key[:-1] for key in sorted_keys], axis=0)
+    places = np.arange(size)
+    return places - np.maximum.accumulate(np.where(new, places, 0))
+
+
+def _longest_run(sorted_key: np.ndarray) -> int:
+    return int(_place_in_run(sorted_key).max(initial=-1)) + 1
+
+
+def _check_range(records: np.ndarray, num_records: int) -> None:
+    low, high = records.min(initial=0), records.max(initial=0)
+    if len(records) and not 0 <= low <= high < num_records:
+        raise ValueError(f"expected records 0..{num_records - 1}, one subject for each, got records {low}..{high}")

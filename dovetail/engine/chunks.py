@@ -1,0 +1,218 @@
+"""What a chunk of clients adds to a round: their updates, or the sum of their updates without any being formed.
+
+Three ways:
+
+- *general*: every client's local training under `vmap`, then the protocol's `collect`;
+- *linear*, for linear models under protocols that only rescale updates: the matrix forms of `simulate.linear`;
+- *clipped*, for clients of one record under protocols that only clip: the products of `simulate.examples`.
+
+A client's keys are folded from the round's keys and its own number, so that nothing depends on who shares a chunk.
+Nor does it on what they hold: an update without a finite squared norm counts as zero, randomized and counted like any
+other, and is masked before it meets anything of another client's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail.data._base import Model
+from dovetail.engine import examples, linear
+from dovetail.learners.client import ClientUpdate, local_update, private_update, visiting_order
+from dovetail.mechanisms.gaussian import finite_or_zero
+from dovetail.protocols import Protocol
+from dovetail.protocols.subjects._items import ItemLevel
+from dovetail.shufflers import Reports, masked
+
+__all__ = [
+    "ESTIMATE",
+    "SHUFFLE",
+    "TALLY",
+    "ClientWork",
+    "Data",
+    "Keys",
+    "Seen",
+    "Way",
+    "Work",
+    "as_float",
+    "best_way",
+    "seen",
+]
+
+Way = Literal["general", "linear", "clipped"]
+Data = tuple[jax.Array, ...]  # inputs and labels of all records, the clients' table of records, and how many count
+Work = tuple[jax.Array, Any]  # the users of a round or a chunk (-1: nobody), the records of their private steps or None
+ORDER, RANDOMIZE, ESTIMATE, TALLY, SHUFFLE, STEPS = range(1, 7)  # what a key of a round is folded with
+
+
+class Keys(NamedTuple):
+    """The keys of a round: a public one, of the order in which clients visit records, and the secret one of noise."""
+
+    order: jax.Array
+    noise: jax.Array
+
+
+class Seen(NamedTuple):
+    """What adds up to diagnostics: the sum of the raw updates, the sum of their squared norms, how many."""
+
+    total: jax.Array
+    square: jax.Array
+    clients: jax.Array
+
+
+def best_way(
+    model: Model, protocol: Protocol, update: ClientUpdate, *, dim: int, records: int, diagnostics: bool
+) -> Way:
+    """The fastest way that serves; `records` is the most that a client has."""
+    state = protocol.init(dim)
+    if (
+        model.constant is not None
+        and linear.worthwhile(update, records)
+        and protocol.scaling(jnp.ones(1), state) is not None
+    ):
+        return "linear"
+    if not diagnostics and records == 1 and not update.local and protocol.clipped_to(state) is not None:
+        return "clipped"
+    return "general"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ClientWork:
+    """What clients compute in a round; `unravel` gives the model's own parameters from the flat vector of them.
+
+    Guarantees:
+        All ways add up to the same, up to float summation order and as far as the protocol says they do.
+        A client whose update or its squared norm is not finite counts as one with a zero update, in every way.
+    """
+
+    model: Model
+    unravel: Callable[[jax.Array], Any]
+    protocol: Protocol
+    update: ClientUpdate
+    way: Way
+    diagnostics: bool
+
+    @property
+    def sums_updates(self) -> bool:
+        """Whether what is collected is the sum of scaled updates and their number, for `Protocol.tally_of_sum`."""
+        return self.way != "general"
+
+    def logits(self, params: jax.Array, inputs: jax.Array) -> jax.Array:
+        """The model at a flat parameter vector."""
+        return self.model.apply(self.unravel(params), inputs)
+
+    def collect(self, params: jax.Array, state: Any, data: Data, part: Work, keys: Keys) -> Any:
+        """What adds up over chunks: what the protocol collects, and what is `Seen`, or None without diagnostics."""
+        match self.way:
+            case "linear":
+                return self._linear(params, state, data, part, keys)
+            case "clipped":
+                return self._clipped(params, state, data, part, keys)
+        ids, _ = part
+        updates = self.updates(params, data, part, keys)
+        own = _client_keys(ids, keys.noise)
+        collected = self.protocol.collect(updates, ids >= 0, state, keys=own, budgets=self._budgets(ids))
+        return collected, seen(updates, ids >= 0) if self.diagnostics else None
+
+    def reports(self, updates: jax.Array, ids: jax.Array, state: Any, key: jax.Array) -> Reports:
+        """Every report of clients with these updates."""
+        keys, budgets = _client_keys(ids, key), self._budgets(ids)
+        reports = jax.vmap(lambda x, k, b: self.protocol.randomize(x, state, key=k, budget=b))(updates, keys, budgets)
+        return masked(reports, ids >= 0)
+
+    def updates(self, params: jax.Array, data: Data, part: Work, keys: Keys) -> jax.Array:
+        """Every client's update, (clients, dim), finite: zero where its squared norm would not be."""
+        return finite_or_zero(self._raw_updates(params, data, part, keys))
+
+    def _raw_updates(self, params: jax.Array, data: Data, part: Work, keys: Keys) -> jax.Array:
+        ids, items = part
+        if self.protocol.private_steps:
+            own = _client_keys(ids, jax.random.fold_in(keys.noise, STEPS))
+            return jax.lax.map(lambda one: self._private_update(data)(params, *one), (*items, own))
+        inputs, labels, counts = self._gather(data, ids, keys.order)
+        return jax.vmap(local_update(self.update, self.logits), (None, 0, 0, 0))(params, inputs, labels, counts)
+
+    def _private_update(self, data: Data) -> Callable[..., jax.Array]:
+        """The update of a client whose protocol has its noise inside the local steps."""
+        protocol = cast(ItemLevel, self.protocol)
+        records, labels = data[:2]
+
+        def clipped_sum(params: jax.Array, row: jax.Array) -> jax.Array:
+            at = jnp.maximum(row, 0)
+            return self._clipped_sum(params, as_float(records[at]), labels[at], row >= 0, protocol.clip_norm)
+
+        return private_update(
+            clipped_sum, learning_rate=self.update.learning_rate, batch=cast(float, protocol.batch), std=protocol.std
+        )
+
+    def _linear(self, params: jax.Array, state: Any, data: Data, part: Work, keys: Keys) -> Any:
+        ids, _ = part
+        inputs, labels, counts = self._gather(data, ids, keys.order)
+        chunk = linear.Chunk(inputs.reshape(*inputs.shape[:2], -1), labels, counts)
+        norms: list[jax.Array] = []
+
+        def scaling(of: jax.Array) -> jax.Array:
+            norms.append(of)
+            return cast(jax.Array, self.protocol.scaling(of, state)) * (ids >= 0)
+
+        def scaled_sum(scaling: linear.Scaling) -> jax.Array:
+            return linear.scaled_sum(
+                self.unravel(params), cast(float, self.model.constant), chunk, self.update, scaling
+            )
+
+        total, count = scaled_sum(scaling), jnp.sum(ids >= 0).astype(params.dtype)
+        if not self.diagnostics:
+            return (total, count), None
+        square = jnp.sum(jnp.where(ids >= 0, norms[0] ** 2, 0))
+        raw = scaled_sum(lambda of: (ids >= 0).astype(of.dtype))
+        return (total, count), Seen(raw.ravel(), square, count)
+
+    def _clipped(self, params: jax.Array, state: Any, data: Data, part: Work, keys: Keys) -> Any:
+        ids, _ = part
+        inputs, labels, counts = self._gather(data, ids, keys.order)
+        total = self._clipped_sum(params, inputs[:, 0], labels[:, 0], counts, self.protocol.clipped_to(state))
+        return (-total, jnp.sum(ids >= 0).astype(params.dtype)), None
+
+    def _clipped_sum(self, params: jax.Array, inputs: Any, labels: Any, present: Any, clip_norm: Any) -> jax.Array:
+        return examples.clipped_sum(self.model, self.unravel, params, inputs, labels, present, clip_norm=clip_norm)
+
+    def _gather(self, data: Data, ids: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Inputs, labels and counts of a chunk of clients; a client that is not there has no records.
+
+        Padding is read as the client's own first record, so that nobody computes with another's.
+        """
+        records, labels, table, counts = data
+        present = ids >= 0
+        rows = table[jnp.maximum(ids, 0)]
+        count = jnp.where(present, counts[jnp.maximum(ids, 0)], 0)
+        if self.update.local:
+            keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, ORDER), ids)
+            order = jax.vmap(lambda n, k: visiting_order(n, table.shape[1], key=k))(count, keys)
+            rows = jnp.take_along_axis(rows, order, axis=1)
+        rows = jnp.where(jnp.arange(rows.shape[1]) < count[:, None], rows, rows[:, :1])
+        return as_float(records[rows]), labels[rows], count
+
+    def _budgets(self, ids: jax.Array) -> jax.Array | None:
+        if self.protocol.budgets is None:
+            return None
+        return jnp.asarray(np.asarray(self.protocol.budgets, np.float32))[jnp.maximum(ids, 0)]
+
+
+def seen(updates: jax.Array, present: jax.Array) -> Seen:
+    """What diagnostics are made of, for the clients that are there."""
+    kept = jnp.where(present[:, None], updates, 0)
+    return Seen(kept.sum(axis=0), jnp.sum(kept * kept), jnp.sum(present).astype(updates.dtype))
+
+
+def as_float(inputs: jax.Array) -> jax.Array:
+    """Records as the model reads them: bytes become numbers in [0, 1]."""
+    return inputs.astype(jnp.float32) * (1 / 255) if inputs.dtype == jnp.uint8 else inputs
+
+
+def _client_keys(ids: jax.Array, key: jax.Array) -> jax.Array:
+    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, RANDOMIZE), ids)

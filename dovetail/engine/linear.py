@@ -1,0 +1,157 @@
+"""Local training of linear softmax models, and the sum of the clients' rescaled updates, by matrix products alone.
+
+Two forms, chosen by shape:
+
+- *one record a client*: the update is the record times a row of coefficients, its norm the product of the two norms,
+  and the sum over clients one product features^T (scaled coefficients): no client's update is ever formed.
+- *explicit*: one (classes, features) block a client, transposed so that every product runs along contiguous features.
+
+A norm is computed from what is added up, or exactly as a product, and never as a difference: a Gram matrix would be
+faster for a few records, but its norms cancel for records that are nearly equal, and clipping by them is not clipping.
+The bias is a feature of constant value; it is never appended to the data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dovetail.learners.client import ClientUpdate
+
+__all__ = ["Chunk", "Scaling", "lengths", "scaled_sum", "worthwhile"]
+
+_MAX_STEPS = 64
+_EXACT = jax.lax.Precision.HIGHEST  # of sums of clipped vectors: a coarser product is longer than the clip norm
+
+Scaling = Callable[[jax.Array], jax.Array]
+
+
+class Chunk(NamedTuple):
+    """The records of some clients, in the order in which they are visited; only the first `counts` of each are real."""
+
+    inputs: jax.Array
+    labels: jax.Array
+    counts: jax.Array
+
+
+def worthwhile(settings: ClientUpdate, records: int) -> bool:
+    """Whether these forms are the faster ones: the local steps are unrolled, so there must not be many."""
+    return settings.num_steps(records) <= _MAX_STEPS
+
+
+def scaled_sum(
+    weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUpdate, scaling: Scaling
+) -> jax.Array:
+    """The sum over the chunk of each client's update times `scaling` of its norm, shaped like the weights.
+
+    Guarantees:
+        Equal to forming, scaling and adding the updates one by one, up to float summation order.
+        A client whose scale is zero adds nothing, nor does one whose records, update or squared norm are not finite:
+        `scaling` is asked for norm zero in its place.
+        No client adds more than its scaled norm, however large or alike its records are.
+    """
+
+    def of_finite(norms: jax.Array) -> jax.Array:
+        finite = jnp.isfinite(norms * norms)
+        return jnp.where(finite, scaling(jnp.where(finite, norms, 0.0)), 0.0)
+
+    form = _one_record if chunk.inputs.shape[1] == 1 else _explicit
+    return form(weights, constant, chunk, settings, of_finite)
+
+
+def _one_record(
+    weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUpdate, scaling: Scaling
+) -> jax.Array:
+    inputs = chunk.inputs[:, 0]
+    start = _logits(weights, constant, chunk.inputs)
+    square = jnp.sum(inputs * inputs, axis=1) + constant**2
+    reach = jnp.hypot(lengths(inputs), constant)
+    rows = jnp.zeros_like(start)
+    for step in _steps(chunk, settings, weights.shape[1]):
+        residual = step.residual(start - square[:, None, None] * rows if step.later else start)
+        rows = (step.keep * rows if settings.mu else rows) + residual
+    rows = rows[:, 0]
+    scaled = _times(rows, scaling(reach * lengths(rows)))
+    numbers = jnp.all(
+        jnp.isfinite(inputs), axis=1, keepdims=True
+    )  # 0 * inf is NaN: not even a zero may meet the others
+
+    def add_up(inputs: jax.Array) -> jax.Array:
+        return jnp.matmul(scaled.T, inputs, precision=_EXACT)
+
+    product = jax.lax.cond(jnp.all(numbers), add_up, lambda x: add_up(jnp.where(numbers, x, 0.0)), inputs)
+    return -jnp.concatenate([product.T, constant * scaled.sum(axis=0, keepdims=True)])
+
+
+def _explicit(weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUpdate, scaling: Scaling) -> jax.Array:
+    inputs = chunk.inputs
+    clients, _, features = inputs.shape
+    classes = weights.shape[1]
+    start = _logits(weights, constant, inputs)
+    slopes = jnp.zeros((clients, classes, features), inputs.dtype)
+    bias = jnp.zeros((clients, classes), inputs.dtype)
+    for step in _steps(chunk, settings, classes):
+        part = inputs[:, step.batch]
+        moved = jnp.einsum("nbf,ncf->nbc", part, slopes) + constant * bias[:, None] if step.later else 0.0
+        residual = step.residual(start[:, step.batch] + moved)
+        if settings.mu:
+            slopes, bias = slopes * step.keep, bias * step.keep[..., 0]
+        slopes = slopes - jnp.einsum("nbc,nbf->ncf", residual, part)
+        bias = bias - constant * residual.sum(axis=1)
+    scale = scaling(jnp.sqrt(jnp.sum(slopes**2, axis=(1, 2)) + jnp.sum(bias**2, axis=1)))
+    return jnp.concatenate([_times(slopes, scale).sum(axis=0), _times(bias, scale).sum(axis=0)[:, None]], axis=1).T
+
+
+def lengths(rows: jax.Array) -> jax.Array:
+    """The norm of each row, without its square, which may over- or underflow where a product of norms does not.
+
+    Guarantees:
+        Right up to rounding wherever it is a normal number, whatever the rows; infinite or NaN rows give no finite one.
+    """
+    largest = jnp.max(jnp.abs(rows), axis=1, keepdims=True)
+    unit = jnp.clip(largest, 2.0**-126, 2.0**126)  # its inverse is a normal number: smaller ones count as zero
+    return unit[:, 0] * jnp.sqrt(jnp.sum((rows / unit) ** 2, axis=1))
+
+
+class _Step(NamedTuple):
+    """One local step of every client: which records, and what the step keeps of earlier ones (the proximal term)."""
+
+    batch: slice
+    later: bool
+    keep: jax.Array
+    weight: jax.Array
+    targets: jax.Array
+
+    def residual(self, logits: jax.Array) -> jax.Array:
+        """The step's coefficient for each record: learning rate x record weight x (probability - target)."""
+        return (jax.nn.softmax(logits) - self.targets) * self.weight
+
+
+def _steps(chunk: Chunk, settings: ClientUpdate, classes: int) -> Iterator[_Step]:
+    records, dtype = chunk.inputs.shape[1], chunk.inputs.dtype
+    size = settings.batch_size(records)
+    rate = settings.learning_rate if settings.local else 1.0
+    targets = jax.nn.one_hot(chunk.labels, classes, dtype=dtype)
+    real = (jnp.arange(records) < chunk.counts[:, None]).astype(dtype)
+    for number in range(settings.num_steps(records)):
+        low = number % math.ceil(records / size) * size
+        batch = slice(low, min(low + size, records))
+        held = real[:, batch].sum(axis=1, keepdims=True)
+        keep = jnp.where(held > 0, 1 - rate * settings.mu, 1.0)[..., None]
+        weight = (rate * real[:, batch] / jnp.maximum(held, 1.0))[..., None]
+        yield _Step(batch, number > 0, keep, weight, targets[:, batch])
+
+
+def _logits(weights: jax.Array, constant: float, inputs: jax.Array) -> jax.Array:
+    flat = inputs.reshape(-1, inputs.shape[-1]) @ weights[:-1]
+    return flat.reshape(*inputs.shape[:2], -1) + constant * weights[-1]
+
+
+def _times(values: jax.Array, scale: jax.Array) -> jax.Array:
+    """Each client's values times its scale; nothing where the scale is zero, whatever the values."""
+    scale = scale.reshape(-1, *[1] * (values.ndim - 1))
+    return jnp.where(scale == 0, 0.0, values * scale)

@@ -1,0 +1,350 @@
+"""One round of federated learning as one compiled program.
+
+The cohort is dealt to the devices; each takes its clients in chunks that fit its cache, gathers their records by index,
+runs local training, `randomize` and `tally`, and adds up: memory is one chunk of updates, never clients x parameters.
+The tallies are summed over devices, `estimate` and the server's step follow in the same program.
+
+What a chunk adds is found in one of three ways (`simulate.chunks`). Without `fast`, and where sums do not serve,
+protocols with a shuffler take the *faithful* path: it holds every report of the round, shuffles and pads them. Keys are
+folded by round and client, so results depend on neither chunk size nor device count, up to the order of floating-point
+sums.
+
+With `diagnostics` a round also says how large and how different its raw updates were, which no noise hides and no
+statement covers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jax.sharding import PartitionSpec
+
+from dovetail import _validate
+from dovetail.data._base import Clients, Dataset, Model
+from dovetail.engine.chunks import (
+    ESTIMATE,
+    SHUFFLE,
+    TALLY,
+    ClientWork,
+    Data,
+    Keys,
+    Seen,
+    Work,
+    as_float,
+    best_way,
+    seen,
+)
+from dovetail.engine.devices import AXIS, chunk_bytes, make_mesh, on_every_device, split_over_devices, to_host
+from dovetail.events import Disjoint, Poisson
+from dovetail.learners.client import ClientUpdate
+from dovetail.learners.server import Server
+from dovetail.protocols import Cohort, Protocol
+from dovetail.randomness import Randomness
+from dovetail.shufflers import shuffle
+
+__all__ = ["Diagnostics", "Drawn", "Engine", "Items", "Performance", "Ran", "Training", "as_float", "first_parameters"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Performance:
+    """What may change speed and never a result or a statement."""
+
+    devices: int | None = None
+    chunk: int | None = None
+    fast: bool = True
+
+    def __post_init__(self) -> None:
+        chunk = _validate.given(chunk=self.chunk)
+        _validate.integer(**chunk)
+        _validate.at_least(1, **chunk)
+
+
+class Diagnostics(NamedTuple):
+    """What the raw updates of a round were like, per parameter (Geyer Sec. 3); for simulations only.
+
+    `variance` is the between-clients variance V_c, `scale` the update scale U_s: the mean square of the mean update.
+    V_c is a difference in single precision: below a millionth of U_s it is rounding.
+    """
+
+    variance: jax.Array
+    scale: jax.Array
+
+
+class Training(NamedTuple):
+    """All that a training carries from round to round, and, if asked for, the diagnostics of the last round."""
+
+    params: jax.Array
+    server: Any
+    protocol: Any
+    diagnostics: Diagnostics | tuple[()] = ()
+
+
+class _Public(NamedTuple):
+    """What is public about a round."""
+
+    round: Any
+    size: Any
+    noise_scale: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """A round that the engine ran: its number, and what was public about it when its noise was added."""
+
+    index: int
+    cohort: Cohort
+
+
+class Items(NamedTuple):
+    """What users' private steps are on: `rows` of records, (users, steps, width), padded with -1.
+
+    `noise_scale`, (users, steps), is each step's noise over the protocol's own.
+    """
+
+    rows: Any
+    noise_scale: Any
+
+
+class Drawn(NamedTuple):
+    """What a round works on where records are drawn: `users` are records, or users with private steps on `items`.
+
+    `size` is the public number that a noised sum is divided by, `noise_scale` the noise over the protocol's own.
+    """
+
+    users: np.ndarray
+    size: float
+    noise_scale: float = 1.0
+    items: Items | None = None
+
+
+class Engine:
+    """Rounds of one federation: its data, model, clients, protocol and server.
+
+    Guarantees:
+        Any chunk size and any number of devices give the same model up to float summation order.
+        The linear path gives the same model too; fast and faithful path as far as the protocol says they do.
+        Peak memory grows with the chunk, not with the number of clients times the number of parameters.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Model,
+        dataset: Dataset,
+        clients: Clients,
+        update: ClientUpdate,
+        protocol: Protocol,
+        server: Server,
+        cohort_size: int,
+        randomness: Randomness,
+        performance: Performance | None = None,
+        diagnostics: bool = False,
+    ) -> None:
+        performance = performance or Performance()
+        self._protocol, self._server, self._size, self._diagnostics = protocol, server, cohort_size, diagnostics
+        self._randomness = randomness
+        first, self._unravel = first_parameters(model, randomness.seed)
+        self.first, self.dim = np.asarray(first), len(first)
+        self._layout = protocol.layout(self.dim)
+        records = clients.index.shape[1]
+        way = best_way(model, protocol, update, dim=self.dim, records=records, diagnostics=diagnostics)
+        self._clients = ClientWork(
+            model=model,
+            unravel=self._unravel,
+            protocol=protocol,
+            update=update,
+            way=way if performance.fast else "general",
+            diagnostics=diagnostics,
+        )
+        self._faithful = self._layout.shufflers > 0 and not (performance.fast and protocol.summable)
+        self.mesh = make_mesh(performance.devices)
+        self._chunk = performance.chunk or self._default_chunk(records * math.prod(dataset.inputs.shape[1:]))
+        self._data = tuple(
+            on_every_device(array, self.mesh)
+            for array in (dataset.inputs, dataset.labels, clients.index, clients.counts)
+        )
+        self._test = (dataset.test_inputs, dataset.test_labels)
+        self.ran: list[Ran] = []
+        self._epochs: dict[int, set[int]] = {}
+        self._compiled = jax.jit(self._round, donate_argnums=0)
+        self._compiled_count = jax.jit(self._count_right)  # as a static argument the engine would never be let go
+
+    def start(self) -> Training:
+        """The state before the first round, of which `ran` knows nothing yet."""
+        self.ran, self._epochs = [], {}
+        params = jnp.asarray(self.first)
+        nothing = Diagnostics(jnp.zeros(()), jnp.zeros(())) if self._diagnostics else ()
+        return self.place(Training(params, self._server.init(params), self._protocol.init(self.dim), nothing))
+
+    def place(self, training: Any) -> Training:
+        """A state of host arrays (a checkpoint), on the devices."""
+        return jax.tree.map(lambda leaf: on_every_device(np.asarray(leaf), self.mesh), training)
+
+    def step(
+        self,
+        training: Training,
+        users: np.ndarray,
+        *,
+        index: int,
+        capacity: int,
+        cohort: Cohort | None = None,
+        drawn: Drawn | None = None,
+        randomness: Randomness | None = None,
+    ) -> Training:
+        """Run round `index` with these users; consumes `training`.
+
+        `cohort` says what is public about the round, which is then noted in `ran`; without one the round is of the
+        engine's own size, and of no run. Where records are drawn and not users, `drawn` are those. Noise is that of
+        `randomness`, or of the engine's own.
+
+        Guarantees:
+            What `ran` says of size and noise is what the round divided by and added.
+            Refuses fewer users than the cohort's minimum, more than it admits, and a user that comes back in an epoch
+            of disjoint batches.
+        """
+        if cohort is not None:
+            self._refuse(users, cohort)
+            drawn = drawn or Drawn(users=users, size=cohort.size, noise_scale=cohort.noise_scale)
+        drawn = drawn or Drawn(users=users, size=self._size)
+        width = self.mesh.size * self._chunk
+        chunks = max(1, math.ceil(max(capacity, len(users)) / width))
+
+        def dealt(rows: np.ndarray, empty: float) -> jax.Array:
+            padded = np.full((chunks * width, *rows.shape[1:]), empty, rows.dtype)
+            padded[: len(rows)] = rows
+            return split_over_devices(
+                padded.reshape(chunks, self.mesh.size, self._chunk, *rows.shape[1:]), self.mesh, axis=1
+            )
+
+        users, items = drawn.users, drawn.items
+        ids = dealt(np.asarray(users, np.int32), -1)
+        work = (ids, None if items is None else Items(dealt(items.rows, -1), dealt(items.noise_scale, 1.0)))
+        used = on_every_device(np.int32(math.ceil(len(users) / width)), self.mesh)
+        public = _Public(np.int32(index), np.float32(drawn.size), np.float32(drawn.noise_scale))
+        public, secret = jax.tree.map(
+            lambda leaf: on_every_device(leaf, self.mesh), (public, (randomness or self._randomness).key_data)
+        )
+        after = self._compiled(training, self._data, work, used, public, secret)
+        if cohort is not None:
+            self.ran.append(Ran(index, cohort))
+        return after
+
+    def _refuse(self, users: np.ndarray, cohort: Cohort) -> None:
+        """Who takes part is who was said to."""
+        most = len(users) if isinstance(cohort.participation, Poisson) else cohort.size
+        if not cohort.min_size <= len(users) <= most:
+            raise ValueError(f"expected {cohort.min_size} to {most} users in a round, got {len(users)}")
+        if isinstance(cohort.participation, Disjoint):
+            seen = self._epochs.setdefault(cohort.participation.epoch, set())
+            again = seen.intersection(users.tolist())
+            if again:
+                raise ValueError(f"expected batches of an epoch without common users, got user {min(again)} twice")
+            seen.update(users.tolist())
+
+    def accuracy(self, training: Training) -> float:
+        """The share of test records that the model gets right."""
+        params = jnp.asarray(to_host(training.params))
+        inputs, labels = self._test
+        batch = max(1, 2**26 // max(1, math.prod(inputs.shape[1:]) * 4))
+        right = sum(
+            int(self._compiled_count(params, inputs[low : low + batch], labels[low : low + batch]))
+            for low in range(0, len(labels), batch)
+        )
+        return right / len(labels)
+
+    def model_arrays(self, training: Training) -> dict[str, np.ndarray]:
+        """The model's parameters by name, for `model.npz`."""
+        leaves, _ = jax.tree_util.tree_flatten_with_path(self._unravel(jnp.asarray(to_host(training.params))))
+        return {jax.tree_util.keystr(path).strip("[]'") or "params": np.asarray(leaf) for path, leaf in leaves}
+
+    def _default_chunk(self, inputs_a_client: int) -> int:
+        floats = inputs_a_client + (0 if self._clients.sums_updates else 3 * self.dim)
+        fitting = chunk_bytes(self.mesh.devices.flat[0].platform) // (4 * floats)
+        return max(1, min(fitting, math.ceil(self._size / self.mesh.size)))
+
+    def _count_right(self, params: jax.Array, inputs: jax.Array, labels: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.argmax(self._clients.logits(params, as_float(inputs)), axis=1) == labels)
+
+    def _round(
+        self, training: Training, data: Data, work: Work, used: jax.Array, public: _Public, secret: jax.Array
+    ) -> Training:
+        order, noise = jax.random.key(self._randomness.seed), Randomness.key(secret)
+        keys = Keys(*(jax.random.fold_in(key, public.round) for key in (order, noise)))
+        split, same = PartitionSpec(None, AXIS), PartitionSpec()
+        per_device = functools.partial(
+            jax.shard_map, mesh=self.mesh, in_specs=(same, same, same, split, same), check_vma=False
+        )
+        norms = None
+        if self._protocol.measured:
+            measure = per_device(functools.partial(self._norms_of_device, keys=keys), out_specs=split)
+            norms = measure(training.params, training.protocol, data, work, used).ravel()
+        state = self._protocol.prepare(training.protocol, noise_scale=public.noise_scale, norms=norms)
+        if self._faithful:
+            everyone = per_device(functools.partial(self._updates_of_device, keys=keys), out_specs=split)
+            updates = everyone(training.params, state, data, work, used).reshape(-1, self.dim)
+            ids = work[0].ravel()
+            reports = self._clients.reports(updates, ids, state, keys.noise)
+            messages = shuffle(reports, self._layout, key=jax.random.fold_in(keys.noise, SHUFFLE))
+            tally, raw = self._protocol.tally(messages, self.dim), seen(updates, ids >= 0)
+        else:
+            collect = per_device(functools.partial(self._tally_of_device, keys=keys), out_specs=same)
+            tally, raw = collect(training.params, state, data, work, used)
+        estimate, protocol = self._protocol.estimate(
+            tally, cast(int, public.size), state, key=jax.random.fold_in(keys.noise, ESTIMATE)
+        )
+        params, server = self._server.step(training.params, training.server, estimate)
+        return Training(params, server, protocol, _diagnostics(raw, self.dim) if self._diagnostics else ())
+
+    def _tally_of_device(
+        self, params: jax.Array, state: Any, data: Data, work: Work, used: jax.Array, *, keys: Keys
+    ) -> Any:
+        """The tally of all clients, and what was seen of their raw updates."""
+
+        def chunk(i: jax.Array | int) -> Any:
+            return self._clients.collect(params, state, data, jax.tree.map(lambda leaf: leaf[i, 0], work), keys)
+
+        zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(lambda: chunk(0)))
+        add_chunk = lambda i, total: jax.tree.map(jnp.add, total, chunk(i))  # noqa: E731
+        total, raw = jax.lax.psum(jax.lax.fori_loop(0, used, add_chunk, zero), AXIS)
+        key_tally = jax.random.fold_in(keys.noise, TALLY)
+        if not self._clients.sums_updates:
+            return self._protocol.finish(total, key=key_tally), raw
+        update, count = total
+        return self._protocol.tally_of_sum(update.ravel(), count, key=key_tally), raw
+
+    def _norms_of_device(
+        self, params: jax.Array, state: Any, data: Data, work: Work, used: jax.Array, *, keys: Keys
+    ) -> jax.Array:
+        """The norm of every update, of shape (chunks, 1, chunk); NaN where nobody is."""
+
+        def chunk(part: Work) -> jax.Array:
+            norms = jnp.linalg.norm(self._clients.updates(params, data, part, keys), axis=1)
+            return jnp.where(part[0] >= 0, norms, jnp.nan)
+
+        return jax.lax.map(chunk, jax.tree.map(lambda leaf: leaf[:, 0], work))[:, None]
+
+    def _updates_of_device(
+        self, params: jax.Array, state: Any, data: Data, work: Work, used: jax.Array, *, keys: Keys
+    ) -> jax.Array:
+        """Faithful path: every update, of shape (chunks, 1, chunk, dim)."""
+        parts = jax.tree.map(lambda leaf: leaf[:, 0], work)
+        return jax.lax.map(lambda part: self._clients.updates(params, data, part, keys), parts)[:, None]
+
+
+def _diagnostics(raw: Seen, dim: int) -> Diagnostics:
+    count = jnp.maximum(raw.clients, 1)
+    scale = jnp.sum((raw.total / count) ** 2)
+    return Diagnostics(jnp.maximum(raw.square / count - scale, 0) / dim, scale / dim)
+
+
+def first_parameters(model: Model, seed: int) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
+    """The first model as a flat vector, and the way back to its own shape."""
+    return ravel_pytree(model.init(jax.random.fold_in(jax.random.key(seed), 2**31 - 1)))

@@ -1,0 +1,73 @@
+"""The cohorts of a training, as its config asks for them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from dovetail import _validate, protocols
+from dovetail.experiment.config import CohortConfig, Config
+from dovetail.randomness import Randomness
+from dovetail.sampling.schedule import Schedule
+
+__all__ = ["schedule_of"]
+
+
+def schedule_of(
+    config: Config, population: int, protocol: protocols.Protocol, *, randomness: Randomness, records: int | None
+) -> Schedule:
+    """Who takes part when, of so many users; `records` is how many there are, where records are drawn."""
+    cohort = config.cohort
+    if (cohort.epochs is None) == (cohort.rounds is None):
+        raise ValueError(
+            f"expected either cohort.epochs or cohort.rounds, got epochs={cohort.epochs}, rounds={cohort.rounds}"
+        )
+    sizes = _sizes(cohort)
+    size = sizes[0] if sizes else population if cohort.size is None else cohort.size
+    schedule = Schedule(
+        kind=cohort.kind,
+        population=population,
+        size=size,  # type: ignore[arg-type]
+        rounds=cohort.rounds or 1,
+        randomness=randomness,
+        min_size=_min_size(cohort, size, protocol),  # type: ignore[arg-type]
+        colluders=cohort.colluders,
+        dropout=cohort.dropout,
+        sizes=sizes,
+        records=records,
+    )
+    if cohort.epochs is not None:
+        _validate.integer(epochs=cohort.epochs)
+        schedule = dataclasses.replace(schedule, rounds=cohort.epochs * schedule.rounds_per_epoch)
+    planned = [schedule.size_of(index) for index in range(schedule.rounds)]
+    return dataclasses.replace(schedule, noise_scales=protocol.noise_scales(planned))
+
+
+def _min_size(cohort: CohortConfig, size: int, protocol: protocols.Protocol) -> int:
+    if protocol.shuffled and cohort.dropout and cohort.kind == "fixed":
+        raise ValueError(
+            f"expected no dropout under {protocol.name!r} where the sample is secret (a withheld round would tell of "
+            f"who was drawn), got dropout={cohort.dropout}"
+        )
+    if cohort.min_size is not None:
+        return cohort.min_size
+    if protocol.shuffled and cohort.dropout:
+        raise ValueError(
+            f"expected cohort.min_size with dropout={cohort.dropout} under {protocol.name!r}, got none: "
+            "its reports hide in a crowd, which must not be smaller than promised"
+        )
+    return size if protocol.shuffled else 0
+
+
+def _sizes(cohort: CohortConfig) -> tuple[int, ...]:
+    """The sizes of all rounds, where they differ."""
+    if isinstance(cohort.size, list):
+        if not cohort.size or cohort.size_end is not None:
+            raise ValueError(f"expected a list of sizes without size_end, got {cohort.size} and {cohort.size_end}")
+        return tuple(cohort.size)
+    if cohort.size_end is None:
+        return ()
+    if cohort.size is None or cohort.rounds is None:
+        raise ValueError("expected cohort.size and cohort.rounds with cohort.size_end, got none")
+    return tuple(np.linspace(cohort.size, cohort.size_end, cohort.rounds).round().astype(int).tolist())

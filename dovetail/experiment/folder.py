@@ -1,0 +1,223 @@
+"""The folder of a run: what is written, and how it survives being killed.
+
+Files are replaced atomically, so that whatever a kill leaves behind is a complete earlier state. `metrics.jsonl` is
+appended to; on resume, lines after the checkpoint are dropped and written again by the rounds that are run again.
+
+`checkpoint.npz` holds all that a run needs to go on, the root of its noise among it: its owner alone can read it, and
+it is deleted when the run ends. `ledger.json` holds what was released, in privacy terms, for `dovetail verify`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dovetail.files import make_folder, write_atomically, write_json
+from dovetail.guarantee.record import Record
+
+__all__ = ["BANNER", "SETTINGS", "RunFolder", "Saved"]
+
+SETTINGS = ("noise", "protocol", "uploads")  # of privacy.json, that the ledger has too
+BANNER = "diagnostics of raw updates: not covered by the statement, and never to be released"
+
+_CONFIG, _METRICS, _DIAGNOSTICS, _CHECKPOINT, _PRIVACY, _MODEL, _LEDGER = (
+    "config.toml",
+    "metrics.jsonl",
+    "diagnostics.jsonl",
+    "checkpoint.npz",
+    "privacy.json",
+    "model.npz",
+    "ledger.json",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A checkpoint: rounds done, those released and what they were, whose run it is, its noise, and its state.
+
+    `fingerprint` tells by name what a run must have in common with one that goes on from here; `root` is None where
+    noise follows from the seed.
+    """
+
+    round: int
+    released: tuple[int, ...]
+    record: Record
+    fingerprint: Mapping[str, Any]
+    root: bytes | None = dataclasses.field(repr=False)
+    leaves: tuple[np.ndarray, ...]
+
+
+class RunFolder:
+    """Where one run writes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, config: str) -> RunFolder:
+        """A new run's folder; refuses one that holds a run, and one that cannot be written to."""
+        if (path / _CONFIG).exists():
+            raise ValueError(f"expected a folder without a run, or --resume, got {str(path)!r}, which holds one")
+        make_folder(path)
+        write_atomically(path / _CONFIG, config.encode())
+        return cls(path)
+
+    @classmethod
+    def reopen(cls, path: Path) -> RunFolder:
+        """An earlier run's folder; nothing is written."""
+        if not (path / _CONFIG).is_file():
+            raise ValueError(f"expected a run to resume in {str(path)!r}, got none")
+        return cls(path)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended."""
+        return (self.path / _PRIVACY).exists()
+
+    def drop_after(self, last: int) -> None:
+        """Leave out the lines of later rounds, which will be run again."""
+        for name in (_METRICS, _DIAGNOSTICS):
+            kept = [line for line in self._lines(name) if line.get("round", 0) <= last]
+            if kept or name == _METRICS:
+                text = "".join(json.dumps(line) + "\n" for line in kept)
+                write_atomically(self.path / name, text.encode())
+
+    def log(self, line: Mapping[str, Any]) -> None:
+        """Append a line to `metrics.jsonl`."""
+        self._append(_METRICS, line)
+
+    def diagnose(self, line: Mapping[str, Any]) -> None:
+        """Append a line to `diagnostics.jsonl`, under a banner that says what it is."""
+        if not (self.path / _DIAGNOSTICS).exists():
+            self._append(_DIAGNOSTICS, {"banner": BANNER})
+        self._append(_DIAGNOSTICS, line)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of `metrics.jsonl`; a last line that a kill cut short is left out."""
+        return self._lines(_METRICS)
+
+    def diagnostics(self) -> list[dict[str, Any]]:
+        """The lines of `diagnostics.jsonl` below the banner."""
+        return [line for line in self._lines(_DIAGNOSTICS) if "round" in line]
+
+    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        with (self.path / name).open("a") as file:
+            file.write(json.dumps(_finite(line)) + "\n")
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        lines = []
+        if (self.path / name).exists():
+            for line in (self.path / name).read_text().splitlines():
+                try:
+                    lines.append(json.loads(line))
+                except json.JSONDecodeError:
+                    break
+        return lines
+
+    def save(self, saved: Saved) -> None:
+        """Replace the checkpoint, which its owner alone can read; refuses to bring one back after the end."""
+        if self.finished:
+            raise ValueError(f"expected a run that goes on, got {str(self.path)!r}, which has ended")
+        meta = {
+            "round": saved.round,
+            "released": saved.released,
+            "record": saved.record.to_json(),
+            "fingerprint": saved.fingerprint,
+            "root": None if saved.root is None else saved.root.hex(),
+            "leaves": len(saved.leaves),
+        }
+        arrays = {f"leaf{i}": leaf for i, leaf in enumerate(saved.leaves)}
+        content = _npz({"meta": np.array(json.dumps(meta)), **arrays})
+        write_atomically(self.path / _CHECKPOINT, content, mode=0o600)
+
+    def saved(self) -> Saved:
+        """The last checkpoint; a run has one from its start to its end."""
+        path = self.path / _CHECKPOINT
+        if not path.exists():
+            raise ValueError(f"expected a checkpoint in {str(self.path)!r}, got none: the run cannot go on")
+        try:
+            with np.load(path) as data:
+                meta = json.loads(str(data["meta"]))
+                leaves = tuple(data[f"leaf{i}"] for i in range(meta["leaves"]))
+            return Saved(
+                round=meta["round"],
+                released=tuple(meta["released"]),
+                record=Record.from_json(meta["record"]),
+                fingerprint=meta["fingerprint"],
+                root=None if meta["root"] is None else bytes.fromhex(meta["root"]),
+                leaves=leaves,
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"expected a checkpoint of this version of the library in {str(path)!r}, got another one"
+            ) from error
+
+    def finish(self, privacy: Mapping[str, Any], record: Record, parameters: Mapping[str, np.ndarray]) -> None:
+        """Write model, ledger and, last, the statement; then delete the checkpoint, and with it the noise's root."""
+        write_atomically(self.path / _MODEL, _npz(parameters))
+        write_json(self.path / _LEDGER, {**record.to_json(), **{name: privacy[name] for name in SETTINGS}})
+        write_atomically(self.path / _PRIVACY, (json.dumps(privacy, indent=2) + "\n").encode())
+        self.forget()
+
+    def forget(self) -> None:
+        """Delete the checkpoint, and whatever a kill left of one that was being written."""
+        for file in (self.path / _CHECKPOINT, *self.path.glob(f".{_CHECKPOINT}.*")):
+            file.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes from working on the same run."""
+        with (self.path / _CONFIG).open("rb") as config:
+            try:
+                fcntl.flock(config, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ValueError(f"expected a run that no other process works on, got {str(self.path)!r}") from error
+            yield
+
+    def ledger(self) -> Record:
+        """What the engine noted that it released."""
+        return Record.from_json(self._read(_LEDGER))
+
+    def settings(self) -> dict[str, Any]:
+        """What the ledger says beside it: where noise came from, and how the protocol was set."""
+        ledger = self._read(_LEDGER)
+        return {name: ledger.get(name) for name in SETTINGS}
+
+    def privacy(self) -> dict[str, Any]:
+        """What the run states."""
+        return self._read(_PRIVACY)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        if not self.path.is_dir():
+            raise ValueError(f"expected the folder of a run, got {str(self.path)!r}")
+        try:
+            data = json.loads((self.path / name).read_text())
+        except FileNotFoundError as error:
+            raise ValueError(f"expected a finished run with {name}, got {str(self.path)!r}, which has none") from error
+        except json.JSONDecodeError as error:
+            raise ValueError(f"expected JSON in {str(self.path / name)!r}, got an error: {error}") from error
+        if not isinstance(data, dict):
+            raise ValueError(f"expected a JSON object in {str(self.path / name)!r}, got something else")
+        return data
+
+
+def _finite(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The line with null for what JSON has no number for."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()
+    }
+
+
+def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()

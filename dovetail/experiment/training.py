@@ -1,0 +1,309 @@
+"""Config -> run -> `Result`.
+
+`prepare` turns a config into a `Plan`, and refuses every bad input. `run` trains the plan. Before each round the budget
+is asked whether the round still fits; if not, training ends there. A checkpoint holds all that a run needs to go on as
+if it had never stopped: cohorts and noise depend on the run's randomness and the round alone. What a run states is
+computed from its plan, and held against what the engine noted that it did before anything is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import msgspec
+import numpy as np
+
+from dovetail import protocols
+from dovetail.data import Task
+from dovetail.engine import Diagnostics, Training
+from dovetail.engine.devices import to_host
+from dovetail.experiment.config import parse, presets, read, to_toml
+from dovetail.experiment.fingerprint import difference, fingerprint
+from dovetail.experiment.folder import RunFolder, Saved
+from dovetail.experiment.preparation import Plan, prepare
+from dovetail.guarantee import quotes
+from dovetail.guarantee.record import Record
+from dovetail.statements import Bound, Statement, Unit
+
+__all__ = ["Finished", "Progress", "Result", "prepare", "run", "train"]
+
+
+class Finished(ValueError):  # noqa: N818 - nothing is wrong
+    """A run was to be resumed that has ended; nothing was changed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a run ended with."""
+
+    accuracy: float
+    rounds: int
+    planned_rounds: int
+    seconds_per_round: float
+    uploads: int
+    quote: quotes.Quote
+    units: Mapping[Unit, Statement]
+    parameters: Mapping[str, np.ndarray]
+    noise: str
+    out: Path | None
+
+    @property
+    def statement(self) -> Statement:
+        """What is certified."""
+        return self.quote.certified
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine-readable summary."""
+        return {
+            "accuracy": self.accuracy,
+            "rounds": self.rounds,
+            "planned_rounds": self.planned_rounds,
+            "seconds_per_round": self.seconds_per_round,
+            "uploads": self.uploads,
+            **{key: value for key, value in self.quote.to_json().items() if key != "protocol"},
+            "units": {unit.value: statement.to_json() for unit, statement in self.units.items()},
+            "noise": self.noise,
+            "out": None if self.out is None else str(self.out),
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where a run stands after a round; accuracy and what is spent are those of the last evaluation."""
+
+    round: int
+    rounds: int
+    accuracy: float | None
+    spent: Bound | None
+
+    def to_json(self) -> dict[str, Any]:
+        """A line of `metrics.jsonl`; an unbounded eps is null."""
+        spent = self.spent if self.spent is not None and math.isfinite(self.spent.eps) else None
+        return {
+            "round": self.round,
+            "accuracy": self.accuracy,
+            "eps": None if spent is None else spent.eps,
+            "delta": None if spent is None else spent.delta,
+        }
+
+
+def train(
+    task: str | Task,
+    *,
+    protocol: str = "dp_fl",
+    eps: float | None = None,
+    delta: float | None = None,
+    settings: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+) -> Result:
+    """Train privately: the one door for newcomers.
+
+    `task` is a registered name, ``"module:name"`` or a `Task`; `settings` overrides config keys by dotted path, for
+    example ``{"cohort.rounds": 50}``. Without `out` nothing is written.
+
+    A task whose name is that of a preset starts from it: model, cohort, server, the protocol's settings where it is the
+    same protocol, and the privacy target where `eps` or `delta` is not given, which is (2, 1e-05) for "digits" and
+    (1, 5e-06) for "mnist". Other tasks have a `delta` of 1e-05 and no `eps`: without one, the noise must be in
+    `settings`. Every protocol has defaults for what else it needs, its clip among them.
+    """
+    name = task if isinstance(task, str) else task.name
+    data: dict[str, Any] = {"task": {"name": name}, "protocol": {"name": protocol}}
+    if name in presets():
+        data = msgspec.to_builtins(read(name))
+        if data["protocol"]["name"] != protocol:
+            data["protocol"] = {"name": protocol}
+            data["privacy"]["neighbors"] = protocols.find(protocol).relation.value
+    overrides = {"privacy.eps": eps, "privacy.delta": delta}
+    chosen = [(key, value) for key, value in overrides.items() if value is not None] + list((settings or {}).items())
+    plan = prepare(parse(data, chosen), task=task if isinstance(task, Task) else None)
+    return run(plan, out=None if out is None else Path(out))
+
+
+def run(
+    plan: Plan,
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    checkpoint_every: int = 10,
+    evaluate_every: int | None = None,
+    observe: Callable[[Progress], None] | None = None,
+) -> Result:
+    """Train a plan; writes into `out` if given, and goes on from its last checkpoint if `resume`.
+
+    Guarantees:
+        No round starts that would overspend the budget; no round below the minimum size is released.
+        A run that was killed and resumed ends with the same model and the same statement as one that was not.
+        To resume is refused where anything that the statement rests on has changed, and raises `Finished` where there
+        is nothing left to do; nothing is written then.
+        What is stated of the rounds is what the engine noted of them, or nothing is written.
+        No two runs have the same noise, also of one plan, unless it is seeded.
+    """
+    with contextlib.ExitStack() as held:
+        run = _begin(plan, *_open(plan, out, resume, held))
+        run.train(checkpoint_every=checkpoint_every, evaluate_every=evaluate_every, observe=observe or _look_away)
+        return run.finish(out)
+
+
+def _look_away(progress: Progress) -> None:
+    pass
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Run:
+    """A training under way: where it stands, what the engine noted of it, and the folder it is written to, if any."""
+
+    plan: Plan
+    folder: RunFolder | None
+    identity: Mapping[str, Any]
+    training: Training
+    record: Record
+    released: list[int]
+    progress: Progress
+    seconds: list[float] = dataclasses.field(default_factory=list)
+
+    def train(self, *, checkpoint_every: int, evaluate_every: int | None, observe: Callable[[Progress], None]) -> None:
+        """Run the rounds that are left and fit the budget."""
+        plan, every = self.plan, evaluate_every or max(1, len(self.plan.rounds) // 20)
+        affordable = plan.affordable()
+        if self.progress.round == 0:
+            self.save()
+        for index in range(self.progress.round, self.progress.rounds):
+            if index >= affordable and not plan.fits([*self.released, index]):
+                break
+            users = plan.schedule.draw(index)
+            if len(users) >= plan.schedule.min_size:
+                self.step(index, users)
+            self.progress = dataclasses.replace(self.progress, round=index + 1)
+            if self.progress.round % every == 0:
+                self.progress = _evaluated(plan, self.training, self.released, self.progress)
+                if self.folder:
+                    self.folder.log(self.progress.to_json())
+            if self.progress.round % checkpoint_every == 0:
+                self.save()
+            observe(self.progress)
+
+    def step(self, index: int, users: np.ndarray) -> None:
+        """Run one round, and note what it was."""
+        began = time.perf_counter()
+        self.training = self.plan.step(self.training, index, users)
+        jax.block_until_ready(self.training)
+        self.seconds.append(time.perf_counter() - began)
+        self.released.append(index)
+        self.record = self.record.followed_by(self.plan.record_of(self.plan.engine.ran[-1:]))
+        if self.folder and isinstance(self.training.diagnostics, Diagnostics):
+            self.folder.diagnose({"round": index + 1, **_diagnosed(self.training.diagnostics)})
+
+    def save(self) -> None:
+        """Replace the checkpoint, where there is a folder for one."""
+        if self.folder:
+            saved = Saved(
+                round=self.progress.round,
+                released=tuple(self.released),
+                record=self.record,
+                fingerprint=self.identity,
+                root=self.plan.randomness.root,
+                leaves=tuple(to_host(leaf) for leaf in jax.tree.leaves(self.training)),
+            )
+            self.folder.save(saved)
+
+    def finish(self, out: Path | None) -> Result:
+        """The result, written if there is a folder; refuses to state what the engine did not do."""
+        plan = self.plan
+        if self.record != plan.record(self.released):
+            raise RuntimeError(
+                "the engine did not run what the plan states: nothing is certified, and nothing was written"
+            )
+        result = _result(plan, self.training, self.released, self.seconds, out)
+        if self.folder:
+            stated = {**result.to_json(), "protocol": _described(plan.protocol)}
+            if quotes.from_data(result.quote.claimed):
+                self.folder.diagnose({"claimed": stated["claimed"]})
+                stated["claimed"] = None
+            self.folder.finish(stated, self.record, result.parameters)
+        return result
+
+
+def _result(plan: Plan, training: Training, released: list[int], seconds: list[float], out: Path | None) -> Result:
+    return Result(
+        accuracy=plan.engine.accuracy(training),
+        rounds=len(released),
+        planned_rounds=len(plan.rounds),
+        seconds_per_round=float(np.median(seconds[1:] or seconds or [0.0])),  # the first one compiles
+        uploads=sum(plan.schedule.size_of(index) for index in released),
+        quote=plan.quote(released),
+        units=plan.table(released),
+        parameters=plan.engine.model_arrays(training),
+        noise=plan.config.noise,
+        out=out,
+    )
+
+
+def _open(
+    plan: Plan, out: Path | None, resume: bool, held: contextlib.ExitStack
+) -> tuple[RunFolder | None, Saved | None, Mapping[str, Any]]:
+    """The run's folder (the first process alone writes to it), the checkpoint to go on from, and what the run is."""
+    if out is None:
+        return None, None, {}
+    first = jax.process_index() == 0
+    folder = RunFolder.reopen(out) if resume else None
+    if folder is not None and first:
+        held.enter_context(folder.held())
+    if folder is not None and folder.finished:
+        folder.forget()  # a kill may have come between the statement and this
+        raise Finished(f"the run in {str(out)!r} is finished: nothing to resume, and nothing was changed")
+    identity = fingerprint(plan.config, plan.task, plan.protocol, plan.dataset, plan.clients, plan.engine.first)
+    if folder is None:
+        if not first:
+            return None, None, identity
+        folder = RunFolder.create(out, to_toml(plan.config))
+        held.enter_context(folder.held())
+        return folder, None, identity
+    saved = folder.saved()
+    if changed := difference(saved.fingerprint, identity):
+        raise ValueError(f"expected the run that began in {str(out)!r}, got another one: {changed}")
+    if saved.record != plan.record(list(saved.released)):
+        raise ValueError(f"expected the rounds that were released in {str(out)!r}, got a plan of other rounds")
+    if first:
+        folder.drop_after(saved.round)
+    return folder if first else None, saved, identity
+
+
+def _begin(plan: Plan, folder: RunFolder | None, saved: Saved | None, identity: Mapping[str, Any]) -> _Run:
+    """A new run with noise of its own, or an earlier one where it stopped."""
+    plan = plan.renewed() if saved is None else plan.resumed(saved.root)
+    training = plan.engine.start()
+    if saved is not None:
+        leaves, structure = jax.tree.flatten(training)
+        if len(leaves) != len(saved.leaves):
+            raise ValueError(f"expected a checkpoint of {len(leaves)} arrays, got {len(saved.leaves)}")
+        training = plan.engine.place(jax.tree.unflatten(structure, saved.leaves))
+    return _Run(
+        plan=plan,
+        folder=folder,
+        identity=identity,
+        training=training,
+        record=plan.record_of([]) if saved is None else saved.record,
+        released=[] if saved is None else list(saved.released),
+        progress=Progress(round=saved.round if saved else 0, rounds=len(plan.rounds), accuracy=None, spent=None),
+    )
+
+
+def _evaluated(plan: Plan, training: Training, released: list[int], progress: Progress) -> Progress:
+    return dataclasses.replace(progress, accuracy=plan.engine.accuracy(training), spent=plan.spent(released))
+
+
+def _diagnosed(diagnostics: Diagnostics) -> dict[str, float]:
+    return {name: float(to_host(value)) for name, value in diagnostics._asdict().items()}
+
+
+def _described(protocol: protocols.Protocol) -> dict[str, Any]:
+    settings = dataclasses.asdict(protocol)  # type: ignore[call-overload]
+    settings.pop("group_in_batch", None)  # read off the data
+    return {"name": protocol.name, **settings}

@@ -1,0 +1,84 @@
+"""Whether a finished run states what it did: its statements anew, from its ledger, by the accountant alone.
+
+Neither plan nor config is read. The ledger is what the engine noted round by round; `privacy.json` is what the run
+states.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dovetail.experiment.folder import RunFolder
+from dovetail.statements import Statement
+
+__all__ = ["Verification", "verify"]
+
+_CLOSE = 1e-9  # relative: other versions of the libraries below round differently
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What the ledger gives, and where `privacy.json` says something else."""
+
+    run: Path
+    rounds: int
+    statement: Statement
+    differences: tuple[str, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the run states what its ledger gives."""
+        return not self.differences
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine-readable form."""
+        return {
+            "run": str(self.run),
+            "agrees": self.agrees,
+            "rounds": self.rounds,
+            "certified": self.statement.to_json(),
+            "differences": list(self.differences),
+        }
+
+
+def verify(run: Path) -> Verification:
+    """Recompute the statements of a finished run from its ledger.
+
+    Guarantees:
+        Every statement of `privacy.json` but the paper's claim is compared, and every part of it; so are the noise's
+        origin and the protocol's settings, which the ledger repeats. It does not find a ledger that was changed too.
+    """
+    folder = RunFolder(run)
+    stated, record = folder.privacy(), folder.ledger()
+    computed = {**record.statements(), **folder.settings(), "rounds": len(record.own.rounds)}
+    return Verification(
+        run=run,
+        rounds=len(record.own.rounds),
+        statement=record.certified(),
+        differences=tuple(_differences("", computed, {name: stated.get(name) for name in computed})),
+    )
+
+
+def _differences(where: str, computed: Any, stated: Any) -> Iterator[str]:
+    if isinstance(computed, Mapping) and isinstance(stated, Mapping):
+        for name in dict.fromkeys((*computed, *stated)):
+            yield from _differences(f"{where}.{name}" if where else name, computed.get(name), stated.get(name))
+    elif _listed(computed) and _listed(stated) and len(computed) == len(stated):
+        for number, pair in enumerate(zip(computed, stated, strict=True)):
+            yield from _differences(f"{where}[{number}]", *pair)
+    elif not _equal(computed, stated):
+        yield f"{where} is {stated!r} in privacy.json, and {computed!r} by the ledger"
+
+
+def _listed(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _equal(computed: Any, stated: Any) -> bool:
+    if isinstance(computed, float) and isinstance(stated, int | float) and not isinstance(stated, bool):
+        return math.isclose(computed, stated, rel_tol=_CLOSE)
+    return bool(computed == stated)

@@ -1,0 +1,1 @@
+"""A training in privacy terms."""

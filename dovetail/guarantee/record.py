@@ -1,0 +1,186 @@
+"""What a training released, in privacy terms: all that its statements follow from, as plain data.
+
+A plan has a record of the rounds it means to run, the engine one of the rounds that it ran; a run's ledger is the
+latter. `dovetail verify` computes the statements anew from a ledger, by the accountant alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from dovetail import accounting
+from dovetail.events import DataIndependent, NonPrivate, Round, from_plain, to_plain
+from dovetail.guarantee import units
+from dovetail.guarantee.units import Spread, Viewed
+from dovetail.statements import Bound, NotApplicable, Scope, Statement, Theorem, Trust, Unit, Verdict, unbounded
+
+__all__ = ["Record", "certified"]
+
+_FORMAT = 1
+_FRESH = "users' noise is independent and fresh"
+_SEALED = "values are encrypted for the analyzer, and all messages look alike"
+_HONEST = "the shuffler does what it should, and what released models tell anybody is left to the statement about them"
+
+
+def certified(rounds: Sequence[Round], scope: Scope, *, delta: float, eps: float | None = None) -> Statement:
+    """What is certified for these rounds at this delta, or at this eps: a number, or that there is none, and why."""
+    try:
+        if eps is not None:
+            return accounting.certify(rounds, scope, eps=eps)
+        return accounting.certify(rounds, scope, delta=delta)
+    except NotApplicable as refusal:
+        return unbounded(scope, reason=f"not certified: {refusal}", delta=delta)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Record:
+    """The rounds of a training, as each adversary sees them, and what is asked about them.
+
+    `own` are the rounds as they are stated, `replaced` the same under replacement of a user, where that is another
+    view that the protocol has. `reports` are each client's part of them with its name on it, `slots` what a shuffler
+    sees. `eps` is given where delta is what is sought at it.
+    """
+
+    own: Viewed
+    replaced: Viewed | None
+    reports: tuple[Round, ...]
+    slots: DataIndependent | NonPrivate | None
+    spread: Spread
+    unit: Unit
+    delta: float
+    eps: float | None = None
+    verdict: Verdict = Verdict.CERTIFIED
+
+    def followed_by(self, more: Record) -> Record:
+        """The record of these rounds and then those of another one, which has all else in common."""
+        replaced = self.replaced
+        if replaced is not None and more.replaced is not None:
+            replaced = dataclasses.replace(replaced, rounds=replaced.rounds + more.replaced.rounds)
+        return dataclasses.replace(
+            self,
+            own=dataclasses.replace(self.own, rounds=self.own.rounds + more.own.rounds),
+            replaced=replaced,
+            reports=self.reports + more.reports,
+            slots=self.slots or more.slots,
+        )
+
+    def certified(self) -> Statement:
+        """What is promised to the unit that is asked about."""
+        if self.unit is not self.own.scope.unit:
+            return self.table()[self.unit]
+        return certified(self.own.rounds, self.own.scope, delta=self.delta, eps=self.eps).judged(self.verdict)
+
+    def table(self) -> Mapping[Unit, Statement]:
+        """What is promised to an item, a user and a subject."""
+        found = units.table(self.own, self.replaced, self.spread, delta=self.delta)
+        return {unit: statement.judged(self.verdict) for unit, statement in found.items()}
+
+    def local(self) -> Statement:
+        """What is left when all who receive anything collude."""
+        scope = self.own.scope
+        if scope.trust is not Trust.LOCAL:
+            shuffled = scope.trust is Trust.SHUFFLE
+            who = "shuffler and analyzer" if shuffled else "curator"
+            scope = dataclasses.replace(
+                scope, trust=Trust.LOCAL, adversary=f"{who}, and everyone else", assumptions=(_FRESH,)
+            )
+        return self._local(scope).judged(self.verdict)
+
+    def _local(self, scope: Scope) -> Statement:
+        for item in self.reports:
+            if isinstance(item.mechanism, NonPrivate):
+                return unbounded(scope, reason=item.mechanism.reason)
+        if self.own.scope.trust is Trust.LOCAL:
+            return certified(self.reports, scope, delta=self.delta)
+        try:
+            bound = accounting.local_bound(self.reports, delta=self.delta)
+        except NotApplicable as refusal:
+            return unbounded(scope, reason=f"not certified: {refusal}")
+        if bound.eps == float("inf"):
+            return unbounded(scope, reason=bound.theorem.where)
+        return scope.state(bound, Verdict.CERTIFIED)
+
+    def shuffler(self) -> Statement | None:
+        """What the shuffler learns in its own place, who sees names and slots but no values; None without one."""
+        if self.slots is None:
+            return None
+        scope = dataclasses.replace(self.own.scope, adversary="shuffler", assumptions=(_SEALED, _HONEST))
+        if isinstance(self.slots, NonPrivate):
+            return unbounded(scope, reason=self.slots.reason).judged(self.verdict)
+        shown = Theorem(key="none shown", where=self.slots.reason)
+        return scope.state(Bound(eps=0.0, delta=0.0, theorem=shown), Verdict.CERTIFIED).judged(self.verdict)
+
+    def statements(self) -> dict[str, Any]:
+        """Every statement as `privacy.json` has it, by its name there."""
+        shuffler = self.shuffler()
+        return {
+            "certified": self.certified().to_json(),
+            "local": self.local().to_json(),
+            "shuffler": None if shuffler is None else shuffler.to_json(),
+            "units": {unit.value: statement.to_json() for unit, statement in self.table().items()},
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: every round that differs from others once, and how often which of them follow each other."""
+        told: dict[Round, int] = {}
+
+        def numbered(rounds: Sequence[Round]) -> list[tuple[int, int]]:
+            return [(told.setdefault(item, len(told)), len(list(alike))) for item, alike in itertools.groupby(rounds)]
+
+        body = {
+            "format": _FORMAT,
+            "unit": self.unit.value,
+            "delta": self.delta,
+            "eps": self.eps,
+            "verdict": self.verdict.value,
+            "spread": dataclasses.asdict(self.spread),
+            "slots": None if self.slots is None else to_plain(self.slots),
+            "own": {"scope": msgspec.to_builtins(self.own.scope), "rounds": numbered(self.own.rounds)},
+            "replaced": None
+            if self.replaced is None
+            else {"scope": msgspec.to_builtins(self.replaced.scope), "rounds": numbered(self.replaced.rounds)},
+            "reports": numbered(self.reports),
+        }
+        events = [
+            {"mechanism": to_plain(item.mechanism), "participation": to_plain(item.participation)} for item in told
+        ]
+        return {**body, "rounds": events}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Record:
+        """What `to_json` wrote; refuses anything else."""
+        try:
+            if data["format"] != _FORMAT:
+                raise ValueError(f"expected a ledger of format {_FORMAT}, got {data['format']!r}")
+            events = [
+                Round(mechanism=from_plain(item["mechanism"]), participation=from_plain(item["participation"]))
+                for item in data["rounds"]
+            ]
+            viewed = functools.partial(_viewed, events)
+            return cls(
+                own=viewed(data["own"]),
+                replaced=None if data["replaced"] is None else viewed(data["replaced"]),
+                reports=_unrolled(events, data["reports"]),
+                slots=None if data["slots"] is None else from_plain(data["slots"]),
+                spread=Spread(**data["spread"]),
+                unit=Unit(data["unit"]),
+                delta=data["delta"],
+                eps=data["eps"],
+                verdict=Verdict(data["verdict"]),
+            )
+        except (KeyError, TypeError, IndexError, AttributeError, msgspec.ValidationError) as error:
+            raise ValueError(f"expected the ledger of a run, got something else ({error})") from error
+
+
+def _viewed(events: Sequence[Round], data: Mapping[str, Any]) -> Viewed:
+    return Viewed(rounds=_unrolled(events, data["rounds"]), scope=msgspec.convert(data["scope"], Scope))
+
+
+def _unrolled(events: Sequence[Round], runs: Sequence[tuple[int, int]]) -> tuple[Round, ...]:
+    return tuple(events[number] for number, times in runs for _ in range(times))

@@ -1,0 +1,130 @@
+"""Models by name, sized by the data: logistic, mlp, cnn, and logistic regression on scattering features.
+
+Clients train side by side under `jax.vmap`, each with weights of its own and with small batches. There a convolution
+by `lax.conv` becomes a grouped convolution, which is slow everywhere, so the CNN gathers its patches and multiplies
+matrices instead (im2col); pooling is a reshape and a maximum.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from dovetail import _validate
+from dovetail.data import scattering
+from dovetail.data._base import Dataset, Model
+
+__all__ = ["MODELS", "Layers", "build", "cnn", "linear", "mlp"]
+
+Layers = list[dict[str, jax.Array]]  # one {"kernel", "bias"} a layer
+
+MODELS = ("cnn", "logistic", "mlp", "scatter")
+
+
+def build(name: str, dataset: Dataset) -> tuple[Dataset, Model]:
+    """The named model for this dataset, and the dataset as the model reads it, which only "scatter" changes."""
+    _validate.known("model", name, MODELS)
+    if name == "scatter":
+        dataset = scattering.features(dataset)
+        return dataset, linear(name, dataset, constant=scattering.CONSTANT)
+    if name == "logistic":
+        return dataset, linear(name, dataset, constant=1.0)
+    return dataset, mlp(dataset) if name == "mlp" else cnn(dataset)
+
+
+def linear(name: str, dataset: Dataset, *, constant: float) -> Model:
+    """Multinomial logistic regression from zero; the parameters are one array (features + 1, classes)."""
+    shape = (_num_features(dataset) + 1, dataset.num_classes)
+
+    def init(key: jax.Array) -> jax.Array:
+        del key  # zero: by convexity there is nothing to draw
+        return jnp.zeros(shape, jnp.float32)
+
+    def apply(params: jax.Array, inputs: jax.Array) -> jax.Array:
+        return inputs.reshape(len(inputs), -1) @ params[:-1] + constant * params[-1]
+
+    return Model(name=name, init=init, apply=apply, constant=constant)
+
+
+def mlp(dataset: Dataset, *, hidden: tuple[int, ...] = (200, 200)) -> Model:
+    """Dense layers with ReLU between them, He initialisation."""
+    sizes = (_num_features(dataset), *hidden, dataset.num_classes)
+
+    def apply(params: Layers, inputs: jax.Array) -> jax.Array:
+        return _dense(params, inputs.reshape(len(inputs), -1))
+
+    return Model(name="mlp", init=_he_init(list(itertools.pairwise(sizes))), apply=apply)
+
+
+def cnn(dataset: Dataset) -> Model:
+    """Two convolutions, 16 and 32 channels, each followed by ReLU and 2 x 2 max-pooling, then two dense layers.
+
+    Images of 16 x 16 and more: 5 x 5 kernels, 192 hidden units (113,674 parameters for 28 x 28 and ten classes).
+    Smaller images, down to 6 x 6: 3 x 3 kernels, no pooling after the first convolution, 64 hidden units.
+    """
+    shape = dataset.inputs.shape[1:]
+    if len(shape) not in (2, 3) or min(shape[:2]) < 6:
+        raise ValueError(
+            f"expected images (height, width[, channels]) of at least 6 x 6 for cnn, got records of {shape}"
+        )
+    height, width, channels = (*shape, 1)[:3]
+    kernel, pools, hidden = (5, (2, 2), 192) if min(height, width) >= 16 else (3, (1, 2), 64)
+    fans = [(kernel**2 * channels, 16), (kernel**2 * 16, 32)]
+    rows, columns = height, width
+    for pool in pools:
+        rows, columns = (rows - kernel + 1) // pool, (columns - kernel + 1) // pool
+    fans += [(rows * columns * 32, hidden), (hidden, dataset.num_classes)]
+
+    def apply(params: Layers, inputs: jax.Array) -> jax.Array:
+        x = inputs.reshape(len(inputs), height, width, channels)
+        for layer, pool in zip(params, pools, strict=False):
+            x = jax.nn.relu(_max_pool(_convolve(layer, x, kernel), pool))  # the same as ReLU first, on fewer values
+        return _dense(params[len(pools) :], x.reshape(len(x), -1))
+
+    return Model(name="cnn", init=_he_init(fans), apply=apply)
+
+
+def _num_features(dataset: Dataset) -> int:
+    return math.prod(dataset.inputs.shape[1:])
+
+
+def _he_init(fans: list[tuple[int, int]]) -> Callable[[jax.Array], Layers]:
+    """Normal kernels of variance 2 / fan-in, zero biases (He et al. 2015)."""
+
+    def init(key: jax.Array) -> Layers:
+        keys = jax.random.split(key, len(fans))
+        return [
+            {"kernel": math.sqrt(2 / fan[0]) * jax.random.normal(k, fan, jnp.float32), "bias": jnp.zeros(fan[1])}
+            for k, fan in zip(keys, fans, strict=True)
+        ]
+
+    return init
+
+
+def _dense(layers: Layers, x: jax.Array) -> jax.Array:
+    for layer in layers[:-1]:
+        x = jax.nn.relu(x @ layer["kernel"] + layer["bias"])
+    return x @ layers[-1]["kernel"] + layers[-1]["bias"]
+
+
+def _convolve(layer: dict[str, jax.Array], x: jax.Array, size: int) -> jax.Array:
+    """A valid convolution as one matrix product; a kernel's rows run over (row, column, channel) of the patch."""
+    batch, height, width, _ = x.shape
+    rows, columns = height - size + 1, width - size + 1
+    shifts = [x[:, i : i + rows, j : j + columns] for i in range(size) for j in range(size)]
+    patches = jnp.stack(shifts, axis=3).reshape(batch * rows * columns, -1)
+    return (patches @ layer["kernel"] + layer["bias"]).reshape(batch, rows, columns, -1)
+
+
+def _max_pool(x: jax.Array, size: int) -> jax.Array:
+    """The maximum over size x size blocks; what does not fill a block is dropped."""
+    if size == 1:
+        return x
+    batch, height, width, channels = x.shape
+    rows, columns = height // size, width // size
+    blocks = x[:, : rows * size, : columns * size].reshape(batch, rows, size, columns, size, channels)
+    return blocks.max(axis=(2, 4))

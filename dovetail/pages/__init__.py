@@ -1,0 +1,13 @@
+"""Pages that open offline: a run's report, a comparison, the reproduction of a paper, and the index of all papers.
+
+Every page is drawn from the data files beside it and from nothing else, holds no script and loads nothing. What is
+promised comes first, in words; numbers never stand without their scope.
+"""
+
+from __future__ import annotations
+
+from dovetail.pages._comparison import comparison
+from dovetail.pages._papers import index, reproduction
+from dovetail.pages._run import write
+
+__all__ = ["comparison", "index", "reproduction", "write"]

@@ -1,0 +1,167 @@
+"""A statement in sentences that a reviewer can sign, and what it does not say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from dovetail.pages._page import at_most
+from dovetail.statements import TUNING_ASSUMPTION, Neighbors, Statement, Trust, Unit, Verdict
+
+__all__ = ["detection", "meaning", "not_covered", "numbers", "sentences", "title", "trust", "whom"]
+
+_WHOSE = {
+    Unit.ITEM: "one record",
+    Unit.USER: "one user, with all the data that this user holds",
+    Unit.SUBJECT: "one subject: everything about one person, at whichever users it is held",
+}
+_DATA = {Unit.ITEM: "that record", Unit.USER: "that user's data", Unit.SUBJECT: "that person's data"}
+_CHANGED = {Neighbors.REPLACE_ONE: "is replaced by any other", Neighbors.ADD_REMOVE: "is added or left out"}
+_FALSE_ALARMS = 0.01
+
+
+def numbers(statement: Statement) -> str:
+    """(eps, delta), or that there is none."""
+    if statement.unbounded:
+        return "nothing"
+    return f"({at_most(statement.eps)}, {at_most(statement.delta)})-DP"
+
+
+def title(statement: Statement) -> str:
+    """The page's heading."""
+    if statement.unbounded:
+        return "Nothing is promised"
+    return f"{numbers(statement)} for one {statement.unit.value}"
+
+
+def whom(statement: Statement) -> str:
+    """Who is protected, and between which two cases one cannot tell."""
+    return f"{_WHOSE[statement.unit]}; {_DATA[statement.unit]} {_CHANGED[statement.neighbors]}"
+
+
+def trust(statement: Statement) -> str:
+    """Whom one must trust."""
+    match statement.trust:
+        case Trust.CURATOR:
+            return "One must trust the curator, who sees every update."
+        case Trust.SHUFFLE:
+            return "Shufflers are trusted as far as the assumptions say: how many of them may work with the analyzer."
+        case Trust.LOCAL:
+            return "Nobody need be trusted."
+    return "The statement rests on nobody's trust, for it promises nothing."
+
+
+def sentences(statement: Statement) -> list[str]:
+    """The statement in full: who is protected, against whom, trusting whom, how much, how long, by which theorem."""
+    span = f" over {statement.span}" if statement.span else ""
+    if statement.unbounded:
+        return [
+            f"Nothing is promised to {_WHOSE[statement.unit]}, against the {statement.adversary}{span}.",
+            f"The reason: {statement.theorem.where}.",
+        ]
+    count = len(statement.assumptions)
+    holds = f"It holds if the {count} assumptions below hold." if count > 1 else "It holds under the assumption below."
+    reproducible = statement.verdict in (Verdict.REPRODUCIBLE, Verdict.DECLARED_REPRODUCIBLE)
+    protects = f"This training protects {_WHOSE[statement.unit]}."
+    if reproducible:
+        protects = (
+            f"This was a simulation whose noise follows from a seed: whoever knows the seed can take the noise away. "
+            f"With noise that nobody can draw again it would protect {_WHOSE[statement.unit]}."
+        )
+    said = [
+        protects,
+        f"Whether or not {_DATA[statement.unit]} {_CHANGED[statement.neighbors]}, the {statement.adversary} sees "
+        f"almost the same{span}: what it sees is differentially private with eps = {at_most(statement.eps)} and "
+        f"delta = {at_most(statement.delta)}.",
+        trust(statement),
+        f"This is proved by: {statement.theorem.where}." + (f" {holds}" if count else ""),
+    ]
+    if statement.per_user:
+        low, high = min(statement.per_user), max(statement.per_user)
+        said.insert(
+            2,
+            f"Each of the {len(statement.per_user):,} users has an eps of its own, from {at_most(low)} to "
+            f"{at_most(high)}; the eps above is the largest.",
+        )
+    return said
+
+
+def meaning(statement: Statement) -> list[str]:
+    """What these numbers mean for an adversary."""
+    if statement.unbounded:
+        return []
+    factor = math.exp(min(statement.eps, 700.0))
+    shown = f"{at_most(factor)}" if statement.eps < 700 else "more than 1e304"
+    return [
+        f"What eps means: whatever the adversary knew before, its odds between the two cases change by a factor of at "
+        f"most e^eps = {shown}"
+        + (
+            f"; delta is the allowance for exceptions: the probability of anything that it could see exceeds {shown} "
+            f"times that of the other case by at most {at_most(statement.delta)}."
+            if statement.delta > 0
+            else ", without exception."
+        ),
+        f"A test that raises a false alarm in {_FALSE_ALARMS:.0%} of cases finds the truth in at most "
+        f"{_percent(detection(statement))} of them.",
+    ]
+
+
+def detection(statement: Statement, false_alarms: float = _FALSE_ALARMS) -> float:
+    """The largest power of a test between neighbours at this rate of false alarms."""
+    by_alarm = math.exp(min(statement.eps, 700.0)) * false_alarms + statement.delta
+    by_miss = 1 - math.exp(-statement.eps) * max(0.0, 1 - false_alarms - statement.delta)
+    return min(1.0, by_alarm, by_miss)
+
+
+def _percent(share: float) -> str:
+    """Rounded up, for it is an upper bound."""
+    return f"{math.ceil(share * 1e4 - 1e-9) / 100:.4g}%"
+
+
+def not_covered(
+    statement: Statement,
+    units: Mapping[str, Statement],
+    *,
+    local: Statement | None,
+    shuffler: Statement | None,
+    diagnostics: bool,
+) -> list[str]:
+    """What somebody might read into the statement and it does not say."""
+    said = [f"Whoever sees more than the {statement.adversary}."]
+    if statement.verdict in (Verdict.REPRODUCIBLE, Verdict.DECLARED_REPRODUCIBLE):
+        said.append("Anybody who knows the seed, which config.toml and the config below show.")
+    if statement.verdict in (Verdict.DECLARED, Verdict.DECLARED_REPRODUCIBLE):
+        said.append(
+            "A protocol whose code does something else than it declares: nobody but its author has checked that."
+        )
+    if statement.trust is Trust.CURATOR:
+        said.append("The curator itself: it sees every update in the clear.")
+    if local is not None and statement.trust is Trust.SHUFFLE:
+        left = (
+            f"nothing is left ({local.theorem.where})"
+            if local.unbounded
+            else f"only {numbers(local)} is left, the local statement"
+        )
+        said.append(f"The analyzer working with more shufflers than the assumptions allow: then {left}.")
+    if shuffler is not None:
+        tells = (
+            f"nothing is promised about what it sees ({shuffler.theorem.where})"
+            if shuffler.unbounded
+            else f"what it sees of the reports is {numbers(shuffler)}"
+        )
+        said.append(f"The shuffler's own view: it knows who takes part and when; {tells}.")
+    for name, other in units.items():
+        if other.unbounded and name != statement.unit.value:
+            said.append(f"One {name} instead of one {statement.unit.value}: {other.theorem.where}.")
+    if statement.neighbors is Neighbors.REPLACE_ONE:
+        said.append("Whether somebody took part at all: the two cases differ in the data, not in who is there.")
+    if TUNING_ASSUMPTION in statement.assumptions:
+        said.append("Choices made by looking at the private data: learning rate, model, rounds, when to stop.")
+    said.append("Other uses of the same data: what each of them promises adds up.")
+    said.append("Side channels: how long a computation takes, memory, traffic, and whoever can read the machine.")
+    said.append("The test data, on which the accuracy was measured: it is taken to be public.")
+    if diagnostics:
+        said.append(
+            "diagnostics.jsonl and diagnostics.html, which come from raw updates: they are not to be handed out."
+        )
+    return said

@@ -1,0 +1,159 @@
+"""Where a paper's experiments are run: configs are trained, each once for every seed, and protocols are attacked."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dovetail import audit, experiment, machine
+from dovetail.audit import attacks
+from dovetail.events import Round
+from dovetail.experiment.config import parse, read, to_toml
+from dovetail.experiment.folder import RunFolder
+from dovetail.files import write_atomically
+from dovetail.guarantee import quotes
+from dovetail.papers._exhibit import Curve, Measured, Row
+
+__all__ = ["Overrides", "Runner", "Trained"]
+
+Overrides = Sequence[tuple[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A config's runs: one result a seed; curves are means over the seeds.
+
+    `rounds` are what the analyzer sees, as it is certified; none where it sees less, or the statement is about another
+    unit than the rounds are.
+    """
+
+    results: tuple[experiment.Result, ...]
+    accuracy: Curve
+    diagnostics: Mapping[str, Curve]
+    config: str
+    seconds: float
+    rounds: tuple[Round, ...]
+
+    @property
+    def first(self) -> experiment.Result:
+        """Of the first seed; statements do not depend on it."""
+        return self.results[0]
+
+    @property
+    def measured(self) -> Measured:
+        """Test accuracies."""
+        return Measured(metric="accuracy", values=tuple(result.accuracy for result in self.results))
+
+
+class Runner:
+    """The means of one reproduction.
+
+    Guarantees:
+        The same config is trained once, however many parts ask for it.
+        Every config that was trained lies in `out`/configs.
+    """
+
+    def __init__(
+        self, out: Path, *, quick: bool, seeds: int, observe: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self.out, self.quick, self.seeds = out, quick, seeds
+        self.say = observe
+        self._trained: dict[str, Trained] = {}
+
+    @property
+    def accelerated(self) -> bool:
+        """Whether long trainings are worth starting here."""
+        return machine.has_accelerator()
+
+    def train(self, preset: str, overrides: Overrides = (), *, label: str = "") -> Trained:
+        """Run a preset with these overrides for every seed."""
+        config = read(preset, overrides)
+        text = to_toml(config)
+        if text not in self._trained:
+            self._trained[text] = self._train(text, label or preset)
+        return self._trained[text]
+
+    def row(
+        self,
+        label: str,
+        preset: str,
+        overrides: Overrides = (),
+        *,
+        paper: Mapping[str, float] | None = None,
+        attack: bool = False,
+        **more: Any,
+    ) -> Row:
+        """The row of a training: its statements, its accuracy, its curve, and the best exact attack on all of it."""
+        trained = self.train(preset, overrides, label=label)
+        first = trained.first
+        attacked = attack and not first.statement.unbounded
+        return Row(
+            label=label,
+            paper=paper or {},
+            claimed=first.quote.claimed,
+            certified=first.statement,
+            audited=audit.attack(trained.rounds, delta=first.statement.delta) if attacked else None,
+            ours=trained.measured,
+            curve=trained.accuracy,
+            extra={"rounds": first.rounds, "uploads": first.uploads, **more.pop("extra", {})},
+            config=trained.config,
+            seconds=trained.seconds,
+            **more,
+        )
+
+    def audit(self, protocol: str, plan: quotes.Terms) -> audit.LowerBound:
+        """The best exact attack on a protocol at these parameters."""
+        return audit.audit(protocol, plan, trials=0).bound
+
+    def _train(self, text: str, label: str) -> Trained:
+        results, accuracies, diagnoses = [], [], []
+        begun = time.perf_counter()
+        for seed in range(self.seeds):
+            self.say(label if self.seeds == 1 else f"{label}, seed {seed}")
+            plan = experiment.prepare(parse({**tomllib.loads(text), "seed": seed, "noise": "seeded"}))
+            with tempfile.TemporaryDirectory(prefix="dovetail-") as folder:
+                results.append(experiment.run(plan, out=Path(folder) / "run"))
+                lines = RunFolder(Path(folder) / "run")
+                accuracies.append([(line["round"], line["accuracy"]) for line in lines.metrics()])
+                diagnoses.append(lines.diagnostics())
+        as_certified = plan.unit is plan.scope.unit and not attacks.shows_less(plan.protocol)
+        names = diagnoses[0][0].keys() - {"round"} if diagnoses[0] else ()
+        return Trained(
+            results=tuple(results),
+            accuracy=_mean_curve(accuracies),
+            diagnostics={
+                name: _mean_curve([[(line["round"], line[name]) for line in lines] for lines in diagnoses])
+                for name in names
+            },
+            config=self._keep(text, label),
+            rounds=plan.rounds[: results[-1].rounds] if as_certified else (),
+            seconds=time.perf_counter() - begun,
+        )
+
+    def _keep(self, text: str, label: str) -> str:
+        """The config's file, by the name of what it is for."""
+        folder = self.out / "configs"
+        folder.mkdir(parents=True, exist_ok=True)
+        stem = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-")
+        taken, name = {one.config for one in self._trained.values()}, f"configs/{stem}.toml"
+        for number in range(2, len(taken) + 3):
+            if name not in taken:
+                break
+            name = f"configs/{stem}-{number}.toml"
+        write_atomically(self.out / name, text.encode())
+        return name
+
+
+def _mean_curve(curves: Sequence[Sequence[tuple[float, float | None]]]) -> Curve:
+    """The mean over seeds of curves at the rounds that all of them have."""
+    known = [{x: y for x, y in curve if y is not None} for curve in curves]
+    shared = sorted(set.intersection(*(set(curve) for curve in known)))
+    return tuple((float(x), float(np.mean([curve[x] for curve in known]))) for x in shared)

@@ -1,0 +1,1 @@
+"""The analyzer: it learns the sum, and nothing of who sent what."""

@@ -1,0 +1,169 @@
+"""The analyzer's working memory: which parts it counted, the sums so far, and the models.
+
+A part is counted in the transaction that notes its number, so that it counts once, whenever the process dies. Memory
+and file grow with the model, not with the reports: only sums are kept. A model is on disk before the ledger releases
+it, and carries the ledger's hash afterwards.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from dovetail.parties.common.database import Database
+from dovetail.parties.common.wire import Closed
+
+__all__ = ["Book", "Checkpoint", "Refusals"]
+
+Outcome = Literal["released", "void", "spoiled"]
+_TABLES = """
+CREATE TABLE IF NOT EXISTS parts (round INTEGER, shuffler INTEGER, number INTEGER, messages INTEGER, unsealable INTEGER,
+                                  out_of_range INTEGER, PRIMARY KEY (round, shuffler, number)) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS tallies (round INTEGER PRIMARY KEY, leaves BLOB NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS closed (round INTEGER, shuffler INTEGER, said BLOB NOT NULL,
+                                   PRIMARY KEY (round, shuffler)) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS outcomes (round INTEGER PRIMARY KEY, outcome TEXT NOT NULL, uploads INTEGER NOT NULL,
+                                     accuracy REAL) STRICT;
+CREATE TABLE IF NOT EXISTS models (round INTEGER PRIMARY KEY, leaves BLOB NOT NULL, digest BLOB NOT NULL,
+                                   head BLOB) STRICT;
+"""
+
+
+class Refusals(NamedTuple):
+    """Messages of a round that were not counted."""
+
+    unsealable: int
+    out_of_range: int
+
+
+class Checkpoint(NamedTuple):
+    """A model with all that training needs to go on; `head` is None until the ledger has released it."""
+
+    round: int
+    leaves: list[np.ndarray]
+    digest: bytes
+    head: bytes | None
+
+
+class Book(Database):
+    """The analyzer's file for one task.
+
+    Guarantees:
+        A part counts once, and what it adds is on disk before `count` returns.
+        Outcomes are never changed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, _TABLES)
+
+    def counted(self, round: int, shuffler: int, number: int) -> bool:
+        """Whether a part was counted."""
+        query = "SELECT 1 FROM parts WHERE round = ? AND shuffler = ? AND number = ?"
+        return self._one(query, round, shuffler, number) is not None
+
+    def count(
+        self,
+        round: int,
+        shuffler: int,
+        number: int,
+        *,
+        messages: int,
+        refused: Refusals,
+        tally: Sequence[np.ndarray],
+    ) -> bool:
+        """Add what a part tallies to; False, and nothing changes, if it was counted before."""
+        with self._transaction():
+            if self.counted(round, shuffler, number):
+                return False
+            self._database.execute(
+                "INSERT INTO parts VALUES (?, ?, ?, ?, ?, ?)", (round, shuffler, number, messages, *refused)
+            )
+            so_far = self.tally(round)
+            total = list(tally) if so_far is None else [a + b for a, b in zip(so_far, tally, strict=True)]
+            self._database.execute("INSERT OR REPLACE INTO tallies VALUES (?, ?)", (round, _pack(total)))
+            return True
+
+    def tally(self, round: int) -> list[np.ndarray] | None:
+        """The sums of a round so far."""
+        found = self._one("SELECT leaves FROM tallies WHERE round = ?", round)
+        return None if found is None else _unpack(found[0])
+
+    def refusals(self, round: int) -> Refusals:
+        """What a round did not count."""
+        query = "SELECT COALESCE(SUM(unsealable), 0), COALESCE(SUM(out_of_range), 0) FROM parts WHERE round = ?"
+        return Refusals(*(self._one(query, round) or (0, 0)))
+
+    def messages(self, round: int, shuffler: int | None = None) -> int:
+        """How many messages a round had, of one shuffler or of all."""
+        query, values = "SELECT COALESCE(SUM(messages), 0) FROM parts WHERE round = ?", [round]
+        if shuffler is not None:
+            query, values = f"{query} AND shuffler = ?", [round, shuffler]
+        return int((self._one(query, *values) or (0,))[0])
+
+    def note_closed(self, round: int, shuffler: int, said: Closed) -> None:
+        """Remember what a shuffler said; refuses another word later."""
+        with self._transaction():
+            found = self._one("SELECT said FROM closed WHERE round = ? AND shuffler = ?", round, shuffler)
+            body = msgspec.json.encode(said)
+            if found is not None and found[0] != body:
+                raise ValueError(f"expected what shuffler {shuffler} said of round {round} before, got another word")
+            self._database.execute("INSERT OR IGNORE INTO closed VALUES (?, ?, ?)", (round, shuffler, body))
+
+    def closed(self, round: int) -> dict[int, Closed]:
+        """What each shuffler said of a round."""
+        with self._lock:
+            rows = self._database.execute("SELECT shuffler, said FROM closed WHERE round = ?", (round,)).fetchall()
+        return {shuffler: msgspec.json.decode(said, type=Closed) for shuffler, said in rows}
+
+    def parts(self, round: int, shuffler: int) -> int:
+        """How many parts of a shuffler's batch were counted."""
+        found = self._one("SELECT COUNT(*) FROM parts WHERE round = ? AND shuffler = ?", round, shuffler)
+        return int((found or (0,))[0])
+
+    def propose(self, checkpoint: Checkpoint) -> None:
+        """Keep a model that the ledger has not released yet."""
+        values = (checkpoint.round, _pack(checkpoint.leaves), checkpoint.digest)
+        with self._transaction():
+            self._database.execute("INSERT OR IGNORE INTO models VALUES (?, ?, ?, NULL)", values)
+
+    def confirm(self, round: int, head: bytes) -> None:
+        """Bind a model to the ledger entry that released it."""
+        with self._transaction():
+            self._database.execute("UPDATE models SET head = ? WHERE round = ?", (head, round))
+
+    def model(self, round: int | None = None) -> Checkpoint | None:
+        """The model after a round, or the last one."""
+        where = "ORDER BY round DESC LIMIT 1" if round is None else "WHERE round = ?"
+        found = self._one(
+            f"SELECT round, leaves, digest, head FROM models {where}", *([] if round is None else [round])
+        )
+        return None if found is None else Checkpoint(found[0], _unpack(found[1]), found[2], found[3])
+
+    def settle(self, round: int, outcome: Outcome, *, uploads: int, accuracy: float | None) -> None:
+        """End a round; its sums are no longer needed."""
+        with self._transaction():
+            self._database.execute(
+                "INSERT OR IGNORE INTO outcomes VALUES (?, ?, ?, ?)", (round, outcome, uploads, accuracy)
+            )
+            self._database.execute("DELETE FROM tallies WHERE round = ?", (round,))
+
+    def outcomes(self) -> list[tuple[int, Outcome, int, float | None]]:
+        """Every round that ended: its number, how, how many uploads were in it, the accuracy after it."""
+        with self._lock:
+            return self._database.execute("SELECT * FROM outcomes ORDER BY round").fetchall()
+
+
+def _pack(leaves: Sequence[np.ndarray]) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, *leaves)
+    return buffer.getvalue()
+
+
+def _unpack(data: bytes) -> list[np.ndarray]:
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        return [arrays[f"arr_{i}"] for i in range(len(arrays.files))]

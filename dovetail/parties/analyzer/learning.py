@@ -1,0 +1,87 @@
+"""The numbers of a training, as the analyzer keeps them: what messages add up to, and how the sums move the model.
+
+A model with all that training needs to go on (the server's state, the protocol's) is a list of arrays, the parameters
+first; the sums of a round are another one. `Learner` makes them and holds none of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail.learners.server import Server
+from dovetail.parties.common.task import TrainingTask
+
+__all__ = ["Learner", "Learning"]
+
+_LARGEST_BLOCK = 1 << 23  # numbers that are expanded at a time
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Learning:
+    """What is done with estimates: the first model, the server's step, and a score of a model, if any."""
+
+    initial: np.ndarray
+    server: Server
+    evaluate: Callable[[np.ndarray], float] | None = None
+
+
+class Learner:
+    """The protocol of a task between its messages and the server's step."""
+
+    def __init__(self, task: TrainingTask, learning: Learning) -> None:
+        if learning.initial.shape != (task.dim,):
+            raise ValueError(f"expected a model of {task.dim} numbers, got shape={learning.initial.shape}")
+        self._dim, self._learning = task.dim, learning
+        (self._protocol, self._cohort), self._messages = task.build(), task.messages()
+
+    def first(self) -> list[np.ndarray]:
+        """The first model, and the states that training begins with."""
+        return [self._learning.initial.astype(np.float32), *_arrays(self._first_states())]
+
+    def nothing(self) -> list[np.ndarray]:
+        """The sums of no messages."""
+        return _arrays(self._empty_tally())
+
+    def tally(self, slot: np.ndarray, body: np.ndarray) -> tuple[list[np.ndarray], int]:
+        """The sums of messages, and how many of them no honest client sends; some at a time, if they are long."""
+        at_a_time = max(1, _LARGEST_BLOCK // self._dim)
+        total, refused = self.nothing(), 0
+        for low in range(0, len(slot), at_a_time):
+            shuffled, out_of_range = self._messages.read(slot[low : low + at_a_time], body[low : low + at_a_time])
+            leaves = jax.tree.leaves(self._protocol.tally(shuffled, self._dim))
+            total = [a + np.asarray(b) for a, b in zip(total, leaves, strict=True)]
+            refused += out_of_range
+        return total, refused
+
+    def step(self, before: Sequence[np.ndarray], sums: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The model after a round with these sums, from the one before it."""
+        params, *leaves = [jnp.asarray(leaf) for leaf in before]
+        server_state, protocol_state = jax.tree.unflatten(jax.tree.structure(self._first_states()), leaves)
+        tally = jax.tree.unflatten(jax.tree.structure(self._empty_tally()), [jnp.asarray(leaf) for leaf in sums])
+        estimate, protocol_state = self._protocol.estimate(
+            tally, self._cohort.size, protocol_state, key=jax.random.key(0)
+        )
+        params, server_state = self._learning.server.step(params, server_state, estimate)
+        return _arrays((params, server_state, protocol_state))
+
+    def score(self, params: np.ndarray) -> float | None:
+        """How good a model is, if anybody can tell."""
+        return None if self._learning.evaluate is None else self._learning.evaluate(params)
+
+    def _first_states(self) -> tuple[Any, Any]:
+        params = jnp.asarray(self._learning.initial, jnp.float32)
+        return self._learning.server.init(params), self._protocol.init(self._dim)
+
+    def _empty_tally(self) -> Any:
+        shuffled, _ = self._messages.read(np.zeros(0, np.int64), np.zeros((0, self._messages.size), np.uint8))
+        return self._protocol.tally(shuffled, self._dim)
+
+
+def _arrays(tree: Any) -> list[np.ndarray]:
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]

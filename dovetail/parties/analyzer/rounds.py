@@ -1,0 +1,259 @@
+"""The analyzer: it opens what shufflers hand on, adds it up, and releases models that are paid for.
+
+Before a round takes in anything its cost is certified, with the task's minimum of honest users, and reserved in the
+ledger. Parts of batches are opened by worker processes, range-checked, tallied by the protocol, and added to the sums
+of the round. When every shuffler has said that it is done, the estimate moves the model; the model is kept, then the
+ledger releases it, and only then does anybody get it. Each step is durable before the next, and done again after a
+crash it gives the same.
+
+A round with fewer users than the minimum is void, one with shares that do not open, or with other numbers of messages
+than its users send, is spoiled: the model stays as it is, and what was reserved stays spent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from dovetail.files import hold
+from dovetail.parties.analyzer.book import Book, Checkpoint, Refusals
+from dovetail.parties.analyzer.learning import Learner, Learning
+from dovetail.parties.common.keys import KeyRing
+from dovetail.parties.common.ledger import Ledger, Overspent
+from dovetail.parties.common.sealing import Workers
+from dovetail.parties.common.task import SignedTask, TrainingTask, cost, verify
+from dovetail.parties.common.wire import Closed, Malformed, Packed, RoundStatus, TooEarly, TooLate, vector_to
+
+__all__ = ["Analyzer"]
+
+
+class Analyzer:
+    """The analyzer of one task, without the network around it.
+
+    Guarantees:
+        A round is reserved in the ledger before it is open, and a model is released there before anybody gets it.
+        Every part counts once.
+        A ledger or a book that was restored from an older copy is refused.
+        Memory does not grow with the number of reports.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        signed: SignedTask,
+        signer: bytes,
+        keys: KeyRing,
+        learning: Learning,
+        workers: int | None = None,
+    ) -> None:
+        self.signed = signed
+        self.task: TrainingTask = verify(signed, signer=signer, fresh=False)
+        self._learner = Learner(self.task, learning)
+        self._alone = hold(folder)
+        self._key = keys.find(self.task.analyzer.key_id).opening()
+        self._messages, self._length, self._deal = self.task.messages(), self.task.length, self.task.deal()
+        self._lock = threading.RLock()
+        self._workers = Workers(workers)
+        self._book = Book(folder / "book.db")
+        self.ledger = Ledger(
+            folder / "ledger.db", task_id=self.task.task_id, eps=self.task.budget, delta=self.task.delta
+        )
+        self._resume()
+
+    def status(self) -> RoundStatus:
+        """Which round is open."""
+        with self._lock:
+            return RoundStatus(task_id=self.task.task_id, round=self._round, over=self._over, head=self._head)
+
+    def model(self, round: int) -> bytes:
+        """The model after a round, if it was released; a round without a release has that of the round before."""
+        with self._lock:
+            if round >= self._round + self._over:
+                raise TooLate(f"expected a round whose model was released, got round {round}")
+            return vector_to(self._released(round).leaves[0])
+
+    def take(self, shuffler: int, round: int, number: int, data: bytes) -> Literal["accepted", "known"]:
+        """Count a part of a shuffler's batch, once."""
+        self._refuse_other(round)
+        if self._book.counted(round, shuffler, number):
+            return "known"
+        packed = Packed.decode(data, length=self._length)
+        slots = self._deal.slots[shuffler]
+        if len(packed.slots) and not packed.slots.max() < len(slots):
+            raise Malformed(f"expected slots from 0 to {len(slots) - 1}, got {int(packed.slots.max())}")
+        opened = self._workers.open_all(packed.ciphertexts(), self._key, self.task.purpose(round))
+        fine = [i for i, body in enumerate(opened) if body is not None]
+        bodies = np.frombuffer(b"".join(opened[i] or b"" for i in fine), np.uint8).reshape(
+            len(fine), self._messages.size
+        )
+        tally, out_of_range = self._learner.tally(slots[packed.slots[fine]], bodies)
+        refused = Refusals(len(opened) - len(fine), out_of_range)
+        with self._lock:
+            self._refuse_other(round)
+            if shuffler in self._book.closed(round):
+                raise Malformed(f"expected no more parts of shuffler {shuffler}, which has closed round {round}")
+            new = self._book.count(round, shuffler, number, messages=len(opened), refused=refused, tally=tally)
+        return "accepted" if new else "known"
+
+    def closed(self, shuffler: int, round: int, said: Closed) -> None:
+        """Note that a shuffler is done; after the last one the round ends."""
+        with self._lock:
+            if round < self._round:
+                return  # it did not hear the answer
+            self._refuse_other(round)
+            if said.state == "sent" and self._book.parts(round, shuffler) != said.parts:
+                counted = self._book.parts(round, shuffler)
+                raise Malformed(f"expected the {said.parts} parts that shuffler {shuffler} sent, got {counted}")
+            self._book.note_closed(round, shuffler, said)
+            self._end_if_complete()
+
+    def give_up(self, round: int) -> None:
+        """End a round that some shuffler never closed: nothing of it is used."""
+        with self._lock:
+            if round == self._round and not self._over:
+                self._book.settle(round, "void", uploads=0, accuracy=None)
+                self._open(round + 1)
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The round, and how many of its messages have come: what stands still may have been given up by others."""
+        with self._lock:
+            return self._round, self._book.messages(self._round)
+
+    def privacy(self) -> dict[str, Any]:
+        """What is promised for the rounds that were reserved, what was spent of which budget, and how it went."""
+        with self._lock:
+            reserved = max((entry.round for entry in self.ledger.entries), default=0)
+            certified, local = cost(self.task, max(1, reserved))
+            eps, delta = self.ledger.spent
+            return {
+                "task": self.task.name,
+                "task_id": self.task.task_id.hex(),
+                "protocol": self.task.protocol,
+                "rounds_reserved": reserved,
+                "rounds": self.task.rounds,
+                "budget": {"eps": self.task.eps, "delta": self.task.delta},
+                "spent": {"eps": None if np.isinf(eps) else eps, "delta": delta},
+                "statement": certified.to_json(),
+                "without_trust": local.to_json(),
+                "ledger_head": self.ledger.head.hex(),
+                "history": [
+                    {"round": number, "outcome": outcome, "uploads": uploads, "accuracy": accuracy}
+                    for number, outcome, uploads, accuracy in self._book.outcomes()
+                ],
+                "refused_messages": self._book.refusals(self._round)._asdict(),
+                "messages": self._book.messages(self._round),
+            }
+
+    def shut(self) -> None:
+        """Let go of files and processes."""
+        self.ledger.close()
+        self._book.shut()
+        self._workers.shut()
+        self._alone.close()
+
+    def _resume(self) -> None:
+        """Take up where the files say that it stopped; refuse files that do not belong together."""
+        first = self._book.model(0)
+        if first is None or first.head is None:  # never started, or killed before it had its first model
+            if len(self.ledger.entries) > 1:
+                raise ValueError("expected the book that belongs to the ledger, got an empty one")
+            self._propose(0, self._learner.first())
+            self._book.confirm(0, self.ledger.head)
+        released = self.ledger.released
+        if released is not None:
+            kept = self._book.model(released.round)
+            if kept is None or kept.digest != released.model:
+                raise ValueError("expected the models that the ledger released, got a book without the last of them")
+            head = self.ledger.release(released.round, model=released.model)
+            if kept.head is None:  # killed between the ledger and the book
+                self._book.confirm(released.round, head)
+            self.ledger.check(model=kept.digest, head=kept.head or head)
+        newest = self._book.model()
+        if newest is not None and newest.head is not None and newest.round > (released.round if released else 0):
+            raise ValueError("expected the ledger that released the last model, got an older one")
+        reserved = max(entry.round for entry in self.ledger.entries)
+        settled = max((number for number, *_ in self._book.outcomes()), default=0)
+        if settled > reserved:
+            raise ValueError("expected the ledger that reserved the last round, got an older one")
+        if reserved > settled + 1:
+            raise ValueError("expected the book of the rounds that were reserved, got an older one")
+        self._open(settled + 1)
+        if not self._over:
+            self._end_if_complete()
+
+    def _open(self, round: int) -> None:
+        """Reserve a round, then let it take reports; the training is over if none is left or it cannot be paid."""
+        self._over = round > self.task.rounds
+        if not self._over:
+            try:
+                certified, _ = cost(self.task, round)
+                spent, _ = self.ledger.spent
+                self.ledger.reserve(round, eps=max(certified.eps, spent), delta=self.task.delta)
+            except Overspent:
+                self._over = True
+        self._round = round - 1 if self._over else round
+        self._head = self.ledger.head
+
+    def _refuse_other(self, round: int) -> None:
+        if round > self._round:
+            raise TooEarly(f"expected something about the open round, got round {round}, which is not open")
+        if round < self._round or self._over:
+            raise TooLate(f"expected something about the open round, got round {round}, which is over")
+
+    def _end_if_complete(self) -> None:
+        said = self._book.closed(self._round)
+        if len(said) < len(self.task.shufflers):
+            return
+        round, uploads = self._round, min(one.uploads for one in said.values())
+        if any(one.state == "void" for one in said.values()):
+            self._book.settle(round, "void", uploads=uploads, accuracy=None)
+        elif not self._whole(said):
+            self._book.settle(round, "spoiled", uploads=uploads, accuracy=None)
+        else:
+            self._release(round, uploads)
+        self._open(round + 1)
+
+    def _whole(self, said: Mapping[int, Closed]) -> bool:
+        """Whether a round is what shufflers must send: as many users everywhere, all of their messages, or dummies.
+
+        Of shares, none may be missing; of other reports, those that did not open or fit are left out.
+        """
+        uploads = {one.uploads for one in said.values()}
+        if len(uploads) != 1 or not self.task.min_clients <= min(uploads) <= self.task.max_clients:
+            return False
+        layout, messages = self.task.build()[0].layout(self.task.dim), self._messages
+        for shuffler, slots in enumerate(self._deal.slots):
+            expected = min(uploads) * len(slots)
+            if layout.padding is not None:
+                expected = layout.padding.pad_to * len(slots)
+            elif messages.per_client < messages.slots:
+                expected = min(uploads) * messages.per_client
+            if self._book.messages(self._round, shuffler) != expected:
+                return False
+        return layout.shufflers == 1 or not any(self._book.refusals(self._round))
+
+    def _release(self, round: int, uploads: int) -> None:
+        sums = self._book.tally(round) or self._learner.nothing()
+        proposed = self._propose(round, self._learner.step(self._released(round - 1).leaves, sums))
+        self._book.confirm(round, self.ledger.release(round, model=proposed.digest))
+        self._book.settle(round, "released", uploads=uploads, accuracy=self._learner.score(proposed.leaves[0]))
+
+    def _released(self, round: int) -> Checkpoint:
+        """The last model that was released up to a round."""
+        for number in range(round, -1, -1):
+            if (found := self._book.model(number)) is not None and found.head is not None:
+                return found
+        raise ValueError("expected the first model in the book, got none")
+
+    def _propose(self, round: int, leaves: list[np.ndarray]) -> Checkpoint:
+        digest = hashlib.sha256(b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in leaves)).digest()
+        self._book.propose(Checkpoint(round, leaves, digest, None))
+        kept = self._book.model(round)
+        return kept if kept is not None else Checkpoint(round, leaves, digest, None)

@@ -1,0 +1,1 @@
+"""What all parties share: the task, keys, messages, policies, ledgers."""

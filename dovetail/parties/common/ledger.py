@@ -1,0 +1,212 @@
+"""What was spent on a task: append-only, hash-chained, written before anything leaves; analyzer and users keep one.
+
+Every entry carries the hash of the one before it. A round is *reserved*, with the bound that holds once it is released,
+before anything of it is released; then the model is *released*, with its digest. What was reserved stays spent, whether
+the model left or not: after a crash nobody can tell. A checkpoint of the model carries the hash of the entry that
+released it, so a ledger or a checkpoint that was restored from an older copy does not fit the other and is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from dovetail import _validate
+from dovetail.parties.common.database import connect, transaction
+
+__all__ = ["Entry", "Ledger", "Overspent"]
+
+_EMPTY = bytes(32)
+
+
+class Overspent(ValueError):  # noqa: N818 - it says that a round does not fit; not every refusal is an error
+    """A round that does not fit into the budget."""
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line: what happened in which round; `eps` and `delta` are of all rounds up to this one, eps None if any."""
+
+    kind: Literal["open", "reserve", "release"]
+    task_id: bytes
+    round: int
+    eps: float | None
+    delta: float
+    model: bytes = b""
+
+    @property
+    def bound(self) -> float:
+        """Its eps as a number."""
+        return math.inf if self.eps is None else self.eps
+
+
+class Ledger:
+    """The ledger of one task, in one file.
+
+    Guarantees:
+        What is spent never decreases, and every released model was reserved before, with all rounds before it.
+        A round is reserved once, and released once; saying the same again changes nothing.
+        An entry that was changed, removed or put in is found when the file is opened.
+        An entry is on disk before a method returns.
+    """
+
+    def __init__(self, path: Path, *, task_id: bytes, eps: float, delta: float) -> None:
+        if len(task_id) != 32:
+            raise ValueError(f"expected a task id of 32 bytes, got {len(task_id)}")
+        if not eps > 0:
+            raise ValueError(f"expected eps > 0, got eps={eps!r}")
+        _validate.in_open_interval(0, 1, delta=delta)
+        self._path = path
+        self._database = connect(path)
+        self._database.execute("CREATE TABLE IF NOT EXISTS entries (number INTEGER PRIMARY KEY, body BLOB, hash BLOB)")
+        self._entries, self._hashes = self._read()
+        opening = Entry(kind="open", task_id=task_id, round=0, eps=_finite(eps), delta=delta)
+        if not self._entries:
+            self._append(opening)
+        elif self._entries[0] != opening:
+            raise ValueError(f"expected the ledger of this task and budget in {str(path)!r}, got another one")
+
+    @classmethod
+    def reopen(cls, path: Path) -> Ledger:
+        """The ledger in a file, whatever its task and budget."""
+        body = _first(path)
+        if not isinstance(body, bytes):
+            raise ValueError(f"expected a ledger in {str(path)!r}, got none")
+        first = msgspec.json.decode(body, type=Entry)
+        return cls(path, task_id=first.task_id, eps=first.bound, delta=first.delta)
+
+    @staticmethod
+    def begun(path: Path) -> bool:
+        """Whether a file holds a ledger: a maker who was killed may have left an empty one."""
+        return _first(path) is not None
+
+    @property
+    def head(self) -> bytes:
+        """The hash of the last entry: who remembers it notices if the ledger is set back."""
+        return self._hashes[-1]
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Everything that happened, in order."""
+        return tuple(self._entries)
+
+    @property
+    def spent(self) -> tuple[float, float]:
+        """(eps, delta) of all rounds that were reserved; nothing before the first."""
+        reserved = [entry for entry in self._entries if entry.kind == "reserve"]
+        return (reserved[-1].bound, reserved[-1].delta) if reserved else (0.0, 0.0)
+
+    @property
+    def released(self) -> Entry | None:
+        """The last model that left."""
+        return next((entry for entry in reversed(self._entries) if entry.kind == "release"), None)
+
+    def reserve(self, round: int, *, eps: float, delta: float) -> None:
+        """Spend what all rounds up to this one cost together, before anything of it leaves."""
+        _validate.integer(round=round)
+        _validate.at_least(1, round=round)
+        if not eps >= 0:
+            raise ValueError(f"expected eps >= 0, got eps={eps!r}")
+        _validate.non_negative(delta=delta)
+        entry = Entry(kind="reserve", task_id=self._task_id, round=round, eps=_finite(eps), delta=delta)
+        with self._alone():
+            known = self._find("reserve", round)
+            if known is not None:
+                if known != entry:
+                    raise ValueError(f"expected round {round} as it was reserved, got another bound for it")
+                return
+            budget, (spent, spent_delta) = self._entries[0], self.spent
+            last = max((item.round for item in self._entries), default=0)
+            if round <= last:
+                raise ValueError(f"expected a round after {last}, got round={round}")
+            if eps < spent or delta < spent_delta:
+                raise ValueError(f"expected at least what is spent, ({spent}, {spent_delta}), got ({eps}, {delta})")
+            if eps > budget.bound or delta > budget.delta:
+                raise Overspent(
+                    f"expected at most ({budget.bound}, {budget.delta}) after round {round}, got ({eps}, {delta})"
+                )
+            self._append(entry)
+
+    def release(self, round: int, *, model: bytes) -> bytes:
+        """Note that the model of a reserved round leaves; the hash belongs into its checkpoint."""
+        if len(model) != 32:
+            raise ValueError(f"expected a model's SHA-256 of 32 bytes, got {len(model)}")
+        with self._alone():
+            reserved, known = self._find("reserve", round), self._find("release", round)
+            if reserved is None:
+                raise ValueError(f"expected a round that was reserved, got round={round}")
+            entry = msgspec.structs.replace(reserved, kind="release", model=model)
+            if known is not None:
+                if known != entry:
+                    raise ValueError(f"expected the model that round {round} released, got another one")
+                return self._hashes[self._entries.index(known)]
+            self._append(entry)
+            return self.head
+
+    def check(self, *, model: bytes, head: bytes) -> None:
+        """Refuse a checkpoint that does not belong to the last release: one of the two was restored from a copy."""
+        last = self.released
+        if last is None or last.model != model or self._hashes[self._entries.index(last)] != head:
+            raise ValueError(
+                f"expected the checkpoint of the last model that {str(self._path)!r} released, got another one"
+            )
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._database.close()
+
+    @property
+    def _task_id(self) -> bytes:
+        return self._entries[0].task_id
+
+    def _find(self, kind: str, round: int) -> Entry | None:
+        return next((entry for entry in self._entries if entry.kind == kind and entry.round == round), None)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One writer at a time, also among processes; what another one wrote is read first."""
+        with transaction(self._database):
+            self._entries, self._hashes = self._read()
+            yield
+
+    def _append(self, entry: Entry) -> None:
+        body = msgspec.json.encode(entry)
+        digest = _link(self._hashes[-1] if self._hashes else _EMPTY, body)
+        self._database.execute("INSERT INTO entries VALUES (?, ?, ?)", (len(self._entries), body, digest))
+        self._entries.append(entry)
+        self._hashes.append(digest)
+
+    def _read(self) -> tuple[list[Entry], list[bytes]]:
+        entries: list[Entry] = []
+        hashes: list[bytes] = []
+        before = _EMPTY
+        for number, body, digest in self._database.execute("SELECT number, body, hash FROM entries ORDER BY number"):
+            if number != len(entries) or not isinstance(body, bytes) or digest != _link(before, body):
+                raise ValueError(f"expected an unbroken ledger in {str(self._path)!r}, got one changed at {number}")
+            entries.append(msgspec.json.decode(body, type=Entry))
+            hashes.append(digest)
+            before = digest
+        return entries, hashes
+
+
+def _first(path: Path) -> object:
+    """The body of the first entry in a file; None if there is none."""
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'entries'").fetchone() is None:
+            return None
+        (body,) = database.execute("SELECT body FROM entries WHERE number = 0").fetchone() or (None,)
+    return body
+
+
+def _finite(eps: float) -> float | None:
+    return None if math.isinf(eps) else eps
+
+
+def _link(before: bytes, body: bytes) -> bytes:
+    return hashlib.sha256(before + body).digest()

@@ -1,0 +1,134 @@
+"""The other ends: a shuffler as its clients see it, an analyzer as its shufflers see it, over HTTPS.
+
+Every call either gets an answer or raises: `Unreachable` where nobody answered or could yet (ask again: whatever is
+posted may be said twice), `Gone` where the answer is that it is too late, `Rejected` with the other side's sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+
+from dovetail.parties.common.keys import KeyPair
+from dovetail.parties.common.task import SignedTask, task_id_of
+from dovetail.parties.common.wire import Closed, RoundStatus, Upload, signed_headers, vector_from
+
+__all__ = ["AnalyzerLink", "Gone", "Rejected", "ShufflerLink", "Unreachable"]
+
+_LARGEST = 1 << 28  # bytes of an answer: a roster of sixteen million
+_LARGEST_SENTENCE = 1 << 12
+
+
+class Unreachable(ConnectionError):  # noqa: N818 - it says what happened; one asks again
+    """Nobody answered."""
+
+
+class Rejected(ValueError):  # noqa: N818 - the other side's decision
+    """What the other side does not take, in its words."""
+
+
+class Gone(Rejected):
+    """Too late: the round is closed."""
+
+
+class _Link:
+    def __init__(self, url: str, *, ca: Path | None = None, key: KeyPair | None = None, timeout: float = 30.0) -> None:
+        verify: Any = ssl.create_default_context(cafile=str(ca)) if ca is not None else True
+        self.url, self._key = url.rstrip("/"), key
+        self._http = httpx.Client(base_url=self.url, verify=verify, timeout=timeout, trust_env=False)
+        self._signed: SignedTask | None = None
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._http.close()
+
+    def task(self) -> SignedTask:
+        """The signed task; whoever uses it verifies it."""
+        if self._signed is None:
+            try:
+                self._signed = msgspec.json.decode(self._ask("GET", "/v1/task"), type=SignedTask)
+            except msgspec.MsgspecError as error:
+                raise Rejected(f"expected a signed task from {self.url}, got something else") from error
+        return self._signed
+
+    def status(self) -> RoundStatus:
+        """Where the training stands."""
+        try:
+            return msgspec.json.decode(self._ask("GET", "/v1/status"), type=RoundStatus)
+        except msgspec.MsgspecError as error:
+            raise Rejected(f"expected the status of a training from {self.url}, got something else") from error
+
+    def model(self, round: int, *, dim: int | None = None) -> np.ndarray:
+        """The model after a round; that of round 0 is the first. Refuses one of another dimension, if it is known."""
+        data = self._ask("GET", f"{self._prefix}/models/{round}", most=_LARGEST if dim is None else 4 * dim)
+        return vector_from(data, len(data) // 4 if dim is None else dim)
+
+    def counts(self) -> dict[str, int]:
+        """What it took and refused, how often; a shuffler tells its owner alone."""
+        return json.loads(self._ask("GET", "/v1/counts"))
+
+    @property
+    def _prefix(self) -> str:
+        return f"/v1/tasks/{task_id_of(self.task().body).hex()}"
+
+    def _ask(self, method: str, path: str, body: bytes = b"", *, most: int = _LARGEST) -> bytes:
+        headers = {} if self._key is None else signed_headers(self._key, method, path, body)
+        content = bytearray()
+        try:
+            with self._http.stream(method, path, content=body, headers=headers) as answer:
+                for chunk in answer.iter_bytes():
+                    content += chunk
+                    if len(content) > max(most, _LARGEST_SENTENCE):
+                        raise Rejected(f"expected at most {most} bytes from {self.url}, got more")
+        except httpx.HTTPError as error:
+            raise Unreachable(f"expected an answer from {self.url}, got none ({type(error).__name__})") from error
+        status, words = answer.status_code, content[:_LARGEST_SENTENCE].decode(errors="replace")
+        if status >= 500 or status == 425:
+            raise Unreachable(f"expected an answer from {self.url}, got status {status}")
+        if status == 410:
+            raise Gone(words)
+        if status != 200:
+            raise Rejected(words or f"expected status 200 from {self.url}, got {status}")
+        return bytes(content)
+
+
+class ShufflerLink(_Link):
+    """A shuffler, as a client or another shuffler sees it; `index` is its place among those of the task."""
+
+    def __init__(self, url: str, *, index: int = 0, **options: Any) -> None:
+        super().__init__(url, **options)
+        self.index = index
+
+    def upload(self, round: int, upload: Upload) -> None:
+        """Give it an upload; it has it when this returns."""
+        self._ask("POST", f"{self._prefix}/rounds/{round}/uploads/{self.index}", upload.encode())
+
+    def roster(self, round: int) -> set[bytes] | None:
+        """The report ids of a round that is closed; None as long as it is not."""
+        return msgspec.msgpack.decode(self._ask("GET", f"{self._prefix}/rounds/{round}/roster"), type=set[bytes] | None)
+
+    def agreed(self, round: int) -> bytes | None:
+        """The digest of the users whom it is going to count in a round; None as long as it has not decided."""
+        return msgspec.msgpack.decode(self._ask("GET", f"{self._prefix}/rounds/{round}/agreed"), type=bytes | None)
+
+
+class AnalyzerLink(_Link):
+    """The analyzer, as a shuffler or anybody else sees it."""
+
+    def privacy(self) -> dict[str, Any]:
+        """What it says of the training to machines: `Analyzer.privacy`."""
+        return json.loads(self._ask("GET", "/v1/privacy"))
+
+    def part(self, round: int, number: int, packed: bytes) -> None:
+        """Give it a part of a batch; it has it when this returns."""
+        self._ask("POST", f"{self._prefix}/rounds/{round}/parts/{number}", packed)
+
+    def closed(self, round: int, closed: Closed) -> None:
+        """Say that nothing more will come."""
+        self._ask("POST", f"{self._prefix}/rounds/{round}/closed", msgspec.json.encode(closed))

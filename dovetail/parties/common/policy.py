@@ -1,0 +1,186 @@
+"""A user's own conditions: whom it reports to, in what company, and how much of its privacy it spends in all.
+
+A client takes part in a task only if its policy admits it, and in a round only if what it has spent with it stays below
+its ceilings. It keeps its own ledgers, one a task, and trusts nobody else's: what was reserved is spent, whether the
+report arrived or not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from dovetail import _validate
+from dovetail.files import write_atomically
+from dovetail.numbers import at_most
+from dovetail.parties.common.ledger import Ledger, Overspent
+from dovetail.parties.common.records import read_record
+from dovetail.parties.common.task import SignedTask, TrainingTask, cost, verify
+
+__all__ = ["Later", "Policy", "Refused", "Spending", "Spent"]
+
+_LAST = "last-report"
+
+
+class Refused(ValueError):  # noqa: N818 - a user's decision
+    """What a user does not agree to."""
+
+
+class Spent(Refused):
+    """A round that a user has reported to, or began to: it does not do so twice."""
+
+
+class Later(Refused):
+    """A report that comes too soon after another one."""
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a user insists on.
+
+    `signer` and `analyzer` are the ids of the keys that it trusts. `min_clients` is the least company it wants in a
+    round. `eps_round` bounds one round of a task, `eps_task` all of them, `eps_lifetime` and `delta_lifetime` what all
+    tasks together may cost, `eps_local` what all rounds of a task cost if nobody is trusted; None: the user does not
+    care, and takes part in tasks that promise nothing. In `epoch_seconds` it reports once at most, to whatever task.
+    """
+
+    signer: bytes
+    analyzer: bytes
+    min_clients: int
+    eps_round: float | None
+    eps_task: float | None
+    eps_lifetime: float | None
+    delta_lifetime: float
+    eps_local: float | None = None
+    epoch_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        _validate.at_least(1, min_clients=self.min_clients)
+        for name in ("eps_round", "eps_task", "eps_lifetime", "eps_local"):
+            if getattr(self, name) is not None:
+                _validate.positive(**{name: getattr(self, name)})
+        _validate.in_open_interval(0, 1, delta_lifetime=self.delta_lifetime)
+        _validate.non_negative(epoch_seconds=self.epoch_seconds)
+
+    @classmethod
+    def read(cls, path: Path) -> Policy:
+        """The policy in a JSON file."""
+        return read_record(path, cls, "a policy")
+
+    def admit(self, signed: SignedTask) -> TrainingTask:
+        """The task, if the user agrees to it; says in one sentence why not."""
+        try:
+            task = verify(signed, signer=self.signer)
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        if task.analyzer.key_id != self.analyzer:
+            raise Refused(f"expected the analyzer {self.analyzer.hex()}, got {task.analyzer.key_id.hex()}")
+        honest = task.min_clients - task.colluders
+        if honest < self.min_clients:
+            raise Refused(f"expected at least {self.min_clients} honest users in a round, got {honest}")
+        one, _ = cost(task, 1)
+        if not one.eps <= _ceiling(self.eps_round):
+            raise Refused(
+                f"expected at most eps {self.eps_round} for a round, "
+                f"got {at_most(one.eps, 6)} at delta {at_most(one.delta)}"
+            )
+        whole, local = cost(task, task.rounds)
+        most = min(_ceiling(self.eps_task), task.budget)
+        if not whole.eps <= most:
+            raise Refused(
+                f"expected at most eps {most} for all {task.rounds} rounds, "
+                f"got {at_most(whole.eps, 6)} at delta {at_most(whole.delta)}"
+            )
+        if self.eps_local is not None and not local.eps <= self.eps_local:
+            raise Refused(
+                f"expected at most eps {self.eps_local} for all {task.rounds} rounds if nobody is trusted, "
+                f"got {at_most(local.eps, 6)} at delta {at_most(local.delta)}"
+            )
+        return task
+
+
+class Spending:
+    """What a user has spent, in a folder of its own: a ledger for every task.
+
+    Guarantees:
+        No round is spent twice, and none is spent that would exceed a ceiling, also by two processes at once.
+        What was spent is on disk before `spend` returns.
+    """
+
+    def __init__(self, folder: Path, policy: Policy) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._folder, self._policy = folder, policy
+
+    def total(self) -> tuple[float, float]:
+        """(eps, delta) of all tasks, added up."""
+        spent = [_spent(path) for path in sorted(self._folder.glob("task-*.db"))]
+        return sum(eps for eps, _ in spent), sum(delta for _, delta in spent)
+
+    def refuse_early(self) -> None:
+        """Refuse a second report in an epoch; a clock that was set back does not shorten it."""
+        path, wait = self._folder / _LAST, self._policy.epoch_seconds
+        if wait and path.exists() and time.time() < (last := float(path.read_text())) + wait:
+            raise Later(f"expected one report in {wait:g} seconds, got another one {time.time() - last:.1f} s later")
+
+    def spend(self, task: TrainingTask, round: int) -> None:
+        """Reserve a round of a task, once; refuses a round that was spent before."""
+        _validate.integer(round=round)
+        _validate.in_interval(1, task.rounds, round=round)
+        with self._alone():
+            path = self._folder / f"task-{task.task_id.hex()}.db"
+            before, before_delta = self.total()
+            self.refuse_early()
+            ledger = Ledger(path, task_id=task.task_id, eps=task.budget, delta=task.delta)
+            try:
+                rounds = [entry.round for entry in ledger.entries if entry.kind == "reserve"]
+                if round in rounds:
+                    raise Spent(f"expected a round that was not reported to before, got round {round}")
+                eps = cost(task, len(rounds) + 1)[0].eps
+                spent, spent_delta = ledger.spent
+                eps = max(eps, spent)
+                if eps > _ceiling(self._policy.eps_task):
+                    raise Refused(
+                        f"expected at most eps {self._policy.eps_task} for a task, "
+                        f"got {at_most(eps, 6)} at delta {at_most(task.delta)}"
+                    )
+                others = before - spent if spent < math.inf else 0.0
+                eps_after, delta_after = others + eps, before_delta - spent_delta + task.delta
+                ceiling = _ceiling(self._policy.eps_lifetime)
+                if eps_after > ceiling or delta_after > self._policy.delta_lifetime:
+                    raise Refused(
+                        f"expected at most ({self._policy.eps_lifetime}, {self._policy.delta_lifetime}) in a lifetime, "
+                        f"got ({at_most(eps_after, 6)}, {at_most(delta_after, 6)}) with round {round}"
+                    )
+                ledger.reserve(round, eps=eps, delta=task.delta)
+                write_atomically(self._folder / _LAST, repr(time.time()).encode())
+            except Overspent as error:
+                raise Refused(str(error)) from error
+            finally:
+                ledger.close()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One process at a time."""
+        descriptor = os.open(self._folder / "lock", os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _spent(path: Path) -> tuple[float, float]:
+    if not Ledger.begun(path):
+        return 0.0, 0.0
+    with contextlib.closing(Ledger.reopen(path)) as ledger:
+        return ledger.spent
+
+
+def _ceiling(eps: float | None) -> float:
+    return math.inf if eps is None else eps

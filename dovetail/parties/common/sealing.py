@@ -1,0 +1,156 @@
+"""Sealing: HPKE (RFC 9180) from `cryptography`, one fresh encapsulation a message, bound to what it is for.
+
+The suite is DHKEM(X25519, HKDF-SHA256), HKDF-SHA256, AES-128-GCM in base mode. `Purpose` is mandatory and goes into
+HPKE's `info`: a message that was sealed for another task, round, role or key does not open. Base mode says nothing
+about who sealed a message; dummies and reports must look alike.
+
+Plaintexts of a purpose have one length, and so have ciphertexts: `OVERHEAD` bytes more. Sealing and opening many is
+spread over worker processes, for one message costs scalar multiplications.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import multiprocessing
+import multiprocessing.connection
+import os
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hpke
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+from dovetail import _validate
+from dovetail.parties.common.keys import KEY_ID
+
+__all__ = ["OVERHEAD", "VERSION", "Purpose", "Unsealable", "Workers", "open_sealed", "seal"]
+
+VERSION = 1
+OVERHEAD = 32 + 16  # the encapsulated key, and the tag
+_SUITE = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.AES_128_GCM)
+_ROLES = ("report", "model")  # dummies are sealed as reports: nothing may tell them apart
+_CHUNK = 512  # messages that a worker opens at a time
+_FEW = 64  # messages that are not worth the way to another process
+
+
+class Unsealable(ValueError):  # noqa: N818 - it says what is wrong with a message; a tally goes on without it
+    """A ciphertext that was not sealed for this key and purpose, or was changed since."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Purpose:
+    """What a message is for; both ends must agree on every field."""
+
+    task_id: bytes
+    round: int
+    role: str
+    key_id: bytes
+    version: int = VERSION
+
+    def __post_init__(self) -> None:
+        if len(self.task_id) != 32:
+            raise ValueError(f"expected a task id of 32 bytes, got {len(self.task_id)}")
+        if len(self.key_id) != KEY_ID:
+            raise ValueError(f"expected a key id of {KEY_ID} bytes, got {len(self.key_id)}")
+        _validate.integer(round=self.round, version=self.version)
+        _validate.in_interval(0, 2**32 - 1, round=self.round)
+        _validate.one_of(_ROLES, role=self.role)
+
+    @property
+    def info(self) -> bytes:
+        """An encoding that no two purposes share: every field has a fixed place and length."""
+        role = _ROLES.index(self.role)
+        return b"dovetail" + struct.pack(">HBI", self.version, role, self.round) + self.key_id + self.task_id
+
+
+def seal(plaintext: bytes, key: X25519PublicKey, purpose: Purpose) -> bytes:
+    """The plaintext for the holder of the private key, under a fresh encapsulation: `OVERHEAD` bytes longer."""
+    return _SUITE.encrypt(plaintext, key, info=purpose.info)
+
+
+def open_sealed(ciphertext: bytes, key: X25519PrivateKey, purpose: Purpose) -> bytes:
+    """What was sealed; refuses whatever is not for this key and purpose."""
+    if len(ciphertext) < OVERHEAD:
+        raise Unsealable(f"expected a ciphertext of at least {OVERHEAD} bytes, got {len(ciphertext)}")
+    try:
+        return _SUITE.decrypt(ciphertext, key, info=purpose.info)
+    except (InvalidTag, ValueError) as error:
+        raise Unsealable("expected a message sealed for this key, task, round and role, got another one") from error
+
+
+class Workers:
+    """Processes that seal and open many messages; one worker: this process itself.
+
+    Guarantees:
+        Plaintexts come in the order of their ciphertexts, None where one does not open.
+        The processes end with the one that started them, also if it is killed.
+    """
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.workers = workers or os.cpu_count() or 1
+        _validate.at_least(1, workers=self.workers)
+        spawn = multiprocessing.get_context("spawn")  # a fork would copy threads that hold locks
+        self._pool = (
+            concurrent.futures.ProcessPoolExecutor(self.workers, mp_context=spawn, initializer=_end_with_parent)
+            if self.workers > 1
+            else None
+        )
+
+    def open_all(self, ciphertexts: Sequence[bytes], key: X25519PrivateKey, purpose: Purpose) -> list[bytes | None]:
+        """What was sealed."""
+        return self._spread(_open_chunk, ciphertexts, key.private_bytes_raw(), purpose)
+
+    def seal_all(self, plaintexts: Sequence[bytes], key: X25519PublicKey, purpose: Purpose) -> list[bytes]:
+        """Every plaintext sealed, each under an encapsulation of its own."""
+        return self._spread(_seal_chunk, plaintexts, key.public_bytes_raw(), purpose)
+
+    def shut(self) -> None:
+        """End the processes."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def _spread(
+        self, work: Callable[..., list[Any]], items: Sequence[bytes], key: bytes, purpose: Purpose
+    ) -> list[Any]:
+        size = max(1, min(_CHUNK, -(-len(items) // self.workers)))
+        chunks = [items[i : i + size] for i in range(0, len(items), size)]
+        if self._pool is None or len(items) < _FEW:
+            done = [work(chunk, key, purpose) for chunk in chunks]
+        else:
+            waiting = [self._pool.submit(work, chunk, key, purpose) for chunk in chunks]
+            done = [future.result() for future in waiting]
+        return [item for chunk in done for item in chunk]
+
+
+def _end_with_parent() -> None:
+    """A pool that waits for work does not notice that nobody is left to give it any."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _open_chunk(ciphertexts: Sequence[bytes], key: bytes, purpose: Purpose) -> list[bytes | None]:
+    private = X25519PrivateKey.from_private_bytes(key)
+    return [_opened(ciphertext, private, purpose) for ciphertext in ciphertexts]
+
+
+def _opened(ciphertext: bytes, key: X25519PrivateKey, purpose: Purpose) -> bytes | None:
+    try:
+        return open_sealed(ciphertext, key, purpose)
+    except Unsealable:
+        return None
+
+
+def _seal_chunk(plaintexts: Sequence[bytes], key: bytes, purpose: Purpose) -> list[bytes]:
+    public = X25519PublicKey.from_public_bytes(key)
+    return [seal(plaintext, public, purpose) for plaintext in plaintexts]

@@ -1,0 +1,183 @@
+"""What parties say to each other: messages of fixed shape, requests that are signed, what is known of a round.
+
+Messages travel as plain bytes, so that one comparison of lengths tells a malformed one: an upload is its random report
+id, then the slots (32-bit words), then the ciphertexts, all of one length. A request is signed with the sender's
+Ed25519 key over method, path and the hash of the body; paths name task, round and, for an upload, the shuffler that it
+is for. So a request that is sent again says the same thing again, to the same party, and everything that is posted can
+be said twice without effect.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+from cryptography.exceptions import InvalidSignature
+
+from dovetail.parties.common.keys import KeyPair, PublicKey
+
+__all__ = [
+    "PART",
+    "REPORT_ID",
+    "Closed",
+    "Malformed",
+    "Packed",
+    "RoundStatus",
+    "TooEarly",
+    "TooLate",
+    "Unknown",
+    "Upload",
+    "authenticated",
+    "claimed",
+    "signed_headers",
+    "vector_from",
+    "vector_to",
+]
+
+PART = 4096  # messages that travel to the analyzer at a time
+REPORT_ID = 16  # bytes
+_SLOT = 4  # bytes
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_KEY, _SIGNATURE = "dovetail-key", "dovetail-signature"
+
+
+class Malformed(ValueError):  # noqa: N818 - it says what is wrong with bytes that came in
+    """Bytes that are not what they should be."""
+
+
+class Unknown(ValueError):  # noqa: N818 - it says why a request is turned away
+    """A request whose sender is not known, or whose signature does not fit."""
+
+
+class TooEarly(ValueError):  # noqa: N818 - it says why something is not taken yet
+    """Something about a round that is not open."""
+
+
+class TooLate(ValueError):  # noqa: N818 - it says why something is not taken
+    """Something about a round that is over."""
+
+
+class Packed(msgspec.Struct, frozen=True):
+    """Messages: the slot of each, and the ciphertexts one after the other."""
+
+    slots: np.ndarray
+    sealed: bytes
+
+    @property
+    def length(self) -> int:
+        """Bytes of a ciphertext."""
+        return len(self.sealed) // max(1, len(self.slots))
+
+    def ciphertexts(self) -> list[bytes]:
+        """One by one."""
+        length = self.length
+        return [self.sealed[i * length : (i + 1) * length] for i in range(len(self.slots))]
+
+    def encode(self) -> bytes:
+        """As bytes."""
+        return self.slots.astype("<u4").tobytes() + self.sealed
+
+    @staticmethod
+    def size(count: int, *, length: int) -> int:
+        """Bytes of so many messages with ciphertexts of `length` bytes, encoded."""
+        return count * (_SLOT + length)
+
+    @classmethod
+    def of(cls, messages: list[tuple[int, bytes]]) -> Packed:
+        """These (slot, ciphertext) pairs."""
+        return cls(np.array([slot for slot, _ in messages], np.int64), b"".join(sealed for _, sealed in messages))
+
+    @classmethod
+    def decode(cls, data: bytes, *, length: int) -> Packed:
+        """From bytes, with ciphertexts of `length` bytes; refuses any other length."""
+        count, rest = divmod(len(data), cls.size(1, length=length))
+        if rest:
+            raise Malformed(f"expected messages of {length} bytes with their slots, got {len(data)} bytes in all")
+        return cls(np.frombuffer(data, "<u4", count).astype(np.int64), data[_SLOT * count :])
+
+
+class Upload(msgspec.Struct, frozen=True):
+    """What a client gives to one shuffler in a round: a random id, the same whenever it is sent again, and messages."""
+
+    report: bytes
+    packed: bytes
+
+    def encode(self) -> bytes:
+        """As bytes."""
+        return self.report + self.packed
+
+    @classmethod
+    def decode(cls, data: bytes) -> Upload:
+        """From bytes."""
+        if len(data) < REPORT_ID:
+            raise Malformed(f"expected an upload that begins with a report id of {REPORT_ID} bytes, got {len(data)}")
+        return cls(data[:REPORT_ID], data[REPORT_ID:])
+
+
+class RoundStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a training stands, in public terms.
+
+    `round` takes in reports, or was the last one if the training is over; its model is that of round - 1. `head` is the
+    hash of the analyzer's ledger when it opened the round: who remembers it notices a ledger that was set back.
+    """
+
+    task_id: bytes
+    round: int
+    over: bool
+    head: bytes
+
+
+class Closed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a shuffler says when a round of its is closed: how many parts it sent, or that it sends nothing."""
+
+    state: Literal["sent", "void"]
+    parts: _Count
+    uploads: _Count
+
+
+def signed_headers(pair: KeyPair, method: str, path: str, body: bytes) -> dict[str, str]:
+    """The headers that make a request its sender's."""
+    signature = pair.sign(_request(method, path, body))
+    return {_KEY: pair.public.key_id.hex(), _SIGNATURE: signature.hex()}
+
+
+def claimed(keys: Mapping[bytes, PublicKey], headers: Mapping[str, str]) -> PublicKey:
+    """The key that a request names, signed or not: who does not name a known one is refused before the body is read."""
+    try:
+        return keys[bytes.fromhex(headers.get(_KEY, ""))]
+    except (KeyError, ValueError) as error:
+        raise Unknown("expected a request signed by a known key, got another one") from error
+
+
+def authenticated(
+    keys: Mapping[bytes, PublicKey], method: str, path: str, headers: Mapping[str, str], body: bytes
+) -> bytes:
+    """The key id of who sent a request, if it is one of these; refuses others."""
+    key = claimed(keys, headers)
+    if key.expired():
+        raise Unknown("expected a request signed by a key that has not expired, got one that has")
+    verifying = key.verifying()
+    try:
+        verifying.verify(bytes.fromhex(headers.get(_SIGNATURE, "")), _request(method, path, body))
+    except (InvalidSignature, ValueError) as error:
+        raise Unknown("expected a request with its sender's signature, got another one") from error
+    return key.key_id
+
+
+def _request(method: str, path: str, body: bytes) -> bytes:
+    return b"dovetail request\0" + f"{method} {path}".encode() + b"\0" + hashlib.sha256(body).digest()
+
+
+def vector_to(vector: np.ndarray) -> bytes:
+    """A model or an update as bytes: float32, little endian."""
+    return np.ascontiguousarray(vector, "<f4").tobytes()
+
+
+def vector_from(data: bytes, dim: int) -> np.ndarray:
+    """The vector of `dim` numbers in these bytes."""
+    if len(data) != 4 * dim:
+        raise Malformed(f"expected a vector of {dim} numbers, got {len(data)} bytes")
+    return np.frombuffer(data, "<f4").astype(np.float32)

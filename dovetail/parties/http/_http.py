@@ -1,0 +1,161 @@
+"""What services share: bodies of bounded size, refusals in one sentence that are counted, TLS, a port.
+
+Nothing is logged about a request: neither its sender's address nor when it came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute
+
+from dovetail.parties.common.wire import Malformed, TooEarly, TooLate, Unknown
+from dovetail.parties.shuffler.store import Turned
+
+__all__ = ["Counts", "Served", "body_of", "busy", "number_of", "path_of", "serve"]
+
+_STATUS: dict[type[Exception], int] = {
+    Unknown: 401,
+    TooLate: 410,
+    TooEarly: 425,
+    Turned: 409,
+    Malformed: 400,
+}
+_OTHER = "expected another request"
+_WORDS = {
+    404: "expected a path of this service, got another one",
+    405: "expected another method on this path",
+    408: "expected the whole body in time, got a part of it",
+    413: "expected a smaller body, got one that is too large",
+}
+_SLOWEST, _SLOWEST_RATE = 60.0, 16_384.0  # seconds that any body may take, and bytes a second of a large one
+_MOST_AT_ONCE = 4096  # connections
+
+
+class Counts(collections.Counter[str]):
+    """How often what happened: what was taken, and what was refused for which reason."""
+
+
+class Served:
+    """An application around a party: its routes, its counts, its background work, if any."""
+
+    def __init__(
+        self,
+        routes: Sequence[BaseRoute],
+        counts: Counts,
+        work: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
+        self.counts, self._work = counts, work
+        self.app = Starlette(
+            routes=list(routes),
+            lifespan=self._lifespan,
+            exception_handlers={
+                HTTPException: self._refuse_http,
+                **dict.fromkeys((*_STATUS, ValueError, ClientDisconnect), self._refuse),
+            },
+        )
+        self.app.router.redirect_slashes = False  # a redirect is no answer to a signed request
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        if self._work is None:
+            yield
+            return
+        task = asyncio.create_task(self._work())
+        yield
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    async def _refuse(self, request: Request, error: Exception) -> Response:
+        status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 400)
+        self.counts[f"refused {status}"] += 1
+        words = " ".join(str(error).split())  # errors that are not ours would say how we are made
+        return PlainTextResponse(words if words.startswith("expected ") else _OTHER, status_code=status)
+
+    async def _refuse_http(self, request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 400
+        self.counts[f"refused {status}"] += 1
+        return PlainTextResponse(_WORDS.get(status, _OTHER), status_code=status)
+
+
+async def body_of(request: Request, *, most: int) -> bytes:
+    """The body of a request, of at most so many bytes; a longer one is not read to its end, nor a slow one."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_SLOWEST + most / _SLOWEST_RATE):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > most:
+                    raise HTTPException(413)
+    except TimeoutError as error:
+        raise HTTPException(408) from error
+    return bytes(body)
+
+
+def path_of(request: Request) -> str:
+    """The path that the request was routed by; `request.url` also depends on what the sender says is its host."""
+    return str(request.scope["path"])
+
+
+def number_of(request: Request, task_id: bytes, name: str = "round") -> int:
+    """The round, or another number, that a path names; refuses another task."""
+    if request.path_params["task"] != task_id.hex():
+        raise Malformed(f"expected task {task_id.hex()}, got another one")
+    text = request.path_params[name]
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise Malformed(f"expected a {name} as a number, got something else")
+    return int(text)
+
+
+async def busy(seconds: float, step: Callable[[], Awaitable[None]], complain: Callable[[Exception], None]) -> None:
+    """Do a step again and again, with pauses; what goes wrong is said once and tried again."""
+    while True:
+        try:
+            await step()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            complain(error)
+        await asyncio.sleep(seconds)
+
+
+def serve(
+    app: Starlette,
+    *,
+    host: str,
+    port: int,
+    certificate: Path | None,
+    private_key: Path | None,
+    ready: Callable[[str], None],
+) -> None:
+    """Serve until told to stop; `ready` gets the address as soon as connections are taken."""
+    listener = socket.create_server((host, port))
+    scheme = "http" if certificate is None else "https"
+    config = uvicorn.Config(
+        app,
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        http="h11",  # the other parser has no limit on the size of a head
+        ws="none",
+        ssl_certfile=None if certificate is None else str(certificate),
+        ssl_keyfile=None if private_key is None else str(private_key),
+        timeout_keep_alive=30,
+        limit_concurrency=_MOST_AT_ONCE,
+        timeout_graceful_shutdown=1,  # else TLS waits for every neighbour to say good-bye
+        h11_max_incomplete_event_size=64 * 1024,
+    )
+    ready(f"{scheme}://{host}:{listener.getsockname()[1]}")
+    uvicorn.Server(config).run(sockets=[listener])

@@ -1,0 +1,100 @@
+"""The analyzer as a service: batches in from shufflers, models out to them, a page for people, JSON for machines."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from dovetail.parties.analyzer.rounds import Analyzer
+from dovetail.parties.common.wire import PART, Closed, Malformed, Packed, authenticated, claimed
+from dovetail.parties.http._http import Counts, Served, body_of, busy, number_of, path_of
+from dovetail.parties.http.page import status_page
+
+__all__ = ["AnalyzerService"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class AnalyzerService:
+    """An analyzer behind HTTP.
+
+    A round in which nothing has come for `grace` seconds after its time was up is given up.
+    """
+
+    def __init__(self, analyzer: Analyzer, *, grace: float = 600.0) -> None:
+        self._analyzer, self._grace = analyzer, grace
+        self._shufflers = {key.key_id: index for index, key in enumerate(analyzer.task.shufflers)}
+        self._keys = {key.key_id: key for key in analyzer.task.shufflers}
+        self._seen, self._since = (0, 0), time.monotonic()
+        self.counts = Counts()
+        prefix = "/v1/tasks/{task}"
+        routes = [
+            Route("/", self._page),
+            Route("/v1/privacy", self._privacy),
+            Route("/v1/task", self._get_task),
+            Route("/v1/status", self._get_status),
+            Route("/v1/counts", self._get_counts),
+            Route(f"{prefix}/models/{{round}}", self._get_model),
+            Route(f"{prefix}/rounds/{{round}}/parts/{{number}}", self._part, methods=["POST"]),
+            Route(f"{prefix}/rounds/{{round}}/closed", self._closed, methods=["POST"]),
+        ]
+        self.app = Served(routes, self.counts, self._work).app
+
+    async def _page(self, request: Request) -> Response:
+        return HTMLResponse(status_page(await asyncio.to_thread(self._analyzer.privacy)))
+
+    async def _privacy(self, request: Request) -> Response:
+        return JSONResponse(await asyncio.to_thread(self._analyzer.privacy))
+
+    async def _get_task(self, request: Request) -> Response:
+        return Response(msgspec.json.encode(self._analyzer.signed), media_type="application/json")
+
+    async def _get_status(self, request: Request) -> Response:
+        status = await asyncio.to_thread(self._analyzer.status)
+        return Response(msgspec.json.encode(status), media_type="application/json")
+
+    async def _get_counts(self, request: Request) -> Response:
+        return JSONResponse(dict(self.counts))
+
+    async def _get_model(self, request: Request) -> Response:
+        round = number_of(request, self._analyzer.task.task_id)
+        return Response(await asyncio.to_thread(self._analyzer.model, round), media_type="application/octet-stream")
+
+    async def _part(self, request: Request) -> Response:
+        task = self._analyzer.task
+        round, number = number_of(request, task.task_id), number_of(request, task.task_id, "number")
+        claimed(self._keys, request.headers)
+        body = await body_of(request, most=Packed.size(PART, length=task.length))
+        shuffler = self._shufflers[authenticated(self._keys, "POST", path_of(request), request.headers, body)]
+        taken = await asyncio.to_thread(self._analyzer.take, shuffler, round, number, body)
+        self.counts[taken] += 1
+        return PlainTextResponse(taken)
+
+    async def _closed(self, request: Request) -> Response:
+        round = number_of(request, self._analyzer.task.task_id)
+        body = await body_of(request, most=1024)
+        shuffler = self._shufflers[authenticated(self._keys, "POST", path_of(request), request.headers, body)]
+        try:
+            said = msgspec.json.decode(body, type=Closed)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise Malformed(f"expected what a shuffler says of a closed round, got something else ({error})") from error
+        await asyncio.to_thread(self._analyzer.closed, shuffler, round, said)
+        self.counts["closed"] += 1
+        return PlainTextResponse("closed")
+
+    async def _work(self) -> None:
+        await busy(1.0, self._look, lambda error: _LOG.warning("%s: %s", type(error).__name__, error))
+
+    async def _look(self) -> None:
+        """Give up a round that some shuffler does not close."""
+        progress = await asyncio.to_thread(lambda: self._analyzer.progress)
+        if progress != self._seen:
+            self._seen, self._since = progress, time.monotonic()
+        elif time.monotonic() - self._since > self._analyzer.task.round_seconds + self._grace:
+            await asyncio.to_thread(self._analyzer.give_up, progress[0])

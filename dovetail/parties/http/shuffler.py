@@ -1,0 +1,232 @@
+"""The shuffler as a service: uploads in, rosters to the other shufflers, batches out to the analyzer.
+
+Clients see the analyzer's task, status and models through it, so that the analyzer never sees a client. Uploads that
+arrive together are written in one transaction. In the background it follows the analyzer, closes rounds that are full
+or whose time is up, and forwards them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from dovetail.parties.common.keys import PublicKey
+from dovetail.parties.common.links import AnalyzerLink, ShufflerLink, Unreachable
+from dovetail.parties.common.records import read_record
+from dovetail.parties.common.wire import (
+    REPORT_ID,
+    Malformed,
+    Packed,
+    RoundStatus,
+    TooLate,
+    Unknown,
+    Upload,
+    authenticated,
+    claimed,
+    vector_to,
+)
+from dovetail.parties.http._http import Counts, Served, body_of, busy, number_of, path_of
+from dovetail.parties.shuffler.rounds import Shuffler
+from dovetail.parties.shuffler.store import Accepted, Arrival, Over, State, Turned, Unopened
+
+__all__ = ["ShufflerService", "read_enrolled"]
+
+_LOG = logging.getLogger(__name__)
+_TOGETHER = 256  # uploads that are written in one transaction
+_PAUSE = 0.05  # seconds between looks at what there is to do
+_PATIENCE = 60.0  # seconds in which others may still come up
+
+
+def read_enrolled(path: Path) -> dict[bytes, PublicKey]:
+    """The keys of the clients that may report, from a JSON file, by id."""
+    return {key.key_id: key for key in read_record(path, list[PublicKey], "the public keys of the clients")}
+
+
+class _Unwritten(Turned):
+    """An upload that the store failed to keep; its sender tries again."""
+
+
+class ShufflerService:
+    """A shuffler and its neighbours: who may upload, the other shufflers of the task, the analyzer."""
+
+    def __init__(
+        self,
+        shuffler: Shuffler,
+        *,
+        enrolled: Mapping[bytes, PublicKey],
+        analyzer: AnalyzerLink,
+        peers: Sequence[ShufflerLink] = (),
+    ) -> None:
+        self._shuffler, self._analyzer, self._peers, self._enrolled = shuffler, analyzer, peers, enrolled
+        others = [key for i, key in enumerate(shuffler.task.shufflers) if i != shuffler.index]
+        self._others = {key.key_id: key for key in others}
+        self._status: RoundStatus | None = None
+        self._model: tuple[int, bytes] | None = None
+        self._waiting: list[tuple[Arrival, asyncio.Future[Accepted | Turned]]] = []
+        self._arrived = asyncio.Event()
+        self._said: set[str] = set()
+        self._began = time.monotonic()
+        reports = shuffler.shape.reports or shuffler.shape.slots
+        self._most = REPORT_ID + Packed.size(reports, length=shuffler.shape.length)
+        prefix = "/v1/tasks/{task}"
+        self.counts = Counts()
+        routes = [
+            Route("/v1/task", self._get_task),
+            Route("/v1/status", self._get_status),
+            Route("/v1/counts", self._get_counts),
+            Route(f"{prefix}/models/{{round}}", self._get_model),
+            Route(f"{prefix}/rounds/{{round}}/uploads/{{index}}", self._upload, methods=["POST"]),
+            Route(f"{prefix}/rounds/{{round}}/roster", self._roster),
+            Route(f"{prefix}/rounds/{{round}}/agreed", self._agreed),
+        ]
+        self.app = Served(routes, self.counts, self._work).app
+
+    async def _get_task(self, request: Request) -> Response:
+        return Response(msgspec.json.encode(self._shuffler.signed), media_type="application/json")
+
+    async def _get_status(self, request: Request) -> Response:
+        if self._status is None:
+            return PlainTextResponse("expected an analyzer that answers, got none yet", status_code=503)
+        return Response(msgspec.json.encode(self._status), media_type="application/json")
+
+    async def _get_counts(self, request: Request) -> Response:
+        """For its owner alone: whoever watches the counts knows when uploads come."""
+        own = self._shuffler.key.public
+        authenticated({own.key_id: own}, "GET", path_of(request), request.headers, b"")
+        return JSONResponse(dict(self.counts))
+
+    async def _get_model(self, request: Request) -> Response:
+        round = number_of(request, self._shuffler.task.task_id)
+        if self._model is None or self._model[0] != round:
+            raise TooLate("expected the round of the current model, got another one")
+        return Response(self._model[1], media_type="application/octet-stream")
+
+    async def _upload(self, request: Request) -> Response:
+        task = self._shuffler.task
+        round = number_of(request, task.task_id)
+        if request.path_params["index"] != str(self._shuffler.index):
+            raise Malformed(f"expected an upload for shuffler {self._shuffler.index}, got one for another")
+        claimed(self._enrolled, request.headers)
+        body = await body_of(request, most=self._most)
+        client = authenticated(self._enrolled, "POST", path_of(request), request.headers, body)
+        arrival = self._shuffler.arrival(round, client=client, upload=Upload.decode(body))
+        future: asyncio.Future[Accepted | Turned] = asyncio.get_running_loop().create_future()
+        self._waiting.append((arrival, future))
+        self._arrived.set()
+        taken = await future
+        if isinstance(taken, Turned):
+            return self._turned_away(taken, round)
+        self.counts[taken] += 1
+        return PlainTextResponse(taken)
+
+    def _turned_away(self, why: Turned, round: int) -> Response:
+        """Who was not written down, or is ahead of this shuffler, asks again (503, 425); who is late does not (410)."""
+        if isinstance(why, _Unwritten):
+            return PlainTextResponse(str(why), status_code=503)
+        if not isinstance(why, Unopened | Over):
+            raise why
+        ahead = isinstance(why, Unopened) and (self._status is None or round >= self._status.round)
+        status = 425 if ahead else 410
+        self.counts[f"refused {status}"] += 1
+        return PlainTextResponse(str(why), status_code=status)
+
+    async def _roster(self, request: Request) -> Response:
+        round = self._asked_by_another(request)
+        return _packed(await asyncio.to_thread(self._shuffler.store.roster, round))
+
+    async def _agreed(self, request: Request) -> Response:
+        round = self._asked_by_another(request)
+        return _packed(await asyncio.to_thread(self._shuffler.store.agreed, round))
+
+    def _asked_by_another(self, request: Request) -> int:
+        round = number_of(request, self._shuffler.task.task_id)
+        if not self._others:
+            raise Unknown("expected another shuffler of this task, got none that could ask")
+        authenticated(self._others, "GET", path_of(request), request.headers, b"")
+        return round
+
+    async def _work(self) -> None:
+        await asyncio.gather(
+            self._write(), busy(_PAUSE, self._follow, self._complain), busy(_PAUSE, self._close, self._complain)
+        )
+
+    async def _write(self) -> None:
+        """Whatever arrived since the last look, in one transaction."""
+        while True:
+            await self._arrived.wait()
+            batch, self._waiting = self._waiting[:_TOGETHER], self._waiting[_TOGETHER:]
+            if not self._waiting:
+                self._arrived.clear()
+            try:
+                taken = await asyncio.to_thread(self._shuffler.store.accept_all, [arrival for arrival, _ in batch])
+            except Exception as error:
+                taken = [_Unwritten("expected a store that can be written to, got an error")] * len(batch)
+                self._complain(error)
+            for (_, future), outcome in zip(batch, taken, strict=True):
+                if not future.done():
+                    future.set_result(outcome)
+
+    async def _follow(self) -> None:
+        """What the analyzer says: a new round is opened here, with its model."""
+        status = await asyncio.to_thread(self._analyzer.status)
+        task, store = self._shuffler.task, self._shuffler.store
+        if status.task_id != task.task_id:
+            raise ValueError("expected the analyzer of this task, got that of another one")
+        if self._status is not None and status.round == self._status.round and status.over == self._status.over:
+            return
+        wanted = status.round if status.over else status.round - 1
+        if self._model is None or self._model[0] != wanted:
+            self._model = wanted, vector_to(await asyncio.to_thread(self._analyzer.model, wanted, dim=task.dim))
+        if not status.over:
+            closes = time.time() + task.round_seconds
+            opening = functools.partial(store.open_round, status.round, head=status.head, closes=closes)
+            await asyncio.to_thread(opening)
+        self._status = status
+
+    async def _close(self) -> None:
+        """Rounds that are full or whose time is up; what was closed is forwarded."""
+        store = self._shuffler.store
+        for round, state, closes in await asyncio.to_thread(store.unfinished):
+            if state in ("open", "frozen") and self._status is not None and round < self._status.round:
+                await asyncio.to_thread(self._shuffler.drop, round)
+                continue
+            if state == "open" and (time.time() >= closes or self._shuffler.full(round)):
+                await asyncio.to_thread(store.freeze, round)
+                state = "frozen"
+            if state == "frozen":
+                state = await asyncio.to_thread(self._agree_and_close, round)
+            if state in ("void", "sent"):
+                await asyncio.to_thread(self._shuffler.forward, round, self._analyzer)
+
+    def _agree_and_close(self, round: int) -> State:
+        """Nobody closes before everybody has decided, and everybody must have decided the same."""
+        rosters = [roster for peer in self._peers if (roster := peer.roster(round)) is not None]
+        if len(rosters) < len(self._peers):
+            return "frozen"
+        self._shuffler.decide(round, rosters)
+        agreed = [digest for peer in self._peers if (digest := peer.agreed(round)) is not None]
+        if len(agreed) < len(self._peers):
+            return "frozen"
+        return self._shuffler.close(round, rosters, agreed=agreed)
+
+    def _complain(self, error: Exception) -> None:
+        """Say what goes wrong once; it is tried again all the time, and services may come up later than others."""
+        if isinstance(error, Unreachable) and time.monotonic() - self._began < _PATIENCE:
+            return
+        said = f"{type(error).__name__}: {error}"
+        if said not in self._said:
+            self._said.add(said)
+            _LOG.warning("%s", said)
+
+
+def _packed(value: object) -> Response:
+    return Response(msgspec.msgpack.encode(value), media_type="application/octet-stream")

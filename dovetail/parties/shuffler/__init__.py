@@ -1,0 +1,1 @@
+"""A shuffler: it knows who reports, and nothing of what."""

@@ -1,0 +1,1 @@
+"""A user: its records never leave it."""

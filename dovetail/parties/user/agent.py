@@ -1,0 +1,89 @@
+"""The node-local process that adds the noise.
+
+Code that is shipped to a node hands its update over and gets a sealed envelope back, over a Unix socket; policy, keys
+and ledger stay with the node's owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket as sockets
+import threading
+from pathlib import Path
+
+import httpx
+import msgspec
+import numpy as np
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from dovetail.parties.common.links import Rejected, Unreachable
+from dovetail.parties.common.task import SignedTask
+from dovetail.parties.common.wire import Malformed, vector_to
+from dovetail.parties.http._http import Counts, Served, body_of
+from dovetail.parties.user.client import Client, Envelope
+
+__all__ = ["Agent", "serve_agent"]
+
+_MOST = 1 << 30  # bytes of a request: an update of 250 million parameters
+
+
+class _Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    signed: SignedTask
+    round: int
+    update: bytes
+
+
+class Agent:
+    """The agent behind a socket, as code on the same node sees it; reports as `Client.report` does."""
+
+    def __init__(self, socket: Path, *, timeout: float = 600.0) -> None:
+        self._socket = socket
+        self._http = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), timeout=timeout, trust_env=False)
+
+    def report(self, signed: SignedTask, round: int, update: np.ndarray) -> Envelope:
+        """The envelope of a round, if the node's policy admits it."""
+        ask = msgspec.msgpack.encode(_Ask(signed=signed, round=round, update=vector_to(update)))
+        try:
+            answer = self._http.post("http://agent/v1/report", content=ask)
+        except httpx.HTTPError as error:
+            raise Unreachable(f"expected an agent at {str(self._socket)!r}, got no answer") from error
+        if answer.status_code != 200:
+            raise Rejected(answer.text)
+        return Envelope.decode(answer.content)
+
+
+def serve_agent(client: Client, socket: Path, *, group: bool = False) -> None:
+    """Serve one client's reports on a socket, until told to stop.
+
+    The socket is for the agent's own user or, with `group`, for its group: shipped code then runs as another user, who
+    cannot get at the agent's files.
+    """
+    lock = threading.Lock()
+
+    def report(body: bytes) -> bytes:
+        try:
+            ask = msgspec.msgpack.decode(body, type=_Ask)
+        except msgspec.MsgspecError as error:
+            raise Malformed(f"expected a signed task, a round and an update, got something else ({error})") from error
+        if len(ask.update) % 4:
+            raise Malformed(f"expected an update of whole numbers of 4 bytes, got {len(ask.update)} bytes")
+        with lock:
+            return client.report(ask.signed, ask.round, np.frombuffer(ask.update, "<f4")).encode()
+
+    async def handle(request: Request) -> Response:
+        body = await body_of(request, most=_MOST)
+        return Response(await asyncio.to_thread(report, body), media_type="application/octet-stream")
+
+    app = Served([Route("/v1/report", handle, methods=["POST"])], Counts()).app
+    socket.unlink(missing_ok=True)  # of an agent that was killed
+    with sockets.socket(sockets.AF_UNIX) as listener:
+        before = os.umask(0o117 if group else 0o177)
+        try:
+            listener.bind(str(socket))
+        finally:
+            os.umask(before)
+        uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False)).run(sockets=[listener])

@@ -1,0 +1,1 @@
+"""With a trusted curator."""

@@ -1,0 +1,1 @@
+"""FLAME's shuffled coordinates."""

@@ -1,0 +1,306 @@
+"""What FLAME's protocols share: coordinates clipped to [-C, C], mapped to [0, 1], randomized one by one, shuffled.
+
+The analyzer knows the number of messages in every slot, not which of them are dummies. Dummies average to the middle
+of the interval, so C (2 S - count), with S the de-biased sum of a slot, estimates the sum of the clients' values.
+
+Reports are binary randomized response (``rr2``, the default and the one that is certified throughout), randomized
+response on more levels (``rr``) or Laplace noise (``laplace``).
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail import _validate
+from dovetail.events import DataIndependent, Mechanism, NonPrivate, Report, Round, View
+from dovetail.mechanisms import (
+    BinaryRandomizedResponse,
+    ExactRandomizedResponse,
+    ExactSampler,
+    LaplaceRandomizer,
+    LocalRandomizer,
+    RandomizedResponse,
+)
+from dovetail.protocols._base import CLIP_VALUE, Cohort, Protocol
+from dovetail.protocols._messages import Levels, Messages, Positions
+from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, shuffle_scope
+from dovetail.shufflers import (
+    LINKAGES,
+    OVERFLOWS,
+    Layout,
+    Padding,
+    Reports,
+    ShuffledReports,
+    SlotSums,
+    cover,
+    deliver,
+    slot_sums,
+)
+from dovetail.statements import Neighbors, NotApplicable
+
+__all__ = ["Flame", "Padded"]
+
+KINDS = ("rr2", "rr", "laplace")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flame(Protocol):
+    """Per-coordinate reports in the shuffle model."""
+
+    shuffled: ClassVar[bool] = True
+
+    clip_value: float = CLIP_VALUE
+    eps_local: float | None = None
+    randomizer: Literal["rr2", "rr", "laplace"] = "rr2"
+    levels: int | None = None
+    linkage: Literal["coordinate", "vector"] | None = None
+    published: bool = False
+
+    def __post_init__(self) -> None:
+        _validate.positive(clip_value=self.clip_value)
+        _validate.one_of(KINDS, randomizer=self.randomizer)
+        _validate.positive(**_validate.given(eps_local=self.eps_local))
+        if (self.levels is not None) != (self.randomizer == "rr"):
+            raise ValueError(
+                f"expected levels with randomizer='rr' and only then, got levels={self.levels} with {self.randomizer!r}"
+            )
+        self._default("linkage", "vector" if self.published else "coordinate")
+        _validate.one_of(LINKAGES, linkage=self.linkage)
+        if self.eps_local is not None:
+            _ = self.local
+
+    def _default(self, name: str, value: Any) -> None:
+        if getattr(self, name) is None:
+            object.__setattr__(self, name, value)
+
+    @property
+    def noise_field(self) -> str:
+        """The budget of a report."""
+        return "eps_local"
+
+    @property
+    def local(self) -> LocalRandomizer:
+        """The randomizer of one report, on [0, 1]."""
+        eps_local = self.known("eps_local")
+        match self.randomizer:
+            case "rr2":
+                return BinaryRandomizedResponse(eps_local)
+            case "rr":
+                return RandomizedResponse(eps_local, self.levels or 2)
+        return LaplaceRandomizer(eps_local)
+
+    @property
+    def report(self) -> Report:
+        """One report in privacy terms."""
+        local = self.local
+        kind: Literal["laplace", "rr"] = "laplace" if self.randomizer == "laplace" else "rr"
+        return Report(kind=kind, eps_local=local.eps_local, levels=local.num_reports or 2)
+
+    @property
+    def padding(self) -> Padding | None:
+        """How slots are filled up, if they are."""
+        return None
+
+    def needs_dummies(self, cohort: Cohort, dim: int) -> bool:
+        """Whether a slot of a round that is released may have fewer reports than it is padded to."""
+        return self.padding is not None
+
+    def included(self, dim: int) -> float:
+        """The share of its coordinates that a client reports, on average and whatever they are."""
+        return 1.0
+
+    @abc.abstractmethod
+    def select(self, x: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Client: which coordinates tell of x, and which are reported at all; two masks of shape (dim,)."""
+
+    def told(self, x: jax.Array) -> jax.Array:
+        """Which coordinates, if they are reported, tell of x."""
+        return jnp.ones(x.shape, bool)
+
+    @abc.abstractmethod
+    def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
+        """One round as the analyzer sees it."""
+
+    def per_client(self, dim: int) -> int:
+        """Reports that a client sends at most."""
+        return dim
+
+    def layout(self, dim: int) -> Layout:
+        """One slot a coordinate."""
+        return Layout(
+            slots=dim,
+            reports_per_client=self.per_client(dim),
+            shufflers=1,
+            linkage=self.linkage or "coordinate",
+            padding=self.padding,
+        )
+
+    def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
+        """A report on every coordinate that is selected; a draw from the blanket on those that only seem so."""
+        value, sent = self._draw(x, key)
+        if self.linkage == "coordinate":
+            return Reports(None, value, sent)
+        slot = jnp.nonzero(sent, size=self.per_client(len(x)), fill_value=len(x))[0]
+        return Reports(slot, value.at[slot].get(mode="fill", fill_value=0), slot < len(x))
+
+    def messages(self, dim: int) -> Messages:
+        """A level a message, where coordinates travel apart and reports are levels."""
+        if self.randomizer == "laplace":
+            raise NotApplicable("expected reports that are integers where parties are real, got randomizer='laplace'")
+        if self.linkage == "vector":
+            raise NotApplicable("expected a message for every coordinate where parties are real, got linkage='vector'")
+        response = ExactRandomizedResponse(self.known("eps_local"), self.levels or 2)
+        return _Coordinates(response=response, padded=self.padding is not None, protocol=self, dim=dim)
+
+    def chosen(self, x: np.ndarray, *, sampler: ExactSampler) -> tuple[np.ndarray, np.ndarray]:
+        """Deployed client: the `per_client` coordinates that it reports, and which of them tell of x."""
+        return np.arange(len(x)), np.ones(len(x), bool)
+
+    def _draw(self, x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        key_select, key_report = jax.random.split(key)
+        told, sent = self.select(x, key=key_select)
+        value = self.local(self._position(x, told), key=key_report)
+        if self.randomizer == "rr":
+            key_blanket = jax.random.fold_in(key_report, 1)
+            value = jnp.where(told, value, self.local.blanket().sample(x.shape, key=key_blanket))
+        return value, sent
+
+    def _position(self, x: jax.Array, told: jax.Array) -> jax.Array:
+        """The clipped value on [0, 1]; its middle, where bits and Laplace noise are their own blanket, if not told."""
+        return jnp.where(told, jnp.clip(x / (2 * self.clip_value) + 0.5, 0.0, 1.0), 0.5)
+
+    def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray:
+        """The randomizer's, at the clipped value; the blanket's on coordinates that only seem to tell of x."""
+        told = self.told(jnp.asarray(x, jnp.float32))
+        position = np.asarray(self._position(jnp.asarray(x, jnp.float32), told))
+        return np.where(
+            np.asarray(told), self.local.log_density(value, position), self.local.blanket().log_density(value)
+        )
+
+    def tally(self, reports: ShuffledReports, dim: int) -> SlotSums:
+        """Sum and number of the messages in every slot."""
+        return slot_sums(reports, dim, jnp.float32)
+
+    @property
+    def summable(self) -> bool:
+        """A surplus can be dropped from sums of bits only."""
+        return self.padding is None or self.padding.overflow == "keep" or self.padding.blanket.binary
+
+    @property
+    def _noise_is_added(self) -> bool:
+        return self.randomizer == "laplace"
+
+    def collect(
+        self, xs: jax.Array, present: jax.Array, state: Any, *, keys: jax.Array, budgets: jax.Array | None = None
+    ) -> SlotSums:
+        """The sums of the clients' reports, from the same keys as the messages; of their inputs, if noise is added."""
+
+        def draw(x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+            if not self._noise_is_added:
+                return self._draw(x, key)
+            told, sent = self.select(x, key=jax.random.split(key)[0])
+            return jnp.nan_to_num(self._position(x, told), nan=0.5), sent
+
+        value, sent = jax.vmap(draw)(xs, keys)
+        return self.tally(deliver(Reports(None, value, sent & present[:, None])), xs.shape[1])
+
+    def finish(self, collected: SlotSums, *, key: jax.Array) -> SlotSums:
+        """Added noise and dummies, in one draw a slot: in distribution what clients and shuffler draw."""
+        key_noise, key_cover = jax.random.split(key)
+        noise = self.local.noise_sum(collected.messages, key=key_noise) if self._noise_is_added else None
+        if noise is not None:
+            collected = SlotSums(collected.total + noise, collected.messages)
+        return collected if self.padding is None else cover(collected, self.padding, key=key_cover)
+
+    def estimate(self, tally: SlotSums, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
+        """The sum of the clients' clipped values over the planned size, and over the share that is reported."""
+        local = self.local
+        total = (tally.total - local.offset * tally.messages) / local.slope
+        return self.clip_value * (2 * total - tally.messages) / (size * self.included(len(tally.total))), state
+
+    def noise_std(self, size: int, dim: int) -> float:
+        """Zeros are reported from the middle of the interval, where dummies average too."""
+        local, reported = self.local, self.included(dim) * size
+        variance = reported * float(local.report_variance(0.5))
+        if self.padding is not None:
+            variance += (self.padding.pad_to - reported) * local.blanket().variance
+        return 2 * self.clip_value / local.slope * math.sqrt(variance) / reported
+
+    def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
+        """The same reports without a crowd."""
+        return self.mechanism(cohort, dim)
+
+    def slots_seen(self, dim: int) -> DataIndependent | NonPrivate:
+        """Every slot, or slots drawn at random."""
+        return SLOTS_TELL_NOTHING
+
+    def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
+        """What the analyzer sees of one round."""
+        how = "every coordinate" if self.linkage == "coordinate" else "whole messages"
+        more = [f"the shuffler permutes {how} uniformly, with fresh randomness"]
+        if self.padding:
+            dummies = "adds and hides the dummies, and " if self.needs_dummies(cohort, dim) else ""
+            more.append(f"the shuffler {dummies}admits no more users than planned")
+        scope = shuffle_scope(cohort, neighbors, *more)
+        return View(round=Round(mechanism=self.mechanism(cohort, dim), participation=cohort.participation), scope=scope)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Coordinates(Levels):
+    """One message for every coordinate that is reported."""
+
+    protocol: Flame
+    dim: int
+
+    @property
+    def slots(self) -> int:
+        """One a coordinate."""
+        return self.dim
+
+    @property
+    def per_client(self) -> int:
+        """The protocol's."""
+        return self.protocol.per_client(self.dim)
+
+    def positions(self, x: np.ndarray, *, sampler: ExactSampler) -> Positions:
+        """The clipped values on [0, 1] of the chosen coordinates."""
+        x = self.check_update(x, self.dim)
+        slot, told = self.protocol.chosen(x, sampler=sampler)
+        with np.errstate(over="ignore"):
+            position = np.asarray(x, np.float64)[slot] / (2 * self.protocol.clip_value) + 0.5
+        return Positions(slot, position, told)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Padded(Flame):
+    """Slots of a public number of messages, `pad_to`, whatever clients send: the cohort's size unless given."""
+
+    pad_to: int | None = None
+    overflow: Literal["drop", "keep"] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._default("overflow", "keep" if self.published else "drop")
+        _validate.one_of(OVERFLOWS, overflow=self.overflow)
+        pad_to = _validate.given(pad_to=self.pad_to)
+        _validate.integer(**pad_to)
+        _validate.at_least(2, **pad_to)
+
+    def padded_to(self, cohort: Cohort) -> int:
+        """The number of messages in a slot; refuses one in which colluders leave no crowd."""
+        pad_to = cohort.size if self.pad_to is None else self.pad_to
+        if pad_to - cohort.colluders < 2:
+            raise ValueError(f"expected pad_to - colluders >= 2, got pad_to={pad_to} with {cohort.colluders} colluders")
+        return pad_to
+
+    @property
+    def padding(self) -> Padding:
+        """Draws from the blanket up to `pad_to`."""
+        return Padding(pad_to=self.known("pad_to"), overflow=self.known("overflow"), blanket=self.local.blanket())

@@ -1,0 +1,260 @@
+"""The k coordinates of an update that are largest in magnitude, by selection instead of sorting.
+
+1. Maxima of groups of coordinates give a threshold that a few more than k coordinates should reach.
+2. One pass marks who does (`_marks`). If they are too few or too many, a secant search on the logarithm of their
+   number, with bisection behind it, moves the threshold.
+3. The marked coordinates are listed, and the exact choice is made among those few.
+
+Nothing depends on the guess but speed. Ties go to the lowest index; a search over indices runs only if there are any.
+Where updates are short, every coordinate is compared with every other.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dovetail import _validate
+from dovetail.mechanisms import _words
+from dovetail.protocols.flame import _bitsets
+
+__all__ = ["Selected", "signed_counts", "top_mask", "top_slots"]
+
+_SHORT = 64
+_STEEPNESS = 4 / 2**23  # at first the count is thought to fall by 2^4 when the threshold doubles, 2^23 steps up
+
+
+class Selected(NamedTuple):
+    """Candidates, (clients, slots): their coordinates, and which k of a client's slots are its largest."""
+
+    coordinate: jax.Array
+    chosen: jax.Array
+
+
+class _Boundary(NamedTuple):
+    """What is taken, (clients,): magnitudes above `magnitude`, and those equal to it whose index is below `cut`."""
+
+    magnitude: jax.Array
+    cut: jax.Array
+
+
+def top_mask(x: jax.Array, k: int) -> jax.Array:
+    """True at the k entries of largest |x| along the last axis; x is float32 of shape (..., dim).
+
+    Guarantees:
+        Exactly k entries are True in every row.
+        Among equal magnitudes the lowest index comes first; NaN counts as 0, infinities as largest.
+        Subnormal numbers keep their order.
+    """
+    rows = _once(x.reshape(-1, x.shape[-1]))
+    _check(k, rows.shape[1])
+    if rows.shape[1] <= _SHORT:
+        return _mask_of_short(rows, k).reshape(x.shape)
+    _, _, boundary = _choose(rows, k)
+    index = lax.broadcasted_iota(jnp.int32, rows.shape, 1)
+    return _inside(_bitsets.magnitudes(rows), index, boundary).reshape(x.shape)
+
+
+def top_slots(xs: jax.Array, k: int) -> Selected:
+    """The k entries of largest magnitude of every row of xs, in lists that may be a little longer than k.
+
+    Guarantees:
+        The coordinates of the chosen slots are those that `top_mask` marks, each once.
+        Every index is a valid coordinate, chosen or not.
+    """
+    _check(k, xs.shape[1])
+    xs = _once(xs)
+    if xs.shape[1] <= _SHORT:
+        return Selected(lax.broadcasted_iota(jnp.int32, xs.shape, 1), _mask_of_short(xs, k))
+    index, magnitude, boundary = _choose(xs, k)
+    return Selected(index, _inside(magnitude, index, boundary))
+
+
+def signed_counts(
+    xs: jax.Array,
+    k: int,
+    clip_value: float,
+    *,
+    key: jax.Array,
+    present: jax.Array | None = None,
+    gamma: float = 0.0,
+) -> tuple[jax.Array, jax.Array]:
+    """How many clients report a one and how many a zero, coordinate by coordinate: int32 of shape (dim,) each.
+
+    Every row of xs, (clients, dim), is clipped to [-clip_value, clip_value], and its k entries of largest magnitude are
+    rounded without bias to the upper end (one) or the lower (zero). With probability `gamma` a fair coin is reported
+    instead; the gamma of `BinaryRandomizedResponse` gives its reports, from the same random word. `key` is one key, or
+    one for each client. Clients that are not `present` report nothing.
+
+    Guarantees:
+        A client that is present adds exactly k to the counts, others nothing.
+        A one has probability gamma / 2 + (1 - gamma) (1 + x / clip_value) / 2, to the precision of float32,
+        independently for clients and coordinates; NaN counts as 0.
+        With a key for each client the counts do not depend on how the clients are cut into chunks.
+    """
+    _validate.positive(clip_value=clip_value)
+    _validate.in_interval(0, 1, gamma=gamma)
+    clients, dim = xs.shape
+    index, chosen = top_slots(xs, k)
+    if present is not None:
+        chosen &= present[:, None]
+    x = _bitsets.pick(xs, index)
+    share = jnp.where(jnp.isnan(x), 0.0, jnp.clip(x / clip_value, -1, 1))
+    words = _words.bits(key if key.ndim else jax.random.split(key, clients), index.shape[1], stored=True)
+    unlikely = _words.coin(gamma / 2 + (1 - gamma) * (0.5 - 0.5 * jnp.abs(share)), words)
+    place = jnp.where(unlikely ^ (share > 0), index, index + dim)
+    counts = jnp.zeros(2 * dim, jnp.int32).at[place].add(chosen.astype(jnp.int32), mode="promise_in_bounds")
+    return counts[:dim], counts[dim:]
+
+
+def _once(xs: jax.Array) -> jax.Array:
+    """The same numbers wherever they are compared: a compiler may compute them twice, and round differently."""
+    return lax.optimization_barrier(xs)
+
+
+def _check(k: int, dim: int) -> None:
+    _validate.integer(k=k)
+    _validate.in_interval(1, dim, k=k)
+
+
+def _mask_of_short(rows: jax.Array, k: int) -> jax.Array:
+    """The entries that fewer than k others come before."""
+    magnitude = _bitsets.magnitudes(rows)
+    mine, other = magnitude[:, :, None], magnitude[:, None, :]
+    earlier = jnp.tri(rows.shape[1], k=-1, dtype=bool)
+    return jnp.sum((other > mine) | ((other == mine) & earlier), axis=2) < k
+
+
+def _choose(xs: jax.Array, k: int) -> tuple[jax.Array, jax.Array, _Boundary]:
+    """Coordinates and magnitudes of the candidates, (clients, slots), and the boundary of the k largest of each row."""
+    dim = xs.shape[1]
+    most = min(dim, k + math.ceil(6 * math.sqrt(k)))
+    maxima, rank = _group_maxima(xs, (k + most) / 2 / dim)
+    top = jnp.max(maxima, axis=1) + 1
+    guess = _bisect(
+        lambda t: _bitsets.total(maxima >= t[:, None]), rank - rank // 16, rank // 8, jnp.zeros_like(top), top
+    )
+    rough, words = _candidates(xs, k, most, guess, top)
+
+    index = _bitsets.members(words, most)
+    valid = lax.broadcasted_iota(jnp.int32, index.shape, 1) < _bitsets.count(words)[:, None]
+    index = jnp.where(valid, index, 0)
+    magnitude = jnp.where(valid, _bitsets.magnitudes(_bitsets.pick(xs, index)), -1)
+    exact = _bisect(lambda t: _bitsets.total(magnitude >= t[:, None]), k, 0, rough.magnitude, top)
+    equal, need = magnitude == exact[:, None], k - _bitsets.total(magnitude > exact[:, None])
+    cut = _cut_ties(lambda c: _bitsets.total(equal & (index < c[:, None])), need, _bitsets.total(equal) > need, dim)
+    return index, magnitude, _Boundary(exact, jnp.minimum(rough.cut, cut))
+
+
+def _group_maxima(xs: jax.Array, share: float) -> tuple[jax.Array, int]:
+    """Maxima of groups of coordinates, and how many of them should reach what this share of all coordinates reaches.
+
+    Groups are as large as they can be while about half of them do.
+    """
+    size = _bitsets.PLANES
+    while size > 1 and size * share > 1:
+        size //= 2
+    planes = _bitsets.planes(xs)
+    groups = [functools.reduce(jnp.maximum, planes[i : i + size]) for i in range(0, len(planes), size)]
+    maxima = jnp.concatenate(groups, axis=1)
+    return maxima, max(1, round(maxima.shape[1] * (1 - (1 - share) ** size)))
+
+
+def _candidates(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) -> tuple[_Boundary, jax.Array]:
+    """A boundary that k to `most` coordinates of each row reach, and these coordinates."""
+    dim, lanes = xs.shape[1], _bitsets.num_lanes(xs.shape[1])
+    low, words, above = _search(xs, k, most, guess, top)
+    equal, need, tied = words & ~above, k - _bitsets.count(above), _bitsets.count(words) > most
+    cut = _cut_ties(lambda c: _bitsets.count(equal & _bitsets.before(c, lanes)), need, tied, dim)
+    return _Boundary(low, cut), above | (equal & _bitsets.before(cut, lanes))
+
+
+class _Bracket(NamedTuple):
+    low: jax.Array
+    high: jax.Array
+    at_low: jax.Array  # the coordinates that reach `low`, and those that reach `high`
+    at_high: jax.Array
+    turn: jax.Array
+
+
+def _search(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) -> tuple[jax.Array, ...]:
+    """A threshold that k to `most` coordinates of each row reach, these coordinates, and fewer than k of the largest.
+
+    If ties leave no such threshold, it is the magnitude of the k-th largest, and the last are all that lie above it.
+    Steps double until there is a bracket, then the logarithm of the count is interpolated; every third step bisects, so
+    that the number of passes is bounded whatever the data.
+    """
+    aim = math.log2((k + most) / 2)
+
+    def unfinished(bracket: _Bracket) -> jax.Array:
+        return (_bitsets.count(bracket.at_low) > most) & (bracket.high - bracket.low > 1)
+
+    def probe(bracket: _Bracket) -> jax.Array:
+        low, high, turn = bracket.low, bracket.high, bracket.turn
+        surplus, lack = _log_count(bracket.at_low) - aim, aim - _log_count(bracket.at_high)
+        growth = jnp.exp2(turn.astype(jnp.float32)) / _STEEPNESS
+        between = (high - low) * (surplus / (surplus + lack))
+        up = jnp.where(high < top, between, surplus * growth)
+        ahead = jnp.where(low > 0, low + _whole(up), high - _whole(lack * growth))
+        wanted = jnp.where(turn == 0, jnp.maximum(guess, 1), ahead)
+        usable = (wanted > low) & (wanted < high) & (turn % 3 < 2)
+        return jnp.where(usable, wanted, low + ((high - low) >> 1))
+
+    def narrow(bracket: _Bracket) -> _Bracket:
+        threshold = probe(bracket)
+        # Without the barrier XLA takes the magnitudes out of the loop and stores them plane by plane.
+        words = _bitsets.reaching(*lax.optimization_barrier((xs, threshold)))
+        enough = _bitsets.count(words) >= k
+        raised, lowered = unfinished(bracket) & enough, unfinished(bracket) & ~enough
+        return _Bracket(
+            low=jnp.where(raised, threshold, bracket.low),
+            high=jnp.where(lowered, threshold, bracket.high),
+            at_low=jnp.where(raised[:, None], words, bracket.at_low),
+            at_high=jnp.where(lowered[:, None], words, bracket.at_high),
+            turn=bracket.turn + 1,
+        )
+
+    zero, dim = jnp.zeros_like(top), xs.shape[1]
+    every = _bitsets.before(zero + dim, _bitsets.num_lanes(dim))
+    start = _Bracket(zero, top, every, jnp.zeros_like(every), jnp.int32(0))
+    done = lax.while_loop(lambda bracket: jnp.any(unfinished(bracket)), narrow, start)
+    return done.low, done.at_low, done.at_high
+
+
+def _log_count(words: jax.Array) -> jax.Array:
+    return jnp.log2(jnp.maximum(_bitsets.count(words), 0.5))
+
+
+def _whole(step: jax.Array) -> jax.Array:
+    return jnp.clip(step, 0, 2.0**29).astype(jnp.int32)
+
+
+def _bisect(
+    count: Callable[[jax.Array], jax.Array], least: jax.Array | int, slack: int, low: jax.Array, high: jax.Array
+) -> jax.Array:
+    """The largest threshold in [low, high) with count >= least, or any with at most `slack` more."""
+
+    def halve(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = state
+        middle = low + ((high - low) >> 1)
+        found = count(middle)
+        end = jnp.where(found <= least + slack, middle + 1, high)
+        return jnp.where(found >= least, middle, low), jnp.where(found >= least, end, middle)
+
+    return lax.while_loop(lambda state: jnp.any(state[1] - state[0] > 1), halve, (low, high))[0]
+
+
+def _cut_ties(count_before: Callable[[jax.Array], jax.Array], need: jax.Array, tied: jax.Array, dim: int) -> jax.Array:
+    """The index before which as many ties lie as are needed; `dim` where nothing is tied."""
+    last = jnp.where(tied, dim, 1)
+    return dim - _bisect(lambda t: count_before(dim - t), need, 0, jnp.zeros_like(last), last)
+
+
+def _inside(magnitude: jax.Array, index: jax.Array, boundary: _Boundary) -> jax.Array:
+    return magnitude >= boundary.magnitude[:, None] + (index >= boundary.cut[:, None])

@@ -1,0 +1,133 @@
+"""SS-Double (FLAME): every client reports a random share of its coordinates, and the shuffler hides which with dummies.
+
+- ``inclusion = "bernoulli"`` (the repaired form): each coordinate independently with probability `beta`;
+- ``inclusion = "fixed-k"`` (as published): exactly beta d of them.
+
+Each slot is padded with fair draws to `pad_to` messages; of more, `pad_to` are kept (``overflow = "drop"``) or all.
+From the same keys both paths sum the same reports; dummies and drops agree in distribution.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, Literal, Self
+
+import jax
+import numpy as np
+
+from dovetail import _validate
+from dovetail.events import Mechanism, PaddedBernoulli, Report, Shuffled
+from dovetail.mechanisms import ExactSampler
+from dovetail.protocols._base import Cohort
+from dovetail.protocols._messages import Messages
+from dovetail.protocols.flame._flame import Padded
+from dovetail.protocols.flame._select import top_mask
+from dovetail.statements import NotApplicable
+
+__all__ = ["SsDouble"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SsDouble(Padded):
+    """A random share of the coordinates, padded.
+
+    Guarantees:
+        The estimate is unbiased for the mean of the updates, clipped coordinate by coordinate, where no slot overflows.
+
+    References:
+        Liu et al. (AAAI 2021, FLAME), Alg. 2 and 3, Thm. 3 and 4; the repair: docs/proofs/ss-double.md.
+    """
+
+    name: ClassVar[str] = "ss_double"
+
+    beta: float = 0.1
+    inclusion: Literal["bernoulli", "fixed-k"] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._default("inclusion", "fixed-k" if self.published else "bernoulli")
+        _validate.one_of(("bernoulli", "fixed-k"), inclusion=self.inclusion)
+        _validate.positive(beta=self.beta)
+        _validate.at_most(1, beta=self.beta)
+        if self.linkage == "vector" and self.inclusion == "bernoulli":
+            raise ValueError("expected inclusion = 'fixed-k' where whole messages travel, got inclusion='bernoulli'")
+        if self.overflow == "keep" and self.inclusion == "bernoulli":
+            raise ValueError("expected overflow = 'drop' with inclusion = 'bernoulli', got overflow='keep'")
+
+    def settle(self, cohort: Cohort, dim: int) -> Self:
+        """Pads to the cohort's size unless told otherwise."""
+        pad_to = self.padded_to(cohort)
+        if self.inclusion == "fixed-k" and self.fixed(dim) < 1:
+            raise ValueError(f"expected beta * {dim} >= 1 reported coordinates, got beta={self.beta}")
+        if self.beta * (cohort.size - cohort.colluders) > pad_to - cohort.colluders:
+            raise NotApplicable(
+                f"expected pad_to above the {self.beta * cohort.size:.0f} reports that a slot gets on average, "
+                f"got pad_to={pad_to}"
+            )
+        return dataclasses.replace(self, pad_to=pad_to)
+
+    def fixed(self, dim: int) -> int:
+        """k, the number of coordinates that a client reports as published."""
+        return round(self.beta * dim)
+
+    def included(self, dim: int) -> float:
+        """The share beta, or k of all coordinates."""
+        return self.beta if self.inclusion == "bernoulli" else self.fixed(dim) / dim
+
+    def per_client(self, dim: int) -> int:
+        """As published exactly k; otherwise any number up to all of them."""
+        return self.fixed(dim) if self.inclusion == "fixed-k" else dim
+
+    def select(self, x: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """A random set of coordinates that does not depend on x."""
+        if self.inclusion == "bernoulli":
+            chosen = jax.random.bernoulli(key, self.beta, x.shape)
+        else:
+            chosen = top_mask(jax.random.uniform(key, x.shape), self.fixed(len(x)))
+        return chosen, chosen
+
+    def messages(self, dim: int) -> Messages:
+        """Those of exactly k coordinates."""
+        if self.inclusion == "bernoulli":
+            raise NotApplicable(
+                "expected as many messages from every client where parties are real, so inclusion = 'fixed-k', "
+                "got inclusion='bernoulli'"
+            )
+        return super().messages(dim)
+
+    def chosen(self, x: np.ndarray, *, sampler: ExactSampler) -> tuple[np.ndarray, np.ndarray]:
+        """A uniformly random set of k coordinates: the first k of a shuffle by Fisher and Yates."""
+        order, k = list(range(len(x))), self.fixed(len(x))
+        for place in range(k):
+            other = place + sampler.randbelow(len(x) - place)
+            order[place], order[other] = order[other], order[place]
+        return np.sort(order[:k]), np.ones(k, bool)
+
+    def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
+        """The repaired form's own event; as published, one shuffled report on each of k known coordinates.
+
+        With fixed k the neighbours can be coupled to select the same coordinates, so selection is no secret: every one
+        of k slots has `pad_to` messages, of which at most the colluders' are no crowd. Linkable coordinates are one
+        report with the budget of all.
+        """
+        if self.linkage == "vector":
+            whole = Report(kind="generic", eps_local=self.fixed(dim) * self.report.eps_local)
+            return Shuffled(report=whole, num_users=cohort.crowd(), colluders=cohort.colluders)
+        if self.inclusion == "fixed-k":
+            crowd, known = self.padding.pad_to, self.fixed(dim)
+            return Shuffled(report=self.report, num_users=crowd, colluders=cohort.colluders, coordinates=known)
+        return self._repaired(cohort, dim)
+
+    def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]]:
+        """Thm. 3 and 4 speak of a share beta of the coordinates, padded."""
+        return self._repaired(cohort, dim), {}
+
+    def _repaired(self, cohort: Cohort, dim: int) -> PaddedBernoulli:
+        return PaddedBernoulli(
+            report=self.report,
+            num_users=cohort.size,
+            colluders=cohort.colluders,
+            coordinates=dim,
+            pad_to=self.padding.pad_to,
+            inclusion=self.beta,
+        )

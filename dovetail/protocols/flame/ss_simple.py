@@ -1,0 +1,50 @@
+"""SS-Simple (FLAME): every client reports every coordinate, each with budget eps_local, each shuffled on its own.
+
+Fast and faithful path give the same tally from the same keys, for a sum does not see the order; Laplace noise is drawn
+once a slot in the fast path and agrees in distribution.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from dovetail.events import Mechanism, Report, Shuffled
+from dovetail.protocols._base import Cohort
+from dovetail.protocols.flame._flame import Flame
+
+__all__ = ["SsSimple"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SsSimple(Flame):
+    """All coordinates, one shuffle each.
+
+    Guarantees:
+        The estimate is unbiased for the mean of the updates, clipped coordinate by coordinate.
+
+    References:
+        Liu et al. (AAAI 2021, FLAME), Alg. 2 and Thm. 1; ``published = true`` shuffles whole messages, as printed.
+    """
+
+    name: ClassVar[str] = "ss_simple"
+
+    def select(self, x: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Every coordinate."""
+        everything = jnp.ones(x.shape, bool)
+        return everything, everything
+
+    def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]]:
+        """Thm. 1's: one shuffled report a coordinate."""
+        event = Shuffled(report=self.report, num_users=cohort.crowd(), colluders=cohort.colluders, coordinates=dim)
+        return event, {"linkage": self.linkage}
+
+    def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
+        """One shuffled report a coordinate; linkable coordinates are one report with the budget of all."""
+        crowd, report, coordinates = cohort.crowd(), self.report, dim
+        if self.linkage == "vector":
+            report, coordinates = Report(kind="generic", eps_local=dim * report.eps_local), 1
+        return Shuffled(report=report, num_users=crowd, colluders=cohort.colluders, coordinates=coordinates)

@@ -1,0 +1,166 @@
+"""SS-Topk (FLAME): every client reports its k largest coordinates, and draws from the blanket on `decoys` others.
+
+With all other coordinates as decoys (the default) the shuffler learns nothing from the indices, nothing overflows, and
+the local guarantee is k eps_local. With fewer, the selection, a function of the data, is seen by the shuffler.
+Each slot is padded to `pad_to` messages; of more, `pad_to` are kept (``overflow = "drop"``) or all (as published,
+which shows the counts). The fast path agrees with the messages in distribution: where reports are bits and slots do not
+overflow with decoys, only the k largest of every client are collected, and all coins of a slot are drawn at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail import _validate
+from dovetail.events import DataIndependent, Mechanism, NonPrivate, PaddedTopk, Report, Shuffled
+from dovetail.mechanisms import BinaryRandomizedResponse, ExactSampler
+from dovetail.protocols._base import Cohort
+from dovetail.protocols._messages import Messages
+from dovetail.protocols._scopes import SLOTS_TELL_NOTHING
+from dovetail.protocols.flame._flame import Padded
+from dovetail.protocols.flame._select import signed_counts, top_mask
+from dovetail.shufflers import SlotSums
+from dovetail.statements import NotApplicable
+
+__all__ = ["SsTopk"]
+
+_COUNTS_SHOW = "a surplus that is kept shows how many users report a coordinate, and the selection depends on the data"
+_SHARE = 50
+_SLOTS_SHOW = "the shuffler sees which coordinates a client reports"
+_INDICES_SHOW = "the indices of a message that travels whole are a function of its sender's data"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SsTopk(Padded):
+    """The largest coordinates, hidden among decoys and dummies.
+
+    Guarantees:
+        The estimate is unbiased for the mean of the clients' k largest coordinates, clipped, where no slot overflows.
+
+    References:
+        Liu et al. (AAAI 2021, FLAME), Alg. 4, Prop. 2, Thm. 4 and 5; docs/proofs/ss-topk.md.
+    """
+
+    name: ClassVar[str] = "ss_topk"
+
+    k: int = 0  # one in fifty coordinates, unless given
+    decoys: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.integer(k=self.k)
+        _validate.non_negative(k=self.k)
+        decoys = _validate.given(decoys=self.decoys)
+        _validate.integer(**decoys)
+        _validate.non_negative(**decoys)
+
+    def settle(self, cohort: Cohort, dim: int) -> Self:
+        """All other coordinates are decoys (none as published), slots are padded to the cohort's size, unless told."""
+        if self.k == 0:
+            return dataclasses.replace(self, k=max(1, dim // _SHARE)).settle(cohort, dim)
+        if self.k > dim:
+            raise ValueError(f"expected k <= {dim}, the dimension, got k={self.k}")
+        most = dim - self.k
+        decoys = self.per_client(dim) - self.k
+        if decoys > most:
+            raise ValueError(f"expected decoys from 0 to dimension - k = {most}, got decoys={decoys}")
+        pad_to = self.padded_to(cohort)
+        if decoys == most and pad_to < cohort.size:
+            raise ValueError(
+                f"expected pad_to >= {cohort.size}, the users that all report a slot, or fewer decoys, got {pad_to=}"
+            )
+        return dataclasses.replace(self, decoys=decoys, pad_to=pad_to)
+
+    def per_client(self, dim: int) -> int:
+        """The k largest and the decoys."""
+        usual = 0 if self.published else dim - self.k
+        return self.k + (usual if self.decoys is None else self.decoys)
+
+    def needs_dummies(self, cohort: Cohort, dim: int) -> bool:
+        """Unless everybody reports every slot, and the enforced minimum of users fills them."""
+        return self.per_client(dim) < dim or cohort.min_size < self.padding.pad_to
+
+    def told(self, x: jax.Array) -> jax.Array:
+        """The k largest."""
+        return top_mask(x, self.k)
+
+    def select(self, x: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The k largest, and those with a uniformly random set of the others."""
+        largest = self.told(x)
+        reported = self.per_client(len(x))
+        if reported == len(x):
+            return largest, jnp.ones(x.shape, bool)
+        tags = jnp.where(largest, 0.0, 0.5 + jax.random.uniform(key, x.shape))
+        return largest, largest | top_mask(tags, reported - self.k) if reported > self.k else largest
+
+    def messages(self, dim: int) -> Messages:
+        """One for every coordinate: fewer would show the shuffler which are largest."""
+        if self.per_client(dim) != dim:
+            raise NotApplicable(
+                f"expected all other coordinates as decoys where parties are real, decoys = {dim - self.k}, "
+                f"got decoys={self.per_client(dim) - self.k}"
+            )
+        return super().messages(dim)
+
+    def chosen(self, x: np.ndarray, *, sampler: ExactSampler) -> tuple[np.ndarray, np.ndarray]:
+        """All coordinates, of which the k largest tell: those of `told`, by sorting, for there is one client here."""
+        magnitude = np.nan_to_num(np.abs(np.asarray(x, np.float64)), nan=0.0, posinf=np.inf)
+        told = np.zeros(len(x), bool)
+        told[np.argsort(-magnitude, kind="stable")[: self.k]] = True
+        return np.arange(len(x)), told
+
+    def collect(
+        self, xs: jax.Array, present: jax.Array, state: Any, *, keys: jax.Array, budgets: jax.Array | None = None
+    ) -> SlotSums:
+        """The k largest alone, where reports are bits: decoys are fair coins like the dummies that fill the slots."""
+        local, dim = self.local, xs.shape[1]
+        bits_alone = isinstance(local, BinaryRandomizedResponse) and self.per_client(dim) in (self.k, dim)
+        if not bits_alone:  # decoys take places in slots that may overflow
+            return super().collect(xs, present, state, keys=keys)
+        ones, zeros = signed_counts(xs, self.k, self.clip_value, key=keys, present=present, gamma=local.blanket().gamma)
+        return SlotSums(ones.astype(jnp.float32), ones + zeros)
+
+    def noise_std(self, size: int, dim: int) -> float:
+        """On a coordinate that nobody counts among its largest: draws from the blanket alone."""
+        messages = max(self.padding.pad_to, size if self.per_client(dim) == dim else 0)
+        return 2 * self.clip_value / self.local.slope * math.sqrt(messages * self.local.blanket().variance) / size
+
+    def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
+        """The event of the proof; nothing is promised where counts or indices show."""
+        if self.linkage == "vector":
+            if self.per_client(dim) < dim:
+                return NonPrivate(reason=_INDICES_SHOW)
+            whole = Report(kind="generic", eps_local=self.k * self.report.eps_local)
+            return Shuffled(report=whole, num_users=cohort.crowd(), colluders=cohort.colluders)
+        if self.overflow == "keep" and cohort.size > self.padding.pad_to:
+            return NonPrivate(reason=_COUNTS_SHOW)
+        return self._proven(cohort, dim)
+
+    def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
+        """The k largest tell of the data, and so do their places, unless every coordinate is reported."""
+        return self._proven(cohort, dim)
+
+    def slots_seen(self, dim: int) -> DataIndependent | NonPrivate:
+        """Places of the largest coordinates, unless every coordinate is reported."""
+        return SLOTS_TELL_NOTHING if self.per_client(dim) == dim else NonPrivate(reason=_SLOTS_SHOW)
+
+    def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]]:
+        """Thm. 4's: k of d coordinates, padded."""
+        return self._proven(cohort, dim), {}
+
+    def _proven(self, cohort: Cohort, dim: int) -> PaddedTopk:
+        return PaddedTopk(
+            report=self.report,
+            num_users=cohort.size,
+            colluders=cohort.colluders,
+            coordinates=dim,
+            pad_to=self.padding.pad_to,
+            top=self.k,
+            decoys=self.per_client(dim) - self.k,
+        )

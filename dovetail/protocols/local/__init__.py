@@ -1,0 +1,1 @@
+"""One randomized vector per client."""

@@ -1,0 +1,129 @@
+"""LDP-FL: every client randomizes its own update before anybody sees it (FLAME's and the survey's baseline).
+
+- ``randomizer = "gaussian"``: L2-clip to `clip_norm`, add N(0, (noise_multiplier * clip_norm)^2) to each coordinate.
+- ``randomizer = "laplace"``: clip each coordinate to [-clip_value, clip_value], add Laplace noise of scale
+  2 clip_value / eps_local to each; eps_local is the budget of one coordinate.
+
+Nobody need be trusted. Any two updates are neighbours of each other, so the sensitivity is the diameter of the clipped
+set, and neither sampling nor the number of users helps against a server that sees who sent what.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail import _validate, events
+from dovetail.events import Disjoint, Everyone, Mechanism, Round, View
+from dovetail.mechanisms._normal import normal
+from dovetail.mechanisms.gaussian import GaussianRandomizer
+from dovetail.mechanisms.laplace import LaplaceRandomizer
+from dovetail.protocols._base import CLIP_NORM, CLIP_VALUE, Cohort, Protocol
+from dovetail.protocols._scopes import local_scope
+from dovetail.shufflers import Layout, Reports
+from dovetail.statements import Neighbors
+
+__all__ = ["LdpFl"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LdpFl(Protocol):
+    """Local differential privacy: the server is untrusted.
+
+    Guarantees:
+        The estimate is unbiased for the mean of the clipped updates.
+    """
+
+    name: ClassVar[str] = "ldp_fl"
+    undeployed: ClassVar[str] = "sends floating-point numbers with noise, for which there is no exact sampler here"
+    resizable: ClassVar[bool] = True
+
+    randomizer: Literal["gaussian", "laplace"] = "gaussian"
+    clip_norm: float | None = None
+    noise_multiplier: float | None = None
+    clip_value: float | None = None
+    eps_local: float | None = None
+
+    def __post_init__(self) -> None:
+        _validate.one_of(("gaussian", "laplace"), randomizer=self.randomizer)
+        gaussian = {"clip_norm": self.clip_norm, "noise_multiplier": self.noise_multiplier}
+        laplace = {"clip_value": self.clip_value, "eps_local": self.eps_local}
+        mine, other = (gaussian, laplace) if self.randomizer == "gaussian" else (laplace, gaussian)
+        for key, value in other.items():
+            if value is not None:
+                raise ValueError(f"expected no {key} with randomizer={self.randomizer!r}, got {key}={value!r}")
+        clip, noise = mine.items()
+        if clip[1] is None:
+            object.__setattr__(self, clip[0], CLIP_NORM if self.randomizer == "gaussian" else CLIP_VALUE)
+        _validate.positive(**_validate.given(**{clip[0]: clip[1]}))
+        _validate.positive(**_validate.given(**{noise[0]: noise[1]}))
+
+    @property
+    def noise_field(self) -> str:
+        """The noise multiplier, or the budget of a coordinate."""
+        return "noise_multiplier" if self.randomizer == "gaussian" else "eps_local"
+
+    @property
+    def local(self) -> GaussianRandomizer | LaplaceRandomizer:
+        """The randomizer that every client runs."""
+        if self.clip_norm is not None and self.noise_multiplier is not None:
+            return GaussianRandomizer(std=self.noise_multiplier * self.clip_norm, clip_norm=self.clip_norm)
+        if self.clip_value is not None and self.eps_local is not None:
+            return LaplaceRandomizer(eps_local=self.eps_local, low=-self.clip_value, high=self.clip_value)
+        raise ValueError(f"expected the noise to be set or calibrated, got {self}")
+
+    def layout(self, dim: int) -> Layout:
+        """Every client reports every coordinate to the server."""
+        return Layout(slots=dim, reports_per_client=dim, shufflers=0)
+
+    def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
+        """The clipped update with the client's own noise."""
+        return Reports(slot=None, value=self.local(x, key=key), valid=jnp.ones(()))
+
+    def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray:
+        """The randomizer's: of each coordinate, or of the whole update."""
+        density = self.local.log_density(value, x)
+        return density[..., None] if self.local.vector else density
+
+    def estimate(self, tally: jax.Array, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
+        """The sum of the reports over the planned size."""
+        return tally / size, state
+
+    def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
+        """The reports of one user, as a server that knows who sent them sees them."""
+        scope = local_scope(neighbors)
+        participation = cohort.participation if isinstance(cohort.participation, Disjoint) else Everyone()
+        return View(round=Round(mechanism=self._mechanism(dim), participation=participation), scope=scope)
+
+    def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
+        """What the server sees is all there is."""
+        return self._mechanism(dim)
+
+    def _mechanism(self, dim: int) -> Mechanism:
+        local = self.local
+        if isinstance(local, GaussianRandomizer):
+            return events.Gaussian(std=local.std, sensitivity=local.sensitivity, neighbors=Neighbors.REPLACE_ONE)
+        return events.Laplace(
+            scale=local.scale, sensitivity=local.high - local.low, count=dim, neighbors=Neighbors.REPLACE_ONE
+        )
+
+    def noise_std(self, size: int, dim: int) -> float:
+        """The average of `size` independent noises."""
+        local = self.local
+        return (local.std if isinstance(local, GaussianRandomizer) else local.scale * math.sqrt(2)) / math.sqrt(size)
+
+    def clipped_to(self, state: Any) -> float | None:
+        """L2 clipping is a scaling; clipping each coordinate is not."""
+        return self.clip_norm
+
+    def tally_of_sum(self, total: jax.Array, count: jax.Array, *, key: jax.Array) -> jax.Array:
+        """The sum of `count` independent Gaussian noises is one Gaussian of `count` times the variance."""
+        local = self.local
+        if not isinstance(local, GaussianRandomizer):
+            raise ValueError(f"expected Gaussian noise, got randomizer={self.randomizer!r}")
+        return total + local.std * jnp.sqrt(count) * normal(key, total.shape, total.dtype)

@@ -1,0 +1,126 @@
+"""PrivUnit in the shuffle model: one message a user, its whole update as one locally private vector.
+
+Each update is clipped to L2 norm `clip_norm` and reported by `mechanisms.PrivUnit` with budget eps_local for all of its
+coordinates together. The shuffler permutes the messages: one slot, no dummies, nothing linkable but what one report
+shows. Fast and faithful path give the same tally from the same keys. A deployed message is a seed of 16 bytes, which
+the analyzer expands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail import _validate
+from dovetail.events import DataIndependent, Mechanism, Report, Round, Shuffled, View
+from dovetail.mechanisms import ExactSampler, SeededPrivUnit, seeds
+from dovetail.mechanisms import PrivUnitRandomizer as Randomizer
+from dovetail.protocols._base import CLIP_NORM, Cohort, Protocol
+from dovetail.protocols._messages import Messages, Sent
+from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, shuffle_scope
+from dovetail.shufflers import Layout, Reports, received
+from dovetail.shufflers import ShuffledReports as Forwarded
+from dovetail.statements import Neighbors
+
+__all__ = ["PrivUnit"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivUnit(Protocol):
+    """One shuffled message a user.
+
+    Guarantees:
+        The estimate is unbiased for the mean of the updates, clipped to `clip_norm`.
+
+    References:
+        Bhowmick et al. (2018); Asi, Feldman, Talwar (ICML 2022); amplified as any randomizer with this eps_local is.
+    """
+
+    name: ClassVar[str] = "privunit"
+    shuffled: ClassVar[bool] = True
+
+    clip_norm: float = CLIP_NORM
+    eps_local: float | None = None
+
+    def __post_init__(self) -> None:
+        _validate.positive(clip_norm=self.clip_norm)
+        _validate.positive(**_validate.given(eps_local=self.eps_local))
+
+    @property
+    def noise_field(self) -> str:
+        """The budget of the message."""
+        return "eps_local"
+
+    def local(self, dim: int) -> Randomizer:
+        """The randomizer of an update of this dimension."""
+        return Randomizer(self.known("eps_local"), self.clip_norm, dim)
+
+    def layout(self, dim: int) -> Layout:
+        """One message; its entries travel together."""
+        return Layout(slots=dim, reports_per_client=dim, shufflers=1, linkage="vector")
+
+    def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
+        """A unit vector."""
+        return Reports(slot=None, value=self.local(len(x))(x, key=key), valid=jnp.ones(()))
+
+    def messages(self, dim: int) -> Messages:
+        """One seed."""
+        return _Seeds(SeededPrivUnit(self.local(dim)))
+
+    def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray:
+        """Of the whole message, against the uniform law of the sphere."""
+        return self.local(value.shape[-1]).log_density(value, x)[..., None]
+
+    def estimate(self, tally: jax.Array, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
+        """The sum of the messages, unbiased, over the planned size."""
+        return self.local(len(tally)).debias(tally / size), state
+
+    def noise_std(self, size: int, dim: int) -> float:
+        """Of the average of `size` messages on a zero update."""
+        return float(np.sqrt(self.local(dim).variance(np.zeros(dim))[-1]) / math.sqrt(size))
+
+    def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
+        """One message."""
+        report = Report(kind="generic", eps_local=self.local(dim).eps_local)
+        return Shuffled(report=report, num_users=cohort.crowd(), colluders=cohort.colluders)
+
+    def slots_seen(self, dim: int) -> DataIndependent:
+        """There is one slot."""
+        return SLOTS_TELL_NOTHING
+
+    def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
+        """One shuffled report a user."""
+        mechanism = self.own_reports(cohort, dim)
+        scope = shuffle_scope(cohort, neighbors, "the shuffler permutes the messages uniformly, with fresh randomness")
+        return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seeds(Messages):
+    """The seed of a direction; any 16 bytes are one."""
+
+    size: ClassVar[int] = seeds.SEED_BYTES
+    slots: ClassVar[int] = 1
+    per_client: ClassVar[int] = 1
+
+    randomizer: SeededPrivUnit
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """The generator's, too."""
+        return (*super().assumptions, "the directions of the generator's seeds are as good as uniform ones (AES-128)")
+
+    def randomize(self, x: np.ndarray, *, sampler: ExactSampler) -> Sent:
+        """One seed."""
+        x = self.check_update(x, self.randomizer.law.dim)
+        return Sent(np.zeros(1, np.int64), self.randomizer(x, sampler=sampler)[None])
+
+    def read(self, slot: np.ndarray, body: np.ndarray) -> tuple[Forwarded, int]:
+        """The directions, one a row; refuses other slots than the one."""
+        valid = self.check(slot, body)
+        return received(None, seeds.directions(body, self.randomizer.law.dim), valid), int(np.count_nonzero(~valid))

@@ -1,0 +1,1 @@
+"""Every user with a budget of its own."""

@@ -1,0 +1,194 @@
+"""What APES, S-APES and their baselines share: every client perturbs every coordinate with a budget of its own.
+
+Coordinates are clipped to [-C, C]; user i's report on one of them is eps_i-LDP, by Clip-Laplace or by Laplace noise of
+scale 2C / eps_i. All budgets are public (`_budgets`), and a user keeps its own, so everyone takes part in every round.
+
+The estimate is an average over the reports that came: their number says nothing about the data, for neighbours replace
+one user, and whoever receives the reports sees it anyway. Fast and faithful path give the same tally from the same
+keys, up to the order of floating-point sums.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from typing import Any, ClassVar, Literal, Self, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail import _validate
+from dovetail.events import DataIndependent, Everyone, Mechanism, Personalized, Round, View
+from dovetail.mechanisms import LaplaceRandomizer, LocalRandomizer, add_laplace
+from dovetail.mechanisms._base import clamp
+from dovetail.protocols._base import CLIP_VALUE, Cohort, Protocol
+from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, shuffle_scope
+from dovetail.protocols.personal._budgets import resolve
+from dovetail.shufflers import Layout, Reports, ShuffledReports, SlotSums, slot_sums
+from dovetail.statements import Neighbors
+
+__all__ = ["PUBLIC_BUDGETS", "Personal", "laplace_reports"]
+
+Budget = TypeVar("Budget", float, jax.Array)
+
+_BUDGETS = "uniform2"
+PUBLIC_BUDGETS = "users' budgets are public and do not change when a user's data is replaced"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Personal(Protocol):
+    """Per-coordinate reports under personal budgets.
+
+    `budgets` is what `_budgets.resolve` takes; once settled, every user's eps_local for one coordinate. They are the
+    users' own choice, so there is no noise left to calibrate, unless ``budget_scale = "fit"`` asks for one factor on
+    all of them that meets a privacy target; without budgets of their own, that is what users get. A settled protocol
+    has the scale in its budgets, and None as its scale.
+
+    Guarantees:
+        Only a settled protocol runs, so that clients spend what the event says.
+    """
+
+    undeployed: ClassVar[str] = "sends floating-point numbers with a personal budget's noise, which are no integers"
+
+    budgets: Any = None  # a field, so that it is a config key; it takes the place of the property of `Protocol`
+    clip_value: float = CLIP_VALUE
+    budget_scale: float | Literal["fit"] | None = 1.0
+
+    def __post_init__(self) -> None:
+        _validate.positive(clip_value=self.clip_value)
+        if self.budgets is None:
+            object.__setattr__(self, "budgets", _BUDGETS)
+            object.__setattr__(self, "budget_scale", "fit" if self.budget_scale == 1.0 else self.budget_scale)
+        if isinstance(self.budgets, list):
+            object.__setattr__(self, "budgets", tuple(self.budgets))
+        if self.budget_scale is not None and self.budget_scale != "fit":
+            _validate.positive(budget_scale=self.budget_scale)
+
+    @property
+    def noise_field(self) -> str:
+        """One factor on all budgets."""
+        return "budget_scale"
+
+    @property
+    def calibrated(self) -> bool:
+        """Unless all budgets are yet to be scaled to a target."""
+        return self.budget_scale != "fit"
+
+    def with_noise(self, noise: float) -> Self:
+        """All budgets divided by `noise`."""
+        if self.budget_scale is None:
+            return dataclasses.replace(self, budgets=tuple(eps_local / noise for eps_local in self.budgets))
+        return dataclasses.replace(
+            self, budget_scale=(1.0 if self.budget_scale == "fit" else self.budget_scale) / noise
+        )
+
+    def settle(self, cohort: Cohort, dim: int) -> Self:
+        """Every user's own budget, scaled."""
+        if not isinstance(cohort.participation, Everyone):
+            raise ValueError(
+                "expected everyone to take part in every round where budgets are personal, "
+                f"got {type(cohort.participation).__name__}"
+            )
+        if self.budget_scale == "fit":
+            raise ValueError("expected budget_scale to be a number, or a privacy target to fit it to, got 'fit'")
+        if self.budget_scale is None:
+            if len(self.budgets) != cohort.size:
+                raise ValueError(f"expected one budget for each of {cohort.size} users, got {len(self.budgets)}")
+            return self
+        scale = self.budget_scale
+        scaled = tuple(scale * eps_local for eps_local in resolve(self.budgets, cohort.size))
+        return dataclasses.replace(self, budgets=self.spent(scaled), budget_scale=None)
+
+    @property
+    def eps_locals(self) -> np.ndarray:
+        """What every user spends on a coordinate, once that is settled."""
+        if self.budget_scale is not None:
+            raise ValueError(f"expected a protocol that is settled on its cohort, got budgets={self.budgets!r}")
+        return np.asarray(self.budgets, np.float64)
+
+    def spent(self, budgets: tuple[float, ...]) -> tuple[float, ...]:
+        """What every user spends, given what each of them is ready to: all of it."""
+        return budgets
+
+    @property
+    @abc.abstractmethod
+    def kind(self) -> Literal["clip_laplace", "laplace"]:
+        """The law of a report."""
+
+    @abc.abstractmethod
+    def perturb(self, x: jax.Array, budget: jax.Array, *, key: jax.Array) -> jax.Array:
+        """Client: one report for every coordinate of x."""
+
+    def randomizer_of(self, budget: float) -> LocalRandomizer:
+        """The randomizer of one coordinate at this budget."""
+        return LaplaceRandomizer(budget, -self.clip_value, self.clip_value)
+
+    def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray | None:
+        """The randomizer's, at the client's own budget."""
+        return self.randomizer_of(_own(budget)).log_density(value, x)
+
+    def layout(self, dim: int) -> Layout:
+        """One slot a coordinate."""
+        return Layout(slots=dim, reports_per_client=dim, shufflers=int(self.shuffled))
+
+    def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
+        """Every coordinate, with the client's own budget."""
+        _ = self.eps_locals  # not before they are settled
+        return Reports(slot=None, value=self.perturb(x, _own(budget), key=key), valid=jnp.ones((), bool))
+
+    def tally(self, reports: ShuffledReports, dim: int) -> SlotSums:
+        """Sum and number of the reports on every coordinate."""
+        return slot_sums(reports, dim, reports.value.dtype)
+
+    def estimate(self, tally: SlotSums, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
+        """The average of the reports."""
+        return tally.total / jnp.maximum(tally.messages, 1), state
+
+    def noise_std(self, size: int, dim: int) -> float:
+        """Of the average of `size` Laplace noises, whose scales are those of the settled budgets."""
+        return math.sqrt(float(np.mean(8 * (self.clip_value / self.eps_locals) ** 2)) / size)
+
+    def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
+        """One round as the analyzer sees it; users that may be missing hide nobody, as if they were colluders."""
+        return Personalized(
+            kind=self.kind,
+            eps_locals=self.settle(cohort, dim).budgets,
+            coordinates=dim,
+            colluders=cohort.colluders + cohort.size - cohort.crowd(),
+        )
+
+    def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
+        """What the analyzer sees of one round."""
+        how = "the shuffler permutes every coordinate uniformly, with fresh randomness"
+        scope = shuffle_scope(cohort, neighbors, how, PUBLIC_BUDGETS)
+        return View(round=Round(mechanism=self.mechanism(cohort, dim), participation=cohort.participation), scope=scope)
+
+    def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
+        """Every coordinate at the user's budget, however the reports are then sparsified."""
+        return self._everybody(cohort, dim)
+
+    def _everybody(self, cohort: Cohort, dim: int) -> Personalized:
+        return Personalized(kind=self.kind, eps_locals=self.settle(cohort, dim).budgets, coordinates=dim)
+
+    def slots_seen(self, dim: int) -> DataIndependent:
+        """Every client fills every slot."""
+        return SLOTS_TELL_NOTHING
+
+    def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]] | None:
+        """Everybody's budgets: APES's claims know neither colluders nor missing users."""
+        if cohort.size < 2:
+            return None
+        return self._everybody(cohort, dim), {}
+
+
+def _own(budget: Budget | None) -> Budget:
+    if budget is None:
+        raise ValueError("expected the client's own budget, got budget=None")
+    return budget
+
+
+def laplace_reports(x: jax.Array, budget: jax.Array, clip_value: float, *, key: jax.Array) -> jax.Array:
+    """Every coordinate of x, clipped to [-C, C], with Laplace noise of scale 2C / budget."""
+    return add_laplace(clamp(x, -clip_value, clip_value), 2 * clip_value / budget, key=key)

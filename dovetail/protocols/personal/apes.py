@@ -1,0 +1,113 @@
+"""APES: personal budgets in the shuffle model (Liu, Zhao, Xiong, Liu, Chen, AAAI 2023, "Echo of Neighbors").
+
+Every client perturbs every coordinate by Clip-Laplace with its own budget; each coordinate is shuffled on its own. A
+Clip-Laplace report is pulled towards 0, the more the smaller its budget, so the analyzer inverts the mean that a
+common value of all users would have had (Alg. 1, eq. 1). ``randomizer = "laplace"`` is the variant of Fig. 3(a).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar, Literal
+
+import jax
+import numpy as np
+from scipy import special
+
+from dovetail import _validate
+from dovetail.events import Mechanism, NonPrivate
+from dovetail.mechanisms import ClipLaplace, LocalRandomizer, clip_laplace
+from dovetail.protocols._base import Cohort
+from dovetail.protocols.personal._personal import Personal, laplace_reports
+from dovetail.shufflers import SlotSums
+
+__all__ = ["Apes", "midpoints"]
+
+_WIDER = "not certified: personal budgets are proven to hide each other only where reports stay in [-C, C] (bound = C)"
+_NODES, _QUANTILES = 4096, 512
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Apes(Personal):
+    """Personal Clip-Laplace, shuffled.
+
+    The estimate is biased: the mean report of unequal users is not that of their mean, and what the noise carries
+    beyond the attainable means is clamped. With Laplace noise it is the plain average, which is unbiased.
+
+    Guarantees:
+        Where all users hold the same value in (-C, C), the estimate tends to it as their number grows.
+        Every coordinate of the estimate lies in [-C, C], and grows with the average of the reports.
+
+    References:
+        Liu et al. (AAAI 2023), Alg. 1, Def. 4, Thm. 3 and 4; certified by docs/proofs/personalized-clones.md.
+    """
+
+    name: ClassVar[str] = "apes"
+    shuffled: ClassVar[bool] = True
+
+    bound: float | None = None
+    randomizer: Literal["clip_laplace", "laplace"] = "clip_laplace"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.one_of(("clip_laplace", "laplace"), randomizer=self.randomizer)
+        if self.randomizer == "laplace" and self.bound is not None:
+            raise ValueError(f"expected no bound with randomizer='laplace', got bound={self.bound!r}")
+        ClipLaplace(1.0, -self.clip_value, self.clip_value, self.output_bound)  # refuses a bound within the box
+
+    @property
+    def kind(self) -> Literal["clip_laplace", "laplace"]:
+        """The law of a report."""
+        return self.randomizer
+
+    @property
+    def output_bound(self) -> float:
+        """A: Clip-Laplace reports lie in [-A, A]."""
+        return self.clip_value if self.bound is None else self.bound
+
+    def perturb(self, x: jax.Array, budget: jax.Array, *, key: jax.Array) -> jax.Array:
+        """Clip-Laplace (or Laplace) around the clipped x."""
+        if self.randomizer == "laplace":
+            return laplace_reports(x, budget, self.clip_value, key=key)
+        return clip_laplace.perturb(x, budget, self.clip_value, self.output_bound, key=key)
+
+    def randomizer_of(self, budget: float) -> LocalRandomizer:
+        """Clip-Laplace, or Laplace noise."""
+        if self.randomizer == "laplace":
+            return super().randomizer_of(budget)
+        return ClipLaplace(budget, -self.clip_value, self.clip_value, self.output_bound)
+
+    def estimate(self, tally: SlotSums, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
+        """The value that, held by all users, has the observed average as its mean report; clamped to [-C, C]."""
+        average, state = super().estimate(tally, size, state, key=key)
+        if self.randomizer == "laplace":
+            return average, state
+        return clip_laplace.calibrate(average, self.eps_locals, self.clip_value, self.output_bound), state
+
+    def noise_std(self, size: int, dim: int) -> float:
+        """Exact but for taking the average of the reports as normal; what is clamped is counted as clamped."""
+        if self.randomizer == "laplace":
+            return super().noise_std(size, dim)
+        std = math.sqrt(float(self._second_moments(dim).mean()) / size)
+        averages = std * special.ndtri(midpoints(_NODES))
+        errors = clip_laplace.calibrate(averages, self.eps_locals, self.clip_value, self.output_bound)
+        return math.sqrt(float(np.mean(errors**2)))
+
+    def _second_moments(self, dim: int) -> np.ndarray:
+        """Of the report of each user on a coordinate that is 0."""
+        return np.mean(self._sizes(self.eps_locals) ** 2, axis=1)
+
+    def _sizes(self, budgets: np.ndarray) -> np.ndarray:
+        """Evenly spaced quantiles of the absolute report on 0, one row a budget."""
+        rates = budgets[:, None] / (2 * self.clip_value)
+        return -np.log1p(midpoints(_QUANTILES) * np.expm1(-rates * self.output_bound)) / rates
+
+    def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
+        """Certified for A = C, and for Laplace noise."""
+        return NonPrivate(reason=_WIDER) if self.output_bound > self.clip_value else super().mechanism(cohort, dim)
+
+
+def midpoints(count: int) -> np.ndarray:
+    """Those of equal parts of [0, 1]."""
+    return (np.arange(count) + 0.5) / count

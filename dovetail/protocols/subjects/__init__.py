@@ -1,0 +1,1 @@
+"""Privacy for a subject whose records lie at several users."""

@@ -1,0 +1,103 @@
+"""CentralSubDP: a trusted server adds noise to the federation's sum of clipped record gradients (SubDP Alg. 1).
+
+Every user sends the sum of the clipped gradients of its sampled records; what one record adds is what `randomize`
+gives, and users only add up. The server adds N(0, (noise_multiplier * clip_norm)^2) once to the sum of all, and divides
+by the expected batch. Without sampling of users, records are sampled from the whole federation; if users are drawn
+first (`cohort.kind = "poisson"`), a subject's records at one user arrive together, which the event says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from dovetail.events import Everyone, FixedSize, Mechanism, Poisson, Round, View
+from dovetail.mechanisms._normal import normal
+from dovetail.mechanisms.gaussian import clip_l2
+from dovetail.protocols._base import Cohort
+from dovetail.protocols._scopes import CURATOR_SEES, curator_scope
+from dovetail.protocols.subjects._items import ItemLevel
+from dovetail.shufflers import Reports
+from dovetail.statements import Neighbors, Unit
+
+__all__ = ["CentralSub"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CentralSub(ItemLevel):
+    """Subject-level differential privacy with a trusted server; `unit = "item"` is item-level DP-FL.
+
+    Guarantees:
+        A record adds at most `clip_norm` to the sum, a subject at most `items_per_subject` times that.
+        The noise does not depend on the data, unless `adaptive_z`.
+    """
+
+    name: ClassVar[str] = "central_sub"
+
+    def _records_in_reach(self, cohort: Cohort) -> float:
+        """All records of the federation, or of the users that are drawn on average."""
+        return (cohort.records or 0) * self._prob_user(cohort)
+
+    def _prob_user(self, cohort: Cohort) -> float:
+        match cohort.participation:
+            case Everyone():
+                return 1.0
+            case Poisson(prob=prob):
+                return prob
+        kind = "fixed" if isinstance(cohort.participation, FixedSize) else "disjoint"
+        raise ValueError(f"expected cohort.kind = 'everyone' or 'poisson' under {self.name!r}, got {kind!r}")
+
+    def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
+        """The clipped gradient of one record."""
+        return Reports(slot=None, value=clip_l2(x, self.clip_norm), valid=jnp.ones(()))
+
+    def init(self, dim: int) -> jax.Array:
+        """The noise over the protocol's own, which only `adaptive_z` changes."""
+        return jnp.float32(1.0)
+
+    def prepare(self, state: jax.Array, *, noise_scale: jax.Array, norms: jax.Array | None = None) -> jax.Array:
+        """This round's noise scale."""
+        return noise_scale
+
+    def estimate(self, tally: jax.Array, size: int, state: jax.Array, *, key: jax.Array) -> tuple[jax.Array, Any]:
+        """The noised sum over the expected batch."""
+        noise = self.std * state * normal(key, tally.shape, tally.dtype)
+        return (tally + noise) / size, state
+
+    def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
+        """A noisy sum over sampled records."""
+        self.check_relation(neighbors)
+        cohort.refuse_minimum()
+        scope = curator_scope(
+            neighbors,
+            "the server adds the noise and keeps the users' sums to itself",
+            self._drawn(cohort),
+            *self._assumptions(),
+            unit=Unit(self.unit),
+        )
+        mechanism = self._mechanism(cohort, prob_user=self._prob_user(cohort))
+        return View(round=Round(mechanism=mechanism, participation=Everyone()), scope=scope)
+
+    def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
+        """The clipped gradients themselves."""
+        return CURATOR_SEES
+
+    def _drawn(self, cohort: Cohort) -> str:
+        prob = self._prob_user(cohort)
+        if prob == 1:
+            return "each record joins a round independently, unseen by the adversary"
+        return (
+            f"each user joins a round independently with probability {prob:.4g}, then each of its records, unseen by "
+            "the adversary but for what other people's records show"
+        )
+
+    def noise_std(self, size: int, dim: int) -> float:
+        """The server's noise over the expected batch."""
+        return self.std / size
+
+    def clipped_to(self, state: Any) -> float:
+        """The clip norm."""
+        return self.clip_norm

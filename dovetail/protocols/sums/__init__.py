@@ -1,0 +1,1 @@
+"""Sums that no party sees the terms of."""

@@ -1,0 +1,158 @@
+"""Sums of one number in [0, 1] a user, by randomized response and one shuffle a slot: what such protocols share.
+
+A user turns its number into positions in [0, 1], one a slot, that average to it; each is reported by randomized
+response. The analyzer sees how many reports came, and takes out what lies add on average. Statistics are protocols of
+dimension 1: `estimate` gives the sum over the planned size. Fast and faithful path agree exactly from the same keys.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from dovetail import _validate, events
+from dovetail.events import DataIndependent, Mechanism, Report, Round, View
+from dovetail.mechanisms import ExactRandomizedResponse, ExactSampler, RandomizedResponse
+from dovetail.protocols._base import Cohort, Protocol
+from dovetail.protocols._messages import Levels, Messages, Positions
+from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, shuffle_scope
+from dovetail.shufflers import Layout, Reports, ShuffledReports, SlotSums, slot_sums
+from dovetail.statements import Neighbors
+
+__all__ = ["ReportedSum", "of_numbers"]
+
+
+def of_numbers(dim: int, name: str) -> None:
+    """Refuses updates of more than one number."""
+    if dim != 1:
+        raise ValueError(f"expected one number a user (dim = 1) with {name!r}, got dim={dim}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReportedSum(Protocol):
+    """A sum of numbers in [0, 1] from shuffled reports; numbers outside are moved in, NaN counts as 1/2."""
+
+    shuffled: ClassVar[bool] = True
+
+    eps_local: float | None = None
+
+    def __post_init__(self) -> None:
+        _validate.positive(**_validate.given(eps_local=self.eps_local))
+
+    @property
+    def noise_field(self) -> str:
+        """The budget of a report."""
+        return "eps_local"
+
+    def settle(self, cohort: Cohort, dim: int) -> Self:
+        """Nothing to choose."""
+        of_numbers(dim, self.name)
+        return self
+
+    @property
+    @abc.abstractmethod
+    def local(self) -> RandomizedResponse:
+        """The randomizer of one report."""
+
+    @property
+    def slots(self) -> int:
+        """Reports that a user sends."""
+        return 1
+
+    def positions(self, x: jax.Array, *, key: jax.Array) -> jax.Array:
+        """Client: a position in [0, 1] for every slot."""
+        return x
+
+    def layout(self, dim: int) -> Layout:
+        """One shuffle a slot."""
+        of_numbers(dim, self.name)
+        return Layout(slots=self.slots, reports_per_client=self.slots, shufflers=1)
+
+    def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
+        """A randomized response on every position."""
+        key_position, key_report = jax.random.split(key)
+        reports = self.local(self.positions(x, key=key_position), key=key_report)
+        return Reports(slot=None, value=reports, valid=jnp.ones((), bool))
+
+    def messages(self, dim: int) -> Messages:
+        """A level a message."""
+        of_numbers(dim, self.name)
+        local = self.local
+        return _Slots(response=ExactRandomizedResponse(local.eps_local, local.levels), protocol=self)
+
+    def exact_positions(self, x: np.ndarray, *, sampler: ExactSampler) -> np.ndarray:
+        """Deployed client: `positions`, with what is random from the sampler."""
+        return x
+
+    def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray | None:
+        """The randomizer's, at the number itself."""
+        return self.local.log_density(value, x)
+
+    def tally(self, reports: ShuffledReports, dim: int) -> SlotSums:
+        """Sum and number of the reports in every slot."""
+        return slot_sums(reports, self.slots, jnp.int32)
+
+    def estimate(self, tally: SlotSums, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
+        """The unbiased sum over the planned size."""
+        local = self.local
+        sums = (tally.total - local.offset * tally.messages) / local.slope
+        return jnp.mean(sums, keepdims=True) / size, state
+
+    def variance(self, x: npt.ArrayLike) -> float:
+        """The exact variance of the estimated sum of these users' numbers."""
+        return float(self.local.variance(np.asarray(x, np.float64)).sum())
+
+    def noise_std(self, size: int, dim: int) -> float:
+        """From the exact variance at zero."""
+        return math.sqrt(self.variance(np.zeros(size))) / size
+
+    def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
+        """One shuffled report a slot."""
+        of_numbers(dim, self.name)
+        scope = shuffle_scope(cohort, neighbors, "the shuffler permutes every slot uniformly, with fresh randomness")
+        mechanism = self.own_reports(cohort, dim)
+        return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)
+
+    def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
+        """The same reports without a crowd."""
+        local = self.local
+        return events.Shuffled(
+            report=Report(kind="rr", eps_local=local.eps_local, levels=local.levels),
+            num_users=cohort.crowd(),
+            colluders=cohort.colluders,
+            coordinates=self.slots,
+        )
+
+    def slots_seen(self, dim: int) -> DataIndependent:
+        """Every client fills every slot."""
+        return SLOTS_TELL_NOTHING
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Slots(Levels):
+    """One message for every slot."""
+
+    protocol: ReportedSum
+
+    @property
+    def slots(self) -> int:
+        """The protocol's."""
+        return self.protocol.slots
+
+    @property
+    def per_client(self) -> int:
+        """One a slot."""
+        return self.protocol.slots
+
+    def positions(self, x: np.ndarray, *, sampler: ExactSampler) -> Positions:
+        """A position for every slot, all told."""
+        x = self.check_update(x, 1)
+        position = self.protocol.exact_positions(np.asarray(x, np.float64), sampler=sampler)
+        return Positions(np.arange(self.slots), position, np.ones(self.slots, bool))

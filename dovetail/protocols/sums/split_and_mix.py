@@ -1,0 +1,253 @@
+"""Split-and-mix: the sum of vectors over shufflers that none need trust alone (after Balle, Bell, Gascon, Nissim 2020).
+
+A client clips its update to L2 norm `clip_norm`, encodes it in integers, adds its part of a Skellam noise and splits
+every coordinate into additive shares modulo `modulus`. Share j goes to shuffler j mod `shufflers`; each (coordinate,
+share) is a slot, permuted on its own. The analyzer adds up all shares of a coordinate and sees the noisy sum, and next
+to nothing else. The noise parts are such that the enforced minimum of honest clients reaches `noise_multiplier`.
+
+Fast and faithful path encode the same integers from the same keys (but for what the last bit of a float32 may turn) and
+add them up exactly; the noise, one draw a coordinate instead of one a client, agrees in distribution; shares cancel.
+The sum path draws the rounding errors as one Gaussian of the largest variance that they can have, 1/4 a client.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+
+from dovetail import _validate, events
+from dovetail.events import DataIndependent, Mechanism, NonPrivate, Round, View
+from dovetail.mechanisms import ExactSkellam, skellam
+from dovetail.mechanisms._normal import normal
+from dovetail.protocols._base import CLIP_NORM, Cohort, Protocol
+from dovetail.protocols._scopes import DROPOUT, SLOTS_TELL_NOTHING, check_shuffle_relation, enrolment
+from dovetail.protocols.sums._shares import Shares
+from dovetail.shufflers import Layout, Reports, ShuffledReports
+from dovetail.statements import Neighbors, Scope, Trust, Unit
+
+__all__ = ["Collected", "SplitAndMixProtocol"]
+
+_ALL_SHARES = "all shufflers together see every share, and one client's noise is too little"
+
+
+class Collected(NamedTuple):
+    """The encoded updates of some clients, added up modulo 2^32, and how many clients that were."""
+
+    residues: jax.Array
+    users: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SplitAndMixProtocol(Protocol):
+    """Central noise without a curator.
+
+    `noise_multiplier` is the standard deviation of the honest clients' noise on a coordinate of the sum, over
+    `clip_norm`. Scale, modulus, shares and `honest`, the number of clients that reach this noise, follow from the
+    cohort unless given. Shares are so many that the view is within `mixing_error` of the ideal in total variation,
+    also when `colluding_shufflers` of the shufflers show their slots to the analyzer.
+
+    Guarantees:
+        The estimate is unbiased for the mean of the clipped updates, but for `mechanisms.skellam.Encoding.bias`.
+        The noise of the enforced minimum of honest clients has at least the declared variance.
+        Refuses one shuffler, which would hold all shares, and a modulus in which the sum may wrap around.
+
+    References:
+        Balle, Bell, Gascon, Nissim (CCS 2020); Agarwal, Kairouz, Liu (NeurIPS 2021); Kairouz, Liu, Steinke (ICML 2021).
+    """
+
+    name: ClassVar[str] = "split_and_mix"
+    shuffled: ClassVar[bool] = True
+
+    clip_norm: float = CLIP_NORM
+    noise_multiplier: float | None = None
+    scale: float | None = None
+    modulus: int | None = None
+    shares: int | None = None
+    honest: int | None = None
+    shufflers: int = 2
+    colluding_shufflers: int = 0
+    mixing_error: float = 1e-12
+
+    def __post_init__(self) -> None:
+        _validate.positive(clip_norm=self.clip_norm)
+        _validate.integer(shufflers=self.shufflers, colluding_shufflers=self.colluding_shufflers)
+        _validate.in_open_interval(0, 1, mixing_error=self.mixing_error)
+        if self.shufflers < 2:
+            raise ValueError(f"expected shufflers >= 2: one shuffler would hold all shares, got {self.shufflers}")
+        _validate.in_interval(0, self.shufflers - 1, colluding_shufflers=self.colluding_shufflers)
+        _validate.positive(**_validate.given(noise_multiplier=self.noise_multiplier, scale=self.scale))
+        _validate.integer(**_validate.given(honest=self.honest, shares=self.shares))
+        _validate.at_least(2, **_validate.given(honest=self.honest))
+        if self.shares is not None and self.shares < self.shufflers:
+            raise ValueError(
+                f"expected a share for each of {self.shufflers} shufflers at least, got shares={self.shares}"
+            )
+
+    @property
+    def noise_field(self) -> str:
+        """The noise multiplier."""
+        return "noise_multiplier"
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the honest clients' noise on each coordinate of the sum."""
+        return float(self.known("noise_multiplier") * self.clip_norm)
+
+    def settle(self, cohort: Cohort, dim: int) -> Self:
+        """Scale, modulus and shares for this cohort; every honest client of its minimum adds an equal part of noise."""
+        present = cohort.crowd() - cohort.colluders
+        honest = present if self.honest is None else self.honest
+        if not 2 <= honest <= present:
+            raise ValueError(f"expected 2 to {present} honest users (min_size - colluders), got {honest}")
+        scale, modulus = skellam.resolve(
+            clip_norm=self.clip_norm,
+            dim=dim,
+            num_users=cohort.size,
+            noise_std=self.std * math.sqrt(cohort.size / honest),
+            scale=self.scale,
+            modulus=self.modulus,
+        )
+        shares = self.shares
+        if shares is None:
+            hidden = skellam.shares_for(honest=present, modulus=modulus, distance=self.mixing_error / dim)
+            shares = max(self.shufflers, hidden)
+            while shares - self._colluding_slots(shares) < hidden:
+                shares += 1
+        return dataclasses.replace(self, scale=scale, modulus=modulus, shares=shares, honest=honest)
+
+    def _colluding_slots(self, shares: int) -> int:
+        """Slots of a coordinate that the colluding shufflers hold at most, dealt in turn."""
+        each, rest = divmod(shares, self.shufflers)
+        return self.colluding_shufflers * each + min(self.colluding_shufflers, rest)
+
+    def encoding(self, dim: int) -> skellam.Encoding:
+        """How an update becomes integers."""
+        return skellam.Encoding(clip_norm=self.clip_norm, scale=self.known("scale"), dim=dim)
+
+    @property
+    def noise_part(self) -> float:
+        """The variance of one client's noise on a coordinate, in integers."""
+        return (self.std * self.known("scale")) ** 2 / self.known("honest")
+
+    def layout(self, dim: int) -> Layout:
+        """A slot for every share of every coordinate; the shares of a coordinate are neighbours."""
+        slots = dim * self.known("shares")
+        return Layout(slots=slots, reports_per_client=slots, shufflers=self.shufflers)
+
+    def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
+        """The shares of the encoded update with the client's part of the noise: all of them, or nothing."""
+        key_round, key_noise, key_shares = self._keys(key)
+        noise = skellam.skellam(self.noise_part, x.shape, key=key_noise)
+        noisy = self.encoding(len(x))(x, key=key_round) + noise
+        shares = skellam.split(noisy, self.known("shares"), self.known("modulus"), key=key_shares)
+        return Reports(slot=None, value=shares.ravel(), valid=jnp.ones((), bool))
+
+    @staticmethod
+    def _keys(key: jax.Array) -> jax.Array:
+        return jax.random.split(key, 3)
+
+    def messages(self, dim: int) -> Shares:
+        """A share a message."""
+        return Shares(
+            encoding=self.encoding(dim),
+            noise=ExactSkellam(self.noise_part),
+            shares=self.known("shares"),
+            modulus=self.known("modulus"),
+            shufflers=self.shufflers,
+        )
+
+    def tally(self, reports: ShuffledReports, dim: int) -> jax.Array:
+        """The sum of every coordinate's shares, as residues modulo 2^32."""
+        if reports.slot is not None:
+            value = jnp.where(reports.valid, reports.value, jnp.uint32(0))
+            return jnp.zeros(dim, jnp.uint32).at[reports.slot // self.known("shares")].add(value, mode="drop")
+        valid = reports.valid if reports.valid.ndim > 1 else reports.valid[:, None]
+        slots = jnp.sum(jnp.where(valid, reports.value, jnp.uint32(0)), axis=0, dtype=jnp.uint32)
+        return jnp.sum(slots.reshape(dim, -1), axis=1, dtype=jnp.uint32)
+
+    def collect(
+        self, xs: jax.Array, present: jax.Array, state: Any, *, keys: jax.Array, budgets: jax.Array | None = None
+    ) -> Collected:
+        """The encoded updates, added up: those of the messages from the same keys."""
+        encode = self.encoding(xs.shape[1])
+        encoded = jax.vmap(lambda x, key: encode(x, key=self._keys(key)[0]))(xs, keys)
+        residues = jnp.sum(jnp.where(present[:, None], skellam.words(encoded), 0), axis=0, dtype=jnp.uint32)
+        return Collected(residues, jnp.sum(present, dtype=jnp.int32))
+
+    def finish(self, collected: Collected, *, key: jax.Array) -> jax.Array:
+        """The noise of all clients, in one draw a coordinate."""
+        noise = skellam.skellam(self.noise_part, collected.residues.shape, key=key, times=collected.users)
+        return collected.residues + skellam.words(noise)
+
+    def clipped_to(self, state: Any) -> float:
+        """The clip norm; what is rounded is rounded without bias."""
+        return self.clip_norm
+
+    def tally_of_sum(self, total: jax.Array, count: jax.Array, *, key: jax.Array) -> jax.Array:
+        """The scaled sum with the noise of all clients, and a Gaussian for their rounding errors."""
+        key_round, key_noise = jax.random.split(key)
+        errors = jnp.sqrt(count / 4) * normal(key_round, total.shape, total.dtype)
+        rounded = jnp.round(total * self.known("scale") + errors).astype(jnp.int32)
+        return self.finish(Collected(skellam.words(rounded), count), key=key_noise)
+
+    def estimate(self, tally: jax.Array, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
+        """The sum, centred around zero modulo `modulus`, over the planned size."""
+        integers = skellam.centred(tally, self.known("modulus"))
+        return integers.astype(jnp.float32) / (self.known("scale") * size), state
+
+    def noise_std(self, size: int, dim: int) -> float:
+        """The noise of all clients; zeros are encoded without rounding."""
+        return math.sqrt(self.noise_part / size) / self.known("scale")
+
+    def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
+        """The noisy sum that the analyzer sees, and how well the shares hide the rest."""
+        crowd, shares, encoding = cohort.crowd(), self.known("shares"), self.encoding(dim)
+        mechanism = events.SplitAndMix(
+            num_users=crowd,
+            coordinates=dim,
+            clip_norm=encoding.clip_norm,
+            scale=encoding.scale,
+            noise_variance=self.noise_part * max(1, crowd - cohort.colluders),
+            modulus=self.known("modulus"),
+            shares=shares,
+            colluders=cohort.colluders,
+            colluding_slots=self._colluding_slots(shares),
+            rounding_tail=encoding.rounding_tail,
+        )
+        scope = self._scope(cohort, encoding, neighbors)
+        return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)
+
+    def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
+        """All shares of the update with a small part of the noise."""
+        return NonPrivate(reason=_ALL_SHARES)
+
+    def slots_seen(self, dim: int) -> DataIndependent:
+        """Every client fills every slot."""
+        return SLOTS_TELL_NOTHING
+
+    def _scope(self, cohort: Cohort, encoding: skellam.Encoding, neighbors: Neighbors) -> Scope:
+        check_shuffle_relation(neighbors)
+        colluding = self.colluding_shufflers
+        bias = encoding.bias / self.clip_norm
+        return Scope(
+            trust=Trust.SHUFFLE,
+            adversary=f"analyzer with {colluding} of the shufflers" if colluding else "analyzer",
+            neighbors=neighbors,
+            unit=Unit.USER,
+            assumptions=(
+                "users' noise and shares are independent and fresh",
+                f"{self.shufflers} shufflers share out the shares of every value, so that none holds all of them",
+                f"the {self.shufflers} shufflers do not all collude, with or without the analyzer, and at most "
+                f"{colluding or 'none'} of them with the analyzer",
+                "every share of every coordinate is permuted on its own, uniformly, with fresh randomness",
+                f"a round counts only users of whom every share arrived, releases nothing unless at least "
+                f"{cohort.min_size} do, and {DROPOUT}",
+                f"{enrolment(cohort)}; each honest one adds its part of the noise",
+                f"every user repeats rounding until its integers have norm at most {encoding.norm:.6g} (which biases "
+                f"its update by at most {bias:.2g} of the clip norm)",
+            ),
+        )

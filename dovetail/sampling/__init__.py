@@ -1,0 +1,1 @@
+"""Who takes part in which round, and with which records."""

@@ -1,0 +1,101 @@
+"""Which records join which step, where records and not users are drawn.
+
+Every record joins a step independently with the same probability, in a secret draw that depends on the run's
+randomness, the round and the step alone: the draw of one record says nothing about another's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from dovetail import _validate
+from dovetail.data import Clients
+from dovetail.randomness import Randomness
+
+__all__ = ["ItemDraws"]
+
+_ITEMS = 2  # beside the draws of users and of who drops out
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ItemDraws:
+    """The records of all steps of a training: `clients` is who holds what, `subjects` whom each record is about."""
+
+    clients: Clients
+    subjects: np.ndarray
+    rate: float
+    randomness: Randomness
+    _owners: np.ndarray = dataclasses.field(init=False, repr=False)
+    _records: np.ndarray = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _validate.positive(rate=self.rate)
+        _validate.at_most(1, rate=self.rate)
+        owners, records = self.clients.entries()
+        object.__setattr__(self, "_owners", owners)
+        object.__setattr__(self, "_records", records)
+
+    def draw(self, index: int, users: np.ndarray, *, step: int = 0) -> np.ndarray:
+        """Which entries (places in `clients.entries()`) of these users join a step, ascending."""
+        rng = self.randomness.secret(index, _ITEMS, step)
+        joins = rng.random(len(self._records)) < self.rate
+        present = np.zeros(self.clients.num_clients, bool)
+        present[users] = True
+        return np.flatnonzero(joins & present[self._owners])
+
+    def batch(self, index: int, users: np.ndarray, *, step: int = 0) -> np.ndarray:
+        """The records of these users that join a step, of the whole federation."""
+        return self._records[self.draw(index, users, step=step)].astype(np.int32)
+
+    def batches(self, index: int, users: np.ndarray, *, steps: int) -> np.ndarray:
+        """The records of each user and step, padded with -1: (users, steps, width)."""
+        drawn = [self.draw(index, users, step=step) for step in range(steps)]
+        counts = [np.bincount(self._owners[entries], minlength=self.clients.num_clients) for entries in drawn]
+        width = max(self.width, max((int(count.max(initial=0)) for count in counts), default=0))
+        rows = np.full((self.clients.num_clients, steps, width), -1, np.int32)
+        for step, (entries, count) in enumerate(zip(drawn, counts, strict=True)):
+            owners = self._owners[entries]
+            starts = np.cumsum(count) - count
+            rows[owners, step, np.arange(len(entries)) - starts[owners]] = self._records[entries]
+        return rows[users]
+
+    @property
+    def width(self) -> int:
+        """As many records as a user's step is prepared for; a larger draw (probability below 1e-14) costs time."""
+        return _capacity(int(self.clients.counts.max()), self.rate)
+
+    @property
+    def capacity(self) -> int:
+        """As many records as a step of the whole federation is prepared for."""
+        return _capacity(len(self._records), self.rate)
+
+    def groups(self, index: int, users: np.ndarray, *, step: int = 0) -> np.ndarray:
+        """For each of these users, the most records of one subject in its batch (SubDP's Z); 0 for an empty batch."""
+        entries = self.draw(index, users, step=step)
+        pairs, counts = np.unique(
+            np.stack([self._owners[entries], self.subjects[self._records[entries]]]), axis=1, return_counts=True
+        )
+        most = np.zeros(self.clients.num_clients, np.int64)
+        np.maximum.at(most, pairs[0], counts)
+        return most[users]
+
+    def largest_group(self, rounds: int, users: np.ndarray, *, steps: int) -> int:
+        """The paper's Z over the first rounds: data, and so for its claim only."""
+        looked_at = [(index, step) for index in range(rounds) for step in range(steps)]
+        return max(1, *(int(self.groups(index, users, step=step).max()) for index, step in looked_at))
+
+    def published_scales(
+        self, index: int, users: np.ndarray, *, steps: int, noise_of: Callable[[int], float]
+    ) -> np.ndarray:
+        """The noise that SubDP's Z asks for at every user and step, over that for Z = 1: (users, steps)."""
+        groups = np.stack([self.groups(index, users, step=step) for step in range(steps)], axis=1)
+        table = np.array([noise_of(max(1, z)) / noise_of(1) for z in range(int(groups.max(initial=0)) + 1)])
+        return table[groups].astype(np.float32)
+
+
+def _capacity(count: int, rate: float) -> int:
+    return max(1, min(count, int(count * rate + 8 * math.sqrt(count * rate * (1 - rate)) + 8)))

@@ -1,5 +1,0 @@
-"""The engine: the only jit, vmap and sharding over clients."""
-
-from dovetail.simulate.engine import Diagnostics, Drawn, Engine, Items, Performance, Ran, Training
-
-__all__ = ["Diagnostics", "Drawn", "Engine", "Items", "Performance", "Ran", "Training"]

@@ -1,0 +1,108 @@
+"""Every example runs and does what it says."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dovetail import protocols
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+QUICK = ("own_data.py", "own_protocol.py")
+LONG = ("first_model.py", "summation.py")
+WITH_TORCH = ("own_model_pytorch.py",)
+
+
+def loaded(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name.removesuffix(".py"), EXAMPLES / name)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def output_of(name: str, *words: str, cwd: Path) -> str:
+    """What it prints as a program of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
+    ended = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *words],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_no_example_is_forgotten():
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*QUICK, *LONG, *WITH_TORCH}
+
+
+def test_own_data_learns_within_its_budget():
+    result = loaded("own_data.py").train()
+    assert result.accuracy > 0.85  # 0.928 with its seed; guessing gives 0.5
+    assert result.rounds == 40
+    assert result.statement.eps <= 4
+    assert result.statement.unit.value == "user"
+    assert result.parameters
+
+
+def test_own_protocol_trains_is_quoted_and_audited(tmp_path):
+    """In a process of its own: it registers itself for good."""
+    said = output_of("own_protocol.py", cwd=tmp_path)
+    assert re.search(r"test accuracy [\d.]+% after 10 rounds", said)  # 24 +- 7.5 with fresh noise; guessing gives 10
+    assert "[shuffle; against the analyzer; replace-one; one user, 10 rounds]   as declared" in said
+    lower, upper = map(float, re.search(r"([\d.]+) <= eps <= ([\d.]+)", said).groups())
+    assert 0.5 < lower <= upper <= 1.5
+
+
+def test_own_protocol_is_unbiased_and_has_the_noise_it_states(monkeypatch):
+    """At 5 standard errors: alpha below 1e-5."""
+    monkeypatch.setattr(protocols, "PROTOCOLS", dict(protocols.PROTOCOLS))
+    protocol = loaded("own_protocol.py").OneBit(clip_value=0.5, eps_local=2.0)
+    x, rounds, users = jnp.array([0.4, -0.5, 0.0, 2.0]), 200, 100
+
+    def estimates(update: jax.Array) -> np.ndarray:
+        def one(keys: jax.Array) -> jax.Array:
+            tally = protocol.collect(jnp.tile(update, (users, 1)), jnp.ones(users, bool), (), keys=keys)
+            return protocol.estimate(tally, users, (), key=keys[0])[0]
+
+        return np.asarray(jax.vmap(one)(jax.random.split(jax.random.key(0), (rounds, users))))
+
+    std = protocol.noise_std(users, len(x))
+    error = estimates(x).mean(axis=0) - np.clip(x, -0.5, 0.5)
+    assert np.all(np.abs(error) < 5 * std / rounds**0.5)
+    assert estimates(jnp.zeros(4)).std() == pytest.approx(std, rel=0.12)  # 5 standard errors of 800 draws
+
+
+@pytest.mark.soak
+def test_the_five_lines(tmp_path):
+    assert "(2, 1e-05)-DP" in output_of("first_model.py", cwd=tmp_path)
+
+
+@pytest.mark.soak
+def test_summation_draws_its_figure(tmp_path):
+    said = output_of("summation.py", "--sizes", "100", "300", "--rounds", "30", "--out", "sum.svg", cwd=tmp_path)
+    assert "a curator's squared error" in said
+    assert (tmp_path / "sum.svg").stat().st_size > 1000
+
+
+@pytest.mark.flower
+def test_own_model_in_pytorch_learns(tmp_path):
+    said = output_of("own_model_pytorch.py", cwd=tmp_path)
+    assert (
+        float(re.search(r"test accuracy ([\d.]+)%", said)[1]) > 40
+    )  # 74 seen, the noise is fresh every time; guessing gives 10
+    assert "[shuffle; against the analyzer; replace-one; one user, 4 rounds]   certified" in said

@@ -1,0 +1,385 @@
+"""Pages: the statement in words that are right, nothing that runs or loads, every number from the files beside it."""
+
+import copy
+import dataclasses
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import jsonschema
+import pytest
+import report_samples as samples
+from tiny import TASK
+
+from dovetail import experiment, pages
+from dovetail.audit import curves
+from dovetail.experiment import config
+from dovetail.experiment.folder import BANNER
+from dovetail.pages import _words
+from dovetail.pages._page import at_least, at_most, number
+from dovetail.statements import Bound, Neighbors, Scope, Statement, Theorem, Trust, Unit, Verdict, unbounded
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "privacy.schema.json").read_text())
+VOID = {"meta", "br", "path", "line", "polyline", "polygon", "rect"}
+RUN = {
+    "task": {"name": "tiny"},
+    "protocol": {"name": "dp_fl", "clip_norm": 1.0},
+    "cohort": {"kind": "everyone", "rounds": 3},
+    "privacy": {"eps": 3.0, "delta": 1e-5},
+}
+NO_TARGET = ("privacy", {"delta": 1e-5})
+SEEDED = ("noise", "seeded")
+CASES = {
+    "dp_fl": (),
+    "ss_topk": (("protocol", {"name": "ss_topk", "clip_value": 0.3, "k": 3, "eps_local": 0.5}), NO_TARGET, SEEDED),
+    "apes": (
+        ("protocol", {"name": "apes", "clip_value": 0.3, "budgets": [0.5, 2.0]}),
+        NO_TARGET,
+        SEEDED,
+        ("task", {"name": "tiny", "partition": "iid", "users": 40}),
+    ),
+    "fedavg": (("protocol", {"name": "fedavg"}), NO_TARGET),
+    "digits": (),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Folders of tiny trainings, with their plans, made when they are asked for."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            folder = tmp_path_factory.mktemp("runs") / name
+            if name == "digits":
+                plan = experiment.prepare(config.read("digits", [("cohort.rounds", 2)]))
+            else:
+                plan = experiment.prepare(config.parse(RUN, CASES[name]), task=TASK)
+            experiment.run(plan, out=folder)
+            pages.write(folder)
+            made[name] = (folder, plan)
+        return made[name]
+
+    return get
+
+
+class Reader(HTMLParser):
+    """The text of a page; refuses unbalanced tags, and whatever runs or loads something."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.texts, self.links = [], [], []
+        self.feed(page)
+        assert self.open == []
+        self.text = re.sub(r"\s+", " ", " ".join(self.texts))
+
+    def handle_starttag(self, tag, attributes):
+        assert tag not in ("script", "img", "iframe", "link", "object", "embed", "form", "base")
+        for name, value in attributes:
+            assert not name.startswith("on"), f"{name} runs something"
+            assert name not in ("src", "srcset", "style")
+            if name == "href":
+                self.links.append(value)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in VOID:
+            self.handle_endtag(tag)
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.texts.append(data)
+        elif self.open:
+            assert "@import" not in data
+            assert "url(" not in data
+
+
+def read(path):
+    return Reader(path.read_text())
+
+
+# a run
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_privacy_json_is_as_its_schema_says(runs, name):
+    validator = jsonschema.Draft202012Validator(SCHEMA)
+    validator.check_schema(SCHEMA)
+    validator.validate(json.loads((runs(name)[0] / "privacy.json").read_text()))
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda data: data.pop("certified"),
+        lambda data: data["certified"].pop("neighbors"),
+        lambda data: data["certified"].update(eps=None),
+        lambda data: data["certified"].update(unbounded=True),
+        lambda data: data["certified"].update(verdict="probably"),
+        lambda data: data["certified"]["premises"][0].update(delta=2.0),
+        lambda data: data["units"].pop("subject"),
+        lambda data: data["certified"].update(note="x"),
+        lambda data: data["certified"]["theorem"].update(where=""),
+    ],
+)
+def test_a_broken_privacy_json_is_refused(runs, broken):
+    data = json.loads((runs("dp_fl")[0] / "privacy.json").read_text())
+    jsonschema.Draft202012Validator(SCHEMA).validate(data)
+    broken(data)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.Draft202012Validator(SCHEMA).validate(data)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_report_says_everything_and_loads_nothing(runs, name):
+    folder, _ = runs(name)
+    page = read(folder / "report.html")
+    summary = json.loads((folder / "privacy.json").read_text())
+    statement = Statement.from_json(summary["certified"])
+    for text in (*_words.sentences(statement), *_words.meaning(statement), *statement.assumptions):
+        assert text in page.text
+    for other in ("claimed", "local", "shuffler"):
+        if summary[other] is not None:
+            assert re.sub(r"\s+", " ", summary[other]["theorem"]["where"]) in page.text
+    assert f"{summary['accuracy']:.2%}" in page.text
+    assert "What is not covered" in page.text
+    assert "dovetail run --audit" in page.text
+    assert BANNER not in page.text
+    assert "@misc{" in page.text or "@inproceedings{" in page.text
+    assert all(link.startswith("https://arxiv.org/abs/") for link in page.links)
+    opening = "This was a simulation" if summary["noise"] == "seeded" else "This training protects"
+    assert page.text.index("Nothing is promised" if statement.unbounded else opening) < 400
+
+
+def test_the_order_is_the_reviewers(runs):
+    page = read(runs("apes")[0] / "report.html").text
+    parts = (
+        "This was a simulation whose noise follows from a seed",
+        "What eps means",
+        "test accuracy",
+        "Whose privacy",
+        "Why: the proof",
+        "What must be true",
+        "What is not covered",
+        "Accuracy and budget",
+        "Each user's own eps",
+        "What the shuffler learns",
+        "Attacked",
+        "Config",
+        "References",
+    )
+    places = [page.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_nothing_is_promised_where_nothing_is(runs):
+    page = read(runs("fedavg")[0] / "report.html").text
+    assert "Nothing is promised" in page
+    assert "The reason: no noise is added, so nothing is promised" in page
+    assert "What eps means" not in page
+
+
+def test_the_budget_curve_ends_at_what_was_spent_and_shows_the_target(runs):
+    folder, _ = runs("dp_fl")
+    page = (folder / "report.html").read_text()
+    assert "budget: eps 3" in page
+    assert "spent: 4 values from 0 to 3" in page, "from round 0 on"
+    assert "budget: eps" not in (runs("apes")[0] / "report.html").read_text()
+
+
+def test_an_audit_is_written_beside_the_run_and_changes_nothing_else(runs):
+    folder, plan = runs("ss_topk")
+    before = {file.name: file.read_bytes() for file in folder.iterdir() if file.name != "report.html"}
+    curves.write(plan, folder)
+    after = {file.name: file.read_bytes() for file in folder.iterdir() if file.name != "report.html"}
+    found = json.loads(after.pop("audit.json"))
+    assert after == before
+    assert 0 < found["eps_lower"] <= found["certified"]["eps"]
+    assert found["certified"]["eps"] < json.loads(before["privacy.json"])["certified"]["eps"], "one round of three"
+    page = read(pages.write(folder)).text
+    assert f"eps is at least {at_least(found['eps_lower'])}" in page
+    assert "The attack finds no more than is stated." in page
+    assert "dovetail run --audit" not in page
+    (folder / "audit.json").write_text(json.dumps({**found, "consistent": False}))
+    assert "the proof or the code is wrong" in read(pages.write(folder)).text
+    (folder / "audit.json").write_text(json.dumps({"reason": "no attack is known"}))
+    assert "No attack: no attack is known." in read(pages.write(folder)).text
+    (folder / "audit.json").unlink()
+    pages.write(folder)
+
+
+def test_text_from_files_is_text(runs, tmp_path):
+    folder, _ = runs("dp_fl")
+    data = json.loads((folder / "privacy.json").read_text())
+    evil = copy.deepcopy(data)
+    evil["certified"].update(adversary=samples.EVIL, span=samples.EVIL, assumptions=[samples.EVIL])
+    evil["certified"]["theorem"].update(where=samples.EVIL, key=samples.EVIL)
+    evil["protocol"]["name"] = samples.EVIL
+    for name in ("metrics.jsonl",):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / "config.toml").write_text((folder / "config.toml").read_text() + "# </pre>" + samples.EVIL)
+    (tmp_path / "privacy.json").write_text(json.dumps(evil))
+    assert samples.EVIL in read(pages.write(tmp_path)).text
+
+
+# words
+
+SCOPE = Scope(trust=Trust.SHUFFLE, adversary="analyzer", neighbors=Neighbors.REPLACE_ONE, unit=Unit.USER)
+BY = Theorem(key="BW18.thm8", where="Balle, Wang (ICML 2018), Thm. 8")
+
+
+def stated(eps=1.0, delta=1e-6, scope=SCOPE, **more):
+    return scope.state(Bound(eps=eps, delta=delta, theorem=BY), Verdict.CERTIFIED, span="60 rounds", **more)
+
+
+def test_the_statement_in_words():
+    scope = dataclasses.replace(SCOPE, assumptions=("a", "b"))
+    assert _words.sentences(stated(scope=scope)) == [
+        "This training protects one user, with all the data that this user holds.",
+        "Whether or not that user's data is replaced by any other, the analyzer sees almost the same over 60 rounds: "
+        "what it sees is differentially private with eps = 1 and delta = 1e-6.",
+        "Shufflers are trusted as far as the assumptions say: how many of them may work with the analyzer.",
+        "This is proved by: Balle, Wang (ICML 2018), Thm. 8. It holds if the 2 assumptions below hold.",
+    ]
+
+
+@pytest.mark.parametrize("unit", Unit)
+@pytest.mark.parametrize("neighbors", Neighbors)
+@pytest.mark.parametrize("trust", Trust)
+def test_every_scope_has_words_of_its_own(unit, neighbors, trust):
+    scope = Scope(trust=trust, adversary="somebody", neighbors=neighbors, unit=unit)
+    mine = " ".join(_words.sentences(stated(scope=scope)))
+    for other in (
+        *(dataclasses.replace(scope, unit=one) for one in Unit if one is not unit),
+        *(dataclasses.replace(scope, neighbors=one) for one in Neighbors if one is not neighbors),
+        *(dataclasses.replace(scope, trust=one) for one in Trust if one is not trust),
+        dataclasses.replace(scope, adversary="another"),
+    ):
+        assert " ".join(_words.sentences(stated(scope=other))) != mine
+
+
+def test_personal_budgets_are_said():
+    assert "Each of the 3 users has an eps of its own, from 0.5 to 1;" in " ".join(
+        _words.sentences(stated(per_user=(0.5, 0.7, 1.0)))
+    )
+
+
+def test_the_power_of_a_test_is_that_of_randomized_response():
+    """Randomized response meets the bound: rejecting on the rarer answer is the best test there is."""
+    for eps in (0.1, 1.0, 3.0):
+        lie = 1 / (1 + math.exp(eps))
+        assert _words.detection(stated(eps, 0.0), false_alarms=lie) == pytest.approx(1 - lie)
+    assert _words.detection(stated(0.0, 0.0), false_alarms=0.01) == pytest.approx(0.01)
+    assert _words.detection(stated(800.0, 0.0)) == 1.0
+    assert "x" not in _words.meaning(unbounded(SCOPE, reason="x"))
+    assert _words.meaning(stated(800.0))[0].count("e^eps = more than 1e304") == 1
+    assert _words.meaning(stated(2.0))[0].count("e^eps = 7.39;") == 1, "7.3891 rounded up"
+    assert _words.meaning(stated(2.0, 0.0))[0].endswith("at most e^eps = 7.39, without exception.")
+
+
+def test_bounds_are_rounded_outward():
+    assert at_most(1.00001) == "1.001"
+    assert at_most(1.0) == "1"
+    assert at_most(1e-5) == "1e-5"
+    assert at_most(1.0000000001e-5) == "1.001e-5"
+    assert at_least(0.99999) == "0.9999"
+    assert [number(value) for value in (None, 0, 12345.6, 0.00012, 1234567.0)] == [
+        "-",
+        "0",
+        "12,350",
+        "1.2e-4",
+        "1.235e6",
+    ]
+
+
+def test_what_is_not_covered_depends_on_the_statement():
+    local = dataclasses.replace(SCOPE, trust=Trust.LOCAL)
+    tuned = dataclasses.replace(SCOPE, assumptions=("hyper-parameters were chosen without the private data",))
+    others = {"item": stated(), "user": stated(), "subject": unbounded(SCOPE, reason="subjects are unknown")}
+
+    def said(statement, **more):
+        known = {"local": unbounded(local, reason="all is seen"), "shuffler": None, "diagnostics": False, **more}
+        return " ".join(_words.not_covered(statement, others, **known))
+
+    assert "then nothing is left (all is seen)" in said(stated())
+    assert "then only (8, 1e-6)-DP is left" in said(stated(), local=stated(8.0))
+    assert "One subject instead of one user: subjects are unknown." in said(stated())
+    assert "One item" not in said(stated()), "what is promised to an item stands in the table of units"
+    assert "diagnostics" not in said(stated())
+    assert "diagnostics" in said(stated(), diagnostics=True)
+    assert "looking at the private data" in said(stated(scope=tuned))
+    assert "looking at the private data" not in said(stated())
+    assert "The curator itself" in said(stated(scope=dataclasses.replace(SCOPE, trust=Trust.CURATOR)))
+    assert "took part" in said(stated())
+    assert "took part" not in said(stated(scope=dataclasses.replace(SCOPE, neighbors=Neighbors.ADD_REMOVE)))
+    assert "it knows who takes part" in said(stated(), shuffler=stated(0.0, 0.0))
+
+
+# comparisons and papers
+
+
+def test_a_comparison_ranks_by_accuracy_and_says_what_is_equal(tmp_path):
+    page = read(pages.comparison(samples.comparison(tmp_path)))
+    places = [
+        page.text.index(f" {name} ", page.text.index("Ranking")) for name in ("dp_fl", "split_and_mix", "ss_topk")
+    ]
+    assert places == sorted(places)
+    assert "noise calibrated to eps at most 1 at delta 5e-6 for replacing one user" in page.text
+    assert "two shufflers that do not collude" in page.text
+    assert "21 MB" in page.text
+    assert samples.EVIL in page.text
+    assert page.text.count("Accuracy against upload") == 2, "as a title and for those who hear it"
+
+
+def test_a_comparison_of_nothing_says_so(tmp_path):
+    data = json.loads((samples.comparison(tmp_path) / "comparison.json").read_text())
+    (tmp_path / "comparison.json").write_text(json.dumps({**data, "rows": [], "figures": []}))
+    assert "No protocol has been compared." in read(pages.comparison(tmp_path)).text
+
+
+def test_a_paper_shows_verdicts_and_what_was_not_run(tmp_path):
+    page = read(pages.reproduction(samples.paper(tmp_path)))
+    for text in (
+        "claimed (recomputed)",
+        "holds",
+        "unproven",
+        "refuted",
+        "eps ≥ 0.837",
+        "not run here: needs an accelerator",
+        "The 20 rows",
+        "needs binary reports",
+        "@inproceedings{FLAME",
+        samples.EVIL,
+    ):
+        assert text in page.text
+    assert page.text.count("claims refuted 6") == 1
+    assert page.links == [], "there is no index yet"
+
+
+def test_a_paper_that_is_not_finished_says_so(tmp_path):
+    folder = samples.paper(tmp_path)
+    data = json.loads((folder / "headline.json").read_text())
+    (folder / "headline.json").write_text(json.dumps({**data, "finished": False}))
+    assert "Not finished" in read(pages.reproduction(folder)).text
+
+
+def test_a_paper_that_was_stopped_has_no_page(tmp_path):
+    samples.index(tmp_path)
+    (tmp_path / "apes" / "paper.json").write_text("{}")
+    assert read(pages.index(tmp_path)).links == ["flame/report.html"]
+    with pytest.raises(ValueError, match="expected a paper of which something was reproduced"):
+        pages.reproduction(tmp_path / "apes")
+
+
+def test_the_index_links_to_every_paper_that_is_there(tmp_path):
+    page = read(pages.index(samples.index(tmp_path)))
+    assert page.links == ["flame/report.html", "apes/report.html"]
+    assert "best accuracy, ours: 86.7%" in page.text
+    assert read(pages.reproduction(tmp_path / "flame")).links == ["../index.html"]
