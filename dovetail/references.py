@@ -419,7 +419,8 @@ def of(statements: Iterable[Statement | None], protocol: str | None = None) -> l
 
 
 def _theorems(statement: Statement) -> Iterator[str]:
-    yield statement.theorem.key
+    for theorem in statement.proof.theorems:
+        yield theorem.key
     for premise in statement.premises:
         yield from _theorems(premise)
 

@@ -1,7 +1,7 @@
 """What is promised, by whose proof: the unit of truth of the whole library.
 
 No privacy number travels alone. A `Statement` says how much (eps, delta), about what (`Unit`, `Neighbors`), against
-whom (`adversary`), who must be trusted for it (`Trust`), by which `Theorem`, under which assumptions, and whether we
+whom (`adversary`), who must be trusted for it (`Trust`), by which `Proof`, under which assumptions, and whether we
 certify it or only repeat somebody's word for it (`Verdict`). Statements nest: `premises` is the proof tree, and
 ``str(statement)`` prints it, with a warning where the numbers mean little.
 """
@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from dovetail import _validate
 from dovetail.numbers import at_least, at_most
@@ -21,7 +22,9 @@ __all__ = [
     "Bound",
     "Neighbors",
     "NotApplicable",
+    "Proof",
     "Scope",
+    "Spent",
     "Statement",
     "Theorem",
     "Trust",
@@ -87,17 +90,91 @@ class Theorem:
     where: str
     url: str | None = None
 
+    @property
+    def proof(self) -> Proof:
+        """The proof that needs this theorem alone."""
+        return Proof(theorems=(self,))
+
+
+class Spent(NamedTuple):
+    """A part of delta that a proof spends beside the noise, and what it pays for."""
+
+    delta: float
+    on: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Proof:
+    """Why a number holds: the theorems in the order of their use, what they spend of delta, and remarks.
+
+    `missing` is why there is none: nothing is proven, and no number is promised.
+    """
+
+    theorems: tuple[Theorem, ...] = ()
+    spent: tuple[Spent, ...] = ()
+    notes: tuple[str, ...] = ()
+    missing: str | None = None
+
+    @property
+    def key(self) -> str:
+        """A short name for tables."""
+        return "+".join(theorem.key for theorem in self.theorems) or "none"
+
+    @property
+    def url(self) -> str | None:
+        """Where to read the first of the theorems that can be read somewhere."""
+        return next((theorem.url for theorem in self.theorems if theorem.url), None)
+
     def __str__(self) -> str:
-        return self.where
+        if self.missing is not None:
+            return self.missing
+        paid = (f"of delta, {at_most(part.delta, 3)} is spent on {part.on}" for part in self.spent)
+        return "; ".join((*(theorem.where for theorem in self.theorems), *self.notes, *paid))
+
+    def then(self, *theorems: Theorem) -> Proof:
+        """This proof, and then these theorems."""
+        return dataclasses.replace(self, theorems=self.theorems + theorems)
+
+    def after(self, *theorems: Theorem) -> Proof:
+        """This proof, where these theorems came first; none of them twice."""
+        first = tuple(theorem for theorem in dict.fromkeys(theorems) if theorem not in self.theorems)
+        return dataclasses.replace(self, theorems=first + self.theorems)
+
+    def noting(self, *notes: str) -> Proof:
+        """This proof with remarks."""
+        return dataclasses.replace(self, notes=self.notes + notes)
+
+    def spending(self, *parts: Spent) -> Proof:
+        """This proof with what it spends of delta."""
+        return dataclasses.replace(self, spent=self.spent + tuple(part for part in parts if part.delta))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "theorems": [dataclasses.asdict(theorem) for theorem in self.theorems],
+            "spent": [part._asdict() for part in self.spent],
+            "notes": list(self.notes),
+            "missing": self.missing,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Proof:
+        """The proof that `to_json` wrote."""
+        return cls(
+            theorems=tuple(Theorem(**theorem) for theorem in data["theorems"]),
+            spent=tuple(Spent(**part) for part in data["spent"]),
+            notes=tuple(data["notes"]),
+            missing=data["missing"],
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bound:
-    """A number on its way to a statement: an upper bound and the theorem that gives it."""
+    """A number on its way to a statement: an upper bound and its proof."""
 
     eps: float
     delta: float
-    theorem: Theorem
+    proof: Proof
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,7 +205,7 @@ class Scope:
             adversary=self.adversary,
             neighbors=self.neighbors,
             unit=self.unit,
-            theorem=bound.theorem,
+            proof=bound.proof,
             assumptions=self.assumptions,
             verdict=verdict,
             span=span,
@@ -140,7 +217,7 @@ class Scope:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Statement:
-    """One promise: (eps, delta) for a unit, against an adversary, by a theorem, under assumptions.
+    """One promise: (eps, delta) for a unit, against an adversary, by a proof, under assumptions.
 
     Guarantees:
         eps is in [0, inf] and delta in [0, 1]; anything else is refused.
@@ -153,7 +230,7 @@ class Statement:
     adversary: str
     neighbors: Neighbors
     unit: Unit
-    theorem: Theorem
+    proof: Proof
     assumptions: tuple[str, ...]
     verdict: Verdict
     span: str = ""
@@ -209,7 +286,7 @@ class Statement:
 
     def _lines(self, indent: str, said: tuple[str, ...]) -> list[str]:
         lines = [indent + self.headline(), *(f"{indent}  warning: {text}" for text in self.warnings)]
-        lines.append(f"{indent}  by {self.theorem}")
+        lines.append(f"{indent}  by {self.proof}")
         lines += [f"{indent}  if {assumption}" for assumption in self.assumptions if assumption not in said]
         if self.per_user is not None:
             low, high = min(self.per_user), max(self.per_user)
@@ -228,7 +305,8 @@ class Statement:
             "adversary": self.adversary,
             "neighbors": self.neighbors.value,
             "unit": self.unit.value,
-            "theorem": dataclasses.asdict(self.theorem),
+            "theorem": {"key": self.proof.key, "where": str(self.proof), "url": self.proof.url},
+            "proof": self.proof.to_json(),
             "assumptions": list(self.assumptions),
             "verdict": self.verdict.value,
             "span": self.span,
@@ -248,7 +326,7 @@ class Statement:
             adversary=data["adversary"],
             neighbors=Neighbors(data["neighbors"]),
             unit=Unit(data["unit"]),
-            theorem=Theorem(**data["theorem"]),
+            proof=Proof.from_json(data["proof"]) if "proof" in data else _older_proof(data["theorem"]),
             assumptions=tuple(data["assumptions"]),
             verdict=Verdict(data["verdict"]),
             span=data["span"],
@@ -256,6 +334,11 @@ class Statement:
             per_user=None if data["per_user"] is None else tuple(data["per_user"]),
             population=data.get("population"),
         )
+
+
+def _older_proof(theorem: Mapping[str, Any]) -> Proof:
+    """That of a file from before proofs had parts."""
+    return Proof(missing=theorem["where"]) if theorem["key"] == "none" else Theorem(**theorem).proof
 
 
 def check_guarantee(*, eps: float, delta: float) -> None:
@@ -267,5 +350,5 @@ def check_guarantee(*, eps: float, delta: float) -> None:
 
 def unbounded(scope: Scope, *, reason: str, delta: float = 0.0, span: str = "") -> Statement:
     """The statement that promises nothing, and why."""
-    nothing = Bound(eps=math.inf, delta=delta, theorem=Theorem(key="none", where=reason))
+    nothing = Bound(eps=math.inf, delta=delta, proof=Proof(missing=reason))
     return scope.state(nothing, Verdict.CERTIFIED, span=span)

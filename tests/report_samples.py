@@ -20,15 +20,15 @@ EVIL = '<script>alert("x")</script> & <b>bold</b>'
 
 
 def certified(eps, scope=SCOPE, delta=5e-6):
-    premise = scope.state(Bound(eps=eps / 2, delta=delta, theorem=BY), Verdict.CERTIFIED, span="one of 60 rounds")
+    premise = scope.state(Bound(eps=eps / 2, delta=delta, proof=BY.proof), Verdict.CERTIFIED, span="one of 60 rounds")
     return scope.state(
-        Bound(eps=eps, delta=delta, theorem=BY), Verdict.CERTIFIED, span="60 rounds", premises=(premise,)
+        Bound(eps=eps, delta=delta, proof=BY.proof), Verdict.CERTIFIED, span="60 rounds", premises=(premise,)
     )
 
 
 def claimed(eps, verdict):
     theorem = Theorem(key="FLAME.thm3", where="FLAME (AAAI 2021), Thm. 3 and 4; what became of it")
-    return SCOPE.state(Bound(eps=eps, delta=5e-6, theorem=theorem), verdict, span="60 rounds")
+    return SCOPE.state(Bound(eps=eps, delta=5e-6, proof=theorem.proof), verdict, span="60 rounds")
 
 
 def comparison(folder):

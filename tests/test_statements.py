@@ -23,7 +23,7 @@ def statement(**changes):
         adversary=SCOPE.adversary,
         neighbors=SCOPE.neighbors,
         unit=SCOPE.unit,
-        theorem=Theorem(key="T", where="A Theorem (2020), Thm. 1", url="https://example.org"),
+        proof=Theorem(key="T", where="A Theorem (2020), Thm. 1", url="https://example.org").proof,
         assumptions=SCOPE.assumptions,
         verdict=Verdict.CERTIFIED,
         span="one epoch",

@@ -66,7 +66,7 @@ def markdown(toml: str) -> str:
             "|---|---|---|---|---|---|",
             *rows,
             "",
-            f"Certified by: {_sentence(certified.theorem.where)}",
+            f"Certified by: {_sentence(str(certified.proof))}",
             "",
             *[f"- if {_plain(assumption)}" for assumption in certified.assumptions],
             *_reasons(quote),
@@ -112,7 +112,7 @@ def _reasons(quote: quotes.Quote) -> list[str]:
         if statement is None or field == "certified":
             continue
         if statement.unbounded or field == "claimed":
-            said += ["", f"*{title[:1].upper()}{title[1:]}:* {_sentence(statement.theorem.where)}"]
+            said += ["", f"*{title[:1].upper()}{title[1:]}:* {_sentence(str(statement.proof))}"]
     return said
 
 

@@ -1,13 +1,12 @@
-"""The composition theorems: each turns what one user pays for into a curve of eps and delta.
+"""The composition theorems: each turns what one user is exposed to into a curve of eps and delta.
 
 - `exact_gaussian`: Gaussian releases in which nobody is sampled, without any loss;
-- `privacy_loss` and `renyi`: numerical privacy-loss distributions and Renyi orders, of every release in `releases`;
-- `personal`: rounds with personal budgets, for every user at once;
-- `sampled_shuffles`: shuffled rounds on secret samples of the users;
+- `equal_rounds`: one release, repeated, by a theorem of its own (personal budgets, shuffled rounds on secret samples);
+- `privacy_loss` and `renyi`: numerical privacy-loss distributions and Renyi orders, of every release that has them;
 - `pure`: basic composition, the only one that needs no delta.
 
 An accountant raises `NotApplicable` where its theorem does not reach. What releases spend of delta beside their noise
-is taken from the whole (`exposures.spent_delta`).
+is taken from the whole (`exposure.spent_delta`).
 """
 
 from __future__ import annotations
@@ -15,36 +14,35 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from dovetail.accounting import conversion, gaussian, loss_distributions, numerics, releases, subsampling
 from dovetail.accounting.conversion import RENYI
-from dovetail.accounting.exposure import Exposure, spent_delta
+from dovetail.accounting.exposure import Exposure, spent, spent_delta
 from dovetail.accounting.loss_distributions import PRIVACY_LOSS
 from dovetail.accounting.pairs import mixtures
-from dovetail.accounting.releases import crowds, personalized, split_and_mix
-from dovetail.accounting.search import eps_after_spending, smallest_delta
-from dovetail.events import Crowd, Everyone, FixedSize, Gaussian, Personalized, Poisson, SampledSubject, SplitAndMix
-from dovetail.statements import Bound, Neighbors, NotApplicable, Theorem
+from dovetail.accounting.releases import Curve
+from dovetail.accounting.releases.noise import MOST_LOSSES
+from dovetail.accounting.search import eps_after_spending
+from dovetail.events import Everyone, FixedSize, Poisson
+from dovetail.statements import Neighbors, NotApplicable, Proof, Theorem
 
-__all__ = ["Curve", "exact_gaussian", "personal", "privacy_loss", "pure", "renyi", "sampled_shuffles"]
+__all__ = ["equal_rounds", "exact_gaussian", "privacy_loss", "pure", "renyi"]
 
 RENYI_POISSON = Theorem(
     key="MTZ19.sec3",
-    where="Renyi divergence of the Poisson-sampled Gaussian (Mironov, Talwar, Zhang 2019, Sec. 3), " + RENYI.where,
+    where="Renyi divergence of the Poisson-sampled Gaussian (Mironov, Talwar, Zhang 2019, Sec. 3)",
     url="https://arxiv.org/abs/1908.10530",
 )
 RENYI_FIXED_SIZE = Theorem(
     key="WBK19.thm27",
-    where="Renyi divergence under fixed-size sampling (Wang, Balle, Kasiviswanathan 2019, Thm. 27), " + RENYI.where,
+    where="Renyi divergence under fixed-size sampling (Wang, Balle, Kasiviswanathan 2019, Thm. 27)",
     url="https://arxiv.org/abs/1808.00087",
 )
-PRIVACY_LOSS_REPLACE = Theorem(
-    key="dovetail.poisson-replacement",
-    where="the dominating pair of docs/proofs/poisson-replacement.md, " + PRIVACY_LOSS.where,
-    url=PRIVACY_LOSS.url,
+POISSON_REPLACED = Theorem(
+    key="dovetail.poisson-replacement", where="the dominating pair of docs/proofs/poisson-replacement.md"
 )
 
 _ORDERS = tuple(1 + x / 10 for x in range(1, 100)) + tuple(range(11, 65)) + (80, 96, 128, 192, 256, 384, 512, 1024)
@@ -56,27 +54,20 @@ _FEW = 4  # different releases that are composed on the finest grid
 _TINIEST = 1e-300  # a delta that underflows is not 0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Curve:
-    """The privacy of a composition by one theorem: eps at a delta, and delta at an eps."""
-
-    theorem: Theorem
-    eps: Callable[[float], float]
-    delta: Callable[[float], float]
-
-
 def exact_gaussian(paid: Sequence[Exposure]) -> Curve:
     """Gaussian releases in which nobody is sampled: exact."""
     shifts = []
     for exposure in paid:
-        if not isinstance(exposure.mechanism, Gaussian) or not isinstance(exposure.sampling, Everyone):
+        shift = exposure.release.mu
+        if shift is None or exposure.sampling != Everyone():
             raise NotApplicable("the exact Gaussian formula needs Gaussian noise and no sampling of users")
-        shifts.append(exposure.mechanism.mu * math.sqrt(exposure.times))
+        shifts.append(shift * math.sqrt(exposure.times))
     mu = max(math.hypot(*shifts) * (1 + 1e-15 * (len(shifts) + 4)), _TINIEST)
     return Curve(
-        theorem=gaussian.ANALYTIC,
+        proof=gaussian.ANALYTIC.proof,
         eps=lambda delta: gaussian.eps_of(mu, delta=_proper(delta)),
         delta=lambda eps: gaussian.delta_of(mu, eps=eps),
+        best=frozenset({"eps", "delta"}),
     )
 
 
@@ -84,19 +75,19 @@ def renyi(paid: Sequence[Exposure]) -> Curve:
     """Renyi orders, added up and converted."""
     orders = _orders(paid)
     total = np.zeros(len(orders))
-    theorem = RENYI
+    proof = RENYI.proof
     for exposure in paid:
         total += exposure.times * releases.renyi(exposure.mechanism, exposure.sampling, orders)
         if isinstance(exposure.sampling, Poisson):
-            theorem = RENYI_POISSON
+            proof = proof.after(RENYI_POISSON)
         elif isinstance(exposure.sampling, FixedSize):
-            theorem = RENYI_FIXED_SIZE
+            proof = proof.after(RENYI_FIXED_SIZE)
     usable = np.isfinite(total) & (total >= 0)
     if not usable.any():
         raise NotApplicable("no Renyi order is finite for this composition")
     at, total = np.asarray(orders)[usable], total[usable]
     curve = Curve(
-        theorem=_named(paid, theorem),
+        proof=_with_releases(paid, proof),
         eps=lambda delta: conversion.eps_of(at, total, delta=_proper(delta)) * _OUTWARD,
         delta=lambda eps: numerics.probability(conversion.delta_of(at, total, eps=eps) * _OUTWARD),
     )
@@ -104,12 +95,12 @@ def renyi(paid: Sequence[Exposure]) -> Curve:
 
 
 def _orders(paid: Sequence[Exposure]) -> tuple[float, ...]:
-    """Orders at which these exposures are known best."""
-    if not all(isinstance(exposure.mechanism, Crowd | Personalized | SplitAndMix) for exposure in paid):
+    """Orders at which these exposures are known best; of special ones the fewest, which the others know, too."""
+    special = [orders for exposure in paid if (orders := exposure.release.orders) is not None]
+    if len(special) < len(paid):
         sampled = sum(not isinstance(exposure.sampling, Everyone) for exposure in paid)
         return _ORDERS if sampled <= _FEW else _WHOLE_ORDERS
-    by_shares = any(isinstance(exposure.mechanism, SplitAndMix) for exposure in paid)
-    return tuple(split_and_mix.ORDERS if by_shares else crowds.ORDERS)
+    return tuple(min(special, key=len).tolist())
 
 
 def privacy_loss(paid: Sequence[Exposure]) -> Curve:
@@ -133,7 +124,7 @@ def privacy_loss(paid: Sequence[Exposure]) -> Curve:
         for c in paid
     )
     curve = Curve(
-        theorem=_named(paid, PRIVACY_LOSS_REPLACE if replaced else PRIVACY_LOSS),
+        proof=_with_releases(paid, PRIVACY_LOSS.proof.after(*[POISSON_REPLACED] * replaced)),
         eps=lambda delta: loss_distributions.worst_eps(totals, delta=_proper(delta)),
         delta=lambda eps: loss_distributions.worst_delta(totals, eps=eps),
     )
@@ -146,22 +137,22 @@ def _grid(paid: Sequence[Exposure]) -> float:
     A few different releases are composed on the finest that one of them asks for. Noisy sums over subjects, or with
     many different noises and sampling rates, on one that resolves their mean square loss, to which a grid adds.
     """
-    subject = any(isinstance(exposure.mechanism, SampledSubject) for exposure in paid)
-    if not subject and len(paid) <= _FEW:
-        finest = min(releases.resolution(exposure.mechanism) for exposure in paid)
-        scales = [(exposure.times, releases.scale(exposure.mechanism, exposure.sampling)) for exposure in paid]
+    for_subjects = any(exposure.release.concerns_subjects for exposure in paid)
+    if not for_subjects and len(paid) <= _FEW:
+        finest = min(exposure.release.resolution for exposure in paid)
+        scales = [(exposure.times, exposure.release.scale(exposure.sampling)) for exposure in paid]
         known = [(times, scale) for times, scale in scales if scale is not None]
         spread = math.hypot(*(min(scale.std, 1e6) * math.sqrt(times) for times, scale in known))
         widest = max((min(scale.width, 1e12) for _, scale in known), default=0.0)
-        least = max(spread * _DEVIATIONS / _MOST_LOSSES, widest / releases.MOST_LOSSES)
+        least = max(spread * _DEVIATIONS / _MOST_LOSSES, widest / MOST_LOSSES)
         coarser = max(1.0, least / finest * (1 - 1e-9))
         return finest * 2.0 ** math.ceil(math.log2(coarser))
     squares, widest, count = 0.0, 0.0, 0
     others = []
     for exposure in paid:
-        scale = releases.scale(exposure.mechanism, exposure.sampling)
+        scale = exposure.release.scale(exposure.sampling)
         if scale is None:
-            others.append(releases.resolution(exposure.mechanism))
+            others.append(exposure.release.resolution)
         else:
             squares += exposure.times * scale.sums * scale.std**2
             widest, count = max(widest, scale.width), count + exposure.times * scale.sums
@@ -170,46 +161,12 @@ def _grid(paid: Sequence[Exposure]) -> float:
     return min([mixtures.interval_for(math.sqrt(squares / count), widest, releases=count), *others])
 
 
-def personal(paid: Sequence[Exposure]) -> Curve:
-    """Equal rounds of personal budgets: exact for one coordinate, Renyi at refined orders for more."""
-    if len(paid) != 1 or not isinstance(paid[0].mechanism, Personalized) or not isinstance(paid[0].sampling, Everyone):
-        raise NotApplicable("personalised clones need equal rounds with personal budgets and no sampling of users")
-    event = paid[0].mechanism
-    whole = dataclasses.replace(event, coordinates=event.coordinates * paid[0].times)
-
-    def eps(delta: float) -> float:
-        return personalized.eps(whole, delta=_proper(delta)).eps
-
-    return Curve(
-        theorem=personalized.CLONES if whole.coordinates == 1 else personalized.CLONES_RENYI,
-        eps=eps,
-        delta=lambda target: (
-            numerics.probability(personalized.delta(whole, eps=target))
-            if whole.coordinates == 1
-            else smallest_delta(eps, eps=target)
-        ),
-    )
-
-
-def sampled_shuffles(paid: Sequence[Exposure]) -> Curve:
-    """Equal shuffled rounds on secret fixed-size samples: Lemma 4 for each, optimal composition of all."""
-    if len(paid) != 1 or not isinstance(paid[0].mechanism, Crowd) or not isinstance(paid[0].sampling, FixedSize):
-        raise NotApplicable("Lemma 4 needs equal shuffled rounds on fixed-size samples of the users")
-    event, sampling, times = paid[0].mechanism, paid[0].sampling, paid[0].times
-    if event.num_users != sampling.size:
-        raise NotApplicable(f"the rounds shuffle {event.num_users} users, but {sampling.size} are drawn")
-    prob = min(1.0, sampling.size / (sampling.population - event.colluders))
-
-    def bound(delta: float) -> Bound:
-        one = crowds.eps(event, delta=min(0.5, _proper(delta) / (2 * times * prob)))
-        return subsampling.optimal([subsampling.sampled(one, sampling, colluders=event.colluders)] * times, delta=delta)
-
-    theorem = _named(paid, subsampling.OPTIMAL)
-    return Curve(
-        theorem=theorem,
-        eps=lambda delta: bound(delta).eps,
-        delta=lambda eps: smallest_delta(lambda delta: bound(delta).eps, eps=eps),
-    )
+def equal_rounds(paid: Sequence[Exposure]) -> Curve:
+    """One release, any number of times, by a theorem of its own."""
+    if len(paid) != 1:
+        raise NotApplicable("theorems of one release need rounds that are all equal")
+    own = paid[0].release.equal_rounds(paid[0].sampling, paid[0].times)
+    return dataclasses.replace(own, eps=lambda delta: own.eps(_proper(delta)))
 
 
 def pure(paid: Sequence[Exposure]) -> Curve:
@@ -218,40 +175,34 @@ def pure(paid: Sequence[Exposure]) -> Curve:
     for exposure in paid:
         if not isinstance(exposure.sampling, Everyone):
             raise NotApplicable("basic composition without delta needs pure mechanisms and no sampling of users")
-        terms.append(exposure.times * releases.pure_eps(exposure.mechanism))
+        terms.append(exposure.times * exposure.release.pure_eps)
     total = math.fsum(terms) * (1 + 1e-15 * (len(terms) + 4))
-    return Curve(theorem=subsampling.BASIC, eps=lambda delta: total, delta=lambda eps: 0.0 if eps >= total else 1.0)
+    return Curve(proof=subsampling.BASIC.proof, eps=lambda delta: total, delta=lambda eps: 0.0 if eps >= total else 1.0)
 
 
 def _after_spending(paid: Sequence[Exposure], curve: Curve) -> Curve:
     """The same curve for the whole delta, of which the rounds have spent some already."""
 
-    def spent(eps: float) -> float:
+    def spent_at(eps: float) -> float:
         return spent_delta(paid, eps=eps)
 
-    at_least = spent(0.0)
+    at_least = spent_at(0.0)
     if not at_least:
         return curve
 
     def eps(delta: float) -> float:
         if delta <= at_least:
-            raise NotApplicable(
-                f"not certified: of delta={delta}, {at_least:.3g} would be spent on reports that meet a full "
-                "coordinate and on imperfect mixing"
-            )
-        return eps_after_spending(curve.eps, spent, delta=_proper(delta))
+            what = " and on ".join(part.on for part in spent(paid, eps=0.0))
+            raise NotApplicable(f"not certified: of delta={delta}, {at_least:.3g} would be spent on {what}")
+        return eps_after_spending(curve.eps, spent_at, delta=_proper(delta))
 
-    return Curve(theorem=curve.theorem, eps=eps, delta=lambda eps: numerics.probability(curve.delta(eps) + spent(eps)))
+    return dataclasses.replace(curve, eps=eps, delta=lambda eps: numerics.probability(curve.delta(eps) + spent_at(eps)))
 
 
-def _named(paid: Sequence[Exposure], theorem: Theorem) -> Theorem:
-    """The theorem with those that gave the releases' divergences."""
-    found = (releases.theorem(exposure.mechanism) for exposure in paid)
-    used = list(dict.fromkeys(item for item in found if item is not None))
-    if not used:
-        return theorem
-    where = "; ".join([*(item.where for item in used), theorem.where])
-    return Theorem(key=f"{used[0].key}+{theorem.key}", where=where, url=used[0].url)
+def _with_releases(paid: Sequence[Exposure], proof: Proof) -> Proof:
+    """The proof with the theorems that gave the releases' divergences or losses."""
+    found = (exposure.release.theorem for exposure in paid)
+    return proof.after(*(theorem for theorem in found if theorem is not None))
 
 
 def _proper(delta: float) -> float:

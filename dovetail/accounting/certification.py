@@ -7,33 +7,41 @@ import math
 from collections.abc import Sequence
 
 from dovetail.accounting.compose import best_bound, check_target
-from dovetail.accounting.exposure import Exposure, exposures, spent_on_full, spent_on_mixing
-from dovetail.accounting.releases import personalized
-from dovetail.events import Disjoint, Everyone, FixedSize, NonPrivate, Personalized, Poisson, Round
-from dovetail.numbers import at_most
+from dovetail.accounting.exposure import Exposure, exposures, refusal, spent
+from dovetail.events import Disjoint, Everyone, FixedSize, Poisson, Round
 from dovetail.statements import TUNING_ASSUMPTION, Bound, NotApplicable, Scope, Statement, Unit, Verdict, unbounded
 
-__all__ = ["certify", "stated"]
+__all__ = ["certify"]
 
 _MOST_PREMISES = 8  # different rounds that a statement tells one by one
 
 
 def certify(
-    rounds: Sequence[Round], scope: Scope, *, delta: float | None = None, eps: float | None = None
+    rounds: Sequence[Round],
+    scope: Scope,
+    *,
+    delta: float | None = None,
+    eps: float | None = None,
+    bound: Bound | None = None,
 ) -> Statement:
     """The smallest certified eps for these rounds at this delta, or the smallest certified delta at this eps.
 
+    A `bound` that was found for these rounds otherwise becomes a statement as it is, with all that belongs to one.
+
     Guarantees:
-        Exactly one of delta and eps is given, and the statement has it.
+        Exactly one of delta, eps and bound is given, and the statement has it.
         Monotone: more rounds never give a smaller eps, or delta.
         The theorem named is the one that gave the number, and its hypotheses were checked.
         A release without noise gives an unbounded statement, never a number.
     """
-    check_target(delta, eps)
     span = _span(rounds)
+    if bound is not None:
+        return _statement(bound, scope, exposures(rounds), span=span)
+    check_target(delta, eps)
+    why = refusal(rounds)
+    if why is not None:
+        return unbounded(scope, reason=why, delta=1.0 if delta is None else delta, span=span)
     for item in rounds:
-        if isinstance(item.mechanism, NonPrivate):
-            return unbounded(scope, reason=item.mechanism.reason, delta=1.0 if delta is None else delta, span=span)
         if item.mechanism.neighbors is not scope.neighbors:
             raise ValueError(
                 f"expected events under {scope.neighbors.value}, got an event under {item.mechanism.neighbors.value}"
@@ -46,11 +54,6 @@ def certify(
     told = several if len(several) <= _MOST_PREMISES else ()
     premises = tuple(_one_round(exposure, scope, delta, eps) for exposure in told)
     return _statement(best, scope, paid, span=span, premises=premises, per_user=_per_user(paid, best))
-
-
-def stated(rounds: Sequence[Round], bound: Bound, scope: Scope) -> Statement:
-    """A bound that was found for these rounds otherwise, with everything that belongs to a statement about them."""
-    return _statement(bound, scope, exposures(rounds), span=_span(rounds))
 
 
 def _one_round(exposure: Exposure, scope: Scope, delta: float | None, eps: float | None) -> Statement:
@@ -70,28 +73,17 @@ def _statement(
 ) -> Statement:
     said = (*scope.assumptions, *_sampling_assumptions(paid), TUNING_ASSUMPTION)
     scope = dataclasses.replace(scope, assumptions=tuple(dict.fromkeys(said)))
-    by = dataclasses.replace(bound.theorem, where="; ".join((bound.theorem.where, *_spent(paid, bound.eps))))
-    bound = dataclasses.replace(bound, theorem=by)
+    if bound.eps < math.inf:
+        bound = dataclasses.replace(bound, proof=bound.proof.spending(*spent(paid, eps=bound.eps)))
     return scope.state(bound, Verdict.CERTIFIED, span=span, premises=premises, per_user=per_user)
 
 
 def _per_user(paid: Sequence[Exposure], best: Bound) -> tuple[float, ...] | None:
-    """Every user's own eps, where budgets are personal and one event says it all; nobody's is above everybody's."""
-    if len(paid) != 1 or not isinstance(paid[0].mechanism, Personalized) or not isinstance(paid[0].sampling, Everyone):
+    """Every user's own eps, where users differ and one event says it all; nobody's is above everybody's."""
+    if len(paid) != 1 or paid[0].sampling != Everyone() or not 0 < best.delta < 1:
         return None
-    if not 0 < best.delta < 1:
-        return None
-    event, times = paid[0].mechanism, paid[0].times
-    whole = dataclasses.replace(event, coordinates=event.coordinates * times)
-    mine = personalized.per_user(whole, delta=best.delta, tolerance=0.02)
-    return tuple(min(bound.eps, best.eps) for bound in mine)
-
-
-def _spent(paid: Sequence[Exposure], eps: float) -> list[str]:
-    """What the proof spends of delta beside the noise."""
-    mixing = spent_on_mixing(paid, eps=eps) if eps < math.inf else 0.0
-    said = ((spent_on_full(paid), "reports that meet a full coordinate"), (mixing, "imperfect mixing of shares"))
-    return [f"of delta, {at_most(spent, 3)} is spent on {what}" for spent, what in said if spent]
+    mine = paid[0].release.per_user(paid[0].times, delta=best.delta)
+    return None if mine is None else tuple(min(eps, best.eps) for eps in mine)
 
 
 def _sampling_assumptions(paid: Sequence[Exposure]) -> list[str]:

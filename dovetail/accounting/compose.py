@@ -1,7 +1,7 @@
 """Many rounds, one number: the smallest bound of all composition theorems.
 
-`exposures` says what one user pays for out of all rounds; every accountant of `accountants` that reaches is asked, and
-the best answer is kept. Each gives eps at a delta and delta at an eps.
+`exposure` says what one user is exposed to; every accountant of `accountants` that reaches is asked, and the best
+answer is kept. Each gives eps at a delta and delta at an eps.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 
 from dovetail import _validate
 from dovetail.accounting import accountants
-from dovetail.accounting.accountants import Curve
-from dovetail.accounting.exposure import Exposure, exposures
+from dovetail.accounting.exposure import Exposure, exposures, refusal
+from dovetail.accounting.releases import Curve
 from dovetail.accounting.subsampling import BASIC
-from dovetail.events import NonPrivate, Round
-from dovetail.statements import Bound, NotApplicable, Theorem
+from dovetail.events import Round
+from dovetail.statements import Bound, NotApplicable, Proof
 
 __all__ = ["best_bound", "bound", "check_target", "fits"]
 
@@ -24,18 +24,16 @@ Accountant = Callable[[Sequence[Exposure]], Curve]
 
 _TIGHTEST_FIRST: tuple[Accountant, ...] = (
     accountants.exact_gaussian,
-    accountants.personal,
+    accountants.equal_rounds,
     accountants.privacy_loss,
     accountants.renyi,
-    accountants.sampled_shuffles,
     accountants.pure,
 )
 _CHEAPEST_FIRST: tuple[Accountant, ...] = (
     accountants.exact_gaussian,
     accountants.renyi,
     accountants.pure,
-    accountants.sampled_shuffles,
-    accountants.personal,
+    accountants.equal_rounds,
     accountants.privacy_loss,
 )
 
@@ -43,7 +41,7 @@ _CHEAPEST_FIRST: tuple[Accountant, ...] = (
 def fits(rounds: Sequence[Round], *, eps: float, delta: float) -> bool:
     """Whether some accountant certifies these rounds at (eps, delta); the cheap ones are asked first."""
     _validate.in_interval(0, 1, delta=delta)
-    if any(isinstance(item.mechanism, NonPrivate) for item in rounds):
+    if refusal(rounds) is not None:
         return False
     paid = exposures(rounds)
     for accountant in _CHEAPEST_FIRST:
@@ -65,12 +63,12 @@ def bound(rounds: Sequence[Round], *, delta: float | None = None, eps: float | N
         At an eps for which nothing is certified delta is 1.
     """
     check_target(delta, eps)
-    for item in rounds:
-        if isinstance(item.mechanism, NonPrivate):
-            nothing = Theorem(key="none", where=item.mechanism.reason)
-            if eps is None:
-                return Bound(eps=math.inf, delta=_given(delta), theorem=nothing)
-            return Bound(eps=eps, delta=1.0, theorem=nothing)
+    why = refusal(rounds)
+    if why is not None:
+        nothing = Proof(missing=why)
+        if eps is None:
+            return Bound(eps=math.inf, delta=_given(delta), proof=nothing)
+        return Bound(eps=eps, delta=1.0, proof=nothing)
     return best_bound(exposures(rounds), delta=delta, eps=eps)
 
 
@@ -78,22 +76,22 @@ def best_bound(paid: Sequence[Exposure], *, delta: float | None = None, eps: flo
     """The smallest eps, or delta, of all accountants; `NotApplicable` with every reason if none applies."""
     check_target(delta, eps)
     if not paid:
-        return Bound(eps=0.0 if eps is None else eps, delta=0.0, theorem=BASIC)
+        return Bound(eps=0.0 if eps is None else eps, delta=0.0, proof=BASIC.proof)
     bounds, reasons = [], []
     for accountant in _TIGHTEST_FIRST:
         try:
             curve = _curve(accountant, tuple(paid))
             if eps is None:
-                found = Bound(eps=curve.eps(_given(delta)), delta=_given(delta), theorem=curve.theorem)
+                found = Bound(eps=curve.eps(_given(delta)), delta=_given(delta), proof=curve.proof)
             else:
-                found = Bound(eps=eps, delta=curve.delta(eps), theorem=curve.theorem)
+                found = Bound(eps=eps, delta=curve.delta(eps), proof=curve.proof)
             bounds.append(_passed(found))
         except NotApplicable as error:
             reasons.append(str(error))
         except ArithmeticError:
             reasons.append(f"{accountant.__name__.replace('_', ' ')}: numbers beyond what a computer holds")
         else:
-            if accountant is accountants.exact_gaussian or (accountant is accountants.personal and eps is None):
+            if ("eps" if eps is None else "delta") in curve.best:
                 break
     if not bounds:
         raise NotApplicable("; ".join(reasons))
@@ -103,7 +101,7 @@ def best_bound(paid: Sequence[Exposure], *, delta: float | None = None, eps: flo
 def _passed(found: Bound) -> Bound:
     """The bound, if its numbers are some: an eps >= 0, a delta that is a probability."""
     if not found.eps >= 0 or not 0 <= found.delta <= 1:
-        raise NotApplicable(f"{found.theorem.key} gives no number here (eps={found.eps}, delta={found.delta})")
+        raise NotApplicable(f"{found.proof.key} gives no number here (eps={found.eps}, delta={found.delta})")
     return found
 
 

@@ -37,10 +37,10 @@ def for_group(one: Bound, *, size: int) -> Bound:
         return one
     eps = size * one.eps * _OUTWARD
     if one.delta == 0 or math.isinf(eps):
-        return Bound(eps=eps, delta=one.delta, theorem=_named(one.theorem))
+        return Bound(eps=eps, delta=one.delta, proof=one.proof.after(GROUP))
     log_delta = math.log(one.delta) + _log_factor(one.eps, size)
     delta = numerics.probability(math.exp(min(0.0, log_delta)) * _OUTWARD)
-    return Bound(eps=eps, delta=delta, theorem=_named(one.theorem))
+    return Bound(eps=eps, delta=delta, proof=one.proof.after(GROUP))
 
 
 def for_one(group: Bound, *, size: int) -> Bound:
@@ -55,11 +55,11 @@ def for_one(group: Bound, *, size: int) -> Bound:
         return group
     eps = group.eps / size / _OUTWARD**2
     if group.delta == 0 or math.isinf(eps):
-        return Bound(eps=eps, delta=group.delta, theorem=_named(group.theorem))
+        return Bound(eps=eps, delta=group.delta, proof=group.proof.after(GROUP))
     log_delta = math.log(group.delta) - _log_factor(eps, size)
     if log_delta < -700:
         raise NotApplicable(f"expected a delta that a group of {size} at eps={group.eps:.4g} leaves, got {group.delta}")
-    return Bound(eps=eps, delta=math.exp(log_delta) / _OUTWARD**3, theorem=_named(group.theorem))
+    return Bound(eps=eps, delta=math.exp(log_delta) / _OUTWARD**3, proof=group.proof.after(GROUP))
 
 
 def _log_factor(eps: float, size: int) -> float:
@@ -68,10 +68,6 @@ def _log_factor(eps: float, size: int) -> float:
         return math.log(size) + size * eps
     log_sum = (size - 1) * eps + math.log(-math.expm1(-size * eps)) - math.log(-math.expm1(-eps))
     return log_sum + 1e-14 * (1 + abs(log_sum) + size * eps)
-
-
-def _named(theorem: Theorem) -> Theorem:
-    return Theorem(key=f"{GROUP.key}({theorem.key})", where=f"{GROUP.where} of: {theorem.where}", url=GROUP.url)
 
 
 def _check(bound: Bound, size: int) -> None:

@@ -6,14 +6,13 @@ import math
 from collections.abc import Sequence
 
 from dovetail.accounting.exposure import exposures
-from dovetail.accounting.releases import crowds
 from dovetail.accounting.releases.crowds import LOCAL
-from dovetail.events import Crowd, Disjoint, Everyone, Personalized, Round
-from dovetail.statements import Bound, NotApplicable, Theorem
+from dovetail.events import Disjoint, Everyone, Round
+from dovetail.statements import Bound, NotApplicable, Proof
 
 __all__ = ["local_bound"]
 
-_INDICES_TELL = Theorem(key="none", where="which coordinates a client reports depends on its data")
+_INDICES_TELL = "which coordinates a client reports depends on its data"
 
 
 def local_bound(rounds: Sequence[Round], *, delta: float) -> Bound:
@@ -29,16 +28,10 @@ def local_bound(rounds: Sequence[Round], *, delta: float) -> Bound:
     times = sum(exposure.times for exposure in paid)
     eps, spent = [], []
     for exposure in paid:
-        event = exposure.mechanism
-        if isinstance(event, Personalized):
-            one = Bound(eps=event.coordinates * max(event.eps_locals), delta=0.0, theorem=LOCAL)
-        elif isinstance(event, Crowd):
-            one = crowds.local(event, delta=delta / times)
-        else:
-            raise NotApplicable(f"{type(event).__name__} does not say what one client's reports tell")
+        one = exposure.release.local(delta=delta / times)
         if math.isinf(one.eps):
-            return Bound(eps=math.inf, delta=delta, theorem=_INDICES_TELL)
+            return Bound(eps=math.inf, delta=delta, proof=Proof(missing=_INDICES_TELL))
         eps.append(exposure.times * one.eps)
         spent.append(exposure.times * one.delta)
     total = math.fsum(eps) * (1 + 1e-15 * (len(eps) + 4))
-    return Bound(eps=total, delta=min(delta, math.fsum(spent)), theorem=LOCAL)
+    return Bound(eps=total, delta=min(delta, math.fsum(spent)), proof=LOCAL.proof)

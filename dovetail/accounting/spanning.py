@@ -19,14 +19,15 @@ from collections.abc import Sequence
 
 from dovetail import _validate
 from dovetail.accounting import compose, groups
-from dovetail.events import Everyone, FixedSize, Gaussian, NonPrivate, Poisson, Round, SampledSubject
-from dovetail.statements import Bound, Neighbors, NotApplicable, Theorem
+from dovetail.accounting.exposure import refusal
+from dovetail.accounting.releases import release_of
+from dovetail.events import Round
+from dovetail.statements import Bound, NotApplicable, Proof
 
 __all__ = ["spanned"]
 
 _LEAST_LOG_DELTA = -140.0
 _CLOSE = 1e-3  # the search for the best delta for one user ends at this ratio
-_UP = 1 + 1e-15
 
 
 def spanned(rounds: Sequence[Round], *, users: int, delta: float) -> Bound:
@@ -40,40 +41,16 @@ def spanned(rounds: Sequence[Round], *, users: int, delta: float) -> Bound:
     _validate.integer(users=users)
     _validate.at_least(1, users=users)
     _validate.in_interval(0, 1, delta=delta)
-    if any(isinstance(item.mechanism, SampledSubject) for item in rounds):
+    if any(release_of(item.mechanism).concerns_subjects for item in rounds):
         raise NotApplicable("these rounds are accounted for a subject already, not for one user")
-    if users == 1 or any(isinstance(item.mechanism, NonPrivate) for item in rounds):
+    if users == 1 or refusal(rounds) is not None:
         return compose.bound(rounds, delta=delta)
-    if all(_adds_up(item) for item in rounds):
-        together = compose.bound([_together(item, users) for item in rounds], delta=delta)
-        where = f"{together.theorem.where}, for the {users} users of a subject together (docs/proofs/subjects.md)"
-        return dataclasses.replace(together, theorem=dataclasses.replace(together.theorem, where=where))
+    added = [release_of(item.mechanism).of_users(item.participation, users) for item in rounds]
+    if None not in added:
+        together = compose.bound([item for item in added if item is not None], delta=delta)
+        note = f"for the {users} users of a subject together (docs/proofs/subjects.md)"
+        return dataclasses.replace(together, proof=together.proof.noting(note))
     return _by_group_privacy(rounds, users, delta)
-
-
-def _adds_up(item: Round) -> bool:
-    """Whether the subject's users only add up their shifts in this round."""
-    if not isinstance(item.mechanism, Gaussian):
-        return False
-    match item.participation:
-        case FixedSize(size=size, population=population):
-            return size == population
-        case Poisson(prob=prob) if 0 < prob < 1:
-            return item.mechanism.neighbors is Neighbors.ADD_REMOVE and item.mechanism.std > 0
-    return True
-
-
-def _together(item: Round, users: int) -> Round:
-    noise, participation = item.mechanism, item.participation
-    if not isinstance(noise, Gaussian):
-        raise NotApplicable("the shifts of several users only add up under Gaussian noise")
-    if not isinstance(participation, Poisson) or participation.prob in (0, 1):
-        reach = noise.sensitivity * users * _UP
-        return Round(mechanism=dataclasses.replace(noise, sensitivity=reach), participation=participation)
-    joined = SampledSubject(
-        std=noise.std, clip_norm=noise.sensitivity, items=users, prob_item=participation.prob, users_spanned=users
-    )
-    return Round(mechanism=joined, participation=Everyone())
 
 
 def _by_group_privacy(rounds: Sequence[Round], users: int, delta: float) -> Bound:
@@ -106,5 +83,5 @@ def _by_group_privacy(rounds: Sequence[Round], users: int, delta: float) -> Boun
     if found:
         return min(found, key=lambda bound: bound.eps)
     compose.bound(rounds, delta=delta)  # says why, where nothing is certified even for one user
-    none = Theorem(key=groups.GROUP.key, where=f"no finite eps for a group of {users} is left at delta={delta:.3g}")
-    return Bound(eps=math.inf, delta=delta, theorem=none)
+    none = Proof(missing=f"no finite eps for a group of {users} is left at delta={delta:.3g}")
+    return Bound(eps=math.inf, delta=delta, proof=none)

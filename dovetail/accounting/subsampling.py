@@ -62,11 +62,10 @@ def sampled(bound: Bound, participation: Participation, *, colluders: int = 0) -
             )
     if prob >= 1:
         return bound
-    where = f"{LEMMA4.where}, of {bound.theorem.where}"
     return Bound(
         eps=min(bound.eps, _log1p_expm1(prob * (1 + 1e-15), bound.eps) * _OUTWARD),
         delta=min(bound.delta, prob * bound.delta * _OUTWARD),
-        theorem=Theorem(key=LEMMA4.key, where=where, url=LEMMA4.url),
+        proof=bound.proof.then(LEMMA4),
     )
 
 
@@ -85,7 +84,7 @@ def basic(bounds: Sequence[Bound]) -> Bound:
     return Bound(
         eps=math.fsum(bound.eps for bound in bounds) * count,
         delta=numerics.probability(math.fsum(bound.delta for bound in bounds) * count),
-        theorem=BASIC,
+        proof=BASIC.proof,
     )
 
 
@@ -106,7 +105,7 @@ def optimal(bounds: Sequence[Bound], *, delta: float) -> Bound:
         raise NotApplicable("optimal composition needs rounds with the same eps and delta")
     slack = _slack(bounds, delta)
     if math.isinf(first.eps):
-        return Bound(eps=math.inf, delta=delta, theorem=OPTIMAL)
+        return Bound(eps=math.inf, delta=delta, proof=OPTIMAL.proof)
     count = len(bounds)
     heads = np.arange(count + 1)
     loss = (2 * heads - count) * first.eps
@@ -118,7 +117,7 @@ def optimal(bounds: Sequence[Bound], *, delta: float) -> Bound:
         return float(-np.expm1(eps - loss[above]) @ probs[above]) * outward + 1e-300 <= slack
 
     eps = smallest_point(fits, low=0.0, high=count * first.eps) if not fits(0.0) else 0.0
-    return Bound(eps=min(eps * _OUTWARD, basic(bounds).eps), delta=delta, theorem=OPTIMAL)
+    return Bound(eps=min(eps * _OUTWARD, basic(bounds).eps), delta=delta, proof=OPTIMAL.proof)
 
 
 def _slack(bounds: Sequence[Bound], delta: float) -> float:

@@ -48,12 +48,12 @@ class Claim:
 
     def __str__(self) -> str:
         numbers = f"({at_most(self.eps)}, {at_most(self.delta)})"
-        return f"claimed by {self.theorem}: {numbers} - {_word(self.verdict)}: {self.reason}"
+        return f"claimed by {self.theorem.where}: {numbers} - {_word(self.verdict)}: {self.reason}"
 
     def statement(self, scope: Scope, *, span: str = "") -> Statement:
-        """The claim as a statement; the reason travels with the theorem, for a statement has no other place for it."""
-        where = f"{self.theorem.where}; {_word(self.verdict)}: {self.reason}"
-        told = Bound(eps=self.eps, delta=self.delta, theorem=dataclasses.replace(self.theorem, where=where))
+        """The claim as a statement."""
+        proof = self.theorem.proof.noting(f"{_word(self.verdict)}: {self.reason}")
+        told = Bound(eps=self.eps, delta=self.delta, proof=proof)
         return scope.state(told, self.verdict, span=span)
 
 
@@ -73,7 +73,7 @@ class PrintedNumber:
         _check(self.verdict, self.reason)
 
     def __str__(self) -> str:
-        return f"{self.quantity} by {self.theorem}: {self.value:.4g} - {_word(self.verdict)}: {self.reason}"
+        return f"{self.quantity} by {self.theorem.where}: {self.value:.4g} - {_word(self.verdict)}: {self.reason}"
 
 
 def _word(verdict: Verdict) -> str:

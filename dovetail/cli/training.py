@@ -240,7 +240,7 @@ def _unit_table(units: Any) -> Table:
     table = Table("for one", "promised", "verdict", "neighbours", "against the", "by, or why not", box=None)
     for unit, statement in units.items():
         numbers = "nothing" if statement.unbounded else f"({at_most(statement.eps)}, {at_most(statement.delta)})-DP"
-        why = statement.theorem.where if statement.unbounded else statement.theorem.key
+        why = str(statement.proof) if statement.unbounded else statement.proof.key
         verdict = "-" if statement.unbounded else statement.verdict.value
         cells = (unit.value, numbers, verdict, statement.neighbors.value, statement.adversary, why)
         table.add_row(*(escape(cell) for cell in cells))

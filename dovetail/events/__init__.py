@@ -8,10 +8,11 @@ relation, never of a convention that an accountant may or may not share. No even
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from dovetail.events._noise import DataIndependent, Gaussian, Laplace, NonPrivate, SampledSubject
 from dovetail.events._participation import Disjoint, Everyone, FixedSize, Participation, Poisson
-from dovetail.events._plain import from_plain, to_plain
+from dovetail.events._plain import from_plain, register, to_plain
 from dovetail.events._shuffled import Crowd, PaddedBernoulli, PaddedTopk, Personalized, Report, Shuffled, SplitAndMix
 from dovetail.statements import Scope
 
@@ -37,10 +38,11 @@ __all__ = [
     "SplitAndMix",
     "View",
     "from_plain",
+    "register",
     "to_plain",
 ]
 
-Mechanism = Gaussian | Laplace | NonPrivate | Crowd | Personalized | SplitAndMix | SampledSubject
+Mechanism = Any  # a bundled event, or any frozen dataclass with a registered release
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

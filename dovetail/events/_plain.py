@@ -9,7 +9,7 @@ import msgspec
 from dovetail import _validate
 from dovetail.events import _noise, _participation, _shuffled
 
-__all__ = ["from_plain", "to_plain"]
+__all__ = ["from_plain", "register", "to_plain"]
 
 _EVENTS: dict[str, type] = {
     cls.__name__: cls
@@ -30,6 +30,18 @@ _EVENTS: dict[str, type] = {
         _participation.Poisson,
     )
 }
+
+
+def register(kind: type) -> type:
+    """Let a ledger hold events of this kind, a frozen dataclass; its name must not be another event's.
+
+    A release is registered with its events (`accounting.releases`), so that a plug-in need not call this.
+    """
+    known = _EVENTS.setdefault(kind.__name__, kind)
+    if (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
+        raise ValueError(f"expected an event with a name of its own, got a second {kind.__name__!r}")
+    _EVENTS[kind.__name__] = kind
+    return kind
 
 
 def to_plain(event: Any) -> dict[str, Any]:

@@ -1,28 +1,23 @@
-"""The noise that meets the target of a config, and the rounds that it will run.
-
-The accountant is asked, not a formula inverted: what is calibrated is what will be certified, for the unit that the
-target is for.
-"""
+"""A config's training in privacy terms, with the noise that meets its target."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 
-from dovetail import accounting, protocols
+from dovetail import accounting
 from dovetail.claims import subdp
-from dovetail.events import NonPrivate
 from dovetail.experiment.config import Config
-from dovetail.guarantee import units
+from dovetail.guarantee import Guarantee, Spread
 from dovetail.mechanisms import LAPLACE_CUT, NORMAL_CUT
 from dovetail.numbers import at_least
+from dovetail.protocols import Protocol
 from dovetail.protocols.subjects._items import ItemLevel
 from dovetail.sampling.schedule import Schedule
-from dovetail.statements import Neighbors, NotApplicable, Scope, Unit
+from dovetail.statements import Neighbors, Unit
 
-__all__ = ["Calibration", "unit_of"]
+__all__ = ["calibrated", "guarantee_of"]
 
 _SIMULATED = (
     "whoever runs the simulation is trusted: the data of all users and all noise are on one machine",
@@ -35,92 +30,57 @@ _SECRET = {
 }
 
 
-def unit_of(config: Config, scope: Scope) -> Unit:
-    """Whom the target and the statement are about."""
-    return scope.unit if config.privacy.unit is None else Unit(config.privacy.unit)
+def guarantee_of(config: Config, protocol: Protocol, schedule: Schedule, dim: int, spread: Spread) -> Guarantee:
+    """What the simulated training of a config promises."""
+    privacy = config.privacy
+    return Guarantee(
+        protocol=protocol,
+        cohorts=tuple(schedule.cohort(index) for index in range(schedule.rounds)),
+        dim=dim,
+        relation=Neighbors(privacy.neighbors),
+        delta=privacy.delta,
+        eps=privacy.eps if privacy.stop == "delta" else None,
+        unit=None if privacy.unit is None else Unit(privacy.unit),
+        spread=spread,
+        assumptions=(*_SIMULATED, _SECRET[config.noise]),
+        reproducible=schedule.randomness.reproducible,
+    )
 
 
-@dataclasses.dataclass(frozen=True)
-class Calibration:
-    """The noise that meets the target of a config, and the rounds that it will run."""
+def calibrated(guarantee: Guarantee, *, eps: float | None) -> tuple[Protocol, Callable[[int], float] | None]:
+    """The settled protocol with its noise set to meet a target; and the noise for each Z, where the data set it."""
+    protocol = guarantee.protocol
+    if isinstance(protocol, ItemLevel) and protocol.adaptive_z:
+        return _published(guarantee, protocol, eps)
+    if eps is not None:
+        _refuse_without_promise(guarantee, eps)
+        if not protocol.calibrated:
+            guarantee = guarantee.calibrated(eps)
+    return guarantee.settled, None
 
-    protocol: protocols.Protocol
-    schedule: Schedule
-    config: Config
-    dim: int
-    spread: units.Spread
 
-    def calibrated(self) -> tuple[protocols.Protocol, Callable[[int], float] | None]:
-        """The protocol with its noise set; and the noise for each Z, where it is the data that sets it."""
-        protocol, privacy = self.protocol, self.config.privacy
-        if isinstance(protocol, ItemLevel) and protocol.adaptive_z:
-            return self._published(protocol)
-        if privacy.eps is not None:
-            self._refuse_without_promise(protocol if protocol.calibrated else protocol.with_noise(1.0))
-        refusals: list[NotApplicable] = []
+def _refuse_without_promise(guarantee: Guarantee, eps: float) -> None:
+    """A target needs rounds that promise something, to the unit that it is for."""
+    protocol = guarantee.protocol
+    if not protocol.calibrated:
+        guarantee = dataclasses.replace(guarantee, protocol=protocol.with_noise(1.0))
+    if accounting.refusal(guarantee.rounds()) is not None:
+        raise ValueError(f"expected no privacy.eps with {protocol.name!r}, which promises nothing, got {eps}")
+    if guarantee.asked is not guarantee.scope.unit:
+        dataclasses.replace(guarantee, eps=None).bound(guarantee.cohorts[:1])
 
-        def eps_at(noise: float) -> float:
-            try:
-                candidate = protocol.with_noise(noise)
-                own = self.planned(candidate)
-                unit = unit_of(self.config, own.scope)
-                replaced = None if unit is own.scope.unit else self.replaced(candidate)
-                return units.bound(unit, own, replaced, self.spread, delta=privacy.delta).eps
-            except NotApplicable as refusal:
-                refusals.append(refusal)
-                return math.inf
 
-        if not protocol.calibrated and privacy.eps is not None:
-            try:
-                protocol = protocol.with_noise(accounting.smallest_noise(eps_at, eps=privacy.eps))
-            except ValueError as error:
-                raise refusals[-1] if refusals else error from error
-        return protocol.settle(self.schedule.cohort(0), self.dim), None
+def _published(guarantee: Guarantee, protocol: ItemLevel, eps: float | None) -> tuple[Protocol, Callable[[int], float]]:
+    """SubDP as printed: the target is what its recipe would promise, and nothing is certified."""
+    if eps is None:
+        raise ValueError("expected privacy.eps with adaptive_z, which sets the noise by it, got none")
+    cohorts = guarantee.cohorts
+    settled = protocol.settle(cohorts[0], guarantee.dim)
+    batches = len(cohorts) * (protocol.private_steps or cohorts[0].size)
 
-    def _refuse_without_promise(self, protocol: protocols.Protocol) -> None:
-        """A target needs rounds that promise something, to the unit that it is for."""
-        eps, own = self.config.privacy.eps, self.planned(protocol)
-        if any(isinstance(item.mechanism, NonPrivate) for item in own.rounds):
-            raise ValueError(f"expected no privacy.eps with {protocol.name!r}, which promises nothing, got {eps}")
-        unit = unit_of(self.config, own.scope)
-        if protocol.calibrated and unit is not own.scope.unit:
-            replaced = self.replaced(protocol)
-            one = units.Viewed(rounds=own.rounds[:1], scope=own.scope)
-            first = None if replaced is None else units.Viewed(rounds=replaced.rounds[:1], scope=replaced.scope)
-            units.bound(unit, one, first, self.spread, delta=self.config.privacy.delta)
+    @functools.cache
+    def noise_of(group: int) -> float:
+        found = subdp.noise_scale(eps=eps, delta=guarantee.delta, group=group, prob=settled.rate, steps=batches)
+        return found.value
 
-    def planned(self, protocol: protocols.Protocol) -> units.Viewed:
-        """All rounds as they will be stated."""
-        return self._viewed(protocol, Neighbors(self.config.privacy.neighbors))
-
-    def replaced(self, protocol: protocols.Protocol) -> units.Viewed | None:
-        """All rounds under replacement of a user, where that is a view that the protocol has."""
-        try:
-            return self._viewed(protocol, Neighbors.REPLACE_ONE)
-        except ValueError:
-            return None
-
-    def _viewed(self, protocol: protocols.Protocol, neighbors: Neighbors) -> units.Viewed:
-        protocol = protocol.settle(self.schedule.cohort(0), self.dim)
-        cohorts = [self.schedule.cohort(i) for i in range(self.schedule.rounds)]
-        views = [protocol.view(cohort, self.dim, neighbors=neighbors) for cohort in cohorts]
-        scope = views[0].scope
-        said = (*scope.assumptions, *_SIMULATED, _SECRET[self.config.noise])
-        if scope.unit is Unit.SUBJECT and not self.spread.known:
-            said = (*said, self.spread.assumption)
-        scope = dataclasses.replace(scope, assumptions=said, population=self.spread.count_of(scope.unit))
-        return units.Viewed(rounds=tuple(view.round for view in views), scope=scope)
-
-    def _published(self, protocol: ItemLevel) -> tuple[protocols.Protocol, Callable[[int], float]]:
-        """SubDP as printed: the target is what its recipe would promise, and nothing is certified."""
-        eps, delta = self.config.privacy.eps, self.config.privacy.delta
-        if eps is None:
-            raise ValueError("expected privacy.eps with adaptive_z, which sets the noise by it, got none")
-        settled = protocol.settle(self.schedule.cohort(0), self.dim)
-        batches = self.schedule.rounds * (protocol.private_steps or self.schedule.size)
-
-        @functools.cache
-        def noise_of(group: int) -> float:
-            return subdp.noise_scale(eps=eps, delta=delta, group=group, prob=settled.rate, steps=batches).value
-
-        return dataclasses.replace(settled.with_noise(noise_of(1)), claimed_eps=eps), noise_of
+    return dataclasses.replace(settled.with_noise(noise_of(1)), claimed_eps=eps), noise_of

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from dovetail import accounting, protocols
+from dovetail import protocols
 from dovetail.data import Clients, Dataset, Model, Task
 from dovetail.engine import Drawn, Engine, Items, Ran, Training, devices
 from dovetail.events import Round
-from dovetail.experiment.calibration import unit_of
 from dovetail.experiment.config import Config
-from dovetail.guarantee import quotes, units
-from dovetail.guarantee.record import Record
+from dovetail.guarantee import Guarantee, Quote, Record
 from dovetail.protocols.subjects._items import ItemLevel
 from dovetail.randomness import Randomness
 from dovetail.sampling.items import ItemDraws
 from dovetail.sampling.schedule import Schedule
-from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Statement, Unit
+from dovetail.statements import Bound, NotApplicable, Scope, Statement, Unit
 
 __all__ = ["Plan", "with_group"]
 
@@ -31,79 +29,57 @@ class Plan:
 
     config: Config
     schedule: Schedule
-    protocol: protocols.Protocol
+    guarantee: Guarantee
     engine: Engine
     task: Task
     model: Model
     dataset: Dataset
     clients: Clients
-    scope: Scope
-    rounds: tuple[Round, ...]
-    replaced: units.Viewed | None
-    spread: units.Spread
     items: ItemDraws | None = None
     published_noise: Callable[[int], float] | None = None
 
     @property
+    def protocol(self) -> protocols.Protocol:
+        """The protocol that runs, its noise set."""
+        return self.guarantee.protocol
+
+    @property
     def unit(self) -> Unit:
         """Whom the target and the statement are about."""
-        return unit_of(self.config, self.scope)
+        return self.guarantee.asked
 
-    def viewed(self, released: list[int]) -> tuple[units.Viewed, units.Viewed | None]:
-        """The rounds that were released, as they are stated and under replacement of a user."""
-        own = units.Viewed(rounds=tuple(self.rounds[i] for i in released), scope=self.scope)
-        if self.replaced is None:
-            return own, None
-        rounds = tuple(self.replaced.rounds[i] for i in released)
-        return own, dataclasses.replace(self.replaced, rounds=rounds)
+    @property
+    def scope(self) -> Scope:
+        """What is stated besides numbers and proof."""
+        return self.guarantee.scope
 
-    def record(self, released: list[int]) -> Record:
+    @functools.cached_property
+    def rounds(self) -> tuple[Round, ...]:
+        """All rounds that are planned, as they are stated."""
+        return self.guarantee.rounds()
+
+    def record(self, released: Sequence[int]) -> Record:
         """What is planned of these rounds, in privacy terms."""
-        return self._recorded([self.schedule.cohort(i) for i in released], *self.viewed(released))
+        return self.guarantee.record(self._cohorts(released))
 
     def record_of(self, ran: Sequence[Ran]) -> Record:
         """What the engine did in these rounds, in privacy terms: by its own notes and not by the plan."""
-        cohorts = [item.cohort for item in ran]
-        relation = Neighbors(self.config.privacy.neighbors)
-        own = units.Viewed(rounds=self._views(cohorts, relation), scope=self.scope)
-        if self.replaced is None:
-            return self._recorded(cohorts, own, None)
-        rounds = self._views(cohorts, Neighbors.REPLACE_ONE)
-        return self._recorded(cohorts, own, dataclasses.replace(self.replaced, rounds=rounds))
+        return self.guarantee.record([item.cohort for item in ran])
 
-    def _views(self, cohorts: Sequence[protocols.Cohort], relation: Neighbors) -> tuple[Round, ...]:
-        dim = self.engine.dim
-        return tuple(self.protocol.view(cohort, dim, neighbors=relation).round for cohort in cohorts)
-
-    def _recorded(
-        self, cohorts: Sequence[protocols.Cohort], own: units.Viewed, replaced: units.Viewed | None
-    ) -> Record:
-        return quotes.recorded(
-            self.protocol,
-            cohorts,
-            self.engine.dim,
-            own,
-            replaced=replaced,
-            spread=self.spread,
-            unit=self.unit,
-            reproducible=self.randomness.reproducible,
-            **self._at,
-        )
-
-    def certify(self, released: list[int]) -> Statement:
+    def certify(self, released: Sequence[int]) -> Statement:
         """The statement for the rounds that were released."""
         return self.record(released).certified()
 
-    def table(self, released: list[int]) -> Mapping[Unit, Statement]:
+    def table(self, released: Sequence[int]) -> Mapping[Unit, Statement]:
         """What these rounds promise for an item, a user and a subject."""
         return self.record(released).table()
 
-    def quote(self, released: list[int]) -> quotes.Quote:
+    def quote(self, released: Sequence[int]) -> Quote:
         """That statement, beside what the paper claims, what the shuffler learns, and what is left without trust."""
-        cohorts = [self.schedule.cohort(i) for i in released]
-        delta = self.config.privacy.delta
-        claim = quotes.claimed(self.protocol, cohorts, self.engine.dim, self.scope, delta=delta)
-        return quotes.Quote.of(self.protocol.name, self.record(released), claim)
+        return self.guarantee.quote(self._cohorts(released))
+
+    def _cohorts(self, released: Sequence[int]) -> list[protocols.Cohort]:
+        return [self.guarantee.cohorts[index] for index in released]
 
     def renewed(self) -> Plan:
         """The same plan for another run, which has noise and samples of its own."""
@@ -121,42 +97,36 @@ class Plan:
         protocol = self.protocol
         if items is not None and isinstance(protocol, ItemLevel) and protocol.group_in_batch is not None:
             protocol = with_group(protocol, items, schedule, self.published_noise)
-        return dataclasses.replace(self, schedule=schedule, items=items, protocol=protocol)
+        guarantee = dataclasses.replace(self.guarantee, protocol=protocol)
+        return dataclasses.replace(self, schedule=schedule, items=items, guarantee=guarantee)
 
     @property
     def randomness(self) -> Randomness:
         """What the run draws from."""
         return self.schedule.randomness
 
-    def spent(self, released: list[int]) -> Bound | None:
+    def spent(self, released: Sequence[int]) -> Bound | None:
         """The bound of that statement, without the rest of it; None where nothing is certified."""
         try:
-            own, replaced = self.viewed(released)
-            return units.bound(self.unit, own, replaced, self.spread, **self._target)
+            return self.guarantee.bound(self._cohorts(released))
         except NotApplicable:
             return None
 
-    def fits(self, released: list[int]) -> bool:
+    def fits(self, released: Sequence[int]) -> bool:
         """Whether these rounds stay within the budget."""
-        eps, delta = self.config.privacy.eps, self.config.privacy.delta
+        eps = self.config.privacy.eps
         if eps is None or self.published_noise is not None:
             return True  # no budget, or one that only the paper's recipe keeps to
-        own, replaced = self.viewed(released)
-        if self.unit is self.scope.unit:
-            return accounting.fits(own.rounds, eps=eps, delta=delta)
-        try:
-            return units.bound(self.unit, own, replaced, self.spread, delta=delta).eps <= eps
-        except NotApplicable:
-            return False
+        return self.guarantee.fits(eps, self._cohorts(released))
 
     def affordable(self) -> int:
         """How many rounds from the first fit into the budget together; what fits with more, fits with fewer."""
         low, high = 0, len(self.rounds)
-        if self.fits(list(range(high))):
+        if self.fits(range(high)):
             return high
         while low + 1 < high:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.fits(list(range(middle))) else (low, middle)
+            low, high = (middle, high) if self.fits(range(middle)) else (low, middle)
         return low
 
     def step(self, training: Training, index: int, users: np.ndarray) -> Training:
@@ -190,17 +160,6 @@ class Plan:
     @property
     def _batch(self) -> float:
         return float(self.protocol.known("batch"))
-
-    @property
-    def _target(self) -> dict[str, float]:
-        """At which delta, or eps, the rounds are bounded."""
-        privacy = self.config.privacy
-        by_delta = privacy.stop == "delta" and privacy.eps is not None
-        return {"eps": privacy.eps} if by_delta else {"delta": privacy.delta}  # type: ignore[dict-item]
-
-    @property
-    def _at(self) -> dict[str, Any]:
-        return {"delta": self.config.privacy.delta, **self._target}
 
 
 def with_group(

@@ -6,6 +6,7 @@ fits the budget; cohorts, records and noise depend on the run's randomness and t
 
 from __future__ import annotations
 
+import dataclasses
 import typing
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import numpy as np
 from dovetail import protocols
 from dovetail.data import Clients, Dataset, Model, Task, resolve
 from dovetail.engine import Engine, Performance, devices
-from dovetail.experiment.calibration import Calibration
+from dovetail.experiment.calibration import calibrated, guarantee_of
 from dovetail.experiment.cohorts import schedule_of
 from dovetail.experiment.config import Config
 from dovetail.experiment.holdings import capped, dealt, one_record_each, subjects_of
@@ -72,8 +73,10 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
     randomness = Randomness.seeded(config.seed) if config.noise == "seeded" else devices.shared_randomness(config.seed)
     schedule = schedule_of(config, clients.num_clients, protocol, randomness=randomness, records=records)
     dim = _dimension(model)
-    calibration = Calibration(protocol, schedule, config, dim, spread)
-    protocol, published_noise = calibration.calibrated()
+    guarantee = guarantee_of(config, protocol, schedule, dim, spread)
+    protocol, published_noise = calibrated(guarantee, eps=config.privacy.eps)
+    guarantee = dataclasses.replace(guarantee, protocol=protocol)
+    guarantee.check()
     if guests is not None:
         held = guests.toss(held, len(dataset.labels))
     items = None
@@ -82,7 +85,6 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
         items = ItemDraws(clients=held, subjects=about, rate=protocol.rate, randomness=randomness)
         if config.diagnostics or protocol.adaptive_z:
             protocol = with_group(protocol, items, schedule, published_noise)
-    own, replaced = calibration.planned(protocol), calibration.replaced(protocol)
     by_record = items is not None and not protocol.private_steps
     engine = Engine(
         model=model,
@@ -99,16 +101,12 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
     return Plan(
         config=config,
         schedule=schedule,
-        protocol=protocol,
+        guarantee=dataclasses.replace(guarantee, protocol=protocol),
         engine=engine,
         task=task,
         model=model,
         dataset=dataset,
         clients=held,
-        scope=own.scope,
-        rounds=own.rounds,
-        replaced=replaced,
-        spread=spread,
         items=items,
         published_noise=published_noise,
     )

@@ -28,8 +28,8 @@ from dovetail.experiment.config import parse, presets, read, to_toml
 from dovetail.experiment.fingerprint import difference, fingerprint
 from dovetail.experiment.folder import RunFolder, Saved
 from dovetail.experiment.preparation import Plan, prepare
-from dovetail.guarantee import quotes
-from dovetail.guarantee.record import Record
+from dovetail.guarantee import Quote, Record
+from dovetail.guarantee.claimed import from_data
 from dovetail.statements import Bound, Statement, Unit
 
 __all__ = ["Finished", "Progress", "Result", "prepare", "run", "train"]
@@ -48,7 +48,7 @@ class Result:
     planned_rounds: int
     seconds_per_round: float
     uploads: int
-    quote: quotes.Quote
+    quote: Quote
     units: Mapping[Unit, Statement]
     parameters: Mapping[str, np.ndarray]
     noise: str
@@ -223,7 +223,7 @@ class _Run:
         result = _result(plan, self.training, self.released, self.seconds, out)
         if self.folder:
             stated = {**result.to_json(), "protocol": _described(plan.protocol)}
-            if quotes.from_data(result.quote.claimed):
+            if from_data(result.quote.claimed):
                 self.folder.diagnose({"claimed": stated["claimed"]})
                 stated["claimed"] = None
             self.folder.finish(stated, self.record, result.parameters)

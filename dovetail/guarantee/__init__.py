@@ -1,1 +1,171 @@
-"""A training in privacy terms."""
+"""A training in privacy terms: what its rounds promise, to whom, and the noise that meets a target.
+
+Simulation, deployed parties, quotes, comparisons and papers all ask a `Guarantee`. It views every cohort through the
+protocol and hands the rounds to the accountant; what it states is a `Record`, which a ledger keeps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+from dovetail import accounting, protocols
+from dovetail.events import DataIndependent, Disjoint, Everyone, NonPrivate, Round
+from dovetail.guarantee import units
+from dovetail.guarantee.claimed import claimed, index_privacy
+from dovetail.guarantee.record import Quote, Record
+from dovetail.guarantee.units import Spread, Viewed
+from dovetail.protocols import Cohort, Protocol
+from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Trust, Unit, Verdict
+
+__all__ = ["Guarantee", "Quote", "Record", "Spread", "Viewed", "verdict"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Guarantee:
+    """A protocol, the cohorts of its rounds, and what is asked about them.
+
+    `unit` is the one that the protocol protects itself unless given; `eps` is given where delta is sought at it.
+    `assumptions` are what the way it is run adds to the protocol's own: simulated, or deployed as messages.
+    """
+
+    protocol: Protocol
+    cohorts: tuple[Cohort, ...]
+    dim: int
+    relation: Neighbors
+    delta: float
+    eps: float | None = None
+    unit: Unit | None = None
+    spread: Spread = dataclasses.field(default_factory=Spread)
+    assumptions: tuple[str, ...] = ()
+    reproducible: bool = False
+
+    @property
+    def settled(self) -> Protocol:
+        """The protocol with everything set that follows from the cohort and the dimension."""
+        return self.protocol.settle(self.cohorts[0], self.dim)
+
+    @property
+    def scope(self) -> Scope:
+        """What is stated besides numbers and proof."""
+        return self._scope(self.relation)
+
+    @property
+    def asked(self) -> Unit:
+        """Whom the target and the statement are about."""
+        return self.unit or self.scope.unit
+
+    def rounds(self, cohorts: Sequence[Cohort] | None = None) -> tuple[Round, ...]:
+        """The rounds of these cohorts, or of all, as they are stated."""
+        return self._rounds(self.relation, self.cohorts if cohorts is None else cohorts)
+
+    def check(self) -> None:
+        """Refuse rounds that the protocol has no view of, before any of them is run."""
+        self.rounds()
+
+    def viewed(self, cohorts: Sequence[Cohort] | None = None) -> tuple[Viewed, Viewed | None]:
+        """The rounds as they are stated; and under replacement of a user, where that is a view that there is."""
+        cohorts = self.cohorts if cohorts is None else cohorts
+        own = Viewed(rounds=self._rounds(self.relation, cohorts), scope=self.scope)
+        try:
+            scope = self._scope(Neighbors.REPLACE_ONE)
+            return own, Viewed(rounds=self._rounds(Neighbors.REPLACE_ONE, cohorts), scope=scope)
+        except ValueError:
+            return own, None
+
+    def record(self, cohorts: Sequence[Cohort] | None = None) -> Record:
+        """What these rounds state, to every adversary and for every unit."""
+        cohorts = self.cohorts if cohorts is None else cohorts
+        own, replaced = self.viewed(cohorts)
+        shuffled = own.scope.trust is Trust.SHUFFLE and len(cohorts) > 0
+        return Record(
+            own=own,
+            replaced=replaced,
+            reports=tuple(self._own_reports(cohort) for cohort in cohorts),
+            slots=self._slots(cohorts[0]) if shuffled else None,
+            spread=self.spread,
+            unit=self.asked,
+            delta=self.delta,
+            eps=self.eps,
+            verdict=verdict(self.protocol, reproducible=self.reproducible),
+        )
+
+    def quote(self, cohorts: Sequence[Cohort] | None = None) -> Quote:
+        """What is certified, beside what the paper claims, what the shuffler learns, and what is left without trust."""
+        cohorts = self.cohorts if cohorts is None else cohorts
+        claim = claimed(self.settled, cohorts, self.dim, self.scope, delta=self.delta)
+        return Quote.of(self.protocol.name, self.record(cohorts), claim)
+
+    def bound(self, cohorts: Sequence[Cohort] | None = None) -> Bound:
+        """The statement's number without the rest of it; `NotApplicable` where nothing is certified."""
+        delta = self.delta if self.eps is None else None
+        if self.asked is self.scope.unit:
+            return accounting.bound(self.rounds(cohorts), delta=delta, eps=self.eps)
+        own, replaced = self.viewed(cohorts)
+        return units.bound(self.asked, own, replaced, self.spread, delta=delta, eps=self.eps)
+
+    def fits(self, eps: float, cohorts: Sequence[Cohort] | None = None) -> bool:
+        """Whether these rounds stay within a budget of eps at delta."""
+        if self.asked is self.scope.unit:
+            return accounting.fits(self.rounds(cohorts), eps=eps, delta=self.delta)
+        try:
+            return dataclasses.replace(self, eps=None).bound(cohorts).eps <= eps
+        except NotApplicable:
+            return False
+
+    def calibrated(self, eps: float, *, largest: float = math.inf) -> Guarantee:
+        """The same training with the least noise that keeps to eps; a budget per report is at most `largest`.
+
+        The accountant is asked, not a formula inverted: what is calibrated is what will be certified.
+        """
+        refusals: list[NotApplicable] = []
+        try:
+            noise = accounting.smallest_noise(self._eps_at(largest, refusals), eps=eps)
+        except ValueError as error:
+            raise refusals[-1] if refusals else error from error
+        return self._with_noise(noise, largest)
+
+    def _eps_at(self, largest: float, refusals: list[NotApplicable]) -> Callable[[float], float]:
+        at_delta = dataclasses.replace(self, eps=None)
+
+        def eps_at(noise: float) -> float:
+            try:
+                return at_delta._with_noise(noise, largest).bound().eps
+            except NotApplicable as refusal:
+                refusals.append(refusal)
+                return math.inf
+
+        return eps_at
+
+    def _with_noise(self, noise: float, largest: float) -> Guarantee:
+        least = 0.0 if self.protocol.noise_field == "noise_multiplier" else 1 / largest
+        return dataclasses.replace(self, protocol=self.protocol.with_noise(max(noise, least)))
+
+    def _scope(self, relation: Neighbors) -> Scope:
+        scope = self.settled.view(self.cohorts[0], self.dim, neighbors=relation).scope
+        said = (*scope.assumptions, *self.assumptions)
+        if scope.unit is Unit.SUBJECT and self.spread.items is not None and not self.spread.known:
+            said = (*said, self.spread.assumption)
+        return dataclasses.replace(scope, assumptions=said, population=self.spread.count_of(scope.unit))
+
+    def _rounds(self, relation: Neighbors, cohorts: Sequence[Cohort]) -> tuple[Round, ...]:
+        settled = self.settled
+        views = {cohort: settled.view(cohort, self.dim, neighbors=relation) for cohort in dict.fromkeys(cohorts)}
+        return tuple(views[cohort].round for cohort in cohorts)
+
+    def _own_reports(self, cohort: Cohort) -> Round:
+        """One client's part of a round: who sees names sees who was drawn."""
+        batches = cohort.participation if isinstance(cohort.participation, Disjoint) else Everyone()
+        return Round(mechanism=self.settled.own_reports(cohort, self.dim), participation=batches)
+
+    def _slots(self, cohort: Cohort) -> DataIndependent | NonPrivate:
+        """What the shuffler sees, with what FLAME says of it, where indices tell."""
+        return index_privacy(self.settled.slots_seen(self.dim), self.settled.own_reports(cohort, self.dim))
+
+
+def verdict(protocol: Protocol, *, reproducible: bool = False) -> Verdict:
+    """On whose word statements about a protocol stand: ours, or that of whoever wrote a protocol of their own."""
+    if type(protocol) not in protocols.BUNDLED:
+        return Verdict.DECLARED_REPRODUCIBLE if reproducible else Verdict.DECLARED
+    return Verdict.REPRODUCIBLE if reproducible else Verdict.CERTIFIED

@@ -15,27 +15,18 @@ from typing import Any
 import msgspec
 
 from dovetail import accounting
+from dovetail.accounting.releases import release_of
 from dovetail.events import DataIndependent, NonPrivate, Round, from_plain, to_plain
 from dovetail.guarantee import units
 from dovetail.guarantee.units import Spread, Viewed
-from dovetail.statements import Bound, NotApplicable, Scope, Statement, Theorem, Trust, Unit, Verdict, unbounded
+from dovetail.statements import NotApplicable, Scope, Statement, Trust, Unit, Verdict, unbounded
 
-__all__ = ["Record", "certified"]
+__all__ = ["Quote", "Record"]
 
 _FORMAT = 1
 _FRESH = "users' noise is independent and fresh"
 _SEALED = "values are encrypted for the analyzer, and all messages look alike"
 _HONEST = "the shuffler does what it should, and what released models tell anybody is left to the statement about them"
-
-
-def certified(rounds: Sequence[Round], scope: Scope, *, delta: float, eps: float | None = None) -> Statement:
-    """What is certified for these rounds at this delta, or at this eps: a number, or that there is none, and why."""
-    try:
-        if eps is not None:
-            return accounting.certify(rounds, scope, eps=eps)
-        return accounting.certify(rounds, scope, delta=delta)
-    except NotApplicable as refusal:
-        return unbounded(scope, reason=f"not certified: {refusal}", delta=delta)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,7 +65,7 @@ class Record:
         """What is promised to the unit that is asked about."""
         if self.unit is not self.own.scope.unit:
             return self.table()[self.unit]
-        return certified(self.own.rounds, self.own.scope, delta=self.delta, eps=self.eps).judged(self.verdict)
+        return self._certified(self.own.rounds, self.own.scope, eps=self.eps).judged(self.verdict)
 
     def table(self) -> Mapping[Unit, Statement]:
         """What is promised to an item, a user and a subject."""
@@ -92,18 +83,27 @@ class Record:
             )
         return self._local(scope).judged(self.verdict)
 
+    def _certified(self, rounds: Sequence[Round], scope: Scope, *, eps: float | None = None) -> Statement:
+        """A number, or that there is none, and why."""
+        try:
+            if eps is not None:
+                return accounting.certify(rounds, scope, eps=eps)
+            return accounting.certify(rounds, scope, delta=self.delta)
+        except NotApplicable as refusal:
+            return unbounded(scope, reason=f"not certified: {refusal}", delta=self.delta)
+
     def _local(self, scope: Scope) -> Statement:
-        for item in self.reports:
-            if isinstance(item.mechanism, NonPrivate):
-                return unbounded(scope, reason=item.mechanism.reason)
+        why = accounting.refusal(self.reports)
+        if why is not None:
+            return unbounded(scope, reason=why)
         if self.own.scope.trust is Trust.LOCAL:
-            return certified(self.reports, scope, delta=self.delta)
+            return self._certified(self.reports, scope)
         try:
             bound = accounting.local_bound(self.reports, delta=self.delta)
         except NotApplicable as refusal:
             return unbounded(scope, reason=f"not certified: {refusal}")
         if bound.eps == float("inf"):
-            return unbounded(scope, reason=bound.theorem.where)
+            return unbounded(scope, reason=str(bound.proof))
         return scope.state(bound, Verdict.CERTIFIED)
 
     def shuffler(self) -> Statement | None:
@@ -111,10 +111,10 @@ class Record:
         if self.slots is None:
             return None
         scope = dataclasses.replace(self.own.scope, adversary="shuffler", assumptions=(_SEALED, _HONEST))
-        if isinstance(self.slots, NonPrivate):
-            return unbounded(scope, reason=self.slots.reason).judged(self.verdict)
-        shown = Theorem(key="none shown", where=self.slots.reason)
-        return scope.state(Bound(eps=0.0, delta=0.0, theorem=shown), Verdict.CERTIFIED).judged(self.verdict)
+        seen = release_of(self.slots)
+        if seen.refusal is not None:
+            return unbounded(scope, reason=seen.refusal).judged(self.verdict)
+        return scope.state(seen.local(delta=0.0), Verdict.CERTIFIED).judged(self.verdict)
 
     def statements(self) -> dict[str, Any]:
         """Every statement as `privacy.json` has it, by its name there."""
@@ -184,3 +184,35 @@ def _viewed(events: Sequence[Round], data: Mapping[str, Any]) -> Viewed:
 
 def _unrolled(events: Sequence[Round], runs: Sequence[tuple[int, int]]) -> tuple[Round, ...]:
     return tuple(events[number] for number, times in runs for _ in range(times))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Quote:
+    """A protocol's statements side by side: who promises what, against whom."""
+
+    protocol: str
+    certified: Statement
+    claimed: Statement | None
+    local: Statement
+    shuffler: Statement | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine-readable form."""
+        return {
+            "protocol": self.protocol,
+            "certified": self.certified.to_json(),
+            "claimed": None if self.claimed is None else self.claimed.to_json(),
+            "local": self.local.to_json(),
+            "shuffler": None if self.shuffler is None else self.shuffler.to_json(),
+        }
+
+    @classmethod
+    def of(cls, protocol: str, record: Record, claim: Statement | None) -> Quote:
+        """What a record says, beside a claim."""
+        return cls(
+            protocol=protocol,
+            certified=record.certified(),
+            claimed=claim,
+            local=record.local(),
+            shuffler=record.shuffler(),
+        )

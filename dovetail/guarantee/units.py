@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 
 from dovetail import accounting
 from dovetail.accounting import spanning
-from dovetail.events import Gaussian, NonPrivate, Poisson, Round, SampledSubject
+from dovetail.accounting.releases import release_of
+from dovetail.events import Round
 from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Statement, Unit, unbounded
 
 __all__ = ["Spread", "Viewed", "bound", "table"]
@@ -131,11 +132,11 @@ def _statement(unit: Unit, own: Viewed, replaced: Viewed | None, spread: Spread,
     scope = dataclasses.replace(
         scope, unit=unit, population=spread.count_of(unit), assumptions=(*scope.assumptions, *said)
     )
-    for item in own.rounds:
-        if isinstance(item.mechanism, NonPrivate):
-            return unbounded(scope, reason=item.mechanism.reason, delta=delta)
+    why = accounting.refusal(own.rounds)
+    if why is not None:
+        return unbounded(scope, reason=why, delta=delta)
     try:
-        return accounting.stated(rounds, bound(unit, own, replaced, spread, delta=delta), scope)
+        return accounting.certify(rounds, scope, bound=bound(unit, own, replaced, spread, delta=delta))
     except NotApplicable as refusal:
         return unbounded(scope, reason=str(refusal), delta=delta)
 
@@ -147,23 +148,15 @@ def _one_to_one(unit: Unit, native: Unit, spread: Spread) -> bool:
 
 def _of_subjects(rounds: Sequence[Round], items: int, spread: Spread) -> list[Round]:
     """The same sums of records, seen from a subject with this many of them."""
-    more = {"items": items, "users_spanned": spread.users_per_subject, "items_per_user": spread.items_per_user}
-    return [dataclasses.replace(item, mechanism=dataclasses.replace(_sum_of(item), **more)) for item in rounds]  # type: ignore[arg-type]
-
-
-def _of_replaced_items(rounds: Sequence[Round]) -> list[Round]:
-    """The same sums, seen from one record that is replaced by another: each joins with the same probability."""
     seen = []
     for item in rounds:
-        event = _sum_of(item)
-        if event.prob_user != 1:
-            raise NotApplicable("where users are drawn first, a record comes with its user's others")
-        noise = Gaussian(std=event.std, sensitivity=2 * event.clip_norm, neighbors=Neighbors.REPLACE_ONE)
-        seen += [Round(mechanism=noise, participation=Poisson(prob=event.prob_item))] * event.steps
+        event = release_of(item.mechanism).of_subject(
+            items=items, users=spread.users_per_subject, items_per_user=spread.items_per_user
+        )
+        seen.append(dataclasses.replace(item, mechanism=event))
     return seen
 
 
-def _sum_of(item: Round) -> SampledSubject:
-    if not isinstance(item.mechanism, SampledSubject):
-        raise NotApplicable(f"{type(item.mechanism).__name__} does not say how records enter a sum")
-    return item.mechanism
+def _of_replaced_items(rounds: Sequence[Round]) -> list[Round]:
+    """The same sums, seen from one record that is replaced by another."""
+    return [seen for item in rounds for seen in release_of(item.mechanism).of_replaced_item()]

@@ -169,7 +169,7 @@ def _claimed(row: dict[str, Any]) -> str:
     if not row.get("claimed"):
         return "-"
     statement = Statement.from_json(row["claimed"])
-    folded = details("why", f'<p class="small">{escape(statement.theorem.where)}</p>')
+    folded = details("why", f'<p class="small">{escape(str(statement.proof))}</p>')
     said = f'<span class="dp">{escape(numbers(statement))}</span> {judged(statement)}'
     return f"{said}<br><small>{escape(_scope(statement))}</small>{folded}"
 
@@ -179,7 +179,7 @@ def _certified(row: dict[str, Any]) -> str:
         return "-"
     statement = Statement.from_json(row["certified"])
     shown = promised(statement)
-    folded = details("why", f'<p class="small">{escape(statement.theorem.where)}</p>')
+    folded = details("why", f'<p class="small">{escape(str(statement.proof))}</p>')
     return f"{shown}<br><small>{escape(_scope(statement))}</small>{folded}"
 
 

@@ -23,7 +23,7 @@ def _node(statement: Statement, said: tuple[str, ...]) -> str:
     inner = "".join(_node(premise, said + statement.assumptions) for premise in statement.premises)
     return (
         f"<li><p>{promised(statement)}</p>"
-        f'<p class="small">{scope}</p><p>by {escape(statement.theorem.where)}</p>'
+        f'<p class="small">{scope}</p><p>by {escape(str(statement.proof))}</p>'
         + (details(f"if {len(new)} assumption{'s hold' if len(new) > 1 else ' holds'}", _list(new)) if new else "")
         + (details("because of", f"<ul>{inner}</ul>", opened=True) if inner else "")
         + "</li>"
@@ -58,9 +58,9 @@ def units(statements: Mapping[str, Statement]) -> str:
     """What the run promises for an item, a user and a subject."""
     rows = []
     for name, statement in statements.items():
-        said = "; ".join((statement.theorem.where, *(f"if {text}" for text in statement.assumptions)))
-        folded = details(escape(statement.theorem.key), f'<p class="small">{escape(said)}</p>')
-        by = escape(statement.theorem.where) if statement.unbounded else folded
+        said = "; ".join((str(statement.proof), *(f"if {text}" for text in statement.assumptions)))
+        folded = details(escape(statement.proof.key), f'<p class="small">{escape(said)}</p>')
+        by = escape(str(statement.proof)) if statement.unbounded else folded
         shown = promised(statement)
         rows.append([f"one {escape(name)}", shown, statement.neighbors.value, escape(statement.adversary), by])
     return table(("for", "promised", "neighbours", "against the", "by, or why not"), rows)
@@ -72,5 +72,5 @@ def beside(statement: Statement) -> str:
     return (
         f"<p>{promised(statement)}<br>"
         f'<span class="small">against the {escape(statement.adversary)}{span}</span></p>'
-        f"<p>{escape(statement.theorem.where)}</p>" + details("In full", tree(statement))
+        f"<p>{escape(str(statement.proof))}</p>" + details("In full", tree(statement))
     )

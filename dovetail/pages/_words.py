@@ -57,7 +57,7 @@ def sentences(statement: Statement) -> list[str]:
     if statement.unbounded:
         return [
             f"Nothing is promised to {_WHOSE[statement.unit]}, against the {statement.adversary}{span}.",
-            f"The reason: {statement.theorem.where}.",
+            f"The reason: {statement.proof}.",
         ]
     count = len(statement.assumptions)
     holds = f"It holds if the {count} assumptions below hold." if count > 1 else "It holds under the assumption below."
@@ -74,7 +74,7 @@ def sentences(statement: Statement) -> list[str]:
         f"almost the same{span}: what it sees is differentially private with eps = {at_most(statement.eps)} and "
         f"delta = {at_most(statement.delta)}.",
         trust(statement),
-        f"This is proved by: {statement.theorem.where}." + (f" {holds}" if count else ""),
+        f"This is proved by: {statement.proof}." + (f" {holds}" if count else ""),
     ]
     if statement.per_user:
         low, high = min(statement.per_user), max(statement.per_user)
@@ -138,21 +138,21 @@ def not_covered(
         said.append("The curator itself: it sees every update in the clear.")
     if local is not None and statement.trust is Trust.SHUFFLE:
         left = (
-            f"nothing is left ({local.theorem.where})"
+            f"nothing is left ({local.proof})"
             if local.unbounded
             else f"only {numbers(local)} is left, the local statement"
         )
         said.append(f"The analyzer working with more shufflers than the assumptions allow: then {left}.")
     if shuffler is not None:
         tells = (
-            f"nothing is promised about what it sees ({shuffler.theorem.where})"
+            f"nothing is promised about what it sees ({shuffler.proof})"
             if shuffler.unbounded
             else f"what it sees of the reports is {numbers(shuffler)}"
         )
         said.append(f"The shuffler's own view: it knows who takes part and when; {tells}.")
     for name, other in units.items():
         if other.unbounded and name != statement.unit.value:
-            said.append(f"One {name} instead of one {statement.unit.value}: {other.theorem.where}.")
+            said.append(f"One {name} instead of one {statement.unit.value}: {other.proof}.")
     if statement.neighbors is Neighbors.REPLACE_ONE:
         said.append("Whether somebody took part at all: the two cases differ in the data, not in who is there.")
     if TUNING_ASSUMPTION in statement.assumptions:

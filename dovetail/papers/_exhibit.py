@@ -78,9 +78,8 @@ class Row:
         if claimed is None or audited is None or audited.delta < claimed.delta or audited.eps <= claimed.eps:
             return
         if claimed.verdict is not Verdict.CLAIMED_REFUTED:
-            passed = f"{claimed.theorem.where} The attack in this row passes it."
-            theorem = dataclasses.replace(claimed.theorem, where=passed)
-            refuted = dataclasses.replace(claimed, verdict=Verdict.CLAIMED_REFUTED, theorem=theorem)
+            proof = claimed.proof.noting("the attack in this row passes it")
+            refuted = dataclasses.replace(claimed, verdict=Verdict.CLAIMED_REFUTED, proof=proof)
             object.__setattr__(self, "claimed", refuted)
 
     def to_json(self) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def _items(runner: Runner) -> Iterator[Row]:
     recipe = subdp.noise_scale(eps=4.0, delta=_DELTA, group=2, prob=0.01, steps=1000)
     event = SampledSubject(items=131, std=recipe.value, clip_norm=1.0, prob_item=0.01)
     certified, audited = _held(event, 1000)
-    claim = Bound(eps=4.0, delta=_DELTA, theorem=recipe.theorem)
+    claim = Bound(eps=4.0, delta=_DELTA, proof=recipe.theorem.proof)
     yield Row(
         label="131 items, with the paper's noise for (4, 1e-5) and batches that hold 2 of them",
         claimed=_SCOPE.state(claim, Verdict.CLAIMED_REFUTED, span="1000 steps"),
@@ -140,7 +140,7 @@ def _spans(runner: Runner) -> Iterator[Row]:
     }
     bounds = {users: accounting.bound(spanning, delta=_DELTA) for users, spanning in rounds.items()}
     says = Theorem(key="SubDP.span", where="SubDP (Marathe, Kanani 2022): a subject at several users costs no more")
-    claim = Bound(eps=bounds[1].eps, delta=_DELTA, theorem=says)
+    claim = Bound(eps=bounds[1].eps, delta=_DELTA, proof=says.proof)
     for users, bound in bounds.items():
         verdict = Verdict.CLAIMED_HOLDS if users == 1 else Verdict.CLAIMED_REFUTED
         yield Row(

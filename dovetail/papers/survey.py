@@ -198,7 +198,7 @@ def _amplified(eps_local: float, size: int) -> Bound:
     except NotApplicable:
         found = None
     return found or Bound(
-        eps=eps_local, delta=0.0, theorem=Theorem(key="W65", where="randomized response, Warner 1965")
+        eps=eps_local, delta=0.0, proof=Theorem(key="W65", where="randomized response, Warner 1965").proof
     )
 
 

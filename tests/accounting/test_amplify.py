@@ -57,7 +57,7 @@ def test_every_name_has_its_row_and_its_theorem():
     assert [row.name for row in rows] == NAMES
     for row in rows:
         assert (row.bound is None) != (row.reason is None)
-        assert row.bound is None or row.bound.theorem == row.theorem
+        assert row.bound is None or row.bound.proof == row.theorem.proof
         assert row.bound is None or row.bound.delta == 1e-6
 
 

@@ -195,7 +195,7 @@ def test_rounds_compose_like_coordinates_and_the_statement_names_the_proof():
     three = [Round(mechanism=shuffled("laplace", 0.5, 200, 10), participation=Everyone())] * 3
     statement = certify(three, scope, delta=DELTA)
     assert statement.eps == pytest.approx(eps_of(shuffled("laplace", 0.5, 200, 30)), rel=2e-3)
-    assert "blanket-composition.md" in statement.theorem.where
+    assert "blanket-composition.md" in str(statement.proof)
 
 
 @pytest.mark.parametrize(

@@ -226,14 +226,14 @@ def test_a_release_without_noise_is_unbounded_and_never_fits():
     history = [*rounds(2), Round(mechanism=NonPrivate(reason="no noise"), participation=Everyone())]
     statement = certify(history, scope(), delta=DELTA)
     assert statement.unbounded
-    assert statement.theorem.where == "no noise"
+    assert str(statement.proof) == "no noise"
     assert not fits(history, eps=1e9, delta=DELTA)
     assert certify(rounds(1, std=0.0), scope(), delta=DELTA).unbounded
 
 
 def test_the_statement_names_theorem_assumptions_and_premises():
     statement = certify(rounds(4, participation=Poisson(prob=0.25)), scope(), delta=DELTA)
-    assert "poisson-replacement" in statement.theorem.where
+    assert "poisson-replacement" in str(statement.proof)
     assert "honest" in statement.assumptions
     assert any("probability 0.25" in assumption for assumption in statement.assumptions)
     assert any("hyper-parameters" in assumption for assumption in statement.assumptions)

@@ -12,7 +12,7 @@ SOME = Theorem(key="some", where="some theorem")
 
 
 def bound(eps, delta):
-    return Bound(eps=eps, delta=delta, theorem=SOME)
+    return Bound(eps=eps, delta=delta, proof=SOME.proof)
 
 
 @settings(max_examples=200, deadline=None)
@@ -54,7 +54,7 @@ def test_edges_and_refusals():
     assert groups.for_group(bound(1.0, 0.0), size=3).delta == 0
     assert groups.for_group(bound(9.0, 1e-5), size=10).delta == 1
     assert groups.for_group(bound(math.inf, 0.0), size=3).eps == math.inf
-    assert "some theorem" in groups.for_group(bound(1.0, 0.1), size=2).theorem.where
+    assert "some theorem" in str(groups.for_group(bound(1.0, 0.1), size=2).proof)
     for size in (0, -1, 1.5, True):
         with pytest.raises(ValueError, match="size"):
             groups.for_group(bound(1.0, 1e-5), size=size)

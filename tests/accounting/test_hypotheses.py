@@ -74,7 +74,7 @@ def charged(mechanism, sampling=None):
 
 
 def bound(eps, delta=0.0):
-    return Bound(eps=eps, delta=delta, theorem=Theorem(key="given", where="given"))
+    return Bound(eps=eps, delta=delta, proof=Theorem(key="given", where="given").proof)
 
 
 TWO, MANY = shuffled(), shuffled(d=2)
@@ -113,14 +113,22 @@ OUTSIDE, BAD = NotApplicable, ValueError  # BAD stands for a ValueError that is 
 
 # function: (which refusal, what it says, the question), ...
 CASES = {
+    accountants.equal_rounds: [
+        (OUTSIDE, "Laplace has no theorem of its own", lambda: accountants.equal_rounds(charged(PURE))),
+        (OUTSIDE, "all equal", lambda: accountants.equal_rounds(charged(PURE) + charged(NOISE))),
+        (OUTSIDE, "0 < delta < 1", lambda: accountants.equal_rounds(charged(BUDGETS)).eps(0.0)),
+        (OUTSIDE, "equal rounds with personal", lambda: accountants.equal_rounds(charged(BUDGETS, Poisson(prob=0.5)))),
+        (OUTSIDE, "fixed-size samples", lambda: accountants.equal_rounds(charged(TWO))),
+        (
+            OUTSIDE,
+            "shuffle 100 users, but 50 are drawn",
+            lambda: accountants.equal_rounds(charged(TWO, FixedSize(size=50, population=200))),
+        ),
+    ],
     accountants.exact_gaussian: [
         (OUTSIDE, "needs Gaussian noise", lambda: accountants.exact_gaussian(charged(PURE))),
         (OUTSIDE, "no sampling", lambda: accountants.exact_gaussian(charged(NOISE, Poisson(prob=0.5)))),
         (OUTSIDE, "0 < delta < 1", lambda: accountants.exact_gaussian(charged(NOISE)).eps(0.0)),
-    ],
-    accountants.personal: [
-        (OUTSIDE, "equal rounds with personal", lambda: accountants.personal(charged(PURE))),
-        (OUTSIDE, "0 < delta < 1", lambda: accountants.personal(charged(BUDGETS)).eps(0.0)),
     ],
     accountants.privacy_loss: [
         (OUTSIDE, "SplitAndMix", lambda: accountants.privacy_loss(charged(SHARES))),
@@ -135,14 +143,6 @@ CASES = {
         (OUTSIDE, "SampledSubject", lambda: accountants.renyi(charged(SUBJECT))),
         (OUTSIDE, "no Renyi order is finite", lambda: accountants.renyi(charged(noiseless()))),
         (OUTSIDE, "imperfect mixing", lambda: accountants.renyi(charged(OPEN)).eps(1e-6)),
-    ],
-    accountants.sampled_shuffles: [
-        (OUTSIDE, "fixed-size samples", lambda: accountants.sampled_shuffles(charged(TWO))),
-        (
-            OUTSIDE,
-            "but 50 are drawn",
-            lambda: accountants.sampled_shuffles(charged(TWO, FixedSize(size=50, population=200))),
-        ),
     ],
     table.best: [(OUTSIDE, "no amplification bound improves", lambda: table.best(8.0, num_users=5, delta=1e-6))],
     table.bound: [
@@ -208,8 +208,8 @@ CASES = {
         (OUTSIDE, "several disjoint batches", lambda: exposure.exposures(once(SUBJECT, Disjoint(epoch=0)))),
     ],
     exposure.spent_delta: [(BAD, "eps >= 0", lambda: exposure.spent_delta(charged(SHARES), eps=-1.0))],
-    exposure.spent_on_full: [(OUTSIDE, "without a guarantee", lambda: exposure.spent_on_full(charged(NOTHING)))],
-    exposure.spent_on_mixing: [(BAD, "eps >= 0", lambda: exposure.spent_on_mixing(charged(SHARES), eps=-1.0))],
+    exposure.spent: [(BAD, "eps >= 0", lambda: exposure.spent(charged(SHARES), eps=-1.0))],
+    exposure.refusal: [(OUTSIDE, "no release is registered for str", lambda: exposure.refusal(once("an event")))],
     clones.binomial_counts: [
         (BAD, "0 <= prob <= 1", lambda: clones.binomial_counts(9, 1.5, tail=0.1)),
         (BAD, "trials >= 0", lambda: clones.binomial_counts(-1, 0.5, tail=0.1)),
@@ -371,19 +371,19 @@ CASES = {
         ),
         (OUTSIDE, "Personalized", lambda: releases.losses(BUDGETS, Everyone(), 0.1)),
     ],
-    releases.pure_eps: [(OUTSIDE, "Gaussian has no pure guarantee", lambda: releases.pure_eps(NOISE))],
+    releases.release_of: [
+        (OUTSIDE, "no release is registered for str", lambda: releases.release_of("an event")),
+        (OUTSIDE, "Gaussian has no pure guarantee", lambda: releases.release_of(NOISE).pure_eps),
+        (OUTSIDE, "what one client's reports tell", lambda: releases.release_of(NOISE).local(delta=0.1)),
+        (OUTSIDE, "how records enter a sum", lambda: releases.release_of(NOISE).of_replaced_item()),
+    ],
+    releases.releases: [
+        (BAD, "a second 'Gaussian'", lambda: releases.releases(type("Gaussian", (), {}))(releases.Release))
+    ],
     releases.renyi: [
         (OUTSIDE, "Laplace noise with Poisson", lambda: releases.renyi(PURE, Poisson(prob=0.5), (2.0,))),
-        (OUTSIDE, "NonPrivate", lambda: releases.renyi(NOTHING, Everyone(), (2.0,))),
+        (OUTSIDE, "without a guarantee", lambda: releases.renyi(NOTHING, Everyone(), (2.0,))),
     ],
-    releases.resolution: [(OUTSIDE, "without a guarantee", lambda: releases.resolution(NOTHING))],
-    releases.scale: [(OUTSIDE, "without a guarantee", lambda: releases.scale(NOTHING, Everyone()))],
-    releases.spent_on_full: [(OUTSIDE, "without a guarantee", lambda: releases.spent_on_full(NOTHING))],
-    releases.spent_on_mixing: [
-        (OUTSIDE, "without a guarantee", lambda: releases.spent_on_mixing(NOTHING, eps=1.0)),
-        (BAD, "eps >= 0", lambda: releases.spent_on_mixing(SHARES, eps=-1.0)),
-    ],
-    releases.theorem: [(OUTSIDE, "without a guarantee: no noise", lambda: releases.theorem(NOTHING))],
     spanning.spanned: [
         (
             OUTSIDE,
@@ -648,7 +648,6 @@ EVERYWHERE = {
     split_and_mix.error_std: "an event has positive scale and noise",
     split_and_mix.renyi: "an order without a bound costs inf",
     subjects.always_sampled: "None where items are sampled",
-    certification.stated: "whoever found the bound has checked its hypotheses",
 }
 
 

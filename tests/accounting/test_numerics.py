@@ -34,7 +34,7 @@ def test_what_is_no_number_is_no_bound():
 
 @pytest.mark.parametrize("value", [NAN, -1.0, -INF])
 def test_a_curve_without_a_number_is_not_applicable(monkeypatch, value):
-    broken = Curve(theorem=Theorem(key="broken", where="nowhere"), eps=lambda delta: value, delta=lambda eps: value)
+    broken = Curve(proof=Theorem(key="broken", where="nowhere").proof, eps=lambda delta: value, delta=lambda eps: value)
     monkeypatch.setattr(compose, "_TIGHTEST_FIRST", (lambda paid: broken,))
     monkeypatch.setattr(compose, "_CHEAPEST_FIRST", (lambda paid: broken,))
     rounds = gaussian_rounds(1.0, 3)

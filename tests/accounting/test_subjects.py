@@ -118,7 +118,7 @@ def test_monotone_and_below_group_privacy():
     assert eps(subject(items=2, prob_item=0.02), **few) > base
     assert eps(subject(items=2, std=0.9), **few) > base
     assert eps(subject(items=2), rounds=60) > base
-    one = Bound(eps=eps(subject(), **few), delta=GOLDEN["delta"], theorem=subjects.MIXTURE)
+    one = Bound(eps=eps(subject(), **few), delta=GOLDEN["delta"], proof=subjects.MIXTURE.proof)
     group = groups.for_group(one, size=2)
     assert subjects.delta(subject(items=2), rounds=50, eps=group.eps, interval=1e-2) <= group.delta
 

@@ -16,7 +16,7 @@ ANY = Theorem(key="any", where="a test")
 
 
 def bound(eps, delta=0.0):
-    return Bound(eps=eps, delta=delta, theorem=ANY)
+    return Bound(eps=eps, delta=delta, proof=ANY.proof)
 
 
 # --- sampling
@@ -78,7 +78,7 @@ def test_sampling_outside_its_hypotheses():
             subsampling.sampled(one, participation)
     with pytest.raises(ValueError, match="expected colluders >= 0"):
         subsampling.sampled(one, FixedSize(size=1, population=2), colluders=-1)
-    assert subsampling.sampled(one, FixedSize(size=1, population=2)).theorem.key == "FLAME.lemma4"
+    assert subsampling.sampled(one, FixedSize(size=1, population=2)).proof.theorems[-1].key == "FLAME.lemma4"
 
 
 # --- composition

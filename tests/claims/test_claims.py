@@ -492,7 +492,7 @@ def test_every_claim_becomes_a_statement_that_is_not_certified(name):
     scope = Scope(trust=Trust.SHUFFLE, adversary="analyzer", neighbors=Neighbors.REPLACE_ONE, unit=Unit.USER)
     statement = claim.statement(scope, span="one round")
     assert (statement.eps, statement.delta, statement.verdict) == (claim.eps, claim.delta, claim.verdict)
-    assert claim.reason in statement.theorem.where
+    assert claim.reason in str(statement.proof)
     assert claim.verdict.value in str(statement)
     assert claim.reason in str(claim)
     assert Statement.from_json(statement.to_json()) == statement

@@ -493,15 +493,15 @@ def test_what_a_protocol_does_not_say_of_slots_is_not_certified():
     """By its event it was certified (0, 0) against the shuffler."""
     found = quoted("LargestFirst")
     assert found.shuffler.unbounded
-    assert "does not say what the slots that a client fills depend on" in found.shuffler.theorem.where
+    assert "does not say what the slots that a client fills depend on" in str(found.shuffler.proof)
     assert found.local.unbounded
-    assert "does not say what a client's own reports tell" in found.local.theorem.where
+    assert "does not say what a client's own reports tell" in str(found.local.proof)
 
 
 def test_nobody_is_told_of_a_curator_where_there_is_none():
     found = quoted("Unproven")
     assert found.certified.unbounded
-    assert "curator" not in " ".join((found.local.adversary, found.local.theorem.where, str(found.shuffler)))
+    assert "curator" not in " ".join((found.local.adversary, str(found.local.proof), str(found.shuffler)))
 
 
 def test_whoever_registers_a_protocol_or_renames_its_module_is_still_outside(monkeypatch):

@@ -8,7 +8,6 @@ import pytest
 from dovetail.accounting import bound, certify
 from dovetail.events import Disjoint, Everyone, FixedSize, PaddedBernoulli, Report, Round, Shuffled
 from dovetail.guarantee import quotes
-from dovetail.guarantee.units import Viewed
 from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit, Verdict
 
 DELTA = 5e-6
@@ -83,7 +82,7 @@ def test_secret_sampling_helps_and_rounds_cost():
         "ss_simple", plan(eps_local=0.2, dim=10, participation=FixedSize(size=500, population=50_000))
     ).certified
     assert wrong.unbounded
-    assert "shuffle 1000 users, but 500 are drawn" in wrong.theorem.where
+    assert "shuffle 1000 users, but 500 are drawn" in str(wrong.proof)
 
 
 def test_reports_that_overflow_are_charged_or_refused():
@@ -99,15 +98,15 @@ def test_reports_that_overflow_are_charged_or_refused():
     with pytest.raises(NotApplicable, match="full coordinate"):
         statement(110)
     tight = statement(160)
-    assert "of delta" in tight.theorem.where
-    assert "is spent on reports that meet a full coordinate" in tight.theorem.where
+    assert "of delta" in str(tight.proof)
+    assert "is spent on reports that meet a full coordinate" in str(tight.proof)
     assert tight.delta == 1e-6
 
 
 def test_what_cannot_be_certified_says_so():
     quote = quotes.quote("ss_double", plan(eps_local=0.5, beta=0.1, pad_to=300, randomizer="laplace"))
     assert quote.certified.unbounded
-    assert "binary randomized response only" in quote.certified.theorem.where
+    assert "binary randomized response only" in str(quote.certified.proof)
 
 
 @pytest.mark.parametrize(
@@ -200,13 +199,11 @@ def test_bad_input_is_one_sentence(arguments, sentence, command):
 
 
 def test_rounds_for_everyone_count_beside_the_epochs_of_disjoint_batches():
-    protocol, cohort = quotes.settled("ss_simple", plan(eps_local=0.2, dim=10))
-    view = protocol.view(cohort, 10, neighbors=Neighbors.REPLACE_ONE)
+    training = quotes.guarantee("ss_simple", plan(eps_local=0.2, dim=10))
 
     def local_eps(*participations):
-        own = Viewed(rounds=(), scope=view.scope)
-        cohorts = [dataclasses.replace(cohort, participation=one) for one in participations]
-        return quotes.recorded(protocol, cohorts, 10, own, delta=DELTA).local().eps
+        cohorts = [dataclasses.replace(training.cohorts[0], participation=one) for one in participations]
+        return training.record(cohorts).local().eps
 
     one = local_eps(Everyone())
     assert local_eps(Disjoint(epoch=0), Disjoint(epoch=0)) == one

@@ -236,7 +236,7 @@ BY = Theorem(key="BW18.thm8", where="Balle, Wang (ICML 2018), Thm. 8")
 
 
 def stated(eps=1.0, delta=1e-6, scope=SCOPE, **more):
-    return scope.state(Bound(eps=eps, delta=delta, theorem=BY), Verdict.CERTIFIED, span="60 rounds", **more)
+    return scope.state(Bound(eps=eps, delta=delta, proof=BY.proof), Verdict.CERTIFIED, span="60 rounds", **more)
 
 
 def test_the_statement_in_words():

@@ -107,7 +107,7 @@ def test_a_config_is_trained_once(tiny, tmp_path, monkeypatch):
 
 def test_a_claim_that_an_attack_passes_is_refuted():
     scope = Scope(trust=Trust.SHUFFLE, adversary="analyzer", neighbors=Neighbors.REPLACE_ONE, unit=Unit.USER)
-    claim = scope.state(Bound(eps=1.0, delta=1e-6, theorem=Theorem(key="X", where="X.")), Verdict.CLAIMED_UNPROVEN)
+    claim = scope.state(Bound(eps=1.0, delta=1e-6, proof=Theorem(key="X", where="X.").proof), Verdict.CLAIMED_UNPROVEN)
     for eps, delta, verdict in ((1.1, 1e-6, "refuted"), (0.9, 1e-6, "unproven"), (1.1, 1e-7, "unproven")):
         row = Row(label="", claimed=claim, audited=LowerBound(eps=eps, delta=delta, attack=""))
         assert row.claimed.verdict.value == f"claimed, {verdict}"

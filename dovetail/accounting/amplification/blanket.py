@@ -115,7 +115,7 @@ def exact(event: Shuffled, *, delta: float) -> Bound:
     """
     n, report = _asked(event, delta=delta)
     if report.kind == "rr" and report.levels == 2:
-        return dataclasses.replace(clones.numerical23(event, delta=delta), theorem=EXACT)
+        return dataclasses.replace(clones.numerical23(event, delta=delta), proof=EXACT.proof)
     high = report.eps_local * (1 - closed_forms.LEAST_GAIN)
     for bound in (clones.numerical23, hoeffding, bennett):
         try:

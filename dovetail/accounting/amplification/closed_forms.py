@@ -81,7 +81,7 @@ def gain(eps: float, event: Shuffled, *, delta: float, theorem: Theorem) -> Boun
     eps_local = event.report.eps_local
     if not eps < eps_local * (1 - LEAST_GAIN):
         raise NotApplicable(f"no gain over eps_local={eps_local:.4g} at n={event.honest}, delta={delta:.3g}")
-    return Bound(eps=numerics.eps_bound(eps), delta=delta, theorem=theorem)
+    return Bound(eps=numerics.eps_bound(eps), delta=delta, proof=theorem.proof)
 
 
 def erlingsson19(event: Shuffled, *, delta: float) -> Bound:

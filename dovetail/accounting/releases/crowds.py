@@ -25,14 +25,16 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy.stats import binom
 
 from dovetail import _validate
-from dovetail.accounting import conversion, loss_distributions, numerics
+from dovetail.accounting import conversion, loss_distributions, numerics, subsampling
 from dovetail.accounting.conversion import RENYI
-from dovetail.accounting.loss_distributions import PRIVACY_LOSS
+from dovetail.accounting.loss_distributions import PRIVACY_LOSS, Loss
 from dovetail.accounting.pairs import blanket_pair
 from dovetail.accounting.pairs.binomial import BinomialPair
 from dovetail.accounting.pairs.symmetric import SymmetricPair
-from dovetail.events import Crowd, PaddedBernoulli, PaddedTopk, Report, Shuffled
-from dovetail.statements import Bound, NotApplicable, Theorem
+from dovetail.accounting.releases._base import Curve, Release, Sampling, releases
+from dovetail.accounting.search import smallest_delta
+from dovetail.events import Crowd, Everyone, FixedSize, PaddedBernoulli, PaddedTopk, Report, Shuffled
+from dovetail.statements import Bound, NotApplicable, Proof, Spent, Theorem
 
 __all__ = [
     "ORDERS",
@@ -175,17 +177,12 @@ def eps(event: Crowd, *, delta: float) -> Bound:
     left = (delta - spent_delta(event)) * (1 - 1e-12)
     if left <= 0:
         raise NotApplicable(f"coordinates overflow with probability {spent_delta(event):.3g}, more than delta={delta}")
-    found = {RENYI.where: conversion.eps_of(ORDERS, renyi(event, ORDERS), delta=left)}
+    found = {RENYI: conversion.eps_of(ORDERS, renyi(event, ORDERS), delta=left)}
     with contextlib.suppress(NotApplicable):
         lost = loss(event, interval=resolution(event))
-        found[PRIVACY_LOSS.where] = loss_distributions.worst_eps([lost], delta=left)
+        found[PRIVACY_LOSS] = loss_distributions.worst_eps([lost], delta=left)
     how = min(found, key=lambda name: found[name])
-    base = theorem(event)
-    return Bound(
-        eps=found[how] * _OUTWARD,
-        delta=delta,
-        theorem=Theorem(key=base.key, where=f"{base.where}; {how}", url=base.url),
-    )
+    return Bound(eps=found[how] * _OUTWARD, delta=delta, proof=theorem(event).proof.then(how))
 
 
 def most_reports(event: PaddedBernoulli, *, delta: float) -> int:
@@ -210,12 +207,12 @@ def local(event: Crowd, *, delta: float = 0.0) -> Bound:
     match event:
         case PaddedBernoulli():
             reports = most_reports(event, delta=delta)
-            return Bound(eps=reports * eps_local * _OUTWARD, delta=delta, theorem=LOCAL)
+            return Bound(eps=reports * eps_local * _OUTWARD, delta=delta, proof=LOCAL.proof)
         case PaddedTopk():
             _need_binary(event.report)
             finite = event.decoys == event.coordinates - event.top
-            return Bound(eps=event.top * eps_local * _OUTWARD if finite else math.inf, delta=0.0, theorem=LOCAL)
-    return Bound(eps=event.coordinates * eps_local * _OUTWARD, delta=0.0, theorem=LOCAL)
+            return Bound(eps=event.top * eps_local * _OUTWARD if finite else math.inf, delta=0.0, proof=LOCAL.proof)
+    return Bound(eps=event.coordinates * eps_local * _OUTWARD, delta=0.0, proof=LOCAL.proof)
 
 
 def resolution(event: Crowd) -> float:
@@ -240,3 +237,65 @@ def _need_binary(report: Report) -> None:
 def _up(prob: float) -> float:
     """A probability rounded up by more than the error of tanh."""
     return min(1.0, prob * (1 + 1e-15))
+
+
+@releases(Shuffled, PaddedBernoulli, PaddedTopk)
+class CrowdRelease(Release[Crowd]):
+    """Shuffled coordinates, padded or not."""
+
+    orders = ORDERS
+
+    @property
+    def theorem(self) -> Theorem:
+        """That of its dominating pair."""
+        return theorem(self.event)
+
+    def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
+        """Everyone: no Renyi bound of a sampled shuffled round is claimed."""
+        return renyi(self.event, np.asarray(orders)) if sampling == Everyone() else super().renyi(sampling, orders)
+
+    def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
+        """Everyone."""
+        if sampling != Everyone():
+            return super().losses(sampling, interval)
+        return (loss(self.event, interval=interval),)
+
+    @property
+    def resolution(self) -> float:
+        """One that resolves the whole round."""
+        return resolution(self.event)
+
+    @property
+    def pure_eps(self) -> float:
+        """The local guarantee, which shuffling cannot worsen; padding has none without a delta."""
+        if not isinstance(self.event, Shuffled):
+            return super().pure_eps
+        return self.event.coordinates * self.event.report.eps_local
+
+    def equal_rounds(self, sampling: Sampling, times: int) -> Curve:
+        """On secret fixed-size samples: Lemma 4 for each, optimal composition of all."""
+        if not isinstance(sampling, FixedSize):
+            raise NotApplicable("Lemma 4 needs equal shuffled rounds on fixed-size samples of the users")
+        event = self.event
+        if event.num_users != sampling.size:
+            raise NotApplicable(f"the rounds shuffle {event.num_users} users, but {sampling.size} are drawn")
+        prob = min(1.0, sampling.size / (sampling.population - event.colluders))
+
+        def bound(delta: float) -> Bound:
+            one = eps(event, delta=min(0.5, delta / (2 * times * prob)))
+            drawn = subsampling.sampled(one, sampling, colluders=event.colluders)
+            return subsampling.optimal([drawn] * times, delta=delta)
+
+        return Curve(
+            proof=Proof(theorems=(theorem(event), subsampling.OPTIMAL)),
+            eps=lambda delta: bound(delta).eps,
+            delta=lambda eps: smallest_delta(lambda delta: bound(delta).eps, eps=eps),
+        )
+
+    def spent(self, eps: float) -> tuple[Spent, ...]:
+        """Reports that may be dropped."""
+        return (Spent(spent_delta(self.event), "reports that meet a full coordinate"),)
+
+    def local(self, *, delta: float) -> Bound:
+        """One client's reports."""
+        return local(self.event, delta=delta)

@@ -12,6 +12,7 @@ victim's outcomes are also cut into a near and a far region of fixed probability
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -20,15 +21,16 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.accounting import numerics
-from dovetail.accounting.conversion import eps_by_order
+from dovetail.accounting.conversion import RENYI, eps_by_order
 from dovetail.accounting.pairs.poisson_binomial import Hiding, PoissonBinomialPair
-from dovetail.accounting.search import smallest_eps
-from dovetail.events import Personalized
-from dovetail.statements import Bound, NotApplicable, Theorem
+from dovetail.accounting.releases import crowds
+from dovetail.accounting.releases._base import Curve, Release, Sampling, releases
+from dovetail.accounting.search import smallest_delta, smallest_eps
+from dovetail.events import Everyone, Personalized
+from dovetail.statements import Bound, NotApplicable, Proof, Theorem
 
 __all__ = [
     "CLONES",
-    "CLONES_RENYI",
     "clone_probs",
     "clone_probs_from_pmfs",
     "delta",
@@ -41,12 +43,6 @@ CLONES = Theorem(
     key="dovetail.personalized-clones",
     where="personalised clones (docs/proofs/personalized-clones.md, after Feldman, McMillan, Talwar 2023)",
     url="https://arxiv.org/abs/2208.04591",
-)
-CLONES_RENYI = Theorem(
-    key="dovetail.personalized-clones-renyi",
-    where=CLONES.where
-    + ", Renyi composition over coordinates, conversion by Canonne, Kamath, Steinke (2020), Prop. 12",
-    url="https://arxiv.org/abs/2004.00010",
 )
 
 _DOWN, _UP = 1 - 1e-13, 1 + 1e-9
@@ -189,8 +185,13 @@ def _eps(event: Personalized, hiding: Hiding, eps_local: float, delta: float) ->
     return min(event.coordinates * eps_local, numerics.eps_bound(numerics.smallest(converted(closer)) * _UP))
 
 
+def _proof(event: Personalized) -> Proof:
+    """Exact for one coordinate, Renyi over more."""
+    return CLONES.proof if event.coordinates == 1 else CLONES.proof.then(RENYI)
+
+
 def _bound(event: Personalized, value: float, delta: float) -> Bound:
-    return Bound(eps=value, delta=delta, theorem=CLONES if event.coordinates == 1 else CLONES_RENYI)
+    return Bound(eps=value, delta=delta, proof=_proof(event))
 
 
 def _worst(event: Personalized, measure: Callable[[Hiding, float], np.ndarray], victim: int | None) -> np.ndarray:
@@ -218,3 +219,47 @@ def _worst(event: Personalized, measure: Callable[[Hiding, float], np.ndarray], 
             middle = len(members) // 2
             groups += [members[:middle], members[middle:]]
     return worst
+
+
+@releases(Personalized)
+class PersonalizedRelease(Release[Personalized]):
+    """Reports with personal budgets, for every user at once."""
+
+    orders = crowds.ORDERS
+    theorem = CLONES
+
+    def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
+        """Everyone: a user keeps its budget."""
+        return renyi(self.event, np.asarray(orders)) if sampling == Everyone() else super().renyi(sampling, orders)
+
+    @property
+    def pure_eps(self) -> float:
+        """The largest budget, of all coordinates."""
+        return self.event.coordinates * max(self.event.eps_locals)
+
+    def equal_rounds(self, sampling: Sampling, times: int) -> Curve:
+        """Rounds are coordinates: exact for one, Renyi at refined orders for more."""
+        if sampling != Everyone():
+            raise NotApplicable("personalised clones need equal rounds with personal budgets and no sampling of users")
+        whole = self._rounds(times)
+
+        def eps_at(at: float) -> float:
+            return eps(whole, delta=at).eps
+
+        def delta_at(target: float) -> float:
+            if whole.coordinates == 1:
+                return numerics.probability(delta(whole, eps=target))
+            return smallest_delta(eps_at, eps=target)
+
+        return Curve(proof=_proof(whole), eps=eps_at, delta=delta_at, best=frozenset({"eps"}))
+
+    def per_user(self, times: int, *, delta: float) -> tuple[float, ...]:
+        """What the others hide of each."""
+        return tuple(bound.eps for bound in per_user(self._rounds(times), delta=delta, tolerance=0.02))
+
+    def local(self, *, delta: float) -> Bound:
+        """The largest budget."""
+        return Bound(eps=self.pure_eps, delta=0.0, proof=crowds.LOCAL.proof)
+
+    def _rounds(self, times: int) -> Personalized:
+        return dataclasses.replace(self.event, coordinates=self.event.coordinates * times)

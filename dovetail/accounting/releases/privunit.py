@@ -82,10 +82,10 @@ def eps(cap: Cap) -> Bound:
     mass = _mass(cap)
     up = math.log(cap.prob) - math.log1p(-cap.prob) + math.log1p(-mass) - math.log(mass)
     if up >= 0:
-        return Bound(eps=up * (1 + 1e-14) + 1e-15, delta=0.0, theorem=PRIVUNIT)
+        return Bound(eps=up * (1 + 1e-14) + 1e-15, delta=0.0, proof=PRIVUNIT.proof)
     above = min(0.5, mass / _DOWN * (1 + 1e-9))  # less likely inside than outside: the mass is rounded the other way
     down = -(math.log(cap.prob) - math.log1p(-cap.prob) + math.log1p(-above) - math.log(above))
-    return Bound(eps=numerics.eps_bound(down) * (1 + 1e-14) + 1e-15, delta=0.0, theorem=PRIVUNIT)
+    return Bound(eps=numerics.eps_bound(down) * (1 + 1e-14) + 1e-15, delta=0.0, proof=PRIVUNIT.proof)
 
 
 def _mass(cap: Cap) -> float:

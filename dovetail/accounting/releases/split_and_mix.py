@@ -16,11 +16,12 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.accounting import numerics
-from dovetail.accounting.conversion import delta_of, eps_of
+from dovetail.accounting.conversion import RENYI, delta_of, eps_of
+from dovetail.accounting.releases._base import Release, Sampling, releases
 from dovetail.accounting.releases.mixing import eta
 from dovetail.accounting.search import eps_after_spending, smallest_noise
-from dovetail.events import SplitAndMix
-from dovetail.statements import Bound, NotApplicable, Theorem
+from dovetail.events import Everyone, SplitAndMix
+from dovetail.statements import Bound, NotApplicable, Spent, Theorem
 
 __all__ = [
     "ORDERS",
@@ -144,9 +145,7 @@ def eps(event: SplitAndMix, *, delta: float, rounds: int = 1) -> Bound:
     value = eps_after_spending(
         lambda left: _eps(divergence, left), lambda eps: rounds * spent_delta(event, eps), delta=delta
     )
-    where = f"{SPLIT_AND_MIX.where}; Renyi composition, conversion by Canonne, Kamath, Steinke (2020), Prop. 12"
-    theorem = Theorem(key=SPLIT_AND_MIX.key, where=where, url=SPLIT_AND_MIX.url)
-    return Bound(eps=value, delta=delta, theorem=theorem)
+    return Bound(eps=value, delta=delta, proof=SPLIT_AND_MIX.proof.then(RENYI))
 
 
 def _at_least_one(rounds: int) -> None:
@@ -223,3 +222,19 @@ def calibrate(
     target = delta * mixing_share / (rounds * coordinates * (1 + math.exp(eps)) * (1 + 1e-8))
     shares = shares_for(num_users=found.honest, modulus=modulus, target=target)
     return dataclasses.replace(found, modulus=modulus, shares=shares)
+
+
+@releases(SplitAndMix)
+class SplitAndMixRelease(Release[SplitAndMix]):
+    """A sum by shares: Skellam's divergence, and the distance of the shares from their ideal."""
+
+    orders = ORDERS
+    theorem = SPLIT_AND_MIX
+
+    def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
+        """Everyone."""
+        return renyi(self.event, np.asarray(orders)) if sampling == Everyone() else super().renyi(sampling, orders)
+
+    def spent(self, eps: float) -> tuple[Spent, ...]:
+        """The more, the larger the eps of the whole is."""
+        return (Spent(spent_delta(self.event, eps), "imperfect mixing of shares"),)

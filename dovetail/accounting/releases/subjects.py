@@ -26,10 +26,11 @@ from scipy.stats import binom
 
 from dovetail import _validate
 from dovetail.accounting import gaussian, loss_distributions
-from dovetail.accounting.loss_distributions import Loss
+from dovetail.accounting.loss_distributions import PRIVACY_LOSS, Loss
 from dovetail.accounting.pairs import mixtures
 from dovetail.accounting.pairs.mixtures import ShiftLaw
-from dovetail.events import Gaussian, SampledSubject
+from dovetail.accounting.releases._base import Release, Sampling, Scale, releases
+from dovetail.events import Everyone, Gaussian, Poisson, Round, SampledSubject
 from dovetail.statements import Bound, Neighbors, NotApplicable, Theorem
 
 __all__ = [
@@ -159,11 +160,9 @@ def eps(event: SampledSubject, *, rounds: int, delta: float, interval: float | N
     plain = always_sampled(event)
     if plain is not None:
         exact = gaussian.eps_of(plain.mu * math.sqrt(rounds) * (1 + 1e-15), delta=delta)
-        return Bound(eps=exact, delta=delta, theorem=gaussian.ANALYTIC)
+        return Bound(eps=exact, delta=delta, proof=gaussian.ANALYTIC.proof)
     value = loss_distributions.worst_eps(_composed(event, rounds, interval), delta=delta)
-    where = f"{MIXTURE.where}, composed as a privacy-loss distribution, rounded up"
-    theorem = Theorem(key=MIXTURE.key, where=where, url=MIXTURE.url)
-    return Bound(eps=value, delta=delta, theorem=theorem)
+    return Bound(eps=value, delta=delta, proof=MIXTURE.proof.then(PRIVACY_LOSS))
 
 
 def delta(event: SampledSubject, *, rounds: int, eps: float, interval: float | None = None) -> float:
@@ -242,3 +241,46 @@ def _at_drawn_users(event: SampledSubject, split: tuple[int, ...]) -> dict[int, 
 def _check_rounds(rounds: int) -> None:
     _validate.integer(rounds=rounds)
     _validate.at_least(1, rounds=rounds)
+
+
+@releases(SampledSubject)
+class SubjectRelease(Release[SampledSubject]):
+    """Noisy sums, accounted for a subject with several items in them."""
+
+    theorem = MIXTURE
+    concerns_subjects = True
+
+    def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
+        """One for every split; the sampling of items is the event's own."""
+        return losses(self.event, interval=interval) if sampling == Everyone() else super().losses(sampling, interval)
+
+    @property
+    def resolution(self) -> float:
+        """That of one release."""
+        return resolution(self.event)
+
+    def scale(self, sampling: Sampling) -> Scale:
+        """That of each of its sums."""
+        std, width = scale(self.event)
+        return Scale(std=std, width=width, sums=self.event.steps)
+
+    def simplified(self, sampling: Sampling) -> Gaussian | SampledSubject:
+        """A Gaussian, where every item is in every sum."""
+        plain = always_sampled(self.event) if sampling == Everyone() else None
+        return self.event if plain is None else plain
+
+    def in_disjoint_batches(self) -> None:
+        """Refused: batches are of users."""
+        raise NotApplicable("a subject may have data at users of several disjoint batches of an epoch")
+
+    def of_subject(self, *, items: int, users: int, items_per_user: int | None) -> SampledSubject:
+        """The same sums for another number of items."""
+        return dataclasses.replace(self.event, items=items, users_spanned=users, items_per_user=items_per_user)
+
+    def of_replaced_item(self) -> list[Round]:
+        """A record and the one that takes its place join a sum with the same probability."""
+        event = self.event
+        if event.prob_user != 1:
+            raise NotApplicable("where users are drawn first, a record comes with its user's others")
+        noise = Gaussian(std=event.std, sensitivity=2 * event.clip_norm, neighbors=Neighbors.REPLACE_ONE)
+        return [Round(mechanism=noise, participation=Poisson(prob=event.prob_item))] * event.steps

@@ -62,6 +62,7 @@ def exact_attacks(mechanism: Mechanism, *, rounds: int = 1) -> list[ExactAttack]
             return noise.sampled_subject(mechanism, rounds)
         case NonPrivate():
             raise NotApplicable(f"an event that promises nothing does not say what was run: {mechanism.reason}")
+    raise NotApplicable(f"no exact attack is known on {type(mechanism).__name__}")
 
 
 def exact_attacks_on_rounds(rounds: Sequence[Round]) -> list[ExactAttack]:

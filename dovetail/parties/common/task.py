@@ -21,11 +21,9 @@ import msgspec
 import numpy as np
 from cryptography.exceptions import InvalidSignature
 
-from dovetail import _validate, accounting, protocols
+from dovetail import _validate, protocols
 from dovetail.events import Everyone
-from dovetail.guarantee import quotes
-from dovetail.guarantee.record import certified
-from dovetail.guarantee.units import Viewed
+from dovetail.guarantee import Guarantee, Spread
 from dovetail.parties.common.keys import KeyPair, PublicKey
 from dovetail.parties.common.sealing import OVERHEAD, Purpose
 from dovetail.statements import Statement, unbounded
@@ -232,15 +230,31 @@ def calibrated(
         return dict(settings)
     if eps is None or built.noise_field is None:
         raise ValueError(f"expected privacy.eps or protocol.{built.noise_field}, got neither")
-    cohort = _cohort(min_clients, max_clients, colluders)
+    training = _guarantee(
+        built, _cohort(min_clients, max_clients, colluders), rounds, dim=dim, delta=delta * (1 - _CHARGED)
+    )
+    return {**settings, built.noise_field: getattr(training.calibrated(eps).protocol, built.noise_field)}
 
-    def eps_at(noise: float) -> float:
-        settled = built.with_noise(noise).settle(cohort, dim)
-        view = settled.view(cohort, dim, neighbors=settled.relation)
-        return certified([view.round] * rounds, view.scope, delta=delta * (1 - _CHARGED)).eps
 
-    found = built.with_noise(accounting.smallest_noise(eps_at, eps=eps))
-    return {**settings, built.noise_field: getattr(found, built.noise_field)}
+def _guarantee(
+    protocol: protocols.Protocol,
+    cohort: protocols.Cohort,
+    rounds: int,
+    *,
+    dim: int,
+    delta: float,
+    assumptions: tuple[str, ...] = (),
+) -> Guarantee:
+    """So many rounds of a task, each with the fewest users that it may have."""
+    return Guarantee(
+        protocol=protocol,
+        cohorts=(cohort,) * rounds,
+        dim=dim,
+        relation=protocol.relation,
+        delta=delta,
+        spread=Spread(users=cohort.size),
+        assumptions=assumptions,
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -248,19 +262,18 @@ def _cost(body: bytes, rounds: int) -> tuple[Statement, Statement]:
     task = msgspec.json.decode(body, type=TrainingTask)
     protocol, cohort = task.build()
     messages = protocol.messages(task.dim)
-    view = protocol.view(cohort, task.dim, neighbors=protocol.relation)
-    scope = dataclasses.replace(view.scope, assumptions=(*view.scope.assumptions, *messages.assumptions))
     delta = task.delta * (1 - _CHARGED) if messages.distance else task.delta
-    own = Viewed(rounds=(view.round,) * rounds, scope=dataclasses.replace(scope, population=task.max_clients))
-    record = quotes.recorded(protocol, [cohort] * rounds, task.dim, own, delta=delta)
+    training = _guarantee(protocol, cohort, rounds, dim=task.dim, delta=delta, assumptions=tuple(messages.assumptions))
+    record = training.record()
     certified = dataclasses.replace(record.certified(), delta=task.delta)
     if messages.distance and not certified.unbounded:
         off = messages.distance * task.max_clients * rounds
         if not math.log1p(math.exp(min(certified.eps, 700))) + math.log(off) <= math.log(task.delta * _CHARGED):
             reason = "not certified: sampling is too coarse for so large an eps"
-            certified = unbounded(scope, reason=reason, delta=task.delta)
+            certified = unbounded(training.scope, reason=reason, delta=task.delta)
     local = record.local()
-    local = dataclasses.replace(local, assumptions=(*local.assumptions, *messages.assumptions))
+    said = dict.fromkeys((*local.assumptions, *messages.assumptions))
+    local = dataclasses.replace(local, assumptions=tuple(said))
     return certified, local
 
 

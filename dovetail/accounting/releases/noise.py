@@ -1,0 +1,197 @@
+"""Gaussian and Laplace noise, by dp-accounting; and releases that promise nothing, or show nothing.
+
+dp-accounting's two accountants disagree on what a noise multiplier means under replacement (one doubles the
+sensitivity, the other does not). Our events carry the sensitivity of their own relation; this file translates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from dp_accounting import dp_event, privacy_accountant
+from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting.rdp import rdp_privacy_accountant as rdp
+
+from dovetail.accounting import loss_distributions
+from dovetail.accounting.loss_distributions import Loss
+from dovetail.accounting.releases._base import INTERVAL, Release, Sampling, Scale, releases
+from dovetail.events import (
+    DataIndependent,
+    Everyone,
+    FixedSize,
+    Gaussian,
+    Laplace,
+    NonPrivate,
+    Participation,
+    Poisson,
+    Round,
+    SampledSubject,
+)
+from dovetail.statements import Bound, Neighbors, Theorem
+
+__all__ = ["MOST_LOSSES", "GaussianRelease", "LaplaceRelease", "NonPrivateRelease", "UnrelatedRelease"]
+
+_LOG_ERROR = 1e-12
+_SAMPLED = (dp_event.PoissonSampledDpEvent, dp_event.SampledWithoutReplacementDpEvent)
+_LARGEST_MU = 1000.0  # beyond, eps is in the hundreds of thousands, and losses are too many to tell apart
+MOST_LOSSES = 2**20  # of one release
+_ADD_REMOVE = privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE
+_REPLACE = privacy_accountant.NeighboringRelation.REPLACE_ONE
+_UP = 1 + 1e-15
+
+
+@releases(Gaussian)
+class GaussianRelease(Release[Gaussian]):
+    """A vector with Gaussian noise; users that are sampled hide better."""
+
+    @property
+    def mu(self) -> float:  # type: ignore[override]
+        """Sensitivity over standard deviation."""
+        return self.event.mu
+
+    def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
+        """Everyone under any relation, Poisson samples for adding a user, fixed-size samples for replacing one."""
+        if self.event.std == 0:
+            return np.full(len(orders), np.inf)
+        noise = dp_event.GaussianDpEvent(1 / self.event.mu)
+        match self.event.neighbors, sampling:
+            case _, Everyone():
+                return _renyi(noise, _ADD_REMOVE, orders)
+            case Neighbors.ADD_REMOVE, Poisson(prob=prob):
+                return _renyi(dp_event.PoissonSampledDpEvent(prob, noise), _ADD_REMOVE, orders)
+            case Neighbors.REPLACE_ONE, FixedSize(size=size, population=population):
+                return _renyi(dp_event.SampledWithoutReplacementDpEvent(population, size, noise), _REPLACE, orders)
+        return super().renyi(sampling, orders)
+
+    def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
+        """Everyone, and Poisson samples."""
+        if not 0 < self.event.mu <= _LARGEST_MU or isinstance(sampling, FixedSize):
+            return super().losses(sampling, interval)
+        add_remove = self.event.neighbors is Neighbors.ADD_REMOVE
+        one = pld.from_gaussian_mechanism(
+            self.event.std,
+            sensitivity=self.event.sensitivity if add_remove else self.event.sensitivity / 2,  # which it doubles again
+            sampling_prob=_prob(sampling),
+            neighboring_relation=_ADD_REMOVE if add_remove else _REPLACE,
+            value_discretization_interval=interval,
+        )
+        return (loss_distributions.outward(one),)
+
+    @property
+    def resolution(self) -> float:
+        """Coarser where the loss is wide."""
+        mu = min(self.event.mu, _LARGEST_MU)
+        return max(INTERVAL, mu * (mu + 20) / MOST_LOSSES) if self.event.std > 0 else INTERVAL
+
+    def scale(self, sampling: Sampling) -> Scale | None:
+        """Those of a Gaussian, or of one that is rarely there."""
+        if not self.event.std > 0:
+            return None
+        mu, prob = self.event.mu, _prob(sampling)
+        std = mu if prob == 1 else min(mu, prob * math.sqrt(math.expm1(min(mu, 10.0) ** 2)))
+        return Scale(std=max(std, 1e-15), width=max(mu * mu + 20 * mu, 1e-15), sums=1)
+
+    def of_users(self, participation: Participation, users: int) -> Round | None:
+        """Shifts add up; of a Poisson sample as many of the users join as Bin(users, prob) says."""
+        noise = self.event
+        match participation:
+            case FixedSize(size=size, population=population) if size < population:
+                return None
+            case Poisson(prob=prob) if 0 < prob < 1:
+                if noise.neighbors is not Neighbors.ADD_REMOVE or not noise.std > 0:
+                    return None
+                joined = SampledSubject(
+                    std=noise.std, clip_norm=noise.sensitivity, items=users, prob_item=prob, users_spanned=users
+                )
+                return Round(mechanism=joined, participation=Everyone())
+        reach = noise.sensitivity * users * _UP
+        return Round(mechanism=dataclasses.replace(noise, sensitivity=reach), participation=participation)
+
+
+@releases(Laplace)
+class LaplaceRelease(Release[Laplace]):
+    """Scalars with Laplace noise, all of one unit."""
+
+    def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
+        """Everyone."""
+        if not isinstance(sampling, Everyone):
+            return super().renyi(sampling, orders)
+        one = dp_event.LaplaceDpEvent(self.event.scale / self.event.sensitivity)
+        return self.event.count * _renyi(one, _ADD_REMOVE, orders)
+
+    def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
+        """Everyone."""
+        if not isinstance(sampling, Everyone):
+            return super().losses(sampling, interval)
+        one = pld.from_laplace_mechanism(
+            self.event.scale, sensitivity=self.event.sensitivity, value_discretization_interval=interval
+        )
+        return (loss_distributions.copies(loss_distributions.outward(one), self.event.count),)
+
+    @property
+    def resolution(self) -> float:
+        """Connecting the dots costs the square of their distance over eps_each."""
+        return max(INTERVAL, self.event.eps_each / 20)
+
+    @property
+    def pure_eps(self) -> float:
+        """All queries together."""
+        return self.event.count * self.event.eps_each
+
+
+@releases(NonPrivate)
+class NonPrivateRelease(Release[NonPrivate]):
+    """A release without a guarantee: whatever contains it promises nothing."""
+
+    @property
+    def refusal(self) -> str:  # type: ignore[override]
+        """The event's own reason."""
+        return self.event.reason
+
+    def _described(self, sampling: Sampling) -> str:
+        return f"a release without a guarantee: {self.event.reason}"
+
+
+@releases(DataIndependent)
+class UnrelatedRelease(Release[DataIndependent]):
+    """A release that has the same law whatever the data are."""
+
+    def local(self, *, delta: float) -> Bound:
+        """Nothing is lost."""
+        return Bound(eps=0.0, delta=0.0, proof=Theorem(key="none shown", where=self.event.reason).proof)
+
+
+def _prob(sampling: Sampling) -> float:
+    return sampling.prob if isinstance(sampling, Poisson) else 1.0
+
+
+def _renyi(
+    event: dp_event.DpEvent, relation: privacy_accountant.NeighboringRelation, orders: tuple[float, ...]
+) -> np.ndarray:
+    """dp-accounting's divergences, rounded up; infinite where it gives none.
+
+    Those of sampled releases are logarithms of sums, right to about 1e-13: where little is lost they may be negative.
+    """
+    accountant = rdp.RdpAccountant(orders=orders, neighboring_relation=relation)
+    with _quietly(), np.errstate(all="ignore"):
+        found = np.asarray(accountant.compose(event).rdp, dtype=float)
+    error = _LOG_ERROR / (np.asarray(orders) - 1) if isinstance(event, _SAMPLED) else 0.0
+    outward = np.maximum(found, 0.0) * (1 + _LOG_ERROR) + error
+    return np.where(np.isfinite(found) & (found >= -error), outward, np.inf)
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without a warning for every order that is left out, which costs tightness and nothing else."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
