@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
-__all__ = ["render"]
+__all__ = ["Markup", "render"]
 
 _TEMPLATES = Environment(
     loader=PackageLoader("dovetail", "templates"),

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import jinja2
 import pytest
-from markupsafe import Markup
 
 import dovetail
 from dovetail import templating
+from dovetail.templating import Markup
 
 TEMPLATES = sorted((Path(dovetail.__file__).parent / "templates").iterdir())
 FACTS = {

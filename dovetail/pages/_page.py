@@ -6,11 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from dovetail.figures import STYLE, Figure, svg
 from dovetail.files import write_atomically
-from dovetail.templating import render
+from dovetail.templating import Markup, render
 
 __all__ = ["drawn", "write"]
 
