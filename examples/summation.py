@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dovetail.figures import Figure, Line
-from dovetail.pages import plots
+from dovetail.figures.files import save
 from dovetail.papers import survey
 
 WAYS = {
@@ -50,7 +50,7 @@ def main() -> None:
         lines.append(Line(name=f"{name}, measured", x=options.sizes, y=[row.ours.mean for row in rows], style="points"))
     console.print(f"a curator's squared error: {survey.curator_error():.4g}")
     labels = {"x_label": "users", "y_label": "squared error of the sum"}
-    plots.save(Figure(title="Sums at a central (1, 1e-6)", log_x=True, log_y=True, lines=lines, **labels), options.out)
+    save(Figure(title="Sums at a central (1, 1e-6)", log_x=True, log_y=True, lines=lines, **labels), options.out)
 
 
 if __name__ == "__main__":

@@ -96,6 +96,56 @@ def test_bibtex_has_balanced_braces_and_one_key_each():
         assert str(item).startswith(item.authors[0])
 
 
+ONE = (
+    "@misc{A1,\n  author = {B. Cee and D. Eff},\n  title = {{A {Title}}},\n  year = {2020},\n  eprint = {2001.00001}\n}"
+)
+
+
+def test_an_entry_is_read_field_by_field_and_given_back_as_it_was():
+    found = references.parse(f"% a comment\n\n{ONE}\n")["A1"]
+    assert (found.kind, found.authors, found.title) == ("misc", ("B. Cee", "D. Eff"), "A {Title}")
+    assert (found.year, found.venue, found.arxiv) == (2020, "", "2001.00001")
+    assert found.bibtex() == ONE
+    text = (SOURCE / "references.bib").read_text()
+    assert all(item.bibtex() in text for item in references.ENTRIES.values())
+    assert text.count("\n@") == len(references.ENTRIES)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("@misc", "misc"),
+        ("{A1,", "{A 1,"),
+        ("{A1,", "{A1"),
+        ("2020},", "2020}"),
+        ("2020}", "MMXX}"),
+        ("2020}", "{2020}"),
+        ("  year = {2020},\n", ""),
+        ("  year = {2020},\n", "  year = {2020},\n  year = {2021},\n"),
+        ("eprint", "eprnt"),
+        ("{B. Cee and D. Eff}", '"B. Cee and D. Eff"'),
+        ("Cee and", "Cee} and {"),
+        ("00001}\n}", "00001}\n"),
+        ("00001}\n}", "00001},\n}"),
+        ("00001}\n}", "00001}\n}\nmore"),
+        (ONE, f"{ONE}\n\n{ONE}"),
+    ],
+)
+def test_a_broken_bibliography_is_refused(before, after):
+    assert before in ONE
+    with pytest.raises(ValueError, match=r"expected|invalid literal"):
+        references.parse(ONE.replace(before, after))
+
+
+@pytest.mark.parametrize("item", references.ENTRIES.values(), ids=list(references.ENTRIES))
+def test_the_kind_of_an_entry_says_where_it_was_published(item):
+    where = {"article": "journal", "inproceedings": "booktitle", "incollection": "booktitle"}.get(item.kind)
+    assert bool(item.venue) == (where is not None)
+    assert where is None or f"\n  {where} = {{{item.venue}}}" in item.bibtex()
+    assert item.kind in ("article", "inproceedings", "incollection", "misc", "software")
+    assert ("archivePrefix = {arXiv}" in item.bibtex()) == (item.arxiv is not None)
+
+
 def test_unknown_references_get_a_hint():
     with pytest.raises(ValueError, match="did you mean 'BW18'"):
         references.entry("BW19")

@@ -46,7 +46,7 @@ def amplify(
     """Every amplification bound: its eps, or why it does not apply."""
     from dovetail import _validate
     from dovetail.accounting.amplification import table as amplification
-    from dovetail.figures.files import save
+    from dovetail.figures import files
     from dovetail.pages import plots
     from dovetail.statements import NotApplicable
 
@@ -56,6 +56,8 @@ def amplify(
     _validate.in_open_interval(0, 1, delta=delta)
     if bound is not None:
         _validate.known("bound", bound, amplification.BOUNDS)
+    if plot is not None:
+        files.check(plot)
     rows = [
         row
         for row in amplification.table(eps_local, num_users=n, delta=delta, colluders=colluders)
@@ -66,7 +68,7 @@ def amplify(
     except NotApplicable:
         best = None
     if plot is not None:
-        save(plots.amplification(num_users=n, eps_local=eps_local, delta=delta, over=over), plot)
+        files.save(plots.amplification(num_users=n, eps_local=eps_local, delta=delta, over=over), plot)
     if as_json:
         facts = {"n": n, "eps_local": eps_local, "delta": delta, "colluders": colluders}
         print_json({**facts, "bounds": [_row(row) for row in rows], "best": _row(best) if best else None})

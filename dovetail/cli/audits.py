@@ -66,7 +66,10 @@ def audit(
     from dovetail import _validate
     from dovetail import audit as audits
     from dovetail.experiment import config
+    from dovetail.figures import files
 
+    if plot is not None:
+        files.check(plot)
     target = _one_target(name, everything, training)
     _validate.one_of((*audits.VIEWS, "shuffler"), view=view)
     chosen = dict(config.parse_override(text) for text in set_ or [])

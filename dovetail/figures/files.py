@@ -1,7 +1,8 @@
-"""How figures become files: .svg by our own hand, .png and .pdf by matplotlib, where that is installed."""
+"""How figures become files: .svg by our own hand, .png and .pdf by matplotlib, which the extra `plots` installs."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from pathlib import Path
 from typing import Any
@@ -9,23 +10,36 @@ from typing import Any
 from dovetail.figures.drawing import svg
 from dovetail.figures.model import Figure, Line
 
-__all__ = ["save"]
+__all__ = ["check", "save"]
 
 _SUFFIXES = (".svg", ".png", ".pdf")
 _MARKERS = "osD^vX"
 
 
+def check(path: Path) -> None:
+    """Refuse a file of a kind that cannot be drawn here: to be asked before a long computation."""
+    if path.suffix not in _SUFFIXES:
+        raise ValueError(_refusal(path, f"unknown kind {path.suffix!r}"))
+    if path.suffix != ".svg" and importlib.util.find_spec("matplotlib") is None:
+        raise ModuleNotFoundError(
+            f"a figure as {path.suffix} needs matplotlib: pip install 'dovetail-fl[plots]'; one as .svg needs nothing"
+        )
+
+
 def save(figure: Figure, path: Path) -> None:
     """Draw a figure into a file of the kind that its name says."""
+    check(path)
     try:
-        if path.suffix not in _SUFFIXES:
-            raise ValueError(f"unknown kind {path.suffix!r}")
         if path.suffix == ".svg":
             path.write_text(svg(figure))
         else:
             _rendered(figure).savefig(path)
     except (OSError, ValueError) as error:
-        raise ValueError(f"expected a file to draw to (.svg, .png or .pdf), got {str(path)!r} ({error})") from error
+        raise ValueError(_refusal(path, error)) from error
+
+
+def _refusal(path: Path, reason: object) -> str:
+    return f"expected a file to draw to (.svg, .png or .pdf), got {str(path)!r} ({reason})"
 
 
 def _rendered(figure: Figure) -> Any:

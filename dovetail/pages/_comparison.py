@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dovetail.compare import Comparison, Run, in_bytes
-from dovetail.files import write_atomically
-from dovetail.pages import _proof
-from dovetail.pages._page import at_most, details, escape, figures, number, page, section, table, tiles
+from dovetail.pages import _page
+from dovetail.pages._numbers import at_most, number
+from dovetail.pages._proof import shown
 
 __all__ = ["comparison"]
 
@@ -18,32 +17,20 @@ __all__ = ["comparison"]
 def comparison(folder: Path) -> Path:
     """Write the page of a comparison and return its path."""
     found = Comparison.read(folder)
-    heading = f"Accuracy at ({at_most(found.eps)}, {at_most(found.delta)})-DP"
-    body = (
-        f"<h1>{escape(heading)}</h1>"
-        + _equal(found)
-        + tiles(_facts(found))
-        + section("Ranking", _ranking(found.runs))
-        + section("Accuracy and cost", figures([found.figure()] if found.runs else []))
-        + section("Not in the comparison", _left_out(found))
-    )
-    where = sorted({f"dovetail {run.version} · {run.machine}" for run in found.runs.values()})
-    target = folder / "report.html"
-    write_atomically(target, page(heading, body, kind="comparison of protocols", footer=escape("; ".join(where))))
-    return target
-
-
-def _equal(found: Comparison) -> str:
-    """What is the same for all, and what is not."""
-    return (
-        f'<div class="statement doubtful"><p class="lead">Every protocol in the ranking that promises anything has '
-        f"noise calibrated to eps at most {at_most(found.eps)} at delta {at_most(found.delta)} for replacing one user, "
-        f"over its whole training, and trains the same model ({escape(found.model)}) on the same data "
-        f"({escape(found.task)}). These are simulations that can be repeated: their noise follows from seeds.</p>"
-        "<p>That is what equal means here. Not equal is whom one must trust and against whom the promise holds: the "
-        "table says so for each. A row that asks for less trust is worth more at the same accuracy. Clip and server "
-        "step of the bundled line-ups were searched on MNIST's training images, which no statement accounts for.</p>"
-        "</div>"
+    eps, delta = at_most(found.eps), at_most(found.delta)
+    return _page.write(
+        folder / "report.html",
+        "comparison.html.jinja",
+        title=f"Accuracy at ({eps}, {delta})-DP",
+        eps=eps,
+        delta=delta,
+        task=found.task,
+        model=found.model,
+        facts=_facts(found),
+        ranking=[_row(name, run) for name, run in found.runs.items()],
+        drawn=_page.drawn([found.figure()] if found.runs else []),
+        left_out=[one for one in found.outcomes if one.reason],
+        made_by=sorted({f"dovetail {run.version} · {run.machine}" for run in found.runs.values()}),
     )
 
 
@@ -59,36 +46,17 @@ def _facts(found: Comparison) -> list[tuple[str, str]]:
     return facts
 
 
-def _ranking(runs: Mapping[str, Run]) -> str:
-    if not runs:
-        return "<p>No protocol has been compared.</p>"
-    head = ("", "protocol", "accuracy", "whom one must trust", "calibrated to", "without that trust",
-            "sent per user and round", "rounds, server")  # fmt: skip
-    rows = [_row(place, name, run) for place, (name, run) in enumerate(runs.items(), 1)]
-    return table(head, rows, numbers=(0, 2, 6, 7))
-
-
-def _row(place: int, name: str, run: Run) -> list[str]:
-    spread = f"<br><small>± {statistics.stdev(run.accuracies):.2%}</small>" if len(run.accuracies) > 1 else ""
-    messages = f"{number(run.costs.messages)} message{'s' * (run.costs.messages > 1)}"
-    return [
-        str(place),
-        f"<b>{escape(name)}</b>{_settings(run.settings)}",
-        f"<b>{run.mean:.2%}</b>{spread}",
-        escape(run.trust),
-        f"{_proof.promised(run.certified)}<br><small>against the {escape(run.certified.adversary)}</small>",
-        _proof.promised(run.without_trust),
-        f"{in_bytes(run.costs.bytes)}<br><small>{messages}</small>",
-        f"{run.rounds}<br><small>{number(run.costs.server_seconds, 2)} s each</small>",
-    ]
-
-
-def _settings(settings: Mapping[str, Any]) -> str:
-    """How the protocol was set, folded away."""
-    items = "<br>".join(f"{escape(name)} = {escape(value)}" for name, value in settings.items())
-    return details("settings", f'<p class="small">{items}</p>') if items else ""
-
-
-def _left_out(found: Comparison) -> str:
-    rows = [[f"<b>{escape(one.protocol)}</b>", escape(one.reason)] for one in found.outcomes if one.reason]
-    return table(("protocol", "why"), rows) if rows else ""
+def _row(name: str, run: Run) -> dict[str, Any]:
+    return {
+        "protocol": name,
+        "settings": run.settings,
+        "accuracy": f"{run.mean:.2%}",
+        "spread": f"{statistics.stdev(run.accuracies):.2%}" if len(run.accuracies) > 1 else None,
+        "trust": run.trust,
+        "certified": shown(run.certified),
+        "without_trust": shown(run.without_trust),
+        "size": in_bytes(run.costs.bytes),
+        "messages": f"{number(run.costs.messages)} message{'s' * (run.costs.messages > 1)}",
+        "rounds": run.rounds,
+        "seconds": number(run.costs.server_seconds, 2),
+    }

@@ -1,76 +1,74 @@
-"""Statements as HTML: the proof tree, the assumptions, the table of units."""
+"""Statements as pages show them: in words, with a verdict in colour, and with all that they rest on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from typing import NamedTuple
 
-from dovetail.pages._page import badge, details, escape, table
-from dovetail.pages._words import numbers
+from dovetail.pages import _words
 from dovetail.statements import Statement
 
-__all__ = ["assumptions", "beside", "judged", "promised", "tree", "units"]
+__all__ = ["Badge", "Shown", "badge", "shown"]
+
+_COLOURS = {
+    "certified": "good",
+    "claimed, holds": "good",
+    "claimed, unproven": "fair",
+    "claimed, refuted": "bad",
+    "nothing": "bad",
+}
 
 
-def tree(statement: Statement) -> str:
-    """The statement, its theorem and what it rests on, as nested lists."""
-    return f'<ul class="tree">{_node(statement, said=())}</ul>'
+class Badge(NamedTuple):
+    """A verdict: its word, and its colour, which is never green in doubt."""
+
+    word: str
+    colour: str
 
 
-def _node(statement: Statement, said: tuple[str, ...]) -> str:
-    span = f", {escape(statement.span)}" if statement.span else ""
-    scope = f"one {statement.unit.value}{span}; against the {escape(statement.adversary)}; {statement.neighbors.value}"
-    new = [] if statement.unbounded else [text for text in statement.assumptions if text not in said]
-    inner = "".join(_node(premise, said + statement.assumptions) for premise in statement.premises)
-    return (
-        f"<li><p>{promised(statement)}</p>"
-        f'<p class="small">{scope}</p><p>by {escape(str(statement.proof))}</p>'
-        + (details(f"if {len(new)} assumption{'s hold' if len(new) > 1 else ' holds'}", _list(new)) if new else "")
-        + (details("because of", f"<ul>{inner}</ul>", opened=True) if inner else "")
-        + "</li>"
-    )
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shown:
+    """One statement for templates; `new` are the assumptions that what it is a premise of has not made already."""
+
+    nothing: bool
+    numbers: str
+    badge: Badge
+    unit: str
+    span: str
+    adversary: str
+    neighbors: str
+    key: str
+    where: str
+    assumptions: tuple[str, ...]
+    new: tuple[str, ...]
+    premises: tuple[Shown, ...]
+
+    @property
+    def scope(self) -> str:
+        """For whom, between which cases, how long."""
+        return ", ".join(filter(None, (f"one {self.unit}", self.neighbors, self.span)))
 
 
-def promised(statement: Statement) -> str:
-    """The numbers and what they are worth."""
-    if statement.unbounded:
-        return badge("nothing")
-    return f'<b class="dp">{escape(numbers(statement))}</b> {judged(statement)}'
+def badge(verdict: str, *, doubtful: bool = False) -> Badge:
+    """The badge of a verdict."""
+    colour = _COLOURS.get(verdict, "fair")
+    return Badge(verdict.removeprefix("claimed, "), "fair" if doubtful and colour == "good" else colour)
 
 
-def judged(statement: Statement) -> str:
-    """What a statement is worth: its verdict, and green only if nothing speaks against its numbers."""
-    return badge("nothing" if statement.unbounded else statement.verdict.value, doubtful=bool(statement.warnings))
-
-
-def _list(texts: list[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>"
-
-
-def assumptions(statement: Statement) -> str:
-    """What must be true, to be checked one by one."""
-    if not statement.assumptions:
-        return ""
-    items = "".join(f"<li>{escape(text)}</li>" for text in statement.assumptions)
-    return f'<p>Each of these is for somebody to check.</p><ul class="checklist">{items}</ul>'
-
-
-def units(statements: Mapping[str, Statement]) -> str:
-    """What the run promises for an item, a user and a subject."""
-    rows = []
-    for name, statement in statements.items():
-        said = "; ".join((str(statement.proof), *(f"if {text}" for text in statement.assumptions)))
-        folded = details(escape(statement.proof.key), f'<p class="small">{escape(said)}</p>')
-        by = escape(str(statement.proof)) if statement.unbounded else folded
-        shown = promised(statement)
-        rows.append([f"one {escape(name)}", shown, statement.neighbors.value, escape(statement.adversary), by])
-    return table(("for", "promised", "neighbours", "against the", "by, or why not"), rows)
-
-
-def beside(statement: Statement) -> str:
-    """Another statement about the same run, in short and in full."""
-    span = f", {escape(statement.span)}" if statement.span else ""
-    return (
-        f"<p>{promised(statement)}<br>"
-        f'<span class="small">against the {escape(statement.adversary)}{span}</span></p>'
-        f"<p>{escape(str(statement.proof))}</p>" + details("In full", tree(statement))
+def shown(statement: Statement, *, said: tuple[str, ...] = ()) -> Shown:
+    """A statement and its proof, where the assumptions `said` have been made already."""
+    nothing = statement.unbounded
+    return Shown(
+        nothing=nothing,
+        numbers=_words.numbers(statement),
+        badge=badge("nothing" if nothing else statement.verdict.value, doubtful=bool(statement.warnings)),
+        unit=statement.unit.value,
+        span=statement.span,
+        adversary=statement.adversary,
+        neighbors=statement.neighbors.value,
+        key=statement.proof.key,
+        where=str(statement.proof),
+        assumptions=statement.assumptions,
+        new=() if nothing else tuple(text for text in statement.assumptions if text not in said),
+        premises=tuple(shown(premise, said=said + statement.assumptions) for premise in statement.premises),
     )

@@ -6,22 +6,26 @@ import datetime
 import json
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dovetail import __version__, references
 from dovetail.experiment.folder import BANNER, RunFolder
 from dovetail.figures import Figure, Line
-from dovetail.files import write_atomically
-from dovetail.pages import _proof, _words
-from dovetail.pages._page import at_least, at_most, badge, details, escape, figures, number, page, section, tiles
+from dovetail.pages import _page, _words
+from dovetail.pages._numbers import at_least, at_most, number
+from dovetail.pages._proof import shown
 from dovetail.statements import Statement, Verdict
 
 __all__ = ["write"]
 
 _BINS = 24
-_HOW_TO_AUDIT = "Not attacked. <code>dovetail run --audit</code> attacks one round by exact tests and draws them here."
+_OTHERS = {
+    "claimed": "What the protocol's paper claims",
+    "shuffler": "What the shuffler learns",
+    "local": "What is left if nobody is trusted",
+}
 
 
 def write(folder: Path) -> Path:
@@ -33,78 +37,65 @@ def write(folder: Path) -> Path:
     """
     summary = json.loads((folder / "privacy.json").read_text())
     statement = Statement.from_json(summary["certified"])
+    others = {key: Statement.from_json(summary[key]) for key in _OTHERS if summary.get(key) is not None}
     config = (folder / "config.toml").read_text()
     run = RunFolder(folder)
-    diagnosed = _write_diagnostics(run)
-    body = (
-        _statement(statement, summary)
-        + _trust(statement, summary, diagnostics=diagnosed)
-        + section("Accuracy and budget", figures(_curves(run.metrics(), statement, config)))
-        + section("Each user's own eps", figures(_histogram(statement.per_user)))
-        + _beside(summary)
-        + section("Attacked", _audit(folder))
-        + section("Config", f"<pre>{escape(config)}</pre>")
-        + section("References", _references(summary))
+    finished = datetime.datetime.fromtimestamp((folder / "privacy.json").stat().st_mtime, datetime.UTC)
+    return _page.write(
+        folder / "report.html",
+        "run.html.jinja",
+        title=_words.title(statement),
+        task=tomllib.loads(config).get("task", {}).get("name", "its data"),
+        version=__version__,
+        finished=f"{finished:%Y-%m-%d %H:%M}",
+        **_promise(statement),
+        **_scope(statement, others, summary, diagnostics=_write_diagnostics(run)),
+        facts=_facts(statement, summary),
+        curves=_page.drawn(_curves(run.metrics(), statement, config)),
+        histogram=_page.drawn(_histogram(statement.per_user)),
+        audit=_audit(folder),
+        config=config,
+        **_references([statement, *map(others.get, ("claimed", "local", "shuffler"))], summary["protocol"]["name"]),
     )
-    made = datetime.datetime.fromtimestamp((folder / "privacy.json").stat().st_mtime, datetime.UTC)
-    footer = f"dovetail {escape(__version__)} · run finished {made:%Y-%m-%d %H:%M} UTC"
-    kind = f"privacy report of a training on {tomllib.loads(config).get('task', {}).get('name', 'its data')}"
-    target = folder / "report.html"
-    write_atomically(target, page(_words.title(statement), body, kind=kind, footer=footer))
-    return target
 
 
-def _statement(statement: Statement, summary: dict[str, Any]) -> str:
-    """What is promised, in words, with the run's few figures."""
+def _promise(statement: Statement) -> dict[str, Any]:
+    """What is promised, in words."""
     sound = statement.verdict is Verdict.CERTIFIED and not statement.warnings
-    kind = "statement nothing" if statement.unbounded else "statement" if sound else "statement doubtful"
-    verdict = _proof.judged(statement)
-    warned = "".join(f'<p class="banner">Warning: {escape(text)}.</p>' for text in statement.warnings)
     first, rest = _words.sentences(statement), _words.meaning(statement)
-    lead, more = " ".join(first[:2]), [" ".join(first[2:]), *rest]
-    paragraphs = "".join(f"<p>{escape(text)}</p>" for text in more if text)
+    return {
+        "certified": shown(statement),
+        "warnings": statement.warnings,
+        "standing": "nothing" if statement.unbounded else "" if sound else "doubtful",
+        "lead": " ".join(first[:2]),
+        "paragraphs": [text for text in (" ".join(first[2:]), *rest) if text],
+    }
+
+
+def _facts(statement: Statement, summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """The run in a few figures."""
     planned = summary["planned_rounds"]
-    rounds = f"{summary['rounds']:,}" + (f" of {planned:,}" if planned != summary["rounds"] else "")
-    facts = [
+    return [
         ("eps", "none" if statement.unbounded else at_most(statement.eps)),
         ("delta", "none" if statement.unbounded else at_most(statement.delta)),
         ("test accuracy", f"{summary['accuracy']:.2%}"),
-        ("rounds", rounds),
+        ("rounds", f"{summary['rounds']:,}" + (f" of {planned:,}" if planned != summary["rounds"] else "")),
         ("uploads", f"{summary['uploads']:,}"),
         ("protocol", summary["protocol"]["name"]),
     ]
-    return (
-        f"<h1>{escape(_words.title(statement))}</h1>"
-        f'{warned}<div class="{kind}"><p class="lead">{escape(lead)} {verdict}</p>'
-        f"{paragraphs}</div>{tiles(facts)}"
-    )
 
 
-def _trust(statement: Statement, summary: dict[str, Any], *, diagnostics: bool) -> str:
-    """For whom, why, if what, and what not."""
+def _scope(
+    statement: Statement, others: Mapping[str, Statement], summary: dict[str, Any], *, diagnostics: bool
+) -> dict[str, Any]:
+    """For whom, what not, and what else can be said: by the paper, of the shuffler, without trust."""
     units = {name: Statement.from_json(data) for name, data in summary["units"].items()}
-    local, shuffler = (summary.get(key) and Statement.from_json(summary[key]) for key in ("local", "shuffler"))
-    left_out = _words.not_covered(statement, units, local=local, shuffler=shuffler, diagnostics=diagnostics)
-    return (
-        section("Whose privacy", _proof.units(units))
-        + section("Why: the proof", _proof.tree(statement))
-        + section("What must be true", _proof.assumptions(statement))
-        + section("What is not covered", "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in left_out) + "</ul>")
-    )
-
-
-def _beside(summary: dict[str, Any]) -> str:
-    """What the paper claims, what the shuffler learns, what is left without trust."""
-    titles = {
-        "claimed": "What the protocol's paper claims",
-        "shuffler": "What the shuffler learns",
-        "local": "What is left if nobody is trusted",
+    local, shuffler = others.get("local"), others.get("shuffler")
+    return {
+        "promises": {name: shown(promise) for name, promise in units.items()},
+        "not_covered": _words.not_covered(statement, units, local=local, shuffler=shuffler, diagnostics=diagnostics),
+        "others": [(_OTHERS[key], shown(other)) for key, other in others.items()],
     }
-    return "".join(
-        section(title, _proof.beside(Statement.from_json(summary[key])))
-        for key, title in titles.items()
-        if summary.get(key) is not None
-    )
 
 
 def _curves(metrics: list[dict[str, Any]], statement: Statement, config: str) -> list[Figure]:
@@ -142,65 +133,49 @@ def _histogram(per_user: Sequence[float] | None) -> list[Figure]:
     return [Figure(title=title, x_label="eps", y_label="users", lines=[bars])]
 
 
-def _audit(folder: Path) -> str:
+def _audit(folder: Path) -> dict[str, Any] | None:
     """What attacks found, if any were made."""
     if not (folder / "audit.json").exists():
-        return f"<p>{_HOW_TO_AUDIT}</p>"
+        return None
     found = json.loads((folder / "audit.json").read_text())
     if found.get("reason"):
-        return f"<p>No attack: {escape(found['reason'])}.</p>"
-    certified = Statement.from_json(found["certified"])
-    lower = "no finite eps can hold" if found["unbounded"] else f"eps is at least {at_least(found['eps_lower'])}"
-    how = (
-        f"in {found['trials']:,} trials, confidence {found['confidence']:g}" if found["trials"] else "computed exactly"
-    )
-    fits = (
-        "The attack finds no more than is stated."
-        if found["consistent"]
-        else f"The attack finds more than is stated: the proof or the code is wrong. {badge('claimed, refuted')}"
-    )
-    return (
-        f"<p>One round, at delta {number(found['delta'])}: <b>{escape(lower)}</b> ({escape(how)}). Stated for it: "
-        f"{_proof.promised(certified)}. {fits}</p>"
-        f'<p class="small">Attack: {escape(found["attack"])}.</p>'
-        + figures([Figure.from_json(found["figure"])] if found.get("figure") else [])
-    )
+        return {"reason": found["reason"]}
+    counted = f"in {found['trials']:,} trials, confidence {found['confidence']:g}"
+    return {
+        "reason": None,
+        "delta": number(found["delta"]),
+        "lower": "no finite eps can hold" if found["unbounded"] else f"eps is at least {at_least(found['eps_lower'])}",
+        "how": counted if found["trials"] else "computed exactly",
+        "certified": shown(Statement.from_json(found["certified"])),
+        "consistent": found["consistent"],
+        "attack": found["attack"],
+        "figures": _page.drawn([Figure.from_json(found["figure"])] if found.get("figure") else []),
+    }
 
 
 def _write_diagnostics(run: RunFolder) -> bool:
     """The page of what raw updates were like, if that was asked for; not to be handed out."""
-    drawn = _diagnostics(run.diagnostics())
-    if drawn:
-        body = f'<h1>Diagnostics</h1><p class="banner">{escape(BANNER)}</p>{drawn}'
-        footer = f"dovetail {escape(__version__)}"
-        write_atomically(
-            run.path / "diagnostics.html", page("Diagnostics", body, kind="not for release", footer=footer)
-        )
-    return bool(drawn)
+    figures = _diagnostics(run.diagnostics())
+    if figures:
+        view = {"version": __version__, "banner": BANNER, "drawn": _page.drawn(figures)}
+        _page.write(run.path / "diagnostics.html", "diagnostics.html.jinja", title="Diagnostics", **view)
+    return bool(figures)
 
 
-def _diagnostics(lines: list[dict[str, Any]]) -> str:
+def _diagnostics(lines: list[dict[str, Any]]) -> list[Figure]:
     """How large and how different the raw updates were."""
     titles = {"variance": "between-clients variance V_c", "scale": "update scale U_s"}
     lines = [line for line in lines if all(line.get(key) is not None for key in titles)]
     if len(lines) < 2:
-        return ""
+        return []
     rounds = [line["round"] for line in lines]
     drawn = [Line(name=title, x=rounds, y=[line[key] for line in lines]) for key, title in titles.items()]
     positive = all(math.isfinite(line[key]) and line[key] > 0 for line in lines for key in titles)
-    figure = Figure(title="Raw updates", x_label="round", y_label="mean over coordinates", lines=drawn, log_y=positive)
-    return figures([figure])
+    return [Figure(title="Raw updates", x_label="round", y_label="mean over coordinates", lines=drawn, log_y=positive)]
 
 
-def _references(summary: dict[str, Any]) -> str:
+def _references(statements: Iterable[Statement | None], protocol: str) -> dict[str, Any]:
     """What ran, as a list to read and as BibTeX to copy."""
-    keys = ("certified", "claimed", "local", "shuffler")
-    statements = [Statement.from_json(summary[key]) for key in keys if summary.get(key) is not None]
-    cited = references.of(statements, summary["protocol"]["name"])
-    items = "".join(f"<li>{_cited(entry)}</li>" for entry in cited)
-    return f"<ul>{items}</ul>" + details("BibTeX", f"<pre>{escape(references.bibtex(cited))}</pre>")
-
-
-def _cited(entry: references.Entry) -> str:
-    said = escape(str(entry).replace("{", "").replace("}", ""))
-    return f'{said} <a href="https://arxiv.org/abs/{entry.arxiv}">arXiv:{entry.arxiv}</a>' if entry.arxiv else said
+    entries = references.of(statements, protocol)
+    cited = [{"text": str(entry).replace("{", "").replace("}", ""), "arxiv": entry.arxiv} for entry in entries]
+    return {"cited": cited, "bibtex": references.bibtex(entries)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from dovetail.pages._page import at_most
+from dovetail.pages._numbers import at_most
 from dovetail.statements import TUNING_ASSUMPTION, Neighbors, Statement, Trust, Unit, Verdict
 
 __all__ = ["detection", "meaning", "not_covered", "numbers", "sentences", "title", "trust", "whom"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 
 import pytest
 
@@ -88,6 +89,15 @@ def test_the_curves_are_drawn(command, tmp_path):
     assert status == 0
     drawn = path.read_text()
     assert all(name in drawn for name in ("certified", "audited", "counted"))
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused_before_the_attack(command, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(audits, "audit", None)
+    status, out, err = command("audit", "ss_simple", *SMALL, "--plot", str(tmp_path / "curves.png"))
+    assert (status, out) == (2, "")
+    assert "a figure as .png needs matplotlib: pip install 'dovetail-fl[plots]'" in err
+    assert len(err.strip().splitlines()) == 1
 
 
 def test_a_whole_training_is_attacked(command):

@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+import sys
 from xml.etree import ElementTree
 
 import numpy as np
@@ -299,6 +300,16 @@ def test_figures_are_saved_as_what_their_name_says(tmp_path):
     for wrong in ("figure.gif", "figure", "no/such/folder.svg", "no/such/folder.png"):
         with pytest.raises(ValueError, match=r"expected a file to draw to \(\.svg, \.png or \.pdf\), got "):
             save(drawn, tmp_path / wrong)
+
+
+def test_without_matplotlib_a_picture_says_what_to_install_and_svg_needs_nothing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    drawn = figure(line([1, 2], [1, 2]))
+    for name in ("figure.png", "figure.pdf"):
+        with pytest.raises(ModuleNotFoundError, match=r"needs matplotlib: pip install 'dovetail-fl\[plots\]'"):
+            save(drawn, tmp_path / name)
+        assert not (tmp_path / name).exists()
+    save(drawn, tmp_path / "figure.svg")
 
 
 def test_amplification_draws_every_bound_that_applies():

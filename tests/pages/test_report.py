@@ -18,7 +18,7 @@ from dovetail.audit import curves
 from dovetail.experiment import config
 from dovetail.experiment.folder import BANNER
 from dovetail.pages import _words
-from dovetail.pages._page import at_least, at_most, number
+from dovetail.pages._numbers import at_least, at_most, number
 from dovetail.statements import Bound, Neighbors, Scope, Statement, Theorem, Trust, Unit, Verdict, unbounded
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "privacy.schema.json").read_text())
@@ -224,9 +224,15 @@ def test_text_from_files_is_text(runs, tmp_path):
     evil["protocol"]["name"] = samples.EVIL
     for name in ("metrics.jsonl",):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
-    (tmp_path / "config.toml").write_text((folder / "config.toml").read_text() + "# </pre>" + samples.EVIL)
+    config = (folder / "config.toml").read_text()
+    assert 'name = "tiny"' in config
+    named = config.replace('name = "tiny"', f"name = '{samples.EVIL}'")
+    (tmp_path / "config.toml").write_text(named + "# </pre>" + samples.EVIL)
     (tmp_path / "privacy.json").write_text(json.dumps(evil))
-    assert samples.EVIL in read(pages.write(tmp_path)).text
+    (tmp_path / "audit.json").write_text(json.dumps({"reason": samples.EVIL}))
+    page = read(pages.write(tmp_path)).text
+    for text in ("training on {}", "No attack: {}.", "against the {};", "by {}", "protocol {}", "name = '{}'"):
+        assert text.format(samples.EVIL) in page
 
 
 # words
@@ -334,7 +340,7 @@ def test_a_comparison_ranks_by_accuracy_and_says_what_is_equal(tmp_path):
     assert "noise calibrated to eps at most 1 at delta 5e-6 for replacing one user" in page.text
     assert "two shufflers that do not collude" in page.text
     assert "21 MB" in page.text
-    assert samples.EVIL in page.text
+    assert f"nothing is certified {samples.EVIL}" in page.text
     assert page.text.count("Accuracy against upload") == 2, "as a title and for those who hear it"
 
 
@@ -356,7 +362,8 @@ def test_a_paper_shows_verdicts_and_what_was_not_run(tmp_path):
         "The 20 rows",
         "needs binary reports",
         "@inproceedings{FLAME",
-        samples.EVIL,
+        f"SS-Topk {samples.EVIL}",
+        f"Another one {samples.EVIL}.",
     ):
         assert text in page.text
     assert page.text.count("claims refuted 6") == 1
