@@ -12,13 +12,16 @@ from typing import Any
 from dovetail import _validate
 from dovetail.data import resolve
 from dovetail.experiment.config import Config, parse
-from dovetail.protocols import PROTOCOLS
+from dovetail.protocols import BUNDLED, PROTOCOLS, find
 
 __all__ = ["Contender", "line_up", "models"]
 
 _NO_MODEL = "it adds up numbers and trains no model: see `dovetail reproduce survey`"
 _SUBJECTS = "it protects people whose records lie at several users: see `dovetail reproduce subdp`"
 _APART = {"binary_sum": _NO_MODEL, "real_sum": _NO_MODEL, "central_sub": _SUBJECTS, "local_sub": _SUBJECTS}
+
+
+_BY_DEFAULTS = {"tuned": [(1.0, 0.0, 1.0)]}  # of a protocol from outside: its own defaults, and a step of 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +53,7 @@ def line_up(
     _validate.in_open_interval(0, 1, delta=delta)
     _validate.known("model with a line-up", model, models())
     for name in protocols:
-        _validate.known("protocol", name, PROTOCOLS)
+        find(name)
     for key, _ in overrides:
         if key.startswith("privacy") or key in ("protocol", "protocol.name"):
             raise ValueError(
@@ -60,6 +63,10 @@ def line_up(
     data = tomllib.loads((resources.files("dovetail") / "comparisons" / f"{model}.toml").read_text())
     chosen = []
     for name in protocols or PROTOCOLS:
+        if name not in data["protocols"] and find(name) not in BUNDLED:
+            tree = _tree(name, data["base"], _BY_DEFAULTS, task=task, eps=eps, delta=delta)
+            chosen.append(Contender(protocol=name, config=parse(tree, overrides)))
+            continue
         if name not in data["protocols"]:
             chosen.append(
                 Contender(protocol=name, reason=_APART.get(name, "this model's line-up has no settings for it"))

@@ -15,12 +15,14 @@ import fcntl
 import io
 import json
 import math
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dovetail import protocols
 from dovetail.files import make_folder, write_atomically, write_json
 from dovetail.guarantee.record import Record
 
@@ -185,7 +187,11 @@ class RunFolder:
 
     def ledger(self) -> Record:
         """What the engine noted that it released."""
-        return Record.from_json(self._read(_LEDGER))
+        data = self._read(_LEDGER)
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            config = tomllib.loads((self.path / _CONFIG).read_text())
+            protocols.find(config["protocol"]["name"])  # one from outside the package brings its own events
+        return Record.from_json(data)
 
     def settings(self) -> dict[str, Any]:
         """What the ledger says beside it: where noise came from, and how the protocol was set."""

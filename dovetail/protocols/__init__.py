@@ -1,8 +1,14 @@
-"""Every protocol by its config name: a new one is a file here and a line in `PROTOCOLS`."""
+"""Every protocol by its config name: a new one is a file here and a line in `PROTOCOLS`.
+
+One from outside the package is found as "module:Class", or by its name where an installed distribution declares it as
+an entry point of the group `dovetail.protocols`. Deployed parties take names alone: what runs at a node is what its
+owner installed, and never code that a task names.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
@@ -48,13 +54,18 @@ _SUMS = (BinarySum, RealSum)
 PROTOCOLS: dict[str, type[Protocol]] = {
     cls.name: cls for cls in (*_CURATOR_AND_LOCAL, *_ITEMS, *_SHUFFLED, *_PERSONAL, *_SUMS)
 }
+_ENTRY_POINTS = "dovetail.protocols"
 BUNDLED = frozenset(PROTOCOLS.values())  # those that we vouch for, whatever is registered later
 
 
 def find(name: str) -> type[Protocol]:
     """The protocol of this name, or the class "module:Class"; an unknown name gets the nearest known one as a hint."""
+    if name in PROTOCOLS:
+        return PROTOCOLS[name]
     if ":" not in name:
-        _validate.known("protocol", name, PROTOCOLS)
+        declared = {entry.name: entry.value for entry in importlib.metadata.entry_points(group=_ENTRY_POINTS)}
+        _validate.known("protocol", name, {*PROTOCOLS, *declared})
+        PROTOCOLS[name] = find(declared[name])
         return PROTOCOLS[name]
     return _imports.load(name, what="protocol", kind="dovetail.protocols.Protocol", accept=_is_protocol)
 

@@ -72,7 +72,9 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if self.version != _VERSION:
             raise ValueError(f"expected a task of version {_VERSION}, got version={self.version}")
-        _validate.known("protocol", self.protocol, protocols.PROTOCOLS)
+        if ":" in self.protocol:
+            raise ValueError(f"expected the name of an installed protocol in a task, got {self.protocol!r}")
+        protocols.find(self.protocol)
         _validate.at_least(1, dim=self.dim, rounds=self.rounds, max_clients=self.max_clients)
         _validate.in_interval(1, self.max_clients, min_clients=self.min_clients)
         _validate.non_negative(colluders=self.colluders)
