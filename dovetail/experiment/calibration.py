@@ -18,7 +18,7 @@ from dovetail.experiment.config import Config
 from dovetail.guarantee import units
 from dovetail.mechanisms import LAPLACE_CUT, NORMAL_CUT
 from dovetail.numbers import at_least
-from dovetail.protocols.subjects._items import ItemLevel
+from dovetail.protocols.subjects import record_level
 from dovetail.sampling.schedule import Schedule
 from dovetail.statements import Neighbors, NotApplicable, Scope, Unit
 
@@ -53,8 +53,8 @@ class Calibration:
     def calibrated(self) -> tuple[protocols.Protocol, Callable[[int], float] | None]:
         """The protocol with its noise set; and the noise for each Z, where it is the data that sets it."""
         protocol, privacy = self.protocol, self.config.privacy
-        if isinstance(protocol, ItemLevel) and protocol.adaptive_z:
-            return self._published(protocol)
+        if protocol.samples == "records" and record_level(protocol).adaptive_z:
+            return self._published()
         if privacy.eps is not None:
             self._refuse_without_promise(protocol if protocol.calibrated else protocol.with_noise(1.0))
         refusals: list[NotApplicable] = []
@@ -111,13 +111,13 @@ class Calibration:
         scope = dataclasses.replace(scope, assumptions=said, population=self.spread.count_of(scope.unit))
         return units.Viewed(rounds=tuple(view.round for view in views), scope=scope)
 
-    def _published(self, protocol: ItemLevel) -> tuple[protocols.Protocol, Callable[[int], float]]:
+    def _published(self) -> tuple[protocols.Protocol, Callable[[int], float]]:
         """SubDP as printed: the target is what its recipe would promise, and nothing is certified."""
         eps, delta = self.config.privacy.eps, self.config.privacy.delta
         if eps is None:
             raise ValueError("expected privacy.eps with adaptive_z, which sets the noise by it, got none")
-        settled = protocol.settle(self.schedule.cohort(0), self.dim)
-        batches = self.schedule.rounds * (protocol.private_steps or self.schedule.size)
+        settled = record_level(self.protocol).settle(self.schedule.cohort(0), self.dim)
+        batches = self.schedule.rounds * (settled.private_steps or self.schedule.size)
 
         @functools.cache
         def noise_of(group: int) -> float:

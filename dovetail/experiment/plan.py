@@ -3,46 +3,55 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dovetail import accounting, protocols
 from dovetail.data import Clients, Dataset, Model, Task
-from dovetail.engine import Drawn, Engine, Items, Ran, Training, devices
+from dovetail.engine import Engine, Ran, Training, devices
 from dovetail.events import Round
 from dovetail.experiment.calibration import unit_of
 from dovetail.experiment.config import Config
 from dovetail.guarantee import quotes, units
 from dovetail.guarantee.record import Record
-from dovetail.protocols.subjects._items import ItemLevel
 from dovetail.randomness import Randomness
-from dovetail.sampling.items import ItemDraws
-from dovetail.sampling.schedule import Schedule
+from dovetail.sampling import Sampler, Schedule
 from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Statement, Unit
 
-__all__ = ["Plan", "with_group"]
+__all__ = ["Plan"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A config made ready to run; `model`, `dataset` and `clients` are what the engine runs on."""
+    """A config made ready to run, on `model` and `dataset`; `sampler` says who takes part in which round, and how."""
 
     config: Config
-    schedule: Schedule
-    protocol: protocols.Protocol
+    sampler: Sampler
     engine: Engine
     task: Task
     model: Model
     dataset: Dataset
-    clients: Clients
     scope: Scope
     rounds: tuple[Round, ...]
     replaced: units.Viewed | None
     spread: units.Spread
-    items: ItemDraws | None = None
-    published_noise: Callable[[int], float] | None = None
+
+    @property
+    def protocol(self) -> protocols.Protocol:
+        """The protocol, settled."""
+        return self.sampler.protocol
+
+    @property
+    def schedule(self) -> Schedule:
+        """When which users take part."""
+        return self.sampler.schedule
+
+    @property
+    def clients(self) -> Clients:
+        """Who holds which records."""
+        return self.sampler.clients
 
     @property
     def unit(self) -> Unit:
@@ -116,12 +125,7 @@ class Plan:
         return self._with(Randomness(self.config.seed, root))
 
     def _with(self, randomness: Randomness) -> Plan:
-        items = None if self.items is None else dataclasses.replace(self.items, randomness=randomness)
-        schedule = dataclasses.replace(self.schedule, randomness=randomness)
-        protocol = self.protocol
-        if items is not None and isinstance(protocol, ItemLevel) and protocol.group_in_batch is not None:
-            protocol = with_group(protocol, items, schedule, self.published_noise)
-        return dataclasses.replace(self, schedule=schedule, items=items, protocol=protocol)
+        return dataclasses.replace(self, sampler=self.sampler.renewed(randomness))
 
     @property
     def randomness(self) -> Randomness:
@@ -139,7 +143,7 @@ class Plan:
     def fits(self, released: list[int]) -> bool:
         """Whether these rounds stay within the budget."""
         eps, delta = self.config.privacy.eps, self.config.privacy.delta
-        if eps is None or self.published_noise is not None:
+        if eps is None or self.sampler.by_recipe:
             return True  # no budget, or one that only the paper's recipe keeps to
         own, replaced = self.viewed(released)
         if self.unit is self.scope.unit:
@@ -161,35 +165,15 @@ class Plan:
 
     def step(self, training: Training, index: int, users: np.ndarray) -> Training:
         """Run a round with these users."""
-        cohort, capacity, drawn = self.schedule.cohort(index), self.schedule.capacity, None
-        if self.items is not None:
-            steps = self.protocol.private_steps
-            scales = self._published_scales(index, users, max(1, steps))
-            if steps:
-                rows = self.items.batches(index, users, steps=steps)
-                drawn = Drawn(users, cohort.size, items=Items(rows, scales))
-            else:
-                capacity = self.items.capacity
-                scale = 1.0 if self.published_noise is None else float(np.sqrt(np.sum(scales**2)))
-                drawn = Drawn(self.items.batch(index, users), self._batch, noise_scale=scale)
         return self.engine.step(
             training,
             users,
             index=index,
-            capacity=capacity,
-            cohort=cohort,
-            drawn=drawn,
+            capacity=self.sampler.capacity,
+            cohort=self.schedule.cohort(index),
+            drawn=self.sampler.drawn(index, users),
             randomness=self.randomness,
         )
-
-    def _published_scales(self, index: int, users: np.ndarray, steps: int) -> np.ndarray:
-        if self.items is None or self.published_noise is None:
-            return np.ones((len(users), steps), np.float32)
-        return self.items.published_scales(index, users, steps=steps, noise_of=self.published_noise)
-
-    @property
-    def _batch(self) -> float:
-        return float(self.protocol.known("batch"))
 
     @property
     def _target(self) -> dict[str, float]:
@@ -201,15 +185,3 @@ class Plan:
     @property
     def _at(self) -> dict[str, Any]:
         return {"delta": self.config.privacy.delta, **self._target}
-
-
-def with_group(
-    protocol: ItemLevel, items: ItemDraws, schedule: Schedule, published_noise: Callable[[int], float] | None
-) -> ItemLevel:
-    """The protocol with the paper's Z, from all rounds if it sets the noise, else from some for the claim."""
-    steps = max(1, protocol.private_steps)
-    rounds = schedule.rounds if protocol.adaptive_z else min(schedule.rounds, max(1, 50 // steps))
-    largest = items.largest_group(rounds, np.arange(schedule.population), steps=steps)
-    if published_noise is not None:
-        published_noise(largest)  # refuses a Z that its recipe has no noise for
-    return dataclasses.replace(protocol, group_in_batch=largest)

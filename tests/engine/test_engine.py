@@ -16,7 +16,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from dovetail.data._base import Clients, Dataset
-from dovetail.engine import Drawn, Engine, Performance, linear
+from dovetail.engine import Engine, Performance, linear
 from dovetail.events import Everyone
 from dovetail.learners import models
 from dovetail.learners.client import ClientUpdate
@@ -24,6 +24,7 @@ from dovetail.learners.server import Server
 from dovetail.mechanisms.gaussian import clip_factor
 from dovetail.protocols import Cohort, build
 from dovetail.randomness import Randomness
+from dovetail.sampling import Drawn
 
 NUM_CLIENTS, WIDTH, FEATURES, CLASSES = 37, 9, 12, 4
 
