@@ -306,6 +306,17 @@ def test_a_rounds_noise_scale_reaches_its_noise():
     np.testing.assert_allclose(four - start, 4 * (one - start), rtol=1e-5, atol=1e-7)
 
 
+def test_a_draw_beyond_the_capacity_costs_time_alone():
+    """What is drawn may be more than the users that it comes from: records of them."""
+    users = np.arange(30, dtype=np.int32)
+    _, engine, _ = train(rounds=0, chunk=4)
+    few, many = (
+        np.asarray(engine.step(engine.start(), users[:2], index=0, capacity=capacity, drawn=Drawn(users, 30)).params)
+        for capacity in (1, 40)
+    )
+    np.testing.assert_array_equal(few, many)
+
+
 def test_diagnostics_depend_on_neither_path_nor_chunks_nor_the_protocol():
     """The first round's raw updates are the same under any protocol; absent users do not count."""
     found = [

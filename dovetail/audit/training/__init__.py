@@ -152,15 +152,16 @@ def _refuse_hidden_steps(config: Config) -> None:
 def _canaries(config: Config, count: int) -> Canaries:
     """The canaries that fit what the config protects, and under which relation."""
     settings, protocol = config.protocol, protocol_of(config)
-    unit = protocol.protects
-    items = record_level(protocol).items_per_subject if protocol.samples == "records" else 1
+    unit, items = protocol.protects, 1
+    if protocol.samples == "records":
+        items = record_level(protocol).items_per_subject or 1
     clip = settings.get("clip_norm", settings.get("clip"))
     return Canaries(
         coins=np.random.default_rng((_COINS, config.seed)).random(count) < 0.5,
         unit=unit,
         swapped=unit is Unit.USER and Neighbors(config.privacy.neighbors) is Neighbors.REPLACE_ONE,
         seed=config.seed,
-        items=items or 1,
+        items=items,
         items_per_user=settings.get("items_per_user"),
         clip_norm=None if isinstance(clip, str) else clip,
         clip_value=settings.get("clip_value"),

@@ -83,11 +83,14 @@ class Attacker:
     def others(self, seen: Seen) -> np.ndarray:
         """What the real users or records add; on average where who is drawn would tell of who else is."""
         schedule, users, weight = self._plan.schedule, seen.users, 1.0
-        if self._hidden.unit is Unit.USER and schedule.kind == "fixed":
-            users, weight = np.arange(schedule.population), schedule.size_of(seen.number) / schedule.population
+        if self._hidden.unit is Unit.USER:
+            real = schedule.population - self._hidden.count
+            users = users[users < real]
+            if schedule.kind == "fixed":
+                users, weight = np.arange(real), schedule.size_of(seen.number) / schedule.population
         rows, counts = self._plan.sampler.joined(seen.number, users)
-        real = rows[:, 0] < self._first_canary
-        return weight * self._summed(seen, rows[real], counts[real])
+        theirs = rows[:, 0] < self._first_canary
+        return weight * self._summed(seen, rows[theirs], counts[theirs])
 
     def worlds(self, seen: Seen) -> tuple[np.ndarray, np.ndarray]:
         """Half the sum and half the difference of each canary's updates in its two worlds, (canaries, dim)."""
