@@ -142,7 +142,7 @@ class Model:
 
     A model with a `constant` is linear: its parameters are one array of shape (features + 1, classes), and its logits
     are ``inputs @ params[:-1] + constant * params[-1]`` on flattened inputs. The engine then never forms a client's
-    gradient (see `simulate`).
+    gradient (see `engine`).
     """
 
     name: str

@@ -3,8 +3,8 @@
 Three ways:
 
 - *general*: every client's local training under `vmap`, then the protocol's `collect`;
-- *linear*, for linear models under protocols that only rescale updates: the matrix forms of `simulate.linear`;
-- *clipped*, for clients of one record under protocols that only clip: the products of `simulate.examples`.
+- *linear*, for linear models under protocols that only rescale updates: the matrix forms of `engine.linear`;
+- *clipped*, for clients of one record under protocols that only clip: the products of `engine.examples`.
 
 A client's keys are folded from the round's keys and its own number, so that nothing depends on who shares a chunk.
 Nor does it on what they hold: an update without a finite squared norm counts as zero, randomized and counted like any
@@ -23,26 +23,14 @@ import numpy as np
 
 from dovetail.data._base import Model
 from dovetail.engine import examples, linear
+from dovetail.engine.diagnostics import Seen, seen
 from dovetail.learners.client import ClientUpdate, local_update, private_update, visiting_order
 from dovetail.mechanisms.gaussian import finite_or_zero
 from dovetail.protocols import Protocol
-from dovetail.protocols.subjects._items import ItemLevel
+from dovetail.protocols.subjects import record_level
 from dovetail.shufflers import Reports, masked
 
-__all__ = [
-    "ESTIMATE",
-    "SHUFFLE",
-    "TALLY",
-    "ClientWork",
-    "Data",
-    "Keys",
-    "Seen",
-    "Way",
-    "Work",
-    "as_float",
-    "best_way",
-    "seen",
-]
+__all__ = ["ESTIMATE", "SHUFFLE", "TALLY", "ClientWork", "Data", "Keys", "Way", "Work", "as_float", "best_way"]
 
 Way = Literal["general", "linear", "clipped"]
 Data = tuple[jax.Array, ...]  # inputs and labels of all records, the clients' table of records, and how many count
@@ -55,14 +43,6 @@ class Keys(NamedTuple):
 
     order: jax.Array
     noise: jax.Array
-
-
-class Seen(NamedTuple):
-    """What adds up to diagnostics: the sum of the raw updates, the sum of their squared norms, how many."""
-
-    total: jax.Array
-    square: jax.Array
-    clients: jax.Array
 
 
 def best_way(
@@ -139,7 +119,7 @@ class ClientWork:
 
     def _private_update(self, data: Data) -> Callable[..., jax.Array]:
         """The update of a client whose protocol has its noise inside the local steps."""
-        protocol = cast(ItemLevel, self.protocol)
+        protocol = record_level(self.protocol)
         records, labels = data[:2]
 
         def clipped_sum(params: jax.Array, row: jax.Array) -> jax.Array:
@@ -201,12 +181,6 @@ class ClientWork:
         if self.protocol.budgets is None:
             return None
         return jnp.asarray(np.asarray(self.protocol.budgets, np.float32))[jnp.maximum(ids, 0)]
-
-
-def seen(updates: jax.Array, present: jax.Array) -> Seen:
-    """What diagnostics are made of, for the clients that are there."""
-    kept = jnp.where(present[:, None], updates, 0)
-    return Seen(kept.sum(axis=0), jnp.sum(kept * kept), jnp.sum(present).astype(updates.dtype))
 
 
 def as_float(inputs: jax.Array) -> jax.Array:

@@ -6,7 +6,7 @@ its norm is |a| |d|, and the clipped sum over examples is one matrix product. A 
 (a convolution) is small, and its gradients are formed and added up, a chunk of examples at a time. So no norm is ever
 computed as a difference, as it would be from a Gram matrix of the positions, and no second backward pass is needed.
 
-Linear models go through `simulate.linear`; a model of any other kind gets one gradient an example, a chunk at a time.
+Linear models go through `engine.linear`; a model of any other kind gets one gradient an example, a chunk at a time.
 """
 
 from __future__ import annotations

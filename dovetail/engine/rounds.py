@@ -4,7 +4,7 @@ The cohort is dealt to the devices; each takes its clients in chunks that fit it
 runs local training, `randomize` and `tally`, and adds up: memory is one chunk of updates, never clients x parameters.
 The tallies are summed over devices, `estimate` and the server's step follow in the same program.
 
-What a chunk adds is found in one of three ways (`simulate.chunks`). Without `fast`, and where sums do not serve,
+What a chunk adds is found in one of three ways (`engine.chunks`). Without `fast`, and where sums do not serve,
 protocols with a shuffler take the *faithful* path: it holds every report of the round, shuffles and pads them. Keys are
 folded by round and client, so results depend on neither chunk size nor device count, up to the order of floating-point
 sums.
@@ -29,28 +29,19 @@ from jax.sharding import PartitionSpec
 
 from dovetail import _validate
 from dovetail.data._base import Clients, Dataset, Model
-from dovetail.engine.chunks import (
-    ESTIMATE,
-    SHUFFLE,
-    TALLY,
-    ClientWork,
-    Data,
-    Keys,
-    Seen,
-    Work,
-    as_float,
-    best_way,
-    seen,
-)
+from dovetail.engine.chunks import ESTIMATE, SHUFFLE, ClientWork, Data, Keys, Work, as_float, best_way
 from dovetail.engine.devices import AXIS, chunk_bytes, make_mesh, on_every_device, split_over_devices, to_host
+from dovetail.engine.diagnostics import Diagnostics, diagnosed, seen
+from dovetail.engine.shares import Share
 from dovetail.events import Disjoint, Poisson
 from dovetail.learners.client import ClientUpdate
 from dovetail.learners.server import Server
 from dovetail.protocols import Cohort, Protocol
 from dovetail.randomness import Randomness
+from dovetail.sampling import Drawn, Items
 from dovetail.shufflers import shuffle
 
-__all__ = ["Diagnostics", "Drawn", "Engine", "Items", "Performance", "Ran", "Training", "as_float", "first_parameters"]
+__all__ = ["Engine", "Performance", "Ran", "Training", "as_float", "first_parameters"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,17 +56,6 @@ class Performance:
         chunk = _validate.given(chunk=self.chunk)
         _validate.integer(**chunk)
         _validate.at_least(1, **chunk)
-
-
-class Diagnostics(NamedTuple):
-    """What the raw updates of a round were like, per parameter (Geyer Sec. 3); for simulations only.
-
-    `variance` is the between-clients variance V_c, `scale` the update scale U_s: the mean square of the mean update.
-    V_c is a difference in single precision: below a millionth of U_s it is rounding.
-    """
-
-    variance: jax.Array
-    scale: jax.Array
 
 
 class Training(NamedTuple):
@@ -101,28 +81,6 @@ class Ran:
 
     index: int
     cohort: Cohort
-
-
-class Items(NamedTuple):
-    """What users' private steps are on: `rows` of records, (users, steps, width), padded with -1.
-
-    `noise_scale`, (users, steps), is each step's noise over the protocol's own.
-    """
-
-    rows: Any
-    noise_scale: Any
-
-
-class Drawn(NamedTuple):
-    """What a round works on where records are drawn: `users` are records, or users with private steps on `items`.
-
-    `size` is the public number that a noised sum is divided by, `noise_scale` the noise over the protocol's own.
-    """
-
-    users: np.ndarray
-    size: float
-    noise_scale: float = 1.0
-    items: Items | None = None
 
 
 class Engine:
@@ -202,8 +160,8 @@ class Engine:
         """Run round `index` with these users; consumes `training`.
 
         `cohort` says what is public about the round, which is then noted in `ran`; without one the round is of the
-        engine's own size, and of no run. Where records are drawn and not users, `drawn` are those. Noise is that of
-        `randomness`, or of the engine's own.
+        engine's own size, and of no run. What a sampler made of the users is `drawn`; without, they are taken as they
+        are. Noise is that of `randomness`, or of the engine's own.
 
         Guarantees:
             What `ran` says of size and noise is what the round divided by and added.
@@ -215,27 +173,28 @@ class Engine:
             drawn = drawn or Drawn(users=users, size=cohort.size, noise_scale=cohort.noise_scale)
         drawn = drawn or Drawn(users=users, size=self._size)
         width = self.mesh.size * self._chunk
-        chunks = max(1, math.ceil(max(capacity, len(users)) / width))
-
-        def dealt(rows: np.ndarray, empty: float) -> jax.Array:
-            padded = np.full((chunks * width, *rows.shape[1:]), empty, rows.dtype)
-            padded[: len(rows)] = rows
-            return split_over_devices(
-                padded.reshape(chunks, self.mesh.size, self._chunk, *rows.shape[1:]), self.mesh, axis=1
-            )
-
-        users, items = drawn.users, drawn.items
-        ids = dealt(np.asarray(users, np.int32), -1)
-        work = (ids, None if items is None else Items(dealt(items.rows, -1), dealt(items.noise_scale, 1.0)))
-        used = on_every_device(np.int32(math.ceil(len(users) / width)), self.mesh)
+        chunks = max(1, math.ceil(max(capacity, len(drawn.users)) / width))
+        used = on_every_device(np.int32(math.ceil(len(drawn.users) / width)), self.mesh)
         public = _Public(np.int32(index), np.float32(drawn.size), np.float32(drawn.noise_scale))
         public, secret = jax.tree.map(
             lambda leaf: on_every_device(leaf, self.mesh), (public, (randomness or self._randomness).key_data)
         )
-        after = self._compiled(training, self._data, work, used, public, secret)
+        after = self._compiled(training, self._data, self._dealt(drawn, chunks), used, public, secret)
         if cohort is not None:
             self.ran.append(Ran(index, cohort))
         return after
+
+    def _dealt(self, drawn: Drawn, chunks: int) -> Work:
+        """What a round works on, over so many chunks of every device; -1 where nobody is."""
+        shape = (chunks, self.mesh.size, self._chunk)
+
+        def dealt(rows: np.ndarray, empty: float) -> jax.Array:
+            padded = np.full((math.prod(shape), *rows.shape[1:]), empty, rows.dtype)
+            padded[: len(rows)] = rows
+            return split_over_devices(padded.reshape(*shape, *rows.shape[1:]), self.mesh, axis=1)
+
+        ids, items = dealt(np.asarray(drawn.users, np.int32), -1), drawn.items
+        return ids, None if items is None else Items(dealt(items.rows, -1), dealt(items.noise_scale, 1.0))
 
     def _refuse(self, users: np.ndarray, cohort: Cohort) -> None:
         """Who takes part is who was said to."""
@@ -282,67 +241,26 @@ class Engine:
         per_device = functools.partial(
             jax.shard_map, mesh=self.mesh, in_specs=(same, same, same, split, same), check_vma=False
         )
-        norms = None
+        share, norms = Share(self._clients), None
         if self._protocol.measured:
-            measure = per_device(functools.partial(self._norms_of_device, keys=keys), out_specs=split)
+            measure = per_device(functools.partial(share.norms, keys=keys), out_specs=split)
             norms = measure(training.params, training.protocol, data, work, used).ravel()
         state = self._protocol.prepare(training.protocol, noise_scale=public.noise_scale, norms=norms)
         if self._faithful:
-            everyone = per_device(functools.partial(self._updates_of_device, keys=keys), out_specs=split)
+            everyone = per_device(functools.partial(share.updates, keys=keys), out_specs=split)
             updates = everyone(training.params, state, data, work, used).reshape(-1, self.dim)
             ids = work[0].ravel()
             reports = self._clients.reports(updates, ids, state, keys.noise)
             messages = shuffle(reports, self._layout, key=jax.random.fold_in(keys.noise, SHUFFLE))
             tally, raw = self._protocol.tally(messages, self.dim), seen(updates, ids >= 0)
         else:
-            collect = per_device(functools.partial(self._tally_of_device, keys=keys), out_specs=same)
+            collect = per_device(functools.partial(share.tally, keys=keys), out_specs=same)
             tally, raw = collect(training.params, state, data, work, used)
         estimate, protocol = self._protocol.estimate(
             tally, cast(int, public.size), state, key=jax.random.fold_in(keys.noise, ESTIMATE)
         )
         params, server = self._server.step(training.params, training.server, estimate)
-        return Training(params, server, protocol, _diagnostics(raw, self.dim) if self._diagnostics else ())
-
-    def _tally_of_device(
-        self, params: jax.Array, state: Any, data: Data, work: Work, used: jax.Array, *, keys: Keys
-    ) -> Any:
-        """The tally of all clients, and what was seen of their raw updates."""
-
-        def chunk(i: jax.Array | int) -> Any:
-            return self._clients.collect(params, state, data, jax.tree.map(lambda leaf: leaf[i, 0], work), keys)
-
-        zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(lambda: chunk(0)))
-        add_chunk = lambda i, total: jax.tree.map(jnp.add, total, chunk(i))  # noqa: E731
-        total, raw = jax.lax.psum(jax.lax.fori_loop(0, used, add_chunk, zero), AXIS)
-        key_tally = jax.random.fold_in(keys.noise, TALLY)
-        if not self._clients.sums_updates:
-            return self._protocol.finish(total, key=key_tally), raw
-        update, count = total
-        return self._protocol.tally_of_sum(update.ravel(), count, key=key_tally), raw
-
-    def _norms_of_device(
-        self, params: jax.Array, state: Any, data: Data, work: Work, used: jax.Array, *, keys: Keys
-    ) -> jax.Array:
-        """The norm of every update, of shape (chunks, 1, chunk); NaN where nobody is."""
-
-        def chunk(part: Work) -> jax.Array:
-            norms = jnp.linalg.norm(self._clients.updates(params, data, part, keys), axis=1)
-            return jnp.where(part[0] >= 0, norms, jnp.nan)
-
-        return jax.lax.map(chunk, jax.tree.map(lambda leaf: leaf[:, 0], work))[:, None]
-
-    def _updates_of_device(
-        self, params: jax.Array, state: Any, data: Data, work: Work, used: jax.Array, *, keys: Keys
-    ) -> jax.Array:
-        """Faithful path: every update, of shape (chunks, 1, chunk, dim)."""
-        parts = jax.tree.map(lambda leaf: leaf[:, 0], work)
-        return jax.lax.map(lambda part: self._clients.updates(params, data, part, keys), parts)[:, None]
-
-
-def _diagnostics(raw: Seen, dim: int) -> Diagnostics:
-    count = jnp.maximum(raw.clients, 1)
-    scale = jnp.sum((raw.total / count) ** 2)
-    return Diagnostics(jnp.maximum(raw.square / count - scale, 0) / dim, scale / dim)
+        return Training(params, server, protocol, diagnosed(raw, self.dim) if self._diagnostics else ())
 
 
 def first_parameters(model: Model, seed: int) -> tuple[jax.Array, Callable[[jax.Array], Any]]:

@@ -13,8 +13,8 @@ from dovetail.guarantee import Guarantee, Spread
 from dovetail.mechanisms import LAPLACE_CUT, NORMAL_CUT
 from dovetail.numbers import at_least
 from dovetail.protocols import Protocol
-from dovetail.protocols.subjects._items import ItemLevel
-from dovetail.sampling.schedule import Schedule
+from dovetail.protocols.subjects import record_level
+from dovetail.sampling import Schedule
 from dovetail.statements import Neighbors, Unit
 
 __all__ = ["calibrated", "guarantee_of"]
@@ -50,8 +50,8 @@ def guarantee_of(config: Config, protocol: Protocol, schedule: Schedule, dim: in
 def calibrated(guarantee: Guarantee, *, eps: float | None) -> tuple[Protocol, Callable[[int], float] | None]:
     """The settled protocol with its noise set to meet a target; and the noise for each Z, where the data set it."""
     protocol = guarantee.protocol
-    if isinstance(protocol, ItemLevel) and protocol.adaptive_z:
-        return _published(guarantee, protocol, eps)
+    if protocol.samples == "records" and record_level(protocol).adaptive_z:
+        return _published(guarantee, eps)
     if eps is not None:
         _refuse_without_promise(guarantee, eps)
         if not protocol.calibrated:
@@ -70,13 +70,13 @@ def _refuse_without_promise(guarantee: Guarantee, eps: float) -> None:
         dataclasses.replace(guarantee, eps=None).bound(guarantee.cohorts[:1])
 
 
-def _published(guarantee: Guarantee, protocol: ItemLevel, eps: float | None) -> tuple[Protocol, Callable[[int], float]]:
+def _published(guarantee: Guarantee, eps: float | None) -> tuple[Protocol, Callable[[int], float]]:
     """SubDP as printed: the target is what its recipe would promise, and nothing is certified."""
     if eps is None:
         raise ValueError("expected privacy.eps with adaptive_z, which sets the noise by it, got none")
     cohorts = guarantee.cohorts
-    settled = protocol.settle(cohorts[0], guarantee.dim)
-    batches = len(cohorts) * (protocol.private_steps or cohorts[0].size)
+    settled = record_level(guarantee.protocol).settle(cohorts[0], guarantee.dim)
+    batches = len(cohorts) * (settled.private_steps or cohorts[0].size)
 
     @functools.cache
     def noise_of(group: int) -> float:

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from dovetail import _validate, protocols
+from dovetail.data import Clients
 from dovetail.experiment.config import CohortConfig, Config
 from dovetail.randomness import Randomness
 from dovetail.sampling.schedule import Schedule
@@ -14,16 +15,14 @@ from dovetail.sampling.schedule import Schedule
 __all__ = ["schedule_of"]
 
 
-def schedule_of(
-    config: Config, population: int, protocol: protocols.Protocol, *, randomness: Randomness, records: int | None
-) -> Schedule:
-    """Who takes part when, of so many users; `records` is how many there are, where records are drawn."""
+def schedule_of(config: Config, clients: Clients, protocol: protocols.Protocol, *, randomness: Randomness) -> Schedule:
+    """Who takes part when, of these users; where records are sampled, how many there are is public."""
     cohort = config.cohort
     if (cohort.epochs is None) == (cohort.rounds is None):
         raise ValueError(
             f"expected either cohort.epochs or cohort.rounds, got epochs={cohort.epochs}, rounds={cohort.rounds}"
         )
-    sizes = _sizes(cohort)
+    sizes, population = _sizes(cohort), clients.num_clients
     size = sizes[0] if sizes else population if cohort.size is None else cohort.size
     schedule = Schedule(
         kind=cohort.kind,
@@ -35,7 +34,7 @@ def schedule_of(
         colluders=cohort.colluders,
         dropout=cohort.dropout,
         sizes=sizes,
-        records=records,
+        records=int(clients.counts.sum()) if protocol.samples == "records" else None,
     )
     if cohort.epochs is not None:
         _validate.integer(epochs=cohort.epochs)

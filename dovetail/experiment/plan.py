@@ -4,44 +4,49 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from dovetail import protocols
 from dovetail.data import Clients, Dataset, Model, Task
-from dovetail.engine import Drawn, Engine, Items, Ran, Training, devices
+from dovetail.engine import Engine, Ran, Training, devices
 from dovetail.events import Round
 from dovetail.experiment.config import Config
 from dovetail.guarantee import Guarantee, Quote, Record
-from dovetail.protocols.subjects._items import ItemLevel
 from dovetail.randomness import Randomness
-from dovetail.sampling.items import ItemDraws
-from dovetail.sampling.schedule import Schedule
+from dovetail.sampling import Sampler, Schedule
 from dovetail.statements import Bound, NotApplicable, Scope, Statement, Unit
 
-__all__ = ["Plan", "with_group"]
+__all__ = ["Plan"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A config made ready to run; `model`, `dataset` and `clients` are what the engine runs on."""
+    """A config made ready to run, on `model` and `dataset`; `sampler` says who takes part in which round, and how."""
 
     config: Config
-    schedule: Schedule
+    sampler: Sampler
     guarantee: Guarantee
     engine: Engine
     task: Task
     model: Model
     dataset: Dataset
-    clients: Clients
-    items: ItemDraws | None = None
-    published_noise: Callable[[int], float] | None = None
 
     @property
     def protocol(self) -> protocols.Protocol:
-        """The protocol that runs, its noise set."""
-        return self.guarantee.protocol
+        """The protocol, settled."""
+        return self.sampler.protocol
+
+    @property
+    def schedule(self) -> Schedule:
+        """When which users take part."""
+        return self.sampler.schedule
+
+    @property
+    def clients(self) -> Clients:
+        """Who holds which records."""
+        return self.sampler.clients
 
     @property
     def unit(self) -> Unit:
@@ -92,13 +97,9 @@ class Plan:
         return self._with(Randomness(self.config.seed, root))
 
     def _with(self, randomness: Randomness) -> Plan:
-        items = None if self.items is None else dataclasses.replace(self.items, randomness=randomness)
-        schedule = dataclasses.replace(self.schedule, randomness=randomness)
-        protocol = self.protocol
-        if items is not None and isinstance(protocol, ItemLevel) and protocol.group_in_batch is not None:
-            protocol = with_group(protocol, items, schedule, self.published_noise)
-        guarantee = dataclasses.replace(self.guarantee, protocol=protocol)
-        return dataclasses.replace(self, schedule=schedule, items=items, guarantee=guarantee)
+        sampler = self.sampler.renewed(randomness)
+        guarantee = dataclasses.replace(self.guarantee, protocol=sampler.protocol)
+        return dataclasses.replace(self, sampler=sampler, guarantee=guarantee)
 
     @property
     def randomness(self) -> Randomness:
@@ -115,7 +116,7 @@ class Plan:
     def fits(self, released: Sequence[int]) -> bool:
         """Whether these rounds stay within the budget."""
         eps = self.config.privacy.eps
-        if eps is None or self.published_noise is not None:
+        if eps is None or self.sampler.by_recipe:
             return True  # no budget, or one that only the paper's recipe keeps to
         return self.guarantee.fits(eps, self._cohorts(released))
 
@@ -131,44 +132,12 @@ class Plan:
 
     def step(self, training: Training, index: int, users: np.ndarray) -> Training:
         """Run a round with these users."""
-        cohort, capacity, drawn = self.schedule.cohort(index), self.schedule.capacity, None
-        if self.items is not None:
-            steps = self.protocol.private_steps
-            scales = self._published_scales(index, users, max(1, steps))
-            if steps:
-                rows = self.items.batches(index, users, steps=steps)
-                drawn = Drawn(users, cohort.size, items=Items(rows, scales))
-            else:
-                capacity = self.items.capacity
-                scale = 1.0 if self.published_noise is None else float(np.sqrt(np.sum(scales**2)))
-                drawn = Drawn(self.items.batch(index, users), self._batch, noise_scale=scale)
         return self.engine.step(
             training,
             users,
             index=index,
-            capacity=capacity,
-            cohort=cohort,
-            drawn=drawn,
+            capacity=self.sampler.capacity,
+            cohort=self.schedule.cohort(index),
+            drawn=self.sampler.drawn(index, users),
             randomness=self.randomness,
         )
-
-    def _published_scales(self, index: int, users: np.ndarray, steps: int) -> np.ndarray:
-        if self.items is None or self.published_noise is None:
-            return np.ones((len(users), steps), np.float32)
-        return self.items.published_scales(index, users, steps=steps, noise_of=self.published_noise)
-
-    @property
-    def _batch(self) -> float:
-        return float(self.protocol.known("batch"))
-
-
-def with_group(
-    protocol: ItemLevel, items: ItemDraws, schedule: Schedule, published_noise: Callable[[int], float] | None
-) -> ItemLevel:
-    """The protocol with the paper's Z, from all rounds if it sets the noise, else from some for the claim."""
-    steps = max(1, protocol.private_steps)
-    rounds = schedule.rounds if protocol.adaptive_z else min(schedule.rounds, max(1, 50 // steps))
-    largest = items.largest_group(rounds, np.arange(schedule.population), steps=steps)
-    if published_noise is not None:
-        published_noise(largest)  # refuses a Z that its recipe has no noise for
-    return dataclasses.replace(protocol, group_in_batch=largest)

@@ -20,17 +20,16 @@ from dovetail.engine import Engine, Performance, devices
 from dovetail.experiment.calibration import calibrated, guarantee_of
 from dovetail.experiment.cohorts import schedule_of
 from dovetail.experiment.config import Config
-from dovetail.experiment.holdings import capped, dealt, one_record_each, subjects_of
-from dovetail.experiment.plan import Plan, with_group
+from dovetail.experiment.holdings import dealt, spread_of
+from dovetail.experiment.plan import Plan
 from dovetail.learners import models
 from dovetail.learners.client import ClientUpdate
 from dovetail.learners.server import Server
-from dovetail.protocols.subjects._items import ItemLevel
 from dovetail.randomness import Randomness
-from dovetail.sampling.items import ItemDraws
+from dovetail.sampling import Sampler, sampler_of, usable
 from dovetail.statements import Unit
 
-__all__ = ["Guests", "Plan", "load", "prepare"]
+__all__ = ["Guests", "Plan", "load", "prepare", "protocol_of"]
 
 
 class Guests(typing.Protocol):
@@ -56,68 +55,79 @@ def load(config: Config, *, task: Task | None = None) -> tuple[Dataset, Clients,
 
 def prepare(config: Config, *, task: Task | None = None, guests: Guests | None = None) -> Plan:
     """Load the data, schedule the cohorts, calibrate the noise; refuses whatever cannot work."""
-    protocol = _protocol(config)
-    update = ClientUpdate(**msgspec.structs.asdict(config.client))
-    server = Server.build(config.server.optimizer, config.server.learning_rate, config.server.options)
-    performance = Performance(**msgspec.structs.asdict(config.performance))
+    protocol, trainer = protocol_of(config), _Trainer.of(config)
     if not protocol.calibrated and config.privacy.eps is None:
         raise ValueError(f"expected privacy.eps or the noise of {protocol.name!r}, got neither")
-
     _check_sections(config, protocol)
+
     task = task or resolve(config.task.name)
     dataset, clients, model = load(config, task=task)
     if guests is not None:
         dataset, clients = guests.join(dataset, clients)
-    held, spread = capped(clients, dataset, protocol, public_spread=config.task.spread)
-    records = int(held.counts.sum()) if isinstance(protocol, ItemLevel) else None
+    held = usable(protocol, clients, dataset.subjects)
+    spread = spread_of(clients, held, dataset, public_spread=config.task.spread)
     randomness = Randomness.seeded(config.seed) if config.noise == "seeded" else devices.shared_randomness(config.seed)
-    schedule = schedule_of(config, clients.num_clients, protocol, randomness=randomness, records=records)
-    dim = _dimension(model)
-    guarantee = guarantee_of(config, protocol, schedule, dim, spread)
-    protocol, published_noise = calibrated(guarantee, eps=config.privacy.eps)
-    guarantee = dataclasses.replace(guarantee, protocol=protocol)
-    guarantee.check()
+    schedule = schedule_of(config, held, protocol, randomness=randomness)
+    guarantee = guarantee_of(config, protocol, schedule, _dimension(model), spread)
+    protocol, noise_of = calibrated(guarantee, eps=config.privacy.eps)
+
     if guests is not None:
         held = guests.toss(held, len(dataset.labels))
-    items = None
-    if isinstance(protocol, ItemLevel):
-        about = subjects_of(clients, dataset)
-        items = ItemDraws(clients=held, subjects=about, rate=protocol.rate, randomness=randomness)
-        if config.diagnostics or protocol.adaptive_z:
-            protocol = with_group(protocol, items, schedule, published_noise)
-    by_record = items is not None and not protocol.private_steps
-    engine = Engine(
-        model=model,
-        dataset=dataset,
-        clients=one_record_each(held) if by_record else held,
-        update=update,
-        protocol=protocol,
-        server=server,
-        cohort_size=items.capacity if items is not None and by_record else schedule.size,
-        randomness=randomness,
-        performance=performance,
-        diagnostics=config.diagnostics and items is None,
-    )
+    sampler = sampler_of(protocol, schedule=schedule, clients=held, subjects=dataset.subjects, noise_of=noise_of)
+    if config.diagnostics or sampler.by_recipe:
+        sampler = sampler.measured()
+    guarantee = dataclasses.replace(guarantee, protocol=sampler.protocol)
+    guarantee.check()
     return Plan(
         config=config,
-        schedule=schedule,
-        guarantee=dataclasses.replace(guarantee, protocol=protocol),
-        engine=engine,
+        sampler=sampler,
+        guarantee=guarantee,
+        engine=trainer.engine(sampler, dataset, model, diagnostics=config.diagnostics),
         task=task,
         model=model,
         dataset=dataset,
-        clients=held,
-        items=items,
-        published_noise=published_noise,
     )
 
 
-def _protocol(config: Config) -> protocols.Protocol:
+def protocol_of(config: Config) -> protocols.Protocol:
+    """The protocol that a config names, before anything is calibrated."""
     settings = config.protocol_settings
     name, unit = config.protocol["name"], config.privacy.unit
-    if issubclass(protocols.find(name), ItemLevel) and "unit" not in settings:
+    if protocols.find(name).samples == "records" and "unit" not in settings:
         settings["unit"] = "item" if unit == "item" else "subject"
     return protocols.build(name, settings)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Trainer:
+    """How a config trains: what clients compute, how the server moves, on which devices."""
+
+    update: ClientUpdate
+    server: Server
+    performance: Performance
+
+    @classmethod
+    def of(cls, config: Config) -> _Trainer:
+        return cls(
+            ClientUpdate(**msgspec.structs.asdict(config.client)),
+            Server.build(config.server.optimizer, config.server.learning_rate, config.server.options),
+            Performance(**msgspec.structs.asdict(config.performance)),
+        )
+
+    def engine(self, sampler: Sampler, dataset: Dataset, model: Model, *, diagnostics: bool) -> Engine:
+        """An engine for what the sampler draws; diagnostics are of users' updates: none where records are drawn."""
+        return Engine(
+            model=model,
+            dataset=dataset,
+            clients=sampler.table,
+            update=self.update,
+            protocol=sampler.protocol,
+            server=self.server,
+            cohort_size=sampler.size,
+            randomness=sampler.schedule.randomness,
+            performance=self.performance,
+            diagnostics=diagnostics and sampler.protocol.samples == "users",
+        )
 
 
 def _check_sections(config: Config, protocol: protocols.Protocol) -> None:
@@ -127,10 +137,9 @@ def _check_sections(config: Config, protocol: protocols.Protocol) -> None:
         raise ValueError(f"expected task.silos and task.spread with partition 'silos' only, got {task.partition!r}")
     if task.partition == "silos" and task.users is not None:
         raise ValueError(f"expected task.silos and not task.users with partition 'silos', got users={task.users}")
-    if isinstance(protocol, ItemLevel) and config.client.update != "fedsgd":
+    if protocol.samples == "records" and config.client.update != "fedsgd":
         raise ValueError(f"expected client.update = 'fedsgd' under {protocol.name!r}, got {config.client.update!r}")
-    own = Unit(protocol.unit) if isinstance(protocol, ItemLevel) else Unit.USER
-    if privacy.stop == "delta" and privacy.unit is not None and Unit(privacy.unit) is not own:
+    if privacy.stop == "delta" and privacy.unit is not None and Unit(privacy.unit) is not protocol.protects:
         raise ValueError(
             f"expected privacy.stop = 'eps' for a unit that {protocol.name!r} does not protect itself, got 'delta'"
         )

@@ -29,7 +29,7 @@ from dovetail.events import DataIndependent, Everyone, FixedSize, Mechanism, Non
 from dovetail.mechanisms.gaussian import clip_factor
 from dovetail.protocols._messages import Messages
 from dovetail.shufflers import Layout, Reports, ShuffledReports, deliver, masked
-from dovetail.statements import Neighbors, NotApplicable
+from dovetail.statements import Neighbors, NotApplicable, Unit
 
 __all__ = ["CLIP_NORM", "CLIP_VALUE", "Cohort", "Protocol"]
 
@@ -115,6 +115,12 @@ class Protocol(abc.ABC):
     resizable: ClassVar[bool] = False  # whether rounds may be of different sizes
     claimed_for: ClassVar[Literal["round", "training"]] = "round"  # what the claim of its paper is about
     undeployed: ClassVar[str] = "has a trusted curator, and no shuffler to deploy"  # why there are no `messages`
+    samples: ClassVar[Literal["users", "records"]] = "users"  # what is drawn, clipped and noised
+
+    @property
+    def protects(self) -> Unit:
+        """Whose privacy its own statements are about."""
+        return Unit.USER
 
     @property
     def noise_field(self) -> str | None:

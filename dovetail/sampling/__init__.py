@@ -1,1 +1,40 @@
-"""Who takes part in which round, and with which records."""
+"""Who takes part in which round, and with which records: as the protocol `samples`, users or records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from dovetail.data import Clients
+from dovetail.protocols import Protocol
+from dovetail.protocols.subjects import record_level
+from dovetail.sampling.records import RecordSampler
+from dovetail.sampling.records import usable as usable_records
+from dovetail.sampling.samplers import Drawn, Items, Sampler, UserSampler
+from dovetail.sampling.schedule import Schedule
+
+__all__ = ["Drawn", "Items", "RecordSampler", "Sampler", "Schedule", "UserSampler", "sampler_of", "usable"]
+
+
+def usable(protocol: Protocol, clients: Clients, subjects: np.ndarray | None) -> Clients:
+    """Who holds what of the records that the protocol will use; `subjects` is whom they are about, if known."""
+    if protocol.samples == "users":
+        return clients
+    return usable_records(record_level(protocol), clients, subjects)
+
+
+def sampler_of(
+    protocol: Protocol,
+    *,
+    schedule: Schedule,
+    clients: Clients,
+    subjects: np.ndarray | None,
+    noise_of: Callable[[int], float] | None,
+) -> Sampler:
+    """The sampler that a settled protocol asks for; `noise_of` is a recipe's noise for each Z, where that sets it."""
+    if protocol.samples == "users":
+        return UserSampler(protocol=protocol, schedule=schedule, clients=clients)
+    return RecordSampler(
+        protocol=record_level(protocol), schedule=schedule, clients=clients, subjects=subjects, noise_of=noise_of
+    )

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 
 from dovetail.data._base import Clients, Dataset, Model
-from dovetail.engine import Drawn, Engine, Performance
-from dovetail.engine.rounds import Items, first_parameters
+from dovetail.engine import Engine, Performance
+from dovetail.engine.rounds import first_parameters
 from dovetail.events import Everyone
 from dovetail.learners import models
 from dovetail.learners.client import ClientUpdate
 from dovetail.learners.server import Server
 from dovetail.protocols import PROTOCOLS, Cohort, build
 from dovetail.randomness import Randomness
+from dovetail.sampling import Drawn, Items
 from dovetail.shufflers import ShuffledReports
 
 USERS, WIDTH, FEATURES, CLASSES = 6, 3, 5, 3

@@ -16,7 +16,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from dovetail.data._base import Clients, Dataset
-from dovetail.engine import Drawn, Engine, Performance, linear
+from dovetail.engine import Engine, Performance, linear
 from dovetail.events import Everyone
 from dovetail.learners import models
 from dovetail.learners.client import ClientUpdate
@@ -24,6 +24,7 @@ from dovetail.learners.server import Server
 from dovetail.mechanisms.gaussian import clip_factor
 from dovetail.protocols import Cohort, build
 from dovetail.randomness import Randomness
+from dovetail.sampling import Drawn
 
 NUM_CLIENTS, WIDTH, FEATURES, CLASSES = 37, 9, 12, 4
 
@@ -303,6 +304,17 @@ def test_a_rounds_noise_scale_reaches_its_noise():
     )
     start = np.asarray(engine.start().params)
     np.testing.assert_allclose(four - start, 4 * (one - start), rtol=1e-5, atol=1e-7)
+
+
+def test_a_draw_beyond_the_capacity_costs_time_alone():
+    """What is drawn may be more than the users that it comes from: records of them."""
+    users = np.arange(30, dtype=np.int32)
+    _, engine, _ = train(rounds=0, chunk=4)
+    few, many = (
+        np.asarray(engine.step(engine.start(), users[:2], index=0, capacity=capacity, drawn=Drawn(users, 30)).params)
+        for capacity in (1, 40)
+    )
+    np.testing.assert_array_equal(few, many)
 
 
 def test_diagnostics_depend_on_neither_path_nor_chunks_nor_the_protocol():

@@ -11,10 +11,10 @@ from tiny import TASK, TASK_WITH_SUBJECTS
 
 from dovetail import experiment
 from dovetail.data.subjects import holdings
-from dovetail.engine import Drawn, Items
 from dovetail.experiment import config
 from dovetail.learners.client import cross_entropy
 from dovetail.mechanisms.gaussian import clip_l2
+from dovetail.sampling import Drawn, Items
 from dovetail.statements import Neighbors, Unit, Verdict
 
 BASE = {
@@ -56,7 +56,7 @@ def clipped_gradients(params, rows, clip_norm=0.4):
 
 def test_no_more_of_a_subject_is_used_than_the_statement_says():
     ready = plan()
-    _, records = ready.items.clients.entries()
+    _, records = ready.clients.entries()
     subjects = TASK_WITH_SUBJECTS.load(folder=None).subjects
     assert np.bincount(subjects[records]).max() == 3
     assert len(records) == 180
@@ -64,7 +64,7 @@ def test_no_more_of_a_subject_is_used_than_the_statement_says():
     mechanism = ready.rounds[0].mechanism
     assert (mechanism.items, mechanism.prob_item, mechanism.noise) == (3, ready.protocol.rate, "sum")
     capped = plan(("protocol", LOCAL))
-    pairs = np.stack([capped.items.clients.entries()[0], subjects[capped.items.clients.entries()[1]]])
+    pairs = np.stack([capped.clients.entries()[0], subjects[capped.clients.entries()[1]]])
     assert np.unique(pairs, axis=1, return_counts=True)[1].max() == 2
     assert capped.rounds[0].mechanism.items_per_user == 2
     assert capped.rounds[0].mechanism.noise == "user"
@@ -72,14 +72,14 @@ def test_no_more_of_a_subject_is_used_than_the_statement_says():
 
 def test_a_central_round_is_the_clipped_sum_over_the_expected_batch():
     ready = quiet(("cohort.rounds", 1))
-    rows = ready.items.batch(0, np.arange(6))
+    rows = ready.sampler.draws.batch(0, np.arange(6))
     moved = experiment.run(ready).parameters["params"].ravel()
     np.testing.assert_allclose(moved, -clipped_gradients(jnp.zeros(12), rows) / 60, atol=2e-6)
 
 
 def test_a_local_round_averages_what_noisy_steps_lead_to():
     ready = quiet(("protocol", LOCAL | {"noise_multiplier": 1e-9}), ("cohort.rounds", 1))
-    rows = ready.items.batches(0, np.arange(6), steps=2)
+    rows = ready.sampler.draws.batches(0, np.arange(6), steps=2)
     ends = []
     for user in range(6):
         params = np.zeros(12)
@@ -165,7 +165,7 @@ def test_users_drawn_first_cost_more():
 def test_the_published_z_runs_marked_and_certifies_nothing(name):
     settings = {"name": name, "clip_norm": 0.4, "items_per_subject": 5, "sampling_rate": 0.1, "adaptive_z": True}
     ready = plan(("protocol", settings))
-    scales = [ready.items.published_scales(i, np.arange(6), steps=1, noise_of=ready.published_noise) for i in range(4)]
+    scales = [ready.sampler.noise_scales(i, np.arange(6)) for i in range(4)]
     assert len({float(value) for scale in scales for value in scale.ravel()}) > 1, "the noise follows the data"
     result = experiment.run(ready)
     assert result.statement.unbounded
@@ -181,7 +181,7 @@ def test_central_noise_of_the_published_form_adds_up_over_users():
     ready = plan(("protocol", settings | {"adaptive_z": True}), ("cohort.rounds", 300))
     ratio = []
     for index in range(300):
-        scale = ready.items.published_scales(index, np.arange(6), steps=1, noise_of=ready.published_noise)
+        scale = ready.sampler.noise_scales(index, np.arange(6))
         moved = np.asarray(ready.step(ready.engine.start(), index, np.arange(6)).params)
         ratio.append((moved * ready.protocol.batch / ready.protocol.std) ** 2 / (scale**2).sum())
     assert np.mean(ratio) == pytest.approx(1.0, abs=0.1)
@@ -238,8 +238,8 @@ def test_a_subject_that_a_cap_leaves_at_one_user_is_not_alone():
     """Without that user its records at the other one would come in: removing a user may replace records."""
     ready = plan(("protocol.users_per_subject", 1))
     people = TASK_WITH_SUBJECTS.load(folder=None).subjects
-    assert holdings(ready.items.clients, people).most_users == 1
-    assert not ready.spread.alone
+    assert holdings(ready.clients, people).most_users == 1
+    assert not ready.guarantee.spread.alone
     assert experiment.run(ready).units[Unit.USER].unbounded
 
 
@@ -271,4 +271,4 @@ def test_the_span_of_a_subject_in_silos_is_the_public_number_and_not_the_datas()
     """Five records each over six silos lie at five at most; noise for a subject is set for the six that were dealt."""
     user_level = ("protocol", {"name": "dp_fl", "clip_norm": 1.0})
     ready = plan(("task.spread", 6), user_level, ("privacy.unit", "subject"), ("cohort.rounds", 1))
-    assert ready.spread.users_per_subject == 6
+    assert ready.guarantee.spread.users_per_subject == 6

@@ -164,7 +164,7 @@ def test_a_plan_that_the_engine_did_not_follow_is_not_certified(tmp_path):
     """A run whose rounds have other noise than its plan states ends without a statement."""
     ready = plan()
     quieter = dataclasses.replace(ready.schedule, noise_scales=(0.1,) * 6)
-    mixed = dataclasses.replace(ready, schedule=quieter)
+    mixed = dataclasses.replace(ready, sampler=dataclasses.replace(ready.sampler, schedule=quieter))
     with pytest.raises(RuntimeError, match="did not run what the plan states"):
         experiment.run(mixed, out=tmp_path / "run")
     assert not (tmp_path / "run" / "privacy.json").exists()

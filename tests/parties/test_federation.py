@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 
 from dovetail import experiment
-from dovetail.engine import Drawn, chunks
+from dovetail.engine import chunks
 from dovetail.experiment.config import parse
 from dovetail.parties import federation
+from dovetail.sampling import Drawn
 
 USERS = 5
 

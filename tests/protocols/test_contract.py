@@ -29,7 +29,6 @@ from dovetail.events import (
 from dovetail.learners.client import private_update
 from dovetail.mechanisms import ClipLaplace
 from dovetail.mechanisms import LaplaceRandomizer as RealLaplace
-from dovetail.protocols.subjects._items import ItemLevel
 from dovetail.shufflers import Reports, ShuffledReports, deliver, masked, shuffle
 from dovetail.statements import Neighbors, NotApplicable
 
@@ -455,7 +454,7 @@ def test_every_view_certifies_or_says_why_not(case, protocol, participation):
         view = protocol.settle(size, DIM).view(size, DIM, neighbors=protocol.relation)
         statement = accounting.certify([view.round] * 3, view.scope, delta=1e-6)
     except (NotApplicable, ValueError) as refusal:
-        of_items = isinstance(protocol, ItemLevel) and isinstance(participation, Disjoint | FixedSize)
+        of_items = protocol.samples == "records" and isinstance(participation, Disjoint | FixedSize)
         assert protocol.shuffled or protocol.budgets is not None or of_items, refusal
         assert len(str(refusal)) > 30
         return

@@ -15,8 +15,8 @@ from scipy.stats import binom
 from dovetail.audit.attacks._scales import scaled_noise
 from dovetail.audit.bounds import ExactAttack
 from dovetail.claims import subdp
-from dovetail.protocols import Cohort
-from dovetail.protocols.subjects._items import ItemLevel
+from dovetail.protocols import Cohort, Protocol
+from dovetail.protocols.subjects import record_level
 
 __all__ = ["exact_attacks"]
 
@@ -24,19 +24,20 @@ _EPS, _DELTA, _STEPS = 8.0, 1e-5, 100  # what the recipe is asked for, where not
 
 
 def exact_attacks(
-    protocol: ItemLevel, cohort: Cohort, dim: int, *, noise_of: Callable[[int], float] | None = None
+    protocol: Protocol, cohort: Cohort, dim: int, *, noise_of: Callable[[int], float] | None = None
 ) -> list[ExactAttack]:
     """One round of `adaptive_z`; `noise_of` is the noise multiplier for each Z, by default the recipe's for 100 steps.
 
     Over the steps of a user's own round noise adds up; then the victim has two records, which meet or do not.
     """
-    most = protocol.items_per_subject or 1
-    if not protocol.adaptive_z or most < 2:
+    mine = record_level(protocol)
+    most = mine.items_per_subject or 1
+    if not mine.adaptive_z or most < 2:
         return []
-    noise_of = noise_of or _recipe(protocol)
-    steps = max(1, protocol.private_steps)
+    rate, steps = mine.rate, max(1, mine.private_steps)
+    noise_of = noise_of or _recipe(mine.claimed_eps or _EPS, rate)
     if steps > 1:
-        meets = protocol.rate**2
+        meets = rate**2
         single, double = noise_of(1) ** 2, noise_of(2) ** 2
         law = [
             (float(binom.pmf(times, steps, meets)), (steps - times) * single + times * double)
@@ -44,17 +45,15 @@ def exact_attacks(
         ]
         name, alone = "two records", [(1.0, steps * single)]
     else:
-        law = [(float(binom.cdf(1, most, protocol.rate)), noise_of(1) ** 2)]
-        law += [(float(binom.pmf(items, most, protocol.rate)), noise_of(items) ** 2) for items in range(2, most + 1)]
+        law = [(float(binom.cdf(1, most, rate)), noise_of(1) ** 2)]
+        law += [(float(binom.pmf(items, most, rate)), noise_of(items) ** 2) for items in range(2, most + 1)]
         name, alone = f"{most} records", [(1.0, noise_of(1) ** 2)]
     return [scaled_noise(f"squared norm of the noise, which follows the victim's {name}", dim - 1, law, alone)]
 
 
-def _recipe(protocol: ItemLevel) -> Callable[[int], float]:
-    eps = protocol.claimed_eps or _EPS
-
+def _recipe(eps: float, rate: float) -> Callable[[int], float]:
     @functools.cache
     def noise_of(group: int) -> float:
-        return float(subdp.noise_scale(eps=eps, delta=_DELTA, group=group, prob=protocol.rate, steps=_STEPS).value)
+        return float(subdp.noise_scale(eps=eps, delta=_DELTA, group=group, prob=rate, steps=_STEPS).value)
 
     return noise_of

@@ -23,7 +23,7 @@ from dovetail.events import FixedSize, Poisson, SampledSubject
 from dovetail.learners.client import private_update
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.protocols import Cohort, Protocol
-from dovetail.protocols.subjects._items import ItemLevel
+from dovetail.protocols.subjects import record_level
 from dovetail.shufflers import Reports, ShuffledReports, deliver, masked, shuffle
 from dovetail.statements import Neighbors
 
@@ -181,8 +181,8 @@ class _Rules:
     def _joins(self, rows: int, key: jax.Array) -> jax.Array:
         """Who takes part: everyone, or a sample of users or records."""
         match self.cohort.participation:
-            case _ if isinstance(self.protocol, ItemLevel):
-                return jax.random.bernoulli(key, self.protocol.rate, (rows,))
+            case _ if self.protocol.samples == "records":
+                return jax.random.bernoulli(key, record_level(self.protocol).rate, (rows,))
             case Poisson(prob=prob):
                 return jax.random.bernoulli(key, prob, (rows,))
             case FixedSize(size=size):
@@ -191,22 +191,23 @@ class _Rules:
 
     @property
     def _divisor(self) -> Any:
-        if isinstance(self.protocol, ItemLevel):
-            return 1 if self.protocol.private_steps else self.protocol.known("batch")
-        return self.cohort.size
+        if self.protocol.samples == "users":
+            return self.cohort.size
+        return 1 if self.protocol.private_steps else self.protocol.known("batch")
 
     def _reports(
         self, xs: jax.Array, present: jax.Array, budgets: jax.Array | None, state: Any, keys: jax.Array
     ) -> Reports:
         protocol = self.protocol
-        if isinstance(protocol, ItemLevel) and protocol.private_steps:
-            update = self._private_update(protocol, xs, present, keys[0])
+        if protocol.private_steps:
+            update = self._private_update(xs, present, keys[0])
             return jax.tree.map(lambda leaf: leaf[None], protocol.randomize(update, state, key=keys[0]))
         randomize = lambda x, key, budget: protocol.randomize(x, state, key=key, budget=budget)  # noqa: E731
         return masked(jax.vmap(randomize)(xs, keys, budgets), present)
 
-    def _private_update(self, protocol: ItemLevel, xs: jax.Array, present: jax.Array, key: jax.Array) -> jax.Array:
+    def _private_update(self, xs: jax.Array, present: jax.Array, key: jax.Array) -> jax.Array:
         """One user's noisy steps on these records, each of which has the same gradient in every step."""
+        protocol = record_level(self.protocol)
         steps, batch = protocol.private_steps, protocol.known("batch")
         key_noise, *keys_join = jax.random.split(key, 1 + steps)
         rows = jnp.stack([present & self._joins(len(xs), key_join) for key_join in keys_join]).astype(jnp.float32)
@@ -278,12 +279,12 @@ def _rows_of_victim(protocol: Protocol, cohort: Cohort, dim: int, neighbors: Nei
 
     Without a cap that is certified (adaptive_z), as many as the protocol speaks of.
     """
-    if not isinstance(protocol, ItemLevel):
+    if protocol.samples == "users":
         return 1
     mechanism = protocol.view(cohort, dim, neighbors=neighbors).round.mechanism
     if isinstance(mechanism, SampledSubject):
         return mechanism.most_at_user if protocol.private_steps else mechanism.most_items
-    return protocol.items_per_subject or 1
+    return record_level(protocol).items_per_subject or 1
 
 
 def _measured(protocol: Protocol, others: int, dim: int, worlds: Any) -> list[Worlds]:

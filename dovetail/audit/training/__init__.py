@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
-from dovetail import _validate, protocols
+from dovetail import _validate
 from dovetail.audit.bounds import LowerBound
 from dovetail.audit.training import one_run
 from dovetail.audit.training.attacker import Attacker, Seen
@@ -30,8 +30,8 @@ from dovetail.audit.training.canaries import Canaries
 from dovetail.data import Task
 from dovetail.engine.devices import to_host
 from dovetail.experiment.config import Config
-from dovetail.experiment.preparation import Plan, prepare
-from dovetail.protocols.subjects._items import ItemLevel
+from dovetail.experiment.preparation import Plan, prepare, protocol_of
+from dovetail.protocols.subjects import record_level
 from dovetail.statements import Neighbors, Statement, Unit
 
 __all__ = ["ATTACKS", "TrainingAudit", "audit"]
@@ -151,10 +151,10 @@ def _refuse_hidden_steps(config: Config) -> None:
 
 def _canaries(config: Config, count: int) -> Canaries:
     """The canaries that fit what the config protects, and under which relation."""
-    settings, unit, items = config.protocol, Unit.USER, 1
-    if issubclass(protocols.find(settings["name"]), ItemLevel):
-        unit = Unit.ITEM if "item" in (settings.get("unit"), config.privacy.unit) else Unit.SUBJECT
-        items = settings.get("items_per_subject", 1) if unit is Unit.SUBJECT else 1
+    settings, protocol = config.protocol, protocol_of(config)
+    unit, items = protocol.protects, 1
+    if protocol.samples == "records":
+        items = record_level(protocol).items_per_subject or 1
     clip = settings.get("clip_norm", settings.get("clip"))
     return Canaries(
         coins=np.random.default_rng((_COINS, config.seed)).random(count) < 0.5,

@@ -21,7 +21,7 @@ from dovetail.experiment.preparation import Plan
 from dovetail.learners.client import ClientUpdate, cross_entropy, local_update
 from dovetail.learners.server import Server
 from dovetail.mechanisms.gaussian import clip_l2
-from dovetail.protocols.subjects._items import ItemLevel
+from dovetail.statements import Unit
 
 __all__ = ["Attacker", "Seen"]
 
@@ -48,7 +48,6 @@ class Attacker:
 
     def __init__(self, plan: Plan, hidden: Canaries) -> None:
         self._plan, self._hidden = plan, hidden
-        self._protocol, self._schedule = plan.protocol, plan.schedule
         self._inputs, self._labels = plan.dataset.inputs, plan.dataset.labels
         settings = plan.config.server
         self.server = Server.build(settings.optimizer, settings.learning_rate, settings.options)
@@ -60,11 +59,7 @@ class Attacker:
 
     def divisor(self, seen: Seen) -> float:
         """What the noised sum of updates is divided by to give the estimate, by which the server moves."""
-        size = self._schedule.size_of(seen.number)
-        if not isinstance(self._protocol, ItemLevel):
-            return size
-        batch = float(self._protocol.known("batch"))
-        return batch * size / self._plan.config.client.learning_rate if self._protocol.private_steps else batch
+        return self._plan.sampler.divisor(seen.number, learning_rate=self._plan.config.client.learning_rate)
 
     def released_sum(self, seen: Seen) -> np.ndarray:
         """The noised sum of updates that a step of SGD, with momentum or without, was made of."""
@@ -76,41 +71,26 @@ class Attacker:
 
     def noise_std(self, seen: Seen) -> float:
         """The noise on a coordinate of that sum."""
-        size, scale = self._schedule.size_of(seen.number), self._schedule.noise_scale_of(seen.number)
-        if isinstance(self._protocol, ItemLevel):
-            draws = size * self._protocol.private_steps or 1
-            return self._protocol.std * scale * draws**0.5
-        return self._protocol.noise_std(size, self._plan.engine.dim) * size * scale
+        return self._plan.sampler.noise_std(seen.number, dim=self._plan.engine.dim)
 
     def weights(self, seen: Seen) -> np.ndarray:
         """How many times each canary's update is in the sum, on average over what the adversary does not see."""
-        hidden, schedule = self._hidden, self._schedule
-        prob = schedule.size_of(seen.number) / schedule.population
-        if isinstance(self._protocol, ItemLevel):
-            times = prob * self._protocol.rate * hidden.items * max(1, self._protocol.private_steps)
-            return np.full(hidden.count, times)
-        if schedule.kind in ("fixed", "poisson"):
-            return np.full(hidden.count, prob)
+        hidden, schedule = self._hidden, self._plan.schedule
+        if hidden.unit is not Unit.USER or schedule.kind in ("fixed", "poisson"):
+            return np.full(hidden.count, self._plan.sampler.times(seen.number, records=hidden.items))
         return np.isin(schedule.population - hidden.count + np.arange(hidden.count), seen.users).astype(float)
 
     def others(self, seen: Seen) -> np.ndarray:
         """What the real users or records add; on average where who is drawn would tell of who else is."""
-        plan, schedule = self._plan, self._schedule
-        if plan.items is not None:
-            steps = self._protocol.private_steps
-            rows = (
-                plan.items.batches(seen.number, seen.users, steps=steps).ravel()
-                if steps
-                else plan.items.batch(seen.number, seen.users)
-            )
-            rows = rows[(rows >= 0) & (rows < self._first_canary)]
-            return self._summed(seen, rows[:, None], np.ones(len(rows), np.int32))
-        real = schedule.population - self._hidden.count
-        if schedule.kind == "fixed":
-            users, weight = np.arange(real), schedule.size_of(seen.number) / schedule.population
-        else:
-            users, weight = seen.users[seen.users < real], 1.0
-        return weight * self._summed(seen, plan.clients.index[users], plan.clients.counts[users])
+        schedule, users, weight = self._plan.schedule, seen.users, 1.0
+        if self._hidden.unit is Unit.USER:
+            real = schedule.population - self._hidden.count
+            users = users[users < real]
+            if schedule.kind == "fixed":
+                users, weight = np.arange(real), schedule.size_of(seen.number) / schedule.population
+        rows, counts = self._plan.sampler.joined(seen.number, users)
+        theirs = rows[:, 0] < self._first_canary
+        return weight * self._summed(seen, rows[theirs], counts[theirs])
 
     def worlds(self, seen: Seen) -> tuple[np.ndarray, np.ndarray]:
         """Half the sum and half the difference of each canary's updates in its two worlds, (canaries, dim)."""
@@ -145,7 +125,7 @@ class Attacker:
 
     def _clip(self, params: Any, state: Any, inputs: Any, labels: Any, counts: Any) -> jax.Array:
         """The updates of users with these records, as far as the protocol lets them count."""
-        updates, protocol = self._one(params, inputs, labels, counts), self._protocol
+        updates, protocol = self._one(params, inputs, labels, counts), self._plan.protocol
         factor = protocol.scaling(jnp.linalg.norm(updates, axis=1), state)
         if factor is not None:
             return updates * factor[:, None]

@@ -21,7 +21,7 @@ from dovetail.events import Disjoint, Gaussian, Mechanism, NonPrivate, Poisson, 
 from dovetail.protocols._base import CLIP_NORM, Cohort, Protocol
 from dovetail.protocols._scopes import DROPOUT
 from dovetail.shufflers import Layout
-from dovetail.statements import Neighbors
+from dovetail.statements import Neighbors, Unit
 
 __all__ = ["ItemLevel"]
 
@@ -36,6 +36,7 @@ class ItemLevel(Protocol):
 
     relation: ClassVar[Neighbors] = Neighbors.ADD_REMOVE
     claimed_for: ClassVar[Literal["round", "training"]] = "training"
+    samples: ClassVar[Literal["users", "records"]] = "records"
 
     clip_norm: float = CLIP_NORM
     items_per_subject: int | None = None
@@ -70,6 +71,11 @@ class ItemLevel(Protocol):
         rate = _validate.given(sampling_rate=self.sampling_rate)
         _validate.positive(**rate)
         _validate.at_most(1, **rate)
+
+    @property
+    def protects(self) -> Unit:
+        """Subjects, or single items."""
+        return Unit(self.unit)
 
     @property
     def noise_field(self) -> str:

@@ -21,7 +21,7 @@ from dovetail.protocols._base import Cohort
 from dovetail.protocols._scopes import CURATOR_SEES, curator_scope
 from dovetail.protocols.subjects._items import ItemLevel
 from dovetail.shufflers import Reports
-from dovetail.statements import Neighbors, Unit
+from dovetail.statements import Neighbors
 
 __all__ = ["CentralSub"]
 
@@ -76,7 +76,7 @@ class CentralSub(ItemLevel):
             "the server adds the noise and keeps the users' sums to itself",
             self._drawn(cohort),
             *self._assumptions(),
-            unit=Unit(self.unit),
+            unit=self.protects,
         )
         mechanism = self._mechanism(cohort, prob_user=self._prob_user(cohort))
         return View(round=Round(mechanism=mechanism, participation=Everyone()), scope=scope)

@@ -20,7 +20,7 @@ from dovetail.protocols._base import Cohort
 from dovetail.protocols._scopes import local_scope
 from dovetail.protocols.subjects._items import ItemLevel
 from dovetail.shufflers import Reports
-from dovetail.statements import Neighbors, Unit
+from dovetail.statements import Neighbors
 
 __all__ = ["LocalSub"]
 
@@ -68,7 +68,7 @@ class LocalSub(ItemLevel):
             neighbors,
             "each record joins a step independently, unseen by the adversary",
             *self._assumptions(),
-            unit=Unit(self.unit),
+            unit=self.protects,
         )
         return View(round=Round(mechanism=self.own_reports(cohort, dim), participation=Everyone()), scope=scope)
 

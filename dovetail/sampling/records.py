@@ -1,0 +1,151 @@
+"""Records as they are sampled: those of the users that are there, one sum over all or batches for users' own steps.
+
+Without private steps a record is a client of its own: what it adds is what is clipped. With them users stay clients,
+and every step at a user has a batch. SubDP's printed recipe sets the noise by Z, the most records of one subject in a
+batch: `noise_of` is its noise for each Z, and the protocol's `group_in_batch` the largest Z of the rounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Self
+
+import numpy as np
+
+from dovetail.data import Clients, subjects
+from dovetail.protocols.subjects._items import ItemLevel
+from dovetail.randomness import Randomness
+from dovetail.sampling.items import ItemDraws
+from dovetail.sampling.samplers import Drawn, Items, Sampler
+
+__all__ = ["RecordSampler", "usable"]
+
+_STEPS_FOR_CLAIM = 50  # that a claim's Z is read off; where Z sets the noise, it is all of them
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class RecordSampler(Sampler):
+    """Records of the users that the schedule draws, each joining independently with the protocol's rate.
+
+    `subjects` is whom each record is about; None: its user.
+    """
+
+    protocol: ItemLevel
+    subjects: np.ndarray | None = None
+    noise_of: Callable[[int], float] | None = None
+
+    @functools.cached_property
+    def draws(self) -> ItemDraws:
+        """Which records join which step."""
+        return ItemDraws(
+            clients=self.clients,
+            subjects=_subjects(self.clients, self.subjects),
+            rate=self.protocol.rate,
+            randomness=self.schedule.randomness,
+        )
+
+    @property
+    def by_recipe(self) -> bool:
+        """Where Z sets the noise."""
+        return self.noise_of is not None
+
+    @property
+    def table(self) -> Clients:
+        """Users with steps of their own, or every record by itself."""
+        if self.protocol.private_steps:
+            return self.clients
+        records = np.arange(int(self.clients.index.max()) + 1, dtype=np.int32)
+        return Clients(index=records[:, None], counts=np.ones(len(records), np.int32))
+
+    @property
+    def size(self) -> int:
+        """The planned number of users, or as many records as a round is prepared for."""
+        return self.schedule.size if self.protocol.private_steps else self.draws.capacity
+
+    @property
+    def capacity(self) -> int:
+        """Of users or of records."""
+        return self.schedule.capacity if self.protocol.private_steps else self.draws.capacity
+
+    def drawn(self, index: int, users: np.ndarray) -> Drawn:
+        """Users with a batch for each step, or the records that join; the central sum has the noise of all users."""
+        if self.protocol.private_steps:
+            rows = self.draws.batches(index, users, steps=self._steps)
+            return Drawn(users, self.schedule.size_of(index), items=Items(rows, self.noise_scales(index, users)))
+        scale = float(np.sqrt(np.sum(self.noise_scales(index, users) ** 2))) if self.by_recipe else 1.0
+        return Drawn(self.draws.batch(index, users), self._batch, noise_scale=scale)
+
+    def noise_scales(self, index: int, users: np.ndarray) -> np.ndarray:
+        """The noise of every user and step over the protocol's own: 1, or what the recipe asks for. (users, steps)."""
+        if self.noise_of is None:
+            return np.ones((len(users), self._steps), np.float32)
+        return self.draws.published_scales(index, users, steps=self._steps, noise_of=self.noise_of)
+
+    def joined(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """A record a row, once for each step that it joins."""
+        steps = self.protocol.private_steps
+        rows = self.draws.batches(index, users, steps=steps).ravel() if steps else self.draws.batch(index, users)
+        rows = rows[rows >= 0]
+        return rows[:, None], np.ones(len(rows), np.int32)
+
+    def times(self, index: int, *, records: int) -> float:
+        """With each record, in each step."""
+        prob = self.schedule.size_of(index) / self.schedule.population
+        return prob * self.protocol.rate * records * self._steps
+
+    def divisor(self, index: int, *, learning_rate: float) -> float:
+        """The expected batch; users' own steps are averaged over the planned size."""
+        if self.protocol.private_steps:
+            return self._batch * self.schedule.size_of(index) / learning_rate
+        return self._batch
+
+    def noise_std(self, index: int, *, dim: int) -> float:
+        """Of one draw, or of one for each user and step."""
+        draws = self.schedule.size_of(index) * self.protocol.private_steps or 1
+        return self.protocol.std * self.schedule.noise_scale_of(index) * float(draws**0.5)
+
+    def renewed(self, randomness: Randomness) -> Self:
+        """The same sampler with draws of this randomness, and their Z where one was measured."""
+        other = super().renewed(randomness)
+        return other if self.protocol.group_in_batch is None else other.measured()
+
+    def measured(self) -> Self:
+        """With the paper's Z, from all rounds if it sets the noise, else from some for the claim."""
+        rounds = self.schedule.rounds
+        if not self.protocol.adaptive_z:
+            rounds = min(rounds, max(1, _STEPS_FOR_CLAIM // self._steps))
+        largest = self.draws.largest_group(rounds, np.arange(self.schedule.population), steps=self._steps)
+        if self.noise_of is not None:
+            self.noise_of(largest)  # refuses a Z that its recipe has no noise for
+        return dataclasses.replace(self, protocol=dataclasses.replace(self.protocol, group_in_batch=largest))
+
+    @property
+    def _steps(self) -> int:
+        return max(1, self.protocol.private_steps)
+
+    @property
+    def _batch(self) -> float:
+        return float(self.protocol.known("batch"))
+
+
+def usable(protocol: ItemLevel, clients: Clients, about: np.ndarray | None) -> Clients:
+    """Who holds what after the cap that the protocol puts on a subject's records; refuses records at several users."""
+    _, records = clients.entries()
+    if len(np.unique(records)) < len(records):
+        raise ValueError("expected every record at one user where records are protected, got records at several users")
+    if protocol.unit == "item":
+        return clients
+    return subjects.cap(
+        clients,
+        _subjects(clients, about),
+        items_per_subject=protocol.items_per_subject or 1,
+        users_per_subject=protocol.users_per_subject,
+        items_per_user=protocol.items_per_user,
+    )
+
+
+def _subjects(clients: Clients, about: np.ndarray | None) -> np.ndarray:
+    """Whom each record is about; where nobody knows, its user."""
+    return subjects.one_per_user(clients, int(clients.index.max()) + 1) if about is None else about

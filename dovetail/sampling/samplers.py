@@ -1,0 +1,145 @@
+"""Who takes part in a round and with what, asked the same way whether users or records are sampled.
+
+A round starts from its users, as the schedule draws them. A sampler says what the engine then works on: which clients
+there are (`table`) and which of them, with what, in a round (`drawn`). And it says what a round's sum is: whose updates
+add up to it, how often, divided by what and under which noise, which is all that an attack on the sum has to know.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from dovetail.data import Clients
+from dovetail.protocols import Protocol
+from dovetail.randomness import Randomness
+from dovetail.sampling.schedule import Schedule
+
+__all__ = ["Drawn", "Items", "Sampler", "UserSampler"]
+
+
+class Items(NamedTuple):
+    """What users' private steps are on: `rows` of records, (users, steps, width), padded with -1.
+
+    `noise_scale`, (users, steps), is each step's noise over the protocol's own.
+    """
+
+    rows: Any
+    noise_scale: Any
+
+
+class Drawn(NamedTuple):
+    """What a round works on: `users` by their place in the engine's table, with private steps on `items` if any.
+
+    `size` is the public number that a noised sum is divided by, `noise_scale` the noise over the protocol's own.
+    """
+
+    users: np.ndarray
+    size: float
+    noise_scale: float = 1.0
+    items: Items | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Sampler(abc.ABC):
+    """The samples of a whole training: `clients` is who holds what, `protocol` is settled.
+
+    Guarantees:
+        A draw depends on the schedule's randomness, the round and the users that are there, and on nothing else.
+        Only what users that are there hold is drawn.
+    """
+
+    protocol: Protocol
+    schedule: Schedule
+    clients: Clients
+
+    @property
+    def by_recipe(self) -> bool:
+        """Whether the data sets the noise, by the recipe of a paper: then nothing is certified."""
+        return False
+
+    @property
+    @abc.abstractmethod
+    def table(self) -> Clients:
+        """The clients that the engine runs on."""
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> int:
+        """How many clients of the table chunks are laid out for."""
+
+    @property
+    @abc.abstractmethod
+    def capacity(self) -> int:
+        """As many clients of the table as a round is prepared for; a larger draw is rare, and costs time alone."""
+
+    @abc.abstractmethod
+    def drawn(self, index: int, users: np.ndarray) -> Drawn:
+        """What round `index` works on where these users are there."""
+
+    @abc.abstractmethod
+    def joined(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Whose clipped updates add up to the round's sum: rows of records, and how many of each row count."""
+
+    @abc.abstractmethod
+    def times(self, index: int, *, records: int) -> float:
+        """How often whoever has so many records is in the round's sum, on average over all draws."""
+
+    @abc.abstractmethod
+    def divisor(self, index: int, *, learning_rate: float) -> float:
+        """What the round's sum is divided by to give the estimate; users' own steps have the learning rate in it."""
+
+    @abc.abstractmethod
+    def noise_std(self, index: int, *, dim: int) -> float:
+        """The noise on a coordinate of the round's sum."""
+
+    def renewed(self, randomness: Randomness) -> Self:
+        """The same sampler with draws of this randomness."""
+        return dataclasses.replace(self, schedule=dataclasses.replace(self.schedule, randomness=randomness))
+
+    def measured(self) -> Self:
+        """The same sampler, its protocol with what a paper's claim is made of and only the data tells."""
+        return self
+
+
+class UserSampler(Sampler):
+    """Users with all that they hold, as the schedule draws them."""
+
+    @property
+    def table(self) -> Clients:
+        """The users."""
+        return self.clients
+
+    @property
+    def size(self) -> int:
+        """The planned size of a round."""
+        return self.schedule.size
+
+    @property
+    def capacity(self) -> int:
+        """That of the schedule."""
+        return self.schedule.capacity
+
+    def drawn(self, index: int, users: np.ndarray) -> Drawn:
+        """These users; a sum is divided by how many were planned."""
+        return Drawn(users, self.schedule.size_of(index), self.schedule.noise_scale_of(index))
+
+    def joined(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """A user a row."""
+        return self.clients.index[users], self.clients.counts[users]
+
+    def times(self, index: int, *, records: int) -> float:
+        """Once, where drawn, with all records."""
+        return self.schedule.size_of(index) / self.schedule.population
+
+    def divisor(self, index: int, *, learning_rate: float) -> float:
+        """The planned size."""
+        return self.schedule.size_of(index)
+
+    def noise_std(self, index: int, *, dim: int) -> float:
+        """The noise of the mean, on the sum."""
+        size = self.schedule.size_of(index)
+        return self.protocol.noise_std(size, dim) * size * self.schedule.noise_scale_of(index)
