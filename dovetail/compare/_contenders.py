@@ -12,13 +12,11 @@ from typing import Any
 from dovetail import _validate
 from dovetail.data import resolve
 from dovetail.experiment.config import Config, parse
-from dovetail.protocols import PROTOCOLS
+from dovetail.protocols import PROTOCOLS, build
 
 __all__ = ["Contender", "line_up", "models"]
 
-_NO_MODEL = "it adds up numbers and trains no model: see `dovetail reproduce survey`"
-_SUBJECTS = "it protects people whose records lie at several users: see `dovetail reproduce subdp`"
-_APART = {"binary_sum": _NO_MODEL, "real_sum": _NO_MODEL, "central_sub": _SUBJECTS, "local_sub": _SUBJECTS}
+_NO_SETTINGS = "this model's line-up has no settings for it"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,9 +59,7 @@ def line_up(
     chosen = []
     for name in protocols or PROTOCOLS:
         if name not in data["protocols"]:
-            chosen.append(
-                Contender(protocol=name, reason=_APART.get(name, "this model's line-up has no settings for it"))
-            )
+            chosen.append(Contender(protocol=name, reason=PROTOCOLS[name].uncompared or _NO_SETTINGS))
             continue
         tree = _tree(name, data["base"], data["protocols"][name], task=task, eps=eps, delta=delta)
         chosen.append(Contender(protocol=name, config=parse(tree, overrides)))
@@ -75,7 +71,7 @@ def _tree(
 ) -> dict[str, Any]:
     """A config as plain data: the line-up's base, the protocol's own settings, clip and step tuned near this eps."""
     _, clip, step = min(how["tuned"], key=lambda line: abs(math.log(line[0] / eps)))
-    private = name != "fedavg"
+    private = build(name, how.get("settings", {})).noise_field is not None
     return {
         "diagnostics": False,
         "task": {**base["task"], "name": task},

@@ -46,7 +46,7 @@ from dovetail.engine.devices import AXIS, chunk_bytes, make_mesh, on_every_devic
 from dovetail.events import Disjoint, Poisson
 from dovetail.learners.client import ClientUpdate
 from dovetail.learners.server import Server
-from dovetail.protocols import Cohort, Protocol
+from dovetail.protocols import Cohort, Protocol, fast_path
 from dovetail.randomness import Randomness
 from dovetail.shufflers import shuffle
 
@@ -153,18 +153,19 @@ class Engine:
         self._randomness = randomness
         first, self._unravel = first_parameters(model, randomness.seed)
         self.first, self.dim = np.asarray(first), len(first)
-        self._layout = protocol.layout(self.dim)
+        self._layout, self._fast = protocol.layout(self.dim), fast_path(protocol, self.dim)
         records = clients.index.shape[1]
-        way = best_way(model, protocol, update, dim=self.dim, records=records, diagnostics=diagnostics)
+        way = best_way(model, self._fast, protocol.init(self.dim), update, records=records, diagnostics=diagnostics)
         self._clients = ClientWork(
             model=model,
             unravel=self._unravel,
             protocol=protocol,
+            fast=self._fast,
             update=update,
             way=way if performance.fast else "general",
             diagnostics=diagnostics,
         )
-        self._faithful = self._layout.shufflers > 0 and not (performance.fast and protocol.summable)
+        self._faithful = self._layout.shufflers > 0 and not (performance.fast and self._fast.summable)
         self.mesh = make_mesh(performance.devices)
         self._chunk = performance.chunk or self._default_chunk(records * math.prod(dataset.inputs.shape[1:]))
         self._data = tuple(
@@ -316,9 +317,9 @@ class Engine:
         total, raw = jax.lax.psum(jax.lax.fori_loop(0, used, add_chunk, zero), AXIS)
         key_tally = jax.random.fold_in(keys.noise, TALLY)
         if not self._clients.sums_updates:
-            return self._protocol.finish(total, key=key_tally), raw
+            return self._fast.finish(total, key=key_tally), raw
         update, count = total
-        return self._protocol.tally_of_sum(update.ravel(), count, key=key_tally), raw
+        return self._fast.tally_of_sum(update.ravel(), count, key=key_tally), raw
 
     def _norms_of_device(
         self, params: jax.Array, state: Any, data: Data, work: Work, used: jax.Array, *, keys: Keys

@@ -12,28 +12,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail import _validate, accounting, protocols
-from dovetail.claims import CLAIMS, flame
 from dovetail.events import (
     DataIndependent,
     Disjoint,
     Everyone,
     FixedSize,
-    Mechanism,
     NonPrivate,
-    PaddedTopk,
     Participation,
     Poisson,
     Round,
-    SampledSubject,
 )
 from dovetail.guarantee.record import Record
 from dovetail.guarantee.units import Spread, Viewed
+from dovetail.protocols._claimed import FROM_DATA
 from dovetail.statements import NotApplicable, Scope, Statement, Trust, Unit, Verdict
 
 __all__ = ["Quote", "Terms", "calibrate", "claimed", "from_data", "quote", "recorded", "settled", "verdict"]
 
 _TRUTH = 50.0  # a report with a larger eps_local lies less often than a computer errs
-_FROM_DATA = "the paper's Z is read off the data, and this claim tells it: a diagnostic, covered by no statement"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,11 +145,10 @@ def _own_reports(protocol: protocols.Protocol, cohort: protocols.Cohort, dim: in
 
 
 def _slots(protocol: protocols.Protocol, cohort: protocols.Cohort, dim: int) -> DataIndependent | NonPrivate:
-    """What the shuffler sees, with what FLAME says of it, where indices tell."""
-    seen, reports = protocol.slots_seen(dim), protocol.own_reports(cohort, dim)
-    if isinstance(seen, NonPrivate) and isinstance(reports, PaddedTopk):
-        return NonPrivate(reason=f"{seen.reason}; {_index_privacy(reports)}")
-    return seen
+    """What the shuffler sees, with what the protocol's paper says of it, where slots tell."""
+    seen = protocol.slots_seen(dim)
+    said = protocol.claimed_of_slots(cohort, dim) if isinstance(protocol, protocols.Claimed) else None
+    return seen if said is None else dataclasses.replace(seen, reason=f"{seen.reason}; {said}")
 
 
 def verdict(protocol: protocols.Protocol, *, reproducible: bool = False) -> Verdict:
@@ -165,57 +160,16 @@ def verdict(protocol: protocols.Protocol, *, reproducible: bool = False) -> Verd
 
 def from_data(claim: Statement | None) -> bool:
     """Whether a claim tells of the data, and so is a diagnostic."""
-    return claim is not None and _FROM_DATA in claim.assumptions
+    return claim is not None and FROM_DATA in claim.assumptions
 
 
 def claimed(
     protocol: protocols.Protocol, cohorts: Sequence[protocols.Cohort], dim: int, scope: Scope, *, delta: float
 ) -> Statement | None:
     """What the protocol's paper claims for these rounds; None where it says nothing."""
-    if not cohorts:
+    if not isinstance(protocol, protocols.Claimed):
         return None
-    if protocol.claimed_for == "training":
-        return _claimed_for_training(protocol, cohorts, dim, scope, delta)
-    return _claimed_for_round(protocol.name, protocol.published_event(cohorts[0], dim), scope, delta)
-
-
-def _claimed_for_round(
-    name: str, about: tuple[Mechanism, Mapping[str, Any]] | None, scope: Scope, delta: float
-) -> Statement | None:
-    """What the protocol's paper claims for one round of it, which is also one epoch of disjoint batches."""
-    if name not in CLAIMS or about is None:
-        return None
-    event, extra = about
-    try:
-        return CLAIMS[name](event, delta=delta, **extra).statement(scope, span="one round")
-    except NotApplicable:
-        return None
-
-
-def _claimed_for_training(
-    protocol: protocols.Protocol, cohorts: Sequence[protocols.Cohort], dim: int, scope: Scope, delta: float
-) -> Statement | None:
-    """What the protocol's paper claims for all rounds together."""
-    abouts = [protocol.published_event(cohort, dim) for cohort in cohorts]
-    if protocol.name not in CLAIMS or not abouts or any(about is None for about in abouts):
-        return None
-    released, extra = [], {}
-    for about, cohort in zip(abouts, cohorts, strict=True):
-        event, extra = about  # type: ignore[misc]
-        sampling = getattr(protocol, "published_sampling", cohort.participation)
-        released += [Round(mechanism=event, participation=sampling)] * max(1, protocol.private_steps)
-    mine = dataclasses.replace(scope, neighbors=getattr(released[0].mechanism, "neighbors", scope.neighbors))
-    if released[0].mechanism.__class__ is SampledSubject:
-        mine = dataclasses.replace(mine, unit=Unit.SUBJECT)  # its theorems are about groups of a subject's items
-    if getattr(protocol, "group_in_batch", None) is not None:
-        mine = dataclasses.replace(mine, assumptions=(*mine.assumptions, _FROM_DATA))
-    try:
-        claim = CLAIMS[protocol.name](released, delta=delta, **extra)
-    except NotApplicable:
-        return None
-    asked = getattr(protocol, "claimed_eps", None)  # the recipe set the noise batch by batch to meet just this
-    claim = claim if asked is None else dataclasses.replace(claim, eps=asked)
-    return claim.statement(mine, span=f"{len(cohorts)} rounds")
+    return protocol.claimed(cohorts, dim, scope, delta=delta)
 
 
 def calibrate(name: str, plan: Terms, *, eps: float, parameter: str | None = None) -> tuple[str, float | int, Quote]:
@@ -267,12 +221,3 @@ def _noise_parameter(name: str, plan: Terms) -> str:
     if field is None:
         raise ValueError(f"expected a protocol with noise to calibrate, got {name!r}")
     return field
-
-
-def _index_privacy(event: PaddedTopk) -> str:
-    """FLAME's measure of what indices tell."""
-    try:
-        nu = flame.theorem5(num_users=event.num_users, pad_to=event.pad_to, beta=event.top / event.coordinates)
-    except NotApplicable as refusal:
-        return f"FLAME Thm. 5: {refusal}"
-    return f"FLAME Thm. 5 allows {nu.quantity} and nu {nu.value:.4g} at the best. {nu.reason}"

@@ -16,6 +16,7 @@ from dovetail.figures import Figure, Line
 from dovetail.files import write_atomically
 from dovetail.pages import _proof, _words
 from dovetail.pages._page import at_least, at_most, badge, details, escape, figures, number, page, section, tiles
+from dovetail.protocols import PROTOCOLS
 from dovetail.statements import Statement, Verdict
 
 __all__ = ["write"]
@@ -196,7 +197,8 @@ def _references(summary: dict[str, Any]) -> str:
     """What ran, as a list to read and as BibTeX to copy."""
     keys = ("certified", "claimed", "local", "shuffler")
     statements = [Statement.from_json(summary[key]) for key in keys if summary.get(key) is not None]
-    cited = references.of(statements, summary["protocol"]["name"])
+    protocol = PROTOCOLS.get(summary["protocol"]["name"])
+    cited = references.of(statements, protocol.references if protocol else ())
     items = "".join(f"<li>{_cited(entry)}</li>" for entry in cited)
     return f"<ul>{items}</ul>" + details("BibTeX", f"<pre>{escape(references.bibtex(cited))}</pre>")
 
