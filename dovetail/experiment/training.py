@@ -25,6 +25,7 @@ from dovetail.data import Task
 from dovetail.engine import Diagnostics, Training
 from dovetail.engine.devices import to_host
 from dovetail.experiment.config import parse, presets, read, to_toml
+from dovetail.experiment.due import rounds_due
 from dovetail.experiment.fingerprint import difference, fingerprint
 from dovetail.experiment.folder import RunFolder, Saved
 from dovetail.experiment.preparation import Plan, prepare
@@ -171,13 +172,9 @@ class _Run:
     def train(self, *, checkpoint_every: int, evaluate_every: int | None, observe: Callable[[Progress], None]) -> None:
         """Run the rounds that are left and fit the budget."""
         plan, every = self.plan, evaluate_every or max(1, len(self.plan.rounds) // 20)
-        affordable = plan.affordable()
         if self.progress.round == 0:
             self.save()
-        for index in range(self.progress.round, self.progress.rounds):
-            if index >= affordable and not plan.fits([*self.released, index]):
-                break
-            users = plan.schedule.draw(index)
+        for index, users in rounds_due(plan, self.released, start=self.progress.round):
             if len(users) >= plan.schedule.min_size:
                 self.step(index, users)
             self.progress = dataclasses.replace(self.progress, round=index + 1)
@@ -305,5 +302,4 @@ def _diagnosed(diagnostics: Diagnostics) -> dict[str, float]:
 
 def _described(protocol: protocols.Protocol) -> dict[str, Any]:
     settings = dataclasses.asdict(protocol)  # type: ignore[call-overload]
-    settings.pop("group_in_batch", None)  # read off the data
-    return {"name": protocol.name, **settings}
+    return {"name": protocol.name, **{key: settings[key] for key in settings if key not in protocol.read_off_data}}
