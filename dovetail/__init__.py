@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from dovetail._version import __version__
 
 if TYPE_CHECKING:
-    from dovetail.experiment.training import Result, train
+    from dovetail import events
+    from dovetail.data import Dataset, Model, Task
+    from dovetail.experiment import Result, train
+    from dovetail.protocols import Protocol
+    from dovetail.statements import Statement
 
-__all__ = ["Result", "__version__", "train"]
+# [public]
+__all__ = ["Dataset", "Model", "Protocol", "Result", "Statement", "Task", "__version__", "events", "train"]
+# [end]
+
+_HOMES = {
+    "Dataset": "dovetail.data",
+    "Model": "dovetail.data",
+    "Protocol": "dovetail.protocols",
+    "Result": "dovetail.experiment",
+    "Statement": "dovetail.statements",
+    "Task": "dovetail.data",
+    "train": "dovetail.experiment",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """`train` and `Result` on first use, so that importing a submodule does not load the whole library."""
-    if name in ("train", "Result"):
-        from dovetail import experiment
-
-        return getattr(experiment, name)
+    """Public names on first use, so that importing a submodule does not load the whole library."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name == "events":
+        return importlib.import_module("dovetail.events")
     raise AttributeError(f"module 'dovetail' has no attribute {name!r}")

@@ -18,7 +18,7 @@ from importlib import resources
 from dovetail import _validate
 from dovetail.statements import Statement
 
-__all__ = ["ENTRIES", "PROTOCOLS", "Entry", "bibtex", "entry", "of", "parse", "sources"]
+__all__ = ["ENTRIES", "Entry", "bibtex", "entry", "of", "parse", "sources"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,26 +121,6 @@ _SOURCES: dict[str, tuple[str, ...]] = {
     "dovetail.personalized-clones-renyi": ("Dovetail", "FMT23", "CKS20"),
 }
 
-PROTOCOLS: dict[str, tuple[str, ...]] = {
-    "fedavg": ("MMRHA17",),
-    "dp_fl": ("GKN17", "MRTZ18"),
-    "ldp_fl": ("FLAME", "Survey"),
-    "central_sub": ("SubDP",),
-    "local_sub": ("SubDP",),
-    "ss_simple": ("FLAME",),
-    "ss_double": ("FLAME",),
-    "ss_topk": ("FLAME",),
-    "privunit": ("BDFKR18", "AFT22"),
-    "split_and_mix": ("BBGN20", "AKL21"),
-    "apes": ("APES",),
-    "s_apes": ("APES",),
-    "unis": ("APES",),
-    "pldp": ("APES",),
-    "ldp_min": ("APES",),
-    "binary_sum": ("CSUZZ19", "BBGN19"),
-    "real_sum": ("BBGN19", "BBGN20", "CSUZZ19"),
-}
-
 
 def entry(key: str) -> Entry:
     """The entry of this key; unknown keys get the nearest known one as a hint."""
@@ -161,12 +141,12 @@ def _cited(part: str) -> tuple[str, ...]:
     return _SOURCES.get(part) or _SOURCES.get(prefix, (prefix,))
 
 
-def of(statements: Iterable[Statement | None], protocol: str | None = None) -> list[Entry]:
-    """Everything that a run rests on, each once: the protocol's papers, the theorems of its proof trees, Dovetail.
+def of(statements: Iterable[Statement | None], papers: Iterable[str] = ()) -> list[Entry]:
+    """Everything that a run rests on, each once: its protocol's papers, the theorems of its proof trees, Dovetail.
 
     A theorem that somebody else's code made, with a key that is not known here, is left out.
     """
-    found = [entry(key) for key in PROTOCOLS.get(protocol or "", ())]
+    found = [entry(key) for key in papers]
     for statement in statements:
         for theorem_key in _theorems(statement) if statement is not None else ():
             with contextlib.suppress(ValueError):

@@ -13,8 +13,7 @@ import signal
 import pytest
 from typer.testing import CliRunner
 
-from dovetail import audit
-from dovetail.audit import cases, findings
+from dovetail.audit import findings
 from dovetail.cli import app
 from dovetail.guarantee import quotes
 from dovetail.protocols import PROTOCOLS
@@ -26,7 +25,6 @@ DELTAS = (1e-300, 1e-100, 1e-20, 1e-12, 1e-6, 0.01, 0.5)
 USERS, FEW_USERS = (1, 2, 3, 10, 1000, 10**5, 10**7, 10**9, 10**12), (2, 3, 10, 300)
 DIMS, ROUNDS = (1, 2, 50, 10**4, 10**6), (1, 1, 2, 100, 10**4, 10**5)
 LONG = 60  # seconds after which a question hangs
-SCALARS = ("binary_sum", "real_sum")  # protocols for one number a user
 
 
 class Hangs(Exception):  # noqa: N818
@@ -49,8 +47,8 @@ def in_time(seconds=LONG):
 
 def drawn(name, rng):
     """Parameters of one question, each at an extreme or in the middle."""
-    dim = 1 if name in SCALARS else rng.choice(DIMS)
-    settings = dict(cases.settings(name, dim))
+    dim = PROTOCOLS[name].only_dim or rng.choice(DIMS)
+    settings = PROTOCOLS[name].example(dim, {})
     users, delta, rounds = rng.choice(USERS), rng.choice(DELTAS), rng.choice(ROUNDS)
     if "eps_local" in settings:
         settings["eps_local"] = rng.choice(EPS_LOCAL)
@@ -91,15 +89,7 @@ def _constant(text):
 
 def attacked(name, question):
     """An exact lower bound on the eps of the same rounds, where the attack reaches."""
-    plan = audit.plan_for(
-        name,
-        question["num_users"],
-        question["dim"],
-        question["delta"],
-        chosen=question["settings"],
-        rounds=question["rounds"],
-        fill=False,
-    )
+    plan = quotes.Terms(**question)
     protocol, cohort = quotes.settled(name, plan)
     view = protocol.view(cohort, plan.dim, neighbors=protocol.relation)
     with contextlib.suppress(ArithmeticError):

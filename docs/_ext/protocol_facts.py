@@ -23,7 +23,6 @@ from dovetail.experiment.config import Config, parse
 from dovetail.guarantee import quotes
 from dovetail.numbers import at_most
 from dovetail.protocols import PROTOCOLS
-from dovetail.protocols.sums._sums import ReportedSum
 from dovetail.statements import NotApplicable, Statement
 
 __all__ = ["DELTA", "USERS", "config_of", "markdown", "plan_of", "setup"]
@@ -47,7 +46,7 @@ def plan_of(toml: str) -> tuple[str, quotes.Terms]:
     """The protocol of a page's config at the reference size."""
     settings = dict(config_of(toml).protocol)
     name = settings.pop("name")
-    dim = 1 if issubclass(PROTOCOLS[name], ReportedSum) else DIM
+    dim = PROTOCOLS[name].only_dim or DIM
     return name, quotes.Terms(num_users=USERS, dim=dim, delta=DELTA, settings=settings)
 
 

@@ -2,7 +2,7 @@
 
 Paper-sized cases are attacked exactly. Small ones run the code: few users, few coordinates, and a delta that some ten
 thousand trials can resolve, so that the certified eps is within reach of counting. Settings that a caller leaves open
-are filled in by `settings`, for any number of users and coordinates.
+are the protocol's own example, for any number of users and coordinates.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from typing import Any
 from dovetail.audit.runs.scores import View
 from dovetail.events import Everyone, FixedSize
 from dovetail.guarantee import quotes
-from dovetail.protocols import find
+from dovetail.protocols import filled
 
-__all__ = ["CASES", "INDICES", "Case", "plan_for", "settings"]
+__all__ = ["CASES", "INDICES", "Case", "plan_for"]
 
 _FLAME_USERS, _FLAME_DIM, _FLAME_DELTA = 1000, 7850, 5e-6
-_FLAME_LOCAL = 78.5  # eps_l, the budget of all reports of a client
 _SMALL_DELTA = 0.01
 
 
@@ -56,14 +55,11 @@ def plan_for(
     colluders: int = 0,
     rounds: int = 1,
     population: int | None = None,
-    fill: bool = True,
 ) -> quotes.Terms:
-    """A plan with the settings that were chosen and, unless `fill` is off, with `settings` for those that were not.
+    """A plan with the settings that were chosen, and the protocol's example for those that were not.
 
     With a `population` a round draws its users from so many, in secret.
     """
-    defaults = settings(name, dim) if fill else {}
-    filled = {key: value for key, value in defaults.items() if not _excluded(name, key, chosen)}
     return quotes.Terms(
         num_users=num_users,
         dim=dim,
@@ -71,40 +67,8 @@ def plan_for(
         rounds=rounds,
         colluders=colluders,
         participation=Everyone() if population is None else FixedSize(size=num_users, population=population),
-        settings={**filled, **chosen},
+        settings=filled(name, dim, chosen),
     )
-
-
-def settings(name: str, dim: int) -> dict[str, Any]:
-    """The noise, and what a protocol cannot do without, as the papers set them where they do."""
-    find(name)
-    few = max(1, dim // 50)
-    known: dict[str, dict[str, Any]] = {
-        "ss_simple": {"eps_local": min(1.0, _FLAME_LOCAL / dim)},
-        "ss_double": {"eps_local": 0.5, "beta": 0.02 if dim >= 50 else 0.5},
-        "ss_topk": {"eps_local": 0.5, "k": few},
-        "privunit": {"eps_local": 2.0},
-        "split_and_mix": {"noise_multiplier": 2.0},
-        "apes": {"budgets": "uniform2"},
-        "s_apes": {"budgets": "uniform2", "keep": 0.2 if dim >= 5 else 1.0},
-        "unis": {"budgets": "uniform2"},
-        "pldp": {"budgets": "uniform2"},
-        "ldp_min": {"budgets": "uniform2"},
-        "binary_sum": {"eps_local": 1.0},
-        "real_sum": {"eps_local": 1.0},
-        "dp_fl": {"noise_multiplier": 1.0},
-        "ldp_fl": {"noise_multiplier": 1.0, "clip_norm": 1.0},
-        "central_sub": {"noise_multiplier": 1.0, "items_per_subject": 3, "batch": 5.0, "sampling_rate": 0.5},
-        "local_sub": {"noise_multiplier": 1.0, "items_per_subject": 3, "batch": 5.0, "sampling_rate": 0.5},
-    }
-    return known.get(name, {})
-
-
-def _excluded(name: str, key: str, chosen: Mapping[str, Any]) -> bool:
-    """Whether what was chosen leaves no room for this default."""
-    if name == "ldp_fl":
-        return chosen.get("randomizer") == "laplace"
-    return name == "real_sum" and key == "eps_local" and chosen.get("method") == "split"
 
 
 def _flame(protocol: str, label: str, **chosen: Any) -> Case:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dovetail import _validate
-from dovetail.audit import attacks, exact, local, runs
+from dovetail.audit import attacks, exact, runs
 from dovetail.audit.bounds import ExactAttack, LowerBound, best, disjoint
 from dovetail.audit.runs.games import Game, pairs
 from dovetail.audit.runs.scores import VIEWS, View
@@ -155,13 +155,12 @@ def _exact_attacks(protocol: Protocol, cohort: Cohort, plan: quotes.Terms, view:
         return ()
     if view == "colluding":
         with contextlib.suppress(NotApplicable):
-            return tuple(local.exact_attacks(protocol, cohort, plan.dim)) if plan.rounds == 1 else ()
+            return tuple(attacks.on_own_reports(protocol, cohort, plan.dim)) if plan.rounds == 1 else ()
         return ()
-    stronger = attacks.STRONGER.get(protocol.name)
     found: list[ExactAttack] = []
-    if stronger is not None and plan.rounds == 1:
+    if plan.rounds == 1:
         with contextlib.suppress(NotApplicable):
-            found = stronger(protocol, cohort, plan.dim)
+            found = attacks.stronger(protocol, cohort, plan.dim)
     if not protocol.private_steps and protocol.noise_std(cohort.size, plan.dim) == 0:
         found = [*found, disjoint("the released estimate, which has no noise")]
     item = protocol.view(cohort, plan.dim, neighbors=protocol.relation).round

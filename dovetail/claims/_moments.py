@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -10,6 +11,7 @@ import numpy as np
 from scipy.special import gammaln, xlog1py, xlogy
 
 from dovetail import _validate
+from dovetail.accounting.releases import release_of
 from dovetail.events import Disjoint, Everyone, FixedSize, Gaussian, Poisson, Round
 from dovetail.statements import Neighbors, NotApplicable
 
@@ -24,11 +26,10 @@ def total_log_moments(rounds: Sequence[Round]) -> np.ndarray:
         raise ValueError("expected at least one round, got none")
     counts: Counter[tuple[float, float]] = Counter()
     for item in rounds:
-        match item.mechanism:
-            case Gaussian(neighbors=Neighbors.ADD_REMOVE, std=std) if std > 0:
-                counts[_prob(item), 1 / item.mechanism.mu] += 1
-            case _:
-                raise NotApplicable("the moments accountant needs Gaussian noise under add-remove neighbours")
+        shift = release_of(item.mechanism).mu
+        if shift is None or math.isinf(shift) or item.mechanism.neighbors is not Neighbors.ADD_REMOVE:
+            raise NotApplicable("the moments accountant needs Gaussian noise under add-remove neighbours")
+        counts[_prob(item), 1 / shift] += 1
     total = np.zeros(MAX_ORDER)
     for (prob, noise), times in counts.items():
         total = total + times * _log_moments(prob, noise)

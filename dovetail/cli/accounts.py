@@ -101,7 +101,7 @@ def account_protocol(
     from dovetail.guarantee import quotes
 
     with err_console.status("accounting"):
-        quote = quotes.quote(name, _plan(name, n, dim, delta, rounds, population, colluders, set_))
+        quote = quotes.quote(name, _plan(n, dim, delta, rounds, population, colluders, set_))
     if as_json:
         print_json(quote.to_json())
         return
@@ -125,7 +125,7 @@ def calibrate(
     """The parameter that meets a central target, rounded to the safe side."""
     from dovetail.guarantee import quotes
 
-    plan = _plan(name, n, dim, delta, rounds, None, colluders, set_)
+    plan = _plan(n, dim, delta, rounds, None, colluders, set_)
     with err_console.status("calibrating"):
         chosen, value, quote = quotes.calibrate(name, plan, eps=eps, parameter=parameter)
     if as_json:
@@ -139,7 +139,6 @@ def calibrate(
 
 
 def _plan(
-    name: str,
     n: int,
     dim: int,
     delta: float,
@@ -149,12 +148,18 @@ def _plan(
     set_: list[str] | None,
 ) -> Any:
     """The plan that these options describe, with no setting but those that were given."""
-    from dovetail import audit
+    from dovetail.events import Everyone, FixedSize
     from dovetail.experiment import config
+    from dovetail.guarantee import quotes
 
-    chosen = dict(config.parse_override(text) for text in set_ or [])
-    return audit.plan_for(
-        name, n, dim, delta, chosen=chosen, colluders=colluders, rounds=rounds, population=population, fill=False
+    return quotes.Terms(
+        num_users=n,
+        dim=dim,
+        delta=delta,
+        rounds=rounds,
+        colluders=colluders,
+        participation=Everyone() if population is None else FixedSize(size=n, population=population),
+        settings=dict(config.parse_override(text) for text in set_ or []),
     )
 
 

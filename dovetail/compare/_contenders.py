@@ -12,13 +12,11 @@ from typing import Any
 from dovetail import _validate
 from dovetail.data import resolve
 from dovetail.experiment.config import Config, parse
-from dovetail.protocols import BUNDLED, PROTOCOLS, find
+from dovetail.protocols import BUNDLED, PROTOCOLS, build, find
 
 __all__ = ["Contender", "line_up", "models"]
 
-_NO_MODEL = "it adds up numbers and trains no model: see `dovetail reproduce survey`"
-_SUBJECTS = "it protects people whose records lie at several users: see `dovetail reproduce subdp`"
-_APART = {"binary_sum": _NO_MODEL, "real_sum": _NO_MODEL, "central_sub": _SUBJECTS, "local_sub": _SUBJECTS}
+_NO_SETTINGS = "this model's line-up has no settings for it"
 
 
 _BY_DEFAULTS = {"tuned": [(1.0, 0.0, 1.0)]}  # of a protocol from outside: its own defaults, and a step of 1
@@ -68,9 +66,7 @@ def line_up(
             chosen.append(Contender(protocol=name, config=parse(tree, overrides)))
             continue
         if name not in data["protocols"]:
-            chosen.append(
-                Contender(protocol=name, reason=_APART.get(name, "this model's line-up has no settings for it"))
-            )
+            chosen.append(Contender(protocol=name, reason=PROTOCOLS[name].uncompared or _NO_SETTINGS))
             continue
         tree = _tree(name, data["base"], data["protocols"][name], task=task, eps=eps, delta=delta)
         chosen.append(Contender(protocol=name, config=parse(tree, overrides)))
@@ -82,7 +78,7 @@ def _tree(
 ) -> dict[str, Any]:
     """A config as plain data: the line-up's base, the protocol's own settings, clip and step tuned near this eps."""
     _, clip, step = min(how["tuned"], key=lambda line: abs(math.log(line[0] / eps)))
-    private = name != "fedavg"
+    private = build(name, how.get("settings", {})).noise_field is not None
     return {
         "diagnostics": False,
         "task": {**base["task"], "name": task},

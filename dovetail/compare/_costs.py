@@ -46,7 +46,7 @@ def costs(protocol: Protocol, size: int, dim: int) -> Costs:
         deployed = protocol.messages(dim)
         messages, plain = deployed.per_client, deployed.size
     except (NotApplicable, ValueError):  # simulated only: a float a report
-        messages = round(layout.reports_per_client * getattr(protocol, "beta", 1.0))
+        messages = round(layout.reports_per_client * protocol.included(dim))
         plain = _FLOAT_BYTES
     received = size * messages if layout.padding is None else layout.padding.pad_to * layout.slots
     return Costs(

@@ -26,7 +26,7 @@ from dovetail.engine import examples, linear
 from dovetail.engine.diagnostics import Seen, seen
 from dovetail.learners.client import ClientUpdate, local_update, private_update, visiting_order
 from dovetail.mechanisms.gaussian import finite_or_zero
-from dovetail.protocols import Protocol
+from dovetail.protocols import Fast, Protocol
 from dovetail.protocols.subjects import record_level
 from dovetail.shufflers import Reports, masked
 
@@ -45,18 +45,15 @@ class Keys(NamedTuple):
     noise: jax.Array
 
 
-def best_way(
-    model: Model, protocol: Protocol, update: ClientUpdate, *, dim: int, records: int, diagnostics: bool
-) -> Way:
-    """The fastest way that serves; `records` is the most that a client has."""
-    state = protocol.init(dim)
+def best_way(model: Model, fast: Fast, state: Any, update: ClientUpdate, *, records: int, diagnostics: bool) -> Way:
+    """The fastest way that serves; `state` is the protocol's first, `records` the most that a client has."""
     if (
         model.constant is not None
         and linear.worthwhile(update, records)
-        and protocol.scaling(jnp.ones(1), state) is not None
+        and fast.scaling(jnp.ones(1), state) is not None
     ):
         return "linear"
-    if not diagnostics and records == 1 and not update.local and protocol.clipped_to(state) is not None:
+    if not diagnostics and records == 1 and not update.local and fast.clipped_to(state) is not None:
         return "clipped"
     return "general"
 
@@ -73,13 +70,14 @@ class ClientWork:
     model: Model
     unravel: Callable[[jax.Array], Any]
     protocol: Protocol
+    fast: Fast
     update: ClientUpdate
     way: Way
     diagnostics: bool
 
     @property
     def sums_updates(self) -> bool:
-        """Whether what is collected is the sum of scaled updates and their number, for `Protocol.tally_of_sum`."""
+        """Whether what is collected is the sum of scaled updates and their number, for `Fast.tally_of_sum`."""
         return self.way != "general"
 
     def logits(self, params: jax.Array, inputs: jax.Array) -> jax.Array:
@@ -96,7 +94,7 @@ class ClientWork:
         ids, _ = part
         updates = self.updates(params, data, part, keys)
         own = _client_keys(ids, keys.noise)
-        collected = self.protocol.collect(updates, ids >= 0, state, keys=own, budgets=self._budgets(ids))
+        collected = self.fast.collect(updates, ids >= 0, state, keys=own, budgets=self._budgets(ids))
         return collected, seen(updates, ids >= 0) if self.diagnostics else None
 
     def reports(self, updates: jax.Array, ids: jax.Array, state: Any, key: jax.Array) -> Reports:
@@ -138,7 +136,7 @@ class ClientWork:
 
         def scaling(of: jax.Array) -> jax.Array:
             norms.append(of)
-            return cast(jax.Array, self.protocol.scaling(of, state)) * (ids >= 0)
+            return cast(jax.Array, self.fast.scaling(of, state)) * (ids >= 0)
 
         def scaled_sum(scaling: linear.Scaling) -> jax.Array:
             return linear.scaled_sum(
@@ -155,7 +153,7 @@ class ClientWork:
     def _clipped(self, params: jax.Array, state: Any, data: Data, part: Work, keys: Keys) -> Any:
         ids, _ = part
         inputs, labels, counts = self._gather(data, ids, keys.order)
-        total = self._clipped_sum(params, inputs[:, 0], labels[:, 0], counts, self.protocol.clipped_to(state))
+        total = self._clipped_sum(params, inputs[:, 0], labels[:, 0], counts, self.fast.clipped_to(state))
         return (-total, jnp.sum(ids >= 0).astype(params.dtype)), None
 
     def _clipped_sum(self, params: jax.Array, inputs: Any, labels: Any, present: Any, clip_norm: Any) -> jax.Array:

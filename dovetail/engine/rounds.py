@@ -36,7 +36,7 @@ from dovetail.engine.shares import Share
 from dovetail.events import Disjoint, Poisson
 from dovetail.learners.client import ClientUpdate
 from dovetail.learners.server import Server
-from dovetail.protocols import Cohort, Protocol
+from dovetail.protocols import Cohort, Protocol, fast_path
 from dovetail.randomness import Randomness
 from dovetail.sampling import Drawn, Items
 from dovetail.shufflers import shuffle
@@ -111,18 +111,19 @@ class Engine:
         self._randomness = randomness
         first, self._unravel = first_parameters(model, randomness.seed)
         self.first, self.dim = np.asarray(first), len(first)
-        self._layout = protocol.layout(self.dim)
+        self._layout, self._fast = protocol.layout(self.dim), fast_path(protocol, self.dim)
         records = clients.index.shape[1]
-        way = best_way(model, protocol, update, dim=self.dim, records=records, diagnostics=diagnostics)
+        way = best_way(model, self._fast, protocol.init(self.dim), update, records=records, diagnostics=diagnostics)
         self._clients = ClientWork(
             model=model,
             unravel=self._unravel,
             protocol=protocol,
+            fast=self._fast,
             update=update,
             way=way if performance.fast else "general",
             diagnostics=diagnostics,
         )
-        self._faithful = self._layout.shufflers > 0 and not (performance.fast and protocol.summable)
+        self._faithful = self._layout.shufflers > 0 and not (performance.fast and self._fast.summable)
         self.mesh = make_mesh(performance.devices)
         self._chunk = performance.chunk or self._default_chunk(records * math.prod(dataset.inputs.shape[1:]))
         self._data = tuple(

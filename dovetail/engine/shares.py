@@ -32,11 +32,11 @@ class Share:
         zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(lambda: chunk(0)))
         add_chunk = lambda i, total: jax.tree.map(jnp.add, total, chunk(i))  # noqa: E731
         total, raw = jax.lax.psum(jax.lax.fori_loop(0, used, add_chunk, zero), AXIS)
-        protocol, key_tally = self.clients.protocol, jax.random.fold_in(keys.noise, TALLY)
+        fast, key_tally = self.clients.fast, jax.random.fold_in(keys.noise, TALLY)
         if not self.clients.sums_updates:
-            return protocol.finish(total, key=key_tally), raw
+            return fast.finish(total, key=key_tally), raw
         update, count = total
-        return protocol.tally_of_sum(update.ravel(), count, key=key_tally), raw
+        return fast.tally_of_sum(update.ravel(), count, key=key_tally), raw
 
     def norms(self, params: jax.Array, state: Any, data: Data, work: Work, used: jax.Array, *, keys: Keys) -> jax.Array:
         """The norm of every update, of shape (chunks, 1, chunk); NaN where nobody is."""

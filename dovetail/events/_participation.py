@@ -1,8 +1,12 @@
-"""Who took part in a round."""
+"""Who took part in a round.
+
+`secret` says whether the sample is hidden from the adversary, `prob_drawn` how probably a user is in it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from dovetail import _validate
 
@@ -13,10 +17,16 @@ __all__ = ["Disjoint", "Everyone", "FixedSize", "Participation", "Poisson"]
 class Everyone:
     """Every user takes part, or nothing is claimed from not taking part."""
 
+    secret: ClassVar[bool] = False
+    prob_drawn: ClassVar[float] = 1.0
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Disjoint:
     """The rounds of one epoch use disjoint batches, fixed without looking at the data."""
+
+    secret: ClassVar[bool] = False
+    prob_drawn: ClassVar[float] = 1.0
 
     epoch: int
 
@@ -24,6 +34,8 @@ class Disjoint:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FixedSize:
     """A uniformly random subset of `size` of `population` users, secret from the adversary."""
+
+    secret: ClassVar[bool] = True
 
     size: int
     population: int
@@ -33,15 +45,27 @@ class FixedSize:
         _validate.at_least(1, size=self.size)
         _validate.at_most(self.population, size=self.size)
 
+    @property
+    def prob_drawn(self) -> float:
+        """The size of the sample over the population."""
+        return self.size / self.population
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Poisson:
     """Every user takes part independently with probability `prob`, secret from the adversary."""
 
+    secret: ClassVar[bool] = True
+
     prob: float
 
     def __post_init__(self) -> None:
         _validate.in_interval(0, 1, prob=self.prob)
+
+    @property
+    def prob_drawn(self) -> float:
+        """`prob`."""
+        return self.prob
 
 
 Participation = Everyone | Disjoint | FixedSize | Poisson

@@ -37,7 +37,9 @@ def fingerprint(
     model = [] if task.model is None else [task.model.init, task.model.apply]
     asked = msgspec.to_builtins(config)
     del asked["performance"]
-    settled = {name: value for name, value in msgspec.to_builtins(protocol).items() if name != "group_in_batch"}
+    settled = {
+        name: value for name, value in msgspec.to_builtins(protocol).items() if name not in protocol.read_off_data
+    }
     data = (dataset.inputs, dataset.labels, dataset.test_inputs, dataset.test_labels)
     subjects = () if dataset.subjects is None else (dataset.subjects,)
     return {

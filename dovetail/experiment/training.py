@@ -25,11 +25,12 @@ from dovetail.data import Task
 from dovetail.engine import Diagnostics, Training
 from dovetail.engine.devices import to_host
 from dovetail.experiment.config import parse, presets, read, to_toml
+from dovetail.experiment.due import rounds_due
 from dovetail.experiment.fingerprint import difference, fingerprint
 from dovetail.experiment.folder import RunFolder, Saved
 from dovetail.experiment.preparation import Plan, prepare
 from dovetail.guarantee import Quote, Record
-from dovetail.guarantee.claimed import from_data
+from dovetail.protocols._claimed import FROM_DATA
 from dovetail.statements import Bound, Statement, Unit
 
 __all__ = ["Finished", "Progress", "Result", "prepare", "run", "train"]
@@ -171,13 +172,9 @@ class _Run:
     def train(self, *, checkpoint_every: int, evaluate_every: int | None, observe: Callable[[Progress], None]) -> None:
         """Run the rounds that are left and fit the budget."""
         plan, every = self.plan, evaluate_every or max(1, len(self.plan.rounds) // 20)
-        affordable = plan.affordable()
         if self.progress.round == 0:
             self.save()
-        for index in range(self.progress.round, self.progress.rounds):
-            if index >= affordable and not plan.fits([*self.released, index]):
-                break
-            users = plan.schedule.draw(index)
+        for index, users in rounds_due(plan, self.released, start=self.progress.round):
             if len(users) >= plan.schedule.min_size:
                 self.step(index, users)
             self.progress = dataclasses.replace(self.progress, round=index + 1)
@@ -223,7 +220,7 @@ class _Run:
         result = _result(plan, self.training, self.released, self.seconds, out)
         if self.folder:
             stated = {**result.to_json(), "protocol": _described(plan.protocol)}
-            if from_data(result.quote.claimed):
+            if result.quote.claimed is not None and FROM_DATA in result.quote.claimed.assumptions:
                 self.folder.diagnose({"claimed": stated["claimed"]})
                 stated["claimed"] = None
             self.folder.finish(stated, self.record, result.parameters)
@@ -305,5 +302,4 @@ def _diagnosed(diagnostics: Diagnostics) -> dict[str, float]:
 
 def _described(protocol: protocols.Protocol) -> dict[str, Any]:
     settings = dataclasses.asdict(protocol)  # type: ignore[call-overload]
-    settings.pop("group_in_batch", None)  # read off the data
-    return {"name": protocol.name, **settings}
+    return {"name": protocol.name, **{key: settings[key] for key in settings if key not in protocol.read_off_data}}

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dovetail import accounting, protocols
 from dovetail.events import DataIndependent, Disjoint, Everyone, NonPrivate, Round
 from dovetail.guarantee import units
-from dovetail.guarantee.claimed import claimed, index_privacy
 from dovetail.guarantee.record import Quote, Record
 from dovetail.guarantee.units import Spread, Viewed
 from dovetail.protocols import Cohort, Protocol
@@ -94,7 +93,9 @@ class Guarantee:
     def quote(self, cohorts: Sequence[Cohort] | None = None) -> Quote:
         """What is certified, beside what the paper claims, what the shuffler learns, and what is left without trust."""
         cohorts = self.cohorts if cohorts is None else cohorts
-        claim = claimed(self.settled, cohorts, self.dim, self.scope, delta=self.delta)
+        settled, claim = self.settled, None
+        if isinstance(settled, protocols.Claimed):
+            claim = settled.claimed(cohorts, self.dim, self.scope, delta=self.delta)
         return Quote.of(self.protocol.name, self.record(cohorts), claim)
 
     def bound(self, cohorts: Sequence[Cohort] | None = None) -> Bound:
@@ -160,8 +161,11 @@ class Guarantee:
         return Round(mechanism=self.settled.own_reports(cohort, self.dim), participation=batches)
 
     def _slots(self, cohort: Cohort) -> DataIndependent | NonPrivate:
-        """What the shuffler sees, with what FLAME says of it, where indices tell."""
-        return index_privacy(self.settled.slots_seen(self.dim), self.settled.own_reports(cohort, self.dim))
+        """What the shuffler sees, with what the protocol's paper says of it, where slots tell."""
+        settled = self.settled
+        seen = settled.slots_seen(self.dim)
+        said = settled.claimed_of_slots(cohort, self.dim) if isinstance(settled, protocols.Claimed) else None
+        return seen if said is None else dataclasses.replace(seen, reason=f"{seen.reason}; {said}")
 
 
 def verdict(protocol: Protocol, *, reproducible: bool = False) -> Verdict:

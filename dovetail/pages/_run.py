@@ -16,6 +16,7 @@ from dovetail.figures import Figure, Line
 from dovetail.pages import _page, _words
 from dovetail.pages._numbers import at_least, at_most, number
 from dovetail.pages._proof import shown
+from dovetail.protocols import PROTOCOLS
 from dovetail.statements import Statement, Verdict
 
 __all__ = ["write"]
@@ -176,6 +177,7 @@ def _diagnostics(lines: list[dict[str, Any]]) -> list[Figure]:
 
 def _references(statements: Iterable[Statement | None], protocol: str) -> dict[str, Any]:
     """What ran, as a list to read and as BibTeX to copy."""
-    entries = references.of(statements, protocol)
+    protocol_class = PROTOCOLS.get(protocol)
+    entries = references.of(statements, protocol_class.references if protocol_class else ())
     cited = [{"text": str(entry).replace("{", "").replace("}", ""), "arxiv": entry.arxiv} for entry in entries]
     return {"cited": cited, "bibtex": references.bibtex(entries)}

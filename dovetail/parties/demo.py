@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dovetail import _validate
 from dovetail.events import Everyone
 from dovetail.experiment.config import Config, parse, parse_override
 from dovetail.parties.federation import federation
 from dovetail.parties.fleet import Fleet
-from dovetail.protocols import Cohort, build
+from dovetail.protocols import Cohort, build, find
 from dovetail.statements import NotApplicable
 
 __all__ = ["SETTINGS", "demo_config", "transcript"]
@@ -27,14 +26,14 @@ _FEW_SHARES = 6
 
 def demo_config(protocol: str, *, clients: int, overrides: Sequence[str] = ()) -> Config:
     """Logistic regression on the bundled digits, dealt to the users at random."""
-    _validate.known("protocol of the demonstration", protocol, SETTINGS)
+    find(protocol)
     tree = {
         "diagnostics": False,
         "task": {"name": "digits", "model": "logistic", "partition": "iid", "users": clients},
         "cohort": {"kind": "everyone"},
         "client": {"update": "fedavg", "epochs": 5, "batch": 10, "learning_rate": 1.0},
         "server": {"optimizer": "sgd", "learning_rate": _STEP.get(protocol, 1.0)},
-        "protocol": {"name": protocol, **SETTINGS[protocol]},
+        "protocol": {"name": protocol, **SETTINGS.get(protocol, {})},
         "privacy": {"delta": 1e-5},
     }
     config = parse(tree, [parse_override(text) for text in overrides])

@@ -25,7 +25,7 @@ from dovetail.parties.common.certificates import make_authority, make_certificat
 from dovetail.parties.common.keys import KeyPair, KeyRing, PublicKey
 from dovetail.parties.common.links import AnalyzerLink, ShufflerLink, Unreachable
 from dovetail.parties.common.policy import Policy
-from dovetail.parties.common.task import SignedTask, TrainingTask, sign, verify
+from dovetail.parties.common.task import SignedTask, TrainingTask, calibrated, sign, verify
 from dovetail.parties.federation import federation
 
 __all__ = ["Deployment", "Fleet", "lay_out", "lenient_policy", "set_up"]
@@ -72,19 +72,18 @@ def set_up(
 ) -> Deployment:
     """The fleet of a config, in a new folder: every user with its key and policy; a round needs all of them."""
     _refuse_full(folder)
-    settings = config.protocol_settings
-    fields = {
-        "name": config.task.name,
+    terms = {
         "protocol": config.protocol["name"],
-        "settings": settings,
         "dim": federation(config).dim,
         "rounds": rounds,
         "min_clients": clients,
         "max_clients": clients,
-        "round_seconds": round_seconds,
+        "colluders": config.cohort.colluders,
         "eps": config.privacy.eps,
         "delta": config.privacy.delta,
     }
+    settings = calibrated(settings=config.protocol_settings, **terms)
+    fields = {"name": config.task.name, "settings": settings, "round_seconds": round_seconds, **terms}
     pairs = [KeyPair.generate("sign") for _ in range(clients)]
     count = shufflers or int(settings.get("shufflers", 1))
     deployment = lay_out(folder, fields, shufflers=count, enrolled=[pair.public for pair in pairs])

@@ -14,7 +14,9 @@ from typing import Any, TypeGuard
 
 from dovetail import _imports, _validate
 from dovetail.protocols._base import Cohort, Protocol
-from dovetail.protocols._messages import Messages, Sent
+from dovetail.protocols._claimed import Claimed
+from dovetail.protocols._fast import Fast, fast_path
+from dovetail.protocols._messages import Levels, Messages, Positions, Sent
 from dovetail.protocols._scopes import curator_scope, local_scope, shuffle_scope
 from dovetail.protocols.curator.dp_fl import DpFl
 from dovetail.protocols.curator.fedavg import FedAvg
@@ -35,12 +37,18 @@ from dovetail.protocols.sums.split_and_mix import SplitAndMixProtocol
 __all__ = [
     "BUNDLED",
     "PROTOCOLS",
+    "Claimed",
     "Cohort",
+    "Fast",
+    "Levels",
     "Messages",
+    "Positions",
     "Protocol",
     "Sent",
     "build",
     "curator_scope",
+    "fast_path",
+    "filled",
     "find",
     "local_scope",
     "shuffle_scope",
@@ -76,6 +84,11 @@ def _is_protocol(found: object) -> TypeGuard[type[Protocol]]:
 
 def _fields(name: str) -> dict[str, dataclasses.Field[Any]]:
     return {field.name: field for field in dataclasses.fields(find(name))}  # type: ignore[arg-type]
+
+
+def filled(name: str, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """What was chosen, and the protocol's example for settings that were not."""
+    return {**find(name).example(dim, chosen), **chosen}
 
 
 def build(name: str, parameters: Mapping[str, Any]) -> Protocol:

@@ -1,23 +1,25 @@
-"""The protocol interface: one parameter object, one method a party.
+"""The protocol interface: one parameter object, one method per role.
 
-A round runs `randomize` at every client, hands the reports to the shuffler (or straight on, where there is none),
-`tally` and `estimate` at the analyzer. `view` says in privacy terms what that round was. The simulation and the
-deployed parties call these same methods; only who calls changes.
+A client randomizes its update, a shuffler (where there is one) permutes the reports, the analyzer tallies and
+estimates. `view` says in privacy terms what that round was. Who calls what:
 
-The simulation's fast path adds up without messages: `collect` for some clients at a time, `finish` once a round. Both
-have defaults that follow the messages; a protocol that overrides them says whether it gives the same tally from the
-same keys, or one of the same law.
+- the simulation runs `randomize` for all clients at once, on float32 arrays, then `tally` and `estimate`, in one
+  compiled program; a protocol that is `Fast` also lets it add up without messages;
+- a deployed client draws from `messages` instead, which are exact and made of integers; the deployed analyzer reads
+  them back and calls the same `tally` and `estimate`;
+- accounting, quotes and audits ask `view`, `own_reports` and `slots_seen`; what its paper says is in `Claimed`.
 
 A protocol is a frozen dataclass of Python numbers: hashable, static under jit. `settle` fills in what follows from the
 cohort and the dimension. Whatever changes from round to round is its public state, a pytree; `prepare` brings it up to
-date before a round.
+date before a round. What is known of a protocol as such (its references, settings that make sense, why it is not
+deployed) is a fact of its class.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import jax
@@ -26,9 +28,8 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.events import DataIndependent, Everyone, FixedSize, Mechanism, NonPrivate, Participation, Poisson, View
-from dovetail.mechanisms.gaussian import clip_factor
 from dovetail.protocols._messages import Messages
-from dovetail.shufflers import Layout, Reports, ShuffledReports, deliver, masked
+from dovetail.shufflers import Layout, Reports, ShuffledReports
 from dovetail.statements import Neighbors, NotApplicable, Unit
 
 __all__ = ["CLIP_NORM", "CLIP_VALUE", "Cohort", "Protocol"]
@@ -62,7 +63,7 @@ class Cohort:
 
     def refuse_minimum(self) -> None:
         """Refuse a minimum where the sample is secret: a withheld round would tell of who was drawn."""
-        if isinstance(self.participation, Poisson | FixedSize) and self.min_size > 0:
+        if self.participation.secret and self.min_size > 0:
             raise ValueError(
                 "expected min_size = 0 where the sample is secret (a withheld round would tell of who was drawn), "
                 f"got min_size={self.min_size}"
@@ -110,12 +111,20 @@ class Protocol(abc.ABC):
     """A way to learn the mean of the clients' updates, and what that leaks."""
 
     name: ClassVar[str]
+    references: ClassVar[tuple[str, ...]] = ()  # its papers, by their keys in `dovetail.references`
     shuffled: ClassVar[bool] = False  # whether reports hide in a crowd, which then must not be smaller than planned
     relation: ClassVar[Neighbors] = Neighbors.REPLACE_ONE  # what it is quoted under
     resizable: ClassVar[bool] = False  # whether rounds may be of different sizes
-    claimed_for: ClassVar[Literal["round", "training"]] = "round"  # what the claim of its paper is about
+    only_dim: ClassVar[int | None] = None  # the dimension of updates, where it takes one alone
+    read_off_data: ClassVar[tuple[str, ...]] = ()  # fields that the data set, for a claim alone: never published
     undeployed: ClassVar[str] = "has a trusted curator, and no shuffler to deploy"  # why there are no `messages`
     samples: ClassVar[Literal["users", "records"]] = "users"  # what is drawn, clipped and noised
+    uncompared: ClassVar[str | None] = None  # why it is in no comparison of trainings, where there is a reason
+
+    @classmethod
+    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings that make sense at this dimension beside what was chosen, as its papers set them where they do."""
+        return {}
 
     @property
     def protects(self) -> Unit:
@@ -164,6 +173,18 @@ class Protocol(abc.ABC):
         if not self.resizable and len(set(sizes)) > 1:
             raise ValueError(f"expected rounds of one size under {self.name!r}, got {min(sizes)} to {max(sizes)} users")
         return (1.0,) * len(sizes)
+
+    def clipped(self, x: jax.Array, state: Any) -> jax.Array:
+        """Updates on the last axis (records' gradients, if those are what is clipped) as far as they can count."""
+        return x
+
+    def included(self, dim: int) -> float:
+        """The share of its coordinates that a client reports, on average and whatever they are."""
+        return 1.0
+
+    def rows_of_unit(self, cohort: Cohort) -> int:
+        """What one protected unit contributes to a round at most: one update, or so many records."""
+        return 1
 
     @property
     def private_steps(self) -> int:
@@ -230,43 +251,6 @@ class Protocol(abc.ABC):
             reason="not certified: the protocol does not say what the slots that a client fills depend on"
         )
 
-    def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]] | None:
-        """What the claim of the protocol's paper is about: an event, and further arguments of the claim."""
-        return None
-
     @abc.abstractmethod
     def noise_std(self, size: int, dim: int) -> float:
         """The exact standard deviation of a coordinate of the estimate where `size` users all send a zero update."""
-
-    @property
-    def summable(self) -> bool:
-        """Whether the fast path can serve; if not, every report must be held."""
-        return True
-
-    def collect(
-        self, xs: jax.Array, present: jax.Array, state: Any, *, keys: jax.Array, budgets: jax.Array | None = None
-    ) -> Any:
-        """Fast path: something that adds up over clients, for some of them; by default the tally of their reports."""
-        reports = jax.vmap(lambda x, key, budget: self.randomize(x, state, key=key, budget=budget))(xs, keys, budgets)
-        return self.tally(deliver(masked(reports, present)), xs.shape[1])
-
-    def finish(self, collected: Any, *, key: jax.Array) -> Any:
-        """Fast path: the tally of all that was collected, with what is drawn once a round."""
-        return collected
-
-    def clipped_to(self, state: Any) -> Any | None:
-        """The L2 norm that `randomize` scales updates down to, if that is all it does to their mean."""
-        return None
-
-    def scaling(self, norm: jax.Array, state: Any) -> jax.Array | None:
-        """The factor by which `randomize` shrinks an update of this L2 norm, if that is all it does to its mean.
-
-        A protocol that answers lets the engine add up updates that were never formed one by one; `tally_of_sum` then
-        gives the tally for their scaled sum.
-        """
-        clip_norm = self.clipped_to(state)
-        return None if clip_norm is None else clip_factor(norm, clip_norm)
-
-    def tally_of_sum(self, total: jax.Array, count: jax.Array, *, key: jax.Array) -> Any:
-        """The tally of `count` clients whose scaled updates add up to `total`: equal in distribution to `tally`."""
-        return total

@@ -18,7 +18,7 @@ KINDS = {name for name in events.__all__ if isinstance(getattr(events, name), ty
     *("Round", "View", "Report"),  # what holds events, and a part of one
     *("Disjoint", "Everyone", "FixedSize", "Poisson"),  # who takes part
 }
-MAY_ASK = ("accounting/releases", "events", "audit", "claims", "guarantee/claimed.py")
+MAY_ASK = ("accounting/releases", "events")
 
 
 def asks_for_the_type(node: ast.AST) -> bool:

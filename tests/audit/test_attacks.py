@@ -11,7 +11,7 @@ from scipy.stats import binom, chi2
 
 from dovetail.accounting.releases.privunit import cap_mass
 from dovetail.audit import exact
-from dovetail.audit.attacks import STRONGER, central_sub, dp_fl, privunit, s_apes, shows_less
+from dovetail.audit.attacks import central_sub, dp_fl, privunit, s_apes, shows_less, stronger
 from dovetail.audit.attacks._linked import Ones, messages_like_the_victims
 from dovetail.audit.attacks._scales import scaled_noise
 from dovetail.audit.attacks.ss_double import _full_messages
@@ -29,7 +29,7 @@ def plan(*, num_users=1000, dim=7850, delta=DELTA, **settings):
 
 def attacked(name: str, asked: quotes.Terms, delta: float = DELTA):
     protocol, cohort = quotes.settled(name, asked)
-    return best([exact_attack.eps(delta=delta) for exact_attack in STRONGER[name](protocol, cohort, asked.dim)])
+    return best([exact_attack.eps(delta=delta) for exact_attack in stronger(protocol, cohort, asked.dim)])
 
 
 @pytest.mark.parametrize(("randomizer", "eps"), [("rr2", 7.4258), ("laplace", 5.3804)])
@@ -214,4 +214,4 @@ def test_where_the_event_shows_more_than_the_code_the_registry_says_so():
         ("s_apes", {"budgets": [0.5, 1.0], "keep": 0.5, "published": True}),
     ):
         protocol, cohort = quotes.settled(name, plan(num_users=20, dim=10, **settings))
-        assert STRONGER[name](protocol, cohort, 10) == []
+        assert stronger(protocol, cohort, 10) == []

@@ -12,7 +12,7 @@ from dovetail import accounting
 from dovetail.accounting import gaussian
 from dovetail.accounting.releases import subjects
 from dovetail.audit import exact
-from dovetail.audit.attacks import STRONGER, shows_less
+from dovetail.audit.attacks import shows_less, stronger
 from dovetail.audit.bounds import ExactAttack, best
 from dovetail.audit.exact import cells
 from dovetail.events import (
@@ -50,7 +50,7 @@ def eps_at(exact_attacks: list[ExactAttack], delta: float) -> float:
 
 def audited(name: str, plan: quotes.Terms) -> float:
     protocol, cohort = quotes.settled(name, plan)
-    found = [] if name not in STRONGER else STRONGER[name](protocol, cohort, plan.dim)
+    found = stronger(protocol, cohort, plan.dim)
     mechanism = protocol.view(cohort, plan.dim, neighbors=protocol.relation).round.mechanism
     if not shows_less(protocol):
         try:

@@ -13,7 +13,7 @@ from scipy.stats import binom, laplace
 
 import dovetail.accounting
 from dovetail.accounting import gaussian
-from dovetail.claims import CLAIMS, Claim, PrintedNumber, apes, flame, geyer, subdp, survey
+from dovetail.claims import Claim, PrintedNumber, apes, flame, geyer, subdp, survey
 from dovetail.events import (
     Disjoint,
     FixedSize,
@@ -26,9 +26,11 @@ from dovetail.events import (
     Round,
     Shuffled,
 )
+from dovetail.protocols import PROTOCOLS, Claimed
 from dovetail.statements import Neighbors, NotApplicable, Scope, Statement, Theorem, Trust, Unit, Verdict
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "published.json").read_text())
+CLAIMED = {name: cls for name, cls in PROTOCOLS.items() if issubclass(cls, Claimed)}
 HOLDS, UNPROVEN, REFUTED = Verdict.CLAIMED_HOLDS, Verdict.CLAIMED_UNPROVEN, Verdict.CLAIMED_REFUTED
 
 
@@ -213,7 +215,7 @@ def test_apes_table_3_dimension_level():
 @pytest.mark.parametrize("name", ["apes", "unis", "s_apes", "ldp_min", "pldp"])
 def test_apes_table_3_user_level(name):
     more = {"kept": A["setting"]["kept"]} if name == "s_apes" else {}
-    claim = CLAIMS[name](UNIFORM2, delta=DELTA_UC, **more)
+    claim = CLAIMED[name].formula(UNIFORM2, delta=DELTA_UC, **more)
     agrees(claim.eps, A[name])
     assert claim.delta == 0 if name == "pldp" else claim.delta == pytest.approx(DELTA_UC, rel=0.01)
     verdicts = {"apes": REFUTED, "unis": UNPROVEN, "s_apes": REFUTED, "ldp_min": HOLDS, "pldp": HOLDS}
@@ -485,10 +487,10 @@ EVENTS = {
 }
 
 
-@pytest.mark.parametrize("name", CLAIMS)
+@pytest.mark.parametrize("name", CLAIMED)
 def test_every_claim_becomes_a_statement_that_is_not_certified(name):
     event, more = EVENTS[name]
-    claim = CLAIMS[name](event, delta=1e-5, **more)
+    claim = CLAIMED[name].formula(event, delta=1e-5, **more)
     scope = Scope(trust=Trust.SHUFFLE, adversary="analyzer", neighbors=Neighbors.REPLACE_ONE, unit=Unit.USER)
     statement = claim.statement(scope, span="one round")
     assert (statement.eps, statement.delta, statement.verdict) == (claim.eps, claim.delta, claim.verdict)

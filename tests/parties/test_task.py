@@ -75,6 +75,14 @@ def test_it_costs_what_the_quote_of_the_smallest_round_says():
     assert cost(task_of(colluders=300), 3)[0].eps > certified.eps
 
 
+def test_a_task_names_a_protocol_that_is_installed_and_no_module():
+    for name in ("os:PathLike", "sign_bits:SignBits"):
+        with pytest.raises(ValueError, match="the name of an installed protocol"):
+            task_of(protocol=name)
+    with pytest.raises(ValueError, match="unknown protocol"):
+        task_of(protocol="not_installed")
+
+
 def resigned(body):
     return SignedTask(body=body, signature=SIGNER.sign(b"dovetail task\0" + body), signer=SIGNER.public)
 

@@ -117,7 +117,7 @@ CASES = [
     Case("pldp", PERSONAL, by_value(0.1), exact=True),
     Case("ldp_min", PERSONAL, by_value(0.1), exact=True),
 ]
-SCALARS = {"binary_sum", "real_sum"}  # their contract is in test_sums
+SCALARS = {name for name, cls in protocols.PROTOCOLS.items() if cls.only_dim == 1}  # their contract is in test_sums
 
 
 def test_every_registered_protocol_is_under_contract():
@@ -183,14 +183,19 @@ def faithful(protocol, updates, seed):
 
 
 def fast(protocol, updates, seed):
-    collected = protocol.collect(
+    path = protocols.fast_path(protocol, DIM)
+    collected = path.collect(
         updates,
         jnp.ones(len(updates), bool),
         protocol.init(DIM),
         keys=client_keys(seed),
         budgets=budgets_of(protocol, len(updates)),
     )
-    return protocol.finish(collected, key=jax.random.key(seed + 2 * 10**6))
+    return path.finish(collected, key=jax.random.key(seed + 2 * 10**6))
+
+
+def summable(protocol):
+    return protocols.fast_path(protocol, DIM).summable
 
 
 @functools.cache
@@ -229,11 +234,12 @@ def test_tally_is_additive_and_symmetric(protocol, updates):
 def test_sums_over_clients_are_in_full_precision(protocol, updates):
     """No product may be coarser (TF32 on a GPU): it would make a sum of clipped vectors longer than the clip norm."""
     found = products(lambda x: tally_of(protocol, reports_of(protocol, x)), updates)
-    if protocol.summable:
+    way = protocols.fast_path(protocol, DIM)
+    if way.summable:
         found += products(lambda x: fast(protocol, x, 0), updates)
-    if protocol.clipped_to(protocol.init(DIM)) is not None:
+    if way.clipped_to(protocol.init(DIM)) is not None:
         found += products(
-            lambda x: protocol.tally_of_sum(x, jnp.float32(CLIENTS), key=jax.random.key(0)), updates.sum(axis=0)
+            lambda x: way.tally_of_sum(x, jnp.float32(CLIENTS), key=jax.random.key(0)), updates.sum(axis=0)
         )
     assert all(full for terms, full in found)
     if type(protocol).tally is protocols.Protocol.tally:
@@ -274,7 +280,7 @@ def test_thinning_alone_is_an_unbiased_sparsifier(case, protocol, updates):
     np.testing.assert_array_equal(chosen, other)
 
 
-@only(lambda case: case.build().summable)
+@only(lambda case: summable(case.build()))
 def test_fast_and_faithful_path_agree_as_the_protocol_says(case, protocol, updates):
     """Given the same keys, or in mean and variance (z-test, and a ratio of variances, 40 coordinates x 150 runs)."""
     if case.exact:
@@ -290,7 +296,7 @@ def test_fast_and_faithful_path_agree_as_the_protocol_says(case, protocol, updat
 
 def test_declared_noise_is_the_measured_noise(case, protocol, updates):
     still = jnp.zeros_like(updates)
-    path = fast if protocol.summable else faithful
+    path = fast if summable(protocol) else faithful
     drawn = estimates(protocol, still, path)
     declared = protocol.noise_std(CLIENTS, DIM)
     assert drawn[:, TOP:].std() == pytest.approx(declared, rel=0.04, abs=1e-12)
@@ -298,14 +304,15 @@ def test_declared_noise_is_the_measured_noise(case, protocol, updates):
 
 def test_the_sum_path_has_the_law_of_the_message_path(case, protocol, updates):
     """Mean and variance of the estimate agree (z-test and F-test far in the tail at fixed seeds)."""
-    scale = protocol.scaling(jnp.linalg.norm(updates, axis=1), protocol.init(DIM))
+    way = protocols.fast_path(protocol, DIM)
+    scale = way.scaling(jnp.linalg.norm(updates, axis=1), protocol.init(DIM))
     if scale is None:
         assert case.name not in ("fedavg", "dp_fl", "central_sub", "split_and_mix") or case.adaptive
         return
     total = (updates * scale[:, None]).sum(axis=0)
 
     def of_sum(protocol, updates, seed):
-        return protocol.tally_of_sum(total, jnp.float32(CLIENTS), key=jax.random.key(seed))
+        return protocols.fast_path(protocol, DIM).tally_of_sum(total, jnp.float32(CLIENTS), key=jax.random.key(seed))
 
     quick, slow = (estimates(protocol, updates, path) for path in (of_sum, faithful))
     spread = np.sqrt((quick.var(axis=0, ddof=1) + slow.var(axis=0, ddof=1)) / RUNS) + 1e-6
@@ -436,7 +443,7 @@ def test_poisoned_updates_change_the_estimate_no_more_than_any_others(case, prot
     if isinstance(mechanism_of(protocol), NonPrivate) and not protocol.measured:
         return
     poisoned = updates.at[:3, 3].set(jnp.array([np.nan, np.inf, -np.inf]))
-    path = fast if protocol.summable else faithful
+    path = fast if summable(protocol) else faithful
     estimate, others, farthest = (estimates(protocol, x, path) for x in (poisoned, updates, updates.at[:3].set(1e6)))
     assert np.isfinite(estimate).all()
     change, most = (np.abs(x - others).max() for x in (estimate, farthest))

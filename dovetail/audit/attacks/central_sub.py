@@ -10,19 +10,26 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+import numpy as np
 from scipy.stats import binom
 
+from dovetail.audit.attacks import _own
 from dovetail.audit.attacks._scales import scaled_noise
+from dovetail.audit.attacks.registry import on_own_reports, stronger
 from dovetail.audit.bounds import ExactAttack
 from dovetail.claims import subdp
 from dovetail.protocols import Cohort, Protocol
 from dovetail.protocols.subjects import record_level
+from dovetail.protocols.subjects.central_sub import CentralSub
+from dovetail.protocols.subjects.local_sub import LocalSub
 
-__all__ = ["exact_attacks"]
+__all__ = ["exact_attacks", "of_local_sub", "own_reports"]
 
 _EPS, _DELTA, _STEPS = 8.0, 1e-5, 100  # what the recipe is asked for, where nothing else is known
 
 
+@stronger.register(CentralSub)
+@stronger.register(LocalSub)
 def exact_attacks(
     protocol: Protocol, cohort: Cohort, dim: int, *, noise_of: Callable[[int], float] | None = None
 ) -> list[ExactAttack]:
@@ -57,3 +64,21 @@ def _recipe(eps: float, rate: float) -> Callable[[int], float]:
         return float(subdp.noise_scale(eps=eps, delta=_DELTA, group=group, prob=rate, steps=_STEPS).value)
 
     return noise_of
+
+
+@on_own_reports.register(CentralSub)
+def own_reports(protocol: CentralSub, cohort: Cohort, dim: int) -> list[ExactAttack]:
+    """A user's sum is not zero if the subject's records are in it; the subject is that user's only one."""
+    caps = [cap for cap in (protocol.items_per_user, protocol.items_per_subject) if cap is not None]
+    absent = (1 - protocol.rate) ** min(caps, default=1)
+    absent = 1 - cohort.participation.prob_drawn * (1 - absent)
+    with np.errstate(divide="ignore"):
+        there = np.log([absent, 1 - absent])
+    return [ExactAttack(attack=_own.SERVER, log_first=there, log_second=np.array([0.0, -np.inf]))]
+
+
+@on_own_reports.register(LocalSub)
+def of_local_sub(protocol: LocalSub, cohort: Cohort, dim: int) -> list[ExactAttack]:
+    """The noise is in what a user sends, so its event says it all, unless the noise itself tells."""
+    attacks = exact_attacks if protocol.adaptive_z else _own.by_event
+    return attacks(protocol, cohort, dim)

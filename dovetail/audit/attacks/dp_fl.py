@@ -9,9 +9,10 @@ long is CHANGE / (2 - CHANGE), so that the median is `CHANGE` times larger as we
 
 from __future__ import annotations
 
+from dovetail.audit.attacks import _own
 from dovetail.audit.attacks._scales import scaled_noise
+from dovetail.audit.attacks.registry import on_own_reports, stronger
 from dovetail.audit.bounds import ExactAttack
-from dovetail.events import Disjoint, Everyone
 from dovetail.protocols import Cohort
 from dovetail.protocols.curator.dp_fl import DpFl
 
@@ -20,11 +21,12 @@ __all__ = ["CHANGE", "exact_attacks", "norms"]
 CHANGE = 1.1  # by which the median grows
 
 
+@stronger.register(DpFl)
 def exact_attacks(protocol: DpFl, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """A tenth more or less in the median, by one user's update."""
     if protocol.clip != "median":
         return []
-    if not isinstance(cohort.participation, Everyone | Disjoint):
+    if cohort.participation.secret:
         return []  # where users are drawn at random the median is random, and no exact law is known
     attack = f"squared norm of the noise, its scale {CHANGE - 1:.0%} larger where the victim's update is long"
     return [scaled_noise(attack, dim - 1, [(1.0, CHANGE**2)], [(1.0, 1.0)])]
@@ -36,3 +38,6 @@ def norms(num_users: int, *, long: bool) -> list[float]:
     reach = CHANGE if odd else CHANGE / (2 - CHANGE)
     others = [1.0] * (half if odd else half - 1) + [reach] * half
     return [*others, reach if long else 1.0]
+
+
+on_own_reports.register(DpFl, _own.seen_by_the_server)

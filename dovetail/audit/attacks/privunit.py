@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 from dovetail.accounting.releases import privunit as accounting
+from dovetail.audit.attacks.registry import on_own_reports, stronger
 from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact.counts import trinomials
 from dovetail.protocols import Cohort
 from dovetail.protocols.local.privunit import PrivUnit
 from dovetail.statements import NotApplicable
 
-__all__ = ["cap_probs", "exact_attacks"]
+__all__ = ["cap_probs", "exact_attacks", "own_reports"]
 
 _ROUNDED_DOWN = 1e-10  # what `cap_mass` takes off to be on the safe side of an upper bound
 _CAP_ERROR = 1e-12  # relative; 50 digits show 4e-15 in up to a million dimensions
 
 
+@stronger.register(PrivUnit)
 def exact_attacks(protocol: PrivUnit, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """The law of both counts; what may be wrong with the mass of a cap goes into the slack."""
     towards, away = cap_probs(protocol, dim)
@@ -38,3 +42,11 @@ def cap_probs(protocol: PrivUnit, dim: int) -> tuple[float, float]:
         raise NotApplicable(f"expected caps that do not meet, got threshold={cap.threshold}")
     mass = accounting.cap_mass(dim=dim, threshold=cap.threshold) * (1 + _ROUNDED_DOWN)
     return cap.prob, (1 - cap.prob) * mass / (1 - mass)
+
+
+@on_own_reports.register(PrivUnit)
+def own_reports(protocol: PrivUnit, cohort: Cohort, dim: int) -> list[ExactAttack]:
+    """On which cap, or between them, the victim's message lies."""
+    towards, away = cap_probs(protocol, dim)
+    logs = np.log([towards, 1 - towards - away, away])
+    return [ExactAttack(attack="the cap that the victim's message falls into", log_first=logs, log_second=logs[::-1])]

@@ -10,15 +10,21 @@ import dataclasses
 
 import numpy as np
 
+from dovetail.audit.attacks import _own
+from dovetail.audit.attacks.personal import of_apes
+from dovetail.audit.attacks.registry import on_own_reports, shows_less, stronger
 from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import cells, personal
 from dovetail.protocols import Cohort
 from dovetail.protocols.personal.s_apes import SApes
 from dovetail.statements import NotApplicable
 
-__all__ = ["exact_attacks", "sparsified"]
+__all__ = ["exact_attacks", "own_reports", "sparsified"]
+
+shows_less.register(SApes, lambda protocol: True)
 
 
+@stronger.register(SApes)
 def exact_attacks(protocol: SApes, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """The user with the largest budget, others at the low end; none where a client's reports depend on each other."""
     if protocol.sparsify != "threshold" and protocol.kept(dim) < dim:
@@ -30,6 +36,16 @@ def exact_attacks(protocol: SApes, cohort: Cohort, dim: int) -> list[ExactAttack
     attack = f"sum over all messages, victim with the largest budget {budgets[victim]:.4g}, others at the low end"
     laws = sparsified(protocol.settle(cohort, dim), dim)
     return [personal.crowd_duel(attack, laws, float(budgets[victim]), others, slots=dim)]
+
+
+@on_own_reports.register(SApes)
+def own_reports(protocol: SApes, cohort: Cohort, dim: int) -> list[ExactAttack]:
+    """The reports of the user with the largest budget, as they leave it; APES's where all are kept."""
+    if protocol.kept(dim) == dim and protocol.sparsify != "threshold":
+        return of_apes(protocol, cohort, dim)
+    settled = protocol.settle(cohort, dim)
+    laws, budgets = sparsified(settled, dim), settled.eps_locals.max(keepdims=True)
+    return _own.independent(laws(budgets, 1.0)[0], laws(budgets, 0.0)[0], dim)
 
 
 def sparsified(protocol: SApes, dim: int) -> personal.Laws:

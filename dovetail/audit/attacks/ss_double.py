@@ -7,17 +7,24 @@ of ones in all slots together is a sum of binomials. That a slot overflows is ch
 
 from __future__ import annotations
 
+import numpy as np
 from scipy.stats import binom
 
+from dovetail.audit.attacks import _own
 from dovetail.audit.attacks._linked import messages_like_the_victims, ones
+from dovetail.audit.attacks.registry import on_own_reports, shows_less, stronger
 from dovetail.audit.bounds import ExactAttack
+from dovetail.audit.exact import cells
 from dovetail.audit.exact.counts import Binomial, counts
 from dovetail.protocols import Cohort
 from dovetail.protocols.flame.ss_double import SsDouble
 
-__all__ = ["exact_attacks"]
+__all__ = ["exact_attacks", "own_reports"]
+
+shows_less.register(SsDouble, lambda protocol: protocol.inclusion == "fixed-k")
 
 
+@stronger.register(SsDouble)
 def exact_attacks(protocol: SsDouble, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """The printed form, where k of `dim` coordinates are drawn; the repaired one is what its event says."""
     if protocol.inclusion != "fixed-k":
@@ -41,3 +48,13 @@ def _full_messages(dummies: int, width: int) -> int:
     """Messages of as many dummies as a client sends reports; shorter ones are no client's, and are set aside."""
     messages = max(1, -(-dummies // width))
     return max(0, min(messages, dummies - (width - 1) * messages))
+
+
+@on_own_reports.register(SsDouble)
+def own_reports(protocol: SsDouble, cohort: Cohort, dim: int) -> list[ExactAttack]:
+    """Which coordinates are reported is seen, and depends on nobody's data."""
+    if protocol.inclusion == "fixed-k":
+        return _own.reports(protocol.report, protocol.fixed(dim))
+    ends, beta = cells.of_report(protocol.report).ends(protocol.report.eps_local), np.longdouble(protocol.beta)
+    high, low = (np.append(beta * end, 1 - beta) for end in ends)
+    return _own.independent(high, low, dim)

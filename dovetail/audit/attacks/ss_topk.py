@@ -13,14 +13,17 @@ import math
 
 import numpy as np
 
+from dovetail.audit.attacks import _own
 from dovetail.audit.attacks._linked import messages_like_the_victims, ones
+from dovetail.audit.attacks.registry import on_own_reports, stronger
 from dovetail.audit.bounds import ExactAttack, disjoint
 from dovetail.protocols import Cohort
 from dovetail.protocols.flame.ss_topk import SsTopk
 
-__all__ = ["exact_attacks"]
+__all__ = ["exact_attacks", "own_reports"]
 
 
+@stronger.register(SsTopk)
 def exact_attacks(protocol: SsTopk, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """What is beyond the exact attacks on the event."""
     users, pad_to, decoys = cohort.crowd(), protocol.padding.pad_to, protocol.per_client(dim) - protocol.k
@@ -39,3 +42,17 @@ def exact_attacks(protocol: SsTopk, cohort: Cohort, dim: int) -> list[ExactAttac
         attack = "the number of messages of a coordinate that all others report"
         return [ExactAttack(attack=attack, log_first=np.array([-np.inf, 0.0]), log_second=by_chance)]
     return []
+
+
+@on_own_reports.register(SsTopk)
+def own_reports(protocol: SsTopk, cohort: Cohort, dim: int) -> list[ExactAttack]:
+    """The signs of the k largest; or which they are, unless a client reports every coordinate."""
+    rest, decoys = dim - protocol.k, protocol.per_client(dim) - protocol.k
+    if decoys == rest:
+        return _own.reports(protocol.report, protocol.k)
+    changed = min(protocol.k, rest)
+    by_chance = math.comb(rest - changed, decoys - changed) / math.comb(rest, decoys) if decoys >= changed else 0.0
+    with np.errstate(divide="ignore"):
+        logs = np.log([by_chance, 1 - by_chance])
+    attack = "whether the victim reports all its largest coordinates of the first world"
+    return [ExactAttack(attack=attack, log_first=np.array([0.0, -np.inf]), log_second=logs)]

@@ -1,68 +1,36 @@
 """Exact attacks on what an event says was run: both worlds in closed form, no runs counted.
 
-`exact_attacks` knows, for every kind of event, neighbouring inputs that are hard to hide and a statistic that tells
-them apart. What it shows is a lower bound on the eps of that event; a certified bound below it would be wrong. Rounds
-repeat the same inputs with fresh randomness.
+For every type of event that is registered (`registry`), `exact_attacks` knows neighbouring inputs that are hard to hide
+and a statistic that tells them apart. What it shows is a lower bound on the eps of that event; a certified bound below
+it would be wrong. Rounds repeat the same inputs with fresh randomness.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
 from dovetail import _validate
 from dovetail.audit.bounds import ExactAttack
-from dovetail.audit.exact import crowds, noise, personal
-from dovetail.events import (
-    Disjoint,
-    Everyone,
-    Gaussian,
-    Laplace,
-    Mechanism,
-    NonPrivate,
-    PaddedBernoulli,
-    PaddedTopk,
-    Personalized,
-    Poisson,
-    Round,
-    SampledSubject,
-    Shuffled,
-    SplitAndMix,
-)
-from dovetail.statements import Neighbors, NotApplicable
+from dovetail.audit.exact import crowds, noise, personal, registry
+from dovetail.audit.exact.ratios import likelihoods
+from dovetail.events import Disjoint, Everyone, Mechanism, NonPrivate, Poisson, Round
+from dovetail.statements import NotApplicable
 
-__all__ = ["exact_attacks", "exact_attacks_on_rounds"]
+__all__ = ["crowds", "exact_attacks", "exact_attacks_on_rounds", "noise", "personal", "registry"]
 
 
 def exact_attacks(mechanism: Mechanism, *, rounds: int = 1) -> list[ExactAttack]:
     """The exact attacks on so many rounds of this mechanism; the caller takes the best for its delta.
 
     Guarantees:
-        At no eps is the delta of a attack above the hockey-stick divergence of the whole view, for some neighbours.
+        At no eps is the delta of an attack above the hockey-stick divergence of the whole view, for some neighbours.
         `NotApplicable` where no exact attack is known, with the reason.
     """
     _validate.integer(rounds=rounds)
     _validate.at_least(1, rounds=rounds)
-    match mechanism:
-        case Gaussian():
-            return noise.gaussian(mechanism, rounds)
-        case Laplace():
-            return noise.laplace(mechanism, rounds)
-        case Shuffled():
-            return crowds.shuffled(mechanism, rounds)
-        case PaddedBernoulli():
-            return crowds.padded_bernoulli(mechanism, rounds)
-        case PaddedTopk():
-            return crowds.padded_topk(mechanism, rounds)
-        case Personalized():
-            return personal.exact_attacks(mechanism, rounds)
-        case SplitAndMix():
-            return noise.split_and_mix(mechanism, rounds)
-        case SampledSubject():
-            return noise.sampled_subject(mechanism, rounds)
-        case NonPrivate():
-            raise NotApplicable(f"an event that promises nothing does not say what was run: {mechanism.reason}")
-    raise NotApplicable(f"no exact attack is known on {type(mechanism).__name__}")
+    return registry.on_event(mechanism, rounds)
 
 
 def exact_attacks_on_rounds(rounds: Sequence[Round]) -> list[ExactAttack]:
@@ -73,23 +41,35 @@ def exact_attacks_on_rounds(rounds: Sequence[Round]) -> list[ExactAttack]:
     """
     if not rounds:
         raise NotApplicable("nothing was released")
-    if all(isinstance(one.participation, Poisson) for one in rounds):
-        return _sampled(rounds)
-    mechanisms = {one.mechanism for one in rounds}
-    if len(mechanisms) > 1:
+    if len({type(one.participation) for one in rounds}) > 1:
+        raise NotApplicable("no exact attack is known on rounds that differ in who takes part")
+    return registry.on_rounds(rounds[0].participation, rounds)
+
+
+@registry.on_event.register(NonPrivate)
+def _nothing_promised(event: NonPrivate, rounds: int) -> list[ExactAttack]:
+    raise NotApplicable(f"an event that promises nothing does not say what was run: {event.reason}")
+
+
+@registry.on_rounds.register(Everyone)
+def _in_all(participation: Everyone, rounds: Sequence[Round]) -> list[ExactAttack]:
+    return _alike(rounds, len(rounds))
+
+
+@registry.on_rounds.register(Disjoint)
+def _once_an_epoch(participation: Disjoint, rounds: Sequence[Round]) -> list[ExactAttack]:
+    return _alike(rounds, len({one.participation for one in rounds}))
+
+
+@registry.on_rounds.register(Poisson)
+def _in_samples(participation: Poisson, rounds: Sequence[Round]) -> list[ExactAttack]:
+    times = Counter((one.mechanism, one.participation) for one in rounds)
+    seen = [registry.in_sample(event, drawn.prob_drawn, count) for (event, drawn), count in times.items()]
+    return [likelihoods("log-likelihood ratios of all releases, drawn or not", seen, pure=math.inf)]
+
+
+def _alike(rounds: Sequence[Round], times: int) -> list[ExactAttack]:
+    """One user is in so many of these rounds, which are all the same."""
+    if len({one.mechanism for one in rounds}) > 1:
         raise NotApplicable("no exact attack is known on rounds that differ from each other")
-    if all(one.participation == Everyone() for one in rounds):
-        return exact_attacks(rounds[0].mechanism, rounds=len(rounds))
-    if all(isinstance(one.participation, Disjoint) for one in rounds):
-        return exact_attacks(rounds[0].mechanism, rounds=len({one.participation for one in rounds}))
-    raise NotApplicable("no exact attack is known on this way to choose who takes part")
-
-
-def _sampled(rounds: Sequence[Round]) -> list[ExactAttack]:
-    times: Counter[tuple[Gaussian, float]] = Counter()
-    for one in rounds:
-        mechanism = one.mechanism
-        if not isinstance(mechanism, Gaussian) or mechanism.neighbors is not Neighbors.ADD_REMOVE or mechanism.std == 0:
-            raise NotApplicable("of Poisson samples, exact attacks are known on Gaussian sums, for adding a user")
-        times[mechanism, one.participation.prob] += 1  # type: ignore[union-attr]
-    return noise.sampled_gaussians(times)
+    return exact_attacks(rounds[0].mechanism, rounds=times)

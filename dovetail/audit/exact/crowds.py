@@ -18,6 +18,7 @@ from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import cells
 from dovetail.audit.exact.counts import Binomial, binomial_window, counts, trinomials
 from dovetail.audit.exact.ratios import Seen, likelihoods
+from dovetail.audit.exact.registry import on_event
 from dovetail.audit.exact.sums import ULP, Mixture, Part, sums
 from dovetail.events import PaddedBernoulli, PaddedTopk, Report, Shuffled
 from dovetail.statements import NotApplicable
@@ -97,6 +98,7 @@ def _count_law(messages: Sequence[_Messages]) -> np.ndarray:
     return law
 
 
+@on_event.register(Shuffled)
 def shuffled(event: Shuffled, rounds: int) -> list[ExactAttack]:
     """Every honest user sends a report on every coordinate."""
     crowd, others, slots = _Crowd(event.report), event.honest - 1, event.coordinates * rounds
@@ -131,6 +133,7 @@ def _other_levels(crowd: _Crowd, others: int, slots: int) -> list[ExactAttack]:
     return found
 
 
+@on_event.register(PaddedBernoulli)
 def padded_bernoulli(event: PaddedBernoulli, rounds: int) -> list[ExactAttack]:
     """Others that report a coordinate at all report the low end; where one does not, a dummy takes its place.
 
@@ -159,6 +162,7 @@ def padded_bernoulli(event: PaddedBernoulli, rounds: int) -> list[ExactAttack]:
     return [sums(name, [crowded, first], [crowded, second], slack=slots * (overflow + 1e-33))]
 
 
+@on_event.register(PaddedTopk)
 def padded_topk(event: PaddedTopk, rounds: int) -> list[ExactAttack]:
     """The victim turns the sign of all its largest coordinates, or has others, in slots that are full."""
     crowd, slots = _Crowd(event.report), event.top * rounds

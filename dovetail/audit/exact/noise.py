@@ -8,7 +8,7 @@ up over independent releases (`sums`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from scipy.special import log_ndtr, logsumexp
@@ -17,11 +17,12 @@ from dovetail.audit.bounds import ExactAttack, disjoint
 from dovetail.audit.exact import cells, sums
 from dovetail.audit.exact.counts import binomial_window
 from dovetail.audit.exact.ratios import Seen, likelihoods, many_alike
+from dovetail.audit.exact.registry import in_sample, on_event
 from dovetail.audit.exact.sums import ULP
 from dovetail.events import Gaussian, Laplace, SampledSubject, SplitAndMix
-from dovetail.statements import NotApplicable
+from dovetail.statements import Neighbors, NotApplicable
 
-__all__ = ["gaussian", "laplace", "log_cells", "sampled_gaussians", "sampled_subject", "skellam", "split_and_mix"]
+__all__ = ["gaussian", "laplace", "log_cells", "sampled_gaussian", "sampled_subject", "skellam", "split_and_mix"]
 
 _FAR = 38.0  # standard deviations: the smallest normal tail that a double holds
 _CELLS = 8000
@@ -33,6 +34,7 @@ _PI = 4 * np.arctan(np.longdouble(1))
 _LARGEST = 2**22
 
 
+@on_event.register(Gaussian)
 def gaussian(event: Gaussian, rounds: int) -> list[ExactAttack]:
     """The projection on the direction in which neighbours differ, added up over the rounds."""
     if event.std == 0:
@@ -55,6 +57,7 @@ def log_cells(log_cdf: np.ndarray, log_sf: np.ndarray) -> np.ndarray:
     return np.concatenate([log_cdf[:1], np.where(np.isnan(inner), -np.inf, inner), log_sf[-1:]])
 
 
+@on_event.register(Laplace)
 def laplace(event: Laplace, rounds: int) -> list[ExactAttack]:
     """Every query moves by its sensitivity; at delta = 0 all answers beyond both values show the full ratio."""
     family, copies = cells.partition("laplace"), event.count * rounds
@@ -62,6 +65,7 @@ def laplace(event: Laplace, rounds: int) -> list[ExactAttack]:
     return many_alike("log-likelihood ratios of all answers", high, low, copies)
 
 
+@on_event.register(SplitAndMix)
 def split_and_mix(event: SplitAndMix, rounds: int) -> list[ExactAttack]:
     """The noisy sum of one coordinate, in which the victim holds all it may; only whole numbers, so nothing is rounded.
 
@@ -84,15 +88,16 @@ def skellam(attack: str, variance: float, shift: int, *, modulus: int) -> ExactA
     return sums.duel_of(attack, [(np.roll(masses, shift), slack), (masses, slack)], centre=shift // 2, pure=math.inf)
 
 
-def sampled_gaussians(times: Mapping[tuple[Gaussian, float], int]) -> list[ExactAttack]:
-    """A user who is drawn by a coin of the given probability for each release, against nobody in its place."""
-    seen = [
-        Seen(*_binned(np.array([1 - np.longdouble(prob), prob], np.longdouble), event.mu), count, _error(items=1))
-        for (event, prob), count in times.items()
-    ]
-    return [likelihoods("log-likelihood ratios of all releases, drawn or not", seen, pure=math.inf)]
+@in_sample.register(Gaussian)
+def sampled_gaussian(event: Gaussian, prob: float, times: int) -> Seen:
+    """A user who is drawn by a coin of this probability for each release, against nobody in its place."""
+    if event.neighbors is not Neighbors.ADD_REMOVE or event.std == 0:
+        raise NotApplicable("of Poisson samples, exact attacks are known on Gaussian sums, for adding a user")
+    drawn = np.array([1 - np.longdouble(prob), prob], np.longdouble)
+    return Seen(*_binned(drawn, event.mu), times, _error(items=1))
 
 
+@on_event.register(SampledSubject)
 def sampled_subject(event: SampledSubject, rounds: int) -> list[ExactAttack]:
     """All items pull in one direction: the number of them in a sum is random, or its Gaussian shift is certain.
 

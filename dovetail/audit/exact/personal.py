@@ -14,11 +14,12 @@ import numpy as np
 
 from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import cells, sums
+from dovetail.audit.exact.registry import on_event
 from dovetail.audit.exact.sums import ULP, Part
 from dovetail.events import Personalized
 from dovetail.statements import NotApplicable
 
-__all__ = ["Laws", "crowd_duel", "exact_attacks"]
+__all__ = ["Laws", "crowd_duel", "personalized"]
 
 Laws = Callable[[np.ndarray, float], np.ndarray]  # budgets, position of the input -> cell masses, one row a user
 
@@ -28,7 +29,8 @@ _DOUBLE = 2.0**-52
 _FINEST = 16.0  # steps of a score to its standard deviation
 
 
-def exact_attacks(event: Personalized, rounds: int) -> list[ExactAttack]:
+@on_event.register(Personalized)
+def personalized(event: Personalized, rounds: int) -> list[ExactAttack]:
     """The users with the largest and with the median budget, others at the low end; who hides most colludes."""
     budgets = np.asarray(event.eps_locals)
     family = cells.partition(

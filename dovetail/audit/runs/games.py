@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail.events import FixedSize, Poisson, SampledSubject
+from dovetail.audit.runs.draws import joins, roster
 from dovetail.learners.client import private_update
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.protocols import Cohort, Protocol
@@ -180,14 +180,9 @@ class _Rules:
 
     def _joins(self, rows: int, key: jax.Array) -> jax.Array:
         """Who takes part: everyone, or a sample of users or records."""
-        match self.cohort.participation:
-            case _ if self.protocol.samples == "records":
-                return jax.random.bernoulli(key, record_level(self.protocol).rate, (rows,))
-            case Poisson(prob=prob):
-                return jax.random.bernoulli(key, prob, (rows,))
-            case FixedSize(size=size):
-                return jax.random.permutation(key, rows) < size
-        return jnp.ones(rows, bool)
+        if self.protocol.samples == "records":
+            return jax.random.bernoulli(key, record_level(self.protocol).rate, (rows,))
+        return joins(self.cohort.participation, rows, key=key)
 
     @property
     def _divisor(self) -> Any:
@@ -249,8 +244,7 @@ def client_keys(key: jax.Array, index: int, users: int) -> jax.Array:
 
 def pairs(protocol: Protocol, cohort: Cohort, dim: int, *, neighbors: Neighbors, rounds: int = 1) -> list[Worlds]:
     """Worlds that differ in one unit, as far apart as clipping lets them be."""
-    rows = _rows_of_victim(protocol, cohort, dim, neighbors)
-    others = cohort.size - 1 if not isinstance(cohort.participation, FixedSize) else cohort.participation.population - 1
+    rows, others = protocol.rows_of_unit(cohort), roster(cohort.participation, cohort.size) - 1
     up, nothing = np.full(dim, _FAR), np.full(dim, np.nan)
     turns = up * (-1.0) ** np.arange(others)[:, None]
     crowds = {"all others low": np.broadcast_to(-up, (others, dim)), "others at both ends": turns}
@@ -272,19 +266,6 @@ def pairs(protocol: Protocol, cohort: Cohort, dim: int, *, neighbors: Neighbors,
         turning = np.stack([up * (-1.0) ** i for i in range(rounds)])[:, None]
         found.append(worlds("the same in all rounds or turning", up, turning, np.zeros((others, dim))))
     return found + _measured(protocol, others, dim, worlds)
-
-
-def _rows_of_victim(protocol: Protocol, cohort: Cohort, dim: int, neighbors: Neighbors) -> int:
-    """As many records as the caps leave a subject, where records are protected; at one user, where users see no more.
-
-    Without a cap that is certified (adaptive_z), as many as the protocol speaks of.
-    """
-    if protocol.samples == "users":
-        return 1
-    mechanism = protocol.view(cohort, dim, neighbors=neighbors).round.mechanism
-    if isinstance(mechanism, SampledSubject):
-        return mechanism.most_at_user if protocol.private_steps else mechanism.most_items
-    return record_level(protocol).items_per_subject or 1
 
 
 def _measured(protocol: Protocol, others: int, dim: int, worlds: Any) -> list[Worlds]:

@@ -30,6 +30,7 @@ from dovetail.audit.training.canaries import Canaries
 from dovetail.data import Task
 from dovetail.engine.devices import to_host
 from dovetail.experiment.config import Config
+from dovetail.experiment.due import rounds_due
 from dovetail.experiment.preparation import Plan, prepare, protocol_of
 from dovetail.protocols.subjects import record_level
 from dovetail.statements import Neighbors, Statement, Unit
@@ -172,11 +173,7 @@ def _canaries(config: Config, count: int) -> Canaries:
 def _run(plan: Plan, hidden: Canaries, released: list[int]) -> Iterator[Seen]:
     """Train as any run does, and show what an observer of every model sees; `released` is filled on the way."""
     training = plan.engine.start()
-    affordable = plan.affordable()
-    for index in range(len(plan.rounds)):
-        if index >= affordable and not plan.fits([*released, index]):
-            return
-        users = plan.schedule.draw(index)
+    for index, users in rounds_due(plan, released):
         if len(users) < plan.schedule.min_size:
             continue
         before = to_host(training.params).copy()  # a step consumes what it starts from

@@ -20,7 +20,6 @@ from dovetail.audit.training.canaries import Canaries
 from dovetail.experiment.preparation import Plan
 from dovetail.learners.client import ClientUpdate, cross_entropy, local_update
 from dovetail.learners.server import Server
-from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.statements import Unit
 
 __all__ = ["Attacker", "Seen"]
@@ -125,16 +124,7 @@ class Attacker:
 
     def _clip(self, params: Any, state: Any, inputs: Any, labels: Any, counts: Any) -> jax.Array:
         """The updates of users with these records, as far as the protocol lets them count."""
-        updates, protocol = self._one(params, inputs, labels, counts), self._plan.protocol
-        factor = protocol.scaling(jnp.linalg.norm(updates, axis=1), state)
-        if factor is not None:
-            return updates * factor[:, None]
-        clip_value = getattr(protocol, "clip_value", None)
-        if clip_value is not None:
-            return jnp.clip(updates, -clip_value, clip_value)
-        clip_norm = getattr(state, "clip_norm", None)
-        clip_norm = getattr(protocol, "clip_norm", None) if clip_norm is None else clip_norm
-        return updates if clip_norm is None else clip_l2(updates, clip_norm)
+        return self._plan.protocol.clipped(self._one(params, inputs, labels, counts), state)
 
     def _logits(self, params: jax.Array, inputs: Any) -> jax.Array:
         return self._plan.model.apply(self._unravel(params), inputs)

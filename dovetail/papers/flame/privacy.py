@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dovetail.audit import LowerBound
-from dovetail.claims import CLAIMS, flame
+from dovetail.claims import flame
 from dovetail.figures import Figure, Line
 from dovetail.guarantee import quotes
 from dovetail.papers._exhibit import Part, Row, sweep
 from dovetail.papers._runner import Runner
+from dovetail.protocols import Claimed
 from dovetail.statements import Statement
 
 __all__ = [
@@ -74,11 +75,10 @@ def eps_of(one: Statement | LowerBound | None) -> float | None:
 def _claimed(name: str, about: quotes.Terms, **how: Any) -> Statement:
     """The paper's own formula for this protocol, computed in a given way."""
     protocol, cohort = quotes.settled(name, about)
-    published = protocol.published_event(cohort, about.dim)
-    if published is None:
+    if not isinstance(protocol, Claimed) or (published := protocol.published_event(cohort, about.dim)) is None:
         raise ValueError(f"expected a protocol that its paper makes a claim for, got {name!r}")
     scope = protocol.view(cohort, about.dim, neighbors=protocol.relation).scope
-    return CLAIMS[name](published[0], delta=about.delta, **how).statement(scope, span="one epoch")
+    return protocol.formula(published[0], delta=about.delta, **how).statement(scope, span="one epoch")
 
 
 def _row(

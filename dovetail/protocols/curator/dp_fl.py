@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import jax
@@ -25,13 +25,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail import _validate
+from dovetail.claims import geyer
 from dovetail.events import FixedSize, Gaussian, Mechanism, NonPrivate, Poisson, Round, View
 from dovetail.mechanisms._normal import normal
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.protocols._base import CLIP_NORM, Cohort, Protocol
+from dovetail.protocols._claimed import Claimed, Formula
+from dovetail.protocols._fast import Fast
 from dovetail.protocols._scopes import CURATOR_SEES, DROPOUT, curator_scope
 from dovetail.shufflers import Layout, Reports
-from dovetail.statements import Neighbors
+from dovetail.statements import Neighbors, Scope
 
 __all__ = ["Clipping", "DpFl"]
 
@@ -50,7 +53,7 @@ class Clipping(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DpFl(Protocol):
+class DpFl(Protocol, Fast, Claimed):
     """Client-level differential privacy with a trusted curator.
 
     Guarantees:
@@ -60,7 +63,9 @@ class DpFl(Protocol):
     """
 
     name: ClassVar[str] = "dp_fl"
+    references: ClassVar[tuple[str, ...]] = ("GKN17", "MRTZ18")
     resizable: ClassVar[bool] = True
+    formula: ClassVar[Formula] = staticmethod(geyer.dp_fl)
     claimed_for: ClassVar[Literal["round", "training"]] = "training"
 
     clip: float | Literal["fixed", "adaptive", "median"] = "fixed"
@@ -95,6 +100,11 @@ class DpFl(Protocol):
             _validate.one_of(("constant", "linear", "held"), schedule=self.schedule)
         if self.schedule_end != 1 and self.schedule != "linear":
             raise ValueError(f"expected schedule_end with schedule = 'linear' only, got schedule={self.schedule!r}")
+
+    @classmethod
+    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Noise of the clip norm."""
+        return {"noise_multiplier": 1.0}
 
     @property
     def noise_field(self) -> str:
@@ -161,7 +171,7 @@ class DpFl(Protocol):
         A zero update is on neither side of an adaptive clip norm: who was removed, and stays on the roster without
         records, adds nothing at all.
         """
-        value = clip_l2(x, state.clip_norm)
+        value = self.clipped(x, state)
         if self.clip == "adaptive":
             norm = jnp.linalg.norm(x / state.clip_norm)  # NaN counts as above
             side = jnp.where(norm == 0, 0.0, jnp.where(norm <= 1, 0.5, -0.5))
@@ -230,9 +240,17 @@ class DpFl(Protocol):
         clip = "median" if self.clip == "median" else "fixed"
         return self._gaussian(cohort.noise_scale, Neighbors.ADD_REMOVE), {"clip": clip}
 
+    def published_scope(self, scope: Scope) -> Scope:
+        """Geyer's users are added or removed."""
+        return dataclasses.replace(scope, neighbors=Neighbors.ADD_REMOVE)
+
     def noise_std(self, size: int, dim: int) -> float:
         """The curator's noise over the size, at the first clip norm."""
         return self.std / size
+
+    def clipped(self, x: jax.Array, state: Clipping) -> jax.Array:
+        """Scaled to S."""
+        return clip_l2(x, state.clip_norm)
 
     def clipped_to(self, state: Clipping) -> jax.Array | None:
         """S; not where the count must be known too."""

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from dovetail.events import Mechanism, NonPrivate, Round, View
 from dovetail.protocols._base import Cohort, Protocol
+from dovetail.protocols._fast import Fast
 from dovetail.protocols._scopes import CURATOR_SEES, curator_scope
 from dovetail.shufflers import Layout, Reports
 from dovetail.statements import Neighbors
@@ -21,10 +22,11 @@ __all__ = ["FedAvg"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FedAvg(Protocol):
+class FedAvg(Protocol, Fast):
     """Non-private federated averaging."""
 
     name: ClassVar[str] = "fedavg"
+    references: ClassVar[tuple[str, ...]] = ("MMRHA17",)
     resizable: ClassVar[bool] = True
 
     def layout(self, dim: int) -> Layout:

@@ -29,11 +29,11 @@ from dovetail.mechanisms import (
     RandomizedResponse,
 )
 from dovetail.protocols._base import CLIP_VALUE, Cohort, Protocol
+from dovetail.protocols._fast import Fast
 from dovetail.protocols._messages import Levels, Messages, Positions
 from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, shuffle_scope
 from dovetail.shufflers import (
     LINKAGES,
-    OVERFLOWS,
     Layout,
     Padding,
     Reports,
@@ -45,15 +45,16 @@ from dovetail.shufflers import (
 )
 from dovetail.statements import Neighbors, NotApplicable
 
-__all__ = ["Flame", "Padded"]
+__all__ = ["Flame"]
 
 KINDS = ("rr2", "rr", "laplace")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flame(Protocol):
+class Flame(Protocol, Fast):
     """Per-coordinate reports in the shuffle model."""
 
+    references: ClassVar[tuple[str, ...]] = ("FLAME",)
     shuffled: ClassVar[bool] = True
 
     clip_value: float = CLIP_VALUE
@@ -112,10 +113,6 @@ class Flame(Protocol):
         """Whether a slot of a round that is released may have fewer reports than it is padded to."""
         return self.padding is not None
 
-    def included(self, dim: int) -> float:
-        """The share of its coordinates that a client reports, on average and whatever they are."""
-        return 1.0
-
     @abc.abstractmethod
     def select(self, x: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Client: which coordinates tell of x, and which are reported at all; two masks of shape (dim,)."""
@@ -171,6 +168,10 @@ class Flame(Protocol):
             key_blanket = jax.random.fold_in(key_report, 1)
             value = jnp.where(told, value, self.local.blanket().sample(x.shape, key=key_blanket))
         return value, sent
+
+    def clipped(self, x: jax.Array, state: Any) -> jax.Array:
+        """Each coordinate to [-C, C]."""
+        return jnp.clip(x, -self.clip_value, self.clip_value)
 
     def _position(self, x: jax.Array, told: jax.Array) -> jax.Array:
         """The clipped value on [0, 1]; its middle, where bits and Laplace noise are their own blanket, if not told."""
@@ -276,31 +277,3 @@ class _Coordinates(Levels):
         with np.errstate(over="ignore"):
             position = np.asarray(x, np.float64)[slot] / (2 * self.protocol.clip_value) + 0.5
         return Positions(slot, position, told)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Padded(Flame):
-    """Slots of a public number of messages, `pad_to`, whatever clients send: the cohort's size unless given."""
-
-    pad_to: int | None = None
-    overflow: Literal["drop", "keep"] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._default("overflow", "keep" if self.published else "drop")
-        _validate.one_of(OVERFLOWS, overflow=self.overflow)
-        pad_to = _validate.given(pad_to=self.pad_to)
-        _validate.integer(**pad_to)
-        _validate.at_least(2, **pad_to)
-
-    def padded_to(self, cohort: Cohort) -> int:
-        """The number of messages in a slot; refuses one in which colluders leave no crowd."""
-        pad_to = cohort.size if self.pad_to is None else self.pad_to
-        if pad_to - cohort.colluders < 2:
-            raise ValueError(f"expected pad_to - colluders >= 2, got pad_to={pad_to} with {cohort.colluders} colluders")
-        return pad_to
-
-    @property
-    def padding(self) -> Padding:
-        """Draws from the blanket up to `pad_to`."""
-        return Padding(pad_to=self.known("pad_to"), overflow=self.known("overflow"), blanket=self.local.blanket())

@@ -10,17 +10,20 @@ From the same keys both paths sum the same reports; dummies and drops agree in d
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 import jax
 import numpy as np
 
 from dovetail import _validate
+from dovetail.claims import flame
 from dovetail.events import Mechanism, PaddedBernoulli, Report, Shuffled
 from dovetail.mechanisms import ExactSampler
 from dovetail.protocols._base import Cohort
+from dovetail.protocols._claimed import Claimed, Formula
 from dovetail.protocols._messages import Messages
-from dovetail.protocols.flame._flame import Padded
+from dovetail.protocols.flame._padded import Padded
 from dovetail.protocols.flame._select import top_mask
 from dovetail.statements import NotApplicable
 
@@ -28,7 +31,7 @@ __all__ = ["SsDouble"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SsDouble(Padded):
+class SsDouble(Padded, Claimed):
     """A random share of the coordinates, padded.
 
     Guarantees:
@@ -39,6 +42,7 @@ class SsDouble(Padded):
     """
 
     name: ClassVar[str] = "ss_double"
+    formula: ClassVar[Formula] = staticmethod(flame.ss_double)
 
     beta: float = 0.1
     inclusion: Literal["bernoulli", "fixed-k"] | None = None
@@ -53,6 +57,11 @@ class SsDouble(Padded):
             raise ValueError("expected inclusion = 'fixed-k' where whole messages travel, got inclusion='bernoulli'")
         if self.overflow == "keep" and self.inclusion == "bernoulli":
             raise ValueError("expected overflow = 'drop' with inclusion = 'bernoulli', got overflow='keep'")
+
+    @classmethod
+    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """FLAME's: one in fifty coordinates, half of few."""
+        return {"eps_local": 0.5, "beta": 0.02 if dim >= 50 else 0.5}
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
         """Pads to the cohort's size unless told otherwise."""

@@ -7,20 +7,23 @@ once a slot in the fast path and agrees in distribution.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from dovetail.claims import flame
 from dovetail.events import Mechanism, Report, Shuffled
 from dovetail.protocols._base import Cohort
+from dovetail.protocols._claimed import Claimed, Formula
 from dovetail.protocols.flame._flame import Flame
 
 __all__ = ["SsSimple"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SsSimple(Flame):
+class SsSimple(Flame, Claimed):
     """All coordinates, one shuffle each.
 
     Guarantees:
@@ -31,6 +34,12 @@ class SsSimple(Flame):
     """
 
     name: ClassVar[str] = "ss_simple"
+    formula: ClassVar[Formula] = staticmethod(flame.ss_simple)
+
+    @classmethod
+    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """FLAME's budget of a client, 78.5, over its coordinates."""
+        return {"eps_local": min(1.0, 78.5 / dim)}
 
     def select(self, x: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Every coordinate."""

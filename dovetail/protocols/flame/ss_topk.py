@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import jax
@@ -18,12 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail import _validate
+from dovetail.claims import flame
 from dovetail.events import DataIndependent, Mechanism, NonPrivate, PaddedTopk, Report, Shuffled
 from dovetail.mechanisms import BinaryRandomizedResponse, ExactSampler
 from dovetail.protocols._base import Cohort
+from dovetail.protocols._claimed import Claimed, Formula
 from dovetail.protocols._messages import Messages
 from dovetail.protocols._scopes import SLOTS_TELL_NOTHING
-from dovetail.protocols.flame._flame import Padded
+from dovetail.protocols.flame._padded import Padded
 from dovetail.protocols.flame._select import signed_counts, top_mask
 from dovetail.shufflers import SlotSums
 from dovetail.statements import NotApplicable
@@ -37,7 +40,7 @@ _INDICES_SHOW = "the indices of a message that travels whole are a function of i
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SsTopk(Padded):
+class SsTopk(Padded, Claimed):
     """The largest coordinates, hidden among decoys and dummies.
 
     Guarantees:
@@ -48,6 +51,7 @@ class SsTopk(Padded):
     """
 
     name: ClassVar[str] = "ss_topk"
+    formula: ClassVar[Formula] = staticmethod(flame.ss_topk)
 
     k: int = 0  # one in fifty coordinates, unless given
     decoys: int | None = None
@@ -59,6 +63,11 @@ class SsTopk(Padded):
         decoys = _validate.given(decoys=self.decoys)
         _validate.integer(**decoys)
         _validate.non_negative(**decoys)
+
+    @classmethod
+    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """FLAME's: one in fifty coordinates."""
+        return {"eps_local": 0.5, "k": max(1, dim // _SHARE)}
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
         """All other coordinates are decoys (none as published), slots are padded to the cohort's size, unless told."""
@@ -153,6 +162,16 @@ class SsTopk(Padded):
     def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]]:
         """Thm. 4's: k of d coordinates, padded."""
         return self._proven(cohort, dim), {}
+
+    def claimed_of_slots(self, cohort: Cohort, dim: int) -> str | None:
+        """FLAME's measure of what indices tell, Thm. 5; nothing where every coordinate is reported."""
+        if self.per_client(dim) == dim:
+            return None
+        try:
+            nu = flame.theorem5(num_users=cohort.size, pad_to=self.padding.pad_to, beta=self.k / dim)
+        except NotApplicable as refusal:
+            return f"FLAME Thm. 5: {refusal}"
+        return f"FLAME Thm. 5 allows {nu.quantity} and nu {nu.value:.4g} at the best. {nu.reason}"
 
     def _proven(self, cohort: Cohort, dim: int) -> PaddedTopk:
         return PaddedTopk(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -21,9 +22,10 @@ import numpy as np
 from dovetail import _validate, events
 from dovetail.events import Disjoint, Everyone, Mechanism, Round, View
 from dovetail.mechanisms._normal import normal
-from dovetail.mechanisms.gaussian import GaussianRandomizer
+from dovetail.mechanisms.gaussian import GaussianRandomizer, clip_l2
 from dovetail.mechanisms.laplace import LaplaceRandomizer
 from dovetail.protocols._base import CLIP_NORM, CLIP_VALUE, Cohort, Protocol
+from dovetail.protocols._fast import Fast
 from dovetail.protocols._scopes import local_scope
 from dovetail.shufflers import Layout, Reports
 from dovetail.statements import Neighbors
@@ -32,7 +34,7 @@ __all__ = ["LdpFl"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LdpFl(Protocol):
+class LdpFl(Protocol, Fast):
     """Local differential privacy: the server is untrusted.
 
     Guarantees:
@@ -40,6 +42,7 @@ class LdpFl(Protocol):
     """
 
     name: ClassVar[str] = "ldp_fl"
+    references: ClassVar[tuple[str, ...]] = ("FLAME", "Survey")
     undeployed: ClassVar[str] = "sends floating-point numbers with noise, for which there is no exact sampler here"
     resizable: ClassVar[bool] = True
 
@@ -62,6 +65,11 @@ class LdpFl(Protocol):
             object.__setattr__(self, clip[0], CLIP_NORM if self.randomizer == "gaussian" else CLIP_VALUE)
         _validate.positive(**_validate.given(**{clip[0]: clip[1]}))
         _validate.positive(**_validate.given(**{noise[0]: noise[1]}))
+
+    @classmethod
+    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Gaussian noise of the clip norm; nothing for Laplace noise."""
+        return {} if chosen.get("randomizer") == "laplace" else {"noise_multiplier": 1.0, "clip_norm": 1.0}
 
     @property
     def noise_field(self) -> str:
@@ -116,6 +124,12 @@ class LdpFl(Protocol):
         """The average of `size` independent noises."""
         local = self.local
         return (local.std if isinstance(local, GaussianRandomizer) else local.scale * math.sqrt(2)) / math.sqrt(size)
+
+    def clipped(self, x: jax.Array, state: Any) -> jax.Array:
+        """The whole update to its norm, or each coordinate."""
+        if self.clip_value is not None:
+            return jnp.clip(x, -self.clip_value, self.clip_value)
+        return clip_l2(x, self.clip_norm)
 
     def clipped_to(self, state: Any) -> float | None:
         """L2 clipping is a scaling; clipping each coordinate is not."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -20,6 +21,7 @@ from dovetail import _validate
 from dovetail.events import DataIndependent, Mechanism, Report, Round, Shuffled, View
 from dovetail.mechanisms import ExactSampler, SeededPrivUnit, seeds
 from dovetail.mechanisms import PrivUnitRandomizer as Randomizer
+from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.protocols._base import CLIP_NORM, Cohort, Protocol
 from dovetail.protocols._messages import Messages, Sent
 from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, shuffle_scope
@@ -42,6 +44,7 @@ class PrivUnit(Protocol):
     """
 
     name: ClassVar[str] = "privunit"
+    references: ClassVar[tuple[str, ...]] = ("BDFKR18", "AFT22")
     shuffled: ClassVar[bool] = True
 
     clip_norm: float = CLIP_NORM
@@ -50,6 +53,11 @@ class PrivUnit(Protocol):
     def __post_init__(self) -> None:
         _validate.positive(clip_norm=self.clip_norm)
         _validate.positive(**_validate.given(eps_local=self.eps_local))
+
+    @classmethod
+    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """A budget of 2 for the whole update."""
+        return {"eps_local": 2.0}
 
     @property
     def noise_field(self) -> str:
@@ -75,6 +83,10 @@ class PrivUnit(Protocol):
     def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray:
         """Of the whole message, against the uniform law of the sphere."""
         return self.local(value.shape[-1]).log_density(value, x)[..., None]
+
+    def clipped(self, x: jax.Array, state: Any) -> jax.Array:
+        """To the clip norm."""
+        return clip_l2(x, self.clip_norm)
 
     def estimate(self, tally: jax.Array, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
         """The sum of the messages, unbiased, over the planned size."""

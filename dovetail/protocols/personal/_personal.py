@@ -13,6 +13,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import jax
@@ -50,6 +51,7 @@ class Personal(Protocol):
         Only a settled protocol runs, so that clients spend what the event says.
     """
 
+    references: ClassVar[tuple[str, ...]] = ("APES",)
     undeployed: ClassVar[str] = "sends floating-point numbers with a personal budget's noise, which are no integers"
 
     budgets: Any = None  # a field, so that it is a config key; it takes the place of the property of `Protocol`
@@ -65,6 +67,11 @@ class Personal(Protocol):
             object.__setattr__(self, "budgets", tuple(self.budgets))
         if self.budget_scale is not None and self.budget_scale != "fit":
             _validate.positive(budget_scale=self.budget_scale)
+
+    @classmethod
+    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Budgets up to 1, evenly spread."""
+        return {"budgets": "uniform2"}
 
     @property
     def noise_field(self) -> str:
@@ -128,6 +135,10 @@ class Personal(Protocol):
     def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray | None:
         """The randomizer's, at the client's own budget."""
         return self.randomizer_of(_own(budget)).log_density(value, x)
+
+    def clipped(self, x: jax.Array, state: Any) -> jax.Array:
+        """Each coordinate to [-C, C]."""
+        return jnp.clip(x, -self.clip_value, self.clip_value)
 
     def layout(self, dim: int) -> Layout:
         """One slot a coordinate."""

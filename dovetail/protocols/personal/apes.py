@@ -15,10 +15,11 @@ import jax
 import numpy as np
 from scipy import special
 
-from dovetail import _validate
+from dovetail import _validate, claims
 from dovetail.events import Mechanism, NonPrivate
 from dovetail.mechanisms import ClipLaplace, LocalRandomizer, clip_laplace
 from dovetail.protocols._base import Cohort
+from dovetail.protocols._claimed import Claimed, Formula
 from dovetail.protocols.personal._personal import Personal, laplace_reports
 from dovetail.shufflers import SlotSums
 
@@ -29,7 +30,7 @@ _NODES, _QUANTILES = 4096, 512
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Apes(Personal):
+class Apes(Personal, Claimed):
     """Personal Clip-Laplace, shuffled.
 
     The estimate is biased: the mean report of unequal users is not that of their mean, and what the noise carries
@@ -45,6 +46,7 @@ class Apes(Personal):
 
     name: ClassVar[str] = "apes"
     shuffled: ClassVar[bool] = True
+    formula: ClassVar[Formula] = staticmethod(claims.apes.apes)
 
     bound: float | None = None
     randomizer: Literal["clip_laplace", "laplace"] = "clip_laplace"

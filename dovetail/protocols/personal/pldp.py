@@ -14,8 +14,10 @@ from typing import ClassVar, Literal
 
 import jax
 
+from dovetail import claims
 from dovetail.events import Laplace, Mechanism, Round, View
 from dovetail.protocols._base import Cohort
+from dovetail.protocols._claimed import Claimed, Formula
 from dovetail.protocols._scopes import local_scope
 from dovetail.protocols.personal._personal import PUBLIC_BUDGETS, Personal, laplace_reports
 from dovetail.statements import Neighbors
@@ -24,7 +26,7 @@ __all__ = ["LdpMin", "Pldp", "Unis"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _PersonalLaplace(Personal):
+class _PersonalLaplace(Personal, Claimed):
     """Laplace noise, one budget a user.
 
     Guarantees:
@@ -46,6 +48,7 @@ class Unis(_PersonalLaplace):
     """Personal Laplace noise in the shuffle model."""
 
     name: ClassVar[str] = "unis"
+    formula: ClassVar[Formula] = staticmethod(claims.apes.unis)
     shuffled: ClassVar[bool] = True
 
 
@@ -54,6 +57,7 @@ class Pldp(_PersonalLaplace):
     """Personal local differential privacy; the statement is for the user with the largest budget."""
 
     name: ClassVar[str] = "pldp"
+    formula: ClassVar[Formula] = staticmethod(claims.apes.pldp)
 
     def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
         """The reports of the user that is ready to spend the most."""
@@ -76,6 +80,7 @@ class LdpMin(Pldp):
     """Local differential privacy at the smallest budget, which satisfies every user."""
 
     name: ClassVar[str] = "ldp_min"
+    formula: ClassVar[Formula] = staticmethod(claims.apes.ldp_min)
 
     def spent(self, budgets: tuple[float, ...]) -> tuple[float, ...]:
         """The smallest budget, everyone."""

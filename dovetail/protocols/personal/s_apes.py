@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 import jax
@@ -22,9 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.stats import binom
 
-from dovetail import _validate
+from dovetail import _validate, claims
 from dovetail.events import Mechanism, NonPrivate
 from dovetail.protocols._base import Cohort
+from dovetail.protocols._claimed import Formula
 from dovetail.protocols.flame._select import top_mask
 from dovetail.protocols.personal.apes import Apes, midpoints
 
@@ -54,6 +56,7 @@ class SApes(Apes):
     """
 
     name: ClassVar[str] = "s_apes"
+    formula: ClassVar[Formula] = staticmethod(claims.apes.s_apes)
 
     keep: float = 0.2
     sparsify: Literal["threshold", "top", "random"] | None = None
@@ -67,6 +70,11 @@ class SApes(Apes):
         _validate.at_most(1, keep=self.keep)
         _validate.one_of(("threshold", "top", "random"), sparsify=self.sparsify)
         _validate.one_of(("clip_laplace",), randomizer=self.randomizer)
+
+    @classmethod
+    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """A fifth of the coordinates is kept, all of few."""
+        return {**super().example(dim, chosen), "keep": 0.2 if dim >= 5 else 1.0}
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
         """Refuses to keep less than one coordinate."""

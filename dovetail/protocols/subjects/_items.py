@@ -14,14 +14,20 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
+import jax
+
 from dovetail import _validate
-from dovetail.events import Disjoint, Gaussian, Mechanism, NonPrivate, Poisson, SampledSubject
+from dovetail.claims import Claim
+from dovetail.events import Disjoint, Gaussian, Mechanism, NonPrivate, Poisson, Round, SampledSubject
+from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.protocols._base import CLIP_NORM, Cohort, Protocol
+from dovetail.protocols._claimed import FROM_DATA, Claimed
 from dovetail.protocols._scopes import DROPOUT
 from dovetail.shufflers import Layout
-from dovetail.statements import Neighbors, Unit
+from dovetail.statements import Neighbors, Scope, Unit
 
 __all__ = ["ItemLevel"]
 
@@ -31,10 +37,15 @@ _LEAKS = "the noise follows the largest number of one subject's records in a bat
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ItemLevel(Protocol):
+class ItemLevel(Protocol, Claimed):
     """Per-record clipping; `batch` is the expected number of records in a step, a public constant."""
 
+    references: ClassVar[tuple[str, ...]] = ("SubDP",)
     relation: ClassVar[Neighbors] = Neighbors.ADD_REMOVE
+    uncompared: ClassVar[str | None] = (
+        "it protects people whose records lie at several users: see `dovetail reproduce subdp`"
+    )
+    read_off_data: ClassVar[tuple[str, ...]] = ("group_in_batch",)
     claimed_for: ClassVar[Literal["round", "training"]] = "training"
     samples: ClassVar[Literal["users", "records"]] = "records"
 
@@ -71,6 +82,11 @@ class ItemLevel(Protocol):
         rate = _validate.given(sampling_rate=self.sampling_rate)
         _validate.positive(**rate)
         _validate.at_most(1, **rate)
+
+    @classmethod
+    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Three records of a subject, each in half of all batches of 5."""
+        return {"noise_multiplier": 1.0, "items_per_subject": 3, "batch": 5.0, "sampling_rate": 0.5}
 
     @property
     def protects(self) -> Unit:
@@ -124,9 +140,24 @@ class ItemLevel(Protocol):
         """Every coordinate of a sum, or of a model, to the server."""
         return Layout(slots=dim, reports_per_client=dim, shufflers=0)
 
-    def _mechanism(self, cohort: Cohort, **more: Any) -> Mechanism:
+    def clipped(self, x: jax.Array, state: Any) -> jax.Array:
+        """The gradients of records, to the clip norm."""
+        return clip_l2(x, self.clip_norm)
+
+    def rows_of_unit(self, cohort: Cohort) -> int:
+        """The records that the caps leave a subject; with private steps, at one user, for users see no more.
+
+        Without a cap that is certified (adaptive_z), as many as the protocol speaks of.
+        """
         if self.adaptive_z:
-            return NonPrivate(reason=_LEAKS)
+            return self.items_per_subject or 1
+        event = self._sampled_subject(cohort)
+        return event.most_at_user if self.private_steps else event.most_items
+
+    def _mechanism(self, cohort: Cohort, **more: Any) -> Mechanism:
+        return NonPrivate(reason=_LEAKS) if self.adaptive_z else self._sampled_subject(cohort, **more)
+
+    def _sampled_subject(self, cohort: Cohort, **more: Any) -> SampledSubject:
         spanned = self.users_per_subject or cohort.population
         items = self.items_per_subject or 1
         return SampledSubject(
@@ -163,7 +194,17 @@ class ItemLevel(Protocol):
         spanned = self.users_per_subject or cohort.population
         return noise, {"items_per_subject": self.group_in_batch, "users_per_subject": spanned}
 
-    @property
-    def published_sampling(self) -> Poisson:
-        """How the paper's accountant takes records to be sampled."""
-        return Poisson(prob=self.rate)
+    def published_rounds(self, event: Mechanism, cohort: Cohort) -> list[Round]:
+        """Every step of a round, on a Poisson sample of records."""
+        return [Round(mechanism=event, participation=Poisson(prob=self.rate))] * max(1, self.private_steps)
+
+    def published_scope(self, scope: Scope) -> Scope:
+        """Records are added or removed; how many of one subject meet is read off the data."""
+        return dataclasses.replace(scope, neighbors=Neighbors.ADD_REMOVE, assumptions=(*scope.assumptions, FROM_DATA))
+
+    def claim(self, cohorts: Sequence[Cohort], dim: int, *, delta: float) -> Claim | None:
+        """The recipe's target, where the recipe set the noise batch by batch to meet just this."""
+        claim = super().claim(cohorts, dim, delta=delta)
+        if claim is None or self.claimed_eps is None:
+            return claim
+        return dataclasses.replace(claim, eps=self.claimed_eps)

@@ -14,10 +14,12 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from dovetail.claims import subdp
 from dovetail.events import Everyone, FixedSize, Mechanism, Poisson, Round, View
 from dovetail.mechanisms._normal import normal
-from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.protocols._base import Cohort
+from dovetail.protocols._claimed import Formula
+from dovetail.protocols._fast import Fast
 from dovetail.protocols._scopes import CURATOR_SEES, curator_scope
 from dovetail.protocols.subjects._items import ItemLevel
 from dovetail.shufflers import Reports
@@ -27,7 +29,7 @@ __all__ = ["CentralSub"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CentralSub(ItemLevel):
+class CentralSub(ItemLevel, Fast):
     """Subject-level differential privacy with a trusted server; `unit = "item"` is item-level DP-FL.
 
     Guarantees:
@@ -36,6 +38,7 @@ class CentralSub(ItemLevel):
     """
 
     name: ClassVar[str] = "central_sub"
+    formula: ClassVar[Formula] = staticmethod(subdp.central_sub)
 
     def _records_in_reach(self, cohort: Cohort) -> float:
         """All records of the federation, or of the users that are drawn on average."""
@@ -52,7 +55,7 @@ class CentralSub(ItemLevel):
 
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
         """The clipped gradient of one record."""
-        return Reports(slot=None, value=clip_l2(x, self.clip_norm), valid=jnp.ones(()))
+        return Reports(slot=None, value=self.clipped(x, state), valid=jnp.ones(()))
 
     def init(self, dim: int) -> jax.Array:
         """The noise over the protocol's own, which only `adaptive_z` changes."""

@@ -15,8 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from dovetail import _validate
+from dovetail.claims import subdp
 from dovetail.events import Everyone, Mechanism, Round, View
 from dovetail.protocols._base import Cohort
+from dovetail.protocols._claimed import Formula
 from dovetail.protocols._scopes import local_scope
 from dovetail.protocols.subjects._items import ItemLevel
 from dovetail.shufflers import Reports
@@ -35,6 +37,7 @@ class LocalSub(ItemLevel):
     """
 
     name: ClassVar[str] = "local_sub"
+    formula: ClassVar[Formula] = staticmethod(subdp.local_sub)
     undeployed: ClassVar[str] = "adds its noise within local training, in floating point, and has no shuffler to deploy"
 
     steps: int = 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import jax
@@ -40,11 +41,18 @@ class ReportedSum(Protocol):
     """A sum of numbers in [0, 1] from shuffled reports; numbers outside are moved in, NaN counts as 1/2."""
 
     shuffled: ClassVar[bool] = True
+    only_dim: ClassVar[int | None] = 1
+    uncompared: ClassVar[str | None] = "it adds up numbers and trains no model: see `dovetail reproduce survey`"
 
     eps_local: float | None = None
 
     def __post_init__(self) -> None:
         _validate.positive(**_validate.given(eps_local=self.eps_local))
+
+    @classmethod
+    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """A budget of 1 for a report."""
+        return {"eps_local": 1.0}
 
     @property
     def noise_field(self) -> str:

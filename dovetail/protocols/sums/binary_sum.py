@@ -28,6 +28,7 @@ class BinarySum(ReportedSum):
     """
 
     name: ClassVar[str] = "binary_sum"
+    references: ClassVar[tuple[str, ...]] = ("CSUZZ19", "BBGN19")
 
     @property
     def local(self) -> BinaryRandomizedResponse:

@@ -29,6 +29,7 @@ from dovetail.mechanisms import BinaryRandomizedResponse, ExactSampler, Randomiz
 from dovetail.mechanisms._base import clamp, clamp64
 from dovetail.mechanisms.exact import round_at_random
 from dovetail.protocols._base import Cohort
+from dovetail.protocols._fast import Fast
 from dovetail.protocols._messages import Messages, Sent
 from dovetail.protocols.sums._shares import Shares
 from dovetail.protocols.sums._sums import ReportedSum, of_numbers
@@ -43,7 +44,7 @@ _HALF = 0.5  # numbers in [0, 1] are encoded as what they are more than this
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RealSum(ReportedSum):
+class RealSum(ReportedSum, Fast):
     """The sum of n numbers in [0, 1].
 
     Guarantees:
@@ -55,6 +56,7 @@ class RealSum(ReportedSum):
     """
 
     name: ClassVar[str] = "real_sum"
+    references: ClassVar[tuple[str, ...]] = ("BBGN19", "BBGN20", "CSUZZ19")
 
     method: Literal["single", "unary", "split"] = "single"
     levels: int | None = None
@@ -78,6 +80,11 @@ class RealSum(ReportedSum):
             raise ValueError(
                 f"expected mix with clip_norm=0.5 and without noise, which stands beside it, got {self.mix}"
             )
+
+    @classmethod
+    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """A budget for a report; nothing for shares, whose noise is their own."""
+        return {} if chosen.get("method") == "split" else super().example(dim, chosen)
 
     @property
     def sharing(self) -> SplitAndMixProtocol | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
@@ -23,7 +24,9 @@ from dovetail import _validate, events
 from dovetail.events import DataIndependent, Mechanism, NonPrivate, Round, View
 from dovetail.mechanisms import ExactSkellam, skellam
 from dovetail.mechanisms._normal import normal
+from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.protocols._base import CLIP_NORM, Cohort, Protocol
+from dovetail.protocols._fast import Fast
 from dovetail.protocols._scopes import DROPOUT, SLOTS_TELL_NOTHING, check_shuffle_relation, enrolment
 from dovetail.protocols.sums._shares import Shares
 from dovetail.shufflers import Layout, Reports, ShuffledReports
@@ -42,7 +45,7 @@ class Collected(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SplitAndMixProtocol(Protocol):
+class SplitAndMixProtocol(Protocol, Fast):
     """Central noise without a curator.
 
     `noise_multiplier` is the standard deviation of the honest clients' noise on a coordinate of the sum, over
@@ -60,6 +63,7 @@ class SplitAndMixProtocol(Protocol):
     """
 
     name: ClassVar[str] = "split_and_mix"
+    references: ClassVar[tuple[str, ...]] = ("BBGN20", "AKL21")
     shuffled: ClassVar[bool] = True
 
     clip_norm: float = CLIP_NORM
@@ -86,6 +90,11 @@ class SplitAndMixProtocol(Protocol):
             raise ValueError(
                 f"expected a share for each of {self.shufflers} shufflers at least, got shares={self.shares}"
             )
+
+    @classmethod
+    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Noise of twice the clip norm."""
+        return {"noise_multiplier": 2.0}
 
     @property
     def noise_field(self) -> str:
@@ -182,6 +191,10 @@ class SplitAndMixProtocol(Protocol):
         """The noise of all clients, in one draw a coordinate."""
         noise = skellam.skellam(self.noise_part, collected.residues.shape, key=key, times=collected.users)
         return collected.residues + skellam.words(noise)
+
+    def clipped(self, x: jax.Array, state: Any) -> jax.Array:
+        """To the clip norm."""
+        return clip_l2(x, self.clip_norm)
 
     def clipped_to(self, state: Any) -> float:
         """The clip norm; what is rounded is rounded without bias."""

@@ -1,0 +1,42 @@
+"""Attacks that know a protocol, registered by its class and found along its ancestors: a subclass inherits them.
+
+A module from outside adds those on its own protocol:
+
+    @registry.stronger.register(ItsProtocol)
+    def its_attacks(protocol: ItsProtocol, cohort: Cohort, dim: int) -> list[ExactAttack]: ...
+"""
+
+from __future__ import annotations
+
+import functools
+
+from dovetail.audit.bounds import ExactAttack
+from dovetail.protocols import Cohort, Protocol
+from dovetail.statements import NotApplicable
+
+__all__ = ["on_own_reports", "shows_less", "stronger"]
+
+
+@functools.singledispatch
+def stronger(protocol: Protocol, cohort: Cohort, dim: int) -> list[ExactAttack]:
+    """Attacks on one round of a settled protocol beyond those of `audit.exact` on its event; none are known."""
+    return []
+
+
+@functools.singledispatch
+def shows_less(protocol: Protocol) -> bool:
+    """Whether the analyzer sees less than the event of a round says, as where a proof gives something away for free.
+
+    Attacks on the event then prove nothing about the protocol, and only those that are `stronger` may be used.
+    """
+    return False
+
+
+@functools.singledispatch
+def on_own_reports(protocol: Protocol, cohort: Cohort, dim: int) -> list[ExactAttack]:
+    """Attacks on one round of a settled protocol by all who receive anything of it, who know who sent what.
+
+    Guarantees:
+        At delta = 0 exactly the local eps, to 1e-6, where reports are independent and the randomizer has a finite one.
+    """
+    raise NotApplicable(f"no attack is known on a client's own reports under {protocol.name!r}")

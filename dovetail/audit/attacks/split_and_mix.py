@@ -1,0 +1,46 @@
+"""Split-and-mix: all shares of the victim together are its update with one client's part of the noise."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import numpy as np
+
+from dovetail.audit.attacks.registry import on_own_reports
+from dovetail.audit.bounds import ExactAttack
+from dovetail.audit.exact.noise import skellam
+from dovetail.protocols import Cohort
+from dovetail.protocols.sums.split_and_mix import SplitAndMixProtocol
+from dovetail.statements import NotApplicable
+
+__all__ = ["own_reports"]
+
+_VALUE = "the victim's own noisy value"
+
+
+@on_own_reports.register(SplitAndMixProtocol)
+def own_reports(protocol: SplitAndMixProtocol, cohort: Cohort, dim: int) -> list[ExactAttack]:
+    """A value with one client's part of the noise: its law where that fits, and Chernoff's bound on both tails."""
+    shift = 2 * math.floor(protocol.known("scale") * protocol.clip_norm)
+    variance = protocol.noise_part
+    found = []
+    with contextlib.suppress(NotApplicable):
+        found.append(skellam(_VALUE, variance, shift, modulus=protocol.known("modulus")))
+    for share in (0.5, 0.8, 0.9, 0.95, 0.98):
+        above = math.ceil(shift * share)
+        missed, alarm = (_log_tail(variance, distance) for distance in (shift - above, above))
+        if math.exp(missed) + math.exp(alarm) > 0.99:  # upper bounds that say nothing
+            continue
+        first = np.array([missed, math.log(-math.expm1(missed))])
+        second = np.array([math.log(-math.expm1(alarm)), alarm])
+        attack = f"whether {_VALUE} is above {above}"
+        found.append(ExactAttack(attack=attack, log_first=first, log_second=second, pure=math.inf))
+    nothing = np.zeros(1)
+    return found or [ExactAttack(attack=_VALUE, log_first=nothing, log_second=nothing, pure=math.inf)]
+
+
+def _log_tail(variance: float, distance: int) -> float:
+    """An upper bound on log P(noise >= distance)."""
+    slope = math.asinh(distance / variance)
+    return variance * (math.hypot(1.0, distance / variance) - 1) - distance * slope

@@ -1,0 +1,38 @@
+"""Exact attacks, registered by the type of what they attack and found along its ancestors.
+
+A module from outside adds those on its own events:
+
+    @registry.on_event.register(ItsEvent)
+    def its_attacks(event: ItsEvent, rounds: int) -> list[ExactAttack]: ...
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from dovetail.audit.bounds import ExactAttack
+from dovetail.audit.exact.ratios import Seen
+from dovetail.events import Round
+from dovetail.statements import NotApplicable
+
+__all__ = ["in_sample", "on_event", "on_rounds"]
+
+
+@functools.singledispatch
+def on_event(event: Any, rounds: int) -> list[ExactAttack]:
+    """The exact attacks on so many rounds of an event."""
+    raise NotApplicable(f"no exact attack is known on an event of type {type(event).__name__}")
+
+
+@functools.singledispatch
+def in_sample(event: Any, prob: float, times: int) -> Seen:
+    """What so many releases of an event show of a user who is in each with this probability, against nobody."""
+    raise NotApplicable("of Poisson samples, exact attacks are known on Gaussian sums, for adding a user")
+
+
+@functools.singledispatch
+def on_rounds(participation: Any, rounds: Sequence[Round]) -> list[ExactAttack]:
+    """The exact attacks on rounds that all choose in this way who takes part."""
+    raise NotApplicable("no exact attack is known on this way to choose who takes part")
