@@ -24,13 +24,13 @@ from dovetail.statements import Neighbors, NotApplicable, Scope, Unit
 __all__ = ["Calibration", "unit_of"]
 
 _SIMULATED = (
-    "whoever runs the simulation is trusted: the data of all users and all noise are on one machine",
-    "noise drawn in 32-bit floating point stands for real-valued noise, though normal draws end at "
+    "whoever runs the simulation is trusted: all users' data and all noise are on one machine",
+    "32-bit floating-point noise is as good as real-valued noise, although normal draws are cut off at "
     f"{at_least(NORMAL_CUT, 3)} standard deviations and Laplace draws at {at_least(LAPLACE_CUT, 3)} scales",
 )
 _SECRET = {
-    "os": "the run's noise key, 256 bits of the operating system, stays secret; it is deleted when the run ends",
-    "seeded": "nobody who sees a model knows the seed, from which all noise follows and which config.toml shows",
+    "os": "the run's noise key (256 bits from the operating system) stays secret; it is deleted when the run ends",
+    "seeded": "nobody who sees a model knows the seed, which determines all noise and is written in config.toml",
 }
 
 
@@ -80,7 +80,7 @@ class Calibration:
         """A target needs rounds that promise something, to the unit that it is for."""
         eps, own = self.config.privacy.eps, self.planned(protocol)
         if any(isinstance(item.mechanism, NonPrivate) for item in own.rounds):
-            raise ValueError(f"expected no privacy.eps with {protocol.name!r}, which promises nothing, got {eps}")
+            raise ValueError(f"expected no privacy.eps with {protocol.name!r}, which gives no guarantee, got {eps}")
         unit = unit_of(self.config, own.scope)
         if protocol.calibrated and unit is not own.scope.unit:
             replaced = self.replaced(protocol)
@@ -114,7 +114,7 @@ class Calibration:
         """SubDP as printed: the target is what its recipe would promise, and nothing is certified."""
         eps, delta = self.config.privacy.eps, self.config.privacy.delta
         if eps is None:
-            raise ValueError("expected privacy.eps with adaptive_z, which sets the noise by it, got none")
+            raise ValueError("expected privacy.eps with adaptive_z, which derives the noise from it, got none")
         settled = protocol.settle(self.schedule.cohort(0), self.dim)
         batches = self.schedule.rounds * (protocol.private_steps or self.schedule.size)
 

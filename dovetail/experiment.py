@@ -217,7 +217,7 @@ class _Run:
         plan = self.plan
         if self.record != plan.record(self.released):
             raise RuntimeError(
-                "the engine did not run what the plan states: nothing is certified, and nothing was written"
+                "the engine did not run what the plan states, so nothing is certified and nothing was written"
             )
         result = _result(plan, self.training, self.released, self.seconds, out)
         if self.folder:

@@ -32,9 +32,9 @@ from dovetail.units import Spread, Viewed
 __all__ = ["Record", "certified"]
 
 _FORMAT = 1
-_FRESH = "users' noise is independent and fresh"
+_FRESH = "users draw fresh, independent noise"
 _SEALED = "values are encrypted for the analyzer, and all messages look alike"
-_HONEST = "the shuffler does what it should, and what released models tell anybody is left to the statement about them"
+_HONEST = "the shuffler follows the protocol (a separate statement covers what the released models reveal)"
 
 
 def certified(rounds: Sequence[Round], scope: Scope, *, delta: float, eps: float | None = None) -> Statement:
@@ -184,7 +184,7 @@ class Record:
                 verdict=Verdict(data["verdict"]),
             )
         except (KeyError, TypeError, IndexError, AttributeError, msgspec.ValidationError) as error:
-            raise ValueError(f"expected the ledger of a run, got something else ({error})") from error
+            raise ValueError(f"expected the ledger of a run, got data that is not one ({error})") from error
 
 
 def _viewed(events: Sequence[Round], data: Mapping[str, Any]) -> Viewed:

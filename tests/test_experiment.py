@@ -201,7 +201,7 @@ def test_fits_and_certify_agree_on_the_budget():
         (("protocol.clip_nrom", 1.0), "unknown key of protocol 'dp_fl' 'clip_nrom': did you mean 'clip_norm'"),
         (("privacy.epsilon", 1.0), r"unknown key of \[privacy\] 'epsilon': did you mean 'eps'"),
         (("cohrot.size", 1), "unknown config key 'cohrot': did you mean 'cohort'"),
-        (("cohort.size", 301), r"expected at most as many clients a round as there are \(300\), got size=301"),
+        (("cohort.size", 301), r"expected at most 300 clients per round \(all there are\), got size=301"),
         (("noise", "maybe"), "noise must be one of os, seeded, got 'maybe'"),
         (("privacy.unit", "family"), "privacy.unit must be one of item, user, subject, got 'family'"),
         (("cohort.size", "many"), "cohort.size must be a whole number or a list, got 'many'"),
@@ -539,7 +539,7 @@ def test_the_table_of_units_says_what_each_is_promised(neighbors):
     assert rows[Unit.USER].neighbors is neighbors
     assert rows[Unit.ITEM].neighbors is rows[Unit.SUBJECT].neighbors is Neighbors.REPLACE_ONE
     assert any(
-        text.startswith("no subject has records at more than 2 users, nor more than 5 in all")
+        text.startswith("no subject has records at more than 2 users, or more than 5 records in total")
         for text in rows[Unit.SUBJECT].assumptions
     )
     assert "hyper-parameters were chosen without the private data" in rows[Unit.ITEM].assumptions
@@ -583,4 +583,4 @@ def test_units_without_a_promise_say_why():
 def test_a_user_is_taken_for_a_subject_where_nobody_knows_better():
     rows = plan(("protocol.noise_multiplier", 8.0), ("cohort.kind", "poisson")).table([0, 1])
     assert rows[Unit.SUBJECT].eps == rows[Unit.USER].eps
-    assert any("who a record is about is unknown" in said for said in rows[Unit.SUBJECT].assumptions)
+    assert any("the data do not say whom a record is about" in said for said in rows[Unit.SUBJECT].assumptions)

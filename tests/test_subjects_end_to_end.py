@@ -133,14 +133,14 @@ def test_items_alone_are_the_item_level_and_subjects_get_what_their_items_add_up
     result = experiment.run(plan(("protocol", item), ("privacy.unit", "item")))
     assert result.statement.unit is Unit.ITEM
     assert result.units[Unit.SUBJECT].eps > 3 * result.statement.eps
-    assert "nor more than 5 in all" in " ".join(result.units[Unit.SUBJECT].assumptions)
+    assert "or more than 5 records in total" in " ".join(result.units[Unit.SUBJECT].assumptions)
 
 
 def test_unknown_subjects_are_users():
     ready = plan(("task", {"name": "tiny", "partition": "iid", "users": 30}), task=TASK)
     result = experiment.run(ready)
     assert result.units[Unit.USER].eps == result.units[Unit.SUBJECT].eps <= 6.0
-    assert "a user is taken for one subject" in " ".join(result.units[Unit.USER].assumptions)
+    assert "each user is one subject" in " ".join(result.units[Unit.USER].assumptions)
 
 
 def test_users_drawn_first_cost_more():
@@ -253,11 +253,11 @@ def test_every_row_says_all_that_its_number_rests_on():
         said = " ".join(rows[unit].assumptions)
         assert "each user joins a round independently with probability 0.5" in said
         assert "hyper-parameters were chosen without the private data" in said
-    assert "no record is at more than 1 user" in " ".join(rows[Unit.ITEM].assumptions)
+    assert "no record is held by more than 1 user" in " ".join(rows[Unit.ITEM].assumptions)
     capped = plan().table([0])
-    assert "replaced by another of the same subject" in " ".join(capped[Unit.ITEM].assumptions)
+    assert "replaced by another record of the same subject" in " ".join(capped[Unit.ITEM].assumptions)
     unknown = plan(("task", {"name": "tiny", "partition": "iid", "users": 30}), task=TASK)
-    assert "a user is taken for one subject" in " ".join(unknown.certify([0]).assumptions)
+    assert "each user is one subject" in " ".join(unknown.certify([0]).assumptions)
 
 
 def test_what_is_read_off_the_data_is_not_in_the_privacy_file(tmp_path):

@@ -491,9 +491,9 @@ def test_what_a_protocol_does_not_say_of_slots_is_not_certified():
     """By its event it was certified (0, 0) against the shuffler."""
     found = quoted("LargestFirst")
     assert found.shuffler.unbounded
-    assert "does not say what the slots that a client fills depend on" in found.shuffler.theorem.where
+    assert "does not declare what a client's choice of slots depends on" in found.shuffler.theorem.where
     assert found.local.unbounded
-    assert "does not say what a client's own reports tell" in found.local.theorem.where
+    assert "does not declare what a client's own reports reveal" in found.local.theorem.where
 
 
 def test_nobody_is_told_of_a_curator_where_there_is_none():

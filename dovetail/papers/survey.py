@@ -205,7 +205,7 @@ def _amplification(desk: Desk) -> Iterator[Row]:
         adversary="analyzer",
         neighbors=Neighbors.REPLACE_ONE,
         unit=Unit.USER,
-        assumptions=("users' noise is independent and fresh", "the shuffler permutes uniformly"),
+        assumptions=("users draw fresh, independent noise", "the shuffler permutes uniformly"),
     )
     claims = {
         "Sec. 5.5, blanket": published.amplification_single,

@@ -64,7 +64,7 @@ class Cohort:
         """Refuse a minimum where the sample is secret: a withheld round would tell of who was drawn."""
         if isinstance(self.participation, Poisson | FixedSize) and self.min_size > 0:
             raise ValueError(
-                "expected min_size = 0 where the sample is secret (a withheld round would tell of who was drawn), "
+                "expected min_size = 0 with a secret sample (a withheld round would reveal who was sampled), "
                 f"got min_size={self.min_size}"
             )
 
@@ -78,7 +78,7 @@ class Cohort:
                 return round(self.size / prob)
             case Everyone():
                 return self.size
-        raise ValueError("expected users that are all there, or drawn at random, got disjoint batches of users")
+        raise ValueError("expected everyone in every round, or users sampled at random, got disjoint batches of users")
 
     @property
     def unseen(self) -> Participation:
@@ -102,7 +102,7 @@ class Cohort:
     def crowd(self) -> int:
         """The number of users that a shuffled round is sure to have: its enforced minimum."""
         if self.min_size < 2:
-            raise ValueError(f"expected cohort.min_size >= 2 where reports hide in a crowd, got {self.min_size}")
+            raise ValueError(f"expected cohort.min_size >= 2 for a protocol that shuffles reports, got {self.min_size}")
         return self.min_size
 
 
@@ -114,7 +114,7 @@ class Protocol(abc.ABC):
     relation: ClassVar[Neighbors] = Neighbors.REPLACE_ONE  # what it is quoted under
     resizable: ClassVar[bool] = False  # whether rounds may be of different sizes
     claimed_for: ClassVar[Literal["round", "training"]] = "round"  # what the claim of its paper is about
-    undeployed: ClassVar[str] = "has a trusted curator, and no shuffler to deploy"  # why there are no `messages`
+    undeployed: ClassVar[str] = "has a trusted curator and no shuffler to deploy"  # why there are no `messages`
 
     @property
     def noise_field(self) -> str | None:
@@ -216,12 +216,12 @@ class Protocol(abc.ABC):
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
         """One client's part of a round with its name on it: what is left if nobody is trusted."""
-        return NonPrivate(reason="not certified: the protocol does not say what a client's own reports tell")
+        return NonPrivate(reason="not certified: the protocol does not declare what a client's own reports reveal")
 
     def slots_seen(self, dim: int) -> DataIndependent | NonPrivate:
         """What the shuffler sees, which reads no value: which slots a client fills."""
         return NonPrivate(
-            reason="not certified: the protocol does not say what the slots that a client fills depend on"
+            reason="not certified: the protocol does not declare what a client's choice of slots depends on"
         )
 
     def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]] | None:

@@ -21,7 +21,7 @@ from dovetail import _validate
 __all__ = ["DISTRIBUTIONS", "Distribution", "resolve"]
 
 _SEED = 2023
-_FORMS = "a distribution's name, [low, high] or a file with one number a line"
+_FORMS = "the name of a distribution, [low, high] or a file with one number per line"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _named(given: str, num_users: int) -> np.ndarray:
     if path.is_file():
         return _from_file(path)
     if path.suffix or len(path.parts) > 1:
-        raise FileNotFoundError(f"expected budgets as {_FORMS}, got {given!r}, which is no file")
+        raise FileNotFoundError(f"expected budgets as {_FORMS}, got {given!r}, which is not a file")
     _validate.known("budgets", given, DISTRIBUTIONS)
     raise ValueError(f"expected budgets as {_FORMS}, got {given!r}")
 
@@ -101,5 +101,5 @@ def _from_file(path: Path) -> np.ndarray:
         try:
             values.append(float(line))
         except ValueError as error:
-            raise ValueError(f"expected one number a line in {str(path)!r}, got {line!r}") from error
+            raise ValueError(f"expected one number per line in {str(path)!r}, got {line!r}") from error
     return np.array(values)

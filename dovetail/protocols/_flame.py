@@ -69,7 +69,7 @@ class Flame(Protocol):
         _validate.positive(**_validate.given(eps_local=self.eps_local))
         if (self.levels is not None) != (self.randomizer == "rr"):
             raise ValueError(
-                f"expected levels with randomizer='rr' and only then, got levels={self.levels} with {self.randomizer!r}"
+                f"expected levels if and only if randomizer='rr', got levels={self.levels} with {self.randomizer!r}"
             )
         self._default("linkage", "vector" if self.published else "coordinate")
         _validate.one_of(LINKAGES, linkage=self.linkage)
@@ -153,9 +153,11 @@ class Flame(Protocol):
     def messages(self, dim: int) -> Messages:
         """A level a message, where coordinates travel apart and reports are levels."""
         if self.randomizer == "laplace":
-            raise NotApplicable("expected reports that are integers where parties are real, got randomizer='laplace'")
+            raise NotApplicable("expected a randomizer with integer reports in a deployment, got randomizer='laplace'")
         if self.linkage == "vector":
-            raise NotApplicable("expected a message for every coordinate where parties are real, got linkage='vector'")
+            raise NotApplicable(
+                "expected one message per coordinate (linkage='coordinate') in a deployment, got linkage='vector'"
+            )
         response = ExactRandomizedResponse(self.known("eps_local"), self.levels or 2)
         return _Coordinates(response=response, padded=self.padding is not None, protocol=self, dim=dim)
 

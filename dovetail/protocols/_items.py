@@ -26,8 +26,8 @@ from dovetail.statements import Neighbors
 __all__ = ["ItemLevel"]
 
 _RATE = 0.1
-_REMOVAL = "users stay on the public roster and take part as before, also without the records that are removed"
-_LEAKS = "the noise follows the largest number of one subject's records in a batch, and so tells it"
+_REMOVAL = "users stay on the public roster and take part as before, even if records of theirs are removed"
+_LEAKS = "the noise depends on the largest number of records that one subject has in a batch, and so reveals it"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,18 +136,18 @@ class ItemLevel(Protocol):
     def _assumptions(self) -> tuple[str, ...]:
         """What both protocols take for granted, and the cap that is enforced."""
         public = (
-            "sampling rate and batch are public and the same whoever is there",
+            "the sampling rate and the batch size are public and do not depend on who takes part",
             DROPOUT,
             _REMOVAL,
         )
         if self.unit == "item":
             return public
-        parts = [f"at most {self.items_per_subject} records of a subject are used in all"]
+        parts = [f"at most {self.items_per_subject} records of a subject are used in total"]
         if self.items_per_user is not None:
-            parts.append(f"{self.items_per_user} at one user")
+            parts.append(f"at most {self.items_per_user} at one user")
         if self.users_per_subject is not None:
-            parts.append(f"at {self.users_per_subject} user{'s' * (self.users_per_subject > 1)}")
-        return (f"{', '.join(parts)}: chosen by that subject's records alone", *public)
+            parts.append(f"at no more than {self.users_per_subject} user{'s' * (self.users_per_subject > 1)}")
+        return (f"{', '.join(parts)}; the choice depends on that subject's records alone", *public)
 
     def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]] | None:
         """The paper counts items under Poisson sampling, in groups of as many as a batch holds of one subject."""

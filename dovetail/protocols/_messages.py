@@ -57,8 +57,8 @@ class Messages(abc.ABC):
     def assumptions(self) -> tuple[str, ...]:
         """What a statement about deployed messages relies on besides the protocol's own assumptions."""
         return (
-            "the random bytes of clients' and shufflers' operating systems are uniform and independent",
-            "nobody learns how long a client took to draw its messages",
+            "the random bytes from the operating systems of clients and shufflers are uniform and independent",
+            "nobody learns how long a client takes to draw its messages",
         )
 
     @property
@@ -76,7 +76,7 @@ class Messages(abc.ABC):
 
     def dummies(self, count: int, *, sampler: ExactSampler) -> np.ndarray:
         """Shuffler: plaintexts from the blanket, (count, size) uint8, for slots that are padded."""
-        raise ValueError(f"expected messages of a protocol that pads its slots, got none to make count={count} of")
+        raise ValueError(f"expected a protocol that pads its slots, got one that has no dummies (count={count})")
 
     @abc.abstractmethod
     def read(self, slot: np.ndarray, body: np.ndarray) -> tuple[Shuffled, int]:

@@ -50,7 +50,7 @@ class Personal(Protocol):
         Only a settled protocol runs, so that clients spend what the event says.
     """
 
-    undeployed: ClassVar[str] = "sends floating-point numbers with a personal budget's noise, which are no integers"
+    undeployed: ClassVar[str] = "sends floating-point numbers, and only integers can be deployed"
 
     budgets: Any = None  # a field, so that it is a config key; it takes the place of the property of `Protocol`
     clip_value: float = CLIP_VALUE
@@ -88,7 +88,7 @@ class Personal(Protocol):
         """Every user's own budget, scaled."""
         if not isinstance(cohort.participation, Everyone):
             raise ValueError(
-                "expected everyone to take part in every round where budgets are personal, "
+                "expected everyone to take part in every round with personal budgets, "
                 f"got {type(cohort.participation).__name__}"
             )
         if self.budget_scale == "fit":
@@ -105,7 +105,7 @@ class Personal(Protocol):
     def eps_locals(self) -> np.ndarray:
         """What every user spends on a coordinate, once that is settled."""
         if self.budget_scale is not None:
-            raise ValueError(f"expected a protocol that is settled on its cohort, got budgets={self.budgets!r}")
+            raise ValueError(f"expected a protocol that has been settled on its cohort, got budgets={self.budgets!r}")
         return np.asarray(self.budgets, np.float64)
 
     def spent(self, budgets: tuple[float, ...]) -> tuple[float, ...]:

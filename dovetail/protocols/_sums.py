@@ -32,7 +32,7 @@ __all__ = ["ReportedSum", "of_numbers"]
 def of_numbers(dim: int, name: str) -> None:
     """Refuses updates of more than one number."""
     if dim != 1:
-        raise ValueError(f"expected one number a user (dim = 1) with {name!r}, got dim={dim}")
+        raise ValueError(f"expected one number per user (dim = 1) with {name!r}, got dim={dim}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from dovetail.shufflers import SlotSums
 
 __all__ = ["Apes", "midpoints"]
 
-_WIDER = "not certified: personal budgets are proven to hide each other only where reports stay in [-C, C] (bound = C)"
+_WIDER = "not certified: the proof for personal budgets needs reports that stay in [-C, C] (bound = C)"
 _NODES, _QUANTILES = 4096, 512
 
 

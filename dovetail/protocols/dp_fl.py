@@ -36,7 +36,7 @@ from dovetail.statements import Neighbors
 __all__ = ["Clipping", "DpFl"]
 
 _REMOVAL = "a user that is removed stays on the public roster and contributes nothing"
-_LEAKS = "the noise is scaled to the un-noised median of the updates' norms, and so tells it"
+_LEAKS = "the noise is scaled to the exact median of the update norms, and so reveals it"
 _SHARE_OF_COUNT = 20  # the count of users below the clip norm gets noise of size / 20, which costs little
 
 _FARTHEST = 1e6  # an adaptive clip norm stays within this factor of the first
@@ -221,7 +221,9 @@ class DpFl(Protocol):
         if self.clip != "adaptive" or self.std_count is None or self.noise_multiplier is None:
             return ()
         share = 1 / (1 + (2 * self.std_count / self.noise_multiplier) ** 2)
-        return (f"the clip norm follows noised counts, whose {share:.2%} of the first round's mu^2 is included",)
+        return (
+            f"the clip norm is set from noised counts, and their {share:.2%} of the first round's mu^2 is included",
+        )
 
     def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]] | None:
         """Geyer's accountant counts rounds on a sample as Gaussian noise on the clipped sum, however it was clipped."""
@@ -245,6 +247,6 @@ def _colluding(cohort: Cohort) -> tuple[str, ...]:
         return ()
     population = cohort.population
     return (
-        f"at most {cohort.colluders} of the {population} users are the adversary's and see whether they were drawn: "
-        f"the sample counts as one of the {population - cohort.colluders} others",
+        f"at most {cohort.colluders} of the {population} users collude and see whether they were sampled: the "
+        f"accounting treats the sample as drawn from the other {population - cohort.colluders} users",
     )

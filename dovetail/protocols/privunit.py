@@ -113,7 +113,10 @@ class _Seeds(Messages):
     @property
     def assumptions(self) -> tuple[str, ...]:
         """The generator's, too."""
-        return (*super().assumptions, "the directions of the generator's seeds are as good as uniform ones (AES-128)")
+        return (
+            *super().assumptions,
+            "directions generated from seeds are indistinguishable from uniform ones (AES-128)",
+        )
 
     def randomize(self, x: np.ndarray, *, sampler: ExactSampler) -> Sent:
         """One seed."""

@@ -76,7 +76,7 @@ class RealSum(ReportedSum):
             object.__setattr__(self, "mix", SplitAndMix(clip_norm=_HALF, **(self.mix or {})))
         if isinstance(self.mix, SplitAndMix) and (self.mix.clip_norm != _HALF or self.mix.calibrated):
             raise ValueError(
-                f"expected mix with clip_norm=0.5 and without noise, which stands beside it, got {self.mix}"
+                f"expected mix with clip_norm=0.5 and without noise, which is a setting of real_sum, got {self.mix}"
             )
 
     @property

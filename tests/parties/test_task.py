@@ -234,7 +234,7 @@ def test_slots_are_dealt_so_that_no_shuffler_holds_all_shares():
 
 
 def test_a_protocol_without_messages_is_no_task():
-    with pytest.raises(ValueError, match="has a trusted curator, and no shuffler to deploy"):
+    with pytest.raises(ValueError, match="has a trusted curator and no shuffler to deploy"):
         task_of(protocol="fedavg", settings={})
 
 

@@ -79,7 +79,7 @@ def test_a_file_holds_one_budget_a_line(tmp_path):
     with pytest.raises(ValueError, match="expected one budget for each of 4 users, got 3"):
         resolve(str(file), 4)
     file.write_text("0.5\nhalf\n")
-    with pytest.raises(ValueError, match=r"expected one number a line in .*budgets\.txt', got 'half'"):
+    with pytest.raises(ValueError, match=r"expected one number per line in .*budgets\.txt', got 'half'"):
         resolve(str(file), 2)
 
 
