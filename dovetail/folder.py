@@ -27,7 +27,7 @@ from dovetail.record import Record
 __all__ = ["BANNER", "SETTINGS", "RunFolder", "Saved"]
 
 SETTINGS = ("noise", "protocol", "uploads")  # of privacy.json, that the ledger has too
-BANNER = "diagnostics of raw updates: not covered by the statement, and never to be released"
+BANNER = "diagnostics of raw updates: not covered by the statement, not for release"
 
 _CONFIG, _METRICS, _DIAGNOSTICS, _CHECKPOINT, _PRIVACY, _MODEL, _LEDGER = (
     "config.toml",

@@ -72,7 +72,7 @@ def test_run_prints_accuracy_and_statement_and_writes_the_folder(tmp_path):
         "model.npz",
         "report.html",
     }
-    assert "by, or why not" in done.stdout, "the table of units"
+    assert "theorem or reason" in done.stdout, "the table of units"
     for unit in ("item", "user", "subject"):
         assert re.search(rf"\b{unit} .*\(\d.*, 1e-05\)-DP .*replace-one", done.stdout)
     assert "1500 uploads" in done.stdout

@@ -36,13 +36,13 @@ def comparison(folder: Path) -> Path:
 def _equal(found: Comparison) -> str:
     """What is the same for all, and what is not."""
     return (
-        f'<div class="statement doubtful"><p class="lead">Every protocol in the ranking that promises anything has '
-        f"noise calibrated to eps at most {at_most(found.eps)} at delta {at_most(found.delta)} for replacing one user, "
-        f"over its whole training, and trains the same model ({escape(found.model)}) on the same data "
-        f"({escape(found.task)}). These are simulations that can be repeated: their noise follows from seeds.</p>"
-        "<p>That is what equal means here. Not equal is whom one must trust and against whom the promise holds: the "
-        "table says so for each. A row that asks for less trust is worth more at the same accuracy. Clip and server "
-        "step of the bundled line-ups were searched on MNIST's training images, which no statement accounts for.</p>"
+        f'<div class="statement doubtful"><p class="lead">The noise of every private protocol in the ranking is '
+        f"calibrated to eps at most {at_most(found.eps)} at delta {at_most(found.delta)} for replacing one user over "
+        f"the whole training. All protocols train the same model ({escape(found.model)}) on the same data "
+        f"({escape(found.task)}). These are simulations with seeded noise, so that they can be repeated.</p>"
+        "<p>The protocols differ in whom you must trust and in the adversary; the table shows both. At the same "
+        "accuracy, the protocol that needs less trust is better. The bundled clip norms and server learning rates were "
+        "tuned on MNIST's training images, and no statement accounts for that.</p>"
         "</div>"
     )
 
@@ -62,7 +62,7 @@ def _facts(found: Comparison) -> list[tuple[str, str]]:
 def _ranking(runs: Mapping[str, Run]) -> str:
     if not runs:
         return "<p>No protocol has been compared.</p>"
-    head = ("", "protocol", "accuracy", "whom one must trust", "calibrated to", "without that trust",
+    head = ("", "protocol", "accuracy", "trusted party", "calibrated to", "if nobody is trusted",
             "sent per user and round", "rounds, server")  # fmt: skip
     rows = [_row(place, name, run) for place, (name, run) in enumerate(runs.items(), 1)]
     return table(head, rows, numbers=(0, 2, 6, 7))

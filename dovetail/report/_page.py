@@ -30,7 +30,7 @@ _VERDICTS = {
     "claimed, holds": "good",
     "claimed, unproven": "fair",
     "claimed, refuted": "bad",
-    "nothing": "bad",
+    "no guarantee": "bad",
 }
 
 

@@ -25,11 +25,11 @@ _MANY = 14  # rows beyond which a table is folded away,
 _MANY_BESIDE_A_FIGURE = 6  # and where a figure shows them too
 _COLUMNS = ("", "paper", "claimed (recomputed)", "certified", "audited", "ours")
 _EXPLAINED = (
-    "<p><b>Paper</b> is what it printed. <b>Claimed</b> is its own formula, recomputed, with our verdict: "
-    f"{badge('claimed, holds')} we prove it, {badge('claimed, unproven')} nobody has, "
-    f"{badge('claimed, refuted')} an attack or an argument shows it to be wrong. <b>Certified</b> is what we prove of "
-    "the same run. <b>Audited</b> is an eps below which no true statement can lie, shown by an attack. <b>Ours</b> is "
-    "what we measured.</p>"
+    "<p><b>Paper</b> is the printed value. <b>Claimed</b> is the paper's own formula, recomputed, with our verdict: "
+    f"{badge('claimed, holds')} we can prove it, {badge('claimed, unproven')} we know of no proof, "
+    f"{badge('claimed, refuted')} an attack or an argument shows it to be wrong. <b>Certified</b> is what we can prove "
+    "for the same run. <b>Audited</b> is a lower bound on eps, shown by an attack. <b>Ours</b> is what we "
+    "measured.</p>"
 )
 
 
@@ -37,7 +37,7 @@ def reproduction(folder: Path) -> Path:
     """Write the page of one paper and return its path."""
     paper = _read(folder)
     if paper is None:
-        raise ValueError(f"expected a paper of which something was reproduced, got {str(folder)!r}")
+        raise ValueError(f"expected a folder with a reproduced paper, got {str(folder)!r}")
     exhibits = list(_exhibits(folder, paper))
     back = '<p><a href="../index.html">All papers</a></p>' if (folder.parent / "index.json").exists() else ""
     body = (
@@ -50,7 +50,8 @@ def reproduction(folder: Path) -> Path:
     )
     target = folder / "report.html"
     write_atomically(
-        target, page(paper["title"], body, kind="a paper reproduced", footer=escape(f"dovetail {paper['version']}"))
+        target,
+        page(paper["title"], body, kind="reproduction of a paper", footer=escape(f"dovetail {paper['version']}")),
     )
     return target
 
@@ -86,8 +87,8 @@ def _exhibits(folder: Path, paper: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _claims(exhibits: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    words = {"claimed, holds": "that hold", "claimed, unproven": "unproven", "claimed, refuted": "refuted"}
-    return [(f"rows with claims {words[verdict]}", str(count)) for verdict, count in _verdicts(exhibits).items()]
+    words = {"claimed, holds": "hold", "claimed, unproven": "are unproven", "claimed, refuted": "are refuted"}
+    return [(f"claims that {words[verdict]}", str(count)) for verdict, count in _verdicts(exhibits).items()]
 
 
 def _facts(exhibits: list[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -121,7 +122,7 @@ def _exhibit(exhibit: dict[str, Any]) -> str:
     head, rows = _without_empty(rows)
     shown = table(head, rows) if rows else ""
     if len(rows) > (_MANY_BESIDE_A_FIGURE if exhibit["figures"] else _MANY):
-        shown = details(f"The {len(rows)} rows", shown)
+        shown = details(f"Show all {len(rows)} rows", shown)
     notes = "".join(f"<li>{escape(note)}</li>" for note in exhibit.get("notes", []))
     unfinished = "" if exhibit.get("finished", True) else '<p class="banner">Not finished: rows are missing.</p>'
     return section(
@@ -136,7 +137,7 @@ def _exhibit(exhibit: dict[str, Any]) -> str:
 
 def _run(run: dict[str, Any]) -> str:
     """How a part was computed; parts of one page may come from several runs."""
-    return ("quick form, " if run.get("quick") else "") + _footer(run)
+    return ("quick run, " if run.get("quick") else "") + _footer(run)
 
 
 def _without_empty(rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
@@ -191,7 +192,7 @@ def _audited(row: dict[str, Any]) -> str:
     found = row.get("audited")
     if not found:
         return "-"
-    lower = "no finite eps" if found["unbounded"] else f"eps ≥ {at_least(found['eps_lower'])}"
+    lower = "no guarantee" if found["unbounded"] else f"eps ≥ {at_least(found['eps_lower'])}"
     how = f"{found['trials']:,} trials, confidence {found['confidence']:g}" if found["trials"] else "exact"
     return f"{lower}<br><small>at delta {number(found['delta'])}, {how}</small>"
 

@@ -23,9 +23,10 @@ def _node(statement: Statement, said: tuple[str, ...]) -> str:
     inner = "".join(_node(premise, said + statement.assumptions) for premise in statement.premises)
     return (
         f"<li><p>{promised(statement)}</p>"
-        f'<p class="small">{scope}</p><p>by {escape(statement.theorem.where)}</p>'
+        f'<p class="small">{scope}</p>'
+        f"<p>{'reason:' if statement.unbounded else 'by'} {escape(statement.theorem.where)}</p>"
         + (details(f"if {len(new)} assumption{'s hold' if len(new) > 1 else ' holds'}", _list(new)) if new else "")
-        + (details("because of", f"<ul>{inner}</ul>", opened=True) if inner else "")
+        + (details("which follows from", f"<ul>{inner}</ul>", opened=True) if inner else "")
         + "</li>"
     )
 
@@ -33,13 +34,13 @@ def _node(statement: Statement, said: tuple[str, ...]) -> str:
 def promised(statement: Statement) -> str:
     """The numbers and what they are worth."""
     if statement.unbounded:
-        return badge("nothing")
+        return badge("no guarantee")
     return f'<b class="dp">{escape(numbers(statement))}</b> {judged(statement)}'
 
 
 def judged(statement: Statement) -> str:
     """What a statement is worth: its verdict, and green only if nothing speaks against its numbers."""
-    return badge("nothing" if statement.unbounded else statement.verdict.value, doubtful=bool(statement.warnings))
+    return badge("no guarantee" if statement.unbounded else statement.verdict.value, doubtful=bool(statement.warnings))
 
 
 def _list(texts: list[str]) -> str:
@@ -51,11 +52,11 @@ def assumptions(statement: Statement) -> str:
     if not statement.assumptions:
         return ""
     items = "".join(f"<li>{escape(text)}</li>" for text in statement.assumptions)
-    return f'<p>Each of these is for somebody to check.</p><ul class="checklist">{items}</ul>'
+    return f'<p>Check each of these; the numbers cannot show whether they hold.</p><ul class="checklist">{items}</ul>'
 
 
 def units(statements: Mapping[str, Statement]) -> str:
-    """What the run promises for an item, a user and a subject."""
+    """What the run guarantees for an item, a user and a subject."""
     rows = []
     for name, statement in statements.items():
         said = "; ".join((statement.theorem.where, *(f"if {text}" for text in statement.assumptions)))
@@ -63,7 +64,7 @@ def units(statements: Mapping[str, Statement]) -> str:
         by = escape(statement.theorem.where) if statement.unbounded else folded
         shown = promised(statement)
         rows.append([f"one {escape(name)}", shown, statement.neighbors.value, escape(statement.adversary), by])
-    return table(("for", "promised", "neighbours", "against the", "by, or why not"), rows)
+    return table(("unit", "guarantee", "neighbours", "adversary", "theorem or reason"), rows)
 
 
 def beside(statement: Statement) -> str:

@@ -21,7 +21,7 @@ from dovetail.statements import Statement, Verdict
 __all__ = ["write"]
 
 _BINS = 24
-_HOW_TO_AUDIT = "Not attacked. <code>dovetail run --audit</code> attacks one round by exact tests and draws them here."
+_HOW_TO_AUDIT = "Not audited. <code>dovetail run --audit</code> attacks one round exactly and shows the result here."
 
 
 def write(folder: Path) -> Path:
@@ -40,15 +40,15 @@ def write(folder: Path) -> Path:
         _statement(statement, summary)
         + _trust(statement, summary, diagnostics=diagnosed)
         + section("Accuracy and budget", figures(_curves(run.metrics(), statement, config)))
-        + section("Each user's own eps", figures(_histogram(statement.per_user)))
+        + section("Eps per user", figures(_histogram(statement.per_user)))
         + _beside(summary)
-        + section("Attacked", _audit(folder))
+        + section("Audit", _audit(folder))
         + section("Config", f"<pre>{escape(config)}</pre>")
         + section("References", _references(summary))
     )
     made = datetime.datetime.fromtimestamp((folder / "privacy.json").stat().st_mtime, datetime.UTC)
     footer = f"dovetail {escape(__version__)} · run finished {made:%Y-%m-%d %H:%M} UTC"
-    kind = f"privacy report of a training on {tomllib.loads(config).get('task', {}).get('name', 'its data')}"
+    kind = f"privacy report of a training run on {tomllib.loads(config).get('task', {}).get('name', 'its data')}"
     target = folder / "report.html"
     write_atomically(target, page(_words.title(statement), body, kind=kind, footer=footer))
     return target
@@ -86,9 +86,9 @@ def _trust(statement: Statement, summary: dict[str, Any], *, diagnostics: bool) 
     local, shuffler = (summary.get(key) and Statement.from_json(summary[key]) for key in ("local", "shuffler"))
     left_out = _words.not_covered(statement, units, local=local, shuffler=shuffler, diagnostics=diagnostics)
     return (
-        section("Whose privacy", _proof.units(units))
-        + section("Why: the proof", _proof.tree(statement))
-        + section("What must be true", _proof.assumptions(statement))
+        section("Who is protected", _proof.units(units))
+        + section("The proof", _proof.tree(statement))
+        + section("Assumptions", _proof.assumptions(statement))
         + section("What is not covered", "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in left_out) + "</ul>")
     )
 
@@ -98,7 +98,7 @@ def _beside(summary: dict[str, Any]) -> str:
     titles = {
         "claimed": "What the protocol's paper claims",
         "shuffler": "What the shuffler learns",
-        "local": "What is left if nobody is trusted",
+        "local": "What remains if nobody is trusted",
     }
     return "".join(
         section(title, _proof.beside(Statement.from_json(summary[key])))
@@ -138,7 +138,7 @@ def _histogram(per_user: Sequence[float] | None) -> list[Figure]:
         counts[min(_BINS - 1, int((eps - low) / width))] += 1
     middles = [low + (i + 0.5) * width for i in range(_BINS)]
     bars = Line(name="", x=middles, y=counts, style="bars")
-    title = f"Each user's own eps: {len(per_user):,} users"
+    title = f"Eps per user, {len(per_user):,} users"
     return [Figure(title=title, x_label="eps", y_label="users", lines=[bars])]
 
 
@@ -148,19 +148,23 @@ def _audit(folder: Path) -> str:
         return f"<p>{_HOW_TO_AUDIT}</p>"
     found = json.loads((folder / "audit.json").read_text())
     if found.get("reason"):
-        return f"<p>No attack: {escape(found['reason'])}.</p>"
+        return f"<p>Not audited: {escape(found['reason'])}.</p>"
     certified = Statement.from_json(found["certified"])
-    lower = "no finite eps can hold" if found["unbounded"] else f"eps is at least {at_least(found['eps_lower'])}"
+    lower = (
+        "there is no guarantee: no finite eps holds"
+        if found["unbounded"]
+        else f"eps is at least {at_least(found['eps_lower'])}"
+    )
     how = (
         f"in {found['trials']:,} trials, confidence {found['confidence']:g}" if found["trials"] else "computed exactly"
     )
     fits = (
-        "The attack finds no more than is stated."
+        "The attack finds no more than the statement allows."
         if found["consistent"]
-        else f"The attack finds more than is stated: the proof or the code is wrong. {badge('claimed, refuted')}"
+        else f"The attack finds more than is allowed: the proof or the code is wrong. {badge('claimed, refuted')}"
     )
     return (
-        f"<p>One round, at delta {number(found['delta'])}: <b>{escape(lower)}</b> ({escape(how)}). Stated for it: "
+        f"<p>One round, at delta {number(found['delta'])}: <b>{escape(lower)}</b> ({escape(how)}). Statement for it: "
         f"{_proof.promised(certified)}. {fits}</p>"
         f'<p class="small">Attack: {escape(found["attack"])}.</p>'
         + figures([Figure.from_json(found["figure"])] if found.get("figure") else [])
