@@ -210,7 +210,7 @@ def test_fits_and_certify_agree_on_the_budget():
         (("task.model", "transformer"), "unknown model 'transformer'"),
         (("task.partition", "iid"), "expected the number of users"),
         (("protocol", {"name": "fedavg"}), "expected no privacy.eps with 'fedavg'"),
-        (("protocol", MEDIAN), "expected no privacy.eps with 'dp_fl', which promises nothing, got 3.0"),
+        (("protocol", MEDIAN), "expected no privacy.eps with 'dp_fl', which gives no guarantee, got 3.0"),
         (("protocol.schedule", [1.0] * 11), "expected a schedule of at least 12 rounds, got 11 factors"),
         (("cohort.size", [50] * 11), "expected a size for each of the 12 rounds, got 11 sizes"),
         (("cohort.size", []), "expected a list of sizes without size_end"),
@@ -287,7 +287,7 @@ def test_colluders_cost_noise_and_dropout_needs_a_minimum():
 
 def test_dropout_from_a_secret_sample_is_refused():
     secret = [("cohort.kind", "fixed"), ("cohort.size", 50), ("cohort.dropout", 0.1), ("cohort.min_size", 50)]
-    with pytest.raises(ValueError, match="expected no dropout under 'ss_simple' where the sample is secret"):
+    with pytest.raises(ValueError, match="expected no dropout under 'ss_simple' with a secret sample"):
         plan(*SHUFFLE, *secret)
 
 
@@ -569,7 +569,7 @@ def test_units_without_a_promise_say_why():
     rows = prepared({**SILOS, "protocol": median, "privacy": {}}, task=TASK_WITH_SUBJECTS).table([0, 1])
     for unit in Unit:
         assert rows[unit].unbounded
-        assert "un-noised median" in rows[unit].theorem.where
+        assert "exact median" in rows[unit].theorem.where
     central = {"name": "central_sub", "clip_norm": 0.5, "items_per_subject": 2, "batch": 30.0, "noise_multiplier": 5.0}
     by_record = {**SILOS, "protocol": central, "privacy": {"neighbors": "add-remove"}}
     rows = prepared(by_record, task=TASK_WITH_SUBJECTS).table([0, 1])

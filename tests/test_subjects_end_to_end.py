@@ -168,7 +168,7 @@ def test_the_published_z_runs_marked_and_certifies_nothing(name):
     assert len({float(value) for scale in scales for value in scale.ravel()}) > 1, "the noise follows the data"
     result = experiment.run(ready)
     assert result.statement.unbounded
-    assert "tells it" in result.statement.theorem.where
+    assert "reveals it" in result.statement.theorem.where
     assert all(statement.unbounded for statement in result.units.values())
     assert result.quote.claimed.verdict is Verdict.CLAIMED_REFUTED
     assert result.quote.claimed.eps == 6.0, "what the recipe was asked for"

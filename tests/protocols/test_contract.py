@@ -525,7 +525,7 @@ def test_bad_parameters_are_refused(name, parameters, sentence):
 @pytest.mark.parametrize("participation", [Poisson(prob=0.1), FixedSize(size=10, population=100)])
 def test_withholding_a_round_on_a_secret_sample_would_leak_and_is_refused(participation):
     cohort = protocols.Cohort(participation=participation, size=10, min_size=5)
-    with pytest.raises(ValueError, match="expected min_size = 0 where the sample is secret"):
+    with pytest.raises(ValueError, match="expected min_size = 0 with a secret sample"):
         protocols.build("dp_fl", {"clip_norm": 1.0, "noise_multiplier": 2.0}).view(
             cohort, DIM, neighbors=Neighbors.REPLACE_ONE
         )

@@ -154,7 +154,7 @@ def test_the_median_promises_nothing_and_only_it_is_measured():
     protocol = dp_fl(clip="median")
     view = protocol.view(COHORT, DIM, neighbors=Neighbors.ADD_REMOVE)
     assert isinstance(view.round.mechanism, NonPrivate)
-    assert "un-noised median" in view.round.mechanism.reason
+    assert "exact median" in view.round.mechanism.reason
     event, extra = protocol.published_event(COHORT, DIM)
     assert isinstance(event, Gaussian)
     assert extra == {"clip": "median"}
