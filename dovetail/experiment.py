@@ -266,9 +266,9 @@ def _open(
         return folder, None, identity
     saved = folder.saved()
     if changed := difference(saved.fingerprint, identity):
-        raise ValueError(f"expected the run that began in {str(out)!r}, got another one: {changed}")
+        raise ValueError(f"expected the run that was started in {str(out)!r}, got a different one: {changed}")
     if saved.record != plan.record(list(saved.released)):
-        raise ValueError(f"expected the rounds that were released in {str(out)!r}, got a plan of other rounds")
+        raise ValueError(f"expected the rounds that were released in {str(out)!r}, got a plan with different rounds")
     if first:
         folder.drop_after(saved.round)
     return folder if first else None, saved, identity

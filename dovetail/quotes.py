@@ -33,7 +33,7 @@ from dovetail.units import Spread, Viewed
 __all__ = ["Plan", "Quote", "calibrate", "claimed", "from_data", "quote", "recorded", "settled", "verdict"]
 
 _TRUTH = 50.0  # a report with a larger eps_local lies less often than a computer errs
-_FROM_DATA = "the paper's Z is read off the data, and this claim tells it: a diagnostic, covered by no statement"
+_FROM_DATA = "the paper's Z is computed from the data and this claim reveals it: a diagnostic that no statement covers"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -107,7 +107,7 @@ def test_a_folder_is_never_overwritten(tmp_path):
     ready = plan()
     experiment.run(ready, out=tmp_path / "run")
     before = {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()}
-    with pytest.raises(ValueError, match="which holds one"):
+    with pytest.raises(ValueError, match="which already holds a run"):
         experiment.run(ready, out=tmp_path / "run")
     assert before == {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()}
 
@@ -310,7 +310,7 @@ def test_personal_budgets_are_stated_user_by_user(tmp_path):
     assert len(result.statement.per_user) == 300
     assert result.statement.per_user[0] < result.statement.per_user[-1] <= result.statement.eps
     report.write(tmp_path / "run")
-    assert "own eps" in (tmp_path / "run" / "report.html").read_text()
+    assert "Eps per user" in (tmp_path / "run" / "report.html").read_text()
 
 
 def prepared(data, *overrides, task=TASK):

@@ -165,7 +165,7 @@ def test_the_published_z_runs_marked_and_certifies_nothing(name):
     settings = {"name": name, "clip_norm": 0.4, "items_per_subject": 5, "sampling_rate": 0.1, "adaptive_z": True}
     ready = plan(("protocol", settings))
     scales = [ready.items.published_scales(i, np.arange(6), steps=1, noise_of=ready.published_noise) for i in range(4)]
-    assert len({float(value) for scale in scales for value in scale.ravel()}) > 1, "the noise follows the data"
+    assert len({float(value) for scale in scales for value in scale.ravel()}) > 1, "the noise depends on the data"
     result = experiment.run(ready)
     assert result.statement.unbounded
     assert "reveals it" in result.statement.theorem.where
@@ -263,7 +263,7 @@ def test_every_row_says_all_that_its_number_rests_on():
 def test_what_is_read_off_the_data_is_not_in_the_privacy_file(tmp_path):
     result = experiment.run(plan(), out=tmp_path / "run")
     assert "group_in_batch" not in (tmp_path / "run" / "privacy.json").read_text()
-    assert "covered by no statement" in " ".join(result.quote.claimed.assumptions)
+    assert "no statement covers" in " ".join(result.quote.claimed.assumptions)
 
 
 def test_the_span_of_a_subject_in_silos_is_the_public_number_and_not_the_datas():

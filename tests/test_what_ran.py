@@ -250,7 +250,7 @@ def test_a_run_is_one_processs_and_its_root_ends_with_it(tmp_path):
     out, ready = tmp_path / "run", plan()
     interrupted(ready, out)
     (out / ".checkpoint.npz.left").write_bytes(b"what a kill left of a checkpoint")
-    with RunFolder(out).held(), pytest.raises(ValueError, match="that no other process works on"):
+    with RunFolder(out).held(), pytest.raises(ValueError, match="that no other process is using"):
         experiment.run(ready, out=out, resume=True)
     last = RunFolder(out).saved()
     experiment.run(ready, out=out, resume=True)

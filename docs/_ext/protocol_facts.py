@@ -59,7 +59,7 @@ def markdown(toml: str) -> str:
     return "\n".join(
         [
             *_defaults(name),
-            f"One round of {plan.num_users:,} users, d = {plan.dim:,}, delta = {plan.delta:g}, computed when this site is built:",
+            f"One round of {plan.num_users:,} users, d = {plan.dim:,}, delta = {plan.delta:g}, computed by this build:",
             "",
             "| | eps | delta | unit | adversary | verdict |",
             "|---|---|---|---|---|---|",

@@ -254,7 +254,7 @@ PAPER = Paper(
             title="Sec. 5.3: mean squared error of real summation",
             caption="The sum of n numbers in [0, 1] at a certified central (1, 1e-6), recalibrated for each n, on the "
             "worst input. The survey quotes O(n^(1/3)) for one message and O(1) for several; the recursive protocol "
-            "of Balle et al. (2020) with O(log log n) messages is not built.",
+            "of Balle et al. (2020) with O(log log n) messages is not implemented.",
             rows=_numbers,
             figures=_error_figure("The sum of n numbers in [0, 1]"),
             notes=_slopes,
@@ -262,8 +262,8 @@ PAPER = Paper(
         Part(
             key="binary",
             title="Sec. 5.4: binary summation under three trust models",
-            caption="How many of n users hold a one, at a certified (1, 1e-6): a trusted curator, one shuffled bit a "
-            "user, and the local model, where eps 1 is each report's own.",
+            caption="How many of n users hold a one, at a certified (1, 1e-6): a trusted curator, one shuffled bit per "
+            "user, and the local model, where each report alone has eps 1.",
             rows=_bits,
             figures=_error_figure("The sum of n bits"),
             notes=_bit_notes,
@@ -271,15 +271,15 @@ PAPER = Paper(
         Part(
             key="amplification",
             title="Sec. 5.2 and 5.5: amplification by shuffling",
-            caption="Randomized response on a bit, delta 1e-6. The survey prints rates; their constants are taken as "
-            "1, which no theorem says.",
+            caption="Randomized response on a bit, delta 1e-6. The survey prints rates; we take their constants as 1, "
+            "which no theorem supports.",
             rows=_amplification,
         ),
         Part(
             key="trust",
             title="Three trust models, one training",
-            caption="Logistic regression on MNIST, one image a user, 1000 users a round, one epoch, replacement, "
-            "certified (1, 5e-6) but for the first row. Attacks are exact, on all that a user is in.",
+            caption="Logistic regression on MNIST, one image per user, 1000 users per round, one epoch, replacement, "
+            "certified (1, 5e-6) except for the first row. Attacks are exact, on all rounds of a user.",
             rows=_trust,
         ),
     ),

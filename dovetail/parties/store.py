@@ -250,7 +250,7 @@ class Store(Database):
             if state != "open":
                 raise Over(f"expected an upload to an open round, got one to round {round}, which is closed")
             if self._one("SELECT 1 FROM uploads WHERE round = ? AND client = ?", round, client):
-                raise Turned("expected one upload a client in a round, got another one")
+                raise Turned("expected one upload per client and round, got another one")
             if self.uploads(round) >= self._shape.max_uploads:
                 raise Over(f"expected at most {self._shape.max_uploads} uploads in a round, got one more")
         except Turned as reason:

@@ -241,7 +241,7 @@ def test_a_second_report_of_a_client_is_refused_and_the_first_one_stays(tmp_path
         assert send_one(shuffler, Attack("", (valid.signed(shuffler.key).raw(),))).text == "accepted"
         again = valid.replace(body=bytes(16) + valid.body[16:])
         answer = send_one(shuffler, Attack("", (again.signed(shuffler.key).raw(),)))
-        assert (answer.status, answer.text) == (409, "expected one upload a client in a round, got another one")
+        assert (answer.status, answer.text) == (409, "expected one upload per client and round, got another one")
         assert send_one(shuffler, Attack("", (valid.signed(shuffler.key).raw(),))).text == "known"
         assert up.shuffler_counts == {"accepted": 1, "known": 1, "refused 409": 1}
 

@@ -61,7 +61,7 @@ def duels(mechanism: Mechanism, *, rounds: int = 1) -> list[Duel]:
         case SampledSubject():
             return noise.sampled_subject(mechanism, rounds)
         case NonPrivate():
-            raise NotApplicable(f"an event that promises nothing does not say what was run: {mechanism.reason}")
+            raise NotApplicable(f"an event without a guarantee does not say what ran: {mechanism.reason}")
 
 
 def duels_of_rounds(rounds: Sequence[Round]) -> list[Duel]:
@@ -76,12 +76,12 @@ def duels_of_rounds(rounds: Sequence[Round]) -> list[Duel]:
         return _sampled(rounds)
     mechanisms = {one.mechanism for one in rounds}
     if len(mechanisms) > 1:
-        raise NotApplicable("no exact attack is known on rounds that differ from each other")
+        raise NotApplicable("no exact attack is known for rounds that differ from each other")
     if all(one.participation == Everyone() for one in rounds):
         return duels(rounds[0].mechanism, rounds=len(rounds))
     if all(isinstance(one.participation, Disjoint) for one in rounds):
         return duels(rounds[0].mechanism, rounds=len({one.participation for one in rounds}))
-    raise NotApplicable("no exact attack is known on this way to choose who takes part")
+    raise NotApplicable("no exact attack is known for this kind of participation")
 
 
 def _sampled(rounds: Sequence[Round]) -> list[Duel]:
@@ -89,6 +89,8 @@ def _sampled(rounds: Sequence[Round]) -> list[Duel]:
     for one in rounds:
         mechanism = one.mechanism
         if not isinstance(mechanism, Gaussian) or mechanism.neighbors is not Neighbors.ADD_REMOVE or mechanism.std == 0:
-            raise NotApplicable("of Poisson samples, exact attacks are known on Gaussian sums, for adding a user")
+            raise NotApplicable(
+                "with Poisson sampling, exact attacks are known only for Gaussian sums under add-remove neighbours"
+            )
         times[mechanism, one.participation.prob] += 1  # type: ignore[union-attr]
     return noise.sampled_gaussians(times)
