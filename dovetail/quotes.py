@@ -219,7 +219,7 @@ def _claimed_for_training(
 
 
 def calibrate(name: str, plan: Plan, *, eps: float, parameter: str | None = None) -> tuple[str, float | int, Quote]:
-    """The parameter that meets a central eps, and the quote at it; never on the unsafe side.
+    """The parameter that meets a central eps, and the quote at it; always rounded conservatively.
 
     `parameter` is the protocol's own noise (eps_local, noise_multiplier, budget_scale) unless beta or pad_to is asked
     for.

@@ -112,7 +112,7 @@ def run(folder: Path) -> tuple[np.ndarray, dict[str, Any]]:
 
 # [end]
 def accuracy(weights: np.ndarray) -> float:
-    """On the test records, which are nobody's."""
+    """On the public test records."""
     data = tasks.resolve("digits").load(folder=None)
     with torch.no_grad():
         named = loaded(weights)(torch.tensor(data.test_inputs)).argmax(dim=1).numpy()

@@ -2,7 +2,7 @@
 
 Every user draws one coordinate, whatever its data, clips it to [-C, C], rounds it to a bit at random and reports that
 bit by randomized response. The message (coordinate, bit) is eps_local-LDP as a whole, so the amplification of any such
-report by shuffling applies to it. One message of a few bytes a user; the estimate is unbiased, and noisy.
+report by shuffling applies to it. One message of a few bytes per user; the estimate is unbiased, and noisy.
 
     python examples/own_protocol.py
 """
@@ -32,7 +32,7 @@ from dovetail.statements import Neighbors
 # [protocol]
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OneBit(Protocol):
-    """One bit a user.
+    """One bit per user.
 
     Guarantees:
         The estimate is unbiased for the mean of the updates, clipped coordinate by coordinate.

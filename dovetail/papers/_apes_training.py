@@ -1,6 +1,6 @@
 """APES's trainings: six frameworks (Table 3), six distributions (Figure 2b), clip and sparsification (Figures 3a, 3b).
 
-10,000 users, logistic regression, all users in every round; MNIST stands in for QMNIST, six images a user instead of
+10,000 users, logistic regression, all users in every round; MNIST stands in for QMNIST, six images per user instead of
 twelve. Uniform2 is 10,000 evenly spaced budgets from .05 to 1, with which Table 3 recomputes to the digit. All eps are
 for one round, which the paper calls an epoch, and delta 3.6e-5.
 """

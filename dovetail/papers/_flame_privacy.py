@@ -276,7 +276,7 @@ FIG3 = Part(
 
 
 def _amplified(desk: Desk, x: float, dim: int, eps_local: float, label: str) -> Iterable[Row]:
-    """One row a protocol, of its repaired form, with the attack on the printed one beside it."""
+    """One row per protocol, of its repaired form, with the attack on the printed one beside it."""
     selected = round(BETA * dim)
     for series, name, reports in (
         ("SS-Simple", "ss_simple", dim),

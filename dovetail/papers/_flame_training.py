@@ -1,6 +1,6 @@
 """FLAME's trainings: Figure 4 by protocol, Figures 5 to 7 over the budget of a report, the padding and the selection.
 
-MNIST, logistic regression, one image a user, 1000 users a round, so that an epoch is 60 rounds of different users and
+MNIST, logistic regression, one image per user, 1000 users per round, so an epoch is 60 rounds of different users and
 costs what one round costs. All eps are for one epoch. FLAME's protocols are trained as printed: Laplace reports, whole
 messages, a surplus over n_p kept.
 """

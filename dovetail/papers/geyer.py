@@ -1,6 +1,6 @@
 """Geyer, Klein, Nabi (2017): client-level privacy, eps 8, training until delta would be exceeded.
 
-MNIST by two shards a client, 600 records each, an MLP of 784-200-200-10; the paper prints neither model nor local
+MNIST by two shards per client, 600 records each, an MLP of 784-200-200-10; the paper prints neither model nor local
 training nor clip norm, so these were searched (see the presets). Each K is run with a fixed clip norm, with the private
 quantile, with the paper's median (nothing certified), and with m_t rising threefold while sigma_t^2/m_t is held, at the
 same budget and the same uploads.

@@ -147,8 +147,8 @@ def _spans(desk: Desk) -> Iterator[Row]:
             label=f"records at {users} user{'s' * (users > 1)}",
             series="eps",
             x=users,
-            claimed=_SCOPE.state(claim, verdict, span="one release a user"),
-            certified=_SCOPE.state(bound, Verdict.CERTIFIED, span="one release a user"),
+            claimed=_SCOPE.state(claim, verdict, span="one release per user"),
+            certified=_SCOPE.state(bound, Verdict.CERTIFIED, span="one release per user"),
             audited=audit.attack(rounds[users], delta=_DELTA),
         )
 

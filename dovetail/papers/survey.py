@@ -2,7 +2,7 @@
 
 Every protocol is calibrated to the same central (1, 1e-6) for each number of users and run on the input that is worst
 for it. At a fixed budget the squared error of a sum of bits, of unary messages and of split-and-mix should not grow
-with n, one message a user for a number in [0, 1] should cost about n^(1/3), and the local model n. The survey prints
+with n, one message per user for a number in [0, 1] should cost about n^(1/3), and the local model n. The survey prints
 rates without constants, so there is a shape to compare, and no number.
 """
 

@@ -1,4 +1,4 @@
-"""A user's side: what leaves a user is randomized, sealed, and paid for from its own ledger.
+"""A user's side: what leaves a user is randomized, sealed, and charged to its own ledger.
 
 For every round: the policy admits the task, the round is spent, the update is randomized from the operating system's
 randomness and sealed message by message; the envelope is on disk before anything is sent, so that a user who is

@@ -48,7 +48,7 @@ def demo_config(protocol: str, *, clients: int, overrides: Sequence[str] = ()) -
 
 
 def transcript(fleet: Fleet, facts: dict[str, Any]) -> list[dict[str, str]]:
-    """One row a party, from what it counted."""
+    """One row per party, from what it counted."""
     task, ended = fleet.ground.task, [one for one in facts["history"] if one["outcome"] != "void"]
     messages = task.messages()
     reports = sum(one["uploads"] for one in ended)

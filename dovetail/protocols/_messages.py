@@ -98,7 +98,7 @@ class Messages(abc.ABC):
         return (slot >= 0) & (slot < self.slots)
 
     def forwarded(self, slot: np.ndarray, value: np.ndarray, valid: np.ndarray) -> tuple[Shuffled, int]:
-        """One report a row; refused ones are there, but neither valid nor with a value."""
+        """One report per row; refused ones are there, but neither valid nor with a value."""
         kept = np.where(valid, slot, 0).astype(np.int32), np.where(valid, value, 0).astype(value.dtype), valid
         return received(*(column[:, None] for column in kept)), int(np.count_nonzero(~valid))
 
@@ -145,7 +145,7 @@ class Levels(Messages):
         return to_bytes(sampler.integers(self.response.levels, count), self.size)
 
     def read(self, slot: np.ndarray, body: np.ndarray) -> tuple[Shuffled, int]:
-        """Levels, one a row; refuses what is no level."""
+        """Levels, one per row; refuses what is not a level."""
         valid = self.check(slot, body)
         levels = from_bytes(body).astype(np.int32)
         return self.forwarded(slot, levels, valid & (levels < self.response.levels))

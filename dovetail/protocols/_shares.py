@@ -62,7 +62,7 @@ class Shares(Messages):
         return Sent(np.arange(self.slots, dtype=np.int64), to_bytes(shares.ravel(), self.size))
 
     def read(self, slot: np.ndarray, body: np.ndarray) -> tuple[Shuffled, int]:
-        """Shares, one a row; refuses what is not below the modulus."""
+        """Shares, one per row; refuses what is not below the modulus."""
         valid = self.check(slot, body)
         shares = from_bytes(body)
         return self.forwarded(slot, shares, valid & (shares < self.modulus))

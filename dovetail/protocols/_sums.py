@@ -1,6 +1,6 @@
-"""Sums of one number in [0, 1] a user, by randomized response and one shuffle a slot: what such protocols share.
+"""Sums of one number in [0, 1] per user, by randomized response and one shuffle per slot: what such protocols share.
 
-A user turns its number into positions in [0, 1], one a slot, that average to it; each is reported by randomized
+A user turns its number into positions in [0, 1], one per slot, that average to it; each is reported by randomized
 response. The analyzer sees how many reports came, and takes out what lies add on average. Statistics are protocols of
 dimension 1: `estimate` gives the sum over the planned size. Fast and faithful path agree exactly from the same keys.
 """
@@ -71,7 +71,7 @@ class ReportedSum(Protocol):
         return x
 
     def layout(self, dim: int) -> Layout:
-        """One shuffle a slot."""
+        """One shuffle per slot."""
         of_numbers(dim, self.name)
         return Layout(slots=self.slots, reports_per_client=self.slots, shufflers=1)
 
@@ -114,7 +114,7 @@ class ReportedSum(Protocol):
         return math.sqrt(self.variance(np.zeros(size))) / size
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
-        """One shuffled report a slot."""
+        """One shuffled report per slot."""
         of_numbers(dim, self.name)
         scope = shuffle_scope(cohort, neighbors, "the shuffler permutes every slot uniformly, with fresh randomness")
         mechanism = self.own_reports(cohort, dim)

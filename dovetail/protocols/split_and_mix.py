@@ -1,13 +1,13 @@
-"""Split-and-mix: the sum of vectors over shufflers that none need trust alone (after Balle, Bell, Gascon, Nissim 2020).
+"""Split-and-mix: a sum of vectors over several shufflers, none trusted alone (after Balle, Bell, Gascon, Nissim 2020).
 
 A client clips its update to L2 norm `clip_norm`, encodes it in integers, adds its part of a Skellam noise and splits
 every coordinate into additive shares modulo `modulus`. Share j goes to shuffler j mod `shufflers`; each (coordinate,
-share) is a slot, permuted on its own. The analyzer adds up all shares of a coordinate and sees the noisy sum, and next
-to nothing else. The noise parts are such that the enforced minimum of honest clients reaches `noise_multiplier`.
+share) is a slot, permuted separately. The analyzer adds up all shares of a coordinate and sees the noisy sum and almost
+nothing else. The noise of the enforced minimum of honest clients adds up to `noise_multiplier`.
 
-Fast and faithful path encode the same integers from the same keys (but for what the last bit of a float32 may turn) and
-add them up exactly; the noise, one draw a coordinate instead of one a client, agrees in distribution; shares cancel.
-The sum path draws the rounding errors as one Gaussian of the largest variance that they can have, 1/4 a client.
+Fast and faithful path encode the same integers from the same keys (up to the last bit of a float32) and add them up
+exactly; the noise, one draw per coordinate instead of one per client, agrees in distribution; shares cancel. The sum
+path draws the rounding errors as one Gaussian of the largest variance that they can have, 1/4 per client.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ SENTENCES = [
     ("shuffler", "upload_with_an_extended_ciphertext", 400, "expected messages of 49 bytes with their slots, got"),
     ("shuffler", "upload_out_of_range", 409, "expected slots from 0 to 5, got others"),
     ("analyzer", "part_out_of_range", 400, "expected slots from 0 to 5, got"),
-    ("shuffler", "upload_of_one_slot_twice", 409, "expected one message a slot, got more"),
+    ("shuffler", "upload_of_one_slot_twice", 409, "expected one message per slot, got more"),
     ("shuffler", "upload_of_too_few", 409, "expected 6 messages, got"),
     ("shuffler", "oversize_body", 413, "expected a smaller body, got one that is too large"),
     ("analyzer", "oversize_body_in_chunks", 413, "expected a smaller body, got one that is too large"),

@@ -82,7 +82,7 @@ def test_the_same_report_again_is_known_also_after_closing(tmp_path):
         ({**upload(7), "messages": upload(7)["messages"][:2]}, "expected 3 messages, got 2"),
         ({**upload(7), "messages": [(3, bytes(8)), *upload(7)["messages"][:2]]}, "expected slots from 0 to 2"),
         ({**upload(7), "messages": [(-1, bytes(8)), *upload(7)["messages"][:2]]}, "expected slots from 0 to 2"),
-        ({**upload(7), "messages": [(0, bytes(8))] * 3}, "expected one message a slot"),
+        ({**upload(7), "messages": [(0, bytes(8))] * 3}, "expected one message per slot"),
         ({**upload(7), "messages": [(0, bytes(9)), *upload(7)["messages"][1:]]}, "expected messages of 8 bytes"),
         ({**upload(7), "report": b"short"}, "a random report id of 16"),
         ({**upload(7), "client": bytes(65)}, "expected a client id of up to 64 bytes"),
