@@ -1,13 +1,13 @@
-"""Protocols that clip the gradient of every record by itself and protect items, or people with several of them.
+"""Protocols that clip the gradient of every record separately and protect items, or people with several items.
 
 A person (a *subject*) may have records at several users. The certified form caps how many of a subject's records are
 used at all: `items_per_subject` (Z_max) over the whole federation, at most `items_per_user` at one user, at most
 `users_per_subject` users. The cap is public and enforced by leaving out records by a rule that looks at that subject's
 records alone; the noise is the same in every step. Each record joins a step independently with `sampling_rate`, and the
-law of how many of a subject's records meet in a sum is what is accounted (`events.SampledSubject`).
+accounting uses how many of a subject's records enter the same sum (`events.SampledSubject`).
 
 `adaptive_z` sets the noise by the largest number of records of one subject that a batch happens to hold, as the paper
-does: the noise then tells that number, so nothing is promised.
+does: the noise then reveals that number, so there is no guarantee.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class ItemLevel(Protocol):
         return float(self.known("sampling_rate"))
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
-        """The sampling rate from the batch, or the batch from the rate; both stay what they are if data changes."""
+        """The sampling rate from the batch, or the batch from the rate; neither depends on the data."""
         if isinstance(cohort.participation, Disjoint):
             raise ValueError(f"expected no disjoint batches of users under {self.name!r}, got cohort.kind='disjoint'")
         if cohort.records is None:

@@ -1,7 +1,7 @@
-"""What a protocol sends where its parties are real: bytes of one length, drawn from the operating system's randomness.
+"""What a protocol sends in a deployment: bytes of one length, drawn from the operating system's randomness.
 
 `Protocol.randomize` simulates; a deployed client calls `Messages.randomize` of the same protocol instead. Every client
-sends the same number of messages, all of one length, so that neither tells of the data. Privacy rests on integers and
+sends the same number of messages, all of one length, so neither depends on the data. Privacy relies on integers and
 exact coins alone: floating point only rounds inputs, before any noise.
 The analyzer reads messages back with range checks: what no honest client can have sent is refused and counted.
 """
@@ -29,7 +29,7 @@ class Sent(NamedTuple):
 
 
 class Messages(abc.ABC):
-    """A protocol's messages where parties are real, for updates of one dimension.
+    """A protocol's messages in a deployment, for updates of one dimension.
 
     Guarantees:
         Every client sends `per_client` messages of `size` bytes, whatever its update.

@@ -1,4 +1,4 @@
-"""What APES, S-APES and their baselines share: every client perturbs every coordinate with a budget of its own.
+"""What APES, S-APES and their baselines share: every client perturbs every coordinate with its own budget.
 
 Coordinates are clipped to [-C, C]; user i's report on one of them is eps_i-LDP, by Clip-Laplace or by Laplace noise of
 scale 2C / eps_i. All budgets are public (`_budgets`), and a user keeps its own, so everyone takes part in every round.
@@ -115,7 +115,7 @@ class Personal(Protocol):
     @property
     @abc.abstractmethod
     def kind(self) -> Literal["clip_laplace", "laplace"]:
-        """The law of a report."""
+        """The distribution of a report."""
 
     @abc.abstractmethod
     def perturb(self, x: jax.Array, budget: jax.Array, *, key: jax.Array) -> jax.Array:
@@ -130,7 +130,7 @@ class Personal(Protocol):
         return self.randomizer_of(_own(budget)).log_density(value, x)
 
     def layout(self, dim: int) -> Layout:
-        """One slot a coordinate."""
+        """One slot per coordinate."""
         return Layout(slots=dim, reports_per_client=dim, shufflers=int(self.shuffled))
 
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:

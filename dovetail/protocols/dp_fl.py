@@ -5,9 +5,9 @@ sum and divides by the planned cohort size, a public constant. S is
 
 - `fixed`: `clip_norm` in every round;
 - `adaptive`: it starts at `clip_norm` and follows a quantile of the updates' norms, learned from a noised count of the
-  users below it (Andrew, Thakkar, McMahan, Ramaswamy 2021): the count is released beside the sum, and accounted;
-- `median`: the median of the round's own norms, un-noised (Geyer Alg. 1). The noise scale then tells the median, so
-  nothing is promised; it is here to reproduce the paper.
+  users below it (Andrew, Thakkar, McMahan, Ramaswamy 2021): the count is released too, and accounted for;
+- `median`: the median of the round's own norms, un-noised (Geyer Alg. 1). The noise scale then reveals the median,
+  so there is no guarantee; it is here to reproduce the paper.
 
 `schedule` changes the noise over the rounds: `constant`, `linear` up to `schedule_end` times the first round's, `held`
 (sigma_t^2 / m_t stays what it was in the first round), or a list of factors.

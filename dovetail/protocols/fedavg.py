@@ -1,6 +1,6 @@
-"""NP-FL: the plain mean of the clients' updates, the utility ceiling (McMahan et al. 2017).
+"""NP-FL: the plain mean of the clients' updates, without privacy (McMahan et al. 2017).
 
-Nothing is clipped and no noise is added: its statement is unbounded and says so.
+Nothing is clipped and no noise is added, so its statement gives no guarantee.
 """
 
 from __future__ import annotations

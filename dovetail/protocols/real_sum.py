@@ -2,7 +2,7 @@
 
 - ``method = "single"``: one report per user by randomized response on n^(1/3) levels (Balle et al. 2019). More levels
   round less but need more noise; the best choice leaves a squared error that grows as n^(1/3).
-- ``method = "unary"``: rounded to about sqrt(n) levels and sent bit by bit, one bit of the unary code per report (Cheu et
+- ``method = "unary"``: rounded to about sqrt(n) levels and sent bit by bit, one bit of the code per report (Cheu et
   al. 2019). The bits of a place are shuffled on their own; the squared error does not grow with n.
 - ``method = "split"``: split-and-mix in one dimension, a few shares per user; the squared error is that of a curator.
   `noise_multiplier` is the standard deviation of its noise, `mix` holds its other settings; numbers are encoded
