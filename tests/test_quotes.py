@@ -100,7 +100,7 @@ def test_reports_that_overflow_are_charged_or_refused():
         statement(110)
     tight = statement(160)
     assert "of delta" in tight.theorem.where
-    assert "is spent on reports that meet a full coordinate" in tight.theorem.where
+    assert "is spent on overflowing coordinates" in tight.theorem.where
     assert tight.delta == 1e-6
 
 

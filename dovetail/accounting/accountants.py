@@ -254,8 +254,8 @@ def _after_spending(paid: Sequence[Charge], curve: Curve) -> Curve:
     def eps(delta: float) -> float:
         if delta <= at_least:
             raise NotApplicable(
-                f"not certified: of delta={delta}, {at_least:.3g} would be spent on reports that meet a full "
-                "coordinate and on imperfect mixing"
+                f"not certified: of delta={delta}, {at_least:.3g} would be spent on overflowing coordinates and on "
+                "imperfect mixing"
             )
         return eps_after_spending(curve.eps, spent, delta=_proper(delta))
 

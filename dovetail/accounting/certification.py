@@ -90,7 +90,7 @@ def _per_user(paid: Sequence[Charge], best: Bound) -> tuple[float, ...] | None:
 def _spent(paid: Sequence[Charge], eps: float) -> list[str]:
     """What the proof spends of delta beside the noise."""
     mixing = spent_on_mixing(paid, eps=eps) if eps < math.inf else 0.0
-    said = ((spent_on_full(paid), "reports that meet a full coordinate"), (mixing, "imperfect mixing of shares"))
+    said = ((spent_on_full(paid), "overflowing coordinates"), (mixing, "imperfect mixing of shares"))
     return [f"of delta, {at_most(spent, 3)} is spent on {what}" for spent, what in said if spent]
 
 
@@ -100,14 +100,12 @@ def _sampling_assumptions(paid: Sequence[Charge]) -> list[str]:
         match charge.sampling:
             case Poisson(prob=prob):
                 said.append(
-                    f"each user joins a round independently with probability {prob:.4g}, unseen by the adversary"
+                    f"each user joins a round independently with probability {prob:.4g}, secret from the adversary"
                 )
             case FixedSize(size=size, population=population):
-                but = ", but that colluders see whether they are drawn" * bool(
-                    getattr(charge.mechanism, "colluders", 0)
-                )
+                but = " (but colluders see whether they are sampled)" * bool(getattr(charge.mechanism, "colluders", 0))
                 said.append(
-                    f"the {size} of {population} users of a round are drawn uniformly, unseen by the adversary{but}"
+                    f"the {size} of {population} users of a round are a uniform sample, secret from the adversary{but}"
                 )
     return said
 

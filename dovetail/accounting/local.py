@@ -25,7 +25,7 @@ def local_bound(rounds: Sequence[Round], *, delta: float) -> Bound:
     """
     paid = charges(rounds)
     if any(not isinstance(item.participation, Disjoint | Everyone) for item in rounds):
-        raise NotApplicable("whoever sees names sees who was drawn")
+        raise NotApplicable("an adversary who sees names also sees who was sampled")
     times = sum(charge.times for charge in paid)
     eps, spent = [], []
     for charge in paid:
@@ -35,7 +35,7 @@ def local_bound(rounds: Sequence[Round], *, delta: float) -> Bound:
         elif isinstance(event, Crowd):
             one = pairs.local(event, delta=delta / times)
         else:
-            raise NotApplicable(f"{type(event).__name__} does not say what one client's reports tell")
+            raise NotApplicable(f"{type(event).__name__} does not describe what one client's reports reveal")
         if math.isinf(one.eps):
             return Bound(eps=math.inf, delta=delta, theorem=_INDICES_TELL)
         eps.append(charge.times * one.eps)

@@ -326,7 +326,7 @@ CASES = {
         (BAD, "0 < delta < 1", lambda: pairs.eps(TWO, delta=1.0)),
     ],
     local.local_bound: [
-        (OUTSIDE, "sees who was drawn", lambda: local.local_bound(once(TWO, Poisson(prob=0.5)), delta=1e-6)),
+        (OUTSIDE, "sees who was sampled", lambda: local.local_bound(once(TWO, Poisson(prob=0.5)), delta=1e-6)),
         (OUTSIDE, "Gaussian does not say", lambda: local.local_bound(once(NOISE), delta=1e-6)),
     ],
     pairs.local: [
