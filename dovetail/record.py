@@ -122,7 +122,7 @@ class Record:
         scope = dataclasses.replace(self.own.scope, adversary="shuffler", assumptions=(_SEALED, _HONEST))
         if isinstance(self.slots, NonPrivate):
             return unbounded(scope, reason=self.slots.reason).judged(self.verdict)
-        shown = Theorem(key="none shown", where=self.slots.reason)
+        shown = Theorem(key="none shown", where=f"data independence: {self.slots.reason}")
         return scope.state(Bound(eps=0.0, delta=0.0, theorem=shown), Verdict.CERTIFIED).judged(self.verdict)
 
     def statements(self) -> dict[str, Any]:

@@ -54,13 +54,13 @@ def _number(eps: float | None) -> str:
 
 def _latest(history: Sequence[Mapping[str, Any]]) -> str:
     if not history:
-        return "none has ended yet"
+        return "no round has ended yet"
     last = history[-1]
     return f"round {last['round']} was {_text(last['outcome'])} with {last['uploads']} clients"
 
 
 def _spent(spent: Mapping[str, Any], budget: Mapping[str, Any]) -> str:
-    promised = "no budget was set" if budget["eps"] is None else f"of a budget of {_number(budget['eps'])}"
+    promised = "no budget was set" if budget["eps"] is None else f"the budget is {_number(budget['eps'])}"
     return f"Spent: {_number(spent['eps'])} at delta {at_most(budget['delta'])}; {promised}."
 
 
@@ -72,7 +72,7 @@ def _bar(spent: float | None, budget: float | None) -> str:
 
 def _curve(points: Sequence[tuple[int, float]]) -> str:
     if not points:
-        return '<p class="quiet">No model was released yet.</p>'
+        return '<p class="quiet">No model has been released yet.</p>'
     last = max(round for round, _ in points)
     places = " ".join(f"{_WIDTH * round / last:.1f},{_HEIGHT * (1 - accuracy):.1f}" for round, accuracy in points)
     end_round, end = points[-1]
