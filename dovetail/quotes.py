@@ -1,4 +1,4 @@
-"""What a protocol promises before it is run: certified, claimed by its paper, and left when nobody is trusted.
+"""What a protocol guarantees, before it runs: certified, claimed by its paper, and what remains if nobody is trusted.
 
 A quote needs the protocol's name, the number of users, the dimension and the protocol's own settings; no data, no
 model. `quote` certifies given parameters, `calibrate` finds the one that meets a target.
@@ -73,7 +73,7 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Quote:
-    """A protocol's statements side by side: who promises what, against whom."""
+    """A protocol's statements side by side: who guarantees what, against whom."""
 
     protocol: str
     certified: Statement

@@ -190,7 +190,7 @@ class Comparison:
         )
         return Figure(
             title=f"Accuracy against upload, all calibrated to ({at_most(self.eps)}, {at_most(self.delta)})",
-            x_label="bytes a client sends in a round",
+            x_label="bytes per client and round",
             y_label="test accuracy",
             log_x=True,
             percent_y=True,
@@ -221,7 +221,7 @@ class Comparison:
         before = Comparison.read(folder)
         if before.terms != self.terms:
             raise ValueError(
-                f"expected a folder without a comparison, or with one of {self.terms}, got {str(folder)!r} with one of "
+                f"expected a folder without a comparison or with one of {self.terms}, got {str(folder)!r} with one of "
                 f"{before.terms}"
             )
         return dataclasses.replace(self, outcomes=(*before.outcomes, *self.outcomes))
