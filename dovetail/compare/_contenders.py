@@ -53,7 +53,7 @@ def line_up(
         _validate.known("protocol", name, PROTOCOLS)
     for key, _ in overrides:
         if key.startswith("privacy") or key in ("protocol", "protocol.name"):
-            raise ValueError(f"expected --eps, --delta and --protocols for what all protocols share, got --set {key}")
+            raise ValueError(f"expected --eps and --delta for privacy and --protocols for protocols, got --set {key}")
     resolve(task)
     data = tomllib.loads((resources.files("dovetail") / "comparisons" / f"{model}.toml").read_text())
     chosen = []

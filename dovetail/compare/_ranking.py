@@ -221,7 +221,7 @@ class Comparison:
         before = Comparison.read(folder)
         if before.terms != self.terms:
             raise ValueError(
-                f"expected a folder without a comparison or with one of {self.terms}, got {str(folder)!r} with one of "
+                f"expected a folder without a comparison, or with one of {self.terms}, got {str(folder)!r} with one of "
                 f"{before.terms}"
             )
         return dataclasses.replace(self, outcomes=(*before.outcomes, *self.outcomes))
