@@ -81,7 +81,7 @@ class Client:
         return self._policy.admit(signed)
 
     def refuse_early(self, task: Task, round: int) -> None:
-        """Refuse, before it is trained and paid for, a round that comes too soon or that nobody would take."""
+        """Refuse a round that comes too soon or that no shuffler would accept, before training and spending budget."""
         if self.key.public.expired():
             raise Refused("expected a key of this user that has not expired, got one that has")
         if not self._kept(task.task_id, round).exists():

@@ -97,7 +97,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def budget(self) -> float:
-        """The eps of all rounds; infinite where nothing is promised."""
+        """The eps of all rounds; infinite if there is no guarantee."""
         return math.inf if self.eps is None else self.eps
 
     def messages(self) -> protocols.Messages:

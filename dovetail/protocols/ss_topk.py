@@ -132,7 +132,7 @@ class SsTopk(Padded):
         return 2 * self.clip_value / self.local.slope * math.sqrt(messages * self.local.blanket().variance) / size
 
     def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
-        """The event of the proof; nothing is promised where counts or indices show."""
+        """The event of the proof; no guarantee if counts or indices are visible."""
         if self.linkage == "vector":
             if self.per_client(dim) < dim:
                 return NonPrivate(reason=_INDICES_SHOW)
