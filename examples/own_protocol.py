@@ -1,8 +1,8 @@
 """Your own protocol in one file: one bit of one coordinate per user, shuffled.
 
 Every user draws one coordinate independently of its data, clips it to [-C, C], rounds it randomly to a bit and reports
-that bit by randomized response. The message (coordinate, bit) is eps_local-LDP as a whole, so amplification by shuffling
-applies to it. A user sends one message of a few bytes; the estimate is unbiased but noisy.
+that bit by randomized response. The message (coordinate, bit) is eps_local-LDP as a whole, so amplification by
+shuffling applies to it. A user sends one message of a few bytes; the estimate is unbiased but noisy.
 
     python examples/own_protocol.py
 """
