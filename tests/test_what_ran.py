@@ -95,7 +95,7 @@ def test_what_changed_since_is_refused_by_name(tmp_path, change):
     overrides, task, said = CHANGES[change]
     interrupted(plan(), tmp_path / "run")
     before = files(tmp_path / "run")
-    with pytest.raises(ValueError, match="got another one") as refusal:
+    with pytest.raises(ValueError, match="got a different one") as refusal:
         experiment.run(plan(*overrides, task=task), out=tmp_path / "run", resume=True)
     assert said in str(refusal.value)
     assert files(tmp_path / "run") == before
