@@ -327,7 +327,7 @@ CASES = {
     ],
     local.local_bound: [
         (OUTSIDE, "sees who was sampled", lambda: local.local_bound(once(TWO, Poisson(prob=0.5)), delta=1e-6)),
-        (OUTSIDE, "Gaussian does not say", lambda: local.local_bound(once(NOISE), delta=1e-6)),
+        (OUTSIDE, "Gaussian does not describe", lambda: local.local_bound(once(NOISE), delta=1e-6)),
     ],
     pairs.local: [
         (OUTSIDE, "binary randomized response", lambda: pairs.local(ternary_topk())),
