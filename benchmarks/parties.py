@@ -57,7 +57,7 @@ def fields(kind: str, clients: int) -> dict[str, Any]:
 
 
 def opening(kind: str, folder: Path, cores: int) -> dict[str, float]:
-    """Messages a second through the analyzer, over the raw rate times cores."""
+    """Messages per second through the analyzer, over the raw rate times cores."""
     deployment = lay_out(folder, fields(kind, CLIENTS), shufflers=1, enrolled=[])
     task, keys = deployment.task, KeyRing(folder / "analyzer" / "keys", "seal")
     messages, public, purpose = task.messages(), task.analyzer.sealing(), task.purpose(1)

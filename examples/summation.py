@@ -2,7 +2,7 @@
 
 Every protocol is calibrated to the same central (1, 1e-6) for each n, then run on the input that is worst for it. At a
 fixed budget the squared error of a sum of bits, of split-and-mix and of unary messages should not grow with n; one
-message a user for a number in [0, 1] should cost about n^(1/3).
+message per user for a number in [0, 1] should cost about n^(1/3).
 
     python examples/summation.py --out summation.svg
 """

@@ -16,8 +16,8 @@ from dovetail.protocols import PROTOCOLS
 
 __all__ = ["Contender", "line_up", "models"]
 
-_NO_MODEL = "it adds up numbers and trains no model: see `dovetail reproduce survey`"
-_SUBJECTS = "it protects people whose records lie at several users: see `dovetail reproduce subdp`"
+_NO_MODEL = "it adds up numbers and trains no model; see `dovetail reproduce survey`"
+_SUBJECTS = "it protects people with records at several users; see `dovetail reproduce subdp`"
 _APART = {"binary_sum": _NO_MODEL, "real_sum": _NO_MODEL, "central_sub": _SUBJECTS, "local_sub": _SUBJECTS}
 
 
@@ -48,21 +48,19 @@ def line_up(
     """The protocols of a comparison with their configs; those asked for, or all."""
     _validate.positive(eps=eps)
     _validate.in_open_interval(0, 1, delta=delta)
-    _validate.known("model with a line-up", model, models())
+    _validate.known("model to compare", model, models())
     for name in protocols:
         _validate.known("protocol", name, PROTOCOLS)
     for key, _ in overrides:
         if key.startswith("privacy") or key in ("protocol", "protocol.name"):
-            raise ValueError(
-                f"expected the privacy of all by --eps and --delta, and protocols by name, got --set {key}"
-            )
+            raise ValueError(f"expected --eps and --delta for privacy and --protocols for protocols, got --set {key}")
     resolve(task)
     data = tomllib.loads((resources.files("dovetail") / "comparisons" / f"{model}.toml").read_text())
     chosen = []
     for name in protocols or PROTOCOLS:
         if name not in data["protocols"]:
             chosen.append(
-                Contender(protocol=name, reason=_APART.get(name, "this model's line-up has no settings for it"))
+                Contender(protocol=name, reason=_APART.get(name, "there are no settings for it with this model"))
             )
             continue
         tree = _tree(name, data["base"], data["protocols"][name], task=task, eps=eps, delta=delta)

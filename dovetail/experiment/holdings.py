@@ -78,4 +78,4 @@ def one_record_each(clients: Clients) -> Clients:
 def _refuse_shared_records(clients: Clients) -> None:
     _, records = clients.entries()
     if len(np.unique(records)) < len(records):
-        raise ValueError("expected every record at one user where records are protected, got records at several users")
+        raise ValueError("expected every record at one user when records are protected, got records at several users")

@@ -132,7 +132,7 @@ def _check_sections(config: Config, protocol: protocols.Protocol) -> None:
     own = Unit(protocol.unit) if isinstance(protocol, ItemLevel) else Unit.USER
     if privacy.stop == "delta" and privacy.unit is not None and Unit(privacy.unit) is not own:
         raise ValueError(
-            f"expected privacy.stop = 'eps' for a unit that {protocol.name!r} does not protect itself, got 'delta'"
+            f"expected privacy.stop = 'eps' for a unit that {protocol.name!r} does not protect directly, got 'delta'"
         )
 
 

@@ -13,11 +13,11 @@ from dovetail.statements import NotApplicable, Scope, Statement, Unit
 
 __all__ = ["claimed", "from_data", "index_privacy"]
 
-_FROM_DATA = "the paper's Z is read off the data, and this claim tells it: a diagnostic, covered by no statement"
+_FROM_DATA = "the paper's Z is computed from the data and this claim reveals it: a diagnostic that no statement covers"
 
 
 def from_data(claim: Statement | None) -> bool:
-    """Whether a claim tells of the data, and so is a diagnostic."""
+    """Whether a claim reveals something about the data, and so is a diagnostic."""
     return claim is not None and _FROM_DATA in claim.assumptions
 
 

@@ -231,7 +231,7 @@ def test_items_at_several_users_with_noise_of_their_own():
 def test_what_is_not_known_is_refused():
     with pytest.raises(NotApplicable, match="generic"):
         exact.exact_attacks(Shuffled(report=Report(kind="generic", eps_local=1.0), num_users=10))
-    with pytest.raises(NotApplicable, match="promises nothing"):
+    with pytest.raises(NotApplicable, match="without a guarantee"):
         exact.exact_attacks(NonPrivate(reason="no noise"))
     with pytest.raises(NotApplicable, match="overflow as a rule"):
         exact.exact_attacks(PaddedBernoulli(report=BITS, num_users=5000, pad_to=10, inclusion=0.9))

@@ -97,7 +97,7 @@ def test_what_changed_since_is_refused_by_name(tmp_path, change):
     overrides, task, said = CHANGES[change]
     interrupted(plan(), tmp_path / "run")
     before = files(tmp_path / "run")
-    with pytest.raises(ValueError, match="got another one") as refusal:
+    with pytest.raises(ValueError, match="got a different one") as refusal:
         experiment.run(plan(*overrides, task=task), out=tmp_path / "run", resume=True)
     assert said in str(refusal.value)
     assert files(tmp_path / "run") == before
@@ -252,7 +252,7 @@ def test_a_run_is_one_processs_and_its_root_ends_with_it(tmp_path):
     out, ready = tmp_path / "run", plan()
     interrupted(ready, out)
     (out / ".checkpoint.npz.left").write_bytes(b"what a kill left of a checkpoint")
-    with RunFolder(out).held(), pytest.raises(ValueError, match="that no other process works on"):
+    with RunFolder(out).held(), pytest.raises(ValueError, match="that no other process is using"):
         experiment.run(ready, out=out, resume=True)
     last = RunFolder(out).saved()
     experiment.run(ready, out=out, resume=True)
@@ -493,9 +493,9 @@ def test_what_a_protocol_does_not_say_of_slots_is_not_certified():
     """By its event it was certified (0, 0) against the shuffler."""
     found = quoted("LargestFirst")
     assert found.shuffler.unbounded
-    assert "does not say what the slots that a client fills depend on" in str(found.shuffler.proof)
+    assert "does not declare what a client's choice of slots depends on" in str(found.shuffler.proof)
     assert found.local.unbounded
-    assert "does not say what a client's own reports tell" in str(found.local.proof)
+    assert "does not declare what a client's own reports reveal" in str(found.local.proof)
 
 
 def test_nobody_is_told_of_a_curator_where_there_is_none():

@@ -77,7 +77,7 @@ DEPLOYED = [
     Case("real_sum", {"eps_local": 1.0, "method": "unary"}, dim=1),
     Case("real_sum", {"noise_multiplier": 1.0, "method": "split", "mix": {"shares": 3}}, dim=1),
 ]
-CURATOR = "has a trusted curator, and no shuffler to deploy"
+CURATOR = "has a trusted curator and no shuffler to deploy"
 REFUSED = [
     (Case("fedavg", {}), CURATOR),
     (Case("dp_fl", CENTRAL), CURATOR),
@@ -287,7 +287,7 @@ def test_other_shapes_are_refused(case: Case) -> None:
 
 def test_dummies_exist_where_slots_are_padded(case: Case) -> None:
     if case.protocol.layout(case.dim).padding is None:
-        with pytest.raises(ValueError, match="expected messages of a protocol that pads"):
+        with pytest.raises(ValueError, match="expected a protocol that pads its slots"):
             case.messages.dummies(3, sampler=seeded())
     else:
         assert case.messages.dummies(3, sampler=seeded()).shape == (3, case.messages.size)

@@ -61,7 +61,7 @@ def exact_attacks(mechanism: Mechanism, *, rounds: int = 1) -> list[ExactAttack]
         case SampledSubject():
             return noise.sampled_subject(mechanism, rounds)
         case NonPrivate():
-            raise NotApplicable(f"an event that promises nothing does not say what was run: {mechanism.reason}")
+            raise NotApplicable(f"an event without a guarantee does not say what ran: {mechanism.reason}")
     raise NotApplicable(f"no exact attack is known on {type(mechanism).__name__}")
 
 
@@ -77,12 +77,12 @@ def exact_attacks_on_rounds(rounds: Sequence[Round]) -> list[ExactAttack]:
         return _sampled(rounds)
     mechanisms = {one.mechanism for one in rounds}
     if len(mechanisms) > 1:
-        raise NotApplicable("no exact attack is known on rounds that differ from each other")
+        raise NotApplicable("no exact attack is known for rounds that differ from each other")
     if all(one.participation == Everyone() for one in rounds):
         return exact_attacks(rounds[0].mechanism, rounds=len(rounds))
     if all(isinstance(one.participation, Disjoint) for one in rounds):
         return exact_attacks(rounds[0].mechanism, rounds=len({one.participation for one in rounds}))
-    raise NotApplicable("no exact attack is known on this way to choose who takes part")
+    raise NotApplicable("no exact attack is known for this kind of participation")
 
 
 def _sampled(rounds: Sequence[Round]) -> list[ExactAttack]:
@@ -90,6 +90,8 @@ def _sampled(rounds: Sequence[Round]) -> list[ExactAttack]:
     for one in rounds:
         mechanism = one.mechanism
         if not isinstance(mechanism, Gaussian) or mechanism.neighbors is not Neighbors.ADD_REMOVE or mechanism.std == 0:
-            raise NotApplicable("of Poisson samples, exact attacks are known on Gaussian sums, for adding a user")
+            raise NotApplicable(
+                "with Poisson sampling, exact attacks are known only for Gaussian sums under add-remove neighbours"
+            )
         times[mechanism, one.participation.prob] += 1  # type: ignore[union-attr]
     return noise.sampled_gaussians(times)

@@ -40,7 +40,7 @@ class LdpFl(Protocol):
     """
 
     name: ClassVar[str] = "ldp_fl"
-    undeployed: ClassVar[str] = "sends floating-point numbers with noise, for which there is no exact sampler here"
+    undeployed: ClassVar[str] = "sends floating-point numbers with noise, for which there is no exact sampler"
     resizable: ClassVar[bool] = True
 
     randomizer: Literal["gaussian", "laplace"] = "gaussian"

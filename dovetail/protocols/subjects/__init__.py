@@ -1,1 +1,1 @@
-"""Privacy for a subject whose records lie at several users."""
+"""Privacy for a subject with records at several users."""
