@@ -1,8 +1,8 @@
 """The five papers' own formulas, as printed, so that their numbers recompute: claimed, never certified.
 
-One file a paper: `flame`, `apes`, `geyer`, `subdp`, `survey`. What is about privacy returns a `Claim`, anything else a
-`PrintedNumber`; both carry a verdict (holds, unproven, refuted) and the reason in one sentence. No certified statement
-may rest on this package.
+One file per paper: `flame`, `apes`, `geyer`, `subdp`, `survey`. What is about privacy returns a `Claim`, anything else
+a `PrintedNumber`; both carry a verdict (holds, unproven, refuted) and the reason in one sentence. No certified
+statement may rest on this package.
 
 `CLAIMS` answers what its paper claims for a protocol that was run. The shuffle protocols take the event of one round,
 which is also one epoch of disjoint batches; dp_fl, central_sub and local_sub take all rounds. All take ``delta``;

@@ -67,7 +67,7 @@ def measure(name: str, size: int, settings: dict[str, Any], *, seeds: int, most_
         ours=Measured(metric=_METRIC, values=tuple(errors)),
         extra={
             "exact": protocol.variance(np.full(size, worst)),
-            "reports a user": reports,
+            "reports per user": reports,
             "rounds": rounds * seeds,
             parameter: value,
         },
@@ -240,8 +240,8 @@ def _trust(runner: Runner) -> Iterator[Row]:
     yield runner.row("nobody protected (FedSGD)", "mnist-fedavg", [("cohort.epochs", 1)])
     yield runner.row("curator: DP-FL", "mnist", attack=True)
     yield runner.row("two shufflers: split-and-mix", "mnist-split-and-mix", attack=True)
-    yield runner.row("one shuffler, one message a user: PrivUnit", "mnist-privunit", attack=True)
-    yield runner.row("one shuffler, a message a coordinate: SS-Simple", "mnist-ss-simple", attack=True)
+    yield runner.row("one shuffler, one message per user: PrivUnit", "mnist-privunit", attack=True)
+    yield runner.row("one shuffler, one message per coordinate: SS-Simple", "mnist-ss-simple", attack=True)
     yield runner.row("local: LDP-FL, Gaussian", "mnist", local, attack=True)
 
 

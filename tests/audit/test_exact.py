@@ -333,8 +333,8 @@ def test_a_training_is_attacked_in_every_round_that_a_user_is_in():
     [
         ([], "nothing was released"),
         (gaussian_rounds((1.0, 2.0), [Everyone()] * 2), "differ from each other"),
-        (gaussian_rounds((1.0,), [FixedSize(size=5, population=10)]), "who takes part"),
-        (gaussian_rounds((1.0, 1.0), [Everyone(), Poisson(prob=0.5)]), "who takes part"),
+        (gaussian_rounds((1.0,), [FixedSize(size=5, population=10)]), "this kind of participation"),
+        (gaussian_rounds((1.0, 1.0), [Everyone(), Poisson(prob=0.5)]), "this kind of participation"),
         ([Round(mechanism=Shuffled(report=BITS, num_users=10), participation=Poisson(prob=0.5))], "Gaussian sums"),
     ],
 )

@@ -239,7 +239,7 @@ def test_a_subject_that_a_cap_leaves_at_one_user_is_not_alone():
     ready = plan(("protocol.users_per_subject", 1))
     people = TASK_WITH_SUBJECTS.load(folder=None).subjects
     assert holdings(ready.items.clients, people).most_users == 1
-    assert not ready.spread.alone
+    assert not ready.guarantee.spread.alone
     assert experiment.run(ready).units[Unit.USER].unbounded
 
 
@@ -271,4 +271,4 @@ def test_the_span_of_a_subject_in_silos_is_the_public_number_and_not_the_datas()
     """Five records each over six silos lie at five at most; noise for a subject is set for the six that were dealt."""
     user_level = ("protocol", {"name": "dp_fl", "clip_norm": 1.0})
     ready = plan(("task.spread", 6), user_level, ("privacy.unit", "subject"), ("cohort.rounds", 1))
-    assert ready.spread.users_per_subject == 6
+    assert ready.guarantee.spread.users_per_subject == 6

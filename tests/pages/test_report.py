@@ -220,8 +220,7 @@ def test_text_from_files_is_text(runs, tmp_path):
     data = json.loads((folder / "privacy.json").read_text())
     evil = copy.deepcopy(data)
     evil["certified"].update(adversary=samples.EVIL, span=samples.EVIL, assumptions=[samples.EVIL])
-    hostile = {"key": samples.EVIL, "where": samples.EVIL, "url": None}
-    evil["certified"]["proof"].update(theorems=[hostile], notes=[samples.EVIL], spent=[])
+    evil["certified"]["proof"]["theorems"][0].update(where=samples.EVIL, key=samples.EVIL)
     evil["protocol"]["name"] = samples.EVIL
     for name in ("metrics.jsonl",):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
@@ -236,7 +235,7 @@ def test_text_from_files_is_text(runs, tmp_path):
         "training run on {}",
         "Not audited: {}.",
         "against the {};",
-        "by {0}; {0}",
+        "by {}",
         "protocol {}",
         "name = '{}'",
     ):

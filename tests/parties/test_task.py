@@ -161,7 +161,7 @@ def test_a_policy_admits_what_it_agrees_to():
         ({"eps_round": 0.01}, {}, "expected at most eps 0.01 for a round"),
         ({"eps_task": 0.5}, {}, "expected at most eps 0.5 for all 5 rounds"),
         ({}, {"eps": 0.5}, "expected at most eps 0.5 for all 5 rounds"),
-        ({"eps_local": 3.0}, {}, "expected at most eps 3.0 for all 5 rounds if nobody is trusted"),  # 2 a round
+        ({"eps_local": 3.0}, {}, "expected at most eps 3.0 for all 5 rounds if nobody is trusted"),  # 2 per round
         ({"eps_local": 1.0}, {}, "expected at most eps 1.0 for all 5 rounds if nobody is trusted"),
         ({"analyzer": bytes(16)}, {}, "expected the analyzer 0000000000000000"),
         ({"signer": bytes(16)}, {}, "expected a task signed by 0000000000000000"),

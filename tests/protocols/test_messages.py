@@ -246,7 +246,7 @@ def same(left: Any, right: Any) -> None:
 
 @only(lambda case: tallies_its_own_way(case) and case.name != "privunit")  # there a message is a client's row already
 def test_the_tally_is_that_of_the_same_reports_in_columns(case: Case) -> None:
-    """One report a row, or one client a row as in the simulation: the same sums."""
+    """One report per row, or one client per row as in the simulation: the same sums."""
     sampler = seeded(6)
     each = [case.messages.randomize(x, sampler=sampler) for x in case.updates]
     slot, body = (np.stack(column) for column in zip(*each, strict=True))

@@ -263,7 +263,7 @@ class _Coordinates(Levels):
 
     @property
     def slots(self) -> int:
-        """One a coordinate."""
+        """One per coordinate."""
         return self.dim
 
     @property

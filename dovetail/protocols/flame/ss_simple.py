@@ -1,7 +1,7 @@
 """SS-Simple (FLAME): every client reports every coordinate, each with budget eps_local, each shuffled on its own.
 
 Fast and faithful path give the same tally from the same keys, for a sum does not see the order; Laplace noise is drawn
-once a slot in the fast path and agrees in distribution.
+once per slot in the fast path and agrees in distribution.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class _Slots(Levels):
 
     @property
     def per_client(self) -> int:
-        """One a slot."""
+        """One per slot."""
         return self.protocol.slots
 
     def positions(self, x: np.ndarray, *, sampler: ExactSampler) -> Positions:
