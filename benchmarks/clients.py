@@ -1,4 +1,4 @@
-"""Many clients on one machine: seconds a round for Dovetail, pfl and Flower, side by side in one run.
+"""Many clients on one machine: seconds per round for Dovetail, pfl and Flower, side by side in one run.
 
 One round: 1000 clients x 60 samples of logistic regression (d = 7850), one local epoch of SGD in batches of 10, clip to
 L2 norm 1, sum, Gaussian noise, average. The CNN row has 10 clients x 600 samples and 113,674 parameters. Peers run in

@@ -1,4 +1,4 @@
-"""Per-example clipped gradients: examples a second for Dovetail, Opacus, torch.func and jax-privacy, in one run.
+"""Per-example clipped gradients: examples per second for Dovetail, Opacus, torch.func and jax-privacy, in one run.
 
 The CNN of `dovetail bench clients` (113,674 parameters), 256 images of 28 x 28: forward, backward, clip each example's
 gradient to L2 norm 1, sum. Every engine gets the same weights and images and two threads, in a process of its own, the

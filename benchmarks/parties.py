@@ -1,14 +1,14 @@
-"""The parties at work: opening against raw `cryptography`, uploads a second, a round of 10,000, and memory.
+"""The parties at work: opening against raw `cryptography`, uploads per second, a round of 10,000, and memory.
 
 1. Opening and tallying: parts of sealed reports through `Analyzer.take`, several at a time as they come from shufflers,
    over the rate at which `cryptography` alone opens such messages on one core, times the cores. With bits in 64 slots,
    and with PrivUnit's seeds, whose directions of 650 numbers have to be expanded.
 2. Dummies: one worker process against as many as there are cores.
-3. A round of 10,000 clients with one message each, against the services as processes over TLS: uploads a second into
+3. A round of 10,000 clients with one message each, against the services as processes over TLS: uploads per second into
    the shuffler, seconds from the last upload to the released model, peak memory of both services; and the peak memory
    of the same services after a round of 1,000.
 
-The clients of 3 run on the same cores as the services, so that uploads a second are what both ends make together.
+The clients of 3 run on the same cores as the services, so that uploads per second are what both ends make together.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def fields(kind: str, clients: int) -> dict[str, Any]:
 
 
 def opening(kind: str, folder: Path, cores: int) -> dict[str, float]:
-    """Messages a second through the analyzer, over the raw rate times cores."""
+    """Messages per second through the analyzer, over the raw rate times cores."""
     deployment = lay_out(folder, fields(kind, CLIENTS), shufflers=1, enrolled=[])
     task, keys = deployment.task, KeyRing(folder / "analyzer" / "keys", "seal")
     messages, public, purpose = task.messages(), task.analyzer.sealing(), task.purpose(1)
@@ -215,7 +215,7 @@ def main() -> None:
         ("opened and tallied, bits: over raw x cores", f"{bits['ratio']:.2f}x", ">= 0.70x"),
         ("opened and tallied, seeds of 650: over raw x cores", f"{seeds['ratio']:.2f}x", ""),
         ("dummies sealed: all workers over one", f"{figures['dummies']['ratio']:.2f}x", ""),  # type: ignore[index]
-        (f"uploads a second, {many['clients']:,} clients", f"{many['uploads_a_second']:,.0f}", ""),
+        (f"uploads per second, {many['clients']:,} clients", f"{many['uploads_a_second']:,.0f}", ""),
         (f"a round of {many['clients']:,}, end to end", f"{many['round_seconds']:.1f} s", ""),
         ("  of which from the last upload to the model", f"{many['release_seconds']:.1f} s", ""),
         (f"analyzer's peak memory: {many['clients']:,} over {few['clients']:,} reports",

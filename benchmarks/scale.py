@@ -1,4 +1,4 @@
-"""Seconds a round for 1,000 to 1,000,000 clients, and the memory that takes: the same engine on CPU and GPU.
+"""Seconds per round for 1,000 to 1,000,000 clients, and the memory that takes: the same engine on CPU and GPU.
 
 Clients of logistic regression (d = 7850) with 60 samples each, one local epoch in batches of 10, clip, Gaussian noise.
 All clients take part in every round. Records are a pool of 60,000 that clients index into, as in Geyer et al.'s larger

@@ -1,9 +1,9 @@
-"""The inner loop of SS-Topk: seconds a round for Dovetail and for NumPy, side by side in one run.
+"""The inner loop of SS-Topk: seconds per round for Dovetail and for NumPy, side by side in one run.
 
 1000 updates of d = 7850: clipped, the k = 157 largest coordinates of each rounded to a bit without bias, randomized
-response at eps_local 0.5; every coordinate padded with fair coins to 333 messages; sums a coordinate. NumPy selects by
-argpartition and draws one binomial a coordinate for the dummies: on whole arrays, as one writes it; and, to be fair to
-it, clipping only what was selected, in chunks that fit the cache, on one thread and on two. Both sides draw from the
+response at eps_local 0.5; every coordinate padded with fair coins to 333 messages; summed per coordinate. NumPy uses
+argpartition and draws one binomial per coordinate for the dummies: on whole arrays, as one would write it; and, to be
+fair, clipping only what was selected, in chunks that fit the cache, on one thread and on two. Both sides draw from the
 same law: the mean square of their difference, in standard deviations, is printed and should be 1. They take turns, and
 each one's fastest turn counts.
 
@@ -96,7 +96,7 @@ def numpy_round(xs: np.ndarray, generators: list[np.random.Generator]) -> np.nda
 
 
 def rounds() -> list[dict]:
-    """Seconds a round of the three engines, taking turns."""
+    """Seconds per round of the three engines, taking turns."""
     xs = np.random.default_rng(0).normal(size=(CLIENTS, DIM)).astype(np.float32)
     compiled = dovetail_round(lambda ids, rows: rows, clients=CLIENTS, dim=DIM, k=K, chunk=CHUNK)
     rows = split_over_devices(xs, make_mesh(), axis=0)

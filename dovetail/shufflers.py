@@ -5,11 +5,11 @@ Two paths, which the analyzer cannot tell apart:
 - *faithful* (`shuffle`): every report is materialised; a slot that is padded gets dummies from the randomizer's
   blanket, or loses a uniformly random surplus; then every slot is permuted on its own (``linkage = "coordinate"``), or
   whole messages are (``"vector"``, as FLAME prints it).
-- *fast* (`deliver`, then `cover` once a round): a sum does not see the order, so nothing is permuted; the dummies of a
-  slot are added as one draw of their sum, a surplus is dropped by a hypergeometric draw.
+- *fast* (`deliver`, then `cover` once per round): sums do not depend on the order, so nothing is permuted; the dummies
+  of a slot are added as one draw of their sum, and a surplus is dropped by a hypergeometric draw.
 
-Protocols without a shuffler hand their reports over directly; whoever receives them is then trusted (curator) or sees
-only locally randomized reports (local), and the protocol's view says which.
+Protocols without a shuffler deliver their reports directly; the receiver is then trusted (curator) or sees only
+locally randomized reports (local), and the protocol's view says which.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _uniform_order(valid: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def _dense(reports: Reports, slots: int) -> Reports:
-    """The same reports as one row a client and one column a slot."""
+    """The same reports as one row per client and one column per slot."""
     value = reports.value
     valid = jnp.broadcast_to(_as_columns(reports.valid, value.ndim), value.shape) > 0
     if reports.slot is None:

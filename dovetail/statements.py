@@ -1,8 +1,8 @@
-"""What is promised, by whose proof: the unit of truth of the whole library.
+"""Privacy statements: what is guaranteed, and by which proof.
 
-No privacy number travels alone. A `Statement` says how much (eps, delta), about what (`Unit`, `Neighbors`), against
-whom (`adversary`), who must be trusted for it (`Trust`), by which `Proof`, under which assumptions, and whether we
-certify it or only repeat somebody's word for it (`Verdict`). Statements nest: `premises` is the proof tree, and
+Every privacy number comes with its context. A `Statement` says how much (eps, delta), about what (`Unit`,
+`Neighbors`), against whom (`adversary`), who must be trusted (`Trust`), by which `Proof`, under which assumptions,
+and whether we certify it or only repeat a claim (`Verdict`). Statements nest: `premises` is the proof tree, and
 ``str(statement)`` prints it, with a warning where the numbers mean little.
 """
 
@@ -39,7 +39,7 @@ _LARGE_EPS = 10.0  # odds may change by a factor of 22,000
 
 
 class NotApplicable(ValueError):  # noqa: N818 - it says why a theorem does not apply; it is not always an error
-    """A theorem was asked outside its hypotheses; the message says which one fails."""
+    """A theorem was applied outside its hypotheses; the message says which hypothesis fails."""
 
 
 class Trust(enum.Enum):
@@ -52,7 +52,7 @@ class Trust(enum.Enum):
 
 
 class Neighbors(enum.Enum):
-    """Which pairs of inputs the statement calls neighbours."""
+    """Which pairs of inputs count as neighbours."""
 
     REPLACE_ONE = "replace-one"
     ADD_REMOVE = "add-remove"
@@ -67,10 +67,10 @@ class Unit(enum.Enum):
 
 
 class Verdict(enum.Enum):
-    """Whether we vouch for the number, or on whose word it stands.
+    """Whether we vouch for the number, or who does.
 
-    *As declared*: a protocol from outside the package says what it releases, and only the accounting is ours.
-    *Simulation only*: the noise follows from a seed, and whoever knows that can take it away again.
+    *As declared*: a protocol from outside the package declares what it releases, and only the accounting is ours.
+    *Simulation only*: the noise is derived from a seed, and whoever knows the seed can subtract the noise.
     """
 
     CERTIFIED = "certified"
@@ -84,7 +84,7 @@ class Verdict(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Theorem:
-    """A result and where to read it."""
+    """A published or proven result, and where to find it."""
 
     key: str
     where: str
@@ -170,7 +170,7 @@ class Proof:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bound:
-    """A number on its way to a statement: an upper bound and its proof."""
+    """An upper bound (eps, delta) and its proof."""
 
     eps: float
     delta: float
@@ -179,7 +179,7 @@ class Bound:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Everything a statement says besides its numbers and its proof."""
+    """Everything a statement says apart from its numbers and its proof."""
 
     trust: Trust
     adversary: str
@@ -217,11 +217,11 @@ class Scope:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Statement:
-    """One promise: (eps, delta) for a unit, against an adversary, by a proof, under assumptions.
+    """One guarantee: (eps, delta) for a unit, against an adversary, by a proof, under assumptions.
 
     Guarantees:
         eps is in [0, inf] and delta in [0, 1]; anything else is refused.
-        `to_json` and `from_json` are inverse to each other, an infinite eps included.
+        `to_json` and `from_json` are inverses of each other, also for an infinite eps.
     """
 
     eps: float
@@ -243,12 +243,12 @@ class Statement:
 
     @property
     def unbounded(self) -> bool:
-        """Whether nothing finite is promised."""
+        """Whether there is no guarantee."""
         return math.isinf(self.eps)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Why the numbers mean little, where they do."""
+        """Why the numbers mean little, if they do."""
         if self.unbounded:
             return ()
         said = []
@@ -256,19 +256,19 @@ class Statement:
             said.append(f"eps is above {_LARGE_EPS:g}: such a bound rules out little")
         if self.population is not None and self.delta > 1 / self.population:
             said.append(
-                f"delta is above 1/{self.population}, one over the number of {self.unit.value}s: it would allow to "
-                f"publish all about one {self.unit.value} picked at random"
+                f"delta is above 1/{self.population}, one over the number of {self.unit.value}s: it would allow "
+                f"publishing everything about one {self.unit.value} picked at random"
             )
         return tuple(said)
 
     def judged(self, verdict: Verdict) -> Statement:
-        """The same promise, and whatever it rests on, with this verdict instead of *certified*."""
+        """The same guarantee and its premises, with this verdict instead of *certified*."""
         premises = tuple(premise.judged(verdict) for premise in self.premises)
         own = verdict if self.verdict is Verdict.CERTIFIED else self.verdict
         return dataclasses.replace(self, verdict=own, premises=premises)
 
     def without_users(self) -> Statement:
-        """The same promise without each user's own eps, of which there may be ten thousand."""
+        """The same guarantee without the eps of each user, of which there may be thousands."""
         premises = tuple(premise.without_users() for premise in self.premises)
         return dataclasses.replace(self, per_user=None, premises=premises)
 
@@ -286,7 +286,7 @@ class Statement:
 
     def _lines(self, indent: str, said: tuple[str, ...]) -> list[str]:
         lines = [indent + self.headline(), *(f"{indent}  warning: {text}" for text in self.warnings)]
-        lines.append(f"{indent}  by {self.proof}")
+        lines.append(f"{indent}  {'reason:' if self.unbounded else 'by'} {self.proof}")
         lines += [f"{indent}  if {assumption}" for assumption in self.assumptions if assumption not in said]
         if self.per_user is not None:
             low, high = min(self.per_user), max(self.per_user)
@@ -342,13 +342,13 @@ def _older_proof(theorem: Mapping[str, Any]) -> Proof:
 
 
 def check_guarantee(*, eps: float, delta: float) -> None:
-    """What any (eps, delta) has to be: eps in [0, inf] and delta in [0, 1]."""
+    """Check that eps is in [0, inf] and delta in [0, 1]."""
     if math.isnan(eps) or eps < 0:
         raise ValueError(f"expected eps >= 0, got eps={eps!r}")
     _validate.in_interval(0, 1, delta=delta)
 
 
 def unbounded(scope: Scope, *, reason: str, delta: float = 0.0, span: str = "") -> Statement:
-    """The statement that promises nothing, and why."""
+    """A statement that gives no guarantee, with the reason."""
     nothing = Bound(eps=math.inf, delta=delta, proof=Proof(missing=reason))
     return scope.state(nothing, Verdict.CERTIFIED, span=span)

@@ -1,4 +1,4 @@
-"""The five lines of the README: train on digits at eps 2, and print what was learned and what it cost."""
+"""The five lines of the README: train on digits at eps 2, and print the accuracy and the privacy statement."""
 
 import dovetail
 

@@ -1,7 +1,7 @@
-"""Your own data and your own model: what Dovetail needs to know of them, and one call that trains.
+"""Your own data and your own model: what Dovetail needs to know about them, and one call that trains.
 
-The data here are made up (two moons, seen by 300 people with a few points each); put your own arrays in their place. A
-model is two functions of JAX: one draws parameters, one maps parameters and inputs to logits.
+The data here is synthetic (two moons, split among 300 people with a few points each); replace it by your own arrays. A
+model is two JAX functions: one draws parameters, one maps parameters and inputs to logits.
 
     python examples/own_data.py
 """
@@ -24,7 +24,7 @@ PEOPLE, HIDDEN = 300, 16
 
 # [data]
 def load(*, folder: Path | None = None) -> Dataset:
-    """The records as arrays; `folder` is `task.folder` of a config, for data that lie in files."""
+    """The records as arrays; `folder` is `task.folder` of the config, for data in files."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, 3000)
     angle = rng.uniform(0, np.pi, 3000)
@@ -36,7 +36,7 @@ def load(*, folder: Path | None = None) -> Dataset:
         test_inputs=inputs[2000:],
         test_labels=labels[2000:].astype(np.int32),
         num_classes=2,
-        subjects=rng.integers(0, PEOPLE, 2000).astype(np.int32),  # whose record each one is
+        subjects=rng.integers(0, PEOPLE, 2000).astype(np.int32),  # whom each record is about
     )
 
 
@@ -61,14 +61,14 @@ TASK = Task(name="moons", load=load, model=Model(name="one hidden layer", init=i
 
 # [train]
 def train() -> dovetail.Result:
-    """Everybody trains in each of 40 rounds; the noise is what (4, 1e-5) for a whole person needs."""
+    """Everybody takes part in each of 40 rounds; the noise is calibrated to (4, 1e-5) for all records of a person."""
     return dovetail.train(
         TASK,
         protocol="dp_fl",
         eps=4.0,
         delta=1e-5,
         settings={
-            "task.partition": "writers",  # a user is one of `subjects`; "one-record" would make every record a user
+            "task.partition": "writers",  # every subject is one user; "one-record" would make every record one user
             "cohort.kind": "everyone",
             "cohort.rounds": 40,
             "client.update": "fedavg",
@@ -80,7 +80,7 @@ def train() -> dovetail.Result:
 
 # [end]
 def main() -> None:
-    """Train, and say what was learned and what it cost."""
+    """Train, and print the accuracy and the privacy statement."""
     result = train()
     console = Console(soft_wrap=True, highlight=False, markup=False)
     console.print(f"test accuracy {result.accuracy:.1%} after {result.rounds} rounds")

@@ -1,8 +1,8 @@
 """Your own model in PyTorch: users, shuffler and analyzer as separate parties on this machine.
 
-A user of Dovetail's is a function from the current model to its update, both flat NumPy vectors; whatever happens in
-between is yours. The analyzer starts from any flat vector. Here both come from PyTorch; 40 users share the digits that
-scikit-learn brings, each holds its own records and its own ledger, and the two services run as processes with TLS.
+A user is a function from the current model to an update, both flat NumPy vectors; you write that function. The analyzer
+starts from any flat vector. Here both come from PyTorch: 40 users share the digits that come with scikit-learn, each
+with its own records and its own ledger, and the two services run as processes with TLS.
 
     python examples/own_model_pytorch.py
 """
@@ -51,7 +51,7 @@ def loaded(weights: np.ndarray) -> nn.Module:
 
 # [train]
 def trainer(inputs: np.ndarray, labels: np.ndarray) -> Train:
-    """How one user trains, on records that only it holds: plain PyTorch, nothing about privacy."""
+    """How one user trains on its own records: plain PyTorch, with nothing about privacy."""
     images, names = torch.tensor(inputs), torch.tensor(labels, dtype=torch.long)
 
     def train(weights: np.ndarray) -> np.ndarray:
@@ -112,7 +112,7 @@ def run(folder: Path) -> tuple[np.ndarray, dict[str, Any]]:
 
 # [end]
 def accuracy(weights: np.ndarray) -> float:
-    """On the test records, which are nobody's."""
+    """On the public test records."""
     data = resolve("digits").load(folder=None)
     with torch.no_grad():
         named = loaded(weights)(torch.tensor(data.test_inputs)).argmax(dim=1).numpy()

@@ -1,8 +1,8 @@
-"""Your own protocol in one file: one bit of one coordinate a user, shuffled.
+"""Your own protocol in one file: one bit of one coordinate per user, shuffled.
 
-Every user draws one coordinate, whatever its data, clips it to [-C, C], rounds it to a bit at random and reports that
-bit by randomized response. The message (coordinate, bit) is eps_local-LDP as a whole, so the amplification of any such
-report by shuffling applies to it. One message of a few bytes a user; the estimate is unbiased, and noisy.
+Every user draws one coordinate independently of its data, clips it to [-C, C], rounds it randomly to a bit and reports
+that bit by randomized response. The message (coordinate, bit) is eps_local-LDP as a whole, so amplification by
+shuffling applies to it. A user sends one message of a few bytes; the estimate is unbiased but noisy.
 
     python examples/own_protocol.py
 """
@@ -33,14 +33,14 @@ from dovetail.statements import Neighbors
 # [protocol]
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OneBit(Protocol):
-    """One bit a user.
+    """One bit per user.
 
     Guarantees:
         The estimate is unbiased for the mean of the updates, clipped coordinate by coordinate.
     """
 
     name: ClassVar[str] = "one_bit"
-    shuffled: ClassVar[bool] = True  # reports hide in a crowd: rounds below their planned size release nothing
+    shuffled: ClassVar[bool] = True  # reports are shuffled: rounds below their planned size release nothing
     undeployed: ClassVar[str] = "is an example and has no messages yet"
 
     clip_value: float
@@ -93,7 +93,7 @@ class OneBit(Protocol):
         return View(round=Round(mechanism=event, participation=cohort.participation), scope=scope)
 
     def own_reports(self, cohort: Cohort, dim: int) -> Shuffled:
-        """What is left if nobody is trusted: the same report, with its sender's name on it."""
+        """What remains if nobody is trusted: the same report, with its sender's name on it."""
         report = Report(kind="generic", eps_local=self.known("eps_local"))
         return Shuffled(report=report, num_users=cohort.crowd(), colluders=cohort.colluders)
 

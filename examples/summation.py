@@ -2,7 +2,7 @@
 
 Every protocol is calibrated to the same central (1, 1e-6) for each n, then run on the input that is worst for it. At a
 fixed budget the squared error of a sum of bits, of split-and-mix and of unary messages should not grow with n; one
-message a user for a number in [0, 1] should cost about n^(1/3).
+message per user for a number in [0, 1] should cost about n^(1/3).
 
     python examples/summation.py --out summation.svg
 """
@@ -36,12 +36,12 @@ def main() -> None:
     options = parser.parse_args()
     console, lines = Console(), []
     for name, (protocol, settings) in WAYS.items():
-        table = Table("n", "reports a user", "squared error", "measured", title=f"{name} at (1, 1e-6)")
+        table = Table("n", "reports per user", "squared error", "measured", title=f"{name} at (1, 1e-6)")
         rows = [
             survey.measure(protocol, size, settings, seeds=1, most_rounds=options.rounds)[0] for size in options.sizes
         ]
         for row in rows:
-            cells = row.x, row.extra["reports a user"], row.extra["exact"], row.ours.mean
+            cells = row.x, row.extra["reports per user"], row.extra["exact"], row.ours.mean
             table.add_row(*(f"{value:.4g}" for value in cells))
         console.print(table)
         console.print(f"{name}: squared error ~ n^{survey.slope(rows, 'exact'):.3f}", end="")

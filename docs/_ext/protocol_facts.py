@@ -59,9 +59,9 @@ def markdown(toml: str) -> str:
     return "\n".join(
         [
             *_defaults(name),
-            f"One round of {plan.num_users:,} users, d = {plan.dim:,}, delta = {plan.delta:g}, computed by the build:",
+            f"One round of {plan.num_users:,} users, d = {plan.dim:,}, delta = {plan.delta:g}, computed by this build:",
             "",
-            "| | eps | delta | for one | against the | verdict |",
+            "| | eps | delta | unit | adversary | verdict |",
             "|---|---|---|---|---|---|",
             *rows,
             "",
@@ -132,7 +132,7 @@ def _cost(name: str, plan: quotes.Terms) -> list[tuple[str, str]]:
         return facts
     count, size = messages.per_client, messages.size
     facts.append(("messages", f"{count:,} of {size} byte{'s' * (size > 1)} ({_bytes(count * size)})"))
-    facts.append(("uploaded, sealed one by one and each with its slot", _bytes(count * sealed_size(size))))
+    facts.append(("uploaded, each sealed separately and labelled with its slot", _bytes(count * sealed_size(size))))
     facts.append(("deployed by Dovetail's parties", "yes"))
     return facts
 

@@ -92,14 +92,14 @@ def _sampling_assumptions(paid: Sequence[Exposure]) -> list[str]:
         match exposure.sampling:
             case Poisson(prob=prob):
                 said.append(
-                    f"each user joins a round independently with probability {prob:.4g}, unseen by the adversary"
+                    f"each user joins a round independently with probability {prob:.4g}, secret from the adversary"
                 )
             case FixedSize(size=size, population=population):
-                but = ", but that colluders see whether they are drawn" * bool(
+                but = " (but colluders see whether they are sampled)" * bool(
                     getattr(exposure.mechanism, "colluders", 0)
                 )
                 said.append(
-                    f"the {size} of {population} users of a round are drawn uniformly, unseen by the adversary{but}"
+                    f"the {size} of {population} users of a round are a uniform sample, secret from the adversary{but}"
                 )
     return said
 

@@ -1,7 +1,7 @@
 """What one user is exposed to, out of all the rounds.
 
 Rounds over disjoint batches of an epoch concern different users, so an epoch costs what its worst round costs; all else
-adds up. Beside its noise a round may spend some of delta: on reports that meet a full coordinate, and on imperfect
+adds up. Beside its noise a round may spend some of delta: on overflowing coordinates, and on imperfect
 mixing of shares, which costs the more the larger the eps of the whole is.
 """
 

@@ -24,7 +24,7 @@ def local_bound(rounds: Sequence[Round], *, delta: float) -> Bound:
     """
     paid = exposures(rounds)
     if any(not isinstance(item.participation, Disjoint | Everyone) for item in rounds):
-        raise NotApplicable("whoever sees names sees who was drawn")
+        raise NotApplicable("an adversary who sees names also sees who was sampled")
     times = sum(exposure.times for exposure in paid)
     eps, spent = [], []
     for exposure in paid:

@@ -1,4 +1,4 @@
-"""The smallest noise, number, eps or delta that meets a privacy target, never on the unsafe side.
+"""The smallest noise, number, eps or delta that meets a privacy target, always rounded conservatively.
 
 Any protocol parameter that moves eps in one direction can be calibrated: `certify` is asked, not a formula inverted, so
 what is calibrated is what will be certified. Every search here returns a point that it has evaluated itself.

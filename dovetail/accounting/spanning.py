@@ -64,7 +64,7 @@ def _by_group_privacy(rounds: Sequence[Round], users: int, delta: float) -> Boun
     def holds(delta_one: float) -> bool:
         group = groups.for_group(compose.bound(rounds, delta=delta_one), size=users)
         if math.isinf(group.eps):
-            raise NotApplicable(f"no finite eps for one user at delta={delta_one:.3g}")
+            raise NotApplicable(f"there is no guarantee for one user at delta={delta_one:.3g}")
         if group.delta <= delta:
             found.append(dataclasses.replace(group, delta=delta))
         return group.delta <= delta
@@ -83,5 +83,5 @@ def _by_group_privacy(rounds: Sequence[Round], users: int, delta: float) -> Boun
     if found:
         return min(found, key=lambda bound: bound.eps)
     compose.bound(rounds, delta=delta)  # says why, where nothing is certified even for one user
-    none = Proof(missing=f"no finite eps for a group of {users} is left at delta={delta:.3g}")
+    none = Proof(missing=f"there is no guarantee for a group of {users} users at delta={delta:.3g}")
     return Bound(eps=math.inf, delta=delta, proof=none)

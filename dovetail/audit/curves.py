@@ -26,8 +26,8 @@ __all__ = ["draw", "drawn", "figure", "of_round", "trade_offs", "write"]
 _POINTS = 9
 _FEW_POINTS = 5  # where it is one of several things to wait for
 _ONLY_DECLARED = (
-    "what a protocol from outside the package declares is no evidence, and its code is too much to run thousands of "
-    "times at this size: `dovetail audit` runs it at a smaller one"
+    "what a protocol from outside the package declares proves nothing, and its code is too slow to run thousands of "
+    "times at this size; `dovetail audit` runs it at a smaller size"
 )
 
 
@@ -104,7 +104,7 @@ def _costliest(plan: Plan, released: Sequence[Round]) -> int:
     """The first of the rounds that were released of which the most is lost."""
     first = {item: index for index, item in reversed(list(enumerate(plan.rounds))) if item in set(released)}
     if not first or set(first) != set(released):
-        raise NotApplicable("nothing was released" if not released else "the plan has other rounds than were run")
+        raise NotApplicable("nothing was released" if not released else "the plan does not match the rounds that ran")
 
     def cost(item: Round) -> float:
         try:

@@ -26,7 +26,7 @@ from dovetail.statements import NotApplicable, Statement
 __all__ = ["Finding", "attack", "audit"]
 
 _MOST_REPORTS = 20_000  # of a trial, if trials are not asked for
-_NOTHING = "nothing was tried"
+_NOTHING = "no attack was tried"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -242,7 +242,7 @@ def theorem5(*, num_users: int, pad_to: float, beta: float) -> PrintedNumber:
     _validate.at_most(1, beta=beta)
     sent = math.floor(pad_to / (num_users * beta))
     if sent <= 1:
-        raise NotApplicable(f"n_p={pad_to} leaves room for l={sent} message a user: no index privacy")
+        raise NotApplicable(f"n_p={pad_to} leaves room for l={sent} message per user: no index privacy")
     return PrintedNumber(
         value=max(1.0, 1 / (sent * beta)),
         quantity=f"index privacy nu with l = {sent}",

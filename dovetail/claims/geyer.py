@@ -36,7 +36,7 @@ Accountant = Literal["moments", "renyi", "privacy-loss"]
 
 _LEAST_DELTA = 1e-300  # below, doubles cannot tell the printed delta from the exact one
 
-_MEDIAN = "The noise scale is the un-noised median of the clients' norms and reveals it, which no accountant counts."
+_MEDIAN = "the noise scale is the exact median of the clients' norms and reveals it, which no accountant counts."
 _FIXED_SIZE = "The moments accountant presumes Poisson sampling, while Alg. 1 draws a fixed number of clients."
 _PROVED = "With a fixed clipping norm and Poisson sampling it is the theorem of Abadi et al. 2016."
 

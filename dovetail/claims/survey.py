@@ -134,14 +134,14 @@ def error_shuffled_response(*, eps: float, delta: float) -> PrintedNumber:
 
 
 def mse_single_message(*, num_users: int) -> PrintedNumber:
-    """Real summation with one message a user: mean squared error O(k^(1/3))."""
+    """Real summation with one message per user: mean squared error O(k^(1/3))."""
     _validate.at_least(1, num_users=num_users)
     reason = "The rate is that of Balle et al. 2019 for the shuffle model, which the survey calls local."
     return _error("single-message", "Sec. 5.5", num_users ** (1 / 3), UNPROVEN, reason, "mean squared error")
 
 
 def mse_local_messages(*, eps: float) -> PrintedNumber:
-    """Sec. 5.3: with O(log(k/delta)) messages a user the mean squared error is O(1/eps^2)."""
+    """Sec. 5.3: with O(log(k/delta)) messages per user the mean squared error is O(1/eps^2)."""
     _validate.positive(eps=eps)
     reason = "The rate is that of the multi-message shuffle model of Balle et al. 2020, which the survey calls local."
     return _error("multi-message", "Sec. 5.3", 1 / eps**2, UNPROVEN, reason, "mean squared error")
@@ -153,14 +153,14 @@ def mse_recursive(*, num_users: int) -> PrintedNumber:
 
 
 def messages_recursive(*, num_users: int) -> PrintedNumber:
-    """Balle et al. 2020, recursive protocol: O(log log k) messages a user, each of O(log k) bits."""
-    return _error("recursive", "Sec. 5.5", _log_log(num_users), UNPROVEN, _ORDER, "messages a user")
+    """Balle et al. 2020, recursive protocol: O(log log k) messages per user, each of O(log k) bits."""
+    return _error("recursive", "Sec. 5.5", _log_log(num_users), UNPROVEN, _ORDER, "messages per user")
 
 
 def messages_cheu(*, num_users: int) -> PrintedNumber:
-    """Cheu et al. 2019: O(sqrt(k)) messages a user give error O(1)."""
+    """Cheu et al. 2019: O(sqrt(k)) messages per user give error O(1)."""
     _validate.at_least(1, num_users=num_users)
-    return _error("cheu", "Sec. 1", math.sqrt(num_users), UNPROVEN, _ORDER, "messages a user")
+    return _error("cheu", "Sec. 1", math.sqrt(num_users), UNPROVEN, _ORDER, "messages per user")
 
 
 def _log_log(num_users: int) -> float:

@@ -15,7 +15,7 @@ from rich.logging import RichHandler
 
 from dovetail import __version__
 from dovetail.cli import accounts, audits, parties, studies, training, users
-from dovetail.cli._shared import err_console, flag, out_console
+from dovetail.cli._shared import Command, Group, err_console, flag, out_console
 
 __all__ = ["app", "main"]
 
@@ -44,6 +44,10 @@ app.add_typer(accounts.account, name="account")
 app.add_typer(parties.task, name="task")
 app.add_typer(users.client, name="client")
 app.add_typer(users.fleet, name="fleet")
+for _group in (app, accounts.account, parties.task, users.client, users.fleet):
+    _group.info.cls = Group
+    for _registered in _group.registered_commands:
+        _registered.cls = Command
 
 
 def main() -> None:
@@ -61,7 +65,7 @@ def main() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, flag("--version", "Print the version.")] = False) -> None:
+def _root(version: Annotated[bool, flag("--version", "Print the version and exit.")] = False) -> None:
     if version:
         out_console.print(__version__)
         raise typer.Exit

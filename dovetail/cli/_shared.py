@@ -14,8 +14,10 @@ from rich.console import Console
 __all__ = [
     "Authority",
     "Colluders",
+    "Command",
     "Delta",
     "Dim",
+    "Group",
     "JsonFlag",
     "Overrides",
     "Population",
@@ -42,19 +44,39 @@ def flag(name: str, says: str) -> Any:
     return typer.Option(name, help=says, metavar="")
 
 
+class _PlainHelp:
+    """A command whose `--help` shows no type for `--help` itself."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)  # type: ignore[misc]
+        if option is not None:
+            option.metavar = ""
+        return option
+
+
+class Command(_PlainHelp, typer.core.TyperCommand):
+    """A single command."""
+
+
+class Group(_PlainHelp, typer.core.TyperGroup):
+    """A group of commands."""
+
+
 JsonFlag = Annotated[bool, flag("--json", "Print one JSON object on stdout.")]
-Users = Annotated[int, typer.Option("--n", help="Users in a round.")]
-Population = Annotated[int | None, typer.Option(help="Users from whom a round draws --n in secret.")]
-Colluders = Annotated[int, typer.Option("--colluders", help="Users that are fake or collude.")]
-Rounds = Annotated[int, typer.Option(min=1, help="Rounds in which a user takes part.")]
+Users = Annotated[int, typer.Option("--n", help="Number of users per round.")]
+Population = Annotated[int | None, typer.Option(help="Number of users from which each round samples --n in secret.")]
+Colluders = Annotated[int, typer.Option("--colluders", help="Number of users assumed to be fake or to collude.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Number of rounds that a user takes part in.")]
 Delta = Annotated[float, typer.Option("--delta", help="The delta of the statement.")]
-Dim = Annotated[int, typer.Option("--dim", help="Coordinates of an update.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", help="A setting of the protocol.", metavar="KEY=VALUE")]
+Dim = Annotated[int, typer.Option("--dim", help="Number of coordinates of an update.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", help="Set a protocol parameter; may be repeated.", metavar="KEY=VALUE")
+]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Override a key of the config: --set privacy.eps=2.", metavar="KEY=VALUE"),
+    typer.Option("--set", help="Override a config key, such as privacy.eps=2; may be repeated.", metavar="KEY=VALUE"),
 ]
-Authority = Annotated[Path | None, typer.Option("--ca", help="The certificate of the authority to trust, PEM.")]
+Authority = Annotated[Path | None, typer.Option("--ca", help="Certificate of the authority to trust (PEM).")]
 
 
 def print_json(value: Any) -> None:
@@ -63,20 +85,20 @@ def print_json(value: Any) -> None:
 
 
 def print_names(names: Sequence[str], *, as_json: bool) -> None:
-    """What there is to choose from, one a line."""
+    """What there is to choose from, one per line."""
     print_json(names) if as_json else out_console.print("\n".join(names))
 
 
 def print_statement(title: str, statement: Any) -> None:
-    """A statement under its title; None: nothing is promised."""
+    """A statement under its title; None: there is none."""
     out_console.print(title, style="bold")
-    out_console.print("  nothing" if statement is None else str(statement), markup=False, highlight=False)
+    out_console.print("  none" if statement is None else str(statement), markup=False, highlight=False)
 
 
 def print_costs(certified: Any, local: Any) -> None:
-    """What a task costs a user: against the analyzer, and if nobody is trusted."""
+    """The privacy cost of a task for each user: against the analyzer, and if nobody is trusted."""
     out_console.print(str(certified), markup=False, highlight=False)
-    out_console.print("and if nobody is trusted:", highlight=False)
+    out_console.print("If nobody is trusted:", highlight=False)
     out_console.print(str(local), markup=False, highlight=False)
 
 
@@ -85,7 +107,7 @@ def from_hex(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError as error:
-        raise ValueError(f"expected the id of a key in hex, got {text!r}") from error
+        raise ValueError(f"expected a key id in hex, got {text!r}") from error
 
 
 def listens(name: str) -> Callable[[str], None]:

@@ -26,24 +26,24 @@ from dovetail.numbers import at_least, at_most
 
 __all__ = ["account", "calibrate"]
 
-account = typer.Typer(help="Privacy of bounds and protocols, without running anything.", no_args_is_help=True)
+account = typer.Typer(help="Compute privacy bounds without running anything.", no_args_is_help=True)
 
 
 @account.command()
 def amplify(
     n: Users,
-    eps_local: Annotated[float, typer.Option("--eps-local", help="The budget of one report.")],
+    eps_local: Annotated[float, typer.Option("--eps-local", help="The local eps of one report.")],
     delta: Delta,
-    bound: Annotated[str | None, typer.Option(help="One bound only.")] = None,
+    bound: Annotated[str | None, typer.Option(help="Show only this bound.")] = None,
     randomizer: Annotated[
-        str, typer.Option(help="generic, laplace or rr2: what the best bound must hold for.")
+        str, typer.Option(help="The randomizer that the best bound must hold for: generic, laplace or rr2.")
     ] = "generic",
     colluders: Colluders = 0,
-    plot: Annotated[Path | None, typer.Option(help="Draw every bound into this file (.svg, .png, .pdf).")] = None,
-    over: Annotated[str, typer.Option(help="What the plot runs over: n or eps-local.")] = "n",
+    plot: Annotated[Path | None, typer.Option(help="Plot every bound to this file (.svg, .png or .pdf).")] = None,
+    over: Annotated[str, typer.Option(help="The x axis of the plot: n or eps-local.")] = "n",
     as_json: JsonFlag = False,
 ) -> None:
-    """Every amplification bound: its eps, or why it does not apply."""
+    """Print every shuffle amplification bound: its eps, or why it does not apply."""
     from dovetail import _validate
     from dovetail.accounting.amplification import table as amplification
     from dovetail.figures import files
@@ -79,7 +79,7 @@ def amplify(
     out_console.print(table)
     if best and best.bound:
         numbers = f"eps {at_most(best.bound.eps, 5)} at delta {at_most(delta)}"
-        said = f"smallest for a {randomizer} report: {best.name}, {numbers}"
+        said = f"best bound for a {randomizer} report: {best.name}, {numbers}"
     else:
         said = f"no bound improves on eps_local for a {randomizer} report"
     out_console.print(said, highlight=False)
@@ -97,7 +97,7 @@ def account_protocol(
     set_: Settings = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Certified, claimed and local statements of a protocol."""
+    """Print the certified, claimed and local statements of a protocol."""
     from dovetail.guarantee import quotes
 
     with err_console.status("accounting"):
@@ -112,17 +112,20 @@ def calibrate(
     name: Annotated[str, typer.Argument(help="A protocol.")],
     n: Users,
     dim: Dim,
-    eps: Annotated[float, typer.Option("--eps", help="The central target.")],
+    eps: Annotated[float, typer.Option("--eps", help="The target eps.")],
     delta: Delta,
     parameter: Annotated[
-        str | None, typer.Option(help="eps_local, noise_multiplier, beta or pad_to; by default the noise.")
+        str | None,
+        typer.Option(
+            help="The parameter to calibrate: eps_local, noise_multiplier, beta or pad_to. Default: the noise."
+        ),
     ] = None,
     rounds: Rounds = 1,
     colluders: Colluders = 0,
     set_: Settings = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """The parameter that meets a central target, rounded to the safe side."""
+    """Find the protocol parameter that meets a target (eps, delta), rounded conservatively."""
     from dovetail.guarantee import quotes
 
     plan = _plan(n, dim, delta, rounds, None, colluders, set_)

@@ -30,13 +30,15 @@ from dovetail.numbers import at_least, at_most
 __all__ = ["audit"]
 
 _USERS, _DIM, _DELTA = 1000, 7850, 5e-6
-_VIEWS = "analyzer, observer (models only), colluding (shuffler and analyzer) or shuffler (indices)"
+_VIEWS = "analyzer, observer (sees models only), colluding (shuffler and analyzer) or shuffler (sees indices only)"
 
 
 def audit(
     name: Annotated[str | None, typer.Argument(help="A protocol.")] = None,
-    everything: Annotated[bool, flag("--all", "Every protocol, at papers' sizes and as code.")] = False,
-    quick: Annotated[bool, flag("--quick", "With --all: only what takes seconds.")] = False,
+    everything: Annotated[
+        bool, flag("--all", "Attack every protocol: exactly at the papers' sizes, and by running the code.")
+    ] = False,
+    quick: Annotated[bool, flag("--quick", "With --all: only attacks that take seconds.")] = False,
     n: Users = _USERS,
     dim: Dim = _DIM,
     delta: Delta = _DELTA,
@@ -46,22 +48,25 @@ def audit(
     set_: Settings = None,
     view: Annotated[str, typer.Option(help=f"Who attacks: {_VIEWS}.")] = "analyzer",
     trials: Annotated[
-        int | None, typer.Option(min=0, help="Runs of the code in each world; 0 for none. Default: if quickly done.")
+        int | None,
+        typer.Option(min=0, help="Runs of the code for each of the two inputs; 0: none. Default: only if fast."),
     ] = None,
-    confidence: Annotated[float, typer.Option(help="Of bounds that are counted.")] = 0.95,
-    seed: Annotated[int, typer.Option(min=0, help="Of the trials.")] = 0,
+    confidence: Annotated[float, typer.Option(help="Confidence level of bounds estimated from trials.")] = 0.95,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the trials.")] = 0,
     training: Annotated[
-        str | None, typer.Option(help="A config or preset: attack its whole training.", metavar="CONFIG")
+        str | None, typer.Option(help="Attack a whole training run of this config or preset.", metavar="CONFIG")
     ] = None,
-    canaries: Annotated[int, typer.Option(min=20, help="With --training: canaries to hide.")] = 500,
-    black_box: Annotated[bool, flag("--black-box", "With --training: final models only.")] = False,
-    task: Annotated[str | None, typer.Option(help="With --view shuffler: whose gradients, instead of a model.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw delta against eps into this file (.svg, .png, .pdf).")] = None,
+    canaries: Annotated[int, typer.Option(min=20, help="With --training: number of canaries.")] = 500,
+    black_box: Annotated[bool, flag("--black-box", "With --training: attack only the final model.")] = False,
+    task: Annotated[
+        str | None, typer.Option(help="With --view shuffler: use this task's gradients instead of synthetic ones.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Plot delta against eps to this file (.svg, .png or .pdf).")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Attack what runs: a lower bound on eps, beside the certified and the claimed one.
+    """Attack a protocol to find a lower bound on eps, next to the certified and the claimed value.
 
-    Exit status 1 if an attack finds more than what is certified.
+    Exits with status 1 if an attack finds more than is certified.
     """
     from dovetail import _validate
     from dovetail import audit as audits
@@ -83,7 +88,7 @@ def audit(
         target, n, dim, delta, chosen=chosen, colluders=colluders, rounds=rounds, population=population
     )
     if view == "shuffler":
-        with err_console.status("looking at indices"):
+        with err_console.status("attacking indices"):
             indices = _indices(target, plan, task, confidence, seed)
         print_json(indices.to_json()) if as_json else _print_indices(indices)
         return
@@ -164,7 +169,7 @@ def _indices(name: str, plan: Any, task: str | None, confidence: float, seed: in
     protocol, _ = quotes.settled(name, plan)
     if not isinstance(protocol, SsTopk):
         raise ValueError(
-            f"expected 'ss_topk' with --view shuffler, got {name!r}, where no client's slots depend on its data"
+            f"expected 'ss_topk' with --view shuffler, got {name!r}, where slots do not depend on the data"
         )
     rounds = (1, 10) if plan.rounds == 1 else (1, plan.rounds)
     updates: Any = Population(users=plan.num_users, dim=plan.dim)
@@ -175,7 +180,7 @@ def _indices(name: str, plan: Any, task: str | None, confidence: float, seed: in
 
 def _print_indices(found: Any) -> None:
     columns = (
-        "the shuffler knows",
+        "shuffler knows",
         "rounds",
         "success",
         "at least",
@@ -197,7 +202,7 @@ def _print_indices(found: Any) -> None:
             attack.verdict,
         )
     out_console.print(
-        f"guessing one of the {found.top} largest coordinates from the indices a client reports", highlight=False
+        f"attack: guess one of a client's {found.top} largest coordinates from the indices it reports", highlight=False
     )
     out_console.print(table)
     out_console.print(f"with each coordinate's own prior instead of k/d: {found.verdict_own_prior}", highlight=False)
@@ -241,9 +246,9 @@ def _print_finding(finding: Any) -> None:
     if finding.claim_refuted:
         out_console.print("the claim is refuted by this attack", highlight=False)
     said = (
-        "no attack found more than what is certified"
+        "no attack found more than is certified"
         if finding.consistent
-        else "NOT CONSISTENT: eps is above what is certified"
+        else "NOT CONSISTENT: an attack found more than is certified"
     )
     out_console.print(said, highlight=False)
 

@@ -23,27 +23,27 @@ from dovetail.cli._shared import (
 
 __all__ = ["analyzer", "keys", "shuffler", "task"]
 
-task = typer.Typer(help="Describe a training that parties agree on, and see what it costs.", no_args_is_help=True)
+task = typer.Typer(help="Create and inspect a task: the training that all parties agree on.", no_args_is_help=True)
 
-TaskFile = Annotated[Path, typer.Option("--task", help="The signed task (dovetail task new).")]
-Signer = Annotated[str, typer.Option(help="The id of the key that must have signed the task.", metavar="HEX")]
-Keys = Annotated[Path, typer.Option(help="The folder of this party's keys (dovetail keys).")]
+TaskFile = Annotated[Path, typer.Option("--task", help="The signed task, made by `dovetail task new`.")]
+Signer = Annotated[str, typer.Option(help="Id of the key that must have signed the task.", metavar="HEX")]
+Keys = Annotated[Path, typer.Option(help="Folder with this party's keys, made by `dovetail keys`.")]
 Host = Annotated[str, typer.Option(help="The address to listen on.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0: any free one.")]
-Certificate = Annotated[Path | None, typer.Option(help="The TLS certificate, PEM.")]
-PrivateKey = Annotated[Path | None, typer.Option(help="Its private key, PEM.")]
-Plain = Annotated[bool, flag("--plain", "Serve without TLS (behind a proxy that has it).")]
-Workers = Annotated[int, typer.Option(min=1, help="Processes that seal and open messages.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0: any free port.")]
+Certificate = Annotated[Path | None, typer.Option(help="TLS certificate (PEM).")]
+PrivateKey = Annotated[Path | None, typer.Option(help="Private key of the TLS certificate (PEM).")]
+Plain = Annotated[bool, flag("--plain", "Serve without TLS, behind a proxy that terminates it.")]
+Workers = Annotated[int, typer.Option(min=1, help="Number of processes that seal and open messages.")]
 
 
 def keys(
-    folder: Annotated[Path, typer.Argument(help="Where the key goes; files that their owner alone can read.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the key; only its owner can read the files.")],
     use: Annotated[str, typer.Option(help='"seal" (analyzer) or "sign" (task owner, shuffler, client).')] = "sign",
-    days: Annotated[int, typer.Option(min=1, help="Days until it expires.")] = 365,
-    tls: Annotated[str | None, typer.Option(help="Make TLS certificates for this host instead.")] = None,
+    days: Annotated[int, typer.Option(min=1, help="Days until the key expires.")] = 365,
+    tls: Annotated[str | None, typer.Option(help="Instead, make a TLS certificate for this host.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make a key pair; older ones in the folder stay until their rounds are closed."""
+    """Make a key pair. Older keys in the folder stay valid until their rounds are closed."""
     import msgspec
 
     from dovetail import _validate
@@ -71,19 +71,23 @@ def keys(
 @task.command("new")
 def task_new(
     config: Annotated[str, typer.Argument(help="A TOML file or a preset: data, model, protocol, privacy.")],
-    out: Annotated[Path, typer.Option(help="Where the signed task goes.")],
-    signer: Annotated[Path, typer.Option(help="The folder of the key to sign with.")],
+    out: Annotated[Path, typer.Option(help="File to write the signed task to.")],
+    signer: Annotated[Path, typer.Option(help="Folder with the signing key.")],
     analyzer: Annotated[Path, typer.Option(help="The analyzer's public key (public-seal-....json).")],
-    shuffler: Annotated[list[Path], typer.Option(help="A shuffler's public key; once for each.")],
-    min_clients: Annotated[int, typer.Option(min=1, help="Fewer users in a round: nothing leaves the shuffler.")],
-    max_clients: Annotated[int, typer.Option(min=1, help="More users are not let into a round.")],
-    rounds: Annotated[int, typer.Option(min=1, help="How many rounds there are.")],
-    round_seconds: Annotated[float, typer.Option(help="How long a round is open.")] = 3600.0,
-    colluders: Annotated[int, typer.Option(min=0, help="Users that are assumed to be fake or to collude.")] = 0,
-    dim: Annotated[int | None, typer.Option(min=1, help="Parameters of a model that the config does not name.")] = None,
+    shuffler: Annotated[list[Path], typer.Option(help="Public key of a shuffler; repeat for each one.")],
+    min_clients: Annotated[
+        int, typer.Option(min=1, help="Minimum number of users per round; below it the shuffler forwards nothing.")
+    ],
+    max_clients: Annotated[int, typer.Option(min=1, help="Maximum number of users per round.")],
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")],
+    round_seconds: Annotated[float, typer.Option(help="Seconds that a round stays open.")] = 3600.0,
+    colluders: Annotated[int, typer.Option(min=0, help="Number of users assumed to be fake or to collude.")] = 0,
+    dim: Annotated[
+        int | None, typer.Option(min=1, help="Number of model parameters, if the config names no model.")
+    ] = None,
     set_: Overrides = None,
 ) -> None:
-    """Describe a training and sign it; noise that is not given is calibrated to the budget."""
+    """Create and sign a task. Noise that is not given is calibrated to the budget."""
     import msgspec
 
     from dovetail.experiment import config as configs
@@ -122,10 +126,10 @@ def task_new(
 @task.command("show")
 def task_show(
     path: Annotated[Path, typer.Argument(help="A signed task.")],
-    signer: Annotated[str | None, typer.Option(help="Refuse other signers.", metavar="HEX")] = None,
+    signer: Annotated[str | None, typer.Option(help="Refuse a task that another key signed.", metavar="HEX")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """What a task asks for, and what it costs a user."""
+    """Show what a task asks for, and its privacy cost per user."""
     import msgspec
 
     from dovetail.parties.common.records import read_record
@@ -145,22 +149,24 @@ def task_show(
 
 
 def analyzer(
-    folder: Annotated[Path, typer.Argument(help="Where it keeps its ledger and its models.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the ledger and the models.")],
     task: TaskFile,
     signer: Signer,
     keys: Keys,
     config: Annotated[str | None, typer.Option(help="A TOML file or a preset: model, server, test data.")] = None,
-    model: Annotated[Path | None, typer.Option(help="Or the first model: a .npy file, one flat vector.")] = None,
-    learning_rate: Annotated[float, typer.Option(help="The server's step, with --model.")] = 1.0,
+    model: Annotated[
+        Path | None, typer.Option(help="Instead of --config: the initial model, a .npy file with one flat vector.")
+    ] = None,
+    learning_rate: Annotated[float, typer.Option(help="With --model: the server's learning rate.")] = 1.0,
     host: Host = "127.0.0.1",
     port: Port = 8443,
     certificate: Certificate = None,
     private_key: PrivateKey = None,
     plain: Plain = False,
     workers: Workers = 2,
-    grace: Annotated[float, typer.Option(help="Seconds to wait for shufflers after a round's time is up.")] = 600.0,
+    grace: Annotated[float, typer.Option(help="Seconds to wait for shufflers after a round has ended.")] = 600.0,
 ) -> None:
-    """Serve the analyzer of a task: opens what shufflers hand on, releases models that are paid for."""
+    """Run the analyzer of a task: it opens shuffled reports and releases models within the privacy budget."""
     from dovetail.parties.analyzer.rounds import Analyzer
     from dovetail.parties.common.keys import KeyRing
     from dovetail.parties.common.records import read_record
@@ -182,14 +188,14 @@ def analyzer(
 
 
 def shuffler(
-    folder: Annotated[Path, typer.Argument(help="Where it keeps uploads until they are handed on.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for uploads until they are forwarded.")],
     task: TaskFile,
     signer: Signer,
     keys: Keys,
     analyzer: Annotated[str, typer.Option(help="The analyzer's address.", metavar="URL")],
-    clients: Annotated[Path, typer.Option(help="The public keys of the users that may report, a JSON list.")],
-    index: Annotated[int, typer.Option(min=0, help="Which of the task's shufflers this is.")] = 0,
-    peer: Annotated[list[str] | None, typer.Option(help="Another shuffler's address; once for each.")] = None,
+    clients: Annotated[Path, typer.Option(help="JSON file with the public keys of the enrolled users.")],
+    index: Annotated[int, typer.Option(min=0, help="Index of this shuffler in the task, starting at 0.")] = 0,
+    peer: Annotated[list[str] | None, typer.Option(help="Address of another shuffler; repeat for each one.")] = None,
     ca: Authority = None,
     host: Host = "127.0.0.1",
     port: Port = 8444,
@@ -198,7 +204,7 @@ def shuffler(
     plain: Plain = False,
     workers: Workers = 1,
 ) -> None:
-    """Serve a shuffler of a task: takes sealed reports, hands them on in no order and without names."""
+    """Run a shuffler of a task: it collects sealed reports and forwards them permuted and without names."""
     from dovetail.parties.common.keys import KeyRing
     from dovetail.parties.common.links import AnalyzerLink, ShufflerLink
     from dovetail.parties.common.records import read_record
@@ -211,7 +217,7 @@ def shuffler(
     signed = read_record(task, SignedTask, "a signed task")
     named = verify(signed, signer=from_hex(signer), fresh=False).shufflers
     if index >= len(named):
-        raise ValueError(f"expected --index below {len(named)}, the task's shufflers, got {index}")
+        raise ValueError(f"expected --index below {len(named)}, the number of shufflers in the task, got {index}")
     key = KeyRing(keys, "sign").find(named[index].key_id)
     party = Shuffler(folder, signed=signed, signer=from_hex(signer), index=index, key=key, workers=workers)
     service = ShufflerService(
@@ -242,7 +248,7 @@ def _learning(config: str | None, model: Path | None, learning_rate: float) -> A
     from dovetail.parties.federation import federation
 
     if (config is None) == (model is None):
-        raise ValueError("expected --config or --model, got both or neither")
+        raise ValueError("expected exactly one of --config and --model, got both or neither")
     if config is not None:
         return federation(configs.read(config)).learning()
     try:
@@ -254,4 +260,4 @@ def _learning(config: str | None, model: Path | None, learning_rate: float) -> A
 
 def _refuse_half_tls(certificate: Path | None, private_key: Path | None, plain: bool) -> None:
     if (certificate is None) != (private_key is None) or (certificate is None) != plain:
-        raise ValueError("expected --certificate with --private-key, or --plain, got neither or both")
+        raise ValueError("expected either --certificate with --private-key or --plain, got neither or both")

@@ -23,26 +23,29 @@ __all__ = ["compare", "reproduce"]
 
 
 def compare(
-    eps: Annotated[float, typer.Option(help="What is certified for every protocol.")] = 1.0,
-    delta: Annotated[float, typer.Option(help="Its delta.")] = 5e-6,
-    task: Annotated[str, typer.Option(help='A task or "module:name"; see `dovetail data`.')] = "mnist",
-    model: Annotated[str, typer.Option(help="A model with a line-up: logistic or scatter.")] = "logistic",
-    protocols: Annotated[str | None, typer.Option(help="Only these, separated by commas.", metavar="A,B")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each protocol.")] = 3,
+    eps: Annotated[float, typer.Option(help="The certified eps of every protocol.")] = 1.0,
+    delta: Annotated[float, typer.Option(help="The certified delta of every protocol.")] = 5e-6,
+    task: Annotated[str, typer.Option(help='A task (see `dovetail data`) or "module:name".')] = "mnist",
+    model: Annotated[str, typer.Option(help="The model: logistic or scatter.")] = "logistic",
+    protocols: Annotated[
+        str | None, typer.Option(help="Compare only these protocols, separated by commas.", metavar="A,B")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of training runs per protocol.")] = 3,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Override a key for all: --set cohort.size=500.", metavar="KEY=VALUE"),
+        typer.Option(
+            "--set", help="Override a config key for all protocols, such as cohort.size=500.", metavar="KEY=VALUE"
+        ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder to write to; protocols compared there before, on the same terms, stay. "
-            "Default: runs/compare-<time>."
+            help="Folder to write to; earlier results there at the same privacy are kept. Default: runs/compare-<time>."
         ),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Train every protocol at the same certified privacy; writes comparison.json, comparison.csv and pages.html."""
+    """Train every protocol at the same certified privacy; writes comparison.json, comparison.csv and report.html."""
     from dovetail import compare as comparing
     from dovetail import pages
     from dovetail.engine import devices
@@ -68,8 +71,8 @@ def compare(
             out_console.print(f"{outcome.protocol}: not run, {outcome.reason}", markup=False, highlight=False)
     if task != "mnist":
         out_console.print(
-            "clip, step and sizes of rounds were tuned on MNIST: read the ranking with care; --set cohort.size=N sets "
-            "the size for all",
+            "clip norms, learning rates and round sizes were tuned on MNIST, so read the ranking with care; "
+            "--set cohort.size=N sets the round size of all protocols",
             highlight=False,
         )
     best = found.best_single_shuffler
@@ -108,14 +111,14 @@ def _eps(statement: dict[str, Any]) -> str:
 def reproduce(
     paper: Annotated[str, typer.Argument(help="flame, apes, survey, geyer, subdp, or all.")],
     out: Annotated[Path, typer.Option(help="Folder for pages and data.")],
-    quick: Annotated[bool, flag("--quick", "Fewer points: about 3 minutes a paper on 2 cores.")] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each config.")] = 1,
+    quick: Annotated[bool, flag("--quick", "Fewer points: about 3 minutes per paper on 2 cores.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of training runs per config.")] = 1,
     parts: Annotated[str | None, typer.Option(help="Only these tables and figures.", metavar="A,B")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Recompute a paper's tables and figures: printed, claimed, certified, audited, and what we measure.
+    """Recompute a paper's tables and figures: printed, claimed, certified, audited and measured values.
 
-    Writes JSON and CSV for every table and figure, and pages.html; for `all`, a folder a paper and index.html.
+    Writes JSON and CSV for every table and figure, and report.html; for `all`, one folder per paper and index.html.
     """
     from dovetail import _validate, machine, pages, papers
     from dovetail.engine import devices
@@ -164,7 +167,7 @@ def _stated(statement: dict[str, Any]) -> str:
 
 
 def _summary(paper: Any, folder: Path) -> Table:
-    """One line a row, for the terminal; the page has it all."""
+    """One line per row, for the terminal; the page has everything."""
     table = Table(paper.name, "paper", "claimed", "certified", "audited", "ours", box=None)
     for exhibit in _written(folder)["exhibits"].values():
         table.add_section()

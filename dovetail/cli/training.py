@@ -29,20 +29,24 @@ def run(
     ] = None,
     set_: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write to. Default: runs/<config>-<time>.")] = None,
-    resume: Annotated[bool, flag("--resume", "Go on from the last checkpoint in --out.")] = False,
+    resume: Annotated[bool, flag("--resume", "Continue from the last checkpoint in --out.")] = False,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Rounds between checkpoints.")] = 10,
     presets: Annotated[bool, flag("--presets", "List the bundled configs.")] = False,
     coordinator: Annotated[
-        str | None, typer.Option(help="host:port of process 0, to train with several processes (jax.distributed).")
+        str | None, typer.Option(help="host:port of process 0, for training with several processes (jax.distributed).")
     ] = None,
-    processes: Annotated[int, typer.Option(min=1, help="How many processes train together.")] = 1,
-    process_id: Annotated[int, typer.Option(min=0, help="Which of them this is.")] = 0,
+    processes: Annotated[int, typer.Option(min=1, help="Number of processes that train together.")] = 1,
+    process_id: Annotated[int, typer.Option(min=0, help="Index of this process, starting at 0.")] = 0,
     audit: Annotated[
-        bool, flag("--audit", "Attack one round exactly at the end, for the report: seconds or minutes.")
+        bool,
+        flag(
+            "--audit",
+            "At the end, attack one round exactly and add the result to the report; takes seconds to minutes.",
+        ),
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Train a model; writes config.toml, metrics.jsonl, privacy.json, model.npz and pages.html."""
+    """Train a model. Writes config.toml, metrics.jsonl, privacy.json, ledger.json, model.npz and report.html."""
     from dovetail import experiment
     from dovetail.engine import devices
     from dovetail.experiment import config as configs
@@ -100,7 +104,7 @@ def verify(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     as_json: JsonFlag = False,
 ) -> None:
-    """Recompute a run's statements from its ledger alone; exit status 1 if privacy.json says something else."""
+    """Recompute a run's statements from its ledger; exits with status 1 if privacy.json disagrees."""
     from dovetail.experiment.verify import verify as verified
 
     with err_console.status("accounting"):
@@ -157,8 +161,8 @@ def _write_report(plan: Any, folder: Path, *, audit: bool) -> None:
 
 
 def data(
-    name: Annotated[str | None, typer.Argument(help="A task; without it, the list.")] = None,
-    folder: Annotated[Path | None, typer.Option(help="Where the files already are.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A task; omit it to list all tasks.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Folder that already holds the files.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Fetch and verify a dataset."""
@@ -181,17 +185,17 @@ def data(
         print_json(facts)
         return
     out_console.print(
-        f"{name}: {facts['records']} records and {facts['test_records']} for testing, shape {facts['shape']}, "
+        f"{name}: {facts['records']} training and {facts['test_records']} test records, shape {facts['shape']}, "
         f"{facts['classes']} classes, {facts['subjects'] or 'no known'} subjects, verified",
         highlight=False,
     )
 
 
 def bench(
-    name: Annotated[str | None, typer.Argument(help="A benchmark; without it, the list.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A benchmark; omit it to list all benchmarks.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Run one benchmark: every figure is a ratio inside this run."""
+    """Run one benchmark. It compares alternatives within the same run and prints ratios."""
     folder = Path(__file__).resolve().parents[2] / "benchmarks"
     if not folder.is_dir():
         raise FileNotFoundError("expected the benchmarks of a source checkout, got an installation without them")
@@ -237,9 +241,9 @@ def _progress_bar(rounds: int, *, reproducible: bool) -> Iterator[Any]:
 
 def _unit_table(units: Any) -> Table:
     """What a run promises for each unit, or nothing, and why."""
-    table = Table("for one", "promised", "verdict", "neighbours", "against the", "by, or why not", box=None)
+    table = Table("unit", "guarantee", "verdict", "neighbours", "adversary", "theorem or reason", box=None)
     for unit, statement in units.items():
-        numbers = "nothing" if statement.unbounded else f"({at_most(statement.eps)}, {at_most(statement.delta)})-DP"
+        numbers = "none" if statement.unbounded else f"({at_most(statement.eps)}, {at_most(statement.delta)})-DP"
         why = str(statement.proof) if statement.unbounded else statement.proof.key
         verdict = "-" if statement.unbounded else statement.verdict.value
         cells = (unit.value, numbers, verdict, statement.neighbors.value, statement.adversary, why)
@@ -250,5 +254,7 @@ def _unit_table(units: Any) -> Table:
 def _rounds(result: Any) -> str:
     text = f"{result.rounds} rounds ({result.seconds_per_round:.3g} s each, {result.uploads} uploads)"
     if result.rounds < result.planned_rounds:
-        text += f" of {result.planned_rounds} planned: the next would exceed the budget or too few users took part"
+        text += (
+            f" of {result.planned_rounds} planned: the next round would exceed the budget, or too few users took part"
+        )
     return text

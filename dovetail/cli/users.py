@@ -27,26 +27,28 @@ from dovetail.cli._shared import (
 __all__ = ["client", "fleet"]
 
 client = typer.Typer(help="Take part as a user.", no_args_is_help=True)
-fleet = typer.Typer(help="A whole fleet on this machine.", no_args_is_help=True)
+fleet = typer.Typer(help="Run a whole fleet on this machine.", no_args_is_help=True)
 
-ConfigFile = Annotated[str, typer.Option("--config", help="A TOML file or a preset: data, model, local training.")]
-Ceiling = Annotated[float | None, typer.Option(help="A ceiling; without it, any eps.")]
+ConfigFile = Annotated[
+    str, typer.Option("--config", help="A TOML file or a preset, for data, model and local training.")
+]
+Ceiling = Annotated[float | None, typer.Option(help="Largest eps that this user accepts; default: no limit.")]
 
 
 @client.command("new")
 def client_new(
-    folder: Annotated[Path, typer.Argument(help="The user's new folder: key.json, policy.json, public.json.")],
-    signer: Annotated[str, typer.Option(help="The id of the key that signs tasks.", metavar="HEX")],
-    analyzer: Annotated[str, typer.Option(help="The id of the analyzer's key.", metavar="HEX")],
-    min_clients: Annotated[int, typer.Option(min=1, help="The least company in a round, honest users alone.")],
+    folder: Annotated[Path, typer.Argument(help="The user's new folder, for key.json, policy.json and public.json.")],
+    signer: Annotated[str, typer.Option(help="Id of the key that signs tasks.", metavar="HEX")],
+    analyzer: Annotated[str, typer.Option(help="Id of the analyzer's key.", metavar="HEX")],
+    min_clients: Annotated[int, typer.Option(min=1, help="Minimum number of honest users per round.")],
     eps_round: Ceiling = None,
     eps_task: Ceiling = None,
     eps_lifetime: Ceiling = None,
     eps_local: Ceiling = None,
-    delta_lifetime: Annotated[float, typer.Option(help="The delta of all tasks together.")] = 1e-4,
-    epoch_seconds: Annotated[float, typer.Option(help="At most one report in so many seconds.")] = 0.0,
+    delta_lifetime: Annotated[float, typer.Option(help="Total delta over all tasks.")] = 1e-4,
+    epoch_seconds: Annotated[float, typer.Option(help="Minimum number of seconds between two reports.")] = 0.0,
 ) -> None:
-    """Make a user: its key, and what it insists on. Ids are pinned here and never taken from a message."""
+    """Create a user: its key and its policy. Key ids are pinned here and never taken from a message."""
     import msgspec
 
     from dovetail.parties.common.keys import KeyPair
@@ -66,7 +68,7 @@ def client_new(
     )
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if (folder / "key.json").exists():
-        raise ValueError(f"expected a folder without a user, got {str(folder)!r}, which holds one")
+        raise ValueError(f"expected a folder without a user, got {str(folder)!r}, which already holds one")
     pair = KeyPair.generate("sign")
     pair.save(folder / "key.json")
     (folder / "policy.json").write_bytes(msgspec.json.encode(policy))
@@ -76,10 +78,10 @@ def client_new(
 
 @client.command("enrol")
 def client_enrol(
-    clients: Annotated[Path, typer.Argument(help="The shuffler's list of users, a JSON file.")],
+    clients: Annotated[Path, typer.Argument(help="The shuffler's list of users (a JSON file).")],
     public: Annotated[list[Path], typer.Argument(help="Users' public.json files.")],
 ) -> None:
-    """Add users to the list that a shuffler takes uploads from; start the shuffler again to make it count."""
+    """Add users to the list that a shuffler accepts uploads from; restart the shuffler afterwards."""
     import msgspec
 
     from dovetail.files import write_atomically
@@ -97,14 +99,16 @@ def client_enrol(
 
 @client.command("run")
 def client_run(
-    folder: Annotated[Path, typer.Argument(help="The users' folders: user-<number> with key.json and policy.json.")],
-    shuffler: Annotated[list[str], typer.Option(help="A shuffler's address, in the order of the task.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Parent of the users' folders: user-<number> with key.json and policy.json.")
+    ],
+    shuffler: Annotated[list[str], typer.Option(help="Address of a shuffler; repeat in the order of the task.")],
     config: ConfigFile,
-    users: Annotated[str, typer.Option(help="The users of this process, such as 0 or 0,2,4.")] = "0",
+    users: Annotated[str, typer.Option(help="The users that this process runs, such as 0 or 0,2,4.")] = "0",
     ca: Authority = None,
-    patience: Annotated[float, typer.Option(help="Seconds in a row that nobody may answer.")] = 60.0,
+    patience: Annotated[float, typer.Option(help="Seconds without an answer before giving up.")] = 60.0,
 ) -> None:
-    """Take part until the training is over: train, randomize, seal, upload."""
+    """Take part until the training ends: train, randomize, seal and upload."""
     from dovetail.experiment import config as configs
     from dovetail.parties.common.keys import KeyPair
     from dovetail.parties.common.links import ShufflerLink
@@ -124,7 +128,7 @@ def client_run(
             party = Client(home, policy=Policy.read(home / "policy.json"), key=key)
             links = [ShufflerLink(url, index=i, ca=ca, key=key) for i, url in enumerate(shuffler)]
             reported = take_part(party, links, learned.train(user), patience=patience)
-            err_console.print(f"user {user} reported to {reported} rounds", highlight=False)
+            err_console.print(f"user {user} reported in {reported} rounds", highlight=False)
         except Exception as error:  # a thread would swallow it
             failures.append(error)
 
@@ -143,9 +147,9 @@ def client_run(
 def client_agent(
     folder: Annotated[Path, typer.Option(help="The user's folder, with key.json and policy.json.")],
     socket: Annotated[Path, typer.Option(help="The Unix socket to serve on.")],
-    group: Annotated[bool, flag("--group", "Let the socket's group use it, too.")] = False,
+    group: Annotated[bool, flag("--group", "Let the socket's group use it too.")] = False,
 ) -> None:
-    """Serve reports on a Unix socket: what is shipped to this node hands its update over and gets it back sealed."""
+    """Serve a Unix socket that takes an update and returns it randomized and sealed, for apps that run on this node."""
     from dovetail.parties.common.keys import KeyPair
     from dovetail.parties.common.policy import Policy
     from dovetail.parties.user.agent import serve_agent
@@ -159,17 +163,17 @@ def client_agent(
 
 @fleet.command("demo")
 def fleet_demo(
-    clients: Annotated[int, typer.Option(min=2, help="Users.")] = 20,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 3,
+    clients: Annotated[int, typer.Option(min=2, help="Number of users.")] = 20,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 3,
     protocol: Annotated[str, typer.Option(help="privunit, ss_topk, split_and_mix, ...")] = "privunit",
-    shufflers: Annotated[int | None, typer.Option(min=1, help="Shuffler processes.")] = None,
+    shufflers: Annotated[int | None, typer.Option(min=1, help="Number of shuffler processes.")] = None,
     set_: Overrides = None,
     folder: Annotated[Path | None, typer.Option(help="Keep everything in this new folder.")] = None,
-    processes: Annotated[int, typer.Option(min=1, help="Processes that the users share.")] = 2,
-    seconds: Annotated[float, typer.Option(help="Give up after this long.")] = 1800.0,
+    processes: Annotated[int, typer.Option(min=1, help="Number of processes that run the users.")] = 2,
+    seconds: Annotated[float, typer.Option(help="Seconds after which to give up.")] = 1800.0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Start users, shufflers and analyzer as processes with TLS on this machine, train, and say who saw what."""
+    """Start users, shufflers and an analyzer as processes with TLS on this machine, train, and print who saw what."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from dovetail.parties.demo import demo_config, transcript
@@ -218,4 +222,4 @@ def _numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise ValueError(f"expected users such as 0 or 0,2,4, got {text!r}") from error
+        raise ValueError(f"expected user numbers such as 0 or 0,2,4, got {text!r}") from error

@@ -16,9 +16,7 @@ from dovetail.protocols import BUNDLED, PROTOCOLS, build, find
 
 __all__ = ["Contender", "line_up", "models"]
 
-_NO_SETTINGS = "this model's line-up has no settings for it"
-
-
+_NO_SETTINGS = "there are no settings for it with this model"
 _BY_DEFAULTS = {"tuned": [(1.0, 0.0, 1.0)]}  # of a protocol from outside: its own defaults, and a step of 1
 
 
@@ -49,14 +47,12 @@ def line_up(
     """The protocols of a comparison with their configs; those asked for, or all."""
     _validate.positive(eps=eps)
     _validate.in_open_interval(0, 1, delta=delta)
-    _validate.known("model with a line-up", model, models())
+    _validate.known("model to compare", model, models())
     for name in protocols:
         find(name)
     for key, _ in overrides:
         if key.startswith("privacy") or key in ("protocol", "protocol.name"):
-            raise ValueError(
-                f"expected the privacy of all by --eps and --delta, and protocols by name, got --set {key}"
-            )
+            raise ValueError(f"expected --eps and --delta for privacy and --protocols for protocols, got --set {key}")
     resolve(task)
     data = tomllib.loads((resources.files("dovetail") / "comparisons" / f"{model}.toml").read_text())
     chosen = []

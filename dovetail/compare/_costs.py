@@ -33,7 +33,7 @@ class Costs:
         """What a client sends and computes beside its training, in words."""
         sealing = "" if not self.client_seconds else f" and spend {_seconds(self.client_seconds)} on sealing them"
         what = "1 message" if self.messages == 1 else f"{self.messages:,} messages"
-        return f"every user would send {what} ({in_bytes(self.bytes)}) in each round{sealing}"
+        return f"every user would send {what} ({in_bytes(self.bytes)}) per round{sealing}"
 
 
 def costs(protocol: Protocol, size: int, dim: int) -> Costs:

@@ -190,7 +190,7 @@ class Comparison:
         )
         return Figure(
             title=f"Accuracy against upload, all calibrated to ({at_most(self.eps)}, {at_most(self.delta)})",
-            x_label="bytes a client sends in a round",
+            x_label="bytes per client and round",
             y_label="test accuracy",
             log_x=True,
             percent_y=True,

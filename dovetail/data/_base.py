@@ -25,7 +25,7 @@ class Dataset:
     """Labelled records for training and testing.
 
     `inputs` is uint8 (read as value / 255) or float32, first axis the record; labels are int32 in [0, num_classes).
-    `subjects`, int32 and >= 0, says whom each training record is about; None where nobody knows.
+    `subjects`, int32 and >= 0, says whom each training record is about; None if unknown.
 
     Guarantees:
         Inputs and labels are held in the types that compute, other floats and whole numbers converted to them.

@@ -91,7 +91,7 @@ def fetch_all(files: Sequence[RemoteFile], *, folder: Path | None) -> list[Path]
 
     Guarantees:
         The content of every returned path matched its SHA-256 during this call.
-        A source that cannot be reached is asked once, not once a file.
+        A source that cannot be reached is asked once, not once per file.
         Raises `FileNotFoundError` with one sentence that names every source tried and why it did not serve.
     """
     origin = files[0].origin

@@ -75,5 +75,5 @@ def _images(path: Path) -> np.ndarray:
 def _classes(path: Path) -> np.ndarray:
     labels = read(path)
     if labels.ndim > 2 or labels.size == 0:
-        raise ValueError(f"expected one label or one row of labels a record, got shape {labels.shape} in {path}")
+        raise ValueError(f"expected one label or one row of labels per record, got shape {labels.shape} in {path}")
     return np.ascontiguousarray(labels[:, 0] if labels.ndim == 2 else labels, dtype=np.int32)

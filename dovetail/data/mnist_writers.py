@@ -1,7 +1,7 @@
 """MNIST with the people who wrote it: 539 writers of the 60,000 training images (Yadav, Bottou 2019).
 
 QMNIST traced every image of MNIST back to its form in NIST's Special Database 19. Its table of training labels has one
-row a record, in MNIST's order: column 0 is the class, column 2 the writer. The images are MNIST's own; both datasets'
+row per record, in MNIST's order: column 0 is the class, column 2 the writer. The images are MNIST's own; both datasets'
 files are verified by their SHA-256, and may lie in one folder. Writers are numbered 0, 1, ... in the order of their
 NIST numbers, which have gaps. A writer wrote 19 to 131 of the images. The test images' writers are not used.
 """

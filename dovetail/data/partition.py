@@ -147,7 +147,7 @@ def silos(subjects: np.ndarray, *, num_silos: int, spread: int, seed: int) -> Cl
     _validate.at_least(1, silos=num_silos)
     _validate.in_interval(1, num_silos, spread=spread)
     if num_silos > len(subjects):
-        raise ValueError(f"expected at most one silo a record ({len(subjects)} records), got silos={num_silos}")
+        raise ValueError(f"expected at most one silo per record ({len(subjects)} records), got silos={num_silos}")
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(subjects))
     order = order[np.argsort(subjects[order], kind="stable")]
@@ -174,4 +174,4 @@ def _check_users(users: int, num_records: int) -> None:
     _validate.integer(users=users)
     _validate.at_least(1, users=users)
     if users > num_records:
-        raise ValueError(f"expected at most one user a record ({num_records} records), got users={users}")
+        raise ValueError(f"expected at most one user per record ({num_records} records), got users={users}")

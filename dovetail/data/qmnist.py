@@ -2,7 +2,7 @@
 
 The images, qmnist-{train,test}-images-idx3-ubyte, raw or as .gz, are read from the user's folder only, and only their
 structure is checked. The labels, qmnist-{train,test}-labels-idx2-int, come from there or from a mirror and are verified
-by their SHA-256: one row a record, column 0 the class, column 2 the writer (see `mnist_writers`).
+by their SHA-256: one row per record, column 0 the class, column 2 the writer (see `mnist_writers`).
 """
 
 from __future__ import annotations

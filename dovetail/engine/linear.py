@@ -2,7 +2,7 @@
 
 Two forms, chosen by shape:
 
-- *one record a client*: the update is the record times a row of coefficients, its norm the product of the two norms,
+- *one record per client*: the update is the record times a row of coefficients, its norm the product of the two norms,
   and the sum over clients one product features^T (scaled coefficients): no client's update is ever formed.
 - *explicit*: one (classes, features) block a client, transposed so that every product runs along contiguous features.
 

@@ -80,7 +80,7 @@ class _Crowd(_AmongUsers):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shuffled(_Crowd):
-    """Every user sends one report a coordinate; each coordinate is shuffled independently and uniformly."""
+    """Every user sends one report per coordinate; each coordinate is shuffled independently and uniformly."""
 
     report: Report
 

@@ -20,18 +20,18 @@ from dovetail.statements import Neighbors, Unit
 __all__ = ["calibrated", "guarantee_of"]
 
 _SIMULATED = (
-    "whoever runs the simulation is trusted: the data of all users and all noise are on one machine",
-    "noise drawn in 32-bit floating point stands for real-valued noise, though normal draws end at "
+    "whoever runs the simulation is trusted: all users' data and all noise are on one machine",
+    "32-bit floating-point noise is as good as real-valued noise, although normal draws are cut off at "
     f"{at_least(NORMAL_CUT, 3)} standard deviations and Laplace draws at {at_least(LAPLACE_CUT, 3)} scales",
 )
 _SECRET = {
-    "os": "the run's noise key, 256 bits of the operating system, stays secret; it is deleted when the run ends",
-    "seeded": "nobody who sees a model knows the seed, from which all noise follows and which config.toml shows",
+    "os": "the run's noise key (256 bits from the operating system) stays secret; it is deleted when the run ends",
+    "seeded": "nobody who sees a model knows the seed, which determines all noise and is written in config.toml",
 }
 
 
 def guarantee_of(config: Config, protocol: Protocol, schedule: Schedule, dim: int, spread: Spread) -> Guarantee:
-    """What the simulated training of a config promises."""
+    """What the simulated training of a config guarantees."""
     privacy = config.privacy
     return Guarantee(
         protocol=protocol,
@@ -65,7 +65,7 @@ def _refuse_without_promise(guarantee: Guarantee, eps: float) -> None:
     if not protocol.calibrated:
         guarantee = dataclasses.replace(guarantee, protocol=protocol.with_noise(1.0))
     if accounting.refusal(guarantee.rounds()) is not None:
-        raise ValueError(f"expected no privacy.eps with {protocol.name!r}, which promises nothing, got {eps}")
+        raise ValueError(f"expected no privacy.eps with {protocol.name!r}, which gives no guarantee, got {eps}")
     if guarantee.asked is not guarantee.scope.unit:
         dataclasses.replace(guarantee, eps=None).bound(guarantee.cohorts[:1])
 
@@ -73,7 +73,7 @@ def _refuse_without_promise(guarantee: Guarantee, eps: float) -> None:
 def _published(guarantee: Guarantee, eps: float | None) -> tuple[Protocol, Callable[[int], float]]:
     """SubDP as printed: the target is what its recipe would promise, and nothing is certified."""
     if eps is None:
-        raise ValueError("expected privacy.eps with adaptive_z, which sets the noise by it, got none")
+        raise ValueError("expected privacy.eps with adaptive_z, which derives the noise from it, got none")
     cohorts = guarantee.cohorts
     settled = record_level(guarantee.protocol).settle(cohorts[0], guarantee.dim)
     batches = len(cohorts) * (settled.private_steps or cohorts[0].size)

@@ -46,15 +46,15 @@ def schedule_of(config: Config, clients: Clients, protocol: protocols.Protocol, 
 def _min_size(cohort: CohortConfig, size: int, protocol: protocols.Protocol) -> int:
     if protocol.shuffled and cohort.dropout and cohort.kind == "fixed":
         raise ValueError(
-            f"expected no dropout under {protocol.name!r} where the sample is secret (a withheld round would tell of "
-            f"who was drawn), got dropout={cohort.dropout}"
+            f"expected no dropout under {protocol.name!r} with a secret sample (a withheld round would reveal who was "
+            f"sampled), got dropout={cohort.dropout}"
         )
     if cohort.min_size is not None:
         return cohort.min_size
     if protocol.shuffled and cohort.dropout:
         raise ValueError(
             f"expected cohort.min_size with dropout={cohort.dropout} under {protocol.name!r}, got none: "
-            "its reports hide in a crowd, which must not be smaller than promised"
+            "its guarantee needs a minimum number of users in every round"
         )
     return size if protocol.shuffled else 0
 

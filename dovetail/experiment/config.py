@@ -1,7 +1,7 @@
 """Configs: TOML in, validated records out.
 
-A config is a file, or the name of a preset (`dovetail/presets`), changed by dotted overrides. Every mistake is one
-sentence: an unknown key names the nearest valid one, a wrong type says what was expected.
+A config is a file, or the name of a preset (`dovetail/presets`), changed by dotted overrides. Every error is one
+sentence: an unknown key suggests the nearest valid one, a wrong type says what was expected.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskConfig(_Section, frozen=True, kw_only=True):
-    """Which data, which model, whose records."""
+    """The data, the model, and who holds which records."""
 
     name: str
     model: str = "logistic"
@@ -55,10 +55,10 @@ class TaskConfig(_Section, frozen=True, kw_only=True):
 
 
 class CohortConfig(_Section, frozen=True, kw_only=True):
-    """Who takes part when; give `epochs` or `rounds`.
+    """Who takes part in which round; give `epochs` or `rounds`.
 
-    `size` is one number, or a list with one for each round; with `size_end` it grows (or shrinks) linearly. Rounds
-    below `min_size` release nothing; it is 0 unless given, or `size` where reports must hide in a crowd.
+    `size` is one number, or a list with one per round; with `size_end` it changes linearly from round to round. Rounds
+    below `min_size` release nothing; by default it is 0, or `size` for protocols that shuffle reports.
     """
 
     kind: Literal["disjoint", "fixed", "poisson", "everyone"] = "disjoint"
@@ -82,7 +82,7 @@ class ClientConfig(_Section, frozen=True, kw_only=True):
 
 
 class ServerConfig(_Section, frozen=True, kw_only=True):
-    """The server's optimiser: an optax name, its learning rate, its further options."""
+    """The server's optimiser: an optax name, its learning rate and other options."""
 
     optimizer: str = "sgd"
     learning_rate: float = 1.0
@@ -90,10 +90,10 @@ class ServerConfig(_Section, frozen=True, kw_only=True):
 
 
 class PrivacyConfig(_Section, frozen=True, kw_only=True):
-    """The target: noise is calibrated to it unless given, and training never spends more.
+    """The privacy target: noise is calibrated to it unless given, and training never spends more.
 
     It is for one `unit` (by default the one that the protocol protects). With `stop = "delta"` the statement is at the
-    target's eps and says which delta was spent; with "eps" it is at the target's delta.
+    target's eps and reports the delta that was spent; with "eps" it is at the target's delta.
     """
 
     eps: float | None = None
@@ -104,7 +104,7 @@ class PrivacyConfig(_Section, frozen=True, kw_only=True):
 
 
 class PerformanceConfig(_Section, frozen=True, kw_only=True):
-    """What may change speed and never a statement."""
+    """Settings that affect speed but never a statement."""
 
     devices: int | None = None
     chunk: int | None = None
@@ -114,9 +114,9 @@ class PerformanceConfig(_Section, frozen=True, kw_only=True):
 class Config(_Section, frozen=True, kw_only=True):
     """One training.
 
-    `seed` decides what is public: how records are dealt, the first model, the order of records. `noise` comes from the
-    operating system ("os"), or follows from the seed too ("seeded"): for papers, tests and comparisons, with no promise
-    to anybody. `diagnostics` logs what the raw updates were like, which a simulation can see and nobody else.
+    `seed` determines everything public: how records are distributed, the initial model, the order of records. `noise`
+    comes from the operating system ("os") or is derived from the seed too ("seeded"): for papers, tests and
+    comparisons, without any privacy. `diagnostics` logs statistics of raw updates, which only a simulation can see.
     """
 
     seed: int = 0
@@ -156,13 +156,13 @@ def read(source: str | Path, overrides: Iterable[tuple[str, Any]] = ()) -> Confi
     elif str(source) in presets():
         text = (resources.files("dovetail") / "presets" / f"{source}.toml").read_text()
     elif path.suffix == ".toml" or path.exists():
-        raise FileNotFoundError(f"expected a config file, got {str(source)!r}, which is not one")
+        raise FileNotFoundError(f"expected a config file, got {str(source)!r}, which is not a file")
     else:
         _validate.known("preset or config file", str(source), presets())
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"expected TOML in {str(source)!r}, got an error: {error}") from error
+        raise ValueError(f"expected valid TOML in {str(source)!r}, got an error: {error}") from error
     return parse(data, overrides)
 
 
@@ -238,7 +238,7 @@ _KINDS = {
 
 
 def _sentence(error: msgspec.ValidationError, tree: Mapping[str, Any]) -> str:
-    """What must stand where, and what does."""
+    """What a key must be, and what it is."""
     text, _, where = str(error).partition(" - at `$")
     where = where.strip("`.")
     value, kind = tree, Config

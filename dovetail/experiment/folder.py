@@ -29,7 +29,7 @@ from dovetail.guarantee.record import Record
 __all__ = ["BANNER", "SETTINGS", "RunFolder", "Saved"]
 
 SETTINGS = ("noise", "protocol", "uploads")  # of privacy.json, that the ledger has too
-BANNER = "diagnostics of raw updates: not covered by the statement, and never to be released"
+BANNER = "diagnostics of raw updates: not covered by the statement, not for release"
 
 _CONFIG, _METRICS, _DIAGNOSTICS, _CHECKPOINT, _PRIVACY, _MODEL, _LEDGER = (
     "config.toml",
@@ -68,7 +68,9 @@ class RunFolder:
     def create(cls, path: Path, config: str) -> RunFolder:
         """A new run's folder; refuses one that holds a run, and one that cannot be written to."""
         if (path / _CONFIG).exists():
-            raise ValueError(f"expected a folder without a run, or --resume, got {str(path)!r}, which holds one")
+            raise ValueError(
+                f"expected a folder without a run, or --resume, got {str(path)!r}, which already holds a run"
+            )
         make_folder(path)
         write_atomically(path / _CONFIG, config.encode())
         return cls(path)
@@ -160,7 +162,7 @@ class RunFolder:
             )
         except (KeyError, TypeError) as error:
             raise ValueError(
-                f"expected a checkpoint of this version of the library in {str(path)!r}, got another one"
+                f"expected a checkpoint of this version of the library in {str(path)!r}, got one of another version"
             ) from error
 
     def finish(self, privacy: Mapping[str, Any], record: Record, parameters: Mapping[str, np.ndarray]) -> None:
@@ -182,7 +184,7 @@ class RunFolder:
             try:
                 fcntl.flock(config, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise ValueError(f"expected a run that no other process works on, got {str(self.path)!r}") from error
+                raise ValueError(f"expected a run that no other process is using, got {str(self.path)!r}") from error
             yield
 
     def ledger(self) -> Record:

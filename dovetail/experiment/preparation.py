@@ -141,7 +141,7 @@ def _check_sections(config: Config, protocol: protocols.Protocol) -> None:
         raise ValueError(f"expected client.update = 'fedsgd' under {protocol.name!r}, got {config.client.update!r}")
     if privacy.stop == "delta" and privacy.unit is not None and Unit(privacy.unit) is not protocol.protects:
         raise ValueError(
-            f"expected privacy.stop = 'eps' for a unit that {protocol.name!r} does not protect itself, got 'delta'"
+            f"expected privacy.stop = 'eps' for a unit that {protocol.name!r} does not protect directly, got 'delta'"
         )
 
 

@@ -1,9 +1,9 @@
 """Config -> run -> `Result`.
 
 `prepare` turns a config into a `Plan`, and refuses every bad input. `run` trains the plan. Before each round the budget
-is asked whether the round still fits; if not, training ends there. A checkpoint holds all that a run needs to go on as
+is checked; if the round would exceed it, training ends there. A checkpoint holds all that a run needs to continue as
 if it had never stopped: cohorts and noise depend on the run's randomness and the round alone. What a run states is
-computed from its plan, and held against what the engine noted that it did before anything is written.
+computed from its plan, and compared with the engine's record of what it did before anything is written.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["Finished", "Progress", "Result", "prepare", "run", "train"]
 
 
 class Finished(ValueError):  # noqa: N818 - nothing is wrong
-    """A run was to be resumed that has ended; nothing was changed."""
+    """The run to be resumed has already ended; nothing was changed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where a run stands after a round; accuracy and what is spent are those of the last evaluation."""
+    """The state of a run after a round; accuracy and spent budget are those of the last evaluation."""
 
     round: int
     rounds: int
@@ -104,15 +104,15 @@ def train(
     settings: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
 ) -> Result:
-    """Train privately: the one door for newcomers.
+    """Train a model with differential privacy: the simplest entry point.
 
     `task` is a registered name, ``"module:name"`` or a `Task`; `settings` overrides config keys by dotted path, for
     example ``{"cohort.rounds": 50}``. Without `out` nothing is written.
 
-    A task whose name is that of a preset starts from it: model, cohort, server, the protocol's settings where it is the
-    same protocol, and the privacy target where `eps` or `delta` is not given, which is (2, 1e-05) for "digits" and
-    (1, 5e-06) for "mnist". Other tasks have a `delta` of 1e-05 and no `eps`: without one, the noise must be in
-    `settings`. Every protocol has defaults for what else it needs, its clip among them.
+    If a preset has the name of the task, training starts from it: model, cohort, server, the protocol's settings if
+    it is the same protocol, and the privacy target if `eps` or `delta` is not given, which is (2, 1e-05) for "digits"
+    and (1, 5e-06) for "mnist". Other tasks have a `delta` of 1e-05 and no `eps`; without `eps`, `settings` must give
+    the noise. Every protocol has defaults for all other settings, including its clip norm.
     """
     name = task if isinstance(task, str) else task.name
     data: dict[str, Any] = {"task": {"name": name}, "protocol": {"name": protocol}}
@@ -136,15 +136,15 @@ def run(
     evaluate_every: int | None = None,
     observe: Callable[[Progress], None] | None = None,
 ) -> Result:
-    """Train a plan; writes into `out` if given, and goes on from its last checkpoint if `resume`.
+    """Train a plan; writes into `out` if given, and continues from its last checkpoint if `resume`.
 
     Guarantees:
         No round starts that would overspend the budget; no round below the minimum size is released.
-        A run that was killed and resumed ends with the same model and the same statement as one that was not.
+        A run that was killed and resumed ends with the same model and the same statement as an uninterrupted one.
         To resume is refused where anything that the statement rests on has changed, and raises `Finished` where there
         is nothing left to do; nothing is written then.
-        What is stated of the rounds is what the engine noted of them, or nothing is written.
-        No two runs have the same noise, also of one plan, unless it is seeded.
+        The statement describes the rounds as the engine recorded them, or nothing is written.
+        No two runs have the same noise, even of the same plan, unless the noise is seeded.
     """
     with contextlib.ExitStack() as held:
         run = _begin(plan, *_open(plan, out, resume, held))
@@ -215,7 +215,7 @@ class _Run:
         plan = self.plan
         if self.record != plan.record(self.released):
             raise RuntimeError(
-                "the engine did not run what the plan states: nothing is certified, and nothing was written"
+                "the engine did not run what the plan states, so nothing is certified and nothing was written"
             )
         result = _result(plan, self.training, self.released, self.seconds, out)
         if self.folder:
@@ -264,9 +264,9 @@ def _open(
         return folder, None, identity
     saved = folder.saved()
     if changed := difference(saved.fingerprint, identity):
-        raise ValueError(f"expected the run that began in {str(out)!r}, got another one: {changed}")
+        raise ValueError(f"expected the run that was started in {str(out)!r}, got a different one: {changed}")
     if saved.record != plan.record(list(saved.released)):
-        raise ValueError(f"expected the rounds that were released in {str(out)!r}, got a plan of other rounds")
+        raise ValueError(f"expected the rounds that were released in {str(out)!r}, got a plan with different rounds")
     if first:
         folder.drop_after(saved.round)
     return folder if first else None, saved, identity

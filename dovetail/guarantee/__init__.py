@@ -1,4 +1,4 @@
-"""A training in privacy terms: what its rounds promise, to whom, and the noise that meets a target.
+"""A training in privacy terms: what its rounds guarantee, to whom, and the noise that meets a target.
 
 Simulation, deployed parties, quotes, comparisons and papers all ask a `Guarantee`. It views every cohort through the
 protocol and hands the rounds to the accountant; what it states is a `Record`, which a ledger keeps.
@@ -42,7 +42,7 @@ class Guarantee:
 
     @property
     def settled(self) -> Protocol:
-        """The protocol with everything set that follows from the cohort and the dimension."""
+        """The protocol with everything set that follows from cohort and dimension."""
         return self.protocol.settle(self.cohorts[0], self.dim)
 
     @property
@@ -91,7 +91,7 @@ class Guarantee:
         )
 
     def quote(self, cohorts: Sequence[Cohort] | None = None) -> Quote:
-        """What is certified, beside what the paper claims, what the shuffler learns, and what is left without trust."""
+        """What is certified, beside what the paper claims, what the shuffler learns, and what remains without trust."""
         cohorts = self.cohorts if cohorts is None else cohorts
         settled, claim = self.settled, None
         if isinstance(settled, protocols.Claimed):
@@ -156,7 +156,7 @@ class Guarantee:
         return tuple(views[cohort].round for cohort in cohorts)
 
     def _own_reports(self, cohort: Cohort) -> Round:
-        """One client's part of a round: who sees names sees who was drawn."""
+        """One client's part of a round: who sees names sees who was sampled."""
         batches = cohort.participation if isinstance(cohort.participation, Disjoint) else Everyone()
         return Round(mechanism=self.settled.own_reports(cohort, self.dim), participation=batches)
 

@@ -1,4 +1,4 @@
-"""What a protocol promises before it is run: certified, claimed by its paper, and left when nobody is trusted.
+"""What a protocol guarantees, before it runs: certified, claimed by its paper, and what remains if nobody is trusted.
 
 A quote needs the protocol's name, the number of users, the dimension and the protocol's own settings; no data, no
 model. `quote` certifies given parameters, `calibrate` finds the one that meets a target.
@@ -81,7 +81,7 @@ def settled(name: str, terms: Terms) -> tuple[protocols.Protocol, protocols.Coho
 
 
 def calibrate(name: str, terms: Terms, *, eps: float, parameter: str | None = None) -> tuple[str, float | int, Quote]:
-    """The parameter that meets a central eps, and the quote at it, whose eps is never above the target.
+    """The parameter that meets a central eps, and the quote at it; always rounded conservatively.
 
     `parameter` is the protocol's own noise (eps_local, noise_multiplier, budget_scale) unless beta or pad_to is asked
     for.

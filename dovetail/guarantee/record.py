@@ -24,9 +24,9 @@ from dovetail.statements import NotApplicable, Scope, Statement, Trust, Unit, Ve
 __all__ = ["Quote", "Record"]
 
 _FORMAT = 1
-_FRESH = "users' noise is independent and fresh"
+_FRESH = "users draw fresh, independent noise"
 _SEALED = "values are encrypted for the analyzer, and all messages look alike"
-_HONEST = "the shuffler does what it should, and what released models tell anybody is left to the statement about them"
+_HONEST = "the shuffler follows the protocol (a separate statement covers what the released models reveal)"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -175,7 +175,7 @@ class Record:
                 verdict=Verdict(data["verdict"]),
             )
         except (KeyError, TypeError, IndexError, AttributeError, msgspec.ValidationError) as error:
-            raise ValueError(f"expected the ledger of a run, got something else ({error})") from error
+            raise ValueError(f"expected the ledger of a run, got data that is not one ({error})") from error
 
 
 def _viewed(events: Sequence[Round], data: Mapping[str, Any]) -> Viewed:
@@ -188,7 +188,7 @@ def _unrolled(events: Sequence[Round], runs: Sequence[tuple[int, int]]) -> tuple
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Quote:
-    """A protocol's statements side by side: who promises what, against whom."""
+    """A protocol's statements side by side: who guarantees what, against whom."""
 
     protocol: str
     certified: Statement

@@ -23,9 +23,9 @@ from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Statemen
 
 __all__ = ["Spread", "Viewed", "bound", "table"]
 
-_ALONE = "every subject's records are all at one user, and every user's are about one subject"
-_SAME = "the record is replaced by another of the same subject at the same user"
-_UNKNOWN = "who a record is about is unknown: a user is taken for one subject, with no records elsewhere"
+_ALONE = "all records of a subject are at one user, and all records of a user are about one subject"
+_SAME = "the record is replaced by another record of the same subject at the same user"
+_UNKNOWN = "each user is one subject with no records elsewhere (the data do not say whom a record is about)"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,10 +68,10 @@ class Spread:
             return _ALONE
         said = f"no subject has records at more than {self.users_per_subject} user{'s' * (self.users_per_subject > 1)}"
         if self.items_per_subject is not None:
-            said += f", nor more than {self.items_per_subject} in all"
+            said += f", or more than {self.items_per_subject} records in total"
         if self.items_per_user is not None:
-            said += f", nor more than {self.items_per_user} at one user"
-        return f"{said} (read off the data, which the statement does not cover)"
+            said += f", or more than {self.items_per_user} at one user"
+        return f"{said} (these limits were computed from the data, and the statement does not cover that)"
 
 
 def bound(
@@ -92,15 +92,15 @@ def bound(
     if unit is native or _one_to_one(unit, native, spread):
         return accounting.bound(own.rounds, **target)
     if eps is not None:
-        raise NotApplicable(f"for one {unit.value}, bounds go from a delta to an eps only")
+        raise NotApplicable(f"for one {unit.value}, eps can be computed from delta, but not delta from eps")
     at = float(delta or 0.0)
     if native is Unit.USER:
         if replaced is None:
-            raise NotApplicable(f"what happens when a user is replaced is not known, and one {unit.value} may do that")
+            raise NotApplicable(f"changing one {unit.value} may replace a user's data, and there is no bound for that")
         if unit is Unit.ITEM:
             return spanning.spanned(replaced.rounds, users=spread.users_per_item, delta=at)
         if not spread.known:
-            raise NotApplicable("who a record is about is unknown, and users hold the same records")
+            raise NotApplicable("the data do not say whom a record is about, and several users hold the same record")
         return spanning.spanned(replaced.rounds, users=spread.users_per_subject, delta=at)
     if unit is Unit.USER:
         raise NotApplicable("records are clipped one by one, and a user may hold any number of them")
@@ -126,7 +126,7 @@ def _statement(unit: Unit, own: Viewed, replaced: Viewed | None, spread: Spread,
         scope = dataclasses.replace(scope, neighbors=Neighbors.REPLACE_ONE)
         said.append(_SAME)
     elif (native, unit) == (Unit.USER, Unit.ITEM):
-        said.append(f"no record is at more than {spread.users_per_item} user{'s' * (spread.users_per_item > 1)}")
+        said.append(f"no record is held by more than {spread.users_per_item} user{'s' * (spread.users_per_item > 1)}")
     if native is Unit.USER and unit is not native and not one_to_one and replaced is not None:
         scope, rounds = replaced.scope, replaced.rounds
     scope = dataclasses.replace(

@@ -5,7 +5,7 @@
 - `fedprox`: the same with the proximal term mu/2 |w - w_0|^2 in the loss (Li et al. 2020);
 - private steps: each record's gradient clipped, the batch's sum noised, then a step (DP-SGD, Abadi et al. 2016).
 
-Records are visited in one random order a round, the same in each of its local epochs. The last batch may be smaller;
+Records are visited in one random order per round, the same in each of its local epochs. The last batch may be smaller;
 its mean is over the records it has.
 """
 

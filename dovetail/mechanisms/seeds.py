@@ -6,7 +6,7 @@ among all seeds of that side. Hence a seed has probability prob / (c 2^128) or (
 share of seeds in the cap, and eps is that of `PrivUnitRandomizer` if c is the mass of the cap. No float leaves the
 client: floating point only decides on which side a seed lies, and the seed was drawn before.
 
-How long a draw takes tells of the side, which with the seed tells of u: nobody but the client may time it.
+The time of a draw depends on the side, which with the seed reveals u: nobody but the client may time it.
 """
 
 from __future__ import annotations

@@ -29,16 +29,16 @@ _COLUMNS = {
     "audited": "audited",
     "ours": "ours",
 }
-_CLAIMS = {"claimed, holds": "that hold", "claimed, unproven": "unproven", "claimed, refuted": "refuted"}
+_CLAIMS = {"claimed, holds": "hold", "claimed, unproven": "are unproven", "claimed, refuted": "are refuted"}
 
 
 def reproduction(folder: Path) -> Path:
     """Write the page of one paper and return its path."""
     paper = _read(folder)
     if paper is None:
-        raise ValueError(f"expected a paper of which something was reproduced, got {str(folder)!r}")
+        raise ValueError(f"expected a folder with a reproduced paper, got {str(folder)!r}")
     exhibits = list(_exhibits(folder, paper))
-    claims = [(f"rows with claims {_CLAIMS[verdict]}", str(count)) for verdict, count in _verdicts(exhibits).items()]
+    claims = [(f"claims that {_CLAIMS[verdict]}", str(count)) for verdict, count in _verdicts(exhibits).items()]
     return _page.write(
         folder / "report.html",
         "paper.html.jinja",
@@ -136,7 +136,7 @@ def _run(run: dict[str, Any]) -> str:
         facts.append(f"{number(run['seconds'], 3)} s")
     if run.get("seeds"):
         facts.append(f"{run['seeds']} seed{'s' * (run['seeds'] > 1)}")
-    return ("quick form, " if run.get("quick") else "") + " · ".join(fact for fact in facts if fact)
+    return ("quick run, " if run.get("quick") else "") + " · ".join(fact for fact in facts if fact)
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
 
 def _audited(found: dict[str, Any]) -> dict[str, str]:
     return {
-        "lower": "no finite eps" if found["unbounded"] else f"eps ≥ {at_least(found['eps_lower'])}",
+        "lower": "no guarantee" if found["unbounded"] else f"eps ≥ {at_least(found['eps_lower'])}",
         "delta": number(found["delta"]),
         "how": f"{found['trials']:,} trials, confidence {found['confidence']:g}" if found["trials"] else "exact",
     }

@@ -15,7 +15,7 @@ _COLOURS = {
     "claimed, holds": "good",
     "claimed, unproven": "fair",
     "claimed, refuted": "bad",
-    "nothing": "bad",
+    "no guarantee": "bad",
 }
 
 
@@ -61,7 +61,7 @@ def shown(statement: Statement, *, said: tuple[str, ...] = ()) -> Shown:
     return Shown(
         nothing=nothing,
         numbers=_words.numbers(statement),
-        badge=badge("nothing" if nothing else statement.verdict.value, doubtful=bool(statement.warnings)),
+        badge=badge("no guarantee" if nothing else statement.verdict.value, doubtful=bool(statement.warnings)),
         unit=statement.unit.value,
         span=statement.span,
         adversary=statement.adversary,

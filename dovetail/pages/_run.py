@@ -25,7 +25,7 @@ _BINS = 24
 _OTHERS = {
     "claimed": "What the protocol's paper claims",
     "shuffler": "What the shuffler learns",
-    "local": "What is left if nobody is trusted",
+    "local": "What remains if nobody is trusted",
 }
 
 
@@ -61,7 +61,7 @@ def write(folder: Path) -> Path:
 
 
 def _promise(statement: Statement) -> dict[str, Any]:
-    """What is promised, in words."""
+    """What is guaranteed, in words."""
     sound = statement.verdict is Verdict.CERTIFIED and not statement.warnings
     first, rest = _words.sentences(statement), _words.meaning(statement)
     return {
@@ -130,7 +130,7 @@ def _histogram(per_user: Sequence[float] | None) -> list[Figure]:
         counts[min(_BINS - 1, int((eps - low) / width))] += 1
     middles = [low + (i + 0.5) * width for i in range(_BINS)]
     bars = Line(name="", x=middles, y=counts, style="bars")
-    title = f"Each user's own eps: {len(per_user):,} users"
+    title = f"Eps per user, {len(per_user):,} users"
     return [Figure(title=title, x_label="eps", y_label="users", lines=[bars])]
 
 
@@ -145,7 +145,9 @@ def _audit(folder: Path) -> dict[str, Any] | None:
     return {
         "reason": None,
         "delta": number(found["delta"]),
-        "lower": "no finite eps can hold" if found["unbounded"] else f"eps is at least {at_least(found['eps_lower'])}",
+        "lower": "there is no guarantee: no finite eps holds"
+        if found["unbounded"]
+        else f"eps is at least {at_least(found['eps_lower'])}",
         "how": counted if found["trials"] else "computed exactly",
         "certified": shown(Statement.from_json(found["certified"])),
         "consistent": found["consistent"],

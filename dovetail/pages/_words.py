@@ -12,25 +12,25 @@ __all__ = ["detection", "meaning", "not_covered", "numbers", "sentences", "title
 
 _WHOSE = {
     Unit.ITEM: "one record",
-    Unit.USER: "one user, with all the data that this user holds",
-    Unit.SUBJECT: "one subject: everything about one person, at whichever users it is held",
+    Unit.USER: "one user, including all of that user's data",
+    Unit.SUBJECT: "one subject: all data about one person, at any number of users",
 }
 _DATA = {Unit.ITEM: "that record", Unit.USER: "that user's data", Unit.SUBJECT: "that person's data"}
-_CHANGED = {Neighbors.REPLACE_ONE: "is replaced by any other", Neighbors.ADD_REMOVE: "is added or left out"}
+_CHANGED = {Neighbors.REPLACE_ONE: "is replaced by any other", Neighbors.ADD_REMOVE: "is added or removed"}
 _FALSE_ALARMS = 0.01
 
 
 def numbers(statement: Statement) -> str:
     """(eps, delta), or that there is none."""
     if statement.unbounded:
-        return "nothing"
+        return "no guarantee"
     return f"({at_most(statement.eps)}, {at_most(statement.delta)})-DP"
 
 
 def title(statement: Statement) -> str:
     """The page's heading."""
     if statement.unbounded:
-        return "Nothing is promised"
+        return "No guarantee"
     return f"{numbers(statement)} for one {statement.unit.value}"
 
 
@@ -43,12 +43,12 @@ def trust(statement: Statement) -> str:
     """Whom one must trust."""
     match statement.trust:
         case Trust.CURATOR:
-            return "One must trust the curator, who sees every update."
+            return "You must trust the curator, who sees every update."
         case Trust.SHUFFLE:
-            return "Shufflers are trusted as far as the assumptions say: how many of them may work with the analyzer."
+            return "Shufflers are trusted as the assumptions state: only so many may collude with the analyzer."
         case Trust.LOCAL:
-            return "Nobody need be trusted."
-    return "The statement rests on nobody's trust, for it promises nothing."
+            return "You need not trust anybody."
+    return "There is no guarantee, so there is nobody to trust for it."
 
 
 def sentences(statement: Statement) -> list[str]:
@@ -56,25 +56,25 @@ def sentences(statement: Statement) -> list[str]:
     span = f" over {statement.span}" if statement.span else ""
     if statement.unbounded:
         return [
-            f"Nothing is promised to {_WHOSE[statement.unit]}, against the {statement.adversary}{span}.",
-            f"The reason: {statement.proof}.",
+            f"There is no guarantee for {_WHOSE[statement.unit]}, against the {statement.adversary}{span}.",
+            f"Reason: {statement.proof}.",
         ]
     count = len(statement.assumptions)
-    holds = f"It holds if the {count} assumptions below hold." if count > 1 else "It holds under the assumption below."
+    holds = f"It holds under the {count} assumptions below." if count > 1 else "It holds under the assumption below."
     reproducible = statement.verdict in (Verdict.REPRODUCIBLE, Verdict.DECLARED_REPRODUCIBLE)
     protects = f"This training protects {_WHOSE[statement.unit]}."
     if reproducible:
         protects = (
-            f"This was a simulation whose noise follows from a seed: whoever knows the seed can take the noise away. "
-            f"With noise that nobody can draw again it would protect {_WHOSE[statement.unit]}."
+            f"This was a simulation with noise from a known seed: whoever knows the seed can subtract the noise. "
+            f"With secret noise it would protect {_WHOSE[statement.unit]}."
         )
     said = [
         protects,
-        f"Whether or not {_DATA[statement.unit]} {_CHANGED[statement.neighbors]}, the {statement.adversary} sees "
-        f"almost the same{span}: what it sees is differentially private with eps = {at_most(statement.eps)} and "
+        f"If {_DATA[statement.unit]} {_CHANGED[statement.neighbors]}, what the {statement.adversary} sees{span} hardly "
+        f"changes: it is differentially private with eps = {at_most(statement.eps)} and "
         f"delta = {at_most(statement.delta)}.",
         trust(statement),
-        f"This is proved by: {statement.proof}." + (f" {holds}" if count else ""),
+        f"Proof: {statement.proof}." + (f" {holds}" if count else ""),
     ]
     if statement.per_user:
         low, high = min(statement.per_user), max(statement.per_user)
@@ -96,13 +96,13 @@ def meaning(statement: Statement) -> list[str]:
         f"What eps means: whatever the adversary knew before, its odds between the two cases change by a factor of at "
         f"most e^eps = {shown}"
         + (
-            f"; delta is the allowance for exceptions: the probability of anything that it could see exceeds {shown} "
-            f"times that of the other case by at most {at_most(statement.delta)}."
+            f"; delta allows for exceptions: the probability of any event in one case exceeds {shown} times its "
+            f"probability in the other by at most {at_most(statement.delta)}."
             if statement.delta > 0
             else ", without exception."
         ),
-        f"A test that raises a false alarm in {_FALSE_ALARMS:.0%} of cases finds the truth in at most "
-        f"{_percent(detection(statement))} of them.",
+        f"A test with a false-positive rate of {_FALSE_ALARMS:.0%} has a true-positive rate of at most "
+        f"{_percent(detection(statement))}.",
     ]
 
 
@@ -126,26 +126,24 @@ def not_covered(
     shuffler: Statement | None,
     diagnostics: bool,
 ) -> list[str]:
-    """What somebody might read into the statement and it does not say."""
-    said = [f"Whoever sees more than the {statement.adversary}."]
+    """What a reader might think the statement covers, although it does not."""
+    said = [f"Anybody who sees more than the {statement.adversary}."]
     if statement.verdict in (Verdict.REPRODUCIBLE, Verdict.DECLARED_REPRODUCIBLE):
-        said.append("Anybody who knows the seed, which config.toml and the config below show.")
+        said.append("Anybody who knows the seed, which is in config.toml and in the config below.")
     if statement.verdict in (Verdict.DECLARED, Verdict.DECLARED_REPRODUCIBLE):
-        said.append(
-            "A protocol whose code does something else than it declares: nobody but its author has checked that."
-        )
+        said.append("A protocol whose code does not do what it declares: only its author has checked that.")
     if statement.trust is Trust.CURATOR:
         said.append("The curator itself: it sees every update in the clear.")
     if local is not None and statement.trust is Trust.SHUFFLE:
         left = (
-            f"nothing is left ({local.proof})"
+            f"no guarantee remains ({local.proof})"
             if local.unbounded
-            else f"only {numbers(local)} is left, the local statement"
+            else f"only the local guarantee of {numbers(local)} remains"
         )
-        said.append(f"The analyzer working with more shufflers than the assumptions allow: then {left}.")
+        said.append(f"Collusion of the analyzer with more shufflers than the assumptions allow: then {left}.")
     if shuffler is not None:
         tells = (
-            f"nothing is promised about what it sees ({shuffler.proof})"
+            f"there is no guarantee about what it sees ({shuffler.proof})"
             if shuffler.unbounded
             else f"what it sees of the reports is {numbers(shuffler)}"
         )
@@ -154,14 +152,12 @@ def not_covered(
         if other.unbounded and name != statement.unit.value:
             said.append(f"One {name} instead of one {statement.unit.value}: {other.proof}.")
     if statement.neighbors is Neighbors.REPLACE_ONE:
-        said.append("Whether somebody took part at all: the two cases differ in the data, not in who is there.")
+        said.append("Whether somebody took part at all: the two cases differ in the data, not in who takes part.")
     if TUNING_ASSUMPTION in statement.assumptions:
-        said.append("Choices made by looking at the private data: learning rate, model, rounds, when to stop.")
-    said.append("Other uses of the same data: what each of them promises adds up.")
-    said.append("Side channels: how long a computation takes, memory, traffic, and whoever can read the machine.")
-    said.append("The test data, on which the accuracy was measured: it is taken to be public.")
+        said.append("Choices made by looking at the private data, such as learning rate, model, or number of rounds.")
+    said.append("Other uses of the same data: their privacy costs add up.")
+    said.append("Side channels: timing, memory, network traffic, and anybody with access to the machine.")
+    said.append("The test data, on which the accuracy was measured: it is assumed to be public.")
     if diagnostics:
-        said.append(
-            "diagnostics.jsonl and diagnostics.html, which come from raw updates: they are not to be handed out."
-        )
+        said.append("diagnostics.jsonl and diagnostics.html, which are computed from raw updates: do not release them.")
     return said

@@ -1,6 +1,6 @@
 """The papers' experiments as configs, tables and figures: what was printed, what holds, what we measured.
 
-One file a paper, each a `Paper`: its parts compute rows on a `Runner`; `reproduce` runs them and writes the data that
+One file per paper, each a `Paper`: its parts compute rows on a `Runner`; `reproduce` runs them and writes the data that
 `dovetail.pages` draws.
 """
 

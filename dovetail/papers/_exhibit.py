@@ -220,7 +220,7 @@ def accuracy_figure(title: str, x_label: str, lines: Sequence[Line], **more: Any
 
 
 def curves(rows: Sequence[Row]) -> tuple[Line, ...]:
-    """One line a row: its training."""
+    """One line per row: its training."""
     return tuple(
         Line(name=row.label, x=tuple(x for x, _ in row.curve), y=tuple(y for _, y in row.curve))
         for row in rows

@@ -1,6 +1,6 @@
 """Geyer, Klein, Nabi (2017): client-level privacy, eps 8, training until delta would be exceeded.
 
-MNIST by two shards a client, 600 records each, an MLP of 784-200-200-10; the paper prints neither model nor local
+MNIST by two shards per client, 600 records each, an MLP of 784-200-200-10; the paper prints neither model nor local
 training nor clip norm, so these were searched (see the presets). Each K is run with a fixed clip norm, with the private
 quantile, with the paper's median (nothing certified), and with m_t rising threefold while sigma_t^2/m_t is held, at the
 same budget and the same uploads.
@@ -68,7 +68,7 @@ def _table(runner: Runner) -> Iterator[Row]:
             if clients == 10000 and not runner.accelerated:
                 yield Row(label=label, paper=printed, not_here=_LONG)
                 continue
-            note = "the noise is scaled to the un-noised median, which it tells: nothing is certified"
+            note = "the noise is scaled to the exact median and reveals it, so nothing is certified"
             yield runner.row(
                 label,
                 f"geyer-{clients}",
@@ -167,11 +167,11 @@ PAPER = Paper(
         Part(
             key="table1",
             title="Table 1: accuracy, rounds and uploads at eps 8",
-            caption="The paper prints no model, local training, clip norm or m_t; ours were searched on MNIST's first "
-            "50,000 images against its last 10,000. Its accountant presumes Poisson samples, which is what we draw. "
-            "Its median clipping tells its own noise scale and is certified nowhere; a fixed norm, a private quantile "
-            "and a rising schedule are. K = 100 varies by about 3 points from seed to seed. "
-            "Attacks are exact, on all rounds of one client; `dovetail audit dp_fl --set clip=median` is one on the "
+            caption="The paper prints no model, local training, clip norm or m_t; ours were tuned on MNIST's first "
+            "50,000 training images and evaluated on its last 10,000. Its accountant assumes Poisson sampling, which "
+            "is what we run. Its median clipping reveals its own noise scale and is not certified; a fixed norm, a "
+            "private quantile and a rising schedule are. K = 100 varies by about 3 points from seed to seed. "
+            "Attacks are exact, on all rounds of one client; `dovetail audit dp_fl --set clip=median` attacks the "
             "median.",
             rows=_table,
         ),
@@ -185,15 +185,15 @@ PAPER = Paper(
         Part(
             key="fig3",
             title="Figure 3: accuracy, between-clients variance and update scale without privacy",
-            caption="Diagnostics of raw updates, K = 100, non-private: covered by no statement. The paper sees two "
-            "phases: updates first large and alike, then small and different.",
+            caption="Diagnostics of raw updates, K = 100, non-private; no statement covers them. The paper sees two "
+            "phases: updates are first large and similar, then small and different.",
             rows=_phases,
             figures=_phase_figures,
         ),
         Part(
             key="noise",
-            title="The noise that the printed rounds and uploads leave room for",
-            caption="Noise multipliers that exhaust (8, delta), Poisson samples, add-remove: by the tight accountant, "
+            title="The noise that the printed rounds and uploads allow",
+            caption="Noise multipliers that exhaust (8, delta), Poisson sampling, add-remove: by the tight accountant, "
             "by Renyi orders, and by the moments accountant that the paper uses.",
             rows=_noise,
             figures=_noise_figure,

@@ -2,7 +2,7 @@
 
 Every protocol is calibrated to the same central (1, 1e-6) for each number of users and run on the input that is worst
 for it. At a fixed budget the squared error of a sum of bits, of unary messages and of split-and-mix should not grow
-with n, one message a user for a number in [0, 1] should cost about n^(1/3), and the local model n. The survey prints
+with n, one message per user for a number in [0, 1] should cost about n^(1/3), and the local model n. The survey prints
 rates without constants, so there is a shape to compare, and no number.
 """
 
@@ -68,7 +68,7 @@ def measure(name: str, size: int, settings: dict[str, Any], *, seeds: int, most_
         ours=Measured(metric=_METRIC, values=tuple(errors)),
         extra={
             "exact": protocol.variance(np.full(size, worst)),
-            "reports a user": reports,
+            "reports per user": reports,
             "rounds": rounds * seeds,
             parameter: value,
         },
@@ -210,7 +210,7 @@ def _amplification(runner: Runner) -> Iterator[Row]:
         adversary="analyzer",
         neighbors=Neighbors.REPLACE_ONE,
         unit=Unit.USER,
-        assumptions=("users' noise is independent and fresh", "the shuffler permutes uniformly"),
+        assumptions=("users draw fresh, independent noise", "the shuffler permutes uniformly"),
     )
     claims = {
         "Sec. 5.5, blanket": published.amplification_single,
@@ -242,8 +242,8 @@ def _trust(runner: Runner) -> Iterator[Row]:
     yield runner.row("nobody protected (FedSGD)", "mnist-fedavg", [("cohort.epochs", 1)])
     yield runner.row("curator: DP-FL", "mnist", attack=True)
     yield runner.row("two shufflers: split-and-mix", "mnist-split-and-mix", attack=True)
-    yield runner.row("one shuffler, one message a user: PrivUnit", "mnist-privunit", attack=True)
-    yield runner.row("one shuffler, a message a coordinate: SS-Simple", "mnist-ss-simple", attack=True)
+    yield runner.row("one shuffler, one message per user: PrivUnit", "mnist-privunit", attack=True)
+    yield runner.row("one shuffler, one message per coordinate: SS-Simple", "mnist-ss-simple", attack=True)
     yield runner.row("local: LDP-FL, Gaussian", "mnist", local, attack=True)
 
 
@@ -259,7 +259,7 @@ PAPER = Paper(
             title="Sec. 5.3: mean squared error of real summation",
             caption="The sum of n numbers in [0, 1] at a certified central (1, 1e-6), recalibrated for each n, on the "
             "worst input. The survey quotes O(n^(1/3)) for one message and O(1) for several; the recursive protocol "
-            "of Balle et al. (2020) with O(log log n) messages is not built.",
+            "of Balle et al. (2020) with O(log log n) messages is not implemented.",
             rows=_numbers,
             figures=_error_figure("The sum of n numbers in [0, 1]"),
             notes=_slopes,
@@ -267,8 +267,8 @@ PAPER = Paper(
         Part(
             key="binary",
             title="Sec. 5.4: binary summation under three trust models",
-            caption="How many of n users hold a one, at a certified (1, 1e-6): a trusted curator, one shuffled bit a "
-            "user, and the local model, where eps 1 is each report's own.",
+            caption="How many of n users hold a one, at a certified (1, 1e-6): a trusted curator, one shuffled bit per "
+            "user, and the local model, where each report alone has eps 1.",
             rows=_bits,
             figures=_error_figure("The sum of n bits"),
             notes=_bit_notes,
@@ -276,15 +276,15 @@ PAPER = Paper(
         Part(
             key="amplification",
             title="Sec. 5.2 and 5.5: amplification by shuffling",
-            caption="Randomized response on a bit, delta 1e-6. The survey prints rates; their constants are taken as "
-            "1, which no theorem says.",
+            caption="Randomized response on a bit, delta 1e-6. The survey prints rates; we take their constants as 1, "
+            "which no theorem supports.",
             rows=_amplification,
         ),
         Part(
             key="trust",
             title="Three trust models, one training",
-            caption="Logistic regression on MNIST, one image a user, 1000 users a round, one epoch, replacement, "
-            "certified (1, 5e-6) but for the first row. Attacks are exact, on all that a user is in.",
+            caption="Logistic regression on MNIST, one image per user, 1000 users per round, one epoch, replacement, "
+            "certified (1, 5e-6) except for the first row. Attacks are exact, on all rounds of a user.",
             rows=_trust,
         ),
     ),

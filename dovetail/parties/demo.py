@@ -47,7 +47,7 @@ def demo_config(protocol: str, *, clients: int, overrides: Sequence[str] = ()) -
 
 
 def transcript(fleet: Fleet, facts: dict[str, Any]) -> list[dict[str, str]]:
-    """One row a party, from what it counted."""
+    """One row per party, from what it counted."""
     task, ended = fleet.deployment.task, [one for one in facts["history"] if one["outcome"] != "void"]
     messages = task.messages()
     reports = sum(one["uploads"] for one in ended)
@@ -56,7 +56,7 @@ def transcript(fleet: Fleet, facts: dict[str, Any]) -> list[dict[str, str]]:
             "party": f"{fleet.deployment.clients} users",
             "holds": "their own records, a signing key, a policy and a ledger each",
             "saw": f"the signed task, {len(facts['history'])} models",
-            "never": "anything of other users",
+            "never": "anything about other users",
         }
     ]
     for index, slots in enumerate(task.deal().slots):
@@ -66,7 +66,7 @@ def transcript(fleet: Fleet, facts: dict[str, Any]) -> list[dict[str, str]]:
                 "party": f"shuffler {index}",
                 "holds": f"the users' public keys, {len(slots)} of {messages.slots} slots",
                 "saw": f"{counts.get('accepted', 0)} uploads and who sent them, ciphertexts of {task.length} bytes",
-                "never": "a value, or the analyzer's secret key",
+                "never": "any value, or the analyzer's secret key",
             }
         )
     rows.append(

@@ -41,10 +41,10 @@ CLIP_NORM, CLIP_VALUE = 1.0, 0.1  # unless given: public, and the same whatever 
 class Cohort:
     """What is public about who takes part in a round.
 
-    `size` is the planned number of users and the largest that is let in; noised sums are divided by it and never by the
-    realised number. Rounds with fewer than `min_size` users release nothing. Up to `colluders` of the users are the
-    adversary's own. `noise_scale` is this round's noise over the protocol's own (a schedule). `records` is the public
-    number of records of the whole federation, where records and not users are drawn.
+    `size` is the planned and the maximum number of users; noised sums are divided by it and never by the actual
+    number. Rounds with fewer than `min_size` users release nothing. The adversary controls up to `colluders` of the
+    users. `noise_scale` is this round's noise over the protocol's own (a schedule). `records` is the public number of
+    records of the whole federation, if records and not users are sampled.
     """
 
     participation: Participation
@@ -62,10 +62,10 @@ class Cohort:
         _validate.positive(noise_scale=self.noise_scale)
 
     def refuse_minimum(self) -> None:
-        """Refuse a minimum where the sample is secret: a withheld round would tell of who was drawn."""
+        """Refuse a minimum if the sample is secret: a withheld round would reveal who was sampled."""
         if self.participation.secret and self.min_size > 0:
             raise ValueError(
-                "expected min_size = 0 where the sample is secret (a withheld round would tell of who was drawn), "
+                "expected min_size = 0 with a secret sample (a withheld round would reveal who was sampled), "
                 f"got min_size={self.min_size}"
             )
 
@@ -79,7 +79,7 @@ class Cohort:
                 return round(self.size / prob)
             case Everyone():
                 return self.size
-        raise ValueError("expected users that are all there, or drawn at random, got disjoint batches of users")
+        raise ValueError("expected everyone in every round, or users sampled at random, got disjoint batches of users")
 
     @property
     def unseen(self) -> Participation:
@@ -103,12 +103,12 @@ class Cohort:
     def crowd(self) -> int:
         """The number of users that a shuffled round is sure to have: its enforced minimum."""
         if self.min_size < 2:
-            raise ValueError(f"expected cohort.min_size >= 2 where reports hide in a crowd, got {self.min_size}")
+            raise ValueError(f"expected cohort.min_size >= 2 for a protocol that shuffles reports, got {self.min_size}")
         return self.min_size
 
 
 class Protocol(abc.ABC):
-    """A way to learn the mean of the clients' updates, and what that leaks."""
+    """A way to estimate the mean of the clients' updates, and what that reveals."""
 
     name: ClassVar[str]
     references: ClassVar[tuple[str, ...]] = ()  # its papers, by their keys in `dovetail.references`
@@ -117,7 +117,7 @@ class Protocol(abc.ABC):
     resizable: ClassVar[bool] = False  # whether rounds may be of different sizes
     only_dim: ClassVar[int | None] = None  # the dimension of updates, where it takes one alone
     read_off_data: ClassVar[tuple[str, ...]] = ()  # fields that the data set, for a claim alone: never published
-    undeployed: ClassVar[str] = "has a trusted curator, and no shuffler to deploy"  # why there are no `messages`
+    undeployed: ClassVar[str] = "has a trusted curator and no shuffler to deploy"  # why there are no `messages`
     samples: ClassVar[Literal["users", "records"]] = "users"  # what is drawn, clipped and noised
     uncompared: ClassVar[str | None] = None  # why it is in no comparison of trainings, where there is a reason
 
@@ -133,7 +133,7 @@ class Protocol(abc.ABC):
 
     @property
     def noise_field(self) -> str | None:
-        """The parameter that calibration sets: a noise multiplier, or a budget, which is small where noise is large."""
+        """The parameter that calibration sets: a noise multiplier, or a budget (the smaller, the more noise)."""
         return None
 
     @property
@@ -149,7 +149,7 @@ class Protocol(abc.ABC):
         return dataclasses.replace(self, **{self.noise_field: value})  # type: ignore[type-var]
 
     def known(self, name: str) -> Any:
-        """A parameter that calibration or `settle` fills in; refuses while it is open."""
+        """A parameter that calibration or `settle` fills in; refuses if it is not set yet."""
         value = getattr(self, name)
         if value is None:
             how = "set or calibrated" if name == self.noise_field else "given or settled"
@@ -157,19 +157,19 @@ class Protocol(abc.ABC):
         return value
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
-        """This protocol with everything set that follows from the cohort and the dimension; refuses what cannot be."""
+        """This protocol with everything set that follows from cohort and dimension; refuses invalid settings."""
         return self
 
     @abc.abstractmethod
     def layout(self, dim: int) -> Layout:
-        """How many slots, reports and shufflers an update of this dimension takes."""
+        """How many slots, reports and shufflers an update of this dimension needs."""
 
     def init(self, dim: int) -> Any:
         """The public state before the first round."""
         return ()
 
     def noise_scales(self, sizes: Sequence[int]) -> tuple[float, ...]:
-        """Each round's noise over the protocol's own, for rounds of these sizes; refuses sizes it cannot account."""
+        """Each round's noise over the protocol's own, for rounds of these sizes; refuses sizes without accounting."""
         if not self.resizable and len(set(sizes)) > 1:
             raise ValueError(f"expected rounds of one size under {self.name!r}, got {min(sizes)} to {max(sizes)} users")
         return (1.0,) * len(sizes)
@@ -193,11 +193,11 @@ class Protocol(abc.ABC):
 
     @property
     def measured(self) -> bool:
-        """Whether `prepare` wants the norms of all updates of a round."""
+        """Whether `prepare` needs the norms of all updates of a round."""
         return False
 
     def prepare(self, state: Any, *, noise_scale: jax.Array, norms: jax.Array | None = None) -> Any:
-        """The state for this round, before anyone randomizes; `norms` (NaN where nobody is) if `measured`."""
+        """The state for this round, before anyone randomizes; `norms` (NaN for absent users) if `measured`."""
         return state
 
     @property
@@ -214,10 +214,10 @@ class Protocol(abc.ABC):
         raise NotApplicable(f"expected a protocol with messages to deploy, got {self.name!r}, which {self.undeployed}")
 
     def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray | None:
-        """The exact log density of each report that a client sends on update x; None where it has no simple form.
+        """The exact log density of each report that a client sends on update x; None if it has no simple form.
 
-        `value` is (..., slots), a column a slot; so is the result, or (..., 1) where a client's reports are one draw.
-        Reports are independent of each other. An audit reads it, and tests hold it against `randomize`.
+        `value` is (..., slots), one column per slot; so is the result, or (..., 1) if a client's reports are one draw.
+        Reports are independent of each other. Audits use it, and tests compare it with `randomize`.
         """
         return None
 
@@ -242,15 +242,15 @@ class Protocol(abc.ABC):
         """One round in privacy terms."""
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
-        """One client's part of a round with its name on it: what is left if nobody is trusted."""
-        return NonPrivate(reason="not certified: the protocol does not say what a client's own reports tell")
+        """One client's reports with its name on them: what remains if nobody is trusted."""
+        return NonPrivate(reason="not certified: the protocol does not declare what a client's own reports reveal")
 
     def slots_seen(self, dim: int) -> DataIndependent | NonPrivate:
-        """What the shuffler sees, which reads no value: which slots a client fills."""
+        """What the shuffler sees, which cannot read values: which slots a client fills."""
         return NonPrivate(
-            reason="not certified: the protocol does not say what the slots that a client fills depend on"
+            reason="not certified: the protocol does not declare what a client's choice of slots depends on"
         )
 
     @abc.abstractmethod
     def noise_std(self, size: int, dim: int) -> float:
-        """The exact standard deviation of a coordinate of the estimate where `size` users all send a zero update."""
+        """The exact standard deviation of a coordinate of the estimate when `size` users all send a zero update."""

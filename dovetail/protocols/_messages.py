@@ -1,7 +1,7 @@
-"""What a protocol sends where its parties are real: bytes of one length, drawn from the operating system's randomness.
+"""What a protocol sends in a deployment: bytes of one length, drawn from the operating system's randomness.
 
 `Protocol.randomize` simulates; a deployed client calls `Messages.randomize` of the same protocol instead. Every client
-sends the same number of messages, all of one length, so that neither tells of the data. Privacy rests on integers and
+sends the same number of messages, all of one length, so neither depends on the data. Privacy relies on integers and
 exact coins alone: floating point only rounds inputs, before any noise.
 The analyzer reads messages back with range checks: what no honest client can have sent is refused and counted.
 """
@@ -29,7 +29,7 @@ class Sent(NamedTuple):
 
 
 class Messages(abc.ABC):
-    """A protocol's messages where parties are real, for updates of one dimension.
+    """A protocol's messages in a deployment, for updates of one dimension.
 
     Guarantees:
         Every client sends `per_client` messages of `size` bytes, whatever its update.
@@ -57,8 +57,8 @@ class Messages(abc.ABC):
     def assumptions(self) -> tuple[str, ...]:
         """What a statement about deployed messages relies on besides the protocol's own assumptions."""
         return (
-            "the random bytes of clients' and shufflers' operating systems are uniform and independent",
-            "nobody learns how long a client took to draw its messages",
+            "the random bytes from the operating systems of clients and shufflers are uniform and independent",
+            "nobody learns how long a client takes to draw its messages",
         )
 
     @property
@@ -76,7 +76,7 @@ class Messages(abc.ABC):
 
     def dummies(self, count: int, *, sampler: ExactSampler) -> np.ndarray:
         """Shuffler: plaintexts from the blanket, (count, size) uint8, for slots that are padded."""
-        raise ValueError(f"expected messages of a protocol that pads its slots, got none to make count={count} of")
+        raise ValueError(f"expected a protocol that pads its slots, got one that has no dummies (count={count})")
 
     @abc.abstractmethod
     def read(self, slot: np.ndarray, body: np.ndarray) -> tuple[ShuffledReports, int]:
@@ -98,7 +98,7 @@ class Messages(abc.ABC):
         return (slot >= 0) & (slot < self.slots)
 
     def forwarded(self, slot: np.ndarray, value: np.ndarray, valid: np.ndarray) -> tuple[ShuffledReports, int]:
-        """One report a row; refused ones are there, but neither valid nor with a value."""
+        """One report per row; refused ones are there, but neither valid nor with a value."""
         kept = np.where(valid, slot, 0).astype(np.int32), np.where(valid, value, 0).astype(value.dtype), valid
         return received(*(column[:, None] for column in kept)), int(np.count_nonzero(~valid))
 
@@ -145,7 +145,7 @@ class Levels(Messages):
         return to_bytes(sampler.integers(self.response.levels, count), self.size)
 
     def read(self, slot: np.ndarray, body: np.ndarray) -> tuple[ShuffledReports, int]:
-        """Levels, one a row; refuses what is no level."""
+        """Levels, one per row; refuses what is not a level."""
         valid = self.check(slot, body)
         levels = from_bytes(body).astype(np.int32)
         return self.forwarded(slot, levels, valid & (levels < self.response.levels))

@@ -1,4 +1,4 @@
-"""Whom and what a round relies on: the scope of each trust model, with what all of its protocols assume."""
+"""The scope of each trust model: whom it trusts, and what all of its protocols assume."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = [
 ]
 
 
-DROPOUT = "who drops out does not depend on the data"
-_FRESH = "users' noise is independent and fresh"
+DROPOUT = "which users drop out does not depend on the data"
+_FRESH = "users draw fresh, independent noise"
 CURATOR_SEES = NonPrivate(reason="the curator sees every update")
 SLOTS_TELL_NOTHING = DataIndependent(reason="which slots a client fills does not depend on its data")
 
 
 def curator_scope(neighbors: Neighbors, *assumptions: str, unit: Unit = Unit.USER) -> Scope:
-    """Against whoever sees the models, the curator trusted."""
+    """Against an observer of the models, with a trusted curator."""
     return Scope(
         trust=Trust.CURATOR,
         adversary="observer of every model",
@@ -36,7 +36,7 @@ def curator_scope(neighbors: Neighbors, *assumptions: str, unit: Unit = Unit.USE
 
 
 def local_scope(neighbors: Neighbors, *more: str, unit: Unit = Unit.USER) -> Scope:
-    """Against everyone else: a client's own noise relies on nobody."""
+    """Against everyone else: a client's own noise needs no trust."""
     if unit is Unit.USER and neighbors is not Neighbors.REPLACE_ONE:
         raise ValueError(f"expected neighbors = replace-one for a local guarantee, got neighbors={neighbors.value!r}")
     return Scope(
@@ -49,10 +49,10 @@ def local_scope(neighbors: Neighbors, *more: str, unit: Unit = Unit.USER) -> Sco
 
 
 def shuffle_scope(cohort: Cohort, neighbors: Neighbors, *more: str) -> Scope:
-    """Against the analyzer, one shuffler trusted and an enforced minimum of users there."""
+    """Against the analyzer, with one trusted shuffler and an enforced minimum number of users."""
     check_shuffle_relation(neighbors)
     if isinstance(cohort.participation, Poisson):
-        raise NotApplicable("a crowd must have a size that is enforced, and a Poisson sample has none")
+        raise NotApplicable("shuffling needs an enforced minimum number of users, which a Poisson sample does not have")
     return Scope(
         trust=Trust.SHUFFLE,
         adversary="analyzer",
@@ -61,7 +61,7 @@ def shuffle_scope(cohort: Cohort, neighbors: Neighbors, *more: str) -> Scope:
         assumptions=(
             _FRESH,
             "shuffler and analyzer do not collude",
-            f"each user uploads all of its reports or none, and {DROPOUT}",
+            f"each user uploads either all of its reports or none, and {DROPOUT}",
             enrolment(cohort),
             *more,
         ),
@@ -69,15 +69,13 @@ def shuffle_scope(cohort: Cohort, neighbors: Neighbors, *more: str) -> Scope:
 
 
 def enrolment(cohort: Cohort) -> str:
-    """How many users must be real, which whoever enrols them answers for."""
+    """How many users must be real, for which whoever enrols them is trusted."""
     honest = max(0, cohort.min_size - cohort.colluders)
-    fake = (
-        f"at most {cohort.colluders} that are fake or collude" if cohort.colluders else "none that is fake or colludes"
-    )
-    return f"whoever enrols users is trusted: a round has at least {honest} honest users, and {fake}"
+    fake = f"at most {cohort.colluders} fake or colluding ones" if cohort.colluders else "no fake or colluding ones"
+    return f"whoever enrols users is trusted: every round has at least {honest} honest users and {fake}"
 
 
 def check_shuffle_relation(neighbors: Neighbors) -> None:
-    """Refuse any relation but the one that shuffled rounds are stated for."""
+    """Refuse any relation other than replacement, the only one that shuffled rounds support."""
     if neighbors is not Neighbors.REPLACE_ONE:
         raise ValueError(f"expected neighbors = replace-one in the shuffle model, got neighbors={neighbors.value!r}")

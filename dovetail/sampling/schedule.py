@@ -51,7 +51,7 @@ class Schedule:
         _validate.in_interval(0, 1, dropout=self.dropout)
         if self.size > self.population:
             raise ValueError(
-                f"expected at most as many clients a round as there are ({self.population}), got size={self.size}"
+                f"expected at most {self.population} clients per round (all there are), got size={self.size}"
             )
         if self.kind == "everyone" and self.size != self.population:
             raise ValueError(f"expected size = {self.population} with kind='everyone', got size={self.size}")

@@ -317,8 +317,8 @@ CASES = {
         (BAD, "0 < delta < 1", lambda: crowds.eps(TWO, delta=1.0)),
     ],
     local.local_bound: [
-        (OUTSIDE, "sees who was drawn", lambda: local.local_bound(once(TWO, Poisson(prob=0.5)), delta=1e-6)),
-        (OUTSIDE, "Gaussian does not say", lambda: local.local_bound(once(NOISE), delta=1e-6)),
+        (OUTSIDE, "sees who was sampled", lambda: local.local_bound(once(TWO, Poisson(prob=0.5)), delta=1e-6)),
+        (OUTSIDE, "Gaussian does not describe", lambda: local.local_bound(once(NOISE), delta=1e-6)),
     ],
     crowds.local: [
         (OUTSIDE, "binary randomized response", lambda: crowds.local(ternary_topk())),
@@ -374,7 +374,7 @@ CASES = {
     releases.release_of: [
         (OUTSIDE, "no release is registered for str", lambda: releases.release_of("an event")),
         (OUTSIDE, "Gaussian has no pure guarantee", lambda: releases.release_of(NOISE).pure_eps),
-        (OUTSIDE, "what one client's reports tell", lambda: releases.release_of(NOISE).local(delta=0.1)),
+        (OUTSIDE, "what one client's reports reveal", lambda: releases.release_of(NOISE).local(delta=0.1)),
         (OUTSIDE, "how records enter a sum", lambda: releases.release_of(NOISE).of_replaced_item()),
     ],
     releases.releases: [

@@ -279,7 +279,7 @@ def test_golden_an_outlier_among_careful_users():
     assert personalized.eps(event, delta=1e-8).eps == pytest.approx(GOLDEN["eight_among_0.05"], abs=5e-4)
 
 
-@pytest.mark.soak  # tests/test_quotes.py has the same figures from the command's side
+@pytest.mark.soak  # tests/guarantee/test_quotes.py has the same figures from the command's side
 def test_the_maximum_over_users_of_the_published_settings():
     for kind, one, every in (("clip_laplace", 0.0489, 4.3), ("laplace", 0.0656, 6.0)):
         assert personalized.eps(Personalized(kind=kind, eps_locals=GRID), delta=1e-8).eps <= one

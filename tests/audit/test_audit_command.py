@@ -48,7 +48,7 @@ def test_what_is_unbounded_says_so(command):
 def test_the_tables_for_people(command):
     status, out, _ = command("audit", "binary_sum", "--n", "100", "--dim", "1", "--trials", "100")
     assert status == 0
-    assert "no attack found more than what is certified" in out
+    assert "no attack found more than is certified" in out
     assert "at delta" in out
     assert "5e-06" in out.split("certified")[0], "no eps without its delta"
     status, out, _ = command(

@@ -231,7 +231,7 @@ def test_items_at_several_users_with_noise_of_their_own():
 def test_what_is_not_known_is_refused():
     with pytest.raises(NotApplicable, match="generic"):
         exact.exact_attacks(Shuffled(report=Report(kind="generic", eps_local=1.0), num_users=10))
-    with pytest.raises(NotApplicable, match="promises nothing"):
+    with pytest.raises(NotApplicable, match="without a guarantee"):
         exact.exact_attacks(NonPrivate(reason="no noise"))
     with pytest.raises(NotApplicable, match="overflow as a rule"):
         exact.exact_attacks(PaddedBernoulli(report=BITS, num_users=5000, pad_to=10, inclusion=0.9))
@@ -333,8 +333,8 @@ def test_a_training_is_attacked_in_every_round_that_a_user_is_in():
     [
         ([], "nothing was released"),
         (gaussian_rounds((1.0, 2.0), [Everyone()] * 2), "differ from each other"),
-        (gaussian_rounds((1.0,), [FixedSize(size=5, population=10)]), "who takes part"),
-        (gaussian_rounds((1.0, 1.0), [Everyone(), Poisson(prob=0.5)]), "who takes part"),
+        (gaussian_rounds((1.0,), [FixedSize(size=5, population=10)]), "this kind of participation"),
+        (gaussian_rounds((1.0, 1.0), [Everyone(), Poisson(prob=0.5)]), "this kind of participation"),
         ([Round(mechanism=Shuffled(report=BITS, num_users=10), participation=Poisson(prob=0.5))], "Gaussian sums"),
     ],
 )

@@ -72,7 +72,7 @@ def test_run_prints_accuracy_and_statement_and_writes_the_folder(tmp_path):
         "model.npz",
         "report.html",
     }
-    assert "by, or why not" in done.stdout, "the table of units"
+    assert "theorem or reason" in done.stdout, "the table of units"
     for unit in ("item", "user", "subject"):
         assert re.search(rf"\b{unit} .*\(\d.*, 1e-05\)-DP .*replace-one", done.stdout)
     assert "1500 uploads" in done.stdout
@@ -134,7 +134,7 @@ BAD = {
     "delta of one": (["--set", "privacy.delta=1.0"], "expected 0 < delta < 1, got delta=1.0"),
     "unknown protocol": (["--set", "protocol.name=dp_flm"], "unknown protocol 'dp_flm': did you mean 'dp_fl'?"),
     "unknown key": (["--set", "cohort.sizes=3"], "unknown key of [cohort] 'sizes': did you mean 'size'?"),
-    "too many clients": (["--set", "cohort.size=1000"], "expected at most as many clients a round as there are (300)"),
+    "too many clients": (["--set", "cohort.size=1000"], "expected at most 300 clients per round (all there are)"),
     "NaN in the data": (["--set", "task.name=tiny:POISONED"], "got 1 NaN or infinite values in inputs"),
     "no such task": (["--set", "task.name=tinny:TASK"], "expected a task 'module:name' that imports"),
     "more than all coordinates": ([*SHUFFLED, "protocol.name=ss_topk", "--set", "protocol.k=100"], "expected k <= 12"),
@@ -148,7 +148,7 @@ BAD = {
     ),
     "one shuffler": (
         [*MIXED, "--set", "protocol.shufflers=1"],
-        "expected shufflers >= 2: one shuffler would hold all shares",
+        "expected shufflers >= 2 (one shuffler would hold all shares)",
     ),
     "a budget of nothing": (
         [*SHUFFLED, "protocol.name=apes", "--set", "protocol.budgets=[0.0, 1.0]", *EVERYONE],
@@ -159,7 +159,10 @@ BAD = {
         "expected clip_value to be a finite number",
     ),
     "fewer clients than the minimum": ([*MIXED, "--set", "cohort.min_size=60"], "expected 0 <= min_size <= 50"),
-    "no crowd": ([*MIXED, "--set", "cohort.min_size=1"], "expected cohort.min_size >= 2 where reports hide in a crowd"),
+    "no crowd": (
+        [*MIXED, "--set", "cohort.min_size=1"],
+        "expected cohort.min_size >= 2 for a protocol that shuffles reports",
+    ),
     "a schedule that ends early": (
         ["--set", "protocol.schedule=[1.0, 2.0]"],
         "expected a schedule of at least 30 rounds, got 2 factors",

@@ -81,7 +81,7 @@ def test_of_a_table_of_labels_column_0_is_the_class(tmp_path):
         ({"side": 27}, "expected uint8 images of 28 x 28"),
         ({"labels": np.arange(3, dtype=np.uint8)}, "expected one label for each record"),
         ({"labels": np.array([0, 1, 2, 10], np.uint8)}, "expected labels of inputs in"),
-        ({"labels": np.zeros((4, 2, 2), np.int32)}, "expected one label or one row of labels a record"),
+        ({"labels": np.zeros((4, 2, 2), np.int32)}, "expected one label or one row of labels per record"),
     ],
 )
 def test_files_that_do_not_fit_are_refused(tmp_path, changed, sentence):

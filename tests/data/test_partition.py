@@ -82,7 +82,7 @@ def test_more_users_than_records_are_refused(users):
         if users == 10:
             assert call().num_clients == 10
         else:
-            with pytest.raises(ValueError, match=r"expected at most one user a record \(10 records\), got users=11"):
+            with pytest.raises(ValueError, match=r"expected at most one user per record \(10 records\), got users=11"):
                 call()
 
 
@@ -230,7 +230,7 @@ def test_silos_and_the_records_they_get_are_drawn_uniformly():
 def test_silos_say_what_does_not_fit():
     assert partition.silos(SUBJECTS[:4], num_silos=4, spread=4, seed=0).num_clients == 4
     for given_, sentence in (
-        ({"num_silos": 5, "spread": 1}, r"expected at most one silo a record \(4 records\), got silos=5"),
+        ({"num_silos": 5, "spread": 1}, r"expected at most one silo per record \(4 records\), got silos=5"),
         ({"num_silos": 4, "spread": 5}, "expected 1 <= spread <= 4, got spread=5"),
         ({"num_silos": 4, "spread": 0}, "expected 1 <= spread <= 4, got spread=0"),
         ({"num_silos": 0, "spread": 1}, "expected silos >= 1, got silos=0"),

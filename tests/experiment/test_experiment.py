@@ -108,7 +108,7 @@ def test_a_folder_is_never_overwritten(tmp_path):
     ready = plan()
     experiment.run(ready, out=tmp_path / "run")
     before = {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()}
-    with pytest.raises(ValueError, match="which holds one"):
+    with pytest.raises(ValueError, match="which already holds a run"):
         experiment.run(ready, out=tmp_path / "run")
     assert before == {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()}
 
@@ -202,7 +202,7 @@ def test_fits_and_certify_agree_on_the_budget():
         (("protocol.clip_nrom", 1.0), "unknown key of protocol 'dp_fl' 'clip_nrom': did you mean 'clip_norm'"),
         (("privacy.epsilon", 1.0), r"unknown key of \[privacy\] 'epsilon': did you mean 'eps'"),
         (("cohrot.size", 1), "unknown config key 'cohrot': did you mean 'cohort'"),
-        (("cohort.size", 301), r"expected at most as many clients a round as there are \(300\), got size=301"),
+        (("cohort.size", 301), r"expected at most 300 clients per round \(all there are\), got size=301"),
         (("noise", "maybe"), "noise must be one of os, seeded, got 'maybe'"),
         (("privacy.unit", "family"), "privacy.unit must be one of item, user, subject, got 'family'"),
         (("cohort.size", "many"), "cohort.size must be a whole number or a list, got 'many'"),
@@ -211,7 +211,7 @@ def test_fits_and_certify_agree_on_the_budget():
         (("task.model", "transformer"), "unknown model 'transformer'"),
         (("task.partition", "iid"), "expected the number of users"),
         (("protocol", {"name": "fedavg"}), "expected no privacy.eps with 'fedavg'"),
-        (("protocol", MEDIAN), "expected no privacy.eps with 'dp_fl', which promises nothing, got 3.0"),
+        (("protocol", MEDIAN), "expected no privacy.eps with 'dp_fl', which gives no guarantee, got 3.0"),
         (("protocol.schedule", [1.0] * 11), "expected a schedule of at least 12 rounds, got 11 factors"),
         (("cohort.size", [50] * 11), "expected a size for each of the 12 rounds, got 11 sizes"),
         (("cohort.size", []), "expected a list of sizes without size_end"),
@@ -288,7 +288,7 @@ def test_colluders_cost_noise_and_dropout_needs_a_minimum():
 
 def test_dropout_from_a_secret_sample_is_refused():
     secret = [("cohort.kind", "fixed"), ("cohort.size", 50), ("cohort.dropout", 0.1), ("cohort.min_size", 50)]
-    with pytest.raises(ValueError, match="expected no dropout under 'ss_simple' where the sample is secret"):
+    with pytest.raises(ValueError, match="expected no dropout under 'ss_simple' with a secret sample"):
         plan(*SHUFFLE, *secret)
 
 
@@ -311,7 +311,7 @@ def test_personal_budgets_are_stated_user_by_user(tmp_path):
     assert len(result.statement.per_user) == 300
     assert result.statement.per_user[0] < result.statement.per_user[-1] <= result.statement.eps
     pages.write(tmp_path / "run")
-    assert "own eps" in (tmp_path / "run" / "report.html").read_text()
+    assert "Eps per user" in (tmp_path / "run" / "report.html").read_text()
 
 
 def prepared(data, *overrides, task=TASK):
@@ -540,7 +540,7 @@ def test_the_table_of_units_says_what_each_is_promised(neighbors):
     assert rows[Unit.USER].neighbors is neighbors
     assert rows[Unit.ITEM].neighbors is rows[Unit.SUBJECT].neighbors is Neighbors.REPLACE_ONE
     assert any(
-        text.startswith("no subject has records at more than 2 users, nor more than 5 in all")
+        text.startswith("no subject has records at more than 2 users, or more than 5 records in total")
         for text in rows[Unit.SUBJECT].assumptions
     )
     assert "hyper-parameters were chosen without the private data" in rows[Unit.ITEM].assumptions
@@ -570,7 +570,7 @@ def test_units_without_a_promise_say_why():
     rows = prepared({**SILOS, "protocol": median, "privacy": {}}, task=TASK_WITH_SUBJECTS).table([0, 1])
     for unit in Unit:
         assert rows[unit].unbounded
-        assert "un-noised median" in str(rows[unit].proof)
+        assert "exact median" in str(rows[unit].proof)
     central = {"name": "central_sub", "clip_norm": 0.5, "items_per_subject": 2, "batch": 30.0, "noise_multiplier": 5.0}
     by_record = {**SILOS, "protocol": central, "privacy": {"neighbors": "add-remove"}}
     rows = prepared(by_record, task=TASK_WITH_SUBJECTS).table([0, 1])
@@ -584,4 +584,4 @@ def test_units_without_a_promise_say_why():
 def test_a_user_is_taken_for_a_subject_where_nobody_knows_better():
     rows = plan(("protocol.noise_multiplier", 8.0), ("cohort.kind", "poisson")).table([0, 1])
     assert rows[Unit.SUBJECT].eps == rows[Unit.USER].eps
-    assert any("who a record is about is unknown" in said for said in rows[Unit.SUBJECT].assumptions)
+    assert any("the data do not say whom a record is about" in said for said in rows[Unit.SUBJECT].assumptions)

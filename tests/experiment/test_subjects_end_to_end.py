@@ -134,14 +134,14 @@ def test_items_alone_are_the_item_level_and_subjects_get_what_their_items_add_up
     result = experiment.run(plan(("protocol", item), ("privacy.unit", "item")))
     assert result.statement.unit is Unit.ITEM
     assert result.units[Unit.SUBJECT].eps > 3 * result.statement.eps
-    assert "nor more than 5 in all" in " ".join(result.units[Unit.SUBJECT].assumptions)
+    assert "or more than 5 records in total" in " ".join(result.units[Unit.SUBJECT].assumptions)
 
 
 def test_unknown_subjects_are_users():
     ready = plan(("task", {"name": "tiny", "partition": "iid", "users": 30}), task=TASK)
     result = experiment.run(ready)
     assert result.units[Unit.USER].eps == result.units[Unit.SUBJECT].eps <= 6.0
-    assert "a user is taken for one subject" in " ".join(result.units[Unit.USER].assumptions)
+    assert "each user is one subject" in " ".join(result.units[Unit.USER].assumptions)
 
 
 def test_users_drawn_first_cost_more():
@@ -166,10 +166,10 @@ def test_the_published_z_runs_marked_and_certifies_nothing(name):
     settings = {"name": name, "clip_norm": 0.4, "items_per_subject": 5, "sampling_rate": 0.1, "adaptive_z": True}
     ready = plan(("protocol", settings))
     scales = [ready.sampler.noise_scales(i, np.arange(6)) for i in range(4)]
-    assert len({float(value) for scale in scales for value in scale.ravel()}) > 1, "the noise follows the data"
+    assert len({float(value) for scale in scales for value in scale.ravel()}) > 1, "the noise depends on the data"
     result = experiment.run(ready)
     assert result.statement.unbounded
-    assert "tells it" in str(result.statement.proof)
+    assert "reveals it" in str(result.statement.proof)
     assert all(statement.unbounded for statement in result.units.values())
     assert result.quote.claimed.verdict is Verdict.CLAIMED_REFUTED
     assert result.quote.claimed.eps == 6.0, "what the recipe was asked for"
@@ -254,17 +254,17 @@ def test_every_row_says_all_that_its_number_rests_on():
         said = " ".join(rows[unit].assumptions)
         assert "each user joins a round independently with probability 0.5" in said
         assert "hyper-parameters were chosen without the private data" in said
-    assert "no record is at more than 1 user" in " ".join(rows[Unit.ITEM].assumptions)
+    assert "no record is held by more than 1 user" in " ".join(rows[Unit.ITEM].assumptions)
     capped = plan().table([0])
-    assert "replaced by another of the same subject" in " ".join(capped[Unit.ITEM].assumptions)
+    assert "replaced by another record of the same subject" in " ".join(capped[Unit.ITEM].assumptions)
     unknown = plan(("task", {"name": "tiny", "partition": "iid", "users": 30}), task=TASK)
-    assert "a user is taken for one subject" in " ".join(unknown.certify([0]).assumptions)
+    assert "each user is one subject" in " ".join(unknown.certify([0]).assumptions)
 
 
 def test_what_is_read_off_the_data_is_not_in_the_privacy_file(tmp_path):
     result = experiment.run(plan(), out=tmp_path / "run")
     assert "group_in_batch" not in (tmp_path / "run" / "privacy.json").read_text()
-    assert "covered by no statement" in " ".join(result.quote.claimed.assumptions)
+    assert "no statement covers" in " ".join(result.quote.claimed.assumptions)
 
 
 def test_the_span_of_a_subject_in_silos_is_the_public_number_and_not_the_datas():

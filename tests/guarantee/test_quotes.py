@@ -77,7 +77,7 @@ def test_secret_sampling_helps_and_rounds_cost():
     ).certified
     assert one.eps < ten.eps
     assert sampled.eps < ten.eps
-    assert any("drawn uniformly" in text for text in sampled.assumptions)
+    assert any("uniform sample" in text for text in sampled.assumptions)
     wrong = quotes.quote(
         "ss_simple", plan(eps_local=0.2, dim=10, participation=FixedSize(size=500, population=50_000))
     ).certified
@@ -95,11 +95,11 @@ def test_reports_that_overflow_are_charged_or_refused():
     def statement(pad_to):
         return certify([Round(mechanism=event(pad_to), participation=Everyone())], scope, delta=1e-6)
 
-    with pytest.raises(NotApplicable, match="full coordinate"):
+    with pytest.raises(NotApplicable, match="overflowing coordinates"):
         statement(110)
     tight = statement(160)
     assert "of delta" in str(tight.proof)
-    assert "is spent on reports that meet a full coordinate" in str(tight.proof)
+    assert "is spent on overflowing coordinates" in str(tight.proof)
     assert tight.delta == 1e-6
 
 

@@ -155,23 +155,23 @@ def test_a_report_says_everything_and_loads_nothing(runs, name):
     assert "@misc{" in page.text or "@inproceedings{" in page.text
     assert all(link.startswith("https://arxiv.org/abs/") for link in page.links)
     opening = "This was a simulation" if summary["noise"] == "seeded" else "This training protects"
-    assert page.text.index("Nothing is promised" if statement.unbounded else opening) < 400
+    assert page.text.index("No guarantee" if statement.unbounded else opening) < 400
 
 
 def test_the_order_is_the_reviewers(runs):
     page = read(runs("apes")[0] / "report.html").text
     parts = (
-        "This was a simulation whose noise follows from a seed",
+        "This was a simulation with noise from a known seed",
         "What eps means",
         "test accuracy",
-        "Whose privacy",
-        "Why: the proof",
-        "What must be true",
+        "Who is protected",
+        "The proof",
+        "Assumptions",
         "What is not covered",
         "Accuracy and budget",
-        "Each user's own eps",
+        "Eps per user",
         "What the shuffler learns",
-        "Attacked",
+        "Audit",
         "Config",
         "References",
     )
@@ -181,8 +181,8 @@ def test_the_order_is_the_reviewers(runs):
 
 def test_nothing_is_promised_where_nothing_is(runs):
     page = read(runs("fedavg")[0] / "report.html").text
-    assert "Nothing is promised" in page
-    assert "The reason: no noise is added, so nothing is promised" in page
+    assert "No guarantee" in page
+    assert "Reason: no noise is added" in page
     assert "What eps means" not in page
 
 
@@ -205,12 +205,12 @@ def test_an_audit_is_written_beside_the_run_and_changes_nothing_else(runs):
     assert found["certified"]["eps"] < json.loads(before["privacy.json"])["certified"]["eps"], "one round of three"
     page = read(pages.write(folder)).text
     assert f"eps is at least {at_least(found['eps_lower'])}" in page
-    assert "The attack finds no more than is stated." in page
+    assert "The attack finds no more than the statement allows." in page
     assert "dovetail run --audit" not in page
     (folder / "audit.json").write_text(json.dumps({**found, "consistent": False}))
     assert "the proof or the code is wrong" in read(pages.write(folder)).text
     (folder / "audit.json").write_text(json.dumps({"reason": "no attack is known"}))
-    assert "No attack: no attack is known." in read(pages.write(folder)).text
+    assert "Not audited: no attack is known." in read(pages.write(folder)).text
     (folder / "audit.json").unlink()
     pages.write(folder)
 
@@ -231,7 +231,14 @@ def test_text_from_files_is_text(runs, tmp_path):
     (tmp_path / "privacy.json").write_text(json.dumps(evil))
     (tmp_path / "audit.json").write_text(json.dumps({"reason": samples.EVIL}))
     page = read(pages.write(tmp_path)).text
-    for text in ("training on {}", "No attack: {}.", "against the {};", "by {}", "protocol {}", "name = '{}'"):
+    for text in (
+        "training run on {}",
+        "Not audited: {}.",
+        "against the {};",
+        "by {}",
+        "protocol {}",
+        "name = '{}'",
+    ):
         assert text.format(samples.EVIL) in page
 
 
@@ -248,11 +255,11 @@ def stated(eps=1.0, delta=1e-6, scope=SCOPE, **more):
 def test_the_statement_in_words():
     scope = dataclasses.replace(SCOPE, assumptions=("a", "b"))
     assert _words.sentences(stated(scope=scope)) == [
-        "This training protects one user, with all the data that this user holds.",
-        "Whether or not that user's data is replaced by any other, the analyzer sees almost the same over 60 rounds: "
-        "what it sees is differentially private with eps = 1 and delta = 1e-6.",
-        "Shufflers are trusted as far as the assumptions say: how many of them may work with the analyzer.",
-        "This is proved by: Balle, Wang (ICML 2018), Thm. 8. It holds if the 2 assumptions below hold.",
+        "This training protects one user, including all of that user's data.",
+        "If that user's data is replaced by any other, what the analyzer sees over 60 rounds hardly changes: "
+        "it is differentially private with eps = 1 and delta = 1e-6.",
+        "Shufflers are trusted as the assumptions state: only so many may collude with the analyzer.",
+        "Proof: Balle, Wang (ICML 2018), Thm. 8. It holds under the 2 assumptions below.",
     ]
 
 
@@ -314,8 +321,8 @@ def test_what_is_not_covered_depends_on_the_statement():
         known = {"local": unbounded(local, reason="all is seen"), "shuffler": None, "diagnostics": False, **more}
         return " ".join(_words.not_covered(statement, others, **known))
 
-    assert "then nothing is left (all is seen)" in said(stated())
-    assert "then only (8, 1e-6)-DP is left" in said(stated(), local=stated(8.0))
+    assert "then no guarantee remains (all is seen)" in said(stated())
+    assert "then only the local guarantee of (8, 1e-6)-DP remains" in said(stated(), local=stated(8.0))
     assert "One subject instead of one user: subjects are unknown." in said(stated())
     assert "One item" not in said(stated()), "what is promised to an item stands in the table of units"
     assert "diagnostics" not in said(stated())
@@ -337,7 +344,7 @@ def test_a_comparison_ranks_by_accuracy_and_says_what_is_equal(tmp_path):
         page.text.index(f" {name} ", page.text.index("Ranking")) for name in ("dp_fl", "split_and_mix", "ss_topk")
     ]
     assert places == sorted(places)
-    assert "noise calibrated to eps at most 1 at delta 5e-6 for replacing one user" in page.text
+    assert "calibrated to eps at most 1 at delta 5e-6 for replacing one user" in page.text
     assert "two shufflers that do not collude" in page.text
     assert "21 MB" in page.text
     assert f"nothing is certified {samples.EVIL}" in page.text
@@ -359,14 +366,14 @@ def test_a_paper_shows_verdicts_and_what_was_not_run(tmp_path):
         "refuted",
         "eps ≥ 0.837",
         "not run here: needs an accelerator",
-        "The 20 rows",
+        "Show all 20 rows",
         "needs binary reports",
         "@inproceedings{FLAME",
         f"SS-Topk {samples.EVIL}",
         f"Another one {samples.EVIL}.",
     ):
         assert text in page.text
-    assert page.text.count("claims refuted 6") == 1
+    assert page.text.count("claims that are refuted 6") == 1
     assert page.links == [], "there is no index yet"
 
 
@@ -381,7 +388,7 @@ def test_a_paper_that_was_stopped_has_no_page(tmp_path):
     samples.index(tmp_path)
     (tmp_path / "apes" / "paper.json").write_text("{}")
     assert read(pages.index(tmp_path)).links == ["flame/report.html"]
-    with pytest.raises(ValueError, match="expected a paper of which something was reproduced"):
+    with pytest.raises(ValueError, match="expected a folder with a reproduced paper"):
         pages.reproduction(tmp_path / "apes")
 
 

@@ -81,7 +81,7 @@ def test_attacks_pass_the_claims_for_double_and_topk_as_printed(headline: dict[s
         assert row.audited.eps > row.claimed.eps, row.label
     simple = headline["SS-Simple as printed"]  # its proof is refuted, its number is not passed, and the note says so
     assert simple.claimed is not None and simple.audited is not None and simple.audited.eps < simple.claimed.eps
-    assert "no attack here passes the number" in simple.note
+    assert "no attack here exceeds the claim" in simple.note
 
 
 def test_repaired_simple_and_double_are_certified_below_the_claims(headline: dict[str, Row]) -> None:

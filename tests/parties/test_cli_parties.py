@@ -49,12 +49,15 @@ def test_keys_and_a_task_are_made_signed_calibrated_and_shown(tmp_path, command,
         (["keys", "{tmp}/x", "--use", "lock"], "expected use to be one of seal, sign"),
         (["task", "show", "{tmp}/none.json"], "expected a signed task in"),
         (["task", "show", "{tmp}/owner"], "expected a signed task in"),
-        (["analyzer", "{tmp}/a", "--task", "t", "--signer", "00", "--keys", "k"], "expected --certificate with"),
+        (["analyzer", "{tmp}/a", "--task", "t", "--signer", "00", "--keys", "k"], "expected either --certificate with"),
         (
             ["analyzer", "{tmp}/a", "--task", "t", "--signer", "zz", "--keys", "k", "--plain", "--config", "digits"],
             "expected a signed task in 't', got no file",
         ),
-        (["client", "run", "{tmp}", "--shuffler", "u", "--config", "digits", "--users", "a"], "expected users such as"),
+        (
+            ["client", "run", "{tmp}", "--shuffler", "u", "--config", "digits", "--users", "a"],
+            "expected user numbers such as",
+        ),
         (["fleet", "demo", "--protocol", "fedavg"], "protocol of the demonstration"),
     ],
 )

@@ -295,7 +295,7 @@ def test_a_user_whose_epoch_is_not_over_trains_once_and_sends_again_what_it_has(
     runner.ends_after = 2
     assert take_part(client, [runner], lambda model: trained.append(model) or update, patience=5.0) == 2
     assert runner.got[0] == (1, first.uploads[0].report)
-    assert len(trained) == 2  # once a round, however often it was told to wait
+    assert len(trained) == 2  # once per round, however often it was told to wait
 
 
 def test_a_user_whose_key_has_expired_spends_nothing(tmp_path):

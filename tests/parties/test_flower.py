@@ -627,7 +627,7 @@ def test_a_relay_gives_every_shuffler_its_upload_under_the_nodes_own_key(shuffle
     assert keys[0] == keys[1] == keys[2] == keys[6] and {keys[0], keys[3]} == enrolled
     with pytest.raises(ValueError, match="expected at most 2 nodes"):
         Relay(folder, shufflers=urls, ca=None).take(7, envelope)
-    with pytest.raises(ValueError, match="expected 2 uploads, one a shuffler, got 3"):
+    with pytest.raises(ValueError, match="expected 2 uploads, one per shuffler, got 3"):
         Relay(folder, shufflers=urls[:2], ca=None).take(5, envelope)
 
 

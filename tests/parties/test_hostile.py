@@ -152,7 +152,7 @@ SENTENCES = [
     ("shuffler", "upload_with_an_extended_ciphertext", 400, "expected messages of 49 bytes with their slots, got"),
     ("shuffler", "upload_out_of_range", 409, "expected slots from 0 to 5, got others"),
     ("analyzer", "part_out_of_range", 400, "expected slots from 0 to 5, got"),
-    ("shuffler", "upload_of_one_slot_twice", 409, "expected one message a slot, got more"),
+    ("shuffler", "upload_of_one_slot_twice", 409, "expected one message per slot, got more"),
     ("shuffler", "upload_of_too_few", 409, "expected 6 messages, got"),
     ("shuffler", "oversize_body", 413, "expected a smaller body, got one that is too large"),
     ("analyzer", "oversize_body_in_chunks", 413, "expected a smaller body, got one that is too large"),
@@ -241,7 +241,7 @@ def test_a_second_report_of_a_client_is_refused_and_the_first_one_stays(tmp_path
         assert send_one(shuffler, Attack("", (valid.signed(shuffler.key).raw(),))).text == "accepted"
         again = valid.replace(body=bytes(16) + valid.body[16:])
         answer = send_one(shuffler, Attack("", (again.signed(shuffler.key).raw(),)))
-        assert (answer.status, answer.text) == (409, "expected one upload a client in a round, got another one")
+        assert (answer.status, answer.text) == (409, "expected one upload per client and round, got another one")
         assert send_one(shuffler, Attack("", (valid.signed(shuffler.key).raw(),))).text == "known"
         assert up.shuffler_counts == {"accepted": 1, "known": 1, "refused 409": 1}
 

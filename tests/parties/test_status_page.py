@@ -10,7 +10,7 @@ from dovetail.statements import Bound, Neighbors, Scope, Theorem, Trust, Unit, V
 EVIL = "<script>alert('x')</script>"
 SCOPE = Scope(trust=Trust.SHUFFLE, adversary="analyzer", neighbors=Neighbors.REPLACE_ONE, unit=Unit.USER)
 STATEMENT = SCOPE.state(
-    Bound(eps=1.0, delta=1e-5, theorem=Theorem(key="none", where=f"by hand {EVIL}")), Verdict.CERTIFIED
+    Bound(eps=1.0, delta=1e-5, proof=Theorem(key="none", where=f"by hand {EVIL}").proof), Verdict.CERTIFIED
 )
 HISTORY = [
     {"round": 1, "outcome": "released", "uploads": 40, "accuracy": 0.5},
@@ -40,7 +40,7 @@ def test_the_page_says_where_the_training_stands():
     text = text_of(page)
     assert "privunit, task 0123456789abcdef…" in text
     assert "Round 2 of 5; round 2 was void" in text
-    assert "Spent: eps 1.001 at delta 1e-05; of a budget of eps 4." in text, "rounded up"
+    assert "Spent: eps 1.001 at delta 1e-05; the budget is eps 4." in text, "rounded up"
     assert '<div style="width: 25.0%"></div>' in page
     assert 'points="560.0,80.0"' in page
     assert "50.0% after round 1." in text
@@ -50,9 +50,9 @@ def test_the_page_says_where_the_training_stands():
 def test_the_page_before_anything_happened():
     page = status_page({**FACTS, "history": [], "spent": {"eps": None}, "budget": {"eps": None, "delta": 1e-5}})
     text = text_of(page)
-    assert "none has ended yet." in text
+    assert "no round has ended yet." in text
     assert "Spent: no guarantee at delta 1e-05; no budget was set." in text
-    assert "No model was released yet." in text
+    assert "No model has been released yet." in text
     assert 'class="bar"' not in page
     assert "<svg" not in page
 

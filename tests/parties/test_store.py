@@ -78,11 +78,11 @@ def test_the_same_report_again_is_known_also_after_closing(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (upload(0), "expected one upload a client in a round"),
+        (upload(0), "expected one upload per client and round"),
         ({**upload(7), "messages": upload(7)["messages"][:2]}, "expected 3 messages, got 2"),
         ({**upload(7), "messages": [(3, bytes(8)), *upload(7)["messages"][:2]]}, "expected slots from 0 to 2"),
         ({**upload(7), "messages": [(-1, bytes(8)), *upload(7)["messages"][:2]]}, "expected slots from 0 to 2"),
-        ({**upload(7), "messages": [(0, bytes(8))] * 3}, "expected one message a slot"),
+        ({**upload(7), "messages": [(0, bytes(8))] * 3}, "expected one message per slot"),
         ({**upload(7), "messages": [(0, bytes(9)), *upload(7)["messages"][1:]]}, "expected messages of 8 bytes"),
         ({**upload(7), "report": b"short"}, "a random report id of 16"),
         ({**upload(7), "client": bytes(65)}, "expected a client id of up to 64 bytes"),

@@ -99,7 +99,7 @@ def resigned(body):
         (lambda good: resigned(good.body + b" "), "expected a task in canonical JSON"),
         (lambda good: resigned(good.body.replace(b'"rounds":5', b'"rounds":0')), "expected rounds >= 1"),
         (lambda good: resigned(good.body.replace(b'"rounds":5', b'"rounds":5,"more":1')), "expected a task, got"),
-        (lambda good: resigned(b"{}"), "expected a task, got something else"),
+        (lambda good: resigned(b"{}"), "expected a task, got invalid content"),
         (lambda good: resigned(b"x" * 2_000_000), "expected a task of at most"),
     ],
 )
@@ -169,7 +169,7 @@ def test_a_policy_admits_what_it_agrees_to():
         ({"eps_round": 0.01}, {}, "expected at most eps 0.01 for a round"),
         ({"eps_task": 0.5}, {}, "expected at most eps 0.5 for all 5 rounds"),
         ({}, {"eps": 0.5}, "expected at most eps 0.5 for all 5 rounds"),
-        ({"eps_local": 3.0}, {}, "expected at most eps 3.0 for all 5 rounds if nobody is trusted"),  # 2 a round
+        ({"eps_local": 3.0}, {}, "expected at most eps 3.0 for all 5 rounds if nobody is trusted"),  # 2 per round
         ({"eps_local": 1.0}, {}, "expected at most eps 1.0 for all 5 rounds if nobody is trusted"),
         ({"analyzer": bytes(16)}, {}, "expected the analyzer 0000000000000000"),
         ({"signer": bytes(16)}, {}, "expected a task signed by 0000000000000000"),
@@ -235,14 +235,14 @@ def test_slots_are_dealt_so_that_no_shuffler_holds_all_shares():
     for index, slots in enumerate(deal.slots):
         assert np.array_equal(deal.holder[slots], np.full(len(slots), index))
         assert np.array_equal(deal.place[slots], np.arange(len(slots)))
-    with pytest.raises(ValueError, match="expected 2 shufflers, or so many times more, got 3"):
+    with pytest.raises(ValueError, match="expected 2 shufflers or a multiple of that, got 3"):
         task_of(**{**SHARED, "shufflers": keys[:3]})
-    with pytest.raises(ValueError, match="expected at most one shuffler a slot, got 2 for 1 slots"):
+    with pytest.raises(ValueError, match="expected at most one shuffler per slot, got 2 for 1 slots"):
         task_of(shufflers=keys[:2])
 
 
 def test_a_protocol_without_messages_is_no_task():
-    with pytest.raises(ValueError, match="has a trusted curator, and no shuffler to deploy"):
+    with pytest.raises(ValueError, match="has a trusted curator and no shuffler to deploy"):
         task_of(protocol="fedavg", settings={})
 
 
@@ -286,7 +286,7 @@ def test_a_surplus_that_would_be_kept_is_refused():
 
 
 def test_shufflers_have_keys_of_their_own():
-    with pytest.raises(ValueError, match="expected every shuffler with a key of its own, got one twice"):
+    with pytest.raises(ValueError, match="expected a different key for every shuffler, got one key twice"):
         task_of(**{**SHARED, "shufflers": (SHUFFLER.public, SHUFFLER.public)})
 
 

@@ -79,7 +79,7 @@ def test_a_file_holds_one_budget_a_line(tmp_path):
     with pytest.raises(ValueError, match="expected one budget for each of 4 users, got 3"):
         resolve(str(file), 4)
     file.write_text("0.5\nhalf\n")
-    with pytest.raises(ValueError, match=r"expected one number a line in .*budgets\.txt', got 'half'"):
+    with pytest.raises(ValueError, match=r"expected one number per line in .*budgets\.txt', got 'half'"):
         resolve(str(file), 2)
 
 
@@ -98,10 +98,10 @@ def test_a_budget_that_is_no_budget_is_refused(tmp_path, bad):
     [
         ("unifrom2", ValueError, "unknown budgets 'unifrom2': did you mean 'uniform2'?"),
         ("lognormal", ValueError, "unknown budgets 'lognormal': expected one of: gauss1"),
-        ("no/such/file", FileNotFoundError, "a file with one number a line, got 'no/such/file', which is no file"),
-        ("budgets.txt", FileNotFoundError, "a file with one number a line, got 'budgets.txt', which is no file"),
-        (0.5, ValueError, "expected budgets as a distribution's name, .low, high. or a file"),
-        ([], ValueError, "expected budgets as a distribution's name"),
+        ("no/such/file", FileNotFoundError, "a file with one number per line, got 'no/such/file', which is not a file"),
+        ("budgets.txt", FileNotFoundError, "a file with one number per line, got 'budgets.txt', which is not a file"),
+        (0.5, ValueError, "expected budgets as the name of a distribution, .low, high. or a file"),
+        ([], ValueError, "expected budgets as the name of a distribution"),
         (["a", "b"], ValueError, "expected eps_local to be a finite number, got eps_local='a'"),
         ([0.1, 0.2, 0.3], ValueError, "expected one budget for each of 7 users, got 3"),
     ],

@@ -498,12 +498,16 @@ def test_shuffled_is_made_only_by_shufflers():
         ("ldp_fl", {"randomizer": "cauchy", "clip_norm": 1.0}, "expected randomizer to be one of"),
         ("ldp_fl", {"clip_norm": 1.0, "eps_local": 1.0}, "expected no eps_local with randomizer='gaussian'"),
         ("ldp_fl", {"randomizer": "laplace", "clip_value": 0.0}, "expected clip_value > 0"),
-        ("ss_simple", {"clip_value": 1.0, "randomizer": "rr"}, "expected levels with randomizer='rr'"),
-        ("ss_simple", {**RR2, "levels": 4}, "expected levels with randomizer='rr' and only then"),
+        ("ss_simple", {"clip_value": 1.0, "randomizer": "rr"}, "expected levels if and only if randomizer='rr'"),
+        ("ss_simple", {**RR2, "levels": 4}, "expected levels if and only if randomizer='rr'"),
         ("ss_simple", {**RR2, "linkage": "both"}, "expected linkage to be one of"),
         ("ss_simple", {"clip_value": 1.0, "eps_local": 0.0}, "expected eps_local > 0"),
         ("ss_double", {**RR2, "beta": 1.5}, "expected beta <= 1"),
-        ("ss_double", {**RR2, "beta": 0.1, "linkage": "vector"}, "where whole messages travel"),
+        (
+            "ss_double",
+            {**RR2, "beta": 0.1, "linkage": "vector"},
+            "expected inclusion = 'fixed-k' with linkage = 'vector'",
+        ),
         ("ss_double", {**RR2, "beta": 0.1, "overflow": "keep"}, "expected overflow = 'drop'"),
         ("ss_double", {**RR2, "beta": 0.1, "pad_to": 1}, "expected pad_to >= 2"),
         ("ss_double", {**RR2, "beta": 0.5, "pad_to": 50}, "expected pad_to above the 75 reports"),
@@ -527,7 +531,7 @@ def test_bad_parameters_are_refused(name, parameters, sentence):
 @pytest.mark.parametrize("participation", [Poisson(prob=0.1), FixedSize(size=10, population=100)])
 def test_withholding_a_round_on_a_secret_sample_would_leak_and_is_refused(participation):
     cohort = protocols.Cohort(participation=participation, size=10, min_size=5)
-    with pytest.raises(ValueError, match="expected min_size = 0 where the sample is secret"):
+    with pytest.raises(ValueError, match="expected min_size = 0 with a secret sample"):
         protocols.build("dp_fl", {"clip_norm": 1.0, "noise_multiplier": 2.0}).view(
             cohort, DIM, neighbors=Neighbors.REPLACE_ONE
         )

@@ -154,7 +154,7 @@ def test_the_median_promises_nothing_and_only_it_is_measured():
     protocol = dp_fl(clip="median")
     view = protocol.view(COHORT, DIM, neighbors=Neighbors.ADD_REMOVE)
     assert isinstance(view.round.mechanism, NonPrivate)
-    assert "un-noised median" in view.round.mechanism.reason
+    assert "exact median" in view.round.mechanism.reason
     event, extra = protocol.published_event(COHORT, DIM)
     assert isinstance(event, Gaussian)
     assert extra == {"clip": "median"}
@@ -299,9 +299,9 @@ def test_colluders_see_whether_they_were_drawn(size, population, colluders, nois
     unaware = dataclasses.replace(view.round, participation=sample)
     if old_fails:
         assert certify([unaware], view.scope, delta=delta).eps < truth
-    told = [line for line in view.scope.assumptions if "see whether they were drawn" in line]
+    told = [line for line in view.scope.assumptions if "see whether they were sampled" in line]
     assert len(told) == 1
-    assert f"one of the {population - colluders} others" in told[0]
+    assert f"drawn from the other {population - colluders} users" in told[0]
 
 
 def test_a_sample_that_may_hold_all_others_hides_nobody():

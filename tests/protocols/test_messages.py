@@ -77,7 +77,7 @@ DEPLOYED = [
     Case("real_sum", {"eps_local": 1.0, "method": "unary"}, dim=1),
     Case("real_sum", {"noise_multiplier": 1.0, "method": "split", "mix": {"shares": 3}}, dim=1),
 ]
-CURATOR = "has a trusted curator, and no shuffler to deploy"
+CURATOR = "has a trusted curator and no shuffler to deploy"
 REFUSED = [
     (Case("fedavg", {}), CURATOR),
     (Case("dp_fl", CENTRAL), CURATOR),
@@ -246,7 +246,7 @@ def same(left: Any, right: Any) -> None:
 
 @only(lambda case: tallies_its_own_way(case) and case.name != "privunit")  # there a message is a client's row already
 def test_the_tally_is_that_of_the_same_reports_in_columns(case: Case) -> None:
-    """One report a row, or one client a row as in the simulation: the same sums."""
+    """One report per row, or one client per row as in the simulation: the same sums."""
     sampler = seeded(6)
     each = [case.messages.randomize(x, sampler=sampler) for x in case.updates]
     slot, body = (np.stack(column) for column in zip(*each, strict=True))
@@ -287,7 +287,7 @@ def test_other_shapes_are_refused(case: Case) -> None:
 
 def test_dummies_exist_where_slots_are_padded(case: Case) -> None:
     if case.protocol.layout(case.dim).padding is None:
-        with pytest.raises(ValueError, match="expected messages of a protocol that pads"):
+        with pytest.raises(ValueError, match="expected a protocol that pads its slots"):
             case.messages.dummies(3, sampler=seeded())
     else:
         assert case.messages.dummies(3, sampler=seeded()).shape == (3, case.messages.size)

@@ -345,7 +345,7 @@ def test_missing_users_hide_nobody_and_count_like_colluders():
     assert mechanism_of(protocol, missing) == mechanism_of(protocol, colluding) == mechanism_of(protocol, both)
     assert mechanism_of(protocol, missing).colluders == 10
     assert eps_of(protocol, cohort) < eps_of(protocol, missing)
-    with pytest.raises(ValueError, match="min_size >= 2 where reports hide in a crowd"):
+    with pytest.raises(ValueError, match="min_size >= 2 for a protocol that shuffles reports"):
         eps_of(protocol, dataclasses.replace(cohort, min_size=0))
 
 
@@ -364,7 +364,7 @@ def test_what_a_shuffled_statement_relies_on():
 def test_what_is_not_proven_is_not_certified():
     """Reports beyond the box of the inputs, and a selection that couples the coordinates."""
     apes = mechanism_of(make("apes"))
-    for case, reason in (("apes-wide", "bound = C"), ("s_apes-top", "no function of one coordinate")):
+    for case, reason in (("apes-wide", "bound = C"), ("s_apes-top", "depends on all coordinates")):
         view = make(case).view(COHORT, DIM, neighbors=Neighbors.REPLACE_ONE)
         statement = accounting.certify([view.round], view.scope, delta=1e-6)
         assert statement.unbounded
@@ -444,7 +444,7 @@ def test_only_what_is_settled_runs():
         lambda: unsettled.noise_std(CLIENTS, DIM),
         lambda: unsettled.estimate(SlotSums(jnp.zeros(DIM), jnp.ones(DIM)), CLIENTS, (), key=jax.random.key(0)),
     ):
-        with pytest.raises(ValueError, match="expected a protocol that is settled on its cohort"):
+        with pytest.raises(ValueError, match="expected a protocol that has been settled on its cohort"):
             run()
     pair = Apes(budgets=BUDGETS, clip_value=CLIP).settle(dataclasses.replace(COHORT, size=2, min_size=2), DIM)
     with pytest.raises(ValueError, match="expected one budget for each of 200 users, got 2"):
@@ -470,7 +470,7 @@ def test_a_poisoned_update_gives_a_report_like_any_other(case, updates):
 @pytest.mark.parametrize("case", ["apes", "pldp"])
 def test_a_user_keeps_its_budget_so_everyone_takes_part(case, participation):
     cohort = dataclasses.replace(COHORT, participation=participation)
-    with pytest.raises(ValueError, match="expected everyone to take part in every round where budgets are personal"):
+    with pytest.raises(ValueError, match="expected everyone to take part in every round with personal budgets"):
         make(case, cohort=cohort)
 
 

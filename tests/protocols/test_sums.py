@@ -172,11 +172,11 @@ def test_views_are_what_was_sent():
         (lambda: BinarySum().local, "expected eps_local to be set or calibrated"),
         (
             lambda: BinarySum(eps_local=1.0).settle(COHORT, 2),
-            r"expected one number a user \(dim = 1\) with 'binary_sum'",
+            r"expected one number per user \(dim = 1\) with 'binary_sum'",
         ),
         (
             lambda: RealSum(eps_local=1.0).layout(3),
-            r"expected one number a user \(dim = 1\) with 'real_sum', got dim=3",
+            r"expected one number per user \(dim = 1\) with 'real_sum', got dim=3",
         ),
         (lambda: RealSum(method="double"), "expected method to be one of single, unary, split"),
         (lambda: RealSum(levels=1), "expected levels >= 2"),
@@ -185,7 +185,10 @@ def test_views_are_what_was_sent():
         (lambda: RealSum(mix={"shufflers": 3}), "expected no mix with method='single'"),
         (lambda: RealSum(method="split", mix={"shufflers": 1}), "one shuffler would hold all shares"),
         (lambda: RealSum(method="split", mix=SplitAndMixProtocol(clip_norm=1.0)), "expected mix with clip_norm=0.5"),
-        (lambda: RealSum(method="split", mix={"noise_multiplier": 1.0}), "without noise, which stands beside it"),
+        (
+            lambda: RealSum(method="split", mix={"noise_multiplier": 1.0}),
+            "without noise, which is a setting of real_sum",
+        ),
         (lambda: RealSum(method="split", noise_multiplier=0.0), "expected noise_multiplier > 0"),
         (lambda: RealSum(noise_multiplier=1.0), "expected no noise_multiplier with method='single'"),
         (lambda: RealSum().settle(COHORT, 1), "expected eps_local to be set or calibrated"),

@@ -96,7 +96,7 @@ def test_noise_scales_are_public_beside_the_size():
         ({"sizes": (30,) * 5 + (101,)}, "expected 1 <= size <= 100, got size=101"),
         ({"kind": "poisson", "sizes": (30,) * 5 + (0,)}, "expected 1 <= size <= 100, got size=0"),
         ({"sizes": (30,) * 5 + (2.5,)}, "expected size to be a whole number, got size=2.5"),
-        ({"size": 101}, r"expected at most as many clients a round as there are \(100\), got size=101"),
+        ({"size": 101}, r"expected at most 100 clients per round \(all there are\), got size=101"),
         ({"size": 0}, "expected size >= 1"),
         ({"rounds": 0}, "expected rounds >= 1"),
         ({"dropout": 1.5}, "expected 0 <= dropout <= 1"),

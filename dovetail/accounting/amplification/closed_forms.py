@@ -1,6 +1,6 @@
 """Amplification by shuffling in closed form: Erlingsson'19, FLAME's Lemma 1, clones 2022 and 2023, Girgis'21.
 
-One report a user, one uniform shuffle, replacement. These are the formulas that papers quote; the numerical bounds of
+One report per user, one uniform shuffle, replacement. These are the formulas that papers quote; the numerical bounds of
 `clones` and `blanket` are tighter and rest on fewer hypotheses. Every bound takes the event and a delta, puts n - t for
 n (t colluding or planted users), and refuses, with the reason, outside its hypotheses or where it gains nothing over
 the local guarantee: eps_local is never dressed up as a bound.

@@ -105,8 +105,8 @@ class Release(Generic[_Event]):
         return ()
 
     def local(self, *, delta: float) -> Bound:
-        """What it promises about one client's part, seen with the client's name on it: no crowd, no sampling."""
-        raise NotApplicable(f"{self._name} does not say what one client's reports tell")
+        """What it guarantees about one client's part, seen with the client's name on it: no crowd, no sampling."""
+        raise NotApplicable(f"{self._name} does not describe what one client's reports reveal")
 
     def simplified(self, sampling: Sampling) -> Any:
         """An event that says the same and has a sharper accountant, or the event itself."""
@@ -121,11 +121,11 @@ class Release(Generic[_Event]):
 
     def of_subject(self, *, items: int, users: int, items_per_user: int | None) -> Any:
         """The same event, seen from a subject with so many records."""
-        raise NotApplicable(f"{self._name} does not say how records enter a sum")
+        raise NotApplicable(f"{self._name} does not describe how records enter a sum")
 
     def of_replaced_item(self) -> list[Round]:
         """The same event, seen from one record that is replaced by another."""
-        raise NotApplicable(f"{self._name} does not say how records enter a sum")
+        raise NotApplicable(f"{self._name} does not describe how records enter a sum")
 
     @property
     def _name(self) -> str:

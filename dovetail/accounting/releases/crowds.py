@@ -294,7 +294,7 @@ class CrowdRelease(Release[Crowd]):
 
     def spent(self, eps: float) -> tuple[Spent, ...]:
         """Reports that may be dropped."""
-        return (Spent(spent_delta(self.event), "reports that meet a full coordinate"),)
+        return (Spent(spent_delta(self.event), "overflowing coordinates"),)
 
     def local(self, *, delta: float) -> Bound:
         """One client's reports."""

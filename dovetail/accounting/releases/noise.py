@@ -159,11 +159,13 @@ class NonPrivateRelease(Release[NonPrivate]):
 
 @releases(DataIndependent)
 class UnrelatedRelease(Release[DataIndependent]):
-    """A release that has the same law whatever the data are."""
+    """A release that has the same distribution whatever the data are."""
 
     def local(self, *, delta: float) -> Bound:
         """Nothing is lost."""
-        return Bound(eps=0.0, delta=0.0, proof=Theorem(key="none shown", where=self.event.reason).proof)
+        return Bound(
+            eps=0.0, delta=0.0, proof=Theorem(key="none shown", where=f"data independence: {self.event.reason}").proof
+        )
 
 
 def _prob(sampling: Sampling) -> float:

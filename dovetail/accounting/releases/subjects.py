@@ -281,6 +281,6 @@ class SubjectRelease(Release[SampledSubject]):
         """A record and the one that takes its place join a sum with the same probability."""
         event = self.event
         if event.prob_user != 1:
-            raise NotApplicable("where users are drawn first, a record comes with its user's others")
+            raise NotApplicable("users are sampled first, so all records of a user are sampled together")
         noise = Gaussian(std=event.std, sensitivity=2 * event.clip_norm, neighbors=Neighbors.REPLACE_ONE)
         return [Round(mechanism=noise, participation=Poisson(prob=event.prob_item))] * event.steps

@@ -42,13 +42,13 @@ def exact_attacks_on_rounds(rounds: Sequence[Round]) -> list[ExactAttack]:
     if not rounds:
         raise NotApplicable("nothing was released")
     if len({type(one.participation) for one in rounds}) > 1:
-        raise NotApplicable("no exact attack is known on rounds that differ in who takes part")
+        raise NotApplicable("no exact attack is known for this kind of participation")
     return registry.on_rounds(rounds[0].participation, rounds)
 
 
 @registry.on_event.register(NonPrivate)
 def _nothing_promised(event: NonPrivate, rounds: int) -> list[ExactAttack]:
-    raise NotApplicable(f"an event that promises nothing does not say what was run: {event.reason}")
+    raise NotApplicable(f"an event without a guarantee does not say what ran: {event.reason}")
 
 
 @registry.on_rounds.register(Everyone)
@@ -71,5 +71,5 @@ def _in_samples(participation: Poisson, rounds: Sequence[Round]) -> list[ExactAt
 def _alike(rounds: Sequence[Round], times: int) -> list[ExactAttack]:
     """One user is in so many of these rounds, which are all the same."""
     if len({one.mechanism for one in rounds}) > 1:
-        raise NotApplicable("no exact attack is known on rounds that differ from each other")
+        raise NotApplicable("no exact attack is known for rounds that differ from each other")
     return exact_attacks(rounds[0].mechanism, rounds=times)

@@ -21,7 +21,7 @@ from dovetail.statements import NotApplicable
 
 __all__ = ["Laws", "crowd_duel", "personalized"]
 
-Laws = Callable[[np.ndarray, float], np.ndarray]  # budgets, position of the input -> cell masses, one row a user
+Laws = Callable[[np.ndarray, float], np.ndarray]  # budgets, position of the input -> cell masses, one row per user
 
 _GIVEN_UP = -90.0  # log of what counts as nothing
 _USERS, _FREQUENCIES = 250, 4096  # looked at together

@@ -26,7 +26,7 @@ class Population:
     """Users with made-up updates: coordinate j, counted from 1, is normal with standard deviation j^-scale_exponent.
 
     `persistence` is the share of its variance that a user keeps over all rounds; the rest is drawn anew in each. The
-    defaults give about what MNIST's logistic regression does with one image a user, d = 7850 and k = 157: the most
+    defaults give about what MNIST's logistic regression does with one image per user, d = 7850 and k = 157: the most
     popular coordinate is among the k largest of 60 % of the users, and seven in ten of the k largest stay from one
     round to another. Unlike there, coordinates are independent.
     """

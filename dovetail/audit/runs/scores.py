@@ -185,7 +185,7 @@ def _known(game: Game, value: np.ndarray, x: np.ndarray, budget: float | None) -
 def _dense(
     slot: np.ndarray | tuple[()], value: np.ndarray, valid: np.ndarray, index: int, slots: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The messages of a round with a column a slot, whatever part of the slots each of them fills."""
+    """The messages of a round with one column per slot, whatever part of the slots each of them fills."""
     value, valid = value[:, index], valid[:, index]
     if isinstance(slot, tuple):
         return value, valid

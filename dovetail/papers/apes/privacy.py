@@ -87,9 +87,9 @@ def _histograms(rows: Sequence[Row]) -> list[Figure]:
 TABLE2 = Part(
     key="table2",
     title="Table 2: personal budgets",
-    caption="10,000 users' budgets from our sampler. The table prints N(m, 1), read as a standard deviation of 1, and "
-    "a clip range, read as its caption says: what lies outside is moved to the nearer end. So more than four in ten "
-    "Gaussian users have the smallest budget, and many the largest.",
+    caption="Budgets of 10,000 users from our sampler. The table prints N(m, 1), which we read as a standard deviation "
+    "of 1, and a clip range: values outside of it move to the nearer end. So more than four in ten Gaussian users have "
+    "the smallest budget, and many have the largest.",
     rows=_table2,
     figures=_histograms,
 )
@@ -174,8 +174,8 @@ FIG2A = Part(
     title="Figure 2(a): amplification bounds for one coordinate",
     caption="eps_c of the user with the largest budget against the number of users, delta 1e-8. The paper draws its "
     "own bound (EoN) and four others with everybody at the largest budget; it prints no values. Its Thm. 4 takes the "
-    "mean over all budgets as if the victim's own were secret, which is refuted in general; on these ranges our bound, "
-    "which is proved for that very user, lies below its numbers. Erlingsson'19 asks for a budget of at most 1/2 and "
+    "mean over all budgets as if the victim's own were secret, which is refuted in general. For these budgets our "
+    "bound, which is proven for that very user, is below the paper's. Erlingsson'19 needs budgets of at most 1/2 and "
     "does not apply to a largest budget of 1.",
     rows=_figure2a,
     figures=_bound_lines,

@@ -1,6 +1,6 @@
 """APES's trainings: six frameworks (Table 3), six distributions (Figure 2b), clip and sparsification (Figures 3a, 3b).
 
-10,000 users, logistic regression, all users in every round; MNIST stands in for QMNIST, six images a user instead of
+10,000 users, logistic regression, all users in every round; MNIST stands in for QMNIST, six images per user instead of
 twelve. Uniform2 is 10,000 evenly spaced budgets from .05 to 1, with which Table 3 recomputes to the digit. All eps are
 for one round, which the paper calls an epoch, and delta 3.6e-5.
 """
@@ -124,23 +124,23 @@ def _by_coordinate(label: str, name: str) -> dict[str, Any]:
 _NOTES = {
     "LDP-Min": "Not shuffled; certified is the exact composition of d Laplace reports.",
     "PLDP": "Not shuffled; the claim is basic composition.",
-    "UniS": "The paper calls its number an approximation; ours is proved for unequal scales.",
-    "APES": "The claim averages over budgets as if the victim's were secret, and composes crudely. Certified holds for "
-    "every user, the largest budget included.",
+    "UniS": "The paper calls its number an approximation; ours is proven for unequal scales.",
+    "APES": "The claim averages over budgets as if the victim's were secret, and composes crudely. The certified eps "
+    "holds for every user, including the one with the largest budget.",
     "S-APES": "As printed: keeping the b largest of d noisy reports is post-processing of all d, so neither b eps nor "
-    "a 2b-fold composition holds, and what is kept of one coordinate tells of the others: nothing is certified.",
-    _THRESHOLD: "Every report is kept or replaced on its own, so what is certified for APES holds; twice the step.",
+    "a 2b-fold composition holds. What is kept of one coordinate depends on the others, so nothing is certified.",
+    _THRESHOLD: "Every report is kept or replaced independently, so the certified eps of APES holds; twice the step.",
 }
 
 TABLE3 = Part(
     key="table3",
     title="Table 3: six frameworks under Uniform2",
-    caption="eps_ul is that of all of a user's reports before the shuffle (of the user with the largest budget), eps_c "
-    "that of one shuffled coordinate at delta 1e-8, eps_uc that of all d = 7850 of them at delta 3.6e-5. Claimed and "
-    "certified are eps_uc; those of a coordinate are in the further columns. The claims recompute to the printed "
-    "digits, by numerics that the paper does not describe and not by its Thm. 4, and at a delta' that differs from row "
-    "to row. The paper prints neither C nor step nor rounds; we took C = .3, step .3 and 20 rounds (2 in the quick "
-    "form), and FedSGD for FedProx. In the quick form UniS and S-APES are not attacked, which takes a while.",
+    caption="eps_ul is for all reports of a user before the shuffle (the user with the largest budget), eps_c for one "
+    "shuffled coordinate at delta 1e-8, and eps_uc for all d = 7850 coordinates at delta 3.6e-5. Claimed and certified "
+    "are eps_uc; the values for one coordinate are in the other columns. The claims recompute to the printed digits by "
+    "numerics that the paper does not describe, not by its Thm. 4, and at a delta' that differs from row to row. The "
+    "paper prints neither C nor step nor rounds; we chose C = .3, step .3 and 20 rounds (2 in a quick run), and FedSGD "
+    "instead of FedProx. In a quick run UniS and S-APES are not attacked, because that takes a while.",
     rows=_table3,
     figures=lambda rows: [accuracy_figure("Accuracy over rounds", "rounds", curves(rows))],
 )
@@ -213,7 +213,7 @@ FIG3A = Part(
     key="fig3a",
     title="Figure 3(a): the clip bound C",
     caption="APES with Clip-Laplace, and with plain Laplace noise (which is UniS), Uniform2, step .3 at every C. The "
-    "paper finds the best accuracy with Clip-Laplace at C = .1, and Laplace good at small C alone; it prints no "
+    "paper finds the best accuracy with Clip-Laplace at C = .1, and Laplace good only at small C; it prints no "
     "values. What is certified does not depend on C. No attack was run for these rows.",
     rows=_figure3a,
     figures=lambda rows: [accuracy_figure("Accuracy by clip bound", "C", sweep(rows, mean_of), log_x=True)],
@@ -221,8 +221,8 @@ FIG3A = Part(
 FIG3B = Part(
     key="fig3b",
     title="Figure 3(b): the share that is kept, b/d",
-    caption="S-APES keeps the b largest noisy coordinates of each client as printed (nothing is certified), b random "
-    "ones, or those above a public threshold (both certified as APES is), Uniform2, C = .3, step .3. The paper finds "
+    caption="S-APES keeps the b largest noisy coordinates of each client as printed (no guarantee), b random ones, or "
+    "those above a public threshold (both certified like APES), Uniform2, C = .3, step .3. The paper finds "
     "the random choice worse at every ratio; it prints no values. No attack was run for these rows.",
     rows=_figure3b,
     figures=lambda rows: [accuracy_figure("Accuracy by the share kept", "b/d", sweep(rows, mean_of))],

@@ -122,8 +122,8 @@ def _simple(runner: Runner) -> Iterable[Row]:
         "ss_simple",
         as_printed("ss_simple", eps_local=eps_report),
         paper={"eps": 0.91},
-        note="The formula is wrong, and whole messages can be linked, but no attack here passes the number: a budget "
-        "of .01 a coordinate shows little. Certified is the local guarantee alone.",
+        note="The formula is wrong, and whole messages can be linked, but no attack here exceeds the claim: a budget "
+        "of .01 per coordinate reveals little. Only the local guarantee is certified.",
     )
     apart_form = apart("ss_simple", dim=DIM, eps_report=eps_report)
     yield _row(runner, "SS-Simple, coordinates apart", "ss_simple", apart_form)
@@ -154,14 +154,14 @@ def _topk(runner: Runner) -> Iterable[Row]:
         "SS-Topk, coordinates apart, surplus dropped",
         "ss_topk",
         plan(decoys=0, **_TOP),
-        note="The selection depends on the data, so it does not amplify. The shuffler still sees it.",
+        note="The selection depends on the data, so it does not amplify. The shuffler still sees the selection.",
     )
     yield _row(
         runner,
         "SS-Topk, all other coordinates as decoys",
         "ss_topk",
         plan(eps_local=EPS_REPORT, k=_TOP["k"]),
-        note="The form that we recommend: the shuffler learns nothing from indices, and 78.5 is left if it colludes.",
+        note="We recommend this form: the shuffler learns nothing from indices, and 78.5 remains if it colludes.",
     )
     yield _row(
         runner,
@@ -170,7 +170,7 @@ def _topk(runner: Runner) -> Iterable[Row]:
         plan(decoys=0, **_TOP),
         paper={"eps": 20.53},
         claimed=_claimed("ss_topk", plan(decoys=0, **_TOP), subsampled=False, pad_to=USERS / 3),
-        note="The paper's own fallback, which is far from tight: the same reports are certified a ninth of it.",
+        note="The paper's own fallback, which is far from tight: the certified eps is a ninth of it.",
     )
 
 
@@ -207,19 +207,19 @@ def _index_privacy() -> Row:
 
 
 _LINKED = (
-    "The k reports of a client are one message; messages with too many ones are the victim's. Certified is the local "
-    "guarantee alone."
+    "The k reports of a client are one message, so messages with many ones reveal the victim. Only the local guarantee "
+    "is certified."
 )
-_COUNTED = "A surplus over n_p is kept, and shows how many clients chose a coordinate: no finite eps holds."
+_COUNTED = "A surplus over n_p is kept and shows how many clients chose a coordinate, so there is no guarantee."
 
 HEADLINE = Part(
     key="headline",
     title="The printed numbers",
     caption="MNIST's size: d = 7850, n = 1000, delta 5e-6, eps_l = 78.5, beta = 1/50, n/n_p = 3, Laplace reports "
-    "unless a row says otherwise. Claimed is the paper's own formula, recomputed; certified what holds for the form "
-    "that the row names; audited what an exact attack on that form shows at the least. What the shuffle amplifies is "
-    "real: the repaired forms of SS-Simple and SS-Double are certified below what was claimed. What was claimed for "
-    "SS-Topk is not: its selection depends on the data. The ratios x2.55 and x137.36 are those of Figure 3.",
+    "unless a row says otherwise. Claimed is the paper's own formula, recomputed; certified is what holds for the form "
+    "that the row names; audited is a lower bound from an exact attack on that form. Shuffling does amplify: the "
+    "repaired forms of SS-Simple and SS-Double are certified below what was claimed. The claim for SS-Topk does not "
+    "hold, because its selection depends on the data. The ratios x2.55 and x137.36 are those of Figure 3.",
     rows=_headline,
 )
 
@@ -268,17 +268,17 @@ FIG3 = Part(
     key="fig3",
     title="Figure 3: amplification by one shuffle, and by two",
     caption="d = 75,755 as printed. The paper prints a ratio of 2.55 for SS-Simple and of 137.36 for SS-Double, and "
-    "neither n, b, delta, beta nor n_p; we took n = 10,000, b = 2, delta 5e-6, beta = 1/50, n/n_p = 3, for which its "
-    "theorems (Lemma 1 with Thm. 1; Thm. 3 with Thm. 4) give ratios on both sides of these. Certified is for shuffling "
-    "every coordinate on its own, and for SS-Double also drawing every coordinate on its own. Claimed for SS-Simple "
-    "holds and is loose by a factor of hundreds to thousands; with it tight, the second amplification adds little.",
+    "neither n, b, delta, beta nor n_p; we chose n = 10,000, b = 2, delta 5e-6, beta = 1/50, n/n_p = 3, for which its "
+    "theorems (Lemma 1 with Thm. 1; Thm. 3 with Thm. 4) give ratios on both sides of these. Certified means that every "
+    "coordinate is shuffled separately and, for SS-Double, also selected separately. The claim for SS-Simple holds but "
+    "is loose by a factor of hundreds to thousands; with a tight bound, the second amplification adds little.",
     rows=_ratios,
     figures=_ratio_lines,
 )
 
 
 def _amplified(runner: Runner, x: float, dim: int, eps_local: float, label: str) -> Iterable[Row]:
-    """One row a protocol, of its repaired form, with the attack on the printed one beside it."""
+    """One row per protocol, of its repaired form, with the attack on the printed one beside it."""
     selected = round(BETA * dim)
     for series, name, reports in (
         ("SS-Simple", "ss_simple", dim),
@@ -338,23 +338,23 @@ def _four_lines(rows: Sequence[Row]) -> list[Line]:
 
 
 _APART = (
-    " Claimed is the paper's Bennett bound for Laplace reports with its Thm. 1 and 4. Certified and audited are of the "
-    "repaired forms: coordinates shuffled apart, a surplus dropped, binary reports where a part of the coordinates is "
-    "selected. SS-Topk as printed is not drawn: there no finite eps holds."
+    " Claimed is the paper's Bennett bound for Laplace reports with its Thm. 1 and 4. Certified and audited are for "
+    "the repaired forms: coordinates shuffled separately, surplus dropped, binary reports where coordinates are "
+    "selected. SS-Topk as printed is not drawn, because it has no guarantee."
 )
 
 FIG8 = Part(
     key="fig8",
     title="Figure 8: eps_c against eps_l",
     caption="d = 7850, n = 1000, beta = 1/50, n/n_p = 3, delta 5e-6. The budget eps_l of a client is shared by its "
-    "reports, d of them or beta d. The paper draws this figure and prints no number of it." + _APART,
+    "reports, of which there are d or beta d. The paper draws this figure without printing numbers." + _APART,
     rows=_by_budget,
     figures=_amplified_lines("eps_l"),
 )
 FIG9 = Part(
     key="fig9",
     title="Figure 9: eps_c against d",
-    caption="n = 1000, beta = 1/50, n/n_p = 3, delta 5e-6. The paper does not say what is held while d grows; we held "
+    caption="n = 1000, beta = 1/50, n/n_p = 3, delta 5e-6. The paper does not say what is fixed as d grows; we fixed "
     "eps_l = 78.5, so that reports become noisier." + _APART,
     rows=_by_dimension,
     figures=_amplified_lines("dimension d"),

@@ -1,6 +1,6 @@
 """FLAME's trainings: Figure 4 by protocol, Figures 5 to 7 over the budget of a report, the padding and the selection.
 
-MNIST, logistic regression, one image a user, 1000 users a round, so that an epoch is 60 rounds of different users and
+MNIST, logistic regression, one image per user, 1000 users per round, so an epoch is 60 rounds of different users and
 costs what one round costs. All eps are for one epoch. FLAME's protocols are trained as printed: Laplace reports, whole
 messages, a surplus over n_p kept.
 """
@@ -154,8 +154,8 @@ def _compared(rows: Sequence[Row]) -> list[str]:
         for name, printed in row.paper.items():
             found.append(f"{row.label}, {name}: {printed:+.2f} printed, {row.extra[name]:+.2f} here.")
     found.append(
-        "DP-FL keeps its promise of .24 and SS-Topk as printed keeps none, so their difference compares a curator with "
-        "a protocol that is not private; the rows marked ours keep it without a trusted curator."
+        "DP-FL is certified at .24 and SS-Topk as printed has no guarantee, so their difference compares a curator "
+        "with a protocol that is not private; the rows marked ours are certified at .24 without a trusted curator."
     )
     return found
 
@@ -232,9 +232,9 @@ def _two_figures(title: str, x_label: str, log_x: bool) -> Callable[[Sequence[Ro
 _SWEEP = (
     " SS-Topk (without decoys, which do not change what is learned) and SS-Double as printed, one epoch (20 rounds in "
     "the quick form), clip and step as in Figure 4 at every point. The paper draws this figure without printing its "
-    "points; these are ours. Certified and audited in the rows are of what was trained: for SS-Topk no finite eps "
-    "holds, for SS-Double the local guarantee alone is certified. The further columns and the solid lines are of the "
-    "kindest reading, coordinates shuffled apart, a surplus dropped, binary reports; an unbounded eps is not drawn."
+    "points; these are ours. Certified and audited in the rows are for what was trained: SS-Topk has no guarantee, and "
+    "for SS-Double only the local guarantee is certified. The other columns and the solid lines are for the most "
+    "favourable reading: coordinates shuffled separately, surplus dropped, binary reports. Unbounded eps are not drawn."
 )
 
 FIG5 = Part(

@@ -1,1 +1,1 @@
-"""The analyzer: it learns the sum, and nothing of who sent what."""
+"""The analyzer: it learns the sum, but not who sent what."""

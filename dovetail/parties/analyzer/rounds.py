@@ -1,4 +1,4 @@
-"""The analyzer: it opens what shufflers hand on, adds it up, and releases models that are paid for.
+"""The analyzer: it opens what shufflers forward, adds it up, and releases models within the privacy budget.
 
 Before a round takes in anything its cost is certified, with the task's minimum of honest users, and reserved in the
 ledger. Parts of batches are opened by worker processes, range-checked, tallied by the protocol, and added to the sums

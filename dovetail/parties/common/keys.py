@@ -116,7 +116,7 @@ class KeyPair:
     def load(cls, path: Path) -> KeyPair:
         """Read a key pair; refuses a file that others can read, or that is no key."""
         if not path.is_file():
-            raise FileNotFoundError(f"expected a key file, got {str(path)!r}, which is none")
+            raise FileNotFoundError(f"expected a key file, got {str(path)!r}, which is not one")
         if path.stat().st_mode & 0o077:
             raise ValueError(f"expected a key file that its owner alone can read (chmod 600), got {str(path)!r}")
         try:

@@ -54,7 +54,7 @@ class _Link:
             try:
                 self._signed = msgspec.json.decode(self._ask("GET", "/v1/task"), type=SignedTask)
             except msgspec.MsgspecError as error:
-                raise Rejected(f"expected a signed task from {self.url}, got something else") from error
+                raise Rejected(f"expected a signed task from {self.url}, got invalid content") from error
         return self._signed
 
     def status(self) -> RoundStatus:
@@ -62,7 +62,7 @@ class _Link:
         try:
             return msgspec.json.decode(self._ask("GET", "/v1/status"), type=RoundStatus)
         except msgspec.MsgspecError as error:
-            raise Rejected(f"expected the status of a training from {self.url}, got something else") from error
+            raise Rejected(f"expected the status of a training from {self.url}, got invalid content") from error
 
     def model(self, round: int, *, dim: int | None = None) -> np.ndarray:
         """The model after a round; that of round 0 is the first. Refuses one of another dimension, if it is known."""

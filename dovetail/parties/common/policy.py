@@ -1,7 +1,7 @@
 """A user's own conditions: whom it reports to, in what company, and how much of its privacy it spends in all.
 
 A client takes part in a task only if its policy admits it, and in a round only if what it has spent with it stays below
-its ceilings. It keeps its own ledgers, one a task, and trusts nobody else's: what was reserved is spent, whether the
+its ceilings. It keeps its own ledgers, one per task, and trusts nobody else's: what was reserved is spent, whether the
 report arrived or not.
 """
 

@@ -19,4 +19,4 @@ def read_record(path: Path, kind: type[_Record], what: str) -> _Record:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except msgspec.MsgspecError as error:
-        raise ValueError(f"expected {what} in {str(path)!r}, got something else ({error})") from error
+        raise ValueError(f"expected {what} in {str(path)!r}, got invalid content ({error})") from error

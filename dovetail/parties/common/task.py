@@ -86,7 +86,7 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.analyzer.use != "seal" or any(key.use != "sign" for key in self.shufflers):
             raise ValueError("expected a key to seal with for the analyzer and keys to sign with for the shufflers")
         if len({key.public for key in self.shufflers}) < len(self.shufflers):
-            raise ValueError("expected every shuffler with a key of its own, got one twice")
+            raise ValueError("expected a different key for every shuffler, got one key twice")
         self.deal()
         padding = self.build()[0].layout(self.dim).padding
         if padding is not None and padding.overflow != "drop" and padding.pad_to < self.max_clients:
@@ -99,7 +99,7 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def budget(self) -> float:
-        """The eps of all rounds; infinite where nothing is promised."""
+        """The eps of all rounds; infinite if there is no guarantee."""
         return math.inf if self.eps is None else self.eps
 
     def messages(self) -> protocols.Messages:
@@ -117,13 +117,13 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         party = messages.shuffler_of(np.arange(messages.slots))
         parties, processes = int(party.max()) + 1, len(self.shufflers)
         if processes % parties or processes < parties:
-            raise ValueError(f"expected {parties} shufflers, or so many times more, got {processes}")
+            raise ValueError(f"expected {parties} shufflers or a multiple of that, got {processes}")
         rank = np.empty_like(party)
         for one in range(parties):
             rank[party == one] = np.arange(np.sum(party == one))
         each = processes // parties
         if each > np.min(np.bincount(party)):
-            raise ValueError(f"expected at most one shuffler a slot, got {processes} for {messages.slots} slots")
+            raise ValueError(f"expected at most one shuffler per slot, got {processes} for {messages.slots} slots")
         return Deal(
             holder=party * each + rank % each,
             place=rank // each,
@@ -187,13 +187,13 @@ def verify(signed: SignedTask, *, signer: bytes, fresh: bool = True) -> Training
     try:
         signed.signer.verifying().verify(signed.signature, _signed(signed.body))
     except InvalidSignature as error:
-        raise ValueError("expected a task with its signer's signature, got another one") from error
+        raise ValueError("expected a task with its signer's signature, got one with a wrong signature") from error
     try:
         task = msgspec.json.decode(signed.body, type=TrainingTask)
     except msgspec.MsgspecError as error:
-        raise ValueError(f"expected a task, got something else ({error})") from error
+        raise ValueError(f"expected a task, got invalid content ({error})") from error
     if task.body != signed.body:
-        raise ValueError("expected a task in canonical JSON, got another spelling of it")
+        raise ValueError("expected a task in canonical JSON, got it in another form")
     if fresh and (whose := _first_expired(task, signed.signer, now=time.time())):
         raise ValueError(f"expected a key of {whose} that has not expired, got one that has")
     return task

@@ -107,7 +107,7 @@ class Relay:
     def take(self, node: int, envelope: Envelope) -> None:
         """To every shuffler what is for it."""
         if len(envelope.uploads) != len(self._urls):
-            raise ValueError(f"expected {len(self._urls)} uploads, one a shuffler, got {len(envelope.uploads)}")
+            raise ValueError(f"expected {len(self._urls)} uploads, one per shuffler, got {len(envelope.uploads)}")
         key = self._key(node)
         for index, (url, upload) in enumerate(zip(self._urls, envelope.uploads, strict=True)):
             link = ShufflerLink(url, index=index, ca=self._ca, key=key)

@@ -39,7 +39,7 @@ _WORDS = {
     408: "expected the whole body in time, got a part of it",
     413: "expected a smaller body, got one that is too large",
 }
-_SLOWEST, _SLOWEST_RATE = 60.0, 16_384.0  # seconds that any body may take, and bytes a second of a large one
+_SLOWEST, _SLOWEST_RATE = 60.0, 16_384.0  # seconds that any body may take, and bytes per second of a large one
 _MOST_AT_ONCE = 4096  # connections
 
 

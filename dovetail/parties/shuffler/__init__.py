@@ -1,1 +1,1 @@
-"""A shuffler: it knows who reports, and nothing of what."""
+"""A shuffler: it knows who reports but not what."""

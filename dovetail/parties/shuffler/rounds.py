@@ -1,4 +1,4 @@
-"""A shuffler: it knows who reports and nothing of what; it hands on what, and nothing of who.
+"""A shuffler: it knows who reports but not what; it forwards reports without saying who sent them.
 
 The order of things in a round: *open* (told so by the analyzer), *frozen* when it is full or its time is up, closed
 with the users that every shuffler of the task has complete (all agree, for a frozen roster never changes), *forwarded*

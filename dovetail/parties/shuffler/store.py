@@ -56,8 +56,8 @@ class Over(Turned):
 class Shape(NamedTuple):
     """What is public about the uploads of a task: the same for all of them.
 
-    `reports` messages an upload (None: any number up to one a slot), each `length` bytes, in `slots` slots. `pad_to`
-    messages a slot leave, whatever came; None: as many as came.
+    `reports` messages per upload (None: any number up to one per slot), each `length` bytes, in `slots` slots. `pad_to`
+    messages per slot leave, whatever came; None: as many as came.
     """
 
     slots: int
@@ -250,7 +250,7 @@ class Store(Database):
             if state != "open":
                 raise Over(f"expected an upload to an open round, got one to round {round}, which is closed")
             if self._one("SELECT 1 FROM uploads WHERE round = ? AND client = ?", round, client):
-                raise Turned("expected one upload a client in a round, got another one")
+                raise Turned("expected one upload per client and round, got another one")
             if self.uploads(round) >= self._shape.max_uploads:
                 raise Over(f"expected at most {self._shape.max_uploads} uploads in a round, got one more")
         except Turned as reason:
@@ -310,7 +310,7 @@ class Store(Database):
         if any(not isinstance(slot, int) or not 0 <= slot < shape.slots for slot in slots):
             raise Turned(f"expected slots from 0 to {shape.slots - 1}, got others")
         if len(set(slots)) != len(slots):
-            raise Turned("expected one message a slot, got more")
+            raise Turned("expected one message per slot, got more")
         if any(len(sealed) != shape.length for _, sealed in messages):
             raise Turned(f"expected messages of {shape.length} bytes, got others")
 

@@ -1,4 +1,4 @@
-"""A user's side: what leaves a user is randomized, sealed, and paid for from its own ledger.
+"""A user's side: what leaves a user is randomized, sealed, and charged to its own ledger.
 
 For every round: the policy admits the task, the round is spent, the update is randomized from the operating system's
 randomness and sealed message by message; the envelope is on disk before anything is sent, so that a user who is
@@ -81,7 +81,7 @@ class Client:
         return self._policy.admit(signed)
 
     def refuse_early(self, task: TrainingTask, round: int) -> None:
-        """Refuse, before it is trained and paid for, a round that comes too soon or that nobody would take."""
+        """Refuse a round that comes too soon or that no shuffler would accept, before training and spending budget."""
         if self.key.public.expired():
             raise Refused("expected a key of this user that has not expired, got one that has")
         if not self._kept(task.task_id, round).exists():

@@ -5,9 +5,9 @@ sum and divides by the planned cohort size, a public constant. S is
 
 - `fixed`: `clip_norm` in every round;
 - `adaptive`: it starts at `clip_norm` and follows a quantile of the updates' norms, learned from a noised count of the
-  users below it (Andrew, Thakkar, McMahan, Ramaswamy 2021): the count is released beside the sum, and accounted;
-- `median`: the median of the round's own norms, un-noised (Geyer Alg. 1). The noise scale then tells the median, so
-  nothing is promised; it is here to reproduce the paper.
+  users below it (Andrew, Thakkar, McMahan, Ramaswamy 2021): the count is released too, and accounted for;
+- `median`: the median of the round's own norms, un-noised (Geyer Alg. 1). The noise scale then reveals the median,
+  so there is no guarantee; it is here to reproduce the paper.
 
 `schedule` changes the noise over the rounds: `constant`, `linear` up to `schedule_end` times the first round's, `held`
 (sigma_t^2 / m_t stays what it was in the first round), or a list of factors.
@@ -39,7 +39,7 @@ from dovetail.statements import Neighbors, Scope
 __all__ = ["Clipping", "DpFl"]
 
 _REMOVAL = "a user that is removed stays on the public roster and contributes nothing"
-_LEAKS = "the noise is scaled to the un-noised median of the updates' norms, and so tells it"
+_LEAKS = "the noise is scaled to the exact median of the update norms, and so reveals it"
 _SHARE_OF_COUNT = 20  # the count of users below the clip norm gets noise of size / 20, which costs little
 
 _FARTHEST = 1e6  # an adaptive clip norm stays within this factor of the first
@@ -231,7 +231,9 @@ class DpFl(Protocol, Fast, Claimed):
         if self.clip != "adaptive" or self.std_count is None or self.noise_multiplier is None:
             return ()
         share = 1 / (1 + (2 * self.std_count / self.noise_multiplier) ** 2)
-        return (f"the clip norm follows noised counts, whose {share:.2%} of the first round's mu^2 is included",)
+        return (
+            f"the clip norm is set from noised counts, and their {share:.2%} of the first round's mu^2 is included",
+        )
 
     def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]] | None:
         """Geyer's accountant counts rounds on a sample as Gaussian noise on the clipped sum, however it was clipped."""
@@ -263,6 +265,6 @@ def _colluding(cohort: Cohort) -> tuple[str, ...]:
         return ()
     population = cohort.population
     return (
-        f"at most {cohort.colluders} of the {population} users are the adversary's and see whether they were drawn: "
-        f"the sample counts as one of the {population - cohort.colluders} others",
+        f"at most {cohort.colluders} of the {population} users collude and see whether they were sampled: the "
+        f"accounting treats the sample as drawn from the other {population - cohort.colluders} users",
     )

@@ -1,6 +1,6 @@
-"""NP-FL: the plain mean of the clients' updates, the utility ceiling (McMahan et al. 2017).
+"""NP-FL: the plain mean of the clients' updates, without privacy (McMahan et al. 2017).
 
-Nothing is clipped and no noise is added, so nothing is promised: its statement is unbounded and says so.
+Nothing is clipped and no noise is added, so its statement gives no guarantee.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FedAvg(Protocol, Fast):
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """A release without noise."""
-        mechanism = NonPrivate(reason="no noise is added, so nothing is promised")
+        mechanism = NonPrivate(reason="no noise is added")
         return View(
             round=Round(mechanism=mechanism, participation=cohort.participation), scope=curator_scope(neighbors)
         )

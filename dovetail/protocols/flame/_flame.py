@@ -70,7 +70,7 @@ class Flame(Protocol, Fast):
         _validate.positive(**_validate.given(eps_local=self.eps_local))
         if (self.levels is not None) != (self.randomizer == "rr"):
             raise ValueError(
-                f"expected levels with randomizer='rr' and only then, got levels={self.levels} with {self.randomizer!r}"
+                f"expected levels if and only if randomizer='rr', got levels={self.levels} with {self.randomizer!r}"
             )
         self._default("linkage", "vector" if self.published else "coordinate")
         _validate.one_of(LINKAGES, linkage=self.linkage)
@@ -115,10 +115,10 @@ class Flame(Protocol, Fast):
 
     @abc.abstractmethod
     def select(self, x: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Client: which coordinates tell of x, and which are reported at all; two masks of shape (dim,)."""
+        """Client: which coordinates depend on x, and which are reported at all; two masks of shape (dim,)."""
 
     def told(self, x: jax.Array) -> jax.Array:
-        """Which coordinates, if they are reported, tell of x."""
+        """Which coordinates, if reported, depend on x."""
         return jnp.ones(x.shape, bool)
 
     @abc.abstractmethod
@@ -130,7 +130,7 @@ class Flame(Protocol, Fast):
         return dim
 
     def layout(self, dim: int) -> Layout:
-        """One slot a coordinate."""
+        """One slot per coordinate."""
         return Layout(
             slots=dim,
             reports_per_client=self.per_client(dim),
@@ -140,7 +140,7 @@ class Flame(Protocol, Fast):
         )
 
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
-        """A report on every coordinate that is selected; a draw from the blanket on those that only seem so."""
+        """A report on every coordinate that is selected; a draw from the blanket on decoys."""
         value, sent = self._draw(x, key)
         if self.linkage == "coordinate":
             return Reports(None, value, sent)
@@ -148,16 +148,18 @@ class Flame(Protocol, Fast):
         return Reports(slot, value.at[slot].get(mode="fill", fill_value=0), slot < len(x))
 
     def messages(self, dim: int) -> Messages:
-        """A level a message, where coordinates travel apart and reports are levels."""
+        """One level per message, if coordinates are sent separately and reports are levels."""
         if self.randomizer == "laplace":
-            raise NotApplicable("expected reports that are integers where parties are real, got randomizer='laplace'")
+            raise NotApplicable("expected a randomizer with integer reports in a deployment, got randomizer='laplace'")
         if self.linkage == "vector":
-            raise NotApplicable("expected a message for every coordinate where parties are real, got linkage='vector'")
+            raise NotApplicable(
+                "expected one message per coordinate (linkage='coordinate') in a deployment, got linkage='vector'"
+            )
         response = ExactRandomizedResponse(self.known("eps_local"), self.levels or 2)
         return _Coordinates(response=response, padded=self.padding is not None, protocol=self, dim=dim)
 
     def chosen(self, x: np.ndarray, *, sampler: ExactSampler) -> tuple[np.ndarray, np.ndarray]:
-        """Deployed client: the `per_client` coordinates that it reports, and which of them tell of x."""
+        """Deployed client: the `per_client` coordinates that it reports, and which of them depend on x."""
         return np.arange(len(x)), np.ones(len(x), bool)
 
     def _draw(self, x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -178,7 +180,7 @@ class Flame(Protocol, Fast):
         return jnp.where(told, jnp.clip(x / (2 * self.clip_value) + 0.5, 0.0, 1.0), 0.5)
 
     def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray:
-        """The randomizer's, at the clipped value; the blanket's on coordinates that only seem to tell of x."""
+        """The randomizer's, at the clipped value; the blanket's on decoys."""
         told = self.told(jnp.asarray(x, jnp.float32))
         position = np.asarray(self._position(jnp.asarray(x, jnp.float32), told))
         return np.where(
@@ -213,7 +215,7 @@ class Flame(Protocol, Fast):
         return self.tally(deliver(Reports(None, value, sent & present[:, None])), xs.shape[1])
 
     def finish(self, collected: SlotSums, *, key: jax.Array) -> SlotSums:
-        """Added noise and dummies, in one draw a slot: in distribution what clients and shuffler draw."""
+        """Added noise and dummies in one draw per slot, with the distribution of the clients' and shuffler's draws."""
         key_noise, key_cover = jax.random.split(key)
         noise = self.local.noise_sum(collected.messages, key=key_noise) if self._noise_is_added else None
         if noise is not None:
@@ -235,7 +237,7 @@ class Flame(Protocol, Fast):
         return 2 * self.clip_value / local.slope * math.sqrt(variance) / reported
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
-        """The same reports without a crowd."""
+        """The same reports without shuffling."""
         return self.mechanism(cohort, dim)
 
     def slots_seen(self, dim: int) -> DataIndependent | NonPrivate:
@@ -262,7 +264,7 @@ class _Coordinates(Levels):
 
     @property
     def slots(self) -> int:
-        """One a coordinate."""
+        """One per coordinate."""
         return self.dim
 
     @property

@@ -54,7 +54,7 @@ class SsDouble(Padded, Claimed):
         _validate.positive(beta=self.beta)
         _validate.at_most(1, beta=self.beta)
         if self.linkage == "vector" and self.inclusion == "bernoulli":
-            raise ValueError("expected inclusion = 'fixed-k' where whole messages travel, got inclusion='bernoulli'")
+            raise ValueError("expected inclusion = 'fixed-k' with linkage = 'vector', got inclusion='bernoulli'")
         if self.overflow == "keep" and self.inclusion == "bernoulli":
             raise ValueError("expected overflow = 'drop' with inclusion = 'bernoulli', got overflow='keep'")
 
@@ -99,8 +99,8 @@ class SsDouble(Padded, Claimed):
         """Those of exactly k coordinates."""
         if self.inclusion == "bernoulli":
             raise NotApplicable(
-                "expected as many messages from every client where parties are real, so inclusion = 'fixed-k', "
-                "got inclusion='bernoulli'"
+                "expected inclusion = 'fixed-k' in a deployment, where every client must send the same number of "
+                "messages, got inclusion='bernoulli'"
             )
         return super().messages(dim)
 

@@ -1,7 +1,7 @@
 """SS-Simple (FLAME): every client reports every coordinate, each with budget eps_local, each shuffled on its own.
 
 Fast and faithful path give the same tally from the same keys, for a sum does not see the order; Laplace noise is drawn
-once a slot in the fast path and agrees in distribution.
+once per slot in the fast path and agrees in distribution.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class SsSimple(Flame, Claimed):
         return everything, everything
 
     def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]]:
-        """Thm. 1's: one shuffled report a coordinate."""
+        """Thm. 1's: one shuffled report per coordinate."""
         event = Shuffled(report=self.report, num_users=cohort.crowd(), colluders=cohort.colluders, coordinates=dim)
         return event, {"linkage": self.linkage}
 
     def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
-        """One shuffled report a coordinate; linkable coordinates are one report with the budget of all."""
+        """One shuffled report per coordinate; linkable coordinates are one report with the budget of all."""
         crowd, report, coordinates = cohort.crowd(), self.report, dim
         if self.linkage == "vector":
             report, coordinates = Report(kind="generic", eps_local=dim * report.eps_local), 1

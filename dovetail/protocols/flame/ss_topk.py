@@ -33,10 +33,10 @@ from dovetail.statements import NotApplicable
 
 __all__ = ["SsTopk"]
 
-_COUNTS_SHOW = "a surplus that is kept shows how many users report a coordinate, and the selection depends on the data"
+_COUNTS_SHOW = "surplus reports are kept and show how many users report a coordinate, which depends on the data"
 _SHARE = 50
 _SLOTS_SHOW = "the shuffler sees which coordinates a client reports"
-_INDICES_SHOW = "the indices of a message that travels whole are a function of its sender's data"
+_INDICES_SHOW = "the indices in an unsplit message depend on its sender's data"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class SsTopk(Padded, Claimed):
         pad_to = self.padded_to(cohort)
         if decoys == most and pad_to < cohort.size:
             raise ValueError(
-                f"expected pad_to >= {cohort.size}, the users that all report a slot, or fewer decoys, got {pad_to=}"
+                f"expected pad_to >= {cohort.size}, the number of users per slot, or fewer decoys, got {pad_to=}"
             )
         return dataclasses.replace(self, decoys=decoys, pad_to=pad_to)
 
@@ -112,7 +112,7 @@ class SsTopk(Padded, Claimed):
         """One for every coordinate: fewer would show the shuffler which are largest."""
         if self.per_client(dim) != dim:
             raise NotApplicable(
-                f"expected all other coordinates as decoys where parties are real, decoys = {dim - self.k}, "
+                f"expected all other coordinates as decoys in a deployment (decoys = {dim - self.k}), "
                 f"got decoys={self.per_client(dim) - self.k}"
             )
         return super().messages(dim)
@@ -141,7 +141,7 @@ class SsTopk(Padded, Claimed):
         return 2 * self.clip_value / self.local.slope * math.sqrt(messages * self.local.blanket().variance) / size
 
     def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
-        """The event of the proof; nothing is promised where counts or indices show."""
+        """The event of the proof; no guarantee if counts or indices are visible."""
         if self.linkage == "vector":
             if self.per_client(dim) < dim:
                 return NonPrivate(reason=_INDICES_SHOW)

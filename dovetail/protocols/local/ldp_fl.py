@@ -43,7 +43,7 @@ class LdpFl(Protocol, Fast):
 
     name: ClassVar[str] = "ldp_fl"
     references: ClassVar[tuple[str, ...]] = ("FLAME", "Survey")
-    undeployed: ClassVar[str] = "sends floating-point numbers with noise, for which there is no exact sampler here"
+    undeployed: ClassVar[str] = "sends floating-point numbers with noise, for which there is no exact sampler"
     resizable: ClassVar[bool] = True
 
     randomizer: Literal["gaussian", "laplace"] = "gaussian"

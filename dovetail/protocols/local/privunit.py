@@ -1,4 +1,4 @@
-"""PrivUnit in the shuffle model: one message a user, its whole update as one locally private vector.
+"""PrivUnit in the shuffle model: one message per user, its whole update as one locally private vector.
 
 Each update is clipped to L2 norm `clip_norm` and reported by `mechanisms.PrivUnit` with budget eps_local for all of its
 coordinates together. The shuffler permutes the messages: one slot, no dummies, nothing linkable but what one report
@@ -34,7 +34,7 @@ __all__ = ["PrivUnit"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivUnit(Protocol):
-    """One shuffled message a user.
+    """One shuffled message per user.
 
     Guarantees:
         The estimate is unbiased for the mean of the updates, clipped to `clip_norm`.
@@ -106,7 +106,7 @@ class PrivUnit(Protocol):
         return SLOTS_TELL_NOTHING
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
-        """One shuffled report a user."""
+        """One shuffled report per user."""
         mechanism = self.own_reports(cohort, dim)
         scope = shuffle_scope(cohort, neighbors, "the shuffler permutes the messages uniformly, with fresh randomness")
         return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)
@@ -125,7 +125,10 @@ class _Seeds(Messages):
     @property
     def assumptions(self) -> tuple[str, ...]:
         """The generator's, too."""
-        return (*super().assumptions, "the directions of the generator's seeds are as good as uniform ones (AES-128)")
+        return (
+            *super().assumptions,
+            "directions generated from seeds are indistinguishable from uniform ones (AES-128)",
+        )
 
     def randomize(self, x: np.ndarray, *, sampler: ExactSampler) -> Sent:
         """One seed."""
@@ -133,6 +136,6 @@ class _Seeds(Messages):
         return Sent(np.zeros(1, np.int64), self.randomizer(x, sampler=sampler)[None])
 
     def read(self, slot: np.ndarray, body: np.ndarray) -> tuple[Forwarded, int]:
-        """The directions, one a row; refuses other slots than the one."""
+        """The directions, one per row; refuses other slots than the one."""
         valid = self.check(slot, body)
         return received(None, seeds.directions(body, self.randomizer.law.dim), valid), int(np.count_nonzero(~valid))

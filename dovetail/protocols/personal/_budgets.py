@@ -1,8 +1,8 @@
 """Personal privacy budgets: every user's own eps_local, public and chosen without looking at anybody's data.
 
 Given as the name of a distribution of APES, Table 2, as ``[low, high]`` for evenly spaced ones, or as a file with one
-number a line. The table's ``N(m, 1)`` is read as printed, a normal law of standard deviation 1, and "clip range" as its
-caption says: what lies outside is moved to the nearer end, so the Gaussian budgets pile up at both ends of their range
+number per line. The table's ``N(m, 1)`` is read as a normal distribution of standard deviation 1, and "clip range" as
+its caption says: values outside move to the nearer end, so the Gaussian budgets pile up at both ends of their range
 (41 to 48 % at the lower one). A mixture draws its component for each user. The draws come from one fixed seed:
 whoever knows the number of users knows the budgets.
 """
@@ -21,7 +21,7 @@ from dovetail import _validate
 __all__ = ["DISTRIBUTIONS", "Distribution", "resolve"]
 
 _SEED = 2023
-_FORMS = "a distribution's name, [low, high] or a file with one number a line"
+_FORMS = "the name of a distribution, [low, high] or a file with one number per line"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Distribution:
     normals: tuple[tuple[float, float], ...] = ()
 
     def draw(self, num_users: int) -> np.ndarray:
-        """One budget a user.
+        """One budget per user.
 
         Guarantees:
             The same in every process, and within [low, high].
@@ -61,7 +61,7 @@ def resolve(given: str | Sequence[float], num_users: int) -> tuple[float, ...]:
     """Every user's budget, from any of the forms in which budgets may be given.
 
     Guarantees:
-        One positive, finite number a user.
+        One positive, finite number per user.
         What was resolved resolves to itself.
     """
     if isinstance(given, str):
@@ -89,7 +89,7 @@ def _named(given: str, num_users: int) -> np.ndarray:
     if path.is_file():
         return _from_file(path)
     if path.suffix or len(path.parts) > 1:
-        raise FileNotFoundError(f"expected budgets as {_FORMS}, got {given!r}, which is no file")
+        raise FileNotFoundError(f"expected budgets as {_FORMS}, got {given!r}, which is not a file")
     _validate.known("budgets", given, DISTRIBUTIONS)
     raise ValueError(f"expected budgets as {_FORMS}, got {given!r}")
 
@@ -101,5 +101,5 @@ def _from_file(path: Path) -> np.ndarray:
         try:
             values.append(float(line))
         except ValueError as error:
-            raise ValueError(f"expected one number a line in {str(path)!r}, got {line!r}") from error
+            raise ValueError(f"expected one number per line in {str(path)!r}, got {line!r}") from error
     return np.array(values)

@@ -1,4 +1,4 @@
-"""What APES, S-APES and their baselines share: every client perturbs every coordinate with a budget of its own.
+"""What APES, S-APES and their baselines share: every client perturbs every coordinate with its own budget.
 
 Coordinates are clipped to [-C, C]; user i's report on one of them is eps_i-LDP, by Clip-Laplace or by Laplace noise of
 scale 2C / eps_i. All budgets are public (`_budgets`), and a user keeps its own, so everyone takes part in every round.
@@ -52,7 +52,7 @@ class Personal(Protocol):
     """
 
     references: ClassVar[tuple[str, ...]] = ("APES",)
-    undeployed: ClassVar[str] = "sends floating-point numbers with a personal budget's noise, which are no integers"
+    undeployed: ClassVar[str] = "sends floating-point numbers, and only integers can be deployed"
 
     budgets: Any = None  # a field, so that it is a config key; it takes the place of the property of `Protocol`
     clip_value: float = CLIP_VALUE
@@ -95,7 +95,7 @@ class Personal(Protocol):
         """Every user's own budget, scaled."""
         if not isinstance(cohort.participation, Everyone):
             raise ValueError(
-                "expected everyone to take part in every round where budgets are personal, "
+                "expected everyone to take part in every round with personal budgets, "
                 f"got {type(cohort.participation).__name__}"
             )
         if self.budget_scale == "fit":
@@ -112,7 +112,7 @@ class Personal(Protocol):
     def eps_locals(self) -> np.ndarray:
         """What every user spends on a coordinate, once that is settled."""
         if self.budget_scale is not None:
-            raise ValueError(f"expected a protocol that is settled on its cohort, got budgets={self.budgets!r}")
+            raise ValueError(f"expected a protocol that has been settled on its cohort, got budgets={self.budgets!r}")
         return np.asarray(self.budgets, np.float64)
 
     def spent(self, budgets: tuple[float, ...]) -> tuple[float, ...]:
@@ -122,7 +122,7 @@ class Personal(Protocol):
     @property
     @abc.abstractmethod
     def kind(self) -> Literal["clip_laplace", "laplace"]:
-        """The law of a report."""
+        """The distribution of a report."""
 
     @abc.abstractmethod
     def perturb(self, x: jax.Array, budget: jax.Array, *, key: jax.Array) -> jax.Array:
@@ -141,7 +141,7 @@ class Personal(Protocol):
         return jnp.clip(x, -self.clip_value, self.clip_value)
 
     def layout(self, dim: int) -> Layout:
-        """One slot a coordinate."""
+        """One slot per coordinate."""
         return Layout(slots=dim, reports_per_client=dim, shufflers=int(self.shuffled))
 
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:

@@ -1,6 +1,6 @@
 """APES: personal budgets in the shuffle model (Liu, Zhao, Xiong, Liu, Chen, AAAI 2023, "Echo of Neighbors").
 
-Every client perturbs every coordinate by Clip-Laplace with its own budget; each coordinate is shuffled on its own. A
+Every client perturbs every coordinate by Clip-Laplace with its own budget; each coordinate is shuffled separately. A
 Clip-Laplace report is pulled towards 0, the more the smaller its budget, so the analyzer inverts the mean that a
 common value of all users would have had (Alg. 1, eq. 1). ``randomizer = "laplace"`` is the variant of Fig. 3(a).
 """
@@ -25,7 +25,7 @@ from dovetail.shufflers import SlotSums
 
 __all__ = ["Apes", "midpoints"]
 
-_WIDER = "not certified: personal budgets are proven to hide each other only where reports stay in [-C, C] (bound = C)"
+_WIDER = "not certified: the proof for personal budgets needs reports that stay in [-C, C] (bound = C)"
 _NODES, _QUANTILES = 4096, 512
 
 
@@ -60,7 +60,7 @@ class Apes(Personal, Claimed):
 
     @property
     def kind(self) -> Literal["clip_laplace", "laplace"]:
-        """The law of a report."""
+        """The distribution of a report."""
         return self.randomizer
 
     @property

@@ -27,7 +27,7 @@ __all__ = ["LdpMin", "Pldp", "Unis"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _PersonalLaplace(Personal, Claimed):
-    """Laplace noise, one budget a user.
+    """Laplace noise, one budget per user.
 
     Guarantees:
         The estimate is unbiased for the mean of the updates, clipped coordinate by coordinate.

@@ -33,9 +33,9 @@ from dovetail.protocols.personal.apes import Apes, midpoints
 __all__ = ["SApes"]
 
 _COUPLED = (
-    "not certified: the largest of a client's reports are no function of one coordinate, so a shuffled coordinate "
-    "tells of the others too (eps_local .05, d = 16 million, n = 40,000, keep .7, delta 1e-5: a count of reports shows "
-    "eps 7, and APES is certified 4.8)"
+    "not certified: which of a client's reports are largest depends on all coordinates, so a shuffled coordinate "
+    "reveals something about the others too (eps_local .05, d = 16 million, n = 40,000, keep .7, delta 1e-5: a count "
+    "of reports shows eps 7, and APES is certified 4.8)"
 )
 
 

@@ -1,13 +1,13 @@
-"""Protocols that clip the gradient of every record by itself and protect items, or people with several of them.
+"""Protocols that clip the gradient of every record separately and protect items, or people with several items.
 
 A person (a *subject*) may have records at several users. The certified form caps how many of a subject's records are
 used at all: `items_per_subject` (Z_max) over the whole federation, at most `items_per_user` at one user, at most
 `users_per_subject` users. The cap is public and enforced by leaving out records by a rule that looks at that subject's
 records alone; the noise is the same in every step. Each record joins a step independently with `sampling_rate`, and the
-law of how many of a subject's records meet in a sum is what is accounted (`events.SampledSubject`).
+accounting uses how many of a subject's records enter the same sum (`events.SampledSubject`).
 
 `adaptive_z` sets the noise by the largest number of records of one subject that a batch happens to hold, as the paper
-does: the noise then tells that number, so nothing is promised.
+does: the noise then reveals that number, so there is no guarantee.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from dovetail.statements import Neighbors, Scope, Unit
 __all__ = ["ItemLevel"]
 
 _RATE = 0.1
-_REMOVAL = "users stay on the public roster and take part as before, also without the records that are removed"
-_LEAKS = "the noise follows the largest number of one subject's records in a batch, and so tells it"
+_REMOVAL = "users stay on the public roster and take part as before, even if records of theirs are removed"
+_LEAKS = "the noise depends on the largest number of records that one subject has in a batch, and so reveals it"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class ItemLevel(Protocol, Claimed):
     references: ClassVar[tuple[str, ...]] = ("SubDP",)
     relation: ClassVar[Neighbors] = Neighbors.ADD_REMOVE
     uncompared: ClassVar[str | None] = (
-        "it protects people whose records lie at several users: see `dovetail reproduce subdp`"
+        "it protects people with records at several users; see `dovetail reproduce subdp`"
     )
     read_off_data: ClassVar[tuple[str, ...]] = ("group_in_batch",)
     claimed_for: ClassVar[Literal["round", "training"]] = "training"
@@ -109,7 +109,7 @@ class ItemLevel(Protocol, Claimed):
         return float(self.known("sampling_rate"))
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
-        """The sampling rate from the batch, or the batch from the rate; both stay what they are if data changes."""
+        """The sampling rate from the batch, or the batch from the rate; neither depends on the data."""
         if isinstance(cohort.participation, Disjoint):
             raise ValueError(f"expected no disjoint batches of users under {self.name!r}, got cohort.kind='disjoint'")
         if cohort.records is None:
@@ -173,18 +173,18 @@ class ItemLevel(Protocol, Claimed):
     def _assumptions(self) -> tuple[str, ...]:
         """What both protocols take for granted, and the cap that is enforced."""
         public = (
-            "sampling rate and batch are public and the same whoever is there",
+            "the sampling rate and the batch size are public and do not depend on who takes part",
             DROPOUT,
             _REMOVAL,
         )
         if self.unit == "item":
             return public
-        parts = [f"at most {self.items_per_subject} records of a subject are used in all"]
+        parts = [f"at most {self.items_per_subject} records of a subject are used in total"]
         if self.items_per_user is not None:
-            parts.append(f"{self.items_per_user} at one user")
+            parts.append(f"at most {self.items_per_user} at one user")
         if self.users_per_subject is not None:
-            parts.append(f"at {self.users_per_subject} user{'s' * (self.users_per_subject > 1)}")
-        return (f"{', '.join(parts)}: chosen by that subject's records alone", *public)
+            parts.append(f"at no more than {self.users_per_subject} user{'s' * (self.users_per_subject > 1)}")
+        return (f"{', '.join(parts)}; the choice depends on that subject's records alone", *public)
 
     def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]] | None:
         """The paper counts items under Poisson sampling, in groups of as many as a batch holds of one subject."""

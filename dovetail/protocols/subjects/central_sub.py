@@ -91,10 +91,10 @@ class CentralSub(ItemLevel, Fast):
     def _drawn(self, cohort: Cohort) -> str:
         prob = self._prob_user(cohort)
         if prob == 1:
-            return "each record joins a round independently, unseen by the adversary"
+            return "each record joins a round independently, and the adversary does not see which"
         return (
-            f"each user joins a round independently with probability {prob:.4g}, then each of its records, unseen by "
-            "the adversary but for what other people's records show"
+            f"each user joins a round independently with probability {prob:.4g}, then each of its records, and the "
+            "adversary does not see which, except through other people's records"
         )
 
     def noise_std(self, size: int, dim: int) -> float:

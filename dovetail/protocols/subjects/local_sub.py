@@ -69,7 +69,7 @@ class LocalSub(ItemLevel):
         self.check_relation(neighbors)
         scope = local_scope(
             neighbors,
-            "each record joins a step independently, unseen by the adversary",
+            "each record joins a step independently, and the adversary does not see which",
             *self._assumptions(),
             unit=self.protects,
         )

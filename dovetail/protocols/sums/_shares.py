@@ -1,7 +1,7 @@
-"""The messages of split-and-mix where its parties are real: one share each, a 32-bit word.
+"""The messages of split-and-mix in a deployment: one share each, a 32-bit word.
 
 The encoded update gets exact Skellam noise and is split by `mechanisms.exact_skellam`. The shares of a coordinate are
-neighbouring slots, dealt to the shufflers in turn.
+neighbouring slots, assigned to the shufflers in turn.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Shares(Messages):
 
     @property
     def slots(self) -> int:
-        """One a share."""
+        """One per share."""
         return self.encoding.dim * self.shares
 
     @property
@@ -62,7 +62,7 @@ class Shares(Messages):
         return Sent(np.arange(self.slots, dtype=np.int64), to_bytes(shares.ravel(), self.size))
 
     def read(self, slot: np.ndarray, body: np.ndarray) -> tuple[ShuffledReports, int]:
-        """Shares, one a row; refuses what is not below the modulus."""
+        """Shares, one per row; refuses what is not below the modulus."""
         valid = self.check(slot, body)
         shares = from_bytes(body)
         return self.forwarded(slot, shares, valid & (shares < self.modulus))

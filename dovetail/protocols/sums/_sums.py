@@ -1,8 +1,9 @@
-"""Sums of one number in [0, 1] a user, by randomized response and one shuffle a slot: what such protocols share.
+"""Sums of one number in [0, 1] per user, by randomized response and one shuffle per slot: what such protocols share.
 
-A user turns its number into positions in [0, 1], one a slot, that average to it; each is reported by randomized
-response. The analyzer sees how many reports came, and takes out what lies add on average. Statistics are protocols of
-dimension 1: `estimate` gives the sum over the planned size. Fast and faithful path agree exactly from the same keys.
+A user turns its number into positions in [0, 1], one per slot, that average to it; each is reported by randomized
+response. The analyzer sees the number of reports, and subtracts what random answers add on average. Statistics are
+protocols of dimension 1: `estimate` gives the sum over the planned size. Fast and faithful path agree exactly from the
+same keys.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ __all__ = ["ReportedSum", "of_numbers"]
 def of_numbers(dim: int, name: str) -> None:
     """Refuses updates of more than one number."""
     if dim != 1:
-        raise ValueError(f"expected one number a user (dim = 1) with {name!r}, got dim={dim}")
+        raise ValueError(f"expected one number per user (dim = 1) with {name!r}, got dim={dim}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReportedSum(Protocol):
-    """A sum of numbers in [0, 1] from shuffled reports; numbers outside are moved in, NaN counts as 1/2."""
+    """A sum of numbers in [0, 1] from shuffled reports; numbers outside are clipped, NaN counts as 1/2."""
 
     shuffled: ClassVar[bool] = True
     only_dim: ClassVar[int | None] = 1
-    uncompared: ClassVar[str | None] = "it adds up numbers and trains no model: see `dovetail reproduce survey`"
+    uncompared: ClassVar[str | None] = "it adds up numbers and trains no model; see `dovetail reproduce survey`"
 
     eps_local: float | None = None
 
@@ -79,7 +80,7 @@ class ReportedSum(Protocol):
         return x
 
     def layout(self, dim: int) -> Layout:
-        """One shuffle a slot."""
+        """One shuffle per slot."""
         of_numbers(dim, self.name)
         return Layout(slots=self.slots, reports_per_client=self.slots, shufflers=1)
 
@@ -90,7 +91,7 @@ class ReportedSum(Protocol):
         return Reports(slot=None, value=reports, valid=jnp.ones((), bool))
 
     def messages(self, dim: int) -> Messages:
-        """A level a message."""
+        """One level per message."""
         of_numbers(dim, self.name)
         local = self.local
         return _Slots(response=ExactRandomizedResponse(local.eps_local, local.levels), protocol=self)
@@ -122,14 +123,14 @@ class ReportedSum(Protocol):
         return math.sqrt(self.variance(np.zeros(size))) / size
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
-        """One shuffled report a slot."""
+        """One shuffled report per slot."""
         of_numbers(dim, self.name)
         scope = shuffle_scope(cohort, neighbors, "the shuffler permutes every slot uniformly, with fresh randomness")
         mechanism = self.own_reports(cohort, dim)
         return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
-        """The same reports without a crowd."""
+        """The same reports without shuffling."""
         local = self.local
         return events.Shuffled(
             report=Report(kind="rr", eps_local=local.eps_local, levels=local.levels),
@@ -156,7 +157,7 @@ class _Slots(Levels):
 
     @property
     def per_client(self) -> int:
-        """One a slot."""
+        """One per slot."""
         return self.protocol.slots
 
     def positions(self, x: np.ndarray, *, sampler: ExactSampler) -> Positions:

@@ -1,7 +1,7 @@
-"""Binary summation: how many of n users hold a one, from one shuffled bit a user (Survey 5.4).
+"""Binary summation: how many of n users hold a one, from one shuffled bit per user (Survey 5.4).
 
 A user sends its bit, or with probability p = 2 / (e^eps_local + 1) a fair coin. Then (y - n p / 2) / (1 - p), with y
-the sum of the reports, is unbiased (the survey's eq. 6 has a sign wrong). At a fixed central (eps, delta) p falls
+the sum of the reports, is unbiased (the survey's eq. 6 has a sign error). At a fixed central (eps, delta) p falls
 as 1 / n, so the error does not grow with n.
 """
 

@@ -1,10 +1,10 @@
 """Real summation: the sum of n numbers in [0, 1] at a fixed central (eps, delta), three ways (Survey 5.3).
 
-- ``method = "single"``: one report a user, randomized response on some n^(1/3) levels (Balle et al. 2019). More levels
-  round less but need more lies; the best choice leaves a squared error that grows as n^(1/3).
-- ``method = "unary"``: rounded to about sqrt(n) levels and sent bit by bit, one bit of the unary code a report (Cheu et
+- ``method = "single"``: one report per user by randomized response on n^(1/3) levels (Balle et al. 2019). More levels
+  round less but need more noise; the best choice leaves a squared error that grows as n^(1/3).
+- ``method = "unary"``: rounded to about sqrt(n) levels and sent bit by bit, one bit of the code per report (Cheu et
   al. 2019). The bits of a place are shuffled on their own; the squared error does not grow with n.
-- ``method = "split"``: split-and-mix in one dimension, a few shares a user; the squared error is that of a curator.
+- ``method = "split"``: split-and-mix in one dimension, a few shares per user; the squared error is that of a curator.
   `noise_multiplier` is the standard deviation of its noise, `mix` holds its other settings; numbers are encoded
   around 1/2.
 
@@ -78,7 +78,7 @@ class RealSum(ReportedSum, Fast):
             object.__setattr__(self, "mix", SplitAndMixProtocol(clip_norm=_HALF, **(self.mix or {})))
         if isinstance(self.mix, SplitAndMixProtocol) and (self.mix.clip_norm != _HALF or self.mix.calibrated):
             raise ValueError(
-                f"expected mix with clip_norm=0.5 and without noise, which stands beside it, got {self.mix}"
+                f"expected mix with clip_norm=0.5 and without noise, which is a setting of real_sum, got {self.mix}"
             )
 
     @classmethod
@@ -143,7 +143,7 @@ class RealSum(ReportedSum, Fast):
         return super().messages(dim) if self.sharing is None else _SharesAroundZero(**vars(self.sharing.messages(dim)))
 
     def layout(self, dim: int) -> Layout:
-        """One shuffle a slot."""
+        """One shuffle per slot."""
         return super().layout(dim) if self.sharing is None else self.sharing.layout(dim)
 
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
@@ -202,7 +202,7 @@ class RealSum(ReportedSum, Fast):
         return _rounding(numbers, self.slots) + numbers.size * bits
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
-        """One shuffled report a slot, or the noisy sum of mixed shares."""
+        """One shuffled report per slot, or the noisy sum of mixed shares."""
         of_numbers(dim, self.name)
         if self.sharing is None:
             return super().view(cohort, dim, neighbors=neighbors)

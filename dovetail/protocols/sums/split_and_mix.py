@@ -1,13 +1,13 @@
-"""Split-and-mix: the sum of vectors over shufflers that none need trust alone (after Balle, Bell, Gascon, Nissim 2020).
+"""Split-and-mix: a sum of vectors over several shufflers, none trusted alone (after Balle, Bell, Gascon, Nissim 2020).
 
 A client clips its update to L2 norm `clip_norm`, encodes it in integers, adds its part of a Skellam noise and splits
 every coordinate into additive shares modulo `modulus`. Share j goes to shuffler j mod `shufflers`; each (coordinate,
-share) is a slot, permuted on its own. The analyzer adds up all shares of a coordinate and sees the noisy sum, and next
-to nothing else. The noise parts are such that the enforced minimum of honest clients reaches `noise_multiplier`.
+share) is a slot, permuted separately. The analyzer adds up all shares of a coordinate and sees the noisy sum and almost
+nothing else. The noise of the enforced minimum of honest clients adds up to `noise_multiplier`.
 
-Fast and faithful path encode the same integers from the same keys (but for what the last bit of a float32 may turn) and
-add them up exactly; the noise, one draw a coordinate instead of one a client, agrees in distribution; shares cancel.
-The sum path draws the rounding errors as one Gaussian of the largest variance that they can have, 1/4 a client.
+Fast and faithful path encode the same integers from the same keys (up to the last bit of a float32) and add them up
+exactly; the noise, one draw per coordinate instead of one per client, agrees in distribution; shares cancel. The sum
+path draws the rounding errors as one Gaussian of the largest variance that they can have, 1/4 per client.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dovetail.statements import Neighbors, Scope, Trust, Unit
 
 __all__ = ["Collected", "SplitAndMixProtocol"]
 
-_ALL_SHARES = "all shufflers together see every share, and one client's noise is too little"
+_ALL_SHARES = "all shufflers together see every share, and the noise of one client is too small to protect it"
 
 
 class Collected(NamedTuple):
@@ -81,14 +81,14 @@ class SplitAndMixProtocol(Protocol, Fast):
         _validate.integer(shufflers=self.shufflers, colluding_shufflers=self.colluding_shufflers)
         _validate.in_open_interval(0, 1, mixing_error=self.mixing_error)
         if self.shufflers < 2:
-            raise ValueError(f"expected shufflers >= 2: one shuffler would hold all shares, got {self.shufflers}")
+            raise ValueError(f"expected shufflers >= 2 (one shuffler would hold all shares), got {self.shufflers}")
         _validate.in_interval(0, self.shufflers - 1, colluding_shufflers=self.colluding_shufflers)
         _validate.positive(**_validate.given(noise_multiplier=self.noise_multiplier, scale=self.scale))
         _validate.integer(**_validate.given(honest=self.honest, shares=self.shares))
         _validate.at_least(2, **_validate.given(honest=self.honest))
         if self.shares is not None and self.shares < self.shufflers:
             raise ValueError(
-                f"expected a share for each of {self.shufflers} shufflers at least, got shares={self.shares}"
+                f"expected at least one share for each of {self.shufflers} shufflers, got shares={self.shares}"
             )
 
     @classmethod
@@ -252,15 +252,15 @@ class SplitAndMixProtocol(Protocol, Fast):
             neighbors=neighbors,
             unit=Unit.USER,
             assumptions=(
-                "users' noise and shares are independent and fresh",
-                f"{self.shufflers} shufflers share out the shares of every value, so that none holds all of them",
-                f"the {self.shufflers} shufflers do not all collude, with or without the analyzer, and at most "
-                f"{colluding or 'none'} of them with the analyzer",
+                "users draw fresh, independent noise and shares",
+                f"the shares of every value are split among {self.shufflers} shufflers, so that none holds all of them",
+                f"the {self.shufflers} shufflers do not all collude, with or without the analyzer, and "
+                f"{f'at most {colluding}' if colluding else 'none'} of them colludes with the analyzer",
                 "every share of every coordinate is permuted on its own, uniformly, with fresh randomness",
-                f"a round counts only users of whom every share arrived, releases nothing unless at least "
-                f"{cohort.min_size} do, and {DROPOUT}",
-                f"{enrolment(cohort)}; each honest one adds its part of the noise",
-                f"every user repeats rounding until its integers have norm at most {encoding.norm:.6g} (which biases "
-                f"its update by at most {bias:.2g} of the clip norm)",
+                f"a round counts only users whose shares all arrived, releases nothing unless there are at least "
+                f"{cohort.min_size} of them, and {DROPOUT}",
+                f"{enrolment(cohort)}; each honest user adds its part of the noise",
+                f"every user repeats the rounding until its integers have norm at most {encoding.norm:.6g} (which "
+                f"biases its update by at most {bias:.2g} of the clip norm)",
             ),
         )
