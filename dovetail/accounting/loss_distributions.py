@@ -19,7 +19,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dovetail import _validate
 from dovetail.accounting import numerics
 from dovetail.accounting.numerics import ULP
-from dovetail.accounting.tilting import Part, Total
+from dovetail.accounting.tilting import LossPart, Total
 from dovetail.statements import Theorem
 
 __all__ = [
@@ -66,7 +66,7 @@ class Composition:
     def _directions(self) -> tuple[Total, ...]:
         sides = _SIDES[:1] if all(loss._symmetric for loss, _ in self.parts) else _SIDES
         return tuple(
-            Total([Part(*_dense(getattr(loss, side)), times) for loss, times in self.parts], self._interval)
+            Total([LossPart(*_dense(getattr(loss, side)), times) for loss, times in self.parts], self._interval)
             for side in sides
         )
 

@@ -12,7 +12,17 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ULP", "binomial_outward", "eps_bound", "exp", "probability", "smallest", "transform_error"]
+__all__ = [
+    "ULP",
+    "binomial_outward",
+    "decaying_norm",
+    "eps_bound",
+    "exp",
+    "power",
+    "probability",
+    "smallest",
+    "transform_error",
+]
 
 ULP = 2.0**-52
 _PER_STAGE = 6  # roundings that a halving of a transform costs at the most, twiddle factors included
@@ -65,3 +75,24 @@ def transform_error(length: int) -> float:
     It is also the relative error of a transform in the Euclidean norm. Lengths have no prime factors above 11.
     """
     return _PER_STAGE * ULP * math.log2(max(length, 2))
+
+
+def power(values: np.ndarray, times: int) -> np.ndarray:
+    """values^times, by squaring: right to less than four roundings for each of the times."""
+    result = None
+    while True:
+        if times & 1:
+            result = values if result is None else result * values
+        times >>= 1
+        if not times:
+            return values if result is None else result
+        values = values * values
+
+
+def decaying_norm(slope: float, interval: float, count: int) -> float:
+    """The Euclidean norm of (1 - e^(-h m)) e^(-slope m), m = 1, 2, ..., count, or a little more."""
+    if slope == 0:
+        return math.sqrt(count)
+    square = math.exp(-2 * slope)
+    linear = interval * math.sqrt(square * (1 + square) / -(math.expm1(-2 * slope) ** 3))
+    return min(math.sqrt(min(float(count), 1 / math.expm1(2 * slope))), linear) * (1 + 1e-9)

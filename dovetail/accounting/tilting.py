@@ -25,7 +25,7 @@ from dovetail.accounting import numerics
 from dovetail.accounting.numerics import ULP
 from dovetail.statements import NotApplicable
 
-__all__ = ["Part", "Total"]
+__all__ = ["LossPart", "Total"]
 
 _MOST_POINTS = 2**25  # of one transform
 _LEVEL = math.log(100.0)  # deltas within such a factor share a tilt
@@ -38,7 +38,7 @@ _FEW_VIEWS, _FEW_PARTS = 3, 16
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Part:
+class LossPart:
     """`times` independent losses: probabilities at the indices from `lowest` on, and that of an infinite loss."""
 
     lowest: int
@@ -116,7 +116,7 @@ class _View:
 class Total:
     """The sum of the losses of all parts, in units of the interval."""
 
-    def __init__(self, parts: Sequence[Part], interval: float) -> None:
+    def __init__(self, parts: Sequence[LossPart], interval: float) -> None:
         kept = [part for part in (_trimmed(part) for part in parts) if part is not None]
         self._parts, self._interval = kept, interval
         self._lowest = sum(part.times * part.lowest for part in kept)
@@ -264,7 +264,7 @@ class Total:
             log_m += part.times * np.log(modulus)
             errors += part.times * (off / modulus + 4 * ULP)
             keep = log_m > _NEGLIGIBLE
-            product = product[keep] * _power(spectrum[keep], part.times)
+            product = product[keep] * numerics.power(spectrum[keep], part.times)
             alive, log_m, errors = alive[keep], log_m[keep], errors[keep]
         whole = np.zeros(size // 2 + 1, dtype=complex)
         whole[alive] = product
@@ -284,11 +284,11 @@ class Total:
         mass = lfilter([1.0], [1.0, -ratio], law[::-1])
         excess = lfilter([0.0, ratio * -math.expm1(-h)], [1.0, -ratio * math.exp(-h)], mass)[::-1]
         excess *= 1 + 8 * ULP * (len(law) + 8)
-        excess += error * _weight(slope, h, len(law))
+        excess += error * numerics.decaying_norm(slope, h, len(law))
         return _View(first, excess, slope, log_scale, numerics.probability(self._infinite + above))
 
 
-def _trimmed(part: Part) -> Part | None:
+def _trimmed(part: LossPart) -> LossPart | None:
     """The part without probabilities of 0 at its ends; None where no loss is finite."""
     seen = np.flatnonzero(part.probs)
     if not len(seen):
@@ -296,25 +296,4 @@ def _trimmed(part: Part) -> Part | None:
     low, high = int(seen[0]), int(seen[-1]) + 1
     if high - low == len(part.probs):
         return part
-    return Part(part.lowest + low, part.probs[low:high], part.infinite, part.times)
-
-
-def _power(values: np.ndarray, times: int) -> np.ndarray:
-    """values^times, by squaring: right to less than four roundings for each of the times."""
-    result = None
-    while True:
-        if times & 1:
-            result = values if result is None else result * values
-        times >>= 1
-        if not times:
-            return values if result is None else result
-        values = values * values
-
-
-def _weight(slope: float, interval: float, count: int) -> float:
-    """The Euclidean norm of (1 - e^(-h m)) e^(-slope m), m = 1, 2, ..., count, or a little more."""
-    if slope == 0:
-        return math.sqrt(count)
-    square = math.exp(-2 * slope)
-    linear = interval * math.sqrt(square * (1 + square) / -(math.expm1(-2 * slope) ** 3))
-    return min(math.sqrt(min(float(count), 1 / math.expm1(2 * slope))), linear) * (1 + 1e-9)
+    return LossPart(part.lowest + low, part.probs[low:high], part.infinite, part.times)

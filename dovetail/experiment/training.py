@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,70 +28,15 @@ from dovetail.experiment.due import rounds_due
 from dovetail.experiment.fingerprint import difference, fingerprint
 from dovetail.experiment.folder import RunFolder, Saved
 from dovetail.experiment.preparation import Plan, prepare
-from dovetail.guarantee import Quote, Record
+from dovetail.experiment.result import Progress, Result
+from dovetail.guarantee import Record
 from dovetail.protocols._claimed import FROM_DATA
-from dovetail.statements import Bound, Statement, Unit
 
 __all__ = ["Finished", "Progress", "Result", "prepare", "run", "train"]
 
 
 class Finished(ValueError):  # noqa: N818 - nothing is wrong
     """The run to be resumed has already ended; nothing was changed."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Result:
-    """What a run ended with."""
-
-    accuracy: float
-    rounds: int
-    planned_rounds: int
-    seconds_per_round: float
-    uploads: int
-    quote: Quote
-    units: Mapping[Unit, Statement]
-    parameters: Mapping[str, np.ndarray]
-    noise: str
-    out: Path | None
-
-    @property
-    def statement(self) -> Statement:
-        """What is certified."""
-        return self.quote.certified
-
-    def to_json(self) -> dict[str, Any]:
-        """The machine-readable summary."""
-        return {
-            "accuracy": self.accuracy,
-            "rounds": self.rounds,
-            "planned_rounds": self.planned_rounds,
-            "seconds_per_round": self.seconds_per_round,
-            "uploads": self.uploads,
-            **{key: value for key, value in self.quote.to_json().items() if key != "protocol"},
-            "units": {unit.value: statement.to_json() for unit, statement in self.units.items()},
-            "noise": self.noise,
-            "out": None if self.out is None else str(self.out),
-        }
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Progress:
-    """The state of a run after a round; accuracy and spent budget are those of the last evaluation."""
-
-    round: int
-    rounds: int
-    accuracy: float | None
-    spent: Bound | None
-
-    def to_json(self) -> dict[str, Any]:
-        """A line of `metrics.jsonl`; an unbounded eps is null."""
-        spent = self.spent if self.spent is not None and math.isfinite(self.spent.eps) else None
-        return {
-            "round": self.round,
-            "accuracy": self.accuracy,
-            "eps": None if spent is None else spent.eps,
-            "delta": None if spent is None else spent.delta,
-        }
 
 
 def train(

@@ -12,8 +12,8 @@ from scipy.stats import binom
 from dovetail.audit.bounds import ExactAttack, best
 from dovetail.audit.exact import cells, counts, noise, sums
 from dovetail.audit.exact.counts import Binomial
-from dovetail.audit.exact.ratios import Seen, far_apart, likelihoods
-from dovetail.audit.exact.sums import Mixture, Part
+from dovetail.audit.exact.ratios import RepeatedCells, far_apart, likelihoods
+from dovetail.audit.exact.sums import Mixture, SumPart
 from dovetail.audit.findings import audit
 from dovetail.events import Report
 from dovetail.guarantee.quotes import Terms
@@ -62,8 +62,8 @@ def test_sums_are_convolutions_within_their_slack():
     law = np.ones(1)
     for one in [some] * 6 + [other] * 5:
         law = np.convolve(law, one)
-    crowd = [Part(masses=some, times=6), Part(masses=other, times=5)]
-    fight = sums.sums("a sum", [*crowd, Part(masses=victim)], crowd)
+    crowd = [SumPart(masses=some, times=6), SumPart(masses=other, times=5)]
+    fight = sums.sums("a sum", [*crowd, SumPart(masses=victim)], crowd)
     for exact, found in ((np.convolve(law, victim), fight.log_first), (law, fight.log_second)):
         padded = np.zeros(len(found))
         padded[: len(exact)] = exact
@@ -75,7 +75,7 @@ def test_sums_are_convolutions_within_their_slack():
 def test_errors_of_huge_powers_stay_within_the_slack():
     trials, prob = 3_000_000, np.longdouble(1) / 7
     law = np.array([1 - prob, prob])
-    parts = [Part(masses=law, times=trials, error=4 * sums.ULP)]
+    parts = [SumPart(masses=law, times=trials, error=4 * sums.ULP)]
     fight = sums.sums("ones", parts, parts)
     middle = round(trials / 7)
     values = middle + np.arange(-len(fight.log_first) // 2, len(fight.log_first) // 2)
@@ -91,8 +91,8 @@ def test_a_mixture_is_the_sum_over_its_counts():
     start, weights = counts.binomial_window(5, 0.4)
     fight = sums.sums(
         "ones",
-        [Mixture(some=Part(masses=some), rest=Part(masses=rest), total=6, start=start, weights=weights, times=2)],
-        [Part(masses=rest, times=12)],
+        [Mixture(some=SumPart(masses=some), rest=SumPart(masses=rest), total=6, start=start, weights=weights, times=2)],
+        [SumPart(masses=rest, times=12)],
     )
     one = sum(
         binom.pmf(c, 5, 0.4) * np.convolve(binom.pmf(np.arange(c + 1), c, 0.7), binom.pmf(np.arange(7 - c), 6 - c, 0.5))
@@ -135,19 +135,19 @@ def test_counts_and_pairs_of_counts_by_enumeration():
 def test_likelihoods_of_one_observation_lose_nothing_and_know_the_pure_ratio():
     rng = np.random.default_rng(3)
     first, second = (np.longdouble(rng.dirichlet(np.ones(6))) for _ in range(2))
-    fight = likelihoods("cells", [Seen(first, second, 1, 1e-17)])
+    fight = likelihoods("cells", [RepeatedCells(first, second, 1, 1e-17)])
     for eps in (0.0, 0.5, 1.0):
         exact = max(np.maximum(p - math.exp(eps) * q, 0).sum() for p, q in ((first, second), (second, first)))
         assert fight.delta(eps=eps) == pytest.approx(float(exact), abs=1e-6)
     largest = float(np.abs(np.log(first / second)).max())
     assert fight.eps(delta=0).eps == pytest.approx(largest, rel=1e-8)
-    assert likelihoods("cells", [Seen(first, second, 7, 1e-17)]).eps(delta=0).eps <= 7 * largest
+    assert likelihoods("cells", [RepeatedCells(first, second, 7, 1e-17)]).eps(delta=0).eps <= 7 * largest
 
 
 @pytest.mark.parametrize(("count", "eps_local"), [(400, 0.5), (3000, 1.0)])
 def test_worlds_that_are_far_apart_by_a_change_of_measure(count, eps_local):
     prob = np.longdouble(math.exp(eps_local) / (1 + math.exp(eps_local)))
-    seen = Seen(np.array([1 - prob, prob]), np.array([prob, 1 - prob]), count, 1e-18)
+    seen = RepeatedCells(np.array([1 - prob, prob]), np.array([prob, 1 - prob]), count, 1e-18)
     logs = [counts.log_binomial(count, float(p)) for p in (prob, 1 - prob)]
     exact = ExactAttack(attack="ones", log_first=logs[0], log_second=logs[1])
     for delta in (1e-6, 1e-3, 0.3):

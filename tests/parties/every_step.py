@@ -28,8 +28,8 @@ from dovetail.parties.common.links import Gone, Unreachable
 from dovetail.parties.common.wire import Closed, RoundStatus, TooEarly, TooLate, vector_from
 from dovetail.parties.fleet import Deployment, lenient_policy
 from dovetail.parties.http.shuffler import ShufflerService
+from dovetail.parties.shuffler.arrivals import Turned
 from dovetail.parties.shuffler.rounds import Shuffler
-from dovetail.parties.shuffler.store import Turned
 from dovetail.parties.user.client import Client, Envelope
 
 _WRITES = ("INSERT", "CREATE", "PRAGMA journal_mode", "PRAGMA wal_checkpoint")  # where no transaction is open

@@ -14,7 +14,8 @@ import time
 import pytest
 from scipy.stats import chisquare
 
-from dovetail.parties.shuffler.store import Arrival, Shape, Store, Turned
+from dovetail.parties.shuffler.arrivals import Arrival, Shape, Turned
+from dovetail.parties.shuffler.store import Store
 
 SHAPE = Shape(slots=3, reports=3, length=8, min_uploads=2, max_uploads=5)
 

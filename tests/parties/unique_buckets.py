@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from dovetail.parties.common.keys import KeyPair
-from dovetail.parties.common.ledger import Entry
+from dovetail.parties.common.ledger import LedgerEntry
 from dovetail.parties.fleet import Deployment, lay_out
 
 
@@ -96,9 +96,9 @@ class Auditor:
         self.models: dict[int, np.ndarray] = {}
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[LedgerEntry]:
         """The ledger as it was seen last."""
-        return [msgspec.json.decode(body, type=Entry) for _, body, _ in self._rows]
+        return [msgspec.json.decode(body, type=LedgerEntry) for _, body, _ in self._rows]
 
     @property
     def released(self) -> set[int]:
@@ -115,7 +115,7 @@ class Auditor:
         for _, body, digest in rows:
             assert digest == hashlib.sha256(before + body).digest()
             before = digest
-        reserved: list[Entry] = []
+        reserved: list[LedgerEntry] = []
         for entry in self.entries:
             if entry.kind == "reserve":
                 assert entry.round == len(reserved) + 1
@@ -169,7 +169,9 @@ def _shuffler_step(folder: Path) -> str:
 
 def _analyzer_step(folder: Path) -> str:
     with contextlib.closing(sqlite3.connect(folder / "ledger.db")) as database:
-        entries = [msgspec.json.decode(row[0], type=Entry) for row in database.execute("SELECT body FROM entries")]
+        entries = [
+            msgspec.json.decode(row[0], type=LedgerEntry) for row in database.execute("SELECT body FROM entries")
+        ]
     reserved = max((entry.round for entry in entries if entry.kind == "reserve"), default=0)
     released = any(entry.kind == "release" and entry.round == reserved for entry in entries)
     with contextlib.closing(sqlite3.connect(folder / "book.db")) as database:

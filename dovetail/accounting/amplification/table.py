@@ -18,13 +18,13 @@ from dovetail.accounting.amplification import blanket, clones, closed_forms
 from dovetail.events import Report, Shuffled
 from dovetail.statements import Bound, NotApplicable, Theorem
 
-__all__ = ["BOUNDS", "Entry", "Row", "best", "bound", "table"]
+__all__ = ["BOUNDS", "NamedBound", "TableRow", "best", "bound", "table"]
 
 Kind = Literal["generic", "laplace", "rr"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Entry:
+class NamedBound:
     """One named bound: how it is computed, by which theorem, and for which randomizer it is proved."""
 
     function: Callable[..., Bound]
@@ -46,7 +46,7 @@ class Entry:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
+class TableRow:
     """One line of the table: a bound, or the reason why there is none."""
 
     name: str
@@ -55,25 +55,25 @@ class Row:
     theorem: Theorem
 
 
-BOUNDS: Mapping[str, Entry] = MappingProxyType(
+BOUNDS: Mapping[str, NamedBound] = MappingProxyType(
     {
-        "erlingsson19": Entry(function=closed_forms.erlingsson19, theorem=closed_forms.ERLINGSSON19),
-        "blanket-hoeffding-generic": Entry(function=blanket.hoeffding, theorem=blanket.HOEFFDING),
-        "blanket-hoeffding-laplace": Entry(function=blanket.hoeffding, theorem=blanket.HOEFFDING, kind="laplace"),
-        "blanket-hoeffding-rr2": Entry(function=blanket.hoeffding, theorem=blanket.HOEFFDING, kind="rr"),
-        "blanket-bennett-generic": Entry(function=blanket.bennett, theorem=blanket.BENNETT),
-        "blanket-bennett-laplace": Entry(function=blanket.bennett, theorem=blanket.BENNETT, kind="laplace"),
-        "blanket-bennett-rr2": Entry(function=blanket.bennett, theorem=blanket.BENNETT, kind="rr"),
-        "blanket-exact-laplace": Entry(function=blanket.exact, theorem=blanket.EXACT, kind="laplace"),
-        "blanket-exact-rr2": Entry(function=blanket.exact, theorem=blanket.EXACT, kind="rr"),
-        "flame-lemma1": Entry(
+        "erlingsson19": NamedBound(function=closed_forms.erlingsson19, theorem=closed_forms.ERLINGSSON19),
+        "blanket-hoeffding-generic": NamedBound(function=blanket.hoeffding, theorem=blanket.HOEFFDING),
+        "blanket-hoeffding-laplace": NamedBound(function=blanket.hoeffding, theorem=blanket.HOEFFDING, kind="laplace"),
+        "blanket-hoeffding-rr2": NamedBound(function=blanket.hoeffding, theorem=blanket.HOEFFDING, kind="rr"),
+        "blanket-bennett-generic": NamedBound(function=blanket.bennett, theorem=blanket.BENNETT),
+        "blanket-bennett-laplace": NamedBound(function=blanket.bennett, theorem=blanket.BENNETT, kind="laplace"),
+        "blanket-bennett-rr2": NamedBound(function=blanket.bennett, theorem=blanket.BENNETT, kind="rr"),
+        "blanket-exact-laplace": NamedBound(function=blanket.exact, theorem=blanket.EXACT, kind="laplace"),
+        "blanket-exact-rr2": NamedBound(function=blanket.exact, theorem=blanket.EXACT, kind="rr"),
+        "flame-lemma1": NamedBound(
             function=closed_forms.flame_lemma1, theorem=closed_forms.FLAME_LEMMA1, kind="rr", any_levels=True
         ),
-        "clones22-closed": Entry(function=closed_forms.clones22, theorem=closed_forms.FMT22_CLOSED),
-        "clones22-numerical": Entry(function=clones.numerical22, theorem=clones.FMT22),
-        "clones23-closed": Entry(function=closed_forms.clones23, theorem=closed_forms.FMT23_CLOSED),
-        "clones23-numerical": Entry(function=clones.numerical23, theorem=clones.FMT23),
-        "girgis21": Entry(function=closed_forms.girgis21, theorem=closed_forms.GIRGIS21),
+        "clones22-closed": NamedBound(function=closed_forms.clones22, theorem=closed_forms.FMT22_CLOSED),
+        "clones22-numerical": NamedBound(function=clones.numerical22, theorem=clones.FMT22),
+        "clones23-closed": NamedBound(function=closed_forms.clones23, theorem=closed_forms.FMT23_CLOSED),
+        "clones23-numerical": NamedBound(function=clones.numerical23, theorem=clones.FMT23),
+        "girgis21": NamedBound(function=closed_forms.girgis21, theorem=closed_forms.GIRGIS21),
     }
 )
 
@@ -84,7 +84,7 @@ def bound(name: str, report: Report, *, num_users: int, delta: float, colluders:
     return _ask(name, Shuffled(report=report, num_users=num_users, colluders=colluders), delta)
 
 
-def table(report: Report | float, *, num_users: int, delta: float, colluders: int = 0) -> list[Row]:
+def table(report: Report | float, *, num_users: int, delta: float, colluders: int = 0) -> list[TableRow]:
     """Every bound, with its number or the reason why it has none.
 
     Given a number, the eps_local of a report of unknown kind, each row is computed for the randomizer that it is proved
@@ -102,11 +102,11 @@ def table(report: Report | float, *, num_users: int, delta: float, colluders: in
             found, reason = _ask(name, event, delta), None
         except NotApplicable as refusal:
             found, reason = None, str(refusal)
-        rows.append(Row(name=name, bound=found, reason=reason, theorem=entry.theorem))
+        rows.append(TableRow(name=name, bound=found, reason=reason, theorem=entry.theorem))
     return rows
 
 
-def best(report: Report | float, *, num_users: int, delta: float, colluders: int = 0) -> Row:
+def best(report: Report | float, *, num_users: int, delta: float, colluders: int = 0) -> TableRow:
     """The smallest bound that holds for this report; a number stands for a generic report of that eps_local.
 
     Guarantees:

@@ -256,9 +256,8 @@ class CrowdRelease(Release[Crowd]):
 
     def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
         """Everyone."""
-        if sampling != Everyone():
-            return super().losses(sampling, interval)
-        return (loss(self.event, interval=interval),)
+        known = sampling == Everyone()
+        return (loss(self.event, interval=interval),) if known else super().losses(sampling, interval)
 
     @property
     def resolution(self) -> float:

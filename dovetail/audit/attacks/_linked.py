@@ -16,7 +16,7 @@ from scipy.stats import binom
 from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import cells
 from dovetail.audit.exact.counts import Binomial, binomial_window, counts
-from dovetail.audit.exact.sums import ULP, Part, sums
+from dovetail.audit.exact.sums import ULP, SumPart, sums
 from dovetail.events import Report
 
 __all__ = ["Ones", "messages_like_the_victims", "ones"]
@@ -67,8 +67,8 @@ def _likelihoods(bits: Ones, width: int, others: int, dummies: int, slack: float
     points = cells.whole_steps(ratio, average, messages=messages, finest=32.0)
     error = 64 * (width + 64) * ULP
 
-    def part(law: np.ndarray, times: int) -> Part:
-        return Part(masses=cells.scored(law, points), times=times, error=error)
+    def part(law: np.ndarray, times: int) -> SumPart:
+        return SumPart(masses=cells.scored(law, points), times=times, error=error)
 
     crowd = [part(low, others), part(dummy, dummies)]
     return sums("likelihood ratios of whole messages", [*crowd, part(high, 1)], [*crowd, part(low, 1)], slack=slack)

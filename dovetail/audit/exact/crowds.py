@@ -17,9 +17,9 @@ from scipy.stats import binom
 from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import cells
 from dovetail.audit.exact.counts import Binomial, binomial_window, counts, trinomials
-from dovetail.audit.exact.ratios import Seen, likelihoods
+from dovetail.audit.exact.ratios import RepeatedCells, likelihoods
 from dovetail.audit.exact.registry import on_event
-from dovetail.audit.exact.sums import ULP, Mixture, Part, sums
+from dovetail.audit.exact.sums import ULP, Mixture, SumPart, sums
 from dovetail.events import PaddedBernoulli, PaddedTopk, Report, Shuffled
 from dovetail.statements import NotApplicable
 
@@ -59,9 +59,9 @@ class _Crowd:
             return np.arange(2)
         return cells.scores(self.high, self.low, others, messages=messages)
 
-    def part(self, masses: np.ndarray, scores: np.ndarray, times: int) -> Part:
+    def part(self, masses: np.ndarray, scores: np.ndarray, times: int) -> SumPart:
         """Messages as integers to add up."""
-        return Part(masses=cells.scored(masses, scores), times=times, error=cells.error_of(masses))
+        return SumPart(masses=cells.scored(masses, scores), times=times, error=cells.error_of(masses))
 
     def exact_attack(
         self, attack: str, first: Sequence[_Messages], second: Sequence[_Messages], *, slack: float = 0.0
@@ -84,7 +84,7 @@ class _Crowd:
         if not self.binary or slots == 1:
             return []
         error = 64 * ULP * (1 + sum(m.times for m in first))
-        seen = Seen(_count_law(first), _count_law(second), slots, error)  # most telling: no ones at all
+        seen = RepeatedCells(_count_law(first), _count_law(second), slots, error)  # most telling: no ones at all
         return [likelihoods(attack, [seen], slack=slack + slots * 1e-30)]
 
 

@@ -16,7 +16,7 @@ from scipy.special import log_ndtr, logsumexp
 from dovetail.audit.bounds import ExactAttack, disjoint
 from dovetail.audit.exact import cells, sums
 from dovetail.audit.exact.counts import binomial_window
-from dovetail.audit.exact.ratios import Seen, likelihoods, many_alike
+from dovetail.audit.exact.ratios import RepeatedCells, likelihoods, many_alike
 from dovetail.audit.exact.registry import in_sample, on_event
 from dovetail.audit.exact.sums import ULP
 from dovetail.events import Gaussian, Laplace, SampledSubject, SplitAndMix
@@ -89,12 +89,12 @@ def skellam(attack: str, variance: float, shift: int, *, modulus: int) -> ExactA
 
 
 @in_sample.register(Gaussian)
-def sampled_gaussian(event: Gaussian, prob: float, times: int) -> Seen:
+def sampled_gaussian(event: Gaussian, prob: float, times: int) -> RepeatedCells:
     """A user who is drawn by a coin of this probability for each release, against nobody in its place."""
     if event.neighbors is not Neighbors.ADD_REMOVE or event.std == 0:
         raise NotApplicable("of Poisson samples, exact attacks are known on Gaussian sums, for adding a user")
     drawn = np.array([1 - np.longdouble(prob), prob], np.longdouble)
-    return Seen(*_binned(drawn, event.mu), times, _error(items=1))
+    return RepeatedCells(*_binned(drawn, event.mu), times, _error(items=1))
 
 
 @on_event.register(SampledSubject)
@@ -136,7 +136,7 @@ def _mixture_duel(attack: str, event: SampledSubject, split: tuple[int, ...], re
     if releases == 1 and len(laws) == 1 and laws[0][1] == 1:
         return _one_mixture("the released value along the difference", laws[0][0], unit)
     error = _error(event.most_items)
-    seen = [Seen(*_binned(law, unit), releases * times, error) for law, times in laws]
+    seen = [RepeatedCells(*_binned(law, unit), releases * times, error) for law, times in laws]
     return likelihoods(attack, seen, pure=math.inf)
 
 

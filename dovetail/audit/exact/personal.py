@@ -15,7 +15,7 @@ import numpy as np
 from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import cells, sums
 from dovetail.audit.exact.registry import on_event
-from dovetail.audit.exact.sums import ULP, Part
+from dovetail.audit.exact.sums import ULP, SumPart
 from dovetail.events import Personalized
 from dovetail.statements import NotApplicable
 
@@ -59,8 +59,8 @@ def crowd_duel(attack: str, laws: Laws, victim: float, others: np.ndarray, *, sl
     values, group = np.unique(points, return_inverse=True)
     grouped = np.zeros((len(budgets), len(values)), np.longdouble)
     np.add.at(grouped.T, group, crowd.T)
-    average = Part(masses=cells.scored(mean, points), times=len(others) * slots)
-    own = [Part(masses=cells.scored(law, points), times=slots) for law in (high, low)]
+    average = SumPart(masses=cells.scored(mean, points), times=len(others) * slots)
+    own = [SumPart(masses=cells.scored(law, points), times=slots) for law in (high, low)]
     size, centre = sums.modulus_for([average, own[0]], [average, own[1]])
     value, error = _product(grouped, users, values, size, slots)
     found = []

@@ -14,9 +14,9 @@ import numpy as np
 
 from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import cells
-from dovetail.audit.exact.sums import ULP, Part, law, modulus_for, spectrum_of, sums
+from dovetail.audit.exact.sums import ULP, SumPart, law, modulus_for, spectrum_of, sums
 
-__all__ = ["Seen", "far_apart", "likelihoods", "many_alike"]
+__all__ = ["RepeatedCells", "far_apart", "likelihoods", "many_alike"]
 
 _LARGEST_RATIO = 40.0  # what has a larger one is as good as certain
 _MOST_STEPS = 2**16
@@ -25,7 +25,7 @@ _POWERS = (0.99, 0.9, 0.5, 0.1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7)
 _TINY = 1e-250  # smaller probabilities may be rounding errors
 
 
-class Seen(NamedTuple):
+class RepeatedCells(NamedTuple):
     """So many independent observations: the probabilities of their cells in both worlds, each law within `error`."""
 
     first: np.ndarray
@@ -34,7 +34,7 @@ class Seen(NamedTuple):
     error: float
 
 
-def likelihoods(attack: str, seen: Sequence[Seen], *, slack: float = 0.0, pure: float = 0.0) -> ExactAttack:
+def likelihoods(attack: str, seen: Sequence[RepeatedCells], *, slack: float = 0.0, pure: float = 0.0) -> ExactAttack:
     """The sum of the log-likelihood ratios of all observations.
 
     At delta = 0 the attack has the ratio of the event that every observation falls into its most telling cell.
@@ -45,12 +45,12 @@ def likelihoods(attack: str, seen: Sequence[Seen], *, slack: float = 0.0, pure: 
     std = math.sqrt(max(variance / total, 1e-300))
     fine = min(256.0, max(4.0, 2**11 / math.sqrt(total)))
     fine = min(fine, _MOST_STEPS * std / max(float(np.ptp(ratio)) for ratio in ratios))
-    worlds: tuple[list[Part], list[Part]] = ([], [])
+    worlds: tuple[list[SumPart], list[SumPart]] = ([], [])
     for part, ratio in zip(seen, ratios, strict=True):
         points = np.rint(ratio / std * fine).astype(np.int64)
         points -= points.min()
         for world, masses in zip(worlds, (part.first, part.second), strict=True):
-            world.append(Part(masses=cells.scored(masses, points), times=part.times, error=part.error + 8 * ULP))
+            world.append(SumPart(masses=cells.scored(masses, points), times=part.times, error=part.error + 8 * ULP))
     return sums(attack, *worlds, slack=slack, pure=max(pure, _most_telling(seen)))
 
 
@@ -58,11 +58,11 @@ def many_alike(
     attack: str, first: np.ndarray, second: np.ndarray, times: int, *, pure: float = 0.0
 ) -> list[ExactAttack]:
     """All attacks on so many reports or answers in cells of these probabilities, whether the worlds are near or far."""
-    seen = Seen(first, second, times, cells.error_of(first))
+    seen = RepeatedCells(first, second, times, cells.error_of(first))
     return [likelihoods(attack, [seen], pure=pure), *far_apart(attack, seen)]
 
 
-def far_apart(attack: str, seen: Seen) -> list[ExactAttack]:
+def far_apart(attack: str, seen: RepeatedCells) -> list[ExactAttack]:
     """Thresholds on the same sum where the worlds are so far apart that alarms are rarer than a transform's errors.
 
     With steps of h and T the sum of whole steps s(y), Q(T = t) = Z^n e^(-h t) P'(T = t), where P' has the cells'
@@ -80,7 +80,7 @@ def far_apart(attack: str, seen: Seen) -> list[ExactAttack]:
     total = tilted.sum()
     tilted_error = 2 * seen.error * math.exp(step * float(signed.max()))
     parts = [
-        Part(masses=cells.scored(masses, signed - lowest), times=seen.times, error=error + 64 * ULP)
+        SumPart(masses=cells.scored(masses, signed - lowest), times=seen.times, error=error + 64 * ULP)
         for masses, error in ((seen.first, seen.error), (tilted / total, tilted_error))
     ]
     size, centre = modulus_for(parts[:1], parts[1:])
@@ -110,7 +110,7 @@ def far_apart(attack: str, seen: Seen) -> list[ExactAttack]:
     return found
 
 
-def _outside(part: Part, low: int, high: int) -> float:
+def _outside(part: SumPart, low: int, high: int) -> float:
     """More than the probability that the sum of all integers of this part is below `low` or above `high`."""
     masses = np.asarray(part.masses, np.float64)
     mean, variance = part.moments()
@@ -129,7 +129,7 @@ def _log_rest(log: float) -> float:
     return math.log(-math.expm1(log))
 
 
-def _most_telling(seen: Sequence[Seen]) -> float:
+def _most_telling(seen: Sequence[RepeatedCells]) -> float:
     extremes = np.zeros(2)
     for part in seen:
         possible = (part.first > _TINY) & (part.second > _TINY)
@@ -138,12 +138,12 @@ def _most_telling(seen: Sequence[Seen]) -> float:
     return float(extremes.max()) * (1 - 1e-9)
 
 
-def _log_ratio(part: Seen) -> np.ndarray:
+def _log_ratio(part: RepeatedCells) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.asarray(np.log(part.first) - np.log(part.second), np.float64)
     return np.clip(np.nan_to_num(ratio, nan=0.0), -_LARGEST_RATIO, _LARGEST_RATIO)
 
 
-def _variance(part: Seen, ratio: np.ndarray) -> float:
+def _variance(part: RepeatedCells, ratio: np.ndarray) -> float:
     middle = np.asarray(part.first + part.second, np.float64) / 2
     return float(middle @ ratio**2) - float(middle @ ratio) ** 2

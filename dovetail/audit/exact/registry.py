@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.audit.bounds import ExactAttack
-from dovetail.audit.exact.ratios import Seen
+from dovetail.audit.exact.ratios import RepeatedCells
 from dovetail.events import Round
 from dovetail.statements import NotApplicable
 
@@ -27,7 +27,7 @@ def on_event(event: Any, rounds: int) -> list[ExactAttack]:
 
 
 @functools.singledispatch
-def in_sample(event: Any, prob: float, times: int) -> Seen:
+def in_sample(event: Any, prob: float, times: int) -> RepeatedCells:
     """What so many releases of an event show of a user who is in each with this probability, against nobody."""
     raise NotApplicable("of Poisson samples, exact attacks are known on Gaussian sums, for adding a user")
 

@@ -22,8 +22,8 @@ from dovetail.statements import NotApplicable
 __all__ = [
     "ULP",
     "Mixture",
-    "Part",
     "Spectrum",
+    "SumPart",
     "duel_of",
     "law",
     "log_abs",
@@ -39,7 +39,7 @@ _LARGEST = 2**22
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Part:
+class SumPart:
     """`times` independent integers of one law: the probabilities of 0, 1, 2, ..., all of them within `error`."""
 
     masses: np.ndarray
@@ -76,8 +76,8 @@ class Mixture:
     belongs into the slack.
     """
 
-    some: Part
-    rest: Part
+    some: SumPart
+    rest: SumPart
     total: int
     start: int
     weights: np.ndarray
@@ -113,8 +113,8 @@ class Mixture:
 
 def sums(
     attack: str,
-    first: Sequence[Part | Mixture],
-    second: Sequence[Part | Mixture],
+    first: Sequence[SumPart | Mixture],
+    second: Sequence[SumPart | Mixture],
     *,
     slack: float = 0.0,
     pure: float = 0.0,
@@ -126,7 +126,7 @@ def sums(
     return duel_of(attack, laws, centre=centre, slack=slack, pure=pure)
 
 
-def modulus_for(first: Sequence[Part | Mixture], second: Sequence[Part | Mixture]) -> tuple[int, int]:
+def modulus_for(first: Sequence[SumPart | Mixture], second: Sequence[SumPart | Mixture]) -> tuple[int, int]:
     """A power of two that covers both sums widely, and the middle between them."""
     moments = [
         np.sum([part.times * np.array(part.moments()) for part in parts if part.times], axis=0)
@@ -145,7 +145,7 @@ Spectrum = tuple[np.ndarray, np.ndarray]
 _Known = dict[int, tuple[np.ndarray, np.ndarray, float]]
 
 
-def spectrum_of(parts: Sequence[Part | Mixture], size: int, known: _Known | None = None) -> Spectrum:
+def spectrum_of(parts: Sequence[SumPart | Mixture], size: int, known: _Known | None = None) -> Spectrum:
     """The characteristic function of the sum at half of the roots of unity, and the error of each value.
 
     `known` keeps what was computed for a part, for the other world has most of them, too.

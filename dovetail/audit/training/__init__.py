@@ -25,7 +25,7 @@ import numpy as np
 from dovetail import _validate
 from dovetail.audit.bounds import LowerBound
 from dovetail.audit.training import one_run
-from dovetail.audit.training.attacker import Attacker, Seen
+from dovetail.audit.training.attacker import Attacker, AttackerView
 from dovetail.audit.training.canaries import Canaries
 from dovetail.data import Task
 from dovetail.engine.devices import to_host
@@ -170,7 +170,7 @@ def _canaries(config: Config, count: int) -> Canaries:
     )
 
 
-def _run(plan: Plan, hidden: Canaries, released: list[int]) -> Iterator[Seen]:
+def _run(plan: Plan, hidden: Canaries, released: list[int]) -> Iterator[AttackerView]:
     """Train as any run does, and show what an observer of every model sees; `released` is filled on the way."""
     training = plan.engine.start()
     for index, users in rounds_due(plan, released):
@@ -180,7 +180,7 @@ def _run(plan: Plan, hidden: Canaries, released: list[int]) -> Iterator[Seen]:
         state, server = jax.tree.map(lambda leaf: to_host(leaf).copy(), (training.protocol, training.server))
         training = plan.step(training, index, hidden.taking_part(users, plan.schedule.population))
         released.append(index)
-        yield Seen(index, users, before, to_host(training.params).copy(), state, server)
+        yield AttackerView(index, users, before, to_host(training.params).copy(), state, server)
 
 
 def _white_box(plan: Plan, hidden: Canaries, released: list[int]) -> np.ndarray:

@@ -22,12 +22,12 @@ from dovetail.learners.client import ClientUpdate, cross_entropy, local_update
 from dovetail.learners.server import Server
 from dovetail.statements import Unit
 
-__all__ = ["Attacker", "Seen"]
+__all__ = ["Attacker", "AttackerView"]
 
 _CHUNK, _CHUNK_FLOATS = 256, 2**24
 
 
-class Seen(NamedTuple):
+class AttackerView(NamedTuple):
     """A released round: its planned users, the model before and after, the states of protocol and server before."""
 
     number: int
@@ -56,11 +56,11 @@ class Attacker:
         self._one = jax.vmap(local_update(update, self._logits), (None, 0, 0, 0))
         self._clipped = jax.jit(self._clip)
 
-    def divisor(self, seen: Seen) -> float:
+    def divisor(self, seen: AttackerView) -> float:
         """What the noised sum of updates is divided by to give the estimate, by which the server moves."""
         return self._plan.sampler.divisor(seen.number, learning_rate=self._plan.config.client.learning_rate)
 
-    def released_sum(self, seen: Seen) -> np.ndarray:
+    def released_sum(self, seen: AttackerView) -> np.ndarray:
         """The noised sum of updates that a step of SGD, with momentum or without, was made of."""
         nothing = jnp.zeros_like(seen.before)
         without, _ = self.server.step(seen.before, seen.server, nothing)
@@ -68,18 +68,18 @@ class Attacker:
         moved = seen.after.astype(np.float64) - np.asarray(without)
         return moved / np.asarray(slope, np.float64) * self.divisor(seen)
 
-    def noise_std(self, seen: Seen) -> float:
+    def noise_std(self, seen: AttackerView) -> float:
         """The noise on a coordinate of that sum."""
         return self._plan.sampler.noise_std(seen.number, dim=self._plan.engine.dim)
 
-    def weights(self, seen: Seen) -> np.ndarray:
+    def weights(self, seen: AttackerView) -> np.ndarray:
         """How many times each canary's update is in the sum, on average over what the adversary does not see."""
         hidden, schedule = self._hidden, self._plan.schedule
         if hidden.unit is not Unit.USER or schedule.kind in ("fixed", "poisson"):
             return np.full(hidden.count, self._plan.sampler.times(seen.number, records=hidden.items))
         return np.isin(schedule.population - hidden.count + np.arange(hidden.count), seen.users).astype(float)
 
-    def others(self, seen: Seen) -> np.ndarray:
+    def others(self, seen: AttackerView) -> np.ndarray:
         """What the real users or records add; on average where who is drawn would tell of who else is."""
         schedule, users, weight = self._plan.schedule, seen.users, 1.0
         if self._hidden.unit is Unit.USER:
@@ -91,7 +91,7 @@ class Attacker:
         theirs = rows[:, 0] < self._first_canary
         return weight * self._summed(seen, rows[theirs], counts[theirs])
 
-    def worlds(self, seen: Seen) -> tuple[np.ndarray, np.ndarray]:
+    def worlds(self, seen: AttackerView) -> tuple[np.ndarray, np.ndarray]:
         """Half the sum and half the difference of each canary's updates in its two worlds, (canaries, dim)."""
         rows, other = self._hidden.rows(len(self._labels))
         first = self._updates(seen, rows)
@@ -102,14 +102,14 @@ class Attacker:
         """The model's loss on each of these records."""
         return np.asarray(cross_entropy(self._logits(jnp.asarray(params), self._inputs[rows]), self._labels[rows]))
 
-    def _updates(self, seen: Seen, rows: np.ndarray) -> np.ndarray:
+    def _updates(self, seen: AttackerView, rows: np.ndarray) -> np.ndarray:
         counts = np.ones(len(rows), np.int32)
         clipped = self._clipped(
             seen.before, seen.state, self._inputs[rows][:, None], self._labels[rows][:, None], counts
         )
         return np.asarray(clipped)
 
-    def _summed(self, seen: Seen, index: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    def _summed(self, seen: AttackerView, index: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """The sum of the clipped updates of users with these records, a chunk at a time."""
         total = np.zeros(self._plan.engine.dim)
         size = max(1, min(_CHUNK, _CHUNK_FLOATS // (index.shape[1] * self._inputs[0].size + 2 * self._plan.engine.dim)))

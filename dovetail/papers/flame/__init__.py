@@ -1,13 +1,14 @@
 """FLAME (Liu, Cao, Chen, Guo, Yoshikawa, AAAI 2021): every number that it prints about the system, and every figure.
 
 The privacy of its three protocols is recomputed, certified where it holds and attacked where it does not
-(`_flame_privacy`); accuracies are trained (`_flame_training`). Figures 1 and 2 are drawings of the parties.
+(`privacy`, `amplification`); accuracies are trained (`training`). Figures 1 and 2 are drawings of the parties.
 """
 
 from __future__ import annotations
 
 from dovetail.papers._exhibit import Paper
-from dovetail.papers.flame.privacy import FIG3, FIG8, FIG9, HEADLINE
+from dovetail.papers.flame.amplification import FIG3, FIG8, FIG9
+from dovetail.papers.flame.privacy import HEADLINE
 from dovetail.papers.flame.training import FIG4, FIG5, FIG6, FIG7
 
 __all__ = ["PAPER"]

@@ -7,15 +7,13 @@ shuffled on its own, and a surplus is dropped. Certified and audited are always 
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dovetail.audit import LowerBound
 from dovetail.claims import flame
-from dovetail.figures import Figure, Line
 from dovetail.guarantee import quotes
-from dovetail.papers._exhibit import Part, Row, sweep
+from dovetail.papers._exhibit import Part, Row
 from dovetail.papers._runner import Runner
 from dovetail.protocols import Claimed
 from dovetail.statements import Statement
@@ -25,21 +23,18 @@ __all__ = [
     "DELTA",
     "DIM",
     "EPS_REPORT",
-    "FIG3",
-    "FIG8",
-    "FIG9",
     "HEADLINE",
     "USERS",
     "apart",
     "as_printed",
+    "claimed_on",
     "eps_of",
     "plan",
+    "row_on",
 ]
 
 USERS, DIM, DELTA = 1000, 7850, 5e-6
 BETA, EPS_REPORT, EPS_LOCAL = 0.02, 0.5, 78.5
-_LARGE_DIM, _CROWD = 75755, 10_000  # Figure 3: the dimension is printed, the number of users is ours
-_PRINTED_FORM = "audited eps at least, as printed"
 
 
 def plan(*, num_users: int = USERS, dim: int = DIM, **settings: Any) -> quotes.Terms:
@@ -72,7 +67,7 @@ def eps_of(one: Statement | LowerBound | None) -> float | None:
     return None if one is None else one.eps
 
 
-def _claimed(name: str, about: quotes.Terms, **how: Any) -> Statement:
+def claimed_on(name: str, about: quotes.Terms, **how: Any) -> Statement:
     """The paper's own formula for this protocol, computed in a given way."""
     protocol, cohort = quotes.settled(name, about)
     if not isinstance(protocol, Claimed) or (published := protocol.published_event(cohort, about.dim)) is None:
@@ -81,7 +76,7 @@ def _claimed(name: str, about: quotes.Terms, **how: Any) -> Statement:
     return protocol.formula(published[0], delta=about.delta, **how).statement(scope, span="one epoch")
 
 
-def _row(
+def row_on(
     runner: Runner,
     label: str,
     name: str,
@@ -91,6 +86,7 @@ def _row(
     claimed: Statement | None = None,
     **more: Any,
 ) -> Row:
+    """A protocol on these terms: claimed, certified and attacked."""
     quoted = quotes.quote(name, about)
     return Row(
         label=label,
@@ -116,7 +112,7 @@ def _headline(runner: Runner) -> Iterable[Row]:
 
 def _simple(runner: Runner) -> Iterable[Row]:
     eps_report = EPS_LOCAL / DIM
-    yield _row(
+    yield row_on(
         runner,
         "SS-Simple as printed",
         "ss_simple",
@@ -126,16 +122,16 @@ def _simple(runner: Runner) -> Iterable[Row]:
         "of .01 per coordinate reveals little. Only the local guarantee is certified.",
     )
     apart_form = apart("ss_simple", dim=DIM, eps_report=eps_report)
-    yield _row(runner, "SS-Simple, coordinates apart", "ss_simple", apart_form)
+    yield row_on(runner, "SS-Simple, coordinates apart", "ss_simple", apart_form)
 
 
 def _double(runner: Runner) -> Iterable[Row]:
     how: dict[str, Any] = {**_SELECTED, "beta": BETA}
-    yield _row(
+    yield row_on(
         runner, "SS-Double as printed", "ss_double", as_printed("ss_double", **how), paper={"eps": 0.24}, note=_LINKED
     )
-    yield _row(runner, "SS-Double as printed, binary reports", "ss_double", plan(published=True, **how), note=_LINKED)
-    yield _row(
+    yield row_on(runner, "SS-Double as printed, binary reports", "ss_double", plan(published=True, **how), note=_LINKED)
+    yield row_on(
         runner,
         "SS-Double, coordinates apart, each with probability beta",
         "ss_double",
@@ -146,38 +142,38 @@ def _double(runner: Runner) -> Iterable[Row]:
 
 
 def _topk(runner: Runner) -> Iterable[Row]:
-    yield _row(
+    yield row_on(
         runner, "SS-Topk as printed", "ss_topk", as_printed("ss_topk", **_TOP), paper={"eps": 0.24}, note=_COUNTED
     )
-    yield _row(
+    yield row_on(
         runner,
         "SS-Topk, coordinates apart, surplus dropped",
         "ss_topk",
         plan(decoys=0, **_TOP),
         note="The selection depends on the data, so it does not amplify. The shuffler still sees the selection.",
     )
-    yield _row(
+    yield row_on(
         runner,
         "SS-Topk, all other coordinates as decoys",
         "ss_topk",
         plan(eps_local=EPS_REPORT, k=_TOP["k"]),
         note="We recommend this form: the shuffler learns nothing from indices, and 78.5 remains if it colludes.",
     )
-    yield _row(
+    yield row_on(
         runner,
         "SS-Topk without subsampling, coordinates apart, surplus dropped",
         "ss_topk",
         plan(decoys=0, **_TOP),
         paper={"eps": 20.53},
-        claimed=_claimed("ss_topk", plan(decoys=0, **_TOP), subsampled=False, pad_to=USERS / 3),
+        claimed=claimed_on("ss_topk", plan(decoys=0, **_TOP), subsampled=False, pad_to=USERS / 3),
         note="The paper's own fallback, which is far from tight: the certified eps is a ninth of it.",
     )
 
 
 def _topk_wide(runner: Runner) -> Iterable[Row]:
     how: dict[str, Any] = {"eps_local": EPS_REPORT, "k": DIM // 10, "pad_to": 667}
-    claimed = _claimed("ss_topk", plan(decoys=0, **how), pad_to=USERS / 1.5)
-    yield _row(
+    claimed = claimed_on("ss_topk", plan(decoys=0, **how), pad_to=USERS / 1.5)
+    yield row_on(
         runner,
         "SS-Topk as printed, beta 1/10, n/n_p 1.5",
         "ss_topk",
@@ -186,7 +182,7 @@ def _topk_wide(runner: Runner) -> Iterable[Row]:
         claimed=claimed,
         note=_COUNTED,
     )
-    yield _row(
+    yield row_on(
         runner,
         "SS-Topk, beta 1/10, n/n_p 1.5, coordinates apart, surplus dropped",
         "ss_topk",
@@ -221,141 +217,4 @@ HEADLINE = Part(
     "repaired forms of SS-Simple and SS-Double are certified below what was claimed. The claim for SS-Topk does not "
     "hold, because its selection depends on the data. The ratios x2.55 and x137.36 are those of Figure 3.",
     rows=_headline,
-)
-
-
-def _ratios(runner: Runner) -> Iterable[Row]:
-    """eps_l / eps_c at the same budget of a report, where SS-Simple sends d of them and SS-Double beta d."""
-    for eps_report in (0.25, 1.0) if runner.quick else (0.1, 0.25, 0.5, 1.0, 1.5, 2.0):
-        for series, name, more, reports in (
-            ("SS-Simple", "ss_simple", {}, _LARGE_DIM),
-            ("SS-Double", "ss_double", {"beta": BETA, "pad_to": _CROWD // 3}, BETA * _LARGE_DIM),
-        ):
-            about = plan(num_users=_CROWD, dim=_LARGE_DIM, eps_local=eps_report, **more)
-            claimed = _claimed(name, about, evaluation="closed")
-            certified, eps_local = quotes.quote(name, about).certified, reports * eps_report
-            yield Row(
-                label=f"{series}, {eps_report:g} a report",
-                claimed=claimed,
-                certified=certified,
-                series=series,
-                x=eps_report,
-                extra={
-                    "eps_l": eps_local,
-                    "claimed ratio": eps_local / claimed.eps,
-                    "certified ratio": eps_local / certified.eps,
-                },
-            )
-
-
-def _ratio_lines(rows: Sequence[Row]) -> list[Figure]:
-    lines = [
-        *sweep(rows, lambda row: row.extra["claimed ratio"], suffix=", claimed", style="dashed"),
-        *sweep(rows, lambda row: row.extra["certified ratio"], suffix=", certified"),
-    ]
-    return [
-        Figure(
-            title="Amplification eps_l / eps_c, d = 75,755",
-            x_label="eps of one report",
-            y_label="ratio",
-            log_y=True,
-            lines=lines,
-        )
-    ]
-
-
-FIG3 = Part(
-    key="fig3",
-    title="Figure 3: amplification by one shuffle, and by two",
-    caption="d = 75,755 as printed. The paper prints a ratio of 2.55 for SS-Simple and of 137.36 for SS-Double, and "
-    "neither n, b, delta, beta nor n_p; we chose n = 10,000, b = 2, delta 5e-6, beta = 1/50, n/n_p = 3, for which its "
-    "theorems (Lemma 1 with Thm. 1; Thm. 3 with Thm. 4) give ratios on both sides of these. Certified means that every "
-    "coordinate is shuffled separately and, for SS-Double, also selected separately. The claim for SS-Simple holds but "
-    "is loose by a factor of hundreds to thousands; with a tight bound, the second amplification adds little.",
-    rows=_ratios,
-    figures=_ratio_lines,
-)
-
-
-def _amplified(runner: Runner, x: float, dim: int, eps_local: float, label: str) -> Iterable[Row]:
-    """One row per protocol, of its repaired form, with the attack on the printed one beside it."""
-    selected = round(BETA * dim)
-    for series, name, reports in (
-        ("SS-Simple", "ss_simple", dim),
-        ("SS-Double", "ss_double", selected),
-        ("SS-Topk", "ss_topk", selected),
-    ):
-        eps_report = eps_local / reports
-        row = _row(runner, f"{series}, {label}", name, apart(name, dim=dim, eps_report=eps_report))
-        extra: dict[str, Any] = {"eps of a report": eps_report}
-        if name != "ss_topk":
-            more: dict[str, Any] = {"beta": BETA, "pad_to": 333} if name == "ss_double" else {}
-            printed = plan(dim=dim, eps_local=eps_report, published=True, randomizer="laplace", **more)
-            extra[_PRINTED_FORM] = runner.audit(name, printed).eps
-        yield dataclasses.replace(row, series=series, x=float(x), extra=extra)
-
-
-def _by_budget(runner: Runner) -> Iterable[Row]:
-    for eps_local in (40.0, 78.5, 157.0) if runner.quick else (10.0, 20.0, 40.0, 78.5, 157.0, 314.0):
-        yield from _amplified(runner, eps_local, DIM, eps_local, f"eps_l = {eps_local:g}")
-
-
-def _by_dimension(runner: Runner) -> Iterable[Row]:
-    for dim in (2000, 7850, 31_400) if runner.quick else (1000, 2000, 4000, 7850, 15_700, 31_400):
-        yield from _amplified(runner, dim, dim, EPS_LOCAL, f"d = {dim}")
-
-
-def _amplified_lines(x_label: str) -> Callable[[Sequence[Row]], list[Figure]]:
-    def figures(rows: Sequence[Row]) -> list[Figure]:
-        return [
-            Figure(
-                title=name,
-                x_label=x_label,
-                y_label="eps_c, one epoch",
-                log_x=True,
-                log_y=True,
-                lines=_four_lines([row for row in rows if row.series == name]),
-            )
-            for name in dict.fromkeys(row.series for row in rows)
-        ]
-
-    return figures
-
-
-def _four_lines(rows: Sequence[Row]) -> list[Line]:
-    """Claimed, certified, audited, and audited as printed, of one protocol."""
-    looks: dict[str, tuple[Callable[[Row], float | None], str]] = {
-        "claimed": (lambda row: eps_of(row.claimed), "dashed"),
-        "certified, coordinates apart": (lambda row: eps_of(row.certified), "line"),
-        "audited at least, coordinates apart": (lambda row: eps_of(row.audited), "points"),
-        "audited at least, as printed": (lambda row: row.extra.get(_PRINTED_FORM), "points"),
-    }
-    x = [float(row.x or 0.0) for row in rows]
-    lines = [
-        Line(name=name, x=x, y=[value(row) for row in rows], style=style) for name, (value, style) in looks.items()
-    ]
-    return [line for line in lines if any(y is not None for y in line.y)]
-
-
-_APART = (
-    " Claimed is the paper's Bennett bound for Laplace reports with its Thm. 1 and 4. Certified and audited are for "
-    "the repaired forms: coordinates shuffled separately, surplus dropped, binary reports where coordinates are "
-    "selected. SS-Topk as printed is not drawn, because it has no guarantee."
-)
-
-FIG8 = Part(
-    key="fig8",
-    title="Figure 8: eps_c against eps_l",
-    caption="d = 7850, n = 1000, beta = 1/50, n/n_p = 3, delta 5e-6. The budget eps_l of a client is shared by its "
-    "reports, of which there are d or beta d. The paper draws this figure without printing numbers." + _APART,
-    rows=_by_budget,
-    figures=_amplified_lines("eps_l"),
-)
-FIG9 = Part(
-    key="fig9",
-    title="Figure 9: eps_c against d",
-    caption="n = 1000, beta = 1/50, n/n_p = 3, delta 5e-6. The paper does not say what is fixed as d grows; we fixed "
-    "eps_l = 78.5, so that reports become noisier." + _APART,
-    rows=_by_dimension,
-    figures=_amplified_lines("dimension d"),
 )

@@ -21,7 +21,7 @@ import msgspec
 from dovetail import _validate
 from dovetail.parties.common.database import connect, transaction
 
-__all__ = ["Entry", "Ledger", "Overspent"]
+__all__ = ["Ledger", "LedgerEntry", "Overspent"]
 
 _EMPTY = bytes(32)
 
@@ -30,7 +30,7 @@ class Overspent(ValueError):  # noqa: N818 - it says that a round does not fit; 
     """A round that does not fit into the budget."""
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One line: what happened in which round; `eps` and `delta` are of all rounds up to this one, eps None if any."""
 
     kind: Literal["open", "reserve", "release"]
@@ -66,7 +66,7 @@ class Ledger:
         self._database = connect(path)
         self._database.execute("CREATE TABLE IF NOT EXISTS entries (number INTEGER PRIMARY KEY, body BLOB, hash BLOB)")
         self._entries, self._hashes = self._read()
-        opening = Entry(kind="open", task_id=task_id, round=0, eps=_finite(eps), delta=delta)
+        opening = LedgerEntry(kind="open", task_id=task_id, round=0, eps=_finite(eps), delta=delta)
         if not self._entries:
             self._append(opening)
         elif self._entries[0] != opening:
@@ -78,7 +78,7 @@ class Ledger:
         body = _first(path)
         if not isinstance(body, bytes):
             raise ValueError(f"expected a ledger in {str(path)!r}, got none")
-        first = msgspec.json.decode(body, type=Entry)
+        first = msgspec.json.decode(body, type=LedgerEntry)
         return cls(path, task_id=first.task_id, eps=first.bound, delta=first.delta)
 
     @staticmethod
@@ -92,7 +92,7 @@ class Ledger:
         return self._hashes[-1]
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[LedgerEntry, ...]:
         """Everything that happened, in order."""
         return tuple(self._entries)
 
@@ -103,7 +103,7 @@ class Ledger:
         return (reserved[-1].bound, reserved[-1].delta) if reserved else (0.0, 0.0)
 
     @property
-    def released(self) -> Entry | None:
+    def released(self) -> LedgerEntry | None:
         """The last model that left."""
         return next((entry for entry in reversed(self._entries) if entry.kind == "release"), None)
 
@@ -114,7 +114,7 @@ class Ledger:
         if not eps >= 0:
             raise ValueError(f"expected eps >= 0, got eps={eps!r}")
         _validate.non_negative(delta=delta)
-        entry = Entry(kind="reserve", task_id=self._task_id, round=round, eps=_finite(eps), delta=delta)
+        entry = LedgerEntry(kind="reserve", task_id=self._task_id, round=round, eps=_finite(eps), delta=delta)
         with self._alone():
             known = self._find("reserve", round)
             if known is not None:
@@ -165,7 +165,7 @@ class Ledger:
     def _task_id(self) -> bytes:
         return self._entries[0].task_id
 
-    def _find(self, kind: str, round: int) -> Entry | None:
+    def _find(self, kind: str, round: int) -> LedgerEntry | None:
         return next((entry for entry in self._entries if entry.kind == kind and entry.round == round), None)
 
     @contextlib.contextmanager
@@ -175,21 +175,21 @@ class Ledger:
             self._entries, self._hashes = self._read()
             yield
 
-    def _append(self, entry: Entry) -> None:
+    def _append(self, entry: LedgerEntry) -> None:
         body = msgspec.json.encode(entry)
         digest = _link(self._hashes[-1] if self._hashes else _EMPTY, body)
         self._database.execute("INSERT INTO entries VALUES (?, ?, ?)", (len(self._entries), body, digest))
         self._entries.append(entry)
         self._hashes.append(digest)
 
-    def _read(self) -> tuple[list[Entry], list[bytes]]:
-        entries: list[Entry] = []
+    def _read(self) -> tuple[list[LedgerEntry], list[bytes]]:
+        entries: list[LedgerEntry] = []
         hashes: list[bytes] = []
         before = _EMPTY
         for number, body, digest in self._database.execute("SELECT number, body, hash FROM entries ORDER BY number"):
             if number != len(entries) or not isinstance(body, bytes) or digest != _link(before, body):
                 raise ValueError(f"expected an unbroken ledger in {str(self._path)!r}, got one changed at {number}")
-            entries.append(msgspec.json.decode(body, type=Entry))
+            entries.append(msgspec.json.decode(body, type=LedgerEntry))
             hashes.append(digest)
             before = digest
         return entries, hashes

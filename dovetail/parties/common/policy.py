@@ -24,7 +24,7 @@ from dovetail.parties.common.ledger import Ledger, Overspent
 from dovetail.parties.common.records import read_record
 from dovetail.parties.common.task import SignedTask, TrainingTask, cost, verify
 
-__all__ = ["Later", "Policy", "Refused", "Spending", "Spent"]
+__all__ = ["BudgetSpent", "Later", "Policy", "Refused", "Spending"]
 
 _LAST = "last-report"
 
@@ -33,7 +33,7 @@ class Refused(ValueError):  # noqa: N818 - a user's decision
     """What a user does not agree to."""
 
 
-class Spent(Refused):
+class BudgetSpent(Refused):
     """A round that a user has reported to, or began to: it does not do so twice."""
 
 
@@ -140,7 +140,7 @@ class Spending:
             try:
                 rounds = [entry.round for entry in ledger.entries if entry.kind == "reserve"]
                 if round in rounds:
-                    raise Spent(f"expected a round that was not reported to before, got round {round}")
+                    raise BudgetSpent(f"expected a round that was not reported to before, got round {round}")
                 eps = cost(task, len(rounds) + 1)[0].eps
                 spent, spent_delta = ledger.spent
                 eps = max(eps, spent)

@@ -21,7 +21,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute
 
 from dovetail.parties.common.wire import Malformed, TooEarly, TooLate, Unknown
-from dovetail.parties.shuffler.store import Turned
+from dovetail.parties.shuffler.arrivals import Turned
 
 __all__ = ["Counts", "Served", "body_of", "busy", "number_of", "path_of", "serve"]
 

@@ -35,8 +35,9 @@ from dovetail.parties.common.wire import (
     vector_to,
 )
 from dovetail.parties.http._http import Counts, Served, body_of, busy, number_of, path_of
+from dovetail.parties.shuffler.arrivals import Accepted, Arrival, Over, Turned, Unopened
 from dovetail.parties.shuffler.rounds import Shuffler
-from dovetail.parties.shuffler.store import Accepted, Arrival, Over, State, Turned, Unopened
+from dovetail.parties.shuffler.store import State
 
 __all__ = ["ShufflerService", "read_enrolled"]
 

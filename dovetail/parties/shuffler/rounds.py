@@ -22,7 +22,8 @@ from dovetail.parties.common.links import AnalyzerLink, Gone
 from dovetail.parties.common.sealing import Workers
 from dovetail.parties.common.task import SignedTask, TrainingTask, verify
 from dovetail.parties.common.wire import PART, Closed, Packed, Upload
-from dovetail.parties.shuffler.store import Accepted, Arrival, Shape, State, Store
+from dovetail.parties.shuffler.arrivals import Accepted, Arrival, Shape
+from dovetail.parties.shuffler.store import State, Store
 
 __all__ = ["Shuffler"]
 

@@ -14,16 +14,16 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from dovetail import _validate
 from dovetail.parties.common.database import Database
 from dovetail.parties.common.wire import REPORT_ID
+from dovetail.parties.shuffler.arrivals import Accepted, Arrival, Over, Shape, Turned, Unopened
 
-__all__ = ["Accepted", "Arrival", "Over", "Shape", "State", "Store", "Turned", "Unopened"]
+__all__ = ["State", "Store"]
 
 State = Literal["unknown", "open", "frozen", "void", "sent", "done"]
-Accepted = Literal["accepted", "known"]
 _TABLES = """
 CREATE TABLE IF NOT EXISTS owner (name BLOB PRIMARY KEY) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS rounds (round INTEGER PRIMARY KEY, state TEXT NOT NULL, head BLOB NOT NULL,
@@ -39,42 +39,6 @@ CREATE TABLE IF NOT EXISTS batch (round INTEGER, place INTEGER, slot INTEGER, se
                                   PRIMARY KEY (round, place)) STRICT, WITHOUT ROWID;
 """
 _SYSTEM = random.SystemRandom()
-
-
-class Turned(ValueError):  # noqa: N818 - an upload that is turned away
-    """An upload that is not taken, and why."""
-
-
-class Unopened(Turned):
-    """An upload to a round that this shuffler has not heard of."""
-
-
-class Over(Turned):
-    """An upload to a round that is closed, or has as many as it takes."""
-
-
-class Shape(NamedTuple):
-    """What is public about the uploads of a task: the same for all of them.
-
-    `reports` messages per upload (None: any number up to one per slot), each `length` bytes, in `slots` slots. `pad_to`
-    messages per slot leave, whatever came; None: as many as came.
-    """
-
-    slots: int
-    reports: int | None
-    length: int
-    min_uploads: int
-    max_uploads: int
-    pad_to: int | None = None
-
-
-class Arrival(NamedTuple):
-    """An upload on its way into the store: who sent it, its random id, its (slot, ciphertext) pairs."""
-
-    round: int
-    client: bytes
-    report: bytes
-    messages: Sequence[tuple[int, bytes]]
 
 
 class Store(Database):

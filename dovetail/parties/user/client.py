@@ -23,7 +23,7 @@ from dovetail.mechanisms import ExactSampler
 from dovetail.mechanisms.gaussian import finite_or_zero
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.links import Gone, ShufflerLink, Unreachable
-from dovetail.parties.common.policy import Later, Policy, Refused, Spending, Spent
+from dovetail.parties.common.policy import BudgetSpent, Later, Policy, Refused, Spending
 from dovetail.parties.common.sealing import seal
 from dovetail.parties.common.task import SignedTask, TrainingTask
 from dovetail.parties.common.wire import REPORT_ID, Packed, Upload
@@ -155,7 +155,7 @@ def take_part(
             pass  # the round went on meanwhile
         except Later:
             pass  # perhaps the round is still open then
-        except Spent:
+        except BudgetSpent:
             last = status.round  # it was here before, and was interrupted
         except Unreachable:
             if time.monotonic() - heard > patience:

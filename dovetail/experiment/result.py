@@ -1,0 +1,71 @@
+"""What a run ended with, and where it is while it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dovetail.guarantee import Quote
+from dovetail.statements import Bound, Statement, Unit
+
+__all__ = ["Progress", "Result"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a run ended with."""
+
+    accuracy: float
+    rounds: int
+    planned_rounds: int
+    seconds_per_round: float
+    uploads: int
+    quote: Quote
+    units: Mapping[Unit, Statement]
+    parameters: Mapping[str, np.ndarray]
+    noise: str
+    out: Path | None
+
+    @property
+    def statement(self) -> Statement:
+        """What is certified."""
+        return self.quote.certified
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine-readable summary."""
+        return {
+            "accuracy": self.accuracy,
+            "rounds": self.rounds,
+            "planned_rounds": self.planned_rounds,
+            "seconds_per_round": self.seconds_per_round,
+            "uploads": self.uploads,
+            **{key: value for key, value in self.quote.to_json().items() if key != "protocol"},
+            "units": {unit.value: statement.to_json() for unit, statement in self.units.items()},
+            "noise": self.noise,
+            "out": None if self.out is None else str(self.out),
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Progress:
+    """The state of a run after a round; accuracy and spent budget are those of the last evaluation."""
+
+    round: int
+    rounds: int
+    accuracy: float | None
+    spent: Bound | None
+
+    def to_json(self) -> dict[str, Any]:
+        """A line of `metrics.jsonl`; an unbounded eps is null."""
+        spent = self.spent if self.spent is not None and math.isfinite(self.spent.eps) else None
+        return {
+            "round": self.round,
+            "accuracy": self.accuracy,
+            "eps": None if spent is None else spent.eps,
+            "delta": None if spent is None else spent.delta,
+        }
