@@ -638,6 +638,8 @@ CASES = {
 
 # Nothing is outside these: they answer for every event (which has checked itself) or every order.
 EVERYWHERE = {
+    numerics.power: "any array to any power",
+    numerics.decaying_norm: "any slope from 0 up",
     numerics.eps_bound: "what is no number becomes infinite",
     numerics.probability: "what is no probability becomes 1",
     numerics.smallest: "what is no number is left out",
