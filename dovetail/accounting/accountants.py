@@ -119,10 +119,7 @@ def privacy_loss(paid: Sequence[Exposure]) -> Curve:
         for exposure, losses in zip(paid, possible, strict=True)
     ]
     totals = [loss_distributions.together(case) for case in itertools.product(*parts)]
-    replaced = any(
-        isinstance(c.sampling, Poisson) and getattr(c.mechanism, "neighbors", None) is Neighbors.REPLACE_ONE
-        for c in paid
-    )
+    replaced = any(isinstance(c.sampling, Poisson) and c.release.neighbors is Neighbors.REPLACE_ONE for c in paid)
     curve = Curve(
         proof=_with_releases(paid, PRIVACY_LOSS.proof.after(*[POISSON_REPLACED] * replaced)),
         eps=lambda delta: loss_distributions.worst_eps(totals, delta=_proper(delta)),

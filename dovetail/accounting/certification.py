@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from dovetail.accounting.compose import best_bound, check_target
 from dovetail.accounting.exposure import Exposure, exposures, refusal, spent
+from dovetail.accounting.releases import release_of
 from dovetail.events import Disjoint, Everyone, FixedSize, Poisson, Round
 from dovetail.statements import TUNING_ASSUMPTION, Bound, NotApplicable, Scope, Statement, Unit, Verdict, unbounded
 
@@ -42,10 +43,9 @@ def certify(
     if why is not None:
         return unbounded(scope, reason=why, delta=1.0 if delta is None else delta, span=span)
     for item in rounds:
-        if item.mechanism.neighbors is not scope.neighbors:
-            raise ValueError(
-                f"expected events under {scope.neighbors.value}, got an event under {item.mechanism.neighbors.value}"
-            )
+        relation = release_of(item.mechanism).neighbors
+        if relation is not scope.neighbors:
+            raise ValueError(f"expected events under {scope.neighbors.value}, got an event under {relation.value}")
         if scope.unit is Unit.SUBJECT and isinstance(item.participation, Disjoint):
             raise NotApplicable("a subject's data may sit in several batches: disjoint batches of users do not help it")
     paid = exposures(rounds)
@@ -95,9 +95,7 @@ def _sampling_assumptions(paid: Sequence[Exposure]) -> list[str]:
                     f"each user joins a round independently with probability {prob:.4g}, secret from the adversary"
                 )
             case FixedSize(size=size, population=population):
-                but = " (but colluders see whether they are sampled)" * bool(
-                    getattr(exposure.mechanism, "colluders", 0)
-                )
+                but = " (but colluders see whether they are sampled)" * bool(exposure.release.colluders)
                 said.append(
                     f"the {size} of {population} users of a round are a uniform sample, secret from the adversary{but}"
                 )

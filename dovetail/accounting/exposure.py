@@ -42,7 +42,8 @@ def exposures(rounds: Iterable[Round]) -> tuple[Exposure, ...]:
         Refuses rounds under different relations: what they add up to would be a statement about neither.
     """
     rounds = tuple(rounds)
-    relations = {item.mechanism.neighbors.value for item in rounds if not release_of(item.mechanism).refusal}
+    told = (release_of(item.mechanism) for item in rounds)
+    relations = {release.neighbors.value for release in told if release.refusal is None}
     if len(relations) > 1:
         raise ValueError(f"expected rounds under one neighbouring relation, got {' and '.join(sorted(relations))}")
     counts: Counter[tuple[Mechanism, Sampling]] = Counter()

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from dovetail.accounting.exposure import exposures
 from dovetail.accounting.releases.crowds import LOCAL
 from dovetail.events import Disjoint, Everyone, Round
-from dovetail.statements import Bound, NotApplicable, Proof
+from dovetail.statements import Bound, NotApplicable
 
 __all__ = ["local_bound"]
-
-_INDICES_TELL = "which coordinates a client reports depends on its data"
 
 
 def local_bound(rounds: Sequence[Round], *, delta: float) -> Bound:
@@ -30,7 +28,7 @@ def local_bound(rounds: Sequence[Round], *, delta: float) -> Bound:
     for exposure in paid:
         one = exposure.release.local(delta=delta / times)
         if math.isinf(one.eps):
-            return Bound(eps=math.inf, delta=delta, proof=Proof(missing=_INDICES_TELL))
+            return Bound(eps=math.inf, delta=delta, proof=one.proof)
         eps.append(exposure.times * one.eps)
         spent.append(exposure.times * one.delta)
     total = math.fsum(eps) * (1 + 1e-15 * (len(eps) + 4))

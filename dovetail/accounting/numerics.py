@@ -1,7 +1,7 @@
 """The gate that every bound passes, and what rounding may do to sums and transforms.
 
 A number that could not be computed is no bound: it becomes infinite (an eps) or 1 (a delta), never 0. ``max(0.0, nan)``
-is 0 and ``min(nan, x)`` is NaN, so no bound is clipped, compared or chosen but through this file.
+is 0 and ``min(nan, x)`` is NaN, so bounds are made through this file, and `compose` takes none that is no number.
 """
 
 from __future__ import annotations

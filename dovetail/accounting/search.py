@@ -1,7 +1,7 @@
 """The smallest noise, number, eps or delta that meets a privacy target, always rounded conservatively.
 
-Any protocol parameter that moves eps in one direction can be calibrated: `certify` is asked, not a formula inverted, so
-what is calibrated is what will be certified. Every search here returns a point that it has evaluated itself.
+Any protocol parameter that moves eps in one direction can be calibrated: the accountant is asked, not a formula
+inverted, so what is calibrated is what will be certified. Every search returns a point that it has evaluated itself.
 """
 
 from __future__ import annotations

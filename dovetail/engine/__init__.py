@@ -1,4 +1,4 @@
-"""The engine: the only jit, vmap and sharding over clients."""
+"""The engine: the only chunking and sharding of clients."""
 
 from dovetail.engine.diagnostics import Diagnostics
 from dovetail.engine.rounds import Engine, Performance, Ran, Training

@@ -1,7 +1,7 @@
 """Whether a finished run states what it did: its statements anew, from its ledger, by the accountant alone.
 
-Neither plan nor config is read. The ledger is what the engine noted round by round; `privacy.json` is what the run
-states.
+No plan is made; of the config only the name of the protocol is read, which may bring events of its own. The ledger is
+what the engine noted round by round; `privacy.json` is what the run states.
 """
 
 from __future__ import annotations

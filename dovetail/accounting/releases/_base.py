@@ -16,7 +16,7 @@ import numpy as np
 from dovetail import events
 from dovetail.accounting.loss_distributions import Loss
 from dovetail.events import Everyone, FixedSize, Participation, Poisson, Round
-from dovetail.statements import Bound, NotApplicable, Proof, Spent, Theorem
+from dovetail.statements import Bound, Neighbors, NotApplicable, Proof, Spent, Theorem
 
 __all__ = ["Curve", "Release", "Sampling", "Scale", "release_of", "releases"]
 
@@ -60,6 +60,19 @@ class Release(Generic[_Event]):
 
     def __init__(self, event: _Event) -> None:
         self.event = event
+
+    @property
+    def neighbors(self) -> Neighbors:
+        """The relation that its event is stated under."""
+        relation = getattr(self.event, "neighbors", None)
+        if relation is None:
+            raise NotApplicable(f"{self._name} does not say which inputs are neighbours")
+        return relation
+
+    @property
+    def colluders(self) -> int:
+        """Users of the adversary's own, who see whether they are drawn."""
+        return getattr(self.event, "colluders", 0)
 
     @property
     def theorem(self) -> Theorem | None:

@@ -65,6 +65,7 @@ ORDERS = 1 + np.geomspace(0.05, 20_000, 300)
 _OUTWARD = 1 + 1e-9
 _MOST_USERS = 10**11  # a crowd of more users hides at least as well
 _UNDERFLOW = 1e-300
+_INDICES_TELL = "which coordinates a client reports depends on its data"
 
 
 def theorem(event: Crowd) -> Theorem:
@@ -211,7 +212,9 @@ def local(event: Crowd, *, delta: float = 0.0) -> Bound:
         case PaddedTopk():
             _need_binary(event.report)
             finite = event.decoys == event.coordinates - event.top
-            return Bound(eps=event.top * eps_local * _OUTWARD if finite else math.inf, delta=0.0, proof=LOCAL.proof)
+            if not finite:
+                return Bound(eps=math.inf, delta=0.0, proof=Proof(missing=_INDICES_TELL))
+            return Bound(eps=event.top * eps_local * _OUTWARD, delta=0.0, proof=LOCAL.proof)
     return Bound(eps=event.coordinates * eps_local * _OUTWARD, delta=0.0, proof=LOCAL.proof)
 
 

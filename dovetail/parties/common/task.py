@@ -2,8 +2,8 @@
 
 A `TrainingTask` says everything that clients, shufflers and analyzer must agree on. Its id is the SHA-256 of its
 canonical JSON, and every sealed message is bound to that id: parties that were told different things do not understand
-each other. What a task costs a user follows from it alone (`cost`), by the quote that `dovetail account protocol`
-prints.
+each other. What a task costs a user follows from it alone (`cost`): the `Guarantee` that `dovetail account protocol`
+asks too, less what exact sampling falls short of.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dovetail.events import Everyone
 from dovetail.guarantee import Guarantee, Spread
 from dovetail.parties.common.keys import KeyPair, PublicKey
 from dovetail.parties.common.sealing import OVERHEAD, Purpose
-from dovetail.statements import Statement, unbounded
+from dovetail.statements import Spent, Statement, unbounded
 
 __all__ = ["Deal", "SignedTask", "TrainingTask", "calibrated", "cost", "sign", "task_id_of", "verify"]
 
@@ -269,10 +269,13 @@ def _cost(body: bytes, rounds: int) -> tuple[Statement, Statement]:
     record = training.record()
     certified = dataclasses.replace(record.certified(), delta=task.delta)
     if messages.distance and not certified.unbounded:
+        charged = Spent(task.delta * _CHARGED, "samples whose law is not exact")
+        certified = dataclasses.replace(certified, proof=certified.proof.spending(charged))
+    if messages.distance and not certified.unbounded:
         off = messages.distance * task.max_clients * rounds
         if not math.log1p(math.exp(min(certified.eps, 700))) + math.log(off) <= math.log(task.delta * _CHARGED):
             reason = "not certified: sampling is too coarse for so large an eps"
-            certified = unbounded(training.scope, reason=reason, delta=task.delta)
+            certified = unbounded(training.scope, reason=reason, delta=task.delta).judged(record.verdict)
     local = record.local()
     said = dict.fromkeys((*local.assumptions, *messages.assumptions))
     local = dataclasses.replace(local, assumptions=tuple(said))

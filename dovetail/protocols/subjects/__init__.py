@@ -5,7 +5,7 @@ from __future__ import annotations
 from dovetail.protocols._base import Protocol
 from dovetail.protocols.subjects._items import ItemLevel
 
-__all__ = ["record_level"]
+__all__ = ["ItemLevel", "record_level"]
 
 
 def record_level(protocol: Protocol) -> ItemLevel:
