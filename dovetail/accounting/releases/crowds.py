@@ -1,17 +1,15 @@
 """Dominating pairs of shuffled coordinates, and their composition.
 
-Every shuffled mechanism here reduces, coordinate by coordinate, to one biased coin among fair coins (`coins.Pair`):
+Every event here reduces, coordinate by coordinate, to one biased coin among fair coins (`pairs.binomial`):
 
 - `Shuffled`: the clone pair, for any eps_local-LDP report. The victim's coin has bias e^eps/(1 + e^eps), each other
-  user is a fair coin with probability 2/(e^eps + 1), else exposed. For Laplace reports and for randomized response with
-  more than two levels the blanket is sharper, and its pair is used (`blanket_pair`).
+  user is a fair coin with probability 2/(e^eps + 1), else exposed. For Laplace reports and more than two levels the
+  blanket is sharper, and its pair is used (`blanket_pair`).
 - `PaddedBernoulli` (SS-Double, repaired): the victim takes part with probability beta, otherwise a fair dummy stands in
   its place, so the tilt is beta tanh(eps/2); only users that take part can be exposed (docs/proofs/ss-double.md).
-- `PaddedTopk` (SS-Topk): neighbours cost at most `top` such coins, 2 `top` where a surplus may be dropped
-  (docs/proofs/ss-topk.md).
+- `PaddedTopk` (SS-Topk): at most `top` such coins, 2 `top` where a surplus may be dropped (docs/proofs/ss-topk.md).
 
-Coordinates are shuffled independently, so they compose: as Renyi divergence (`renyi`) or as privacy loss (`loss`).
-In the padded events `num_users` is the largest number of users that the round admits.
+Coordinates are shuffled independently, so they compose. In padded events `num_users` is the most that a round admits.
 """
 
 from __future__ import annotations
@@ -270,9 +268,8 @@ class CrowdRelease(Release[Crowd]):
     @property
     def pure_eps(self) -> float:
         """The local guarantee, which shuffling cannot worsen; padding has none without a delta."""
-        if not isinstance(self.event, Shuffled):
-            return super().pure_eps
-        return self.event.coordinates * self.event.report.eps_local
+        event = self.event
+        return event.coordinates * event.report.eps_local if isinstance(event, Shuffled) else super().pure_eps
 
     def equal_rounds(self, sampling: Sampling, times: int) -> Curve:
         """On secret fixed-size samples: Lemma 4 for each, optimal composition of all."""
