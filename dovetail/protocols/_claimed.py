@@ -19,7 +19,9 @@ __all__ = ["FROM_DATA", "Claimed", "Formula"]
 
 Formula = Callable[..., Claim]  # of an event, or of all rounds, at a delta
 
-FROM_DATA = "the paper's Z is read off the data, and this claim tells it: a diagnostic, covered by no statement"
+FROM_DATA = (
+    "the paper's Z is computed from the data, and this claim reveals it: it is a diagnostic that no statement covers"
+)
 
 
 class Claimed(abc.ABC):

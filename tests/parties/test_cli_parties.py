@@ -58,7 +58,7 @@ def test_keys_and_a_task_are_made_signed_calibrated_and_shown(tmp_path, command,
             ["client", "run", "{tmp}", "--shuffler", "u", "--config", "digits", "--users", "a"],
             "expected user numbers such as",
         ),
-        (["fleet", "demo", "--protocol", "fedavg"], "protocol of the demonstration"),
+        (["fleet", "demo", "--protocol", "fedavg"], "a protocol with messages to deploy"),
     ],
 )
 def test_bad_input_is_one_sentence_and_status_2(tmp_path, command, words, sentence):

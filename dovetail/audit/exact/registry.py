@@ -35,4 +35,4 @@ def in_sample(event: Any, prob: float, times: int) -> RepeatedCells:
 @functools.singledispatch
 def on_rounds(participation: Any, rounds: Sequence[Round]) -> list[ExactAttack]:
     """The exact attacks on rounds that all choose in this way who takes part."""
-    raise NotApplicable("no exact attack is known on this way to choose who takes part")
+    raise NotApplicable("no exact attack is known for this kind of participation")
