@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import tempfile
+from pathlib import Path
 
 import jaxlib
 import pytest
@@ -26,6 +27,15 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers and tests' own proc
 import jax
 
 jax.config.update("jax_num_cpu_devices", 2)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]):
+    """A test's room is the folder that it is in; a folder that pyproject.toml does not list as a marker is refused."""
+    tests = Path(__file__).parent
+    for item in items:
+        folder, *inside = item.path.relative_to(tests).parts
+        item.add_marker(folder if inside else "core")
 
 
 @pytest.fixture(scope="session", autouse=True)
