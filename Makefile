@@ -12,7 +12,12 @@ unexport PYTHONDONTWRITEBYTECODE # or every process that a test starts compiles 
 run: $(READY)
 	$(BIN)/dovetail run
 
+# Programs that XLA compiled for tests are kept for the next run: a change compiles what it changes. After a week they
+# are compiled again.
+test room soak: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.programs
+
 test: $(READY)
+	@mkdir -p .programs && find .programs -type f -mtime +7 -delete
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -46,7 +51,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(FLOWER) docs/_build docs/reference/generated .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FLOWER) .programs docs/_build docs/reference/generated .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "expected Python >= 3.11, got $$($(PYTHON) --version)"; exit 2; }
