@@ -31,12 +31,15 @@ jax.config.update("jax_num_cpu_devices", 2)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]):
-    """A test's room is the folder that it is in; a folder that pyproject.toml does not list as a marker is refused."""
-    tests = Path(__file__).parent
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]):
+    """A test's room is the folder that it is in, and its marker has that name."""
+    tests, known = Path(__file__).parent, {line.partition(":")[0] for line in config.getini("markers")}
     for item in items:
         folder, *inside = item.path.relative_to(tests).parts
-        item.add_marker(folder if inside else "core")
+        room = folder if inside else "core"
+        if room not in known:
+            raise pytest.UsageError(f"expected a marker for the folder tests/{room} in pyproject.toml, got none")
+        item.add_marker(room)
 
 
 @pytest.fixture(scope="session", autouse=True)
