@@ -5,18 +5,29 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FLOWER := .venv-flower
+unexport PYTHONDONTWRITEBYTECODE # or every process that a test starts compiles the library again
 
-.PHONY: run test soak flower browser docs format clean
+.PHONY: run test room soak flower browser docs format clean
 
 run: $(READY)
 	$(BIN)/dovetail run
 
+# Programs that XLA compiled for tests are kept for the next run: a change compiles what it changes. After a week they
+# are compiled again.
+test room soak: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.programs
+
 test: $(READY)
+	@mkdir -p .programs && find .programs -type f -mtime +7 -delete
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -m "not soak and not flower and not browser" -n 2 --dist worksteal
+
+# The tests of one folder, in under a minute: make room ROOM=accounting; ROOM=core is the files at the top of tests.
+room: $(READY)
+	@test -n "$(ROOM)" || { echo "expected make room ROOM=<a folder of tests, or core>, got none"; exit 2; }
+	$(BIN)/pytest -m "$(ROOM) and not soak and not flower and not browser" -n 2 --dist worksteal
 
 soak: $(READY)
 	$(BIN)/pytest -m "soak and not flower and not browser"
@@ -40,7 +51,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(FLOWER) docs/_build docs/reference/generated .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FLOWER) .programs docs/_build docs/reference/generated .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "expected Python >= 3.11, got $$($(PYTHON) --version)"; exit 2; }

@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import tempfile
+from pathlib import Path
 
 import jaxlib
 import pytest
@@ -18,14 +19,27 @@ os.environ["XLA_FLAGS"] = " ".join(
         *(["--xla_cpu_use_fusion_emitters=false"] if jaxlib.version.__version_info__ < (0, 11) else []),
     ]
 ).strip()
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers and tests' own processes inherit it: one compiles for all
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="dovetail-programs-")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 import jax
 
 jax.config.update("jax_num_cpu_devices", 2)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]):
+    """A test's room is the folder that it is in, and its marker has that name."""
+    tests, known = Path(__file__).parent, {line.partition(":")[0] for line in config.getini("markers")}
+    for item in items:
+        folder, *inside = item.path.relative_to(tests).parts
+        room = folder if inside else "core"
+        if room not in known:
+            raise pytest.UsageError(f"expected a marker for the folder tests/{room} in pyproject.toml, got none")
+        item.add_marker(room)
 
 
 @pytest.fixture(scope="session", autouse=True)

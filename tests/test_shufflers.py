@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dovetail import shufflers
 from dovetail.mechanisms import BinaryRandomizedResponse, LaplaceRandomizer, RandomizedResponse
-from dovetail.shufflers import Layout, Padding, Reports, SlotSums, cover, masked, shuffle
+from dovetail.shufflers import Layout, Padding, Reports, SlotSums, cover, masked
 
 ALPHA = 1e-4
 COIN = BinaryRandomizedResponse(1.0).blanket()
+shuffle = jax.jit(shufflers.shuffle, static_argnums=1)  # one program instead of an operation at a time
 
 
 def padded(pad_to, overflow="drop", blanket=COIN):

@@ -17,7 +17,7 @@ from dovetail.accounting import numerics
 from dovetail.accounting.search import smallest_point
 from dovetail.statements import Theorem
 
-__all__ = ["ANALYTIC", "delta_of", "eps_of", "mu_of"]
+__all__ = ["ANALYTIC", "delta_of", "eps_of"]
 
 ANALYTIC = Theorem(
     key="BW18.thm8",
@@ -66,10 +66,3 @@ def eps_of(mu: float, *, delta: float) -> float:
     if math.isinf(high):
         return math.inf
     return smallest_point(lambda eps: delta_of(mu, eps=eps) <= delta, low=0.0, high=high)
-
-
-def mu_of(*, eps: float, delta: float) -> float:
-    """The largest mu that is (eps, delta)-DP, rounded down: the calibration of the Gaussian mechanism."""
-    _validate.non_negative(eps=eps)
-    _validate.in_open_interval(0, 1, delta=delta)
-    return -smallest_point(lambda minus_mu: delta_of(-minus_mu, eps=eps) <= delta, low=-(2 * eps + 80.0), high=0.0)

@@ -32,18 +32,10 @@ def test_eps_is_sound_and_tight(mu, delta):
         assert exact_delta(mu, eps * (1 - 1e-6)) > delta
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.floats(0.01, 50), st.floats(1e-12, 0.4))
-def test_calibration_is_sound_and_tight_for_any_eps(eps, delta):
-    mu = gaussian.mu_of(eps=eps, delta=delta)
-    assert exact_delta(mu, eps) <= delta
-    assert exact_delta(mu * (1 + 1e-6), eps) > delta
-
-
 def test_the_classical_formula_is_looser():
     for eps in (0.1, 0.5, 0.9):
         classical = eps / math.sqrt(2 * math.log(1.25 / 1e-5))
-        assert gaussian.mu_of(eps=eps, delta=1e-5) > classical
+        assert gaussian.eps_of(classical, delta=1e-5) < eps
 
 
 def test_edges():
@@ -55,4 +47,4 @@ def test_edges():
         with pytest.raises(ValueError, match="expected"):
             gaussian.eps_of(1.0, **bad)
     with pytest.raises(ValueError, match="expected eps >= 0"):
-        gaussian.mu_of(eps=-1.0, delta=1e-5)
+        gaussian.delta_of(1.0, eps=-1.0)

@@ -282,7 +282,6 @@ CASES = {
         (BAD, "mu > 0", lambda: gaussian.delta_of(-1.0, eps=1.0)),
     ],
     gaussian.eps_of: [(BAD, "0 < delta < 1", lambda: gaussian.eps_of(1.0, delta=0.0))],
-    gaussian.mu_of: [(BAD, "a finite number", lambda: gaussian.mu_of(eps=math.nan, delta=0.1))],
     groups.for_group: [(BAD, "size >= 1", lambda: groups.for_group(bound(1.0), size=0))],
     groups.for_one: [
         (OUTSIDE, "a delta that a group", lambda: groups.for_one(bound(2000.0, 1e-9), size=1000)),
@@ -396,9 +395,6 @@ CASES = {
         (OUTSIDE, "need more than 32 shares", lambda: by_shares(num_users=3, delta=1e-12)),
         (BAD, "rounds >= 1", lambda: by_shares(rounds=0)),
         (BAD, "0 < mixing_share < 1", lambda: by_shares(mixing_share=1.0)),
-    ],
-    split_and_mix.closed_form_shares: [
-        (BAD, "num_users >= 3", lambda: split_and_mix.closed_form_shares(num_users=2, modulus=8, bits=40)),
     ],
     split_and_mix.delta: [(BAD, "eps >= 0", lambda: split_and_mix.delta(SHARES, eps=-1.0))],
     split_and_mix.eps: [
@@ -647,7 +643,6 @@ EVERYWHERE = {
     numerics.binomial_outward: "any number of trials has its factor",
     numerics.transform_error: "any length has its error",
     loss_distributions.outward: "a distribution was made by dp-accounting, which has checked it",
-    split_and_mix.error_std: "an event has positive scale and noise",
     split_and_mix.renyi: "an order without a bound costs inf",
     subjects.always_sampled: "None where items are sampled",
 }

@@ -304,8 +304,13 @@ def double_law(eps_local, victim, others, marks, inclusion, pad_to):
 @pytest.mark.parametrize(
     ("honest", "marks", "pad_to"), [(2, 0, 2), (3, 0, 5), (4, 0, 3), (5, 0, 2), (3, 1, 3), (4, 2, 4)]
 )
-@pytest.mark.parametrize("inclusion", [0.1, 0.6, 1.0])
-@pytest.mark.parametrize("eps_local", [0.3, 2.0])
+@pytest.mark.parametrize(
+    ("inclusion", "eps_local"),
+    [
+        *((0.1, 2.0), (0.6, 0.3), (1.0, 2.0)),
+        *(pytest.param(*rest, marks=pytest.mark.soak) for rest in ((0.1, 0.3), (0.6, 2.0), (1.0, 0.3))),
+    ],
+)
 def test_padded_bernoulli_covers_what_is_run(honest, marks, pad_to, inclusion, eps_local):
     for d in (1, 2):
         event = PaddedBernoulli(

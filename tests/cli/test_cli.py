@@ -55,7 +55,8 @@ def tiny_config(folder, rounds=30, kind="fixed", size=50, noise="os"):
 
 
 def test_run_prints_accuracy_and_statement_and_writes_the_folder(tmp_path):
-    done = dovetail("run", str(tiny_config(tmp_path)), "--out", str(tmp_path / "out"))
+    noise = "protocol.noise_multiplier=10.0"  # that noise is calibrated to the target is seen below
+    done = dovetail("run", str(tiny_config(tmp_path)), "--out", str(tmp_path / "out"), "--set", noise)
     assert done.returncode == 0, done.stderr
     assert "test accuracy" in done.stdout
     assert (
@@ -217,7 +218,8 @@ def test_bad_input_is_one_sentence_exit_2_and_nothing_written(tmp_path, command,
 
 def test_an_unwritable_folder_is_refused_before_training(tmp_path, command):
     (tmp_path / "file").write_text("in the way")
-    status, _, err = command("run", str(tiny_config(tmp_path)), "--out", str(tmp_path / "file" / "out"))
+    config = tiny_config(tmp_path, kind="everyone", size=300)
+    status, _, err = command("run", str(config), "--out", str(tmp_path / "file" / "out"))
     assert status == 2
     assert "expected a folder that can be written to" in err
     assert err.strip().count("\n") == 0
@@ -249,17 +251,17 @@ def test_help_shows_no_type_for_a_flag(command, name):
     assert typed == []
 
 
-def test_two_processes_train_together_from_the_command_line(tmp_path):
+def test_two_processes_train_together_from_the_command_line(tmp_path, command):
     config = str(tiny_config(tmp_path, kind="everyone", size=300, noise="seeded"))
-    alone = json.loads(dovetail("run", config, "--out", str(tmp_path / "alone"), "--json").stdout)
+    alone = json.loads(command("run", config, "--out", str(tmp_path / "alone"), "--json")[1])
     import socket
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    command = arguments("run", config, "--out", str(tmp_path / "both"), "--coordinator", address, "--processes", "2")
+    words = arguments("run", config, "--out", str(tmp_path / "both"), "--coordinator", address, "--processes", "2")
     workers = [
-        subprocess.Popen([*command, "--process-id", str(rank)], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen([*words, "--process-id", str(rank)], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
         for rank in (0, 1)
     ]
     for worker in workers:

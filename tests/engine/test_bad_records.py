@@ -78,6 +78,14 @@ PATHS = [
 ]
 
 
+def short(name, settings, path):
+    """Whether it is in `make test`: every protocol one fast and the slow path, and every path one protocol of a kind.
+
+    `dp_fl` has a sum that paths can form without each update, `ss_simple` needs each; the rest is in `make soak`.
+    """
+    return path in (PATHS[0], PATHS[4]) or name == "ss_simple" or (name == "dp_fl" and "clip" not in settings)
+
+
 def cases():
     """Everything that differs: items and numbers have ways of their own, and few of them."""
     for name, settings in SETTINGS:
@@ -89,7 +97,8 @@ def cases():
             if path == PATHS[-1] and name not in ("dp_fl", "ss_simple"):
                 continue  # from updates on the same as the path before it
             label = "-".join([name, *(v for v in settings.values() if isinstance(v, str)), path.model, path.update])
-            yield pytest.param(name, settings, path, id=f"{label}-{'fast' if path.fast else 'slow'}")
+            marks = [] if short(name, settings, path) else [pytest.mark.soak]
+            yield pytest.param(name, settings, path, id=f"{label}-{'fast' if path.fast else 'slow'}", marks=marks)
 
 
 def test_every_protocol_is_here():

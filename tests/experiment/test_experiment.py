@@ -305,10 +305,11 @@ def test_what_cannot_be_certified_runs_only_without_a_target():
 
 def test_personal_budgets_are_stated_user_by_user(tmp_path):
     personal = {"name": "apes", "clip_value": 0.3, "budgets": [0.5, 2.0]}
-    chosen = [*SHUFFLE, ("protocol", personal)]
+    few = ("task", {"name": "tiny", "partition": "iid", "users": 40})  # every user's own eps is worked out
+    chosen = [*SHUFFLE, ("protocol", personal), few, ("cohort.size", 40)]
     ready = experiment.prepare(config.parse({**BASE, "privacy": {}}, chosen), task=TASK)
     result = experiment.run(ready, out=tmp_path / "run")
-    assert len(result.statement.per_user) == 300
+    assert len(result.statement.per_user) == 40
     assert result.statement.per_user[0] < result.statement.per_user[-1] <= result.statement.eps
     pages.write(tmp_path / "run")
     assert "Eps per user" in (tmp_path / "run" / "report.html").read_text()
@@ -505,8 +506,8 @@ def test_every_protocol_trains_by_its_defaults(name):
         "cohort": {"kind": "everyone", "rounds": 2},
         "privacy.neighbors": PROTOCOLS[name].relation.value,
     }
-    if issubclass(PROTOCOLS[name], Personal):  # every user's own eps is worked out: forty are enough
-        overrides["task"] = {"name": "tiny", "partition": "iid", "users": 40}
+    if issubclass(PROTOCOLS[name], Personal):  # every user's own eps is worked out: ten are enough
+        overrides["task"] = {"name": "tiny", "partition": "iid", "users": 10}
     result = dovetail.train(TASK, protocol=name, eps=2.0, delta=1e-5, settings=overrides)
     assert result.rounds == 2
     assert 0 < result.statement.eps <= 2.0

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import shutil
 import sys
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -54,6 +56,19 @@ def interrupted(ready, out, *, after=4):
         experiment.run(ready, out=out, checkpoint_every=2, observe=interrupt)
 
 
+@pytest.fixture(scope="module")
+def halted_once(tmp_path_factory):
+    out = tmp_path_factory.mktemp("halted") / "run"
+    interrupted(plan(), out)
+    return out
+
+
+@pytest.fixture
+def halted(halted_once, tmp_path):
+    """The folder of a run of `plan()` that was killed: a copy for each test."""
+    return Path(shutil.copytree(halted_once, tmp_path / "run"))
+
+
 def files(folder):
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
@@ -92,26 +107,23 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_changed_since_is_refused_by_name(tmp_path, change):
+def test_what_changed_since_is_refused_by_name(halted, change):
     overrides, task, said = CHANGES[change]
-    interrupted(plan(), tmp_path / "run")
-    before = files(tmp_path / "run")
+    before = files(halted)
     with pytest.raises(ValueError, match="got a different one") as refusal:
-        experiment.run(plan(*overrides, task=task), out=tmp_path / "run", resume=True)
+        experiment.run(plan(*overrides, task=task), out=halted, resume=True)
     assert said in str(refusal.value)
-    assert files(tmp_path / "run") == before
+    assert files(halted) == before
 
 
-def test_another_version_of_the_library_is_refused(tmp_path, monkeypatch):
-    interrupted(plan(), tmp_path / "run")
+def test_another_version_of_the_library_is_refused(halted, monkeypatch):
     monkeypatch.setattr("dovetail.experiment.fingerprint.__version__", "9.9")
     with pytest.raises(ValueError, match=r"library was 'dovetail .* and is 'dovetail 9\.9"):
-        experiment.run(plan(), out=tmp_path / "run", resume=True)
+        experiment.run(plan(), out=halted, resume=True)
 
 
-def test_speed_may_change(tmp_path):
-    interrupted(plan(), tmp_path / "run")
-    result = experiment.run(plan(("performance.chunk", 7)), out=tmp_path / "run", resume=True)
+def test_speed_may_change(halted):
+    result = experiment.run(plan(("performance.chunk", 7)), out=halted, resume=True)
     assert result.rounds == 6
 
 
@@ -212,11 +224,21 @@ def configs(draw):
     }, draw(st.integers(0, 6))
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(drawn=configs())
 def test_the_statement_is_that_of_what_the_engine_noted(drawn, tmp_path_factory):
     """Random configs, some of them killed and resumed: `privacy.json` is what the ledger gives, and the plan too."""
-    data, stop = drawn
+    statement_of_what_was_noted(*drawn, tmp_path_factory)
+
+
+@pytest.mark.soak
+@settings(max_examples=100, deadline=None)
+@given(drawn=configs())
+def test_the_statement_is_that_of_what_the_engine_noted_in_many_runs(drawn, tmp_path_factory):
+    statement_of_what_was_noted(*drawn, tmp_path_factory)
+
+
+def statement_of_what_was_noted(data, stop, tmp_path_factory):
     try:
         ready = experiment.prepare(config.parse(data), task=TASK_WITH_SUBJECTS)
     except ValueError:  # refused with a sentence, as every bad combination must be
@@ -292,7 +314,7 @@ PERSONAL = {
 def test_personal_budgets_are_in_the_ledger_and_survive_a_kill(tmp_path, name):
     overrides = [
         ("noise", "seeded"),
-        ("task", {"name": "tiny", "partition": "iid", "users": 20}),
+        ("task", {"name": "tiny", "partition": "iid", "users": 8}),
         ("protocol", {"name": name, **PERSONAL[name]}),
         ("cohort.rounds", 3),
     ]

@@ -68,6 +68,7 @@ class Case:
     quiet: float | None = None  # a noise so small that it does not show, where one exists
     thinned: bool = False  # whether only a random part of the coordinates is reported
     noiseless: bool = False  # whether neither `randomize` nor `estimate` adds noise
+    soak: bool = False  # whether it combines what other cases have one by one
 
     @property
     def adaptive(self) -> bool:
@@ -107,7 +108,7 @@ CASES = [
     Case("ss_double", {**LAPLACE, "beta": 0.3, "pad_to": 75, "published": True}, by_value(0.1), thinned=True),
     Case("ss_topk", {**RR2, "k": TOP}, largest(0.1), quiet=0.02),
     Case("ss_topk", {**RR2, "k": TOP, "decoys": 9, "pad_to": 140}, largest(0.1)),
-    Case("ss_topk", {**RR5, "k": TOP, "decoys": 0, "pad_to": 120}, largest(0.1)),
+    Case("ss_topk", {**RR5, "k": TOP, "decoys": 0, "pad_to": 120}, largest(0.1), soak=True),  # each apart is above
     Case("ss_topk", {**LAPLACE, "k": TOP, "decoys": 9, "pad_to": 60, "published": True}, largest(0.1)),
     Case("privunit", {"clip_norm": 0.5, "eps_local": 6.0}, by_norm(0.5), exact=True),
     Case("split_and_mix", {"clip_norm": 0.5, "noise_multiplier": 2.0, "shares": 5}, by_norm(0.5), bias=1e-3),
@@ -128,7 +129,11 @@ def label(case):
     return f"{case.name}-{'-'.join(str(value) for value in case.parameters.values())}"
 
 
-@pytest.fixture(params=CASES, ids=label)
+def listed(chosen):
+    return [pytest.param(case, marks=[pytest.mark.soak] if case.soak else [], id=label(case)) for case in chosen]
+
+
+@pytest.fixture(params=listed(CASES))
 def case(request):
     return request.param
 
@@ -136,7 +141,7 @@ def case(request):
 def only(wanted):
     """Cases that a test applies to."""
     chosen = [case for case in CASES if wanted(case)]
-    return pytest.mark.parametrize("case", chosen, ids=label, indirect=True)
+    return pytest.mark.parametrize("case", listed(chosen), indirect=True)
 
 
 @pytest.fixture

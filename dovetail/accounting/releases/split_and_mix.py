@@ -27,10 +27,8 @@ __all__ = [
     "ORDERS",
     "SPLIT_AND_MIX",
     "calibrate",
-    "closed_form_shares",
     "delta",
     "eps",
-    "error_std",
     "modulus_for",
     "renyi",
     "rounded_norm",
@@ -86,12 +84,6 @@ def _skellam(l2: float, coordinates: int, variance: float, orders: np.ndarray) -
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # the noise may be next to nothing
         excess = np.fmin(((2 * order - 1) * l2**2 + 6 * l1) / (4 * variance * variance), 3 * l1 / (2 * variance))
         return np.where(usable, (order * l2**2 / (2 * variance) + excess) * (1 + 1e-13), np.inf)
-
-
-def closed_form_shares(*, num_users: int, modulus: int, bits: float) -> int:
-    """Shares for a distance of 2^-bits by the closed form of Balle et al.: a comparison, nothing is certified by it."""
-    _validate.at_least(3, num_users=num_users)
-    return 2 + math.ceil((2 * bits + math.log2(modulus)) / math.log2(num_users / math.e))
 
 
 def shares_for(*, num_users: int, modulus: int, target: float) -> int:
@@ -162,11 +154,6 @@ def modulus_for(*, num_users: int, norm: float, noise_variance: float) -> int:
     _validate.positive(num_users=num_users, norm=norm)
     _validate.non_negative(noise_variance=noise_variance)
     return math.ceil(2 * (num_users * norm + 9 * math.sqrt(noise_variance))) + 1
-
-
-def error_std(event: SplitAndMix) -> float:
-    """Standard deviation of a coordinate of the estimated sum: noise and, at the most, rounding; in unscaled units."""
-    return math.sqrt(event.noise_variance + event.num_users / 4) / event.scale
 
 
 def calibrate(
