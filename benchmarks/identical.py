@@ -222,8 +222,9 @@ def main() -> None:
         print(f"recorded {count} numbers of {len(found)} questions")
         return
     lines = list(differences(before, found))
-    print("\n".join([*lines, f"{count} numbers of {len(found)} questions compared, {len(lines)} differ"]))
-    sys.exit(bool(lines))
+    came = sum(": nothing -> " in line for line in lines)
+    print("\n".join([*lines, f"{count} numbers of {len(found)} questions: {len(lines) - came} differ, {came} are new"]))
+    sys.exit(len(lines) > came)
 
 
 if __name__ == "__main__":
