@@ -271,7 +271,7 @@ def test_one_release_of_dp_accounting_is_never_below_50_digits(mu, prob, interva
     with mpmath.workdps(40):
         for side, exact in (("_pmf_remove", _removed), ("_pmf_add", _added)):
             lowest, probs, infinite = loss_distributions._dense(getattr(ours, side))
-            total = tilting.Total([tilting.Part(lowest, probs, infinite, 1)], interval)
+            total = tilting.Total([tilting.LossPart(lowest, probs, infinite, 1)], interval)
             for part in (0.0, 0.3, 0.5, 0.6, 0.8, 0.97, 0.999):
                 index = lowest + int(part * (len(probs) - 1))
                 if index >= 0:

@@ -73,9 +73,9 @@ class TossedRelease(Release[Tossed]):
         if sampling != Everyone():
             return super().renyi(sampling, orders)
         at = np.asarray(orders)
-        keep = 1 / (1 + np.exp(-self.event.eps_each))
-        terms = keep**at * (1 - keep) ** (1 - at) + (1 - keep) ** at * keep ** (1 - at)
-        return np.log(terms) / (at - 1) * (1 + 1e-12)
+        lie = -np.log1p(np.exp(self.event.eps_each))
+        keep = lie + self.event.eps_each
+        return np.logaddexp(at * keep + (1 - at) * lie, at * lie + (1 - at) * keep) / (at - 1) * (1 + 1e-12)
 
     @property
     def pure_eps(self):

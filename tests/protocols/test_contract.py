@@ -95,7 +95,7 @@ CASES = [
     Case("fedavg", {}, lambda x: x, quiet=1.0, noiseless=True),
     Case("dp_fl", CENTRAL, by_norm(0.5), quiet=1e-9),
     Case("dp_fl", {**CENTRAL, "clip": "adaptive"}, by_norm(0.5), quiet=1e-9),
-    Case("dp_fl", {**CENTRAL, "clip": "median"}, by_norm(0.5), quiet=1e-9),
+    Case("dp_fl", {**CENTRAL, "clip": "median"}, by_norm(0.5), quiet=1e-9, soak=True),  # test_dp_fl.py has it
     Case("central_sub", SUBJECTS, by_norm(0.5), quiet=1e-9),
     # the noise is in the steps that made the update: what follows only adds up
     Case("local_sub", {**SUBJECTS, "steps": 2}, lambda x: x, exact=True, quiet=1e-9, noiseless=True),
@@ -105,7 +105,9 @@ CASES = [
     Case("ss_simple", {**RR5, "published": True}, by_value(0.1), exact=True),
     Case("ss_simple", LAPLACE, by_value(0.1), quiet=1e-9),
     Case("ss_double", {**RR2, "beta": 0.3}, by_value(0.1), thinned=True),
-    Case("ss_double", {**LAPLACE, "beta": 0.3, "pad_to": 75, "published": True}, by_value(0.1), thinned=True),
+    Case(
+        "ss_double", {**LAPLACE, "beta": 0.3, "pad_to": 75, "published": True}, by_value(0.1), thinned=True, soak=True
+    ),
     Case("ss_topk", {**RR2, "k": TOP}, largest(0.1), quiet=0.02),
     Case("ss_topk", {**RR2, "k": TOP, "decoys": 9, "pad_to": 140}, largest(0.1)),
     Case("ss_topk", {**RR5, "k": TOP, "decoys": 0, "pad_to": 120}, largest(0.1), soak=True),  # each apart is above
