@@ -7,21 +7,26 @@ READY := $(VENV)/.ready
 FLOWER := .venv-flower
 unexport PYTHONDONTWRITEBYTECODE # or every process that a test starts compiles the library again
 
-.PHONY: run test room soak flower browser docs format clean
+.PHONY: run test lint unit room soak flower browser docs format clean
 
 run: $(READY)
 	$(BIN)/dovetail run
 
 # Programs that XLA compiled for tests are kept for the next run: a change compiles what it changes. After a week they
 # are compiled again.
-test room soak: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.programs
+test unit room soak: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.programs
 
 test: $(READY)
 	@mkdir -p .programs && find .programs -type f -mtime +7 -delete
+	@$(MAKE) --no-print-directory -j 2 lint unit
+
+lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+unit: $(READY)
 	$(BIN)/pytest -m "not soak and not flower and not browser" -n 2 --dist worksteal
 
 # The tests of one folder, in under a minute: make room ROOM=accounting; ROOM=core is the files at the top of tests.

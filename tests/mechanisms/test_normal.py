@@ -113,7 +113,7 @@ def test_any_shape_and_keys_in_batches(shape: tuple[int, ...]) -> None:
         assert len(np.unique(np.stack(each))) == 4 * math.prod(shape)
 
 
-@pytest.mark.parametrize("variance", [2.5e11, 1e6])
+@pytest.mark.parametrize("variance", [pytest.param(2.5e11, marks=pytest.mark.soak), 1e6])
 def test_rounded_noise_takes_as_many_values_as_a_rounded_gaussian(variance: float) -> None:
     """Of n draws, the number of distinct ones is the sum over integers of 1 - (1 - p)^n, give or take its deviation."""
     count, std = 1_000_000, math.sqrt(variance)

@@ -190,7 +190,9 @@ def test_a_sum_of_dummies_is_a_vector_that_grows_like_a_random_walk() -> None:
 # The sampler
 
 
-@pytest.mark.parametrize(("dim", "count"), [(3, 40_000), (50, 20_000), (7850, 2_000)])
+@pytest.mark.parametrize(
+    ("dim", "count"), [(3, 40_000), (50, 20_000), pytest.param(7850, 2_000, marks=pytest.mark.soak)]
+)
 def test_heights_follow_the_exact_law_and_near_misses_are_rejected(dim: int, count: int) -> None:
     r, u = PrivUnitRandomizer(4.0, 1.0, dim), unit(dim)
     heights = draw(r, u, count) @ u

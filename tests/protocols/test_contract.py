@@ -111,7 +111,7 @@ CASES = [
     Case("ss_topk", {**RR2, "k": TOP}, largest(0.1), quiet=0.02),
     Case("ss_topk", {**RR2, "k": TOP, "decoys": 9, "pad_to": 140}, largest(0.1)),
     Case("ss_topk", {**RR5, "k": TOP, "decoys": 0, "pad_to": 120}, largest(0.1), soak=True),  # each apart is above
-    Case("ss_topk", {**LAPLACE, "k": TOP, "decoys": 9, "pad_to": 60, "published": True}, largest(0.1)),
+    Case("ss_topk", {**LAPLACE, "k": TOP, "decoys": 9, "pad_to": 60, "published": True}, largest(0.1), soak=True),
     Case("privunit", {"clip_norm": 0.5, "eps_local": 6.0}, by_norm(0.5), exact=True),
     Case("split_and_mix", {"clip_norm": 0.5, "noise_multiplier": 2.0, "shares": 5}, by_norm(0.5), bias=1e-3),
     Case("apes", PERSONAL, by_value(0.1), bias=0.02, exact=True),
