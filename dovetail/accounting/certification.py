@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from dovetail.accounting.compose import best_bound, check_target
-from dovetail.accounting.exposure import Exposure, exposures, refusal, spent
+from dovetail.accounting.exposure import Exposure, distinct, exposures, refusal, spent
 from dovetail.accounting.releases import release_of
 from dovetail.events import Disjoint, Everyone, FixedSize, Poisson, Round
 from dovetail.statements import TUNING_ASSUMPTION, Bound, NotApplicable, Scope, Statement, Unit, Verdict, unbounded
@@ -42,7 +42,7 @@ def certify(
     why = refusal(rounds)
     if why is not None:
         return unbounded(scope, reason=why, delta=1.0 if delta is None else delta, span=span)
-    for item in rounds:
+    for item in distinct(rounds):
         relation = release_of(item.mechanism).neighbors
         if relation is not scope.neighbors:
             raise ValueError(f"expected events under {scope.neighbors.value}, got an event under {relation.value}")

@@ -16,7 +16,7 @@ from dovetail.accounting.releases import Release, Sampling, release_of
 from dovetail.events import Disjoint, Everyone, FixedSize, Mechanism, Poisson, Round
 from dovetail.statements import NotApplicable, Spent
 
-__all__ = ["Exposure", "exposures", "refusal", "spent", "spent_delta"]
+__all__ = ["Exposure", "distinct", "exposures", "refusal", "spent", "spent_delta"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,37 +41,44 @@ def exposures(rounds: Iterable[Round]) -> tuple[Exposure, ...]:
     Guarantees:
         Refuses rounds under different relations: what they add up to would be a statement about neither.
     """
-    rounds = tuple(rounds)
-    told = (release_of(item.mechanism) for item in rounds)
+    times = Counter(
+        map(id, rounds := tuple(rounds))
+    )  # of equal rounds most are one object: hashing all would take long
+    told = (release_of(item.mechanism) for item in distinct(rounds))
     relations = {release.neighbors.value for release in told if release.refusal is None}
     if len(relations) > 1:
         raise ValueError(f"expected rounds under one neighbouring relation, got {' and '.join(sorted(relations))}")
     counts: Counter[tuple[Mechanism, Sampling]] = Counter()
     epochs: dict[int, list[Mechanism]] = {}
-    for item in rounds:
+    for item in distinct(rounds):
         match item.participation:
             case Disjoint(epoch=epoch):
                 release_of(item.mechanism).in_disjoint_batches()
                 epochs.setdefault(epoch, []).append(item.mechanism)
             case FixedSize(size=size, population=population) if size == population:
-                counts[item.mechanism, Everyone()] += 1
+                counts[item.mechanism, Everyone()] += times[id(item)]
             case Poisson(prob=prob) if prob == 1:
-                counts[item.mechanism, Everyone()] += 1
+                counts[item.mechanism, Everyone()] += times[id(item)]
             case Poisson(prob=prob) if prob == 0:
                 pass
             case sampling:
-                counts[item.mechanism, sampling] += 1
+                counts[item.mechanism, sampling] += times[id(item)]
     for mechanisms in epochs.values():
         counts[_worst(mechanisms), Everyone()] += 1
     plain: Counter[tuple[Mechanism, Sampling]] = Counter()
-    for (mechanism, sampling), times in counts.items():
-        plain[release_of(mechanism).simplified(sampling), sampling] += times
-    return tuple(Exposure(mechanism=m, sampling=s, times=times) for (m, s), times in plain.items())
+    for (mechanism, sampling), count in counts.items():
+        plain[release_of(mechanism).simplified(sampling), sampling] += count
+    return tuple(Exposure(mechanism=m, sampling=s, times=count) for (m, s), count in plain.items())
+
+
+def distinct(rounds: Iterable[Round]) -> tuple[Round, ...]:
+    """Every round once that is an object of its own."""
+    return tuple({id(item): item for item in rounds}.values())
 
 
 def refusal(rounds: Iterable[Round]) -> str | None:
     """Why these rounds promise nothing at all, where one of them does not."""
-    return next((why for item in rounds if (why := release_of(item.mechanism).refusal) is not None), None)
+    return next((why for item in distinct(rounds) if (why := release_of(item.mechanism).refusal) is not None), None)
 
 
 def _worst(mechanisms: Sequence[Mechanism]) -> Mechanism:

@@ -81,7 +81,7 @@ class Guarantee:
         return Record(
             own=own,
             replaced=replaced,
-            reports=tuple(self._own_reports(cohort) for cohort in cohorts),
+            reports=self._reports(cohorts),
             slots=self._slots(cohorts[0]) if shuffled else None,
             spread=self.spread,
             unit=self.asked,
@@ -151,9 +151,16 @@ class Guarantee:
         return dataclasses.replace(scope, assumptions=said, population=self.spread.count_of(scope.unit))
 
     def _rounds(self, relation: Neighbors, cohorts: Sequence[Cohort]) -> tuple[Round, ...]:
-        settled = self.settled
-        views = {cohort: settled.view(cohort, self.dim, neighbors=relation) for cohort in dict.fromkeys(cohorts)}
-        return tuple(views[cohort].round for cohort in cohorts)
+        settled, distinct = self.settled, {id(cohort): cohort for cohort in cohorts}
+        views = {one: settled.view(one, self.dim, neighbors=relation).round for one in dict.fromkeys(distinct.values())}
+        rounds = {key: views[cohort] for key, cohort in distinct.items()}
+        return tuple(rounds[id(cohort)] for cohort in cohorts)
+
+    def _reports(self, cohorts: Sequence[Cohort]) -> tuple[Round, ...]:
+        distinct = {id(cohort): cohort for cohort in cohorts}
+        reports = {one: self._own_reports(one) for one in dict.fromkeys(distinct.values())}
+        seen = {key: reports[cohort] for key, cohort in distinct.items()}
+        return tuple(seen[id(cohort)] for cohort in cohorts)
 
     def _own_reports(self, cohort: Cohort) -> Round:
         """One client's part of a round: who sees names sees who was sampled."""

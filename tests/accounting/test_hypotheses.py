@@ -634,6 +634,7 @@ CASES = {
 
 # Nothing is outside these: they answer for every event (which has checked itself) or every order.
 EVERYWHERE = {
+    exposure.distinct: "any rounds",
     numerics.power: "any array to any power",
     numerics.decaying_norm: "any slope from 0 up",
     numerics.eps_bound: "what is no number becomes infinite",
