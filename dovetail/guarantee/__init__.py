@@ -81,7 +81,7 @@ class Guarantee:
         return Record(
             own=own,
             replaced=replaced,
-            reports=self._reports(cohorts),
+            reports=_each(cohorts, self._own_reports),
             slots=self._slots(cohorts[0]) if shuffled else None,
             spread=self.spread,
             unit=self.asked,
@@ -151,16 +151,8 @@ class Guarantee:
         return dataclasses.replace(scope, assumptions=said, population=self.spread.count_of(scope.unit))
 
     def _rounds(self, relation: Neighbors, cohorts: Sequence[Cohort]) -> tuple[Round, ...]:
-        settled, distinct = self.settled, {id(cohort): cohort for cohort in cohorts}
-        views = {one: settled.view(one, self.dim, neighbors=relation).round for one in dict.fromkeys(distinct.values())}
-        rounds = {key: views[cohort] for key, cohort in distinct.items()}
-        return tuple(rounds[id(cohort)] for cohort in cohorts)
-
-    def _reports(self, cohorts: Sequence[Cohort]) -> tuple[Round, ...]:
-        distinct = {id(cohort): cohort for cohort in cohorts}
-        reports = {one: self._own_reports(one) for one in dict.fromkeys(distinct.values())}
-        seen = {key: reports[cohort] for key, cohort in distinct.items()}
-        return tuple(seen[id(cohort)] for cohort in cohorts)
+        settled = self.settled
+        return _each(cohorts, lambda cohort: settled.view(cohort, self.dim, neighbors=relation).round)
 
     def _own_reports(self, cohort: Cohort) -> Round:
         """One client's part of a round: who sees names sees who was sampled."""
@@ -180,3 +172,11 @@ def verdict(protocol: Protocol, *, reproducible: bool = False) -> Verdict:
     if type(protocol) not in protocols.BUNDLED:
         return Verdict.DECLARED_REPRODUCIBLE if reproducible else Verdict.DECLARED
     return Verdict.REPRODUCIBLE if reproducible else Verdict.CERTIFIED
+
+
+def _each(cohorts: Sequence[Cohort], seen: Callable[[Cohort], Round]) -> tuple[Round, ...]:
+    """What is seen of every cohort, asked once for equal ones; those that are one object are not even compared."""
+    distinct = {id(cohort): cohort for cohort in cohorts}
+    rounds = {cohort: seen(cohort) for cohort in dict.fromkeys(distinct.values())}
+    by_object = {key: rounds[cohort] for key, cohort in distinct.items()}
+    return tuple(by_object[id(cohort)] for cohort in cohorts)

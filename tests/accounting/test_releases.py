@@ -112,6 +112,16 @@ def test_a_second_event_of_the_same_name_is_refused():
     assert events.from_plain({"event": "NonPrivate", "reason": "x"}) == NonPrivate(reason="x")
 
 
+def test_what_a_bundled_event_implies_cannot_be_replaced():
+    with pytest.raises(ValueError, match="got Gaussian, which GaussianRelease is for"):
+
+        @releases(Gaussian)
+        class Flattering(Release):
+            mu = 0.0
+
+    assert release_of(Gaussian(std=2.0, sensitivity=1.0, neighbors=Neighbors.ADD_REMOVE)).mu == 0.5
+
+
 def test_what_a_release_does_not_answer_is_not_certified():
     @releases(silent := dataclasses.make_dataclass("Silent", [], frozen=True))
     class SilentRelease(Release):

@@ -155,11 +155,20 @@ _Family = TypeVar("_Family", bound=type[Release[Any]])
 
 
 def releases(*kinds: type) -> Callable[[_Family], _Family]:
-    """Register a class of releases for these events, which a ledger can then hold: ``@releases(MyEvent)``."""
+    """Register a class of releases for these events, which a ledger can then hold: ``@releases(MyEvent)``.
+
+    Guarantees:
+        What an event implies is never replaced: statements about bundled protocols rest on bundled releases.
+    """
 
     def registered(family: _Family) -> _Family:
         for kind in kinds:
             events.register(kind)
+            known = _FAMILIES.setdefault(kind, family)
+            if (known.__module__, known.__qualname__) != (family.__module__, family.__qualname__):
+                raise ValueError(
+                    f"expected an event without a release, got {kind.__name__}, which {known.__name__} is for"
+                )
             _FAMILIES[kind] = family
         return family
 
