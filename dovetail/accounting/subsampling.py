@@ -9,7 +9,7 @@ bound of a sampled shuffled round is claimed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy.stats import binom
@@ -20,7 +20,7 @@ from dovetail.accounting.search import smallest_point
 from dovetail.events import Everyone, FixedSize, Participation
 from dovetail.statements import Bound, NotApplicable, Theorem, check_guarantee
 
-__all__ = ["BASIC", "LEMMA4", "OPTIMAL", "basic", "optimal", "sampled"]
+__all__ = ["BASIC", "LEMMA4", "OPTIMAL", "basic", "optimal", "repeated", "sampled"]
 
 LEMMA4 = Theorem(
     key="FLAME.lemma4",
@@ -67,6 +67,15 @@ def sampled(bound: Bound, participation: Participation, *, colluders: int = 0) -
         delta=min(bound.delta, prob * bound.delta * _OUTWARD),
         proof=bound.proof.then(LEMMA4),
     )
+
+
+def repeated(
+    eps_of: Callable[[float], Bound], sampling: FixedSize, *, colluders: int, times: int, delta: float
+) -> Bound:
+    """So many equal rounds, each on a fresh secret sample: half of delta for the rounds, half for their composition."""
+    prob = min(1.0, sampling.size / (sampling.population - colluders))
+    one = eps_of(min(0.5, delta / (2 * times * prob)))
+    return optimal([sampled(one, sampling, colluders=colluders)] * times, delta=delta)
 
 
 def _log1p_expm1(prob: float, eps: float) -> float:

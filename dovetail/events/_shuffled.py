@@ -14,17 +14,31 @@ __all__ = ["Crowd", "PaddedBernoulli", "PaddedTopk", "Personalized", "Report", "
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """One local randomizer in privacy terms: `generic` stands for any eps_local-LDP randomizer."""
+    """One local randomizer in privacy terms: `generic` stands for any eps_local-LDP randomizer.
 
-    kind: Literal["generic", "laplace", "rr"]
+    `cap` reports are uniform on a set of outcomes, a cap of the sphere, or on the rest of them; the set depends on the
+    input, its share of all outcomes, `cap_mass`, does not (PrivUnit).
+    """
+
+    kind: Literal["generic", "laplace", "rr", "cap"]
     eps_local: float
     levels: int = 2
+    cap_mass: float | None = None
 
     def __post_init__(self) -> None:
-        _validate.one_of(("generic", "laplace", "rr"), kind=self.kind)
+        _validate.one_of(("generic", "laplace", "rr", "cap"), kind=self.kind)
         _validate.positive(eps_local=self.eps_local)
         _validate.integer(levels=self.levels)
         _validate.at_least(2, levels=self.levels)
+        if (self.cap_mass is not None) != (self.kind == "cap"):
+            raise ValueError(f"expected a cap_mass with kind='cap' alone, got kind={self.kind!r}, {self.cap_mass=}")
+        _validate.positive(**_validate.given(cap_mass=self.cap_mass))
+        _validate.at_most(0.5, **_validate.given(cap_mass=self.cap_mass))
+
+    @property
+    def mass(self) -> float:
+        """The share of all outcomes that an input makes likely: one level, or the cap."""
+        return 1 / self.levels if self.cap_mass is None else self.cap_mass
 
     @property
     def gamma(self) -> float:
@@ -32,8 +46,8 @@ class Report:
         match self.kind:
             case "laplace":
                 return math.exp(-self.eps_local / 2)
-            case "rr":
-                return self.levels / (math.exp(self.eps_local) + self.levels - 1)
+            case "rr" | "cap":
+                return 1 / (self.mass * math.exp(self.eps_local) + 1 - self.mass)
         return math.exp(-self.eps_local)
 
 
@@ -129,7 +143,8 @@ class PaddedTopk(_Padded):
 class Personalized(_ByReplacement):
     """Every user has a public budget of its own for each coordinate; coordinates are shuffled independently.
 
-    `clip_laplace` is Clip-Laplace whose reports stay in the box of its inputs (A = C).
+    `clip_laplace` is Clip-Laplace whose reports stay in the box of its inputs (A = C). With a `threshold`, a share of
+    half the box's width, reports closer to its centre are replaced by draws around the centre at the smallest budget.
     """
 
     kind: Literal["clip_laplace", "laplace", "rr"]
@@ -137,9 +152,13 @@ class Personalized(_ByReplacement):
     coordinates: int = 1
     levels: int = 2
     colluders: int = 0
+    threshold: float = 0.0
 
     def __post_init__(self) -> None:
         _validate.one_of(("clip_laplace", "laplace", "rr"), kind=self.kind)
+        _validate.in_interval(0, 1, threshold=self.threshold)
+        if self.threshold and (self.kind != "clip_laplace" or self.threshold == 1):
+            raise ValueError(f"expected a threshold < 1 of clip_laplace alone, got {self.threshold=} of {self.kind}")
         _validate.integer(coordinates=self.coordinates, levels=self.levels, colluders=self.colluders)
         _validate.at_least(1, coordinates=self.coordinates)
         _validate.at_least(2, levels=self.levels)

@@ -78,6 +78,11 @@ class PrivUnitRandomizer(LocalRandomizer):
         return _best(self.dim, self.eps_local)
 
     @property
+    def cap_mass(self) -> float:
+        """The mass of the cap, rounded down by less than 1e-9 of it."""
+        return accounting.cap_mass(dim=self.dim, threshold=self.cap.threshold)
+
+    @property
     def slope(self) -> float:
         """m / clip_norm."""
         return accounting.mean_projection(self.cap) / self.clip_norm

@@ -77,7 +77,9 @@ def test_raising_hopeless_draws_to_a_floor_only_adds_and_adds_little(num_users, 
     whole, floored = (blanket._law(report, eps, crowd=size, resolution=0.01) for size in (1e9, crowd_size))
     assert floored.probs.size < whole.probs.size
     assert floored.probs.sum() == pytest.approx(whole.probs.sum(), abs=1e-12)
-    exact, ours = (blanket_grid.expected_excess(grid, draws=num_users, prob=report.gamma) for grid in (whole, floored))
+    exact, ours = (
+        blanket_grid.mean_excess(grid, blanket_grid.BinomialDraws(num_users, report.gamma)) for grid in (whole, floored)
+    )
     assert exact * (1 - 1e-6) <= ours <= exact * (1 + 1e-6)  # the longer grid is charged more for rounding
 
 
@@ -103,7 +105,7 @@ def test_two_levels_by_the_grid_agree_with_the_clone_pair():
         event = crowd("rr", eps_local, num_users)
         gamma = event.report.gamma
         grid = blanket._law(event.report, eps, crowd=num_users * gamma, resolution=0.002)
-        by_grid = blanket_grid.expected_excess(grid, draws=num_users, prob=gamma) / (gamma * num_users)
+        by_grid = blanket_grid.mean_excess(grid, blanket_grid.BinomialDraws(num_users, gamma))
         pair = clones.delta_of(event, eps=eps)
         assert pair * (1 - 1e-8) <= by_grid <= pair * (1 + 1e-4)
         assert blanket.exact_delta(event, eps=eps) == pair
@@ -251,9 +253,8 @@ def test_the_excess_of_a_sum_is_rounded_up(draws, prob, seed):
     rng = np.random.default_rng(seed)
     grid = blanket_grid.Grid(bottom=-5.0, top=3.0, step=0.5)
     for value in rng.uniform(-5, 3, 5):
-        grid.add_point(value, 0.1)
-    grid.add_point(-4.0, 0.25)
-    grid.add_point(3.0, 0.25)
+        grid.add_points(np.array([value]), np.array([0.1]))
+    grid.add_points(np.array([-4.0, 3.0]), np.full(2, 0.25))
     law = prob * grid.probs
     law[-grid.first] += 1 - prob
     total = np.ones(1)
@@ -261,7 +262,7 @@ def test_the_excess_of_a_sum_is_rounded_up(draws, prob, seed):
         total = np.convolve(total, law)
     values = (draws * grid.first + np.arange(total.size)) * grid.step
     exact = np.maximum(values, 0) @ total
-    ours = blanket_grid.expected_excess(grid, draws=draws, prob=prob)
+    ours = blanket_grid.mean_excess(grid, blanket_grid.BinomialDraws(draws, prob)) * draws * prob
     assert exact * (1 - 1e-13) <= ours <= exact * (1 + 1e-8)
 
 
@@ -282,14 +283,13 @@ def test_the_charge_covers_the_error_of_the_fft():
 
 def test_an_fft_that_errs_as_much_as_allowed_does_no_harm(monkeypatch):
     grid = blanket_grid.Grid(bottom=-2.0, top=1.0, step=0.5)
-    grid.add_point(-2.0, 0.5)
-    grid.add_point(1.0, 0.5)
+    grid.add_points(np.array([-2.0, 1.0]), np.full(2, 0.5))
     draws, prob = 1000, 0.4
     counts, heads = np.arange(1, draws + 1)[:, None], np.arange(draws + 1)[None, :]
     weights = binom.pmf(counts, draws, prob) * binom.pmf(heads, counts, 0.5)
     exact = (weights * np.maximum(3.0 * heads - 2.0 * counts, 0)).sum()
     monkeypatch.setattr(blanket_grid, "rfft", lambda x: np.fft.rfft(x) * (1 - 0.9 * blanket_grid._FFT_ERROR))
-    ours = blanket_grid.expected_excess(grid, draws=draws, prob=prob)
+    ours = blanket_grid.mean_excess(grid, blanket_grid.BinomialDraws(draws, prob)) * draws * prob
     assert exact <= ours <= exact * (1 + 1e-8)
 
 

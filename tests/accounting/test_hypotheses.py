@@ -30,9 +30,17 @@ from dovetail.accounting import (
     spanning,
     subsampling,
 )
-from dovetail.accounting.amplification import blanket, blanket_grid, clones, closed_forms, table
+from dovetail.accounting.amplification import (
+    blanket,
+    blanket_families,
+    blanket_grid,
+    clones,
+    closed_forms,
+    frontier,
+    table,
+)
 from dovetail.accounting.exposure import Exposure
-from dovetail.accounting.pairs import blanket_pair, mixtures, poisson_binomial, symmetric
+from dovetail.accounting.pairs import blanket_pair, curves, mixtures, personal, poisson_binomial, symmetric
 from dovetail.accounting.releases import crowds, mixing, personalized, privunit, split_and_mix, subjects
 from dovetail.claims import apes, flame, geyer, subdp, survey
 from dovetail.events import (
@@ -86,6 +94,7 @@ TERNARY = PaddedBernoulli(report=report(levels=3), num_users=9, pad_to=9, inclus
 FULL = PaddedBernoulli(report=report(), num_users=9, pad_to=5, inclusion=0.9)
 DROPPED = PaddedTopk(report=report(), num_users=9, pad_to=5, top=1, decoys=0, colluders=1)
 BUDGETS = Personalized(kind="laplace", eps_locals=(0.5, 1.0, 2.0), coordinates=2)
+LARGE_BUDGETS = Personalized(kind="rr", eps_locals=(30.0, 30.0))
 MANY_BUDGETS = Personalized(kind="clip_laplace", eps_locals=(0.1,) * 400)
 SHARES = SplitAndMix(num_users=50, coordinates=2, clip_norm=1.0, scale=9.0, noise_variance=9e4, modulus=2**10, shares=9)
 OPEN = SplitAndMix(
@@ -116,8 +125,8 @@ CASES = {
     accountants.equal_rounds: [
         (OUTSIDE, "Laplace has no theorem of its own", lambda: accountants.equal_rounds(charged(PURE))),
         (OUTSIDE, "all equal", lambda: accountants.equal_rounds(charged(PURE) + charged(NOISE))),
-        (OUTSIDE, "0 < delta < 1", lambda: accountants.equal_rounds(charged(BUDGETS)).eps(0.0)),
-        (OUTSIDE, "equal rounds with personal", lambda: accountants.equal_rounds(charged(BUDGETS, Poisson(prob=0.5)))),
+        (OUTSIDE, "0 < delta < 1", lambda: accountants.equal_rounds(charged(MANY_BUDGETS)).eps(0.0)),
+        (OUTSIDE, "one coordinate and one round", lambda: accountants.equal_rounds(charged(BUDGETS))),
         (OUTSIDE, "fixed-size samples", lambda: accountants.equal_rounds(charged(TWO))),
         (
             OUTSIDE,
@@ -171,11 +180,38 @@ CASES = {
         (OUTSIDE, "no gain over eps_local", lambda: blanket.hoeffding(shuffled(n=5), delta=1e-9)),
         (OUTSIDE, "one coordinate", lambda: blanket.hoeffding(MANY, delta=0.1)),
     ],
-    blanket_grid.expected_excess: [
-        (BAD, "draws >= 1", lambda: blanket_grid.expected_excess(a_grid(), draws=0, prob=0.5)),
-        (BAD, "prob <= 1", lambda: blanket_grid.expected_excess(a_grid(), draws=1, prob=1.5)),
+    blanket_grid.mean_excess: [
+        (BAD, "draws >= 1", lambda: blanket_grid.mean_excess(a_grid(), blanket_grid.BinomialDraws(0, 0.5))),
+        (BAD, "prob <= 1", lambda: blanket_grid.mean_excess(a_grid(), blanket_grid.BinomialDraws(1, 1.5))),
     ],
-    blanket_pair.law: [(OUTSIDE, "the report is generic", lambda: blanket_pair.law(report("generic"), 9))],
+    blanket.frontier_of: [(OUTSIDE, "no frontier here", lambda: blanket.frontier_of(report("laplace")))],
+    blanket_families.laplace_floors: [
+        (OUTSIDE, "no plateau for a budget", lambda: blanket_families.laplace_floors(np.ones(1), 1e-4, 1.0)),
+    ],
+    blanket_families.laplace_frontier: [
+        (OUTSIDE, "no plateau for a budget", lambda: blanket_families.laplace_frontier(1e-4, 1.0)),
+        (BAD, "half_width > 0", lambda: blanket_families.laplace_frontier(1.0, 0.0)),
+    ],
+    blanket_families.threshold_frontier: [
+        (BAD, "0 < threshold < 1", lambda: blanket_families.threshold_frontier(1.0, 0.1, 1.0)),
+    ],
+    frontier.clip_laplace: [(BAD, "eps_local > 0", lambda: frontier.clip_laplace(0.0))],
+    frontier.randomized_response: [(BAD, "0 < mass < 1", lambda: frontier.randomized_response(1.0, 1.0))],
+    frontier.from_cells: [
+        (BAD, "mean slope of 1", lambda: frontier.from_cells(np.ones(1), np.array([2.0]), np.ones(1), np.ones(1) * 2)),
+    ],
+    frontier.from_excess: [
+        (BAD, "mean slope of 1", lambda: frontier.from_excess(np.array([0.0, 3.0]), np.array([2.0, 0.0]))),
+    ],
+    curves.pair_of: [(OUTSIDE, "a loss of 21", lambda: curves.pair_of(lambda eps: 0.1, eps_pure=21.0))],
+    personal.pair: [(OUTSIDE, "a loss of 30", lambda: personal.pair(LARGE_BUDGETS, np.array([0])))],
+    personalized.pairs: [
+        (OUTSIDE, "a loss of 30", lambda: personalized.pairs(LARGE_BUDGETS)),
+        (BAD, "victim", lambda: personalized.pairs(BUDGETS, 3)),
+    ],
+    symmetric.folded_loss: [
+        (BAD, "interval > 0", lambda: symmetric.folded_loss(crowds.pair(TWO), interval=0.0)),
+    ],
     blanket_pair.pair: [
         (OUTSIDE, "generic and binary", lambda: blanket_pair.pair(TWO)),
         (OUTSIDE, "loss of 21", lambda: blanket_pair.pair(shuffled("laplace", 21.0))),
@@ -340,18 +376,18 @@ CASES = {
     crowds.resolution: [(OUTSIDE, "binary randomized response", lambda: crowds.resolution(TERNARY))],
     crowds.spent_delta: [(OUTSIDE, "no dominating pair here for Gaussian", lambda: crowds.spent_delta(NOISE))],
     crowds.theorem: [(OUTSIDE, "no dominating pair here for Gaussian", lambda: crowds.theorem(NOISE))],
-    personalized.clone_probs: [
-        (BAD, "0 <= victim <= 2", lambda: personalized.clone_probs(BUDGETS, 3)),
-        (BAD, "0 <= far <= 0.5", lambda: personalized.clone_probs(BUDGETS, 0, far=0.6)),
+    personal.clone_probs: [
+        (BAD, "0 <= victim <= 2", lambda: personal.clone_probs(BUDGETS, 3)),
+        (BAD, "0 <= far <= 0.5", lambda: personal.clone_probs(BUDGETS, 0, far=0.6)),
     ],
-    personalized.clone_probs_from_pmfs: [
-        (OUTSIDE, "no finite eps", lambda: personalized.clone_probs_from_pmfs(np.eye(2), [np.eye(2)])),
-        (BAD, "sum to 1", lambda: personalized.clone_probs_from_pmfs(np.ones((2, 2)), [])),
+    personal.clone_probs_from_pmfs: [
+        (OUTSIDE, "no finite eps", lambda: personal.clone_probs_from_pmfs(np.eye(2), [np.eye(2)])),
+        (BAD, "sum to 1", lambda: personal.clone_probs_from_pmfs(np.ones((2, 2)), [])),
     ],
     personalized.delta: [(BAD, "victim", lambda: personalized.delta(BUDGETS, eps=0.1, victim=7))],
     personalized.eps: [(BAD, "0 < delta < 1", lambda: personalized.eps(BUDGETS, delta=0.0))],
     personalized.per_user: [
-        (BAD, "0 <= tolerance <= 1", lambda: personalized.per_user(BUDGETS, delta=0.1, tolerance=2))
+        (BAD, "0 < delta < 1", lambda: personalized.per_user(BUDGETS, delta=1.0)),
     ],
     personalized.renyi: [(BAD, "victim", lambda: personalized.renyi(BUDGETS, ORDERS + 1, victim=-1))],
     privunit.best: [
@@ -368,7 +404,7 @@ CASES = {
             "Gaussian noise with FixedSize",
             lambda: releases.losses(NOISE, FixedSize(size=2, population=9), 0.1),
         ),
-        (OUTSIDE, "Personalized", lambda: releases.losses(BUDGETS, Everyone(), 0.1)),
+        (OUTSIDE, "Personalized", lambda: releases.losses(BUDGETS, Poisson(prob=0.5), 0.1)),
     ],
     releases.release_of: [
         (OUTSIDE, "no release is registered for str", lambda: releases.release_of("an event")),
@@ -435,6 +471,15 @@ CASES = {
     subsampling.optimal: [
         (OUTSIDE, "the same eps and delta", lambda: subsampling.optimal([bound(1.0), bound(2.0)], delta=0.1)),
         (OUTSIDE, "leave nothing of delta", lambda: subsampling.optimal([bound(1.0, 0.1)], delta=0.1)),
+    ],
+    subsampling.repeated: [
+        (
+            OUTSIDE,
+            "leave nothing of delta",
+            lambda: subsampling.repeated(
+                lambda share: bound(1.0, 0.3), FixedSize(size=2, population=4), colluders=0, times=9, delta=0.1
+            ),
+        ),
     ],
     subsampling.sampled: [
         (OUTSIDE, "fixed-size sample", lambda: subsampling.sampled(bound(1.0), Poisson(prob=0.5))),
@@ -643,6 +688,14 @@ EVERYWHERE = {
     numerics.exp: "infinite where it would overflow",
     numerics.binomial_outward: "any number of trials has its factor",
     numerics.transform_error: "any length has its error",
+    blanket_families.clip_laplace_floors: "any budgets",
+    blanket_families.level_floors: "any budgets",
+    curves.kinks: "any points have a hull",
+    personal.curve: "where there is no blanket the clones are left",
+    personal.groups: "every user is in a group",
+    personal.halved: "a group that cannot be halved is one",
+    poisson_binomial.coarser: "any law of counts",
+    symmetric.resolution: "any pair",
     loss_distributions.outward: "a distribution was made by dp-accounting, which has checked it",
     split_and_mix.renyi: "an order without a bound costs inf",
     subjects.always_sampled: "None where items are sampled",
@@ -651,7 +704,7 @@ EVERYWHERE = {
 
 def a_grid():
     grid = blanket_grid.Grid(bottom=-1.0, top=1.0, step=0.1)
-    grid.add_point(0.5, 1.0)
+    grid.add_points(np.array([0.5]), np.ones(1))
     return grid
 
 

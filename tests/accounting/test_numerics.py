@@ -15,7 +15,7 @@ from scipy.stats import binom
 from dovetail.accounting import bound, compose, conversion, gaussian, loss_distributions, numerics, releases, tilting
 from dovetail.accounting.accountants import Curve
 from dovetail.accounting.exposure import exposures
-from dovetail.accounting.pairs import binomial, poisson_binomial
+from dovetail.accounting.pairs import binomial
 from dovetail.accounting.releases import personalized, split_and_mix
 from dovetail.events import Everyone, Gaussian, Laplace, Personalized, Poisson, Round
 from dovetail.statements import Neighbors, NotApplicable, Theorem
@@ -81,23 +81,6 @@ def test_huge_budgets_are_not_certified_for_nothing(kind, coordinates, top):
 def test_tiny_budgets_have_tiny_bounds(tiny):
     event = Personalized(kind="laplace", eps_locals=(tiny,) * 5, coordinates=1)
     assert 0 <= personalized.eps(event, delta=1e-6).eps <= tiny * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("order", [1.02, 2.0, 300.0])
-def test_the_terms_of_a_divergence_in_50_digits(order):
-    losses = np.array([-2000.0, -31.0, -0.4, -1e-5, 1e-9, 1e-3, 0.2, 29.0, 31.0, 500.0, 1500.0])
-    with mpmath.workdps(50):
-        for loss, ours in zip(losses, poisson_binomial._log_terms(losses, order), strict=True):
-            r = mpmath.exp(mpmath.mpf(loss))
-            exact = mpmath.log(r ** mpmath.mpf(order) - 1 - mpmath.mpf(order) * (r - 1))
-            assert float(ours) == pytest.approx(float(exact), rel=1e-8, abs=1e-8)
-
-
-def test_weights_that_underflow_are_charged():
-    """With e^-eps_local no float, the coin that shows the victim has no weight under Q, but all of it under P."""
-    loss, _, tail = poisson_binomial.PoissonBinomialPair(((1.0, np.full(3, 0.5)),), 800.0).pair
-    assert tail > 0
-    assert loss.max() <= 800
 
 
 def test_a_noise_beyond_all_numbers():

@@ -24,12 +24,13 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.accounting import numerics
-from dovetail.accounting.amplification import blanket_grid, clones, closed_forms
+from dovetail.accounting.amplification import blanket_grid, clones, closed_forms, frontier
+from dovetail.accounting.amplification.frontier import Frontier
 from dovetail.accounting.search import smallest_eps
 from dovetail.events import Report, Shuffled
 from dovetail.statements import Bound, NotApplicable, Theorem
 
-__all__ = ["BENNETT", "EXACT", "HOEFFDING", "bennett", "exact", "exact_delta", "hoeffding"]
+__all__ = ["BENNETT", "EXACT", "HOEFFDING", "bennett", "exact", "exact_delta", "frontier_of", "hoeffding"]
 
 _URL = "https://arxiv.org/abs/1903.02837"
 HOEFFDING = Theorem(
@@ -52,6 +53,7 @@ EXACT = Theorem(
 _MOST_EPS_LOCAL = 100.0  # beyond, gamma n < 1 for every n that fits, and powers of e^eps_local would overflow
 _MOST_USERS = 10**9
 _LEAST_POINTS = 2**17
+_CAP_SLACK = 1e-8  # more than the error of the mass of a cap
 
 
 def hoeffding(event: Shuffled, *, delta: float) -> Bound:
@@ -149,7 +151,7 @@ def exact_delta(event: Shuffled, *, eps: float, coarser: float = 1.0) -> float:
     resolution = _resolution(n * gamma)
     resolution = max(resolution, min(resolution * coarser, 1 / 12))
     grid = _law(report, eps, crowd=n * gamma, resolution=resolution)
-    return numerics.probability(blanket_grid.expected_excess(grid, draws=n, prob=gamma) / (gamma * n) * (1 + 1e-15))
+    return numerics.probability(blanket_grid.mean_excess(grid, blanket_grid.BinomialDraws(n, gamma)))
 
 
 def _asked(event: Shuffled, *, delta: float | None = None) -> tuple[int, Report]:
@@ -160,7 +162,7 @@ def _asked(event: Shuffled, *, delta: float | None = None) -> tuple[int, Report]
 
 
 def _gamma(report: Report) -> float:
-    return report.gamma * (1 - 1e-15)  # a smaller blanket is a blanket
+    return report.gamma * (1 - (_CAP_SLACK if report.kind == "cap" else 1e-15))  # a smaller blanket is a blanket
 
 
 def _range(report: Report, eps: np.ndarray) -> np.ndarray:
@@ -192,8 +194,8 @@ def _second_moment(report: Report, eps: np.ndarray) -> np.ndarray:
         case "laplace":
             squares = (E**2 + 1) / 3 * (2 * math.exp(e0 / 2) + math.exp(-e0))
             return _difference(squares, 2 * E * (2 * math.exp(-e0 / 2) - math.exp(-e0)))
-    sides = (math.exp(e0) - E) ** 2 + (1 - E * math.exp(e0)) ** 2 + (report.levels - 2) * (1 - E) ** 2
-    return report.gamma**2 / report.levels * sides
+    sides = (math.exp(e0) - E) ** 2 + (1 - E * math.exp(e0)) ** 2 + (1 / report.mass - 2) * (1 - E) ** 2
+    return report.gamma**2 * report.mass * sides
 
 
 def _difference(more: np.ndarray, less: np.ndarray) -> np.ndarray:
@@ -231,29 +233,33 @@ def _resolution(crowd: float) -> float:
 def _law(report: Report, eps: float, *, crowd: float, resolution: float) -> blanket_grid.Grid:
     """The law of L for the worst pair of inputs, spread on a grid.
 
-    For Laplace the worst pair is (0, 1): any other is below it in convex order (docs/proofs/laplace-blanket.md). Draws
-    so negative that a crowd of this mean size practically never makes up for them are raised to a floor, which can only
-    raise the expectation.
+    For Laplace the worst pair is (0, 1): any other is below it in convex order (docs/proofs/laplace-blanket.md). Others
+    have a frontier (docs/proofs/blankets.md).
     """
+    if report.kind != "laplace":
+        values, probs = frontier_of(report).law(math.exp(eps))
+        return blanket_grid.Grid.of(values, probs, crowd=crowd, resolution=resolution)
     e0, at = report.eps_local, np.asarray(eps)
     top, std = float(_top(report, at)), math.sqrt(max(float(_second_moment(report, at)) - math.expm1(eps) ** 2, 0.0))
     bottom = top - float(_range(report, at))
-    middle = -(report.gamma if report.kind == "rr" else math.exp(-e0 / 2)) * math.expm1(eps)
-    floor = max(bottom, 2 * middle - top * (crowd + 12 * math.sqrt(crowd) + 30))
+    middle = -math.exp(-e0 / 2) * math.expm1(eps)
+    floor = max(bottom, 2 * middle - top * (crowd + 12 * math.sqrt(crowd) + 30))  # as in `Grid.of`
     step = max(min(std, top) * resolution, (top - floor) / blanket_grid.MOST_POINTS)
     if top - floor > 2 * blanket_grid.MOST_POINTS * top:
         raise NotApplicable(f"the range of L is more than a grid resolves at eps={eps:.4g}, eps_local={e0:.4g}")
     grid = blanket_grid.Grid(bottom=floor, top=top, step=top / math.ceil(top / step))
-    if report.kind == "rr":
-        grid.add_point(top, 1 / report.levels)
-        grid.add_point(floor, 1 / report.levels)
-        grid.add_point(middle, 1 - 2 / report.levels)
-        return grid
     scale, shift = math.exp(-e0 / 4) / 4, math.exp(-e0 / 2)
     at_floor = shift / 2 if floor == bottom else 2 * scale * math.exp(eps / 2) / math.sqrt(shift - floor)
-    grid.add_point(top, shift / 2)
-    grid.add_point(floor, at_floor)
+    grid.add_points(np.array([top, floor]), np.array([shift / 2, at_floor]))
     grid.add_power_law(low=middle, high=top, start=shift, scale=scale)
     left = scale * math.exp(eps / 2)
     grid.add_power_law(low=-middle, high=-floor, start=shift * math.exp(eps), scale=left, mirrored=True)
     return grid
+
+
+def frontier_of(report: Report) -> Frontier:
+    """The frontier of a level among levels, or of a cap of the sphere."""
+    if report.kind not in ("rr", "cap"):
+        raise NotApplicable(f"no frontier here for reports of kind {report.kind!r}")
+    slack = _CAP_SLACK if report.kind == "cap" else 0.0
+    return frontier.randomized_response(report.eps_local, report.mass, slack=slack)

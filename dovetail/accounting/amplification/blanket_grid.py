@@ -1,12 +1,15 @@
-"""The law of a blanket likelihood ratio on a grid, and the mean excess of its n-fold sum, both rounded outward.
+"""The law of a blanket likelihood ratio on a grid, and the mean excess of a sum of such draws, both rounded outward.
 
 Every point of the law is split between its two neighbours on the grid. That keeps the mean and is a spread, so the mean
-of any convex function of a sum of such draws can only rise. The n-fold sum is taken by an FFT of the exponentially
-tilted law: relative precision at any delta, aliasing that only adds mass, rounding errors charged.
+of any convex function of a sum of such draws can only rise. The victim's report is one of C + 1 draws, and what is
+asked for is ``E_C[E[(L_1 + ... + L_(C+1))_+] / (C + 1)]``. A law of C enters by its generating function alone
+(`BinomialDraws`, `CountedDraws`). The sum is taken by an FFT of the exponentially tilted law: relative precision at any
+delta, aliasing that only adds mass, rounding errors charged.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -14,13 +17,15 @@ from scipy.fft import next_fast_len, rfft
 from scipy.optimize import brentq
 
 from dovetail import _validate
+from dovetail.accounting.numerics import ULP
+from dovetail.statements import NotApplicable
 
-__all__ = ["MOST_POINTS", "Grid", "expected_excess"]
+__all__ = ["MOST_POINTS", "BinomialDraws", "CountedDraws", "Draws", "Grid", "mean_excess"]
 
 MOST_POINTS = 2**21
 _FFT_ERROR = 2e-14  # of one Fourier coefficient of a probability vector, as computed
 _CELL_ERROR = 1e-15  # times the number of points: what rounding may do to the splits between neighbours
-_NEGLIGIBLE = -120.0  # log of Fourier coefficients that are bounded instead of summed
+_NEGLIGIBLE = -60.0  # log of Fourier coefficients, and of terms, that are bounded instead of summed
 
 
 class Grid:
@@ -31,17 +36,37 @@ class Grid:
         self.first = math.floor(bottom / step) - 1
         self.probs = np.zeros(math.ceil(top / step) + 2 - self.first)
 
+    @classmethod
+    def of(
+        cls, values: np.ndarray, probs: np.ndarray, *, crowd: float, resolution: float, most: int = MOST_POINTS
+    ) -> Grid:
+        """The law of finitely many values, of which some are positive, in steps of so many standard deviations.
+
+        Draws so negative that a crowd of this mean size practically never makes up for them are raised to a floor,
+        which can only raise the mean excess.
+        """
+        top, bottom, mean = float(values.max()), float(values.min()), float(values @ probs)
+        std = math.sqrt(max(float((values - mean) ** 2 @ probs), 0.0))
+        floor = max(bottom, 2 * min(mean, 0.0) - top * (crowd + 12 * math.sqrt(crowd) + 30))
+        step = max(min(std, top) * resolution, (top - floor) / most)
+        if not top - floor <= 2 * most * top:
+            raise NotApplicable(f"the range of L, {top - floor:.3g}, is more than a grid resolves")
+        grid = cls(bottom=floor, top=top, step=top / math.ceil(top / step))
+        grid.add_points(np.maximum(values, floor), probs)
+        return grid
+
     @property
     def values(self) -> np.ndarray:
         """The points."""
         return (self.first + np.arange(self.probs.size)) * self.step
 
-    def add_point(self, value: float, prob: float) -> None:
-        """Adds an atom, split without moving its mean."""
-        place = value / self.step - self.first
-        left = min(int(place), self.probs.size - 2)
-        self.probs[left] += prob * (left + 1 - place)
-        self.probs[left + 1] += prob * (place - left)
+    def add_points(self, values: np.ndarray, probs: np.ndarray) -> None:
+        """Adds atoms, each split without moving its mean."""
+        place = np.asarray(values, dtype=float) / self.step - self.first
+        left = np.clip(place.astype(np.int64), 0, self.probs.size - 2)
+        right_share = np.clip(place - left, 0.0, 1.0)
+        self.probs += np.bincount(left, probs * (1 - right_share), self.probs.size)
+        self.probs += np.bincount(left + 1, probs * right_share, self.probs.size)
 
     def add_power_law(self, *, low: float, high: float, start: float, scale: float, mirrored: bool = False) -> None:
         """Adds the density scale (l - low + start)^(-3/2) on [low, high] (of -l, if mirrored), split cell by cell.
@@ -63,39 +88,136 @@ class Grid:
         np.add.at(self.probs, places + sign, right)
 
 
-def expected_excess(grid: Grid, *, draws: int, prob: float) -> float:
-    """E[(Z_1 + ... + Z_draws)_+], rounded up; Z is 0 or, with probability `prob`, a draw from the grid.
+class Draws:
+    """A law of the number C of blanket draws beside the victim's, as the function T(z) = E[z^(C+1) / (C+1)].
 
-    For x > 0, E[X_+] = M(x)^n sum_j (j h)_+ e^(-x j h) P_x(X = j h), with P_x the tilted law. Summing over all j in
-    Fourier space wraps P_x around a circle of N points; the weights are positive, so wrapping only adds.
+    T may differ by a constant, which stands for a sum of no draws, and has no negative coefficient.
+    """
+
+    def log_total(self, log_mgf: float) -> float:
+        """log T(M), M the moment of one draw; rounded up."""
+        raise NotImplementedError
+
+    def mean(self, log_mgf: float) -> float:
+        """The mean number of draws under T's terms at M: d log T / d log M."""
+        raise NotImplementedError
+
+    def shares(self, log_mgf: float, phi: np.ndarray, error: float) -> tuple[np.ndarray, np.ndarray, float]:
+        """Where T(M phi) matters, its values over T(M), how far they may be off, and what the others are at most."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class BinomialDraws(Draws):
+    """C ~ Bin(draws - 1, prob): T(z) = (1 - prob + prob z)^draws / (prob draws), up to its constant."""
+
+    draws: int
+    prob: float
+
+    def __post_init__(self) -> None:
+        _validate.integer(draws=self.draws)
+        _validate.at_least(1, draws=self.draws)
+        _validate.positive(prob=self.prob)
+        _validate.at_most(1, prob=self.prob)
+
+    def _log_one(self, log_mgf: float) -> float:
+        return math.log1p(self.prob * math.expm1(log_mgf))
+
+    def log_total(self, log_mgf: float) -> float:
+        """As a power."""
+        found = self.draws * self._log_one(log_mgf) - math.log(self.prob * self.draws)
+        return found + 8e-15 * self.draws * (1 + abs(log_mgf))
+
+    def mean(self, log_mgf: float) -> float:
+        """Each of the draws is there with a probability that M changes."""
+        return self.draws * self.prob * math.exp(log_mgf - self._log_one(log_mgf))
+
+    def shares(self, log_mgf: float, phi: np.ndarray, error: float) -> tuple[np.ndarray, np.ndarray, float]:
+        """Powers, by their logarithms."""
+        there = self.mean(log_mgf) / self.draws
+        base = 1 - there + there * phi
+        alive = np.abs(base) > math.exp(_NEGLIGIBLE / self.draws) - 2 * error
+        base = base[alive]
+        values = np.zeros(phi.shape, dtype=complex)
+        values[alive] = np.exp(self.draws * np.log(base))
+        off = np.zeros(phi.shape)
+        off[alive] = 4 * self.draws * error * (np.abs(base) + error) ** self.draws
+        return values, off, math.exp(_NEGLIGIBLE)
+
+
+class CountedDraws(Draws):
+    """C by its probabilities at some counts."""
+
+    def __init__(self, counts: np.ndarray, weights: np.ndarray) -> None:
+        self._draws = np.asarray(counts, dtype=float) + 1
+        with np.errstate(divide="ignore"):
+            self._log_terms = np.log(weights) - np.log(self._draws)
+
+    def _terms(self, log_mgf: float) -> tuple[float, np.ndarray]:
+        exponent = self._log_terms + self._draws * log_mgf
+        top = float(exponent.max())
+        terms = np.exp(exponent - top)
+        total = float(terms.sum())
+        return top + math.log(total), terms / total
+
+    def log_total(self, log_mgf: float) -> float:
+        """The sum of its terms."""
+        found, terms = self._terms(log_mgf)
+        slack = 8e-15 * float(self._draws.max()) * (1 + abs(log_mgf))
+        return found + slack + ULP * (len(terms) + abs(found) + 8)
+
+    def mean(self, log_mgf: float) -> float:
+        """By its terms."""
+        return float(self._terms(log_mgf)[1] @ self._draws)
+
+    def shares(self, log_mgf: float, phi: np.ndarray, error: float) -> tuple[np.ndarray, np.ndarray, float]:
+        """Term by term, where the modulus of phi is not so small that all of them are."""
+        _, terms = self._terms(log_mgf)
+        kept = terms > math.exp(_NEGLIGIBLE)
+        few = len(terms) * math.exp(_NEGLIGIBLE)  # more than all terms that are left out
+        terms, powers = terms[kept], self._draws[kept]
+        size = np.abs(phi) + error
+        alive = size > math.exp(_NEGLIGIBLE / powers[0])
+        values, off = np.zeros(phi.shape, dtype=complex), np.zeros(phi.shape)
+        values[alive] = _polynomial(terms, powers, phi[alive])
+        off[alive] = few + 4 * error * _polynomial(terms * powers, powers, size[alive])
+        return values, off, few + math.exp(_NEGLIGIBLE)
+
+
+def _polynomial(terms: np.ndarray, powers: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """The sum of terms at^powers, the powers rising, by Horner's rule."""
+    steps = {gap: at**gap for gap in set(np.diff(powers).tolist())}
+    total = np.full(at.shape, terms[-1], dtype=at.dtype)
+    for term, gap in zip(terms[-2::-1].tolist(), np.diff(powers)[::-1].tolist(), strict=True):
+        total = total * steps[gap] + term
+    return total * at ** powers[0]
+
+
+def mean_excess(grid: Grid, draws: Draws) -> float:
+    """E_C[E[(L_1 + ... + L_(C+1))_+] / (C + 1)], rounded up; each L is drawn from the grid.
+
+    For x > 0, E[X_+] = M(x)^n sum_j (j h)_+ e^(-x j h) P_x(X = j h), with P_x the tilted law of a sum of n. Summing
+    over all j in Fourier space wraps P_x around a circle of N points; the weights are positive, so wrapping only adds.
 
     Guarantees:
         Never below the exact value on the grid.
     """
-    _validate.integer(draws=draws)
-    _validate.at_least(1, draws=draws)
-    _validate.positive(prob=prob)
-    _validate.at_most(1, prob=prob)
-    n, step, values = draws, grid.step, grid.values
+    step, values, law = grid.step, grid.values, grid.probs
     error = _FFT_ERROR + _CELL_ERROR * values.size
-    law = prob * grid.probs
-    law[-grid.first] += 1 - prob
-    slope = _tilt(values, law, n)
+    slope = _tilt(values, law, draws)
     log_mgf, tilted, spread = _tilted(values, law, slope)
-    reach = max(45 / slope, 16 * math.sqrt(n) * spread, values[-1] - values[0] + 2 * step)
+    count = draws.mean(log_mgf)
+    reach = max(45 / slope, 16 * math.sqrt(count) * spread, values[-1] - values[0] + 2 * step)
     size = next_fast_len(min(math.ceil(reach / step), 2 * MOST_POINTS), real=True)
     circle = np.bincount(np.arange(grid.first, grid.first + law.size) % size, weights=tilted, minlength=size)
-    phi = rfft(circle)
-    k = np.flatnonzero(np.abs(phi) > math.exp(_NEGLIGIBLE / n) - 2 * error)
-    phi, others = phi[k], phi.size - k.size
+    share, off, rest = draws.shares(log_mgf, rfft(circle), error)
+    k = np.arange(share.size)
     twice = np.where((k == 0) | (2 * k == size), 1.0, 2.0)
     angle = -slope * step + 2j * math.pi * k / size
     kernel = step * np.exp(angle) / np.expm1(angle) ** 2  # sum over j >= 0 of j h e^(j angle)
-    total = float((twice * (np.exp(n * np.log(phi)) * kernel).real).sum())
-    charge = 4 * n * error * float((twice * np.abs(kernel) * (np.abs(phi) + error) ** n).sum())
-    charge += 2 * others * math.exp(_NEGLIGIBLE) * step / math.expm1(-slope * step) ** 2
-    log_scale = n * log_mgf + 8e-15 * n * (1 + abs(log_mgf))
-    return (total + charge) / size * math.exp(log_scale) * (1 + 1e-12)
+    total = float((twice * (share * kernel).real).sum()) + float((twice * np.abs(kernel) * off).sum())
+    total += 2 * share.size * rest * step / math.expm1(-slope * step) ** 2
+    return total / size * math.exp(draws.log_total(log_mgf)) * (1 + 1e-12)
 
 
 def _tilted(values: np.ndarray, law: np.ndarray, slope: float) -> tuple[float, np.ndarray, float]:
@@ -109,13 +231,13 @@ def _tilted(values: np.ndarray, law: np.ndarray, slope: float) -> tuple[float, n
     return top + math.log(total), tilted, math.sqrt(max(float((tilted * (values - mean) ** 2).sum()), 0.0))
 
 
-def _tilt(values: np.ndarray, law: np.ndarray, n: int) -> float:
-    """The slope x that makes M(x)^n / x^2 smallest."""
+def _tilt(values: np.ndarray, law: np.ndarray, draws: Draws) -> float:
+    """The slope x that makes T(M(x)) / x^2 smallest."""
 
     def derivative(log_slope: float) -> float:
         slope = math.exp(log_slope)
-        _, tilted, _ = _tilted(values, law, slope)
-        return slope * n * float((tilted * values).sum()) - 2
+        log_mgf, tilted, _ = _tilted(values, law, slope)
+        return slope * draws.mean(log_mgf) * float((tilted * values).sum()) - 2
 
     scale = math.log(values[-1])
     low, high = -scale - 40.0, -scale + 6.0

@@ -77,6 +77,10 @@ class BinomialPair:
         """The standard deviation of the privacy loss of one fold, about: the scale of grids, never of a bound."""
         return 2 * self.tilt / math.sqrt(self.typical)
 
+    def once(self) -> BinomialPair:
+        """One fold."""
+        return dataclasses.replace(self, folds=1)
+
     def renyi(self, orders: np.ndarray) -> np.ndarray:
         """Upper bounds on the Renyi divergence of all folds at each order > 1 (both directions are equal)."""
         if math.isinf(self.eps_pure):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 from dp_accounting.pld import pld_pmf
@@ -18,11 +19,12 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy.special import logsumexp
 
 from dovetail import _validate
-from dovetail.accounting import numerics
+from dovetail.accounting import loss_distributions, numerics
+from dovetail.accounting.loss_distributions import Loss
 from dovetail.accounting.numerics import ULP
 from dovetail.statements import NotApplicable
 
-__all__ = ["SymmetricPair", "composed_loss", "renyi", "spread"]
+__all__ = ["Folded", "SymmetricPair", "composed_loss", "folded_loss", "renyi", "resolution", "spread"]
 
 _CLOSEST_ORDER = 1 + 1e-6
 _LARGEST_LOSS = 30.0  # of one copy; a grid of losses would not resolve more
@@ -30,6 +32,8 @@ _MOST_POINTS = 2**22
 _LARGEST_DIRECT = 300.0  # cosh of more is summed in logarithms
 _RENYI_OUTWARD = 1 + 1e-9
 _TAIL = 1e-15
+_PARTS, _LEAST_PARTS = 48.0, 6.0  # of the deviation of one fold's loss that an interval is, and may be at most
+_MOST_FOLDS = 10**7
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,6 +54,10 @@ class SymmetricPair:
         """The standard deviation of the privacy loss of one fold, about: the scale of grids, never of a bound."""
         return 2 * math.sqrt(float(self.points**2 @ self.mass))
 
+    def once(self) -> SymmetricPair:
+        """One fold."""
+        return dataclasses.replace(self, folds=1)
+
     def renyi(self, orders: np.ndarray) -> np.ndarray:
         """Upper bounds on the Renyi divergence of all folds at each order > 1 (both directions are equal)."""
         return self.folds * np.fmin(renyi(orders, self.points, self.mass), self.eps_pure)
@@ -61,6 +69,41 @@ class SymmetricPair:
             return spread(self.points, self.mass, tanh)
 
         return composed_loss(on, self.eps_pure, std=self.std_loss, folds=self.folds, interval=interval)
+
+
+class Folded(Protocol):
+    """A pair that is known by one of its folds."""
+
+    @property
+    def folds(self) -> int:
+        """How many independent copies there are."""
+
+    @property
+    def std_loss(self) -> float:
+        """About the standard deviation of the privacy loss of one."""
+
+    def once(self) -> Folded:
+        """One of them."""
+
+    def loss(self, *, interval: float) -> PrivacyLossDistribution:
+        """The privacy loss of all."""
+
+
+def folded_loss(pair: Folded, *, interval: float) -> Loss:
+    """The privacy loss of all folds on multiples of `interval`.
+
+    On a grid that resolves one fold, they are left to whoever composes rounds: nothing is charged for it here.
+    """
+    if pair.folds > 1 and interval <= pair.std_loss / _LEAST_PARTS:
+        return loss_distributions.copies(pair.once().loss(interval=interval), pair.folds)
+    return pair.loss(interval=interval)
+
+
+def resolution(pair: Folded) -> float:
+    """An interval of privacy losses that resolves one fold, or all together where they are too many."""
+    if 1 < pair.folds <= _MOST_FOLDS:
+        return min(1e-3, pair.std_loss / _PARTS)
+    return min(1e-4, pair.std_loss * math.sqrt(pair.folds) / 100)
 
 
 def spread(points: np.ndarray, mass: np.ndarray, grid: np.ndarray) -> np.ndarray:

@@ -3,13 +3,14 @@
 Every event here reduces, coordinate by coordinate, to one biased coin among fair coins (`pairs.binomial`):
 
 - `Shuffled`: the clone pair, for any eps_local-LDP report. The victim's coin has bias e^eps/(1 + e^eps), each other
-  user is a fair coin with probability 2/(e^eps + 1), else exposed. For Laplace reports and more than two levels the
-  blanket is sharper, and its pair is used (`blanket_pair`).
+  user is a fair coin with probability 2/(e^eps + 1), else exposed.
 - `PaddedBernoulli` (SS-Double, repaired): the victim takes part with probability beta, otherwise a fair dummy stands in
   its place, so the tilt is beta tanh(eps/2); only users that take part can be exposed (docs/proofs/ss-double.md).
 - `PaddedTopk` (SS-Topk): at most `top` such coins, 2 `top` where a surplus may be dropped (docs/proofs/ss-topk.md).
 
-Coordinates are shuffled independently, so they compose. In padded events `num_users` is the most that a round admits.
+Where the randomizer is known there is a sharper pair: binary reports are known exactly, without revealing who is
+exposed (`pairs.binary`), and Laplace reports, levels and caps by their blanket (`pairs.blanket_pair`). Coordinates are
+shuffled independently, so they compose. In padded events `num_users` is the most that a round admits.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ import functools
 import math
 
 import numpy as np
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from scipy.stats import binom
 
 from dovetail import _validate
 from dovetail.accounting import conversion, loss_distributions, numerics, subsampling
 from dovetail.accounting.conversion import RENYI
 from dovetail.accounting.loss_distributions import PRIVACY_LOSS, Loss
-from dovetail.accounting.pairs import blanket_pair
+from dovetail.accounting.pairs import binary, blanket_pair, symmetric
+from dovetail.accounting.pairs.binary import BinaryReports
 from dovetail.accounting.pairs.binomial import BinomialPair
 from dovetail.accounting.pairs.symmetric import SymmetricPair
 from dovetail.accounting.releases._base import Curve, Release, Sampling, releases
+from dovetail.accounting.releases._overflow import most_reports, need_shuffle, spent_delta
 from dovetail.accounting.search import smallest_delta
 from dovetail.events import Crowd, Everyone, FixedSize, PaddedBernoulli, PaddedTopk, Report, Shuffled
 from dovetail.statements import Bound, NotApplicable, Proof, Spent, Theorem
@@ -55,6 +56,9 @@ CLONES = Theorem(
 )
 DOUBLE = Theorem(key="dovetail.ss-double", where="the Bernoulli-sampled coin of docs/proofs/ss-double.md")
 TOPK = Theorem(key="dovetail.ss-topk", where="the full pairs of docs/proofs/ss-topk.md")
+_UNREVEALED = "binary reports exactly (docs/proofs/binary.md)"
+DOUBLE_EXACT = Theorem(key="dovetail.ss-double.exact", where=f"docs/proofs/ss-double.md, {_UNREVEALED}")
+TOPK_EXACT = Theorem(key="dovetail.ss-topk.exact", where=f"the full pairs of docs/proofs/ss-topk.md, {_UNREVEALED}")
 LOCAL = Theorem(
     key="DR14.thm3.16", where="basic composition of the reports of one client (Dwork, Roth 2014, Thm. 3.16)"
 )
@@ -62,16 +66,17 @@ LOCAL = Theorem(
 ORDERS = 1 + np.geomspace(0.05, 20_000, 300)
 _OUTWARD = 1 + 1e-9
 _MOST_USERS = 10**11  # a crowd of more users hides at least as well
-_UNDERFLOW = 1e-300
 _INDICES_TELL = "which coordinates a client reports depends on its data"
 
 
 def theorem(event: Crowd) -> Theorem:
     """The theorem that gives the pair of this event."""
-    _need_shuffle(event)
-    if _sharper(event):
-        return blanket_pair.BLANKET_PAIR
-    return {Shuffled: CLONES, PaddedBernoulli: DOUBLE, PaddedTopk: TOPK}[type(event)]
+    need_shuffle(event)
+    if not _sharper(event):
+        return {Shuffled: CLONES, PaddedBernoulli: DOUBLE, PaddedTopk: TOPK}[type(event)]
+    if _binary(event.report):
+        return {Shuffled: binary.BINARY, PaddedBernoulli: DOUBLE_EXACT, PaddedTopk: TOPK_EXACT}[type(event)]
+    return blanket_pair.BLANKETS if event.report.kind == "cap" else blanket_pair.BLANKET_PAIR
 
 
 def pair(event: Crowd) -> BinomialPair:
@@ -81,7 +86,7 @@ def pair(event: Crowd) -> BinomialPair:
         Refuses a padded event with anything but binary randomized response: its dummies would not be fair coins.
         Refuses SS-Topk with both a possible surplus and colluders, who would see how many of their reports survive.
     """
-    _need_shuffle(event)
+    need_shuffle(event)
     tilt = math.tanh(event.report.eps_local / 2)  # 1 - tilt = 2/(e^eps + 1) is the probability of a fair coin
     match event:
         case Shuffled():
@@ -116,10 +121,14 @@ def pair(event: Crowd) -> BinomialPair:
 
 
 def _sharper(event: Crowd) -> SymmetricPair | None:
-    """The pair of the blanket, which also holds and is sharper, where there is one."""
-    if isinstance(event, Shuffled):
-        with contextlib.suppress(NotApplicable):
+    """The pair of the randomizer itself, which also holds and is sharper, where there is one."""
+    with contextlib.suppress(NotApplicable):
+        if isinstance(event, Shuffled) and not _binary(event.report):
             return blanket_pair.pair(event)
+        coins, eps_local = pair(event), event.report.eps_local
+        inclusion = event.inclusion if isinstance(event, PaddedBernoulli) else 1.0
+        exact = BinaryReports(others=coins.exposed, places=coins.others, eps_local=eps_local, inclusion=inclusion)
+        return exact.pair(folds=coins.folds)
     return None
 
 
@@ -137,27 +146,9 @@ def renyi(event: Crowd, orders: np.ndarray) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=32)
-def loss(event: Crowd, *, interval: float = 1e-4) -> PrivacyLossDistribution:
+def loss(event: Crowd, *, interval: float = 1e-4) -> Loss:
     """The privacy loss of one round, all coordinates, on multiples of `interval`; both directions are equal."""
-    return (_sharper(event) or pair(event)).loss(interval=interval)
-
-
-def spent_delta(event: Crowd) -> float:
-    """What a round costs in delta beside its pair: the chance that a report of the victim meets a full coordinate.
-
-    Guarantees:
-        At most the chance that any coordinate overflows, by the union bound: P(Bin(n - t, beta) > n_p - t) d.
-        Zero where nothing is dropped, and for SS-Topk, whose pair pays for drops.
-    """
-    _need_shuffle(event)
-    match event:
-        case PaddedBernoulli(inclusion=inclusion):
-            slots = event.pad_to - event.colluders
-            if event.honest > slots:
-                full = float(binom.sf(slots - 1, event.honest - 1, inclusion))
-                full = full * _OUTWARD * numerics.binomial_outward(event.honest) + _UNDERFLOW
-                return numerics.probability(event.coordinates * inclusion * full)
-    return 0.0
+    return symmetric.folded_loss(_sharper(event) or pair(event), interval=interval)
 
 
 def delta(event: Crowd, *, eps: float) -> float:
@@ -184,18 +175,6 @@ def eps(event: Crowd, *, delta: float) -> Bound:
     return Bound(eps=found[how] * _OUTWARD, delta=delta, proof=theorem(event).proof.then(how))
 
 
-def most_reports(event: PaddedBernoulli, *, delta: float) -> int:
-    """The smallest k_max with P[Bin(coordinates, inclusion) > k_max] <= delta."""
-    _validate.in_interval(0, 1, delta=delta)
-    low, high = -1, event.coordinates
-    while high - low > 1:
-        middle = (low + high) // 2
-        over = float(binom.sf(middle, event.coordinates, event.inclusion)) * _OUTWARD
-        over = over * numerics.binomial_outward(event.coordinates) + _UNDERFLOW
-        low, high = (low, middle) if over <= delta else (middle, high)
-    return high
-
-
 def local(event: Crowd, *, delta: float = 0.0) -> Bound:
     """What holds for a client's own reports, with nobody trusted.
 
@@ -217,18 +196,16 @@ def local(event: Crowd, *, delta: float = 0.0) -> Bound:
 
 
 def resolution(event: Crowd) -> float:
-    """An interval of privacy losses that resolves the whole round."""
-    used = _sharper(event) or pair(event)
-    return min(1e-4, used.std_loss * math.sqrt(used.folds) / 100)
+    """An interval of privacy losses that resolves a round."""
+    return symmetric.resolution(_sharper(event) or pair(event))
 
 
-def _need_shuffle(event: Crowd) -> None:
-    if not isinstance(event, Crowd):
-        raise NotApplicable(f"no dominating pair here for {type(event).__name__}")
+def _binary(report: Report) -> bool:
+    return report.kind == "rr" and report.levels == 2
 
 
 def _need_binary(report: Report) -> None:
-    if report.kind != "rr" or report.levels != 2:
+    if not _binary(report):
         raise NotApplicable(
             "padding is proven for binary randomized response only, whose dummies are fair coins; "
             f"got kind={report.kind!r}, levels={report.levels}"
@@ -278,17 +255,17 @@ class CrowdRelease(Release[Crowd]):
         event = self.event
         if event.num_users != sampling.size:
             raise NotApplicable(f"the rounds shuffle {event.num_users} users, but {sampling.size} are drawn")
-        prob = min(1.0, sampling.size / (sampling.population - event.colluders))
 
-        def bound(delta: float) -> Bound:
-            one = eps(event, delta=min(0.5, delta / (2 * times * prob)))
-            drawn = subsampling.sampled(one, sampling, colluders=event.colluders)
-            return subsampling.optimal([drawn] * times, delta=delta)
+        def bound(delta: float) -> float:
+            def one(share: float) -> Bound:
+                return eps(event, delta=share)
+
+            return subsampling.repeated(one, sampling, colluders=event.colluders, times=times, delta=delta).eps
 
         return Curve(
             proof=Proof(theorems=(theorem(event), subsampling.OPTIMAL)),
-            eps=lambda delta: bound(delta).eps,
-            delta=lambda eps: smallest_delta(lambda delta: bound(delta).eps, eps=eps),
+            eps=bound,
+            delta=lambda eps: smallest_delta(bound, eps=eps),
         )
 
     def spent(self, eps: float) -> tuple[Spent, ...]:

@@ -6,8 +6,6 @@ happen coordinate by coordinate, so that the law of a shuffled coordinate is tha
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from dovetail.audit.attacks import _own
@@ -54,16 +52,5 @@ def sparsified(protocol: SApes, dim: int) -> personal.Laws:
     if protocol.sparsify != "threshold" and protocol.kept(dim) < dim:
         raise NotApplicable(f"reports of one client depend on each other with sparsify={protocol.sparsify!r}")
     cut = protocol.threshold / (2 * clip) if protocol.sparsify == "threshold" else 0.0
-    reach = (bound - clip) / (2 * clip)
-    plain = cells.clipped(reach)
-    cuts = np.unique(np.concatenate([plain.cuts, [0.5 - cut, 0.5 + cut]]))
-    family = dataclasses.replace(plain, cuts=cuts)
-    middles = (np.concatenate([[-reach], cuts]) + np.concatenate([cuts, [1 + reach]])) / 2
-    kept = np.abs(middles - 0.5) >= cut
-    least = float(protocol.eps_locals.min())
-
-    def law(budgets: np.ndarray, position: float) -> np.ndarray:
-        report = family.masses(budgets, position) * kept
-        return report + (1 - report.sum(axis=-1, keepdims=True)) * family.masses(least, 0.5)
-
-    return law
+    family = cells.clipped((bound - clip) / (2 * clip))
+    return personal.thresholded(family, cut, least=float(protocol.eps_locals.min()))

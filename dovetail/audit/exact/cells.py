@@ -109,8 +109,8 @@ def clipped(reach: float) -> Cells:
 
 def of_report(report: Report) -> Cells:
     """The cells of a report whose randomizer is known."""
-    if report.kind == "generic":
-        raise ValueError("expected a known randomizer, got kind='generic'")
+    if report.kind == "generic" or report.kind == "cap":
+        raise ValueError(f"expected a randomizer with cells, got kind={report.kind!r}")
     return partition(report.kind, levels=report.levels)
 
 

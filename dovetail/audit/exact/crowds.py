@@ -8,6 +8,7 @@ and set aside.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -101,6 +102,8 @@ def _count_law(messages: Sequence[_Messages]) -> np.ndarray:
 @on_event.register(Shuffled)
 def shuffled(event: Shuffled, rounds: int) -> list[ExactAttack]:
     """Every honest user sends a report on every coordinate."""
+    if event.report.kind == "cap":
+        return _caps(event, rounds)
     crowd, others, slots = _Crowd(event.report), event.honest - 1, event.coordinates * rounds
     messages = event.honest * slots
     scores = crowd.scores(crowd.low, messages=messages)
@@ -112,6 +115,16 @@ def shuffled(event: Shuffled, rounds: int) -> list[ExactAttack]:
     if event.report.kind == "rr" and event.report.levels > 2:
         found += _other_levels(crowd, others, slots)
     return found
+
+
+def _caps(event: Shuffled, rounds: int) -> list[ExactAttack]:
+    """The victim's cap is one or the opposite one; all others' is the opposite one."""
+    if event.coordinates * rounds > 1:
+        raise NotApplicable("no exact attack on several messages per user that are drawn from caps")
+    away = event.report.mass * event.report.gamma
+    towards = away * math.exp(event.report.eps_local)
+    attack = "messages on the victim's cap and on the opposite one, others opposite"
+    return [trinomials(attack, event.honest - 1, (away, towards), (towards, away), (away, towards))]
 
 
 def _other_levels(crowd: _Crowd, others: int, slots: int) -> list[ExactAttack]:

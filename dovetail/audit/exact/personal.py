@@ -8,6 +8,7 @@ computed in extended precision.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -19,7 +20,7 @@ from dovetail.audit.exact.sums import ULP, SumPart
 from dovetail.events import Personalized
 from dovetail.statements import NotApplicable
 
-__all__ = ["Laws", "crowd_duel", "personalized"]
+__all__ = ["Laws", "crowd_duel", "personalized", "thresholded"]
 
 Laws = Callable[[np.ndarray, float], np.ndarray]  # budgets, position of the input -> cell masses, one row per user
 
@@ -36,6 +37,9 @@ def personalized(event: Personalized, rounds: int) -> list[ExactAttack]:
     family = cells.partition(
         event.kind, levels=event.levels, narrowest=float(budgets.max()), widest=float(budgets.min())
     )
+    laws: Laws = family.masses
+    if event.threshold:
+        laws = thresholded(cells.clipped(0.0), event.threshold / 2, least=float(budgets.min()))
     victims = {"largest": int(np.argmax(budgets)), "median": int(np.argsort(budgets)[len(budgets) // 2])}
     found: list[ExactAttack] = []
     for name, victim in victims.items():
@@ -43,10 +47,23 @@ def personalized(event: Personalized, rounds: int) -> list[ExactAttack]:
             continue
         others = np.sort(np.delete(budgets, victim))[event.colluders :]
         attack = f"sum over all messages, victim with the {name} budget {budgets[victim]:.4g}, others at the low end"
-        found.append(
-            crowd_duel(attack, family.masses, float(budgets[victim]), others, slots=event.coordinates * rounds)
-        )
+        found.append(crowd_duel(attack, laws, float(budgets[victim]), others, slots=event.coordinates * rounds))
     return found
+
+
+def thresholded(plain: cells.Cells, cut: float, *, least: float) -> Laws:
+    """The law of a Clip-Laplace report that is drawn anew around the centre, at the least budget, if closer to it."""
+    reach = plain.reach
+    cuts = np.unique(np.concatenate([plain.cuts, [0.5 - cut, 0.5 + cut]]))
+    family = dataclasses.replace(plain, cuts=cuts)
+    middles = (np.concatenate([[-reach], cuts]) + np.concatenate([cuts, [1 + reach]])) / 2
+    kept = np.abs(middles - 0.5) >= cut
+
+    def law(budgets: np.ndarray, position: float) -> np.ndarray:
+        report = family.masses(budgets, position) * kept
+        return report + (1 - report.sum(axis=-1, keepdims=True)) * family.masses(least, 0.5)
+
+    return law
 
 
 def crowd_duel(attack: str, laws: Laws, victim: float, others: np.ndarray, *, slots: int) -> ExactAttack:

@@ -98,7 +98,8 @@ class PrivUnit(Protocol):
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
         """One message."""
-        report = Report(kind="generic", eps_local=self.local(dim).eps_local)
+        local = self.local(dim)
+        report = Report(kind="cap", eps_local=local.eps_local, cap_mass=local.cap_mass)
         return Shuffled(report=report, num_users=cohort.crowd(), colluders=cohort.colluders)
 
     def slots_seen(self, dim: int) -> DataIndependent:

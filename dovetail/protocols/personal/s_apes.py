@@ -4,7 +4,7 @@ A client perturbs all coordinates, keeps some of its reports, and puts a fresh d
 
 - ``sparsify = "threshold"`` (the default, a repair): reports of at least a public size are kept, a share `keep` of
   them where there is no signal. Every report is treated alike and on its own, and replaced by a draw at the smallest
-  budget: the analyzer could do that after the shuffle, so what is certified for APES holds.
+  budget: the analyzer could do that after the shuffle, so what is certified for APES holds, and less is revealed.
 - ``sparsify = "top"`` (``published = true``): the b = keep * d largest of each client. Whether a report is kept depends
   on all other coordinates of its sender, so a shuffled coordinate is not what APES shows of it, and nothing is
   certified (see `_COUPLED`).
@@ -35,7 +35,7 @@ __all__ = ["SApes"]
 _COUPLED = (
     "not certified: which of a client's reports are largest depends on all coordinates, so a shuffled coordinate "
     "reveals something about the others too (eps_local .05, d = 16 million, n = 40,000, keep .7, delta 1e-5: a count "
-    "of reports shows eps 7, and APES is certified 4.8)"
+    "of reports shows eps 7, and APES is certified 2.4)"
 )
 
 
@@ -127,10 +127,13 @@ class SApes(Apes):
         return np.mean(sizes**2 * kept, axis=1) + (1 - kept.mean(axis=1)) * fresh
 
     def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
-        """APES's event where every coordinate is treated on its own, or without looking at the data."""
+        """APES's event, seen through the threshold where there is one; nothing where coordinates are coupled."""
         if self.sparsify == "top" and self.kept(dim) < dim:
             return NonPrivate(reason=_COUPLED)
-        return super().mechanism(cohort, dim)
+        event = super().mechanism(cohort, dim)
+        if self.sparsify != "threshold" or self.output_bound > self.clip_value:
+            return event
+        return dataclasses.replace(event, threshold=self.settle(cohort, dim).threshold / self.output_bound)
 
     def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]] | None:
         """The paper's claim also depends on b."""

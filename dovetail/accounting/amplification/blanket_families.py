@@ -1,0 +1,212 @@
+"""Blankets of users with unequal budgets: what part of every user's report is a draw from one law, and F against it.
+
+- *Clip-Laplace* in its box: the uniform law w. User i's density is at least ``g_i w, g_i = e_i / (e^e_i - 1)``.
+- *Clip-Laplace with a public threshold* (S-APES): the same, seen through the map that draws small reports anew.
+- *Levels*: the uniform law, ``g_i = b / (e^e_i + b - 1)``.
+- *Laplace* on [0, 1]: a Laplace law of the victim's budget e around a uniform point of [1/2 - t, 1/2 + t], which is a
+  blanket of users whose budget is at most e. It is wider than the blanket of equal users, and suits smaller budgets.
+
+Proofs are in docs/proofs/blankets.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+
+from dovetail import _validate
+from dovetail.accounting.amplification import frontier
+from dovetail.accounting.amplification.frontier import Frontier
+from dovetail.statements import NotApplicable
+
+__all__ = ["clip_laplace_floors", "laplace_floors", "laplace_frontier", "level_floors", "threshold_frontier"]
+
+_DOWN = 1 - 1e-12
+_CELLS = 64  # of a part of the line or of the box; more would not be seen
+_LEAST_PLATEAU, _LARGEST_PLATEAU = 1e-3, 100.0
+_MOST_BOXES = 5000  # of budgets and inputs that are looked at
+_SLACK = 1e-10  # more than the relative error of a ratio of differences
+_LEVELS = 256  # ratios at which frontiers are compared
+_CLOSE = (4e-3, 1.6e-2, 6.4e-2)  # log ratios of densities, over eps_local, that may be too small to matter
+
+
+def clip_laplace_floors(eps_locals: np.ndarray) -> np.ndarray:
+    """g_i against the uniform law on the box, rounded down."""
+    return eps_locals * np.exp(-eps_locals) / -np.expm1(-eps_locals) * _DOWN
+
+
+def level_floors(eps_locals: np.ndarray, levels: int) -> np.ndarray:
+    """g_i against the uniform law on the levels, rounded down."""
+    small = np.exp(-eps_locals)
+    return levels * small / (1 + (levels - 1) * small) * _DOWN
+
+
+def laplace_floors(eps_locals: np.ndarray, eps_victim: float, half_width: float) -> np.ndarray:
+    """g_i against the plateau of a victim's budget, rounded down; 0 for larger budgets, whose tails are shorter.
+
+    The ratio of densities is least where e^(e s) = [e_i/q + sqrt((e_i/q)^2 + e^2 - e_i^2)] / (e + e_i), with s the
+    distance from 1/2 and q = e^(-e t): its logarithm is convex in s.
+    """
+    _validate.positive(half_width=half_width)
+    _need_plateau(eps_victim)
+    e, t = eps_victim, half_width
+    mine = np.minimum(eps_locals, e)
+    q = math.exp(-e * t)
+    grown = (mine / q + np.sqrt((mine / q) ** 2 + (e + mine) * (e - mine))) / (e + mine)
+    plateau = -math.expm1(-e * t) - q * (np.sqrt(grown) - 1 / np.sqrt(grown)) ** 2 / 2  # 1 - q cosh(e s)
+    floors = mine * t * np.exp(-mine / 2 - mine * np.log(grown) / e) / plateau
+    return np.where(eps_locals <= e, np.minimum(floors, 1.0) * _DOWN, 0.0)
+
+
+def _need_plateau(eps_local: float) -> None:
+    """Below some budget the masses of cells, differences of nearly equal numbers, are not right to `_SLACK`."""
+    if not _LEAST_PLATEAU <= eps_local <= _LARGEST_PLATEAU:
+        raise NotApplicable(f"no plateau for a budget of {eps_local:.4g}")
+
+
+@functools.lru_cache(maxsize=256)
+def laplace_frontier(eps_local: float, half_width: float) -> Frontier:
+    """F of Laplace noise on [0, 1] against its plateau: of the input 1, for the two ends are the worst.
+
+    Distances are from 1/2. Cells end at 1/2 (the input), at the plateau's ends and where ratios are constant beyond.
+    """
+    _validate.positive(half_width=half_width)
+    _need_plateau(eps_local)
+    e, t = eps_local, half_width
+    far = max(t, 0.5)
+    cuts = np.unique(np.concatenate([np.linspace(-far, far, 2 * _CELLS + 1), [-t, t, 0.5]]))
+    width = np.diff(cuts)
+
+    def blanket(s: np.ndarray) -> np.ndarray:
+        inside = -math.expm1(-e * t) - 2 * math.exp(-e * t) * np.sinh(e / 2 * np.minimum(np.abs(s), t)) ** 2
+        return np.where(np.abs(s) <= t, inside, math.sinh(e * t) * np.exp(-e * np.abs(s))) / (2 * t)
+
+    def blanket_below(s: np.ndarray) -> np.ndarray:  # the mass between 0 and s
+        size = np.minimum(np.abs(s), t)
+        inside = size - math.exp(-e * t) * np.sinh(e * size) / e
+        beyond = math.sinh(e * t) / e * -np.expm1(-e * np.maximum(np.abs(s) - t, 0.0)) * math.exp(-e * t)
+        return np.sign(s) * (inside + beyond) / (2 * t)
+
+    def report_below(s: np.ndarray) -> np.ndarray:
+        return -np.sign(s - 0.5) * np.expm1(-e * np.abs(s - 0.5)) / 2
+
+    ratio = e / 2 * np.exp(-e * np.abs(cuts - 0.5)) / blanket(cuts)
+    tails = np.array([0.5 + float(report_below(cuts[0])), 0.5 - float(report_below(cuts[-1]))])
+    ends = np.array([0.5 + float(blanket_below(cuts[0])), 0.5 - float(blanket_below(cuts[-1]))])
+    base = np.concatenate([np.diff(blanket_below(cuts)), ends])
+    own = np.concatenate([np.diff(report_below(cuts)), tails])
+    real = np.concatenate([width > 1e-12, [True, True]])
+    lowest = np.concatenate([np.minimum(ratio[:-1], ratio[1:]), ratio[[0, -1]]])
+    highest = np.concatenate([np.maximum(ratio[:-1], ratio[1:]), ratio[[0, -1]]])
+    return frontier.from_cells(base[real], own[real], lowest[real] * (1 - _SLACK), highest[real] * (1 + _SLACK))
+
+
+class _Thresholded:
+    """Clip-Laplace on [-1, 1] whose reports below the threshold are drawn anew around 0, at a public budget.
+
+    Of a report drawn anew that falls below the threshold again nothing is seen but that: all of these are one cell.
+    """
+
+    def __init__(self, fresh: float, threshold: float) -> None:
+        outer = np.linspace(threshold, 1.0, _CELLS + 1)
+        self._cuts = np.concatenate([-outer[::-1], outer])
+        self._middle = _CELLS  # the cell between -threshold and threshold
+        self._anew = threshold  # the blanket's mass that is drawn anew
+        self._fresh = self._masses(fresh, 0.0)
+        self._drawn = self._extremes(fresh, 0.0)
+        self._blanket = self._pushed(np.diff(self._cuts) / 2)
+
+    def _masses(self, eps_local: float, x: float) -> np.ndarray:
+        """The cells' masses under Clip-Laplace at x."""
+        below = -np.sign(self._cuts - x) * np.expm1(-eps_local / 2 * np.abs(self._cuts - x))
+        return np.diff(below) / (below[-1] - below[0])
+
+    def _extremes(self, eps_local: float, x: float) -> tuple[np.ndarray, np.ndarray]:
+        """The least and the largest density of every cell under Clip-Laplace at x, against the uniform law."""
+        rate = eps_local / 2
+        peak = -2 * rate / (math.expm1(-rate * (1 - x)) + math.expm1(-rate * (1 + x)))
+        left, right = self._cuts[:-1], self._cuts[1:]
+        nearest = np.maximum(np.maximum(left - x, x - right), 0.0)
+        furthest = np.maximum(np.abs(left - x), np.abs(right - x))
+        return peak * np.exp(-rate * furthest), peak * np.exp(-rate * nearest)
+
+    def _pushed(self, masses: np.ndarray) -> np.ndarray:
+        """The cells' masses after small reports are drawn anew."""
+        anew = float(masses[self._middle])
+        pushed = masses + anew * self._fresh
+        pushed[self._middle] = anew * self._fresh[self._middle]
+        return pushed
+
+    def near(self, eps_local: float, x: float, slack: float, at: np.ndarray) -> np.ndarray:
+        """E[(r - t)_+] at every t for every law whose density is within this log ratio of that of the report on x.
+
+        r is the ratio to the blanket; it is rounded up by splitting the mass of cells.
+
+        At a point beyond the threshold r = (R + a f)/(1 + c f), with R the report's density, f that of a draw anew, a
+        and c the masses that are drawn anew. It is monotone in R and in f: its extremes are at the corners of theirs.
+        """
+        masses, drawn = self._masses(eps_local, x), self._drawn
+        anew = float(masses[self._middle])
+        corners = [(r + anew * f) / (1 + self._anew * f) for r in self._extremes(eps_local, x) for f in drawn]
+        low, high = np.minimum.reduce(corners), np.maximum.reduce(corners)
+        low[self._middle] = high[self._middle] = anew / self._anew
+        upper = (self._pushed(masses) / self._blanket - low) / np.maximum(high - low, 1e-300)
+        upper = np.clip(upper, 0.0, 1.0) * self._blanket
+        ratio, mass = np.concatenate([high, low]), np.concatenate([upper, self._blanket - upper])
+        order = np.argsort(ratio)
+        ratio, mass = ratio[order], mass[order]
+        above = np.append(np.cumsum(mass[::-1])[::-1], 0.0)
+        first = np.append(np.cumsum((mass * ratio)[::-1])[::-1], 0.0)
+
+        def excess(t: np.ndarray) -> np.ndarray:
+            place = np.searchsorted(ratio, t)
+            return first[place] - t * above[place]
+
+        more, less = math.exp(slack), math.exp(-slack)
+        return np.minimum(more * excess(at * less), 1 - less + less * excess(at * more))
+
+
+@functools.lru_cache(maxsize=64)
+def threshold_frontier(eps_local: float, fresh: float, threshold: float) -> Frontier:
+    """F of S-APES's reports, of all budgets up to this one and all inputs.
+
+    Boxes of budgets and inputs cover them. The logarithm of a density moves by at most 1 per unit of the budget, and by
+    at most the budget per unit of x in [-1, 1] (mirrored, in [0, 1]). A box whose laws stay below what is known already
+    adds nothing; any other is halved, until its laws are close, and then raises what is known.
+    """
+    _validate.positive(eps_local=eps_local, fresh=fresh)
+    _validate.in_open_interval(0, 1, threshold=threshold)
+    laws = _Thresholded(fresh, threshold)
+    for close in _CLOSE:
+        found = _covered(laws, eps_local, close * eps_local)
+        if found is not None:
+            return found
+    return frontier.clip_laplace(eps_local)  # the map only takes away
+
+
+def _covered(laws: _Thresholded, eps_local: float, close: float) -> Frontier | None:
+    """The frontier of all boxes, halved until their laws are so close; None where that takes too many."""
+    bottom, top = eps_local / math.expm1(eps_local), eps_local / -math.expm1(-eps_local)  # of all densities
+    at = np.linspace(bottom * _DOWN, top / _DOWN, _LEVELS)
+    known = laws.near(eps_local, 1.0, close, at)
+    boxes, looked_at = [(0.0, eps_local, 0.0, 1.0)], 0
+    while boxes:
+        looked_at += 1
+        if looked_at > _MOST_BOXES:
+            return None
+        low, high, left, right = boxes.pop()
+        budget, x = (low + high) / 2, (left + right) / 2
+        slack = (high - low) / 2 + high * (right - left) / 2
+        found = laws.near(budget, x, slack, at)
+        if slack <= close:
+            known = np.maximum(known, found)
+        elif not (found <= known).all():
+            if high - low > high * (right - left):
+                boxes += [(low, budget, left, right), (budget, high, left, right)]
+            else:
+                boxes += [(low, high, left, x), (low, high, x, right)]
+    known = np.maximum(known * (1 + 1e-12), np.maximum(1 - at, 0.0))
+    known[0], known[-1] = 1 - at[0], 0.0
+    return frontier.from_excess(at, known)

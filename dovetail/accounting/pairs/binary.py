@@ -1,0 +1,268 @@
+"""Binary reports, exactly: one biased bit among others that nobody tells apart.
+
+Each of m others shows 1 with probability p or 1 - p, p = e^eps/(1 + e^eps), as its bit says; some dummies are fair.
+With k of the others' bits 1 the number of ones beside the victim's is X_k = Bin(k, p) + Bin(m - k, 1 - p) +
+Bin(dummies, 1/2), and the likelihood ratio of the victim's two bits rises in the number of ones, so that
+
+    delta(eps') = max over k and j of  (p - alpha (1 - p)) P(X_k = j - 1) - (alpha - 1) P(X_k >= j),   alpha = e^eps',
+
+exactly, with no one's exposure revealed (docs/proofs/binary.md). The largest k is not always an end, so all are looked
+at: in a large crowd in blocks, of which all but the users that may differ are kept. The law of X_k is taken by an FFT
+of its exponentially tilted law, with the error charged; what lies beyond the window is left out of P(X_k >= j), which
+is the safe side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy.fft import irfft, next_fast_len
+
+from dovetail import _validate
+from dovetail.accounting import numerics
+from dovetail.accounting.amplification.clones import binomial_counts
+from dovetail.accounting.numerics import ULP
+from dovetail.accounting.pairs.curves import pair_of
+from dovetail.accounting.pairs.symmetric import SymmetricPair
+from dovetail.statements import NotApplicable, Theorem
+
+__all__ = ["BINARY", "BinaryReports"]
+
+BINARY = Theorem(
+    key="dovetail.binary", where="binary reports exactly, for all inputs of the others (docs/proofs/binary.md)"
+)
+
+_MOST_MESSAGES = 4_000_000
+_MOST_NUMBERS = 300_000  # of probabilities that are held at once: blocks times the window of each
+_REACH = 8.5  # standard deviations on either side that a window holds
+_CLEAR = 1e4  # times its error is a probability where a threshold is looked for
+_NEGLIGIBLE = -60.0  # log of Fourier coefficients that are charged, not summed
+_APART = 2.5  # standard deviations between tilts
+_LEAST, _UNDERFLOW = 1e-250, 1e-300
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BinaryReports:
+    """A bit by randomized response at eps_local among so many others' and fair dummies.
+
+    With an `inclusion` below 1, each of the others sends a report with that probability, and so does the victim; fair
+    dummies take the places of those that do not, up to `places` messages beside the victim's (its report, or a dummy).
+    How many others report is revealed; where they are more than the places, nothing is counted here.
+
+    Guarantees:
+        Never below the enumeration of all outcomes and all inputs of the others; equal to it in small crowds.
+    """
+
+    others: int
+    places: int
+    eps_local: float
+    inclusion: float = 1.0
+
+    def __post_init__(self) -> None:
+        _validate.integer(others=self.others, places=self.places)
+        _validate.non_negative(others=self.others, places=self.places)
+        _validate.positive(eps_local=self.eps_local, inclusion=self.inclusion)
+        _validate.at_most(1, inclusion=self.inclusion)
+
+    @property
+    def tilt(self) -> float:
+        """The victim's message shows 1 with probability (1 + tilt)/2 or (1 - tilt)/2; rounded up."""
+        return min(1.0, self.inclusion * math.tanh(self.eps_local / 2) * (1 + 1e-15))
+
+    @property
+    def eps_pure(self) -> float:
+        """The largest privacy loss."""
+        return self.eps_local if self.inclusion == 1 else 2 * math.atanh(self.tilt) * (1 + 1e-15)
+
+    def pair(self, *, folds: int) -> SymmetricPair:
+        """The pair that dominates so many coordinates, each with any inputs of the others."""
+        _validate.at_least(1, folds=folds)
+        return dataclasses.replace(_one(self), folds=folds)
+
+    def delta(self, eps: float) -> float:
+        """delta at eps of one coordinate, whatever the others hold; rounded up."""
+        _validate.non_negative(eps=eps)
+        return 0.0 if eps >= self.eps_pure else max(_Crowd.of(self).delta(eps), _UNDERFLOW)
+
+    def likelier(self, eps: float) -> float:
+        """(1 + tilt)/2 - e^eps (1 - tilt)/2, rounded up; it is small near eps_pure, and nothing may cancel."""
+        if self.inclusion == 1:
+            return -math.expm1(eps - self.eps_local) / (1 + math.exp(-self.eps_local)) * (1 + 1e-14)
+        halved = math.tanh(eps / 2)
+        return (1 + math.exp(eps)) / 2 * (self.tilt - halved + 4 * ULP * (self.tilt + halved)) * (1 + 1e-14)
+
+
+@functools.lru_cache(maxsize=64)
+def _one(reports: BinaryReports) -> SymmetricPair:
+    """One coordinate. Near eps_pure the curve is not asked: delta does not rise, so what it was before holds."""
+    last = 1.0
+
+    def falling(eps: float) -> float:
+        nonlocal last
+        if eps == 0:
+            last = reports.delta(eps)
+        with contextlib.suppress(NotApplicable):
+            last = min(last, reports.delta(eps))
+        return last
+
+    return pair_of(falling, eps_pure=reports.eps_pure, least=_LEAST)
+
+
+class _Law(NamedTuple):
+    """P(X = j), rounded up, and P(X >= j), rounded down, over e^log_scale, one row per block.
+
+    Only what is `inside` is to be used, and the best threshold is there if its value is above those at the `ends` of
+    it that are `open`: no ends of the possible counts.
+    """
+
+    at: np.ndarray
+    tail: np.ndarray
+    inside: np.ndarray
+    ends: np.ndarray
+    open: np.ndarray
+    log_scale: np.ndarray
+
+
+class _Crowd:
+    """What the others may hold, in blocks: of each, the messages that are certain to show 1 or 0 if true, or are fair.
+
+    A block is known by its fewest ones, zeros and fair messages; the others are revealed. `_group` says how many others
+    report, as far as that is revealed, and `_weights` how probable that is.
+    """
+
+    def __init__(self, reports: BinaryReports) -> None:
+        if reports.places > _MOST_MESSAGES:
+            raise NotApplicable(f"expected at most {_MOST_MESSAGES} messages, got {reports.places}")
+        self._eps, self._messages = reports.eps_local, reports.places
+        self._p, self._q = 1 / (1 + math.exp(-self._eps)), math.exp(-self._eps) / (1 + math.exp(-self._eps))
+        self._likelier, self._tilt = reports.likelier, reports.tilt
+        self._std = math.sqrt(reports.places) / 2 + 1
+        self._points = next_fast_len(min(self._messages + 2, math.ceil(2 * _REACH * self._std) + 64), real=True)
+        most = max(64, _MOST_NUMBERS // self._points)
+        if reports.inclusion == 1 and reports.others <= reports.places:
+            self._weights, self._left = np.ones(1), 0.0
+            ones, zeros = _split(reports.others, reports.others, min(reports.others + 1, most))
+            self._group = np.zeros(len(ones), np.int64)
+            self._users = np.stack([ones, zeros, np.full_like(ones, reports.places - reports.others)], axis=1)
+        else:
+            self._by_number(reports, most)
+        self._users = self._users.astype(float)
+
+    def _by_number(self, reports: BinaryReports, most: int) -> None:
+        """A group for every number of others that report, or for a block of them if there are many."""
+        law = binomial_counts(reports.others, reports.inclusion, tail=1e-40)
+        if np.any(np.diff(law.counts) != 1):  # blocks that stand at their lowest count: of reports, more is worse
+            raise NotApplicable(f"expected fewer others to tell their numbers apart, got {reports.others}")
+        fits = law.counts <= reports.places
+        counts, weights = law.counts[fits], law.weights[fits]
+        self._left = (law.below + (law.above if fits.all() else 0.0)) * reports.tilt
+        if not weights.sum() > 1e-12:
+            raise NotApplicable(f"more than {reports.places} of {reports.others} others report as a rule")
+        starts = np.unique(np.linspace(0, len(counts), min(len(counts), math.isqrt(most)) + 1).astype(np.int64))[:-1]
+        self._weights = np.add.reduceat(weights, starts)
+        lowest, highest = counts[starts], counts[np.append(starts[1:], len(counts)) - 1]
+        rows, group = [], []
+        for index, (low, high) in enumerate(zip(lowest.tolist(), highest.tolist(), strict=True)):
+            ones, zeros = _split(low, high, min(low + 1, max(1, most // len(starts))))
+            rows.append(np.stack([ones, zeros, np.full_like(ones, reports.places - high)], axis=1))
+            group.append(np.full(len(ones), index))
+        self._users, self._group = np.concatenate(rows), np.concatenate(group)
+
+    @staticmethod
+    @functools.lru_cache(maxsize=4)
+    def of(reports: BinaryReports) -> _Crowd:
+        """One of each kind is kept, with the laws it has computed."""
+        return _Crowd(reports)
+
+    def delta(self, eps: float) -> float:
+        """The largest of all blocks, averaged over how many others report."""
+        alpha = math.exp(eps)
+        hit, miss = self._likelier(eps), (math.expm1(eps) + (1 + alpha) * self._tilt) / 2
+        if not hit > 1e-12 * miss:
+            raise NotApplicable(f"eps={eps:.6g} is too close to the largest loss")
+        saddle = math.log(miss / hit)  # where the best threshold is the mean: P(X = j - 1) / P(X = j) = miss / hit
+        steps = saddle * self._std / _APART
+        law = self._law(saddle if self._whole or steps > 4 else round(steps) * _APART / self._std)
+        found = hit * law.at[:, :-1] - math.expm1(eps) * (1 - 1e-14) * law.tail[:, 1:]
+        best = np.where(law.inside, found, -np.inf).max(axis=1)
+        if not np.isfinite(best).all():
+            raise NotApplicable("the law of a count is nowhere clear of its error")
+        if not (found[np.arange(len(best))[:, None], law.ends] < best[:, None]).all(where=law.open):
+            raise NotApplicable("the best threshold lies outside the window of counts")  # values rise, then fall
+        deltas = np.exp(np.minimum(law.log_scale + np.log(np.maximum(best, 1e-300)), 0.0))
+        worst = np.zeros(len(self._weights))
+        np.maximum.at(worst, self._group, deltas)
+        return numerics.probability(float(worst @ self._weights) * (1 + 1e-12) + self._left)
+
+    @functools.lru_cache(maxsize=2)  # noqa: B019 - a crowd is kept as long as its laws are
+    def _law(self, tilt: float) -> _Law:
+        """The laws of all blocks near their tilted means.
+
+        Of a tilted law, e^(tilt j) P(X = j)/M, a point is right to `error`.
+        """
+        grow = math.expm1(tilt)
+        moments = np.array([1 + prob * grow for prob in (self._p, self._q, 0.5)])  # E[e^(tilt bit)]
+        tilted = np.array([self._p, self._q, 0.5]) * (1 + grow) / moments
+        users = self._users
+        n, mean = self._points, users @ tilted
+        first = np.zeros(len(users), np.int64) if self._whole else np.floor(mean).astype(np.int64) - n // 2
+        turn = 2 * math.pi / n * np.arange(n // 2 + 1)
+        logs = np.stack([np.log1p(prob * np.expm1(1j * turn)) for prob in tilted])
+        alive = (users @ logs.real).max(axis=0) > _NEGLIGIBLE
+        spectrum = np.zeros((len(users), n // 2 + 1), dtype=complex)
+        back = 1j * (first[:, None] * turn[alive] % (2 * math.pi))
+        spectrum[:, alive] = np.exp(users @ logs[:, alive] - back)
+        law = irfft(spectrum.conj(), n, axis=1)
+        relative = 8 * ULP * (self._messages + np.abs(first).max() + 64) + numerics.transform_error(n)
+        error = relative * (2 * np.abs(spectrum).sum(axis=1) / n) + 2 * math.exp(_NEGLIGIBLE) + self._around(n)
+        log_moment = users @ np.log(moments)
+        return self._untilted(law, error[:, None], tilt, first, mean - first, log_moment)
+
+    @property
+    def _whole(self) -> bool:
+        """Whether a window holds all counts."""
+        return self._points > self._messages
+
+    def _around(self, points: int) -> float:
+        """What may be wrapped around into the window: Bernstein's bound on what lies further away than half of it."""
+        away = points / 2 - 2
+        return 0.0 if self._whole else 2 * math.exp(-(away**2) / (2 * (self._messages / 4 + away / 3)))
+
+    def _untilted(
+        self,
+        law: np.ndarray,
+        error: np.ndarray,
+        tilt: float,
+        first: np.ndarray,
+        mean: np.ndarray,
+        log_moment: np.ndarray,
+    ) -> _Law:
+        """The tilt taken back, where the error is small beside the law."""
+        n = law.shape[1]
+        index = np.arange(n, dtype=float)
+        along = -tilt * (index[None, :] - mean[:, None])
+        clear = (law > _CLEAR * error) & (np.abs(along) < 600.0)
+        low, high = clear.argmax(axis=1), n - 1 - clear[:, ::-1].argmax(axis=1)
+        high = np.minimum(high + 1, min(n - 1, self._messages + 1))
+        factor = np.exp(np.where(index >= low[:, None], along, -np.inf))
+        tail = np.cumsum((np.maximum(law - error, 0.0) * factor)[:, ::-1], axis=1)[:, ::-1]
+        slack = ULP * (n + 1024)
+        scale = log_moment - tilt * (first + mean)
+        scale += 16 * ULP * (np.abs(log_moment) + tilt * (np.abs(first) + n) + self._messages + 16)
+        start, stop = int(low.min()), int(high.max()) + 1
+        inside = (index >= low[:, None]) & (index < high[:, None]) & clear.any(axis=1)[:, None]
+        ends = np.stack([low, np.maximum(high - 1, low)], axis=1) - start
+        real = np.stack([first + low > 0, first + high < self._messages + 1], axis=1)
+        at = ((law + error) * factor)[:, start:stop] * (1 + slack)
+        return _Law(at, tail[:, start:stop] * (1 - slack), inside[:, start : stop - 1], ends, real, scale)
+
+
+def _split(lowest: int, highest: int, blocks: int) -> tuple[np.ndarray, np.ndarray]:
+    """How between `lowest` and `highest` others may hold 1 and 0: the fewest ones and zeros of each block."""
+    edges = np.unique(np.round(np.linspace(0, lowest + 1, blocks + 1)).astype(np.int64))
+    return edges[:-1], lowest - (edges[1:] - 1)

@@ -1,0 +1,94 @@
+"""From a curve to a pair: an upper bound on delta(eps) as a symmetric pair, so that it composes.
+
+In t = tanh(eps/2), a symmetric pair has ``delta(eps)/(1 + e^eps) = E[(s - t)_+]``, convex in t (see `symmetric`). So is
+the left side for any pair. A curve that bounds both directions of a release is asked at some eps; the lower convex hull
+of the points, mirrored to t < 0, is still above both, and it is the curve of a symmetric pair: its kinks are the law of
+s (docs/proofs/blanket-composition.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from dovetail.accounting.pairs.symmetric import SymmetricPair
+from dovetail.statements import NotApplicable
+
+__all__ = ["COARSE", "FINE", "LARGEST_LOSS", "Nodes", "kinks", "pair_of"]
+
+_LEAST = 1e-290  # stands for every delta that may have underflowed
+_OUTWARD = 1 + 1e-10  # more than the error of the slopes between nodes
+LARGEST_LOSS = 20.0  # beyond, tanh is too close to 1
+
+
+class Nodes(NamedTuple):
+    """Where a curve is asked: two steps and how far they reach, in standard deviations of the loss; then a ratio."""
+
+    fine: float
+    fine_to: float
+    middle: float
+    middle_to: float
+    ratio: float
+
+    def at(self, std: float, eps_pure: float) -> np.ndarray:
+        """The eps to ask about, when the loss has about this standard deviation."""
+        std = min(std, eps_pure / 4)
+        steps = [np.arange(self.fine, self.fine_to, self.fine), np.arange(self.fine_to, self.middle_to, self.middle)]
+        count = math.ceil(math.log(max(1.0, eps_pure / (std * self.middle_to))) / math.log(self.ratio))
+        nodes = np.unique(std * np.concatenate([*steps, self.middle_to * self.ratio ** np.arange(count + 1)]))
+        nodes = nodes[np.diff(nodes, prepend=0.0) > 1e-6 * std]
+        return nodes[nodes < eps_pure * (1 - 1e-6)]
+
+
+FINE = Nodes(0.08, 5.5, 0.25, 9.0, 1.2)
+COARSE = Nodes(0.3, 4.8, 0.6, 9.0, 1.5)
+
+
+def pair_of(
+    delta_at: Callable[[float], float], *, eps_pure: float, folds: int = 1, nodes: Nodes = FINE, least: float = _LEAST
+) -> SymmetricPair:
+    """A symmetric pair that dominates, in both directions, every pair whose delta(eps) is at most this curve.
+
+    `delta_at(eps)` holds at every eps in [0, eps_pure), and beyond delta is 0. Below `least` the curve is not asked.
+
+    Guarantees:
+        Never below any pair that the curve bounds; equal to the curve where it was asked, if it is that of a pair.
+    """
+    if not 0 < eps_pure <= LARGEST_LOSS:
+        raise NotApplicable(f"no pair for a report with a loss of {eps_pure:.4g}")
+    eps, deltas = [0.0], [delta_at(0.0)]
+    for node in nodes.at(math.sqrt(2 * math.pi) * deltas[0], eps_pure):  # of a Gaussian loss, its deviation
+        eps.append(float(node))
+        deltas.append(max(delta_at(float(node)), least))
+        if deltas[-1] <= least:
+            break
+    eps.append(eps_pure)
+    deltas.append(0.0)
+    points, mass = kinks(np.tanh(np.array(eps) / 2) * (1 + 1e-15), np.array(deltas) / (1 + np.exp(eps)))
+    for array in (points, mass):
+        array.flags.writeable = False
+    return SymmetricPair(
+        points=points, mass=mass, eps_pure=2 * math.atanh(float(points[-1])) * (1 + 1e-15), folds=folds
+    )
+
+
+def kinks(t: np.ndarray, excess: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The law of |s| whose E[(s - t)_+] is the lower convex hull of the points; E[(s + t)_+] = t + E[(s - t)_+]."""
+    hull: list[tuple[float, float]] = []
+    for point in zip(np.concatenate([-t[:0:-1], t]), np.concatenate([(t + excess)[:0:-1], excess]), strict=True):
+        while len(hull) > 1 and _slope(hull[-1], point) <= _slope(hull[-2], hull[-1]):
+            hull.pop()
+        hull.append(point)
+    ends = np.array(hull)
+    slopes = np.append(np.diff(ends[:, 1]) / np.diff(ends[:, 0]), 0.0)
+    right = np.flatnonzero(ends[:, 0] > 0)
+    mass = 2 * (slopes[right] - slopes[right - 1])
+    middle = max(0.0, 1 - float(mass.sum()))
+    return np.append(0.0, ends[right, 0]), np.append(middle, mass) * _OUTWARD
+
+
+def _slope(a: tuple[float, float], b: tuple[float, float]) -> float:
+    return (b[1] - a[1]) / (b[0] - a[0])

@@ -1,0 +1,222 @@
+"""Who hides a victim among users with unequal public budgets, as a curve and as a dominating pair.
+
+Two bounds hold for every victim, and the smaller counts at each eps. By *clones* another user's report repeats, with
+probability ``q_i = min(1, 2 c_i E/(E+1))``, a coin that hides the victim's, where ``E = e^(eps_v)`` and ``c_i`` is the
+infimum of the ratio of user i's density to the victim's (docs/proofs/personalized-clones.md; `poisson_binomial`). By a
+*blanket*, it is a draw from one law with probability g_i (docs/proofs/blankets.md; `blanket_pair`). More of either
+never hurt, so users of similar budgets share the bound of the largest budget among them with the least hiding of any.
+
+Laplace noise of unequal scales has ``c_i = 0`` wherever ``eps_i > eps_v``, because of the far tail alone. There the
+victim's outcomes are also cut into a near and a far region of fixed probability, each with clones of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from dovetail import _validate
+from dovetail.accounting.amplification import blanket_families, frontier
+from dovetail.accounting.amplification.frontier import Frontier
+from dovetail.accounting.pairs import curves
+from dovetail.accounting.pairs.blanket_pair import BlanketCrowd
+from dovetail.accounting.pairs.curves import Nodes
+from dovetail.accounting.pairs.poisson_binomial import Hiding, PoissonBinomialPair, clone_counts, coarser
+from dovetail.accounting.pairs.symmetric import SymmetricPair
+from dovetail.events import Personalized
+from dovetail.statements import NotApplicable
+
+__all__ = ["clone_probs", "clone_probs_from_pmfs", "curve", "groups", "halved", "pair"]
+
+_DOWN = 1 - 1e-13
+_FAR = (1e-9, 1e-3)  # probabilities of the far region that are tried for Laplace noise
+_WIDTHS = (0.02, 0.1, 0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0)  # half widths of a plateau that are tried
+_LEAST_BUDGET = 1e-6  # below, roundings of ratios to the blanket would matter, and clones do as well
+_SAMPLE = 500  # budgets by which a plateau is chosen
+_DISTINCT = 4  # budgets that are looked at one by one
+_NARROW = 1.005  # ratio of budgets that are not told apart
+
+
+def clone_probs(event: Personalized, victim: int, *, far: float = 0.0) -> Hiding:
+    """q_i of the honest others, rounded down, for each region of the victim's outcomes (one region unless far > 0).
+
+    The colluders are taken to be those who would have hidden the most.
+    """
+    _validate.integer(victim=victim)
+    _validate.in_interval(0, len(event.eps_locals) - 1, victim=victim)
+    _validate.in_interval(0, 0.5, far=far)
+    return _fewest_clones(event, np.array([victim]), far)
+
+
+def clone_probs_from_pmfs(victim: np.ndarray, others: Sequence[np.ndarray]) -> tuple[float, np.ndarray]:
+    """The victim's eps and the q_i from probability tables, one row an input and one column an outcome.
+
+    Guarantees:
+        With these, `PoissonBinomialPair` is never below the exact divergence of the shuffled reports, whatever the
+        tables.
+    """
+    tables = [np.asarray(table, dtype=float) for table in (victim, *others)]
+    for table in tables:
+        _validate.finite_array(pmf=table)
+        if table.ndim != 2 or table.shape[1] != tables[0].shape[1] or (table < 0).any():
+            raise ValueError(f"expected tables of probabilities over the same outcomes, got shape {table.shape}")
+        if not np.allclose(table.sum(axis=1), 1, atol=1e-9):
+            raise ValueError("expected every row of a table to sum to 1")
+    possible = tables[0].max(axis=0) > 0
+    top, bottom = tables[0].max(axis=0)[possible], tables[0].min(axis=0)[possible]
+    if (bottom == 0).any():
+        raise NotApplicable("the victim's randomizer has no finite eps: an outcome is impossible for some input only")
+    eps_local = float(np.log(top / bottom).max()) * (1 + 1e-13) + 1e-15
+    floors = np.array([(table.min(axis=0)[possible] / top).min() for table in tables[1:]])
+    return eps_local, np.minimum(1.0, floors * 2 / (1 + math.exp(-eps_local)) * _DOWN)
+
+
+def _honest(event: Personalized, victims: np.ndarray, probs: np.ndarray) -> np.ndarray:
+    """What the honest others do to hide any of these victims, at the least."""
+    others = np.delete(probs, victims[np.argmax(probs[victims])])
+    return np.sort(others)[: len(others) - event.colluders]
+
+
+def _fewest_clones(event: Personalized, victims: np.ndarray, far: float = 0.0) -> Hiding:
+    """q_i that no victim of this group falls short of, for the group's largest budget."""
+    eps_locals = np.asarray(event.eps_locals)
+    low, high = float(eps_locals[victims].min()), float(eps_locals[victims].max())
+    small = np.exp(-eps_locals)
+    match event.kind:
+        case "clip_laplace":
+            probs = eps_locals * small / -np.expm1(-eps_locals) * (math.tanh(high / 2) / (high / 2))
+        case "laplace":
+            probs = eps_locals * small * (2 / (1 + math.exp(-high)) / high)
+        case _:
+            rest = event.levels - 1
+            probs = 2 * small / (1 + rest * small) * ((1 + rest * math.exp(-high)) / (1 + math.exp(-high)))
+    regions = [(1.0, probs)]
+    if event.kind == "laplace":
+        beyond = np.maximum(0.0, eps_locals / low - 1)
+        regions = [(far, np.where(beyond > 0, 0.0, probs))] if far else []
+        near = far**beyond if far else beyond == 0
+        regions.append((1 - far, probs * near))
+    return tuple((mass, _honest(event, victims, np.minimum(1.0, mass * probs * _DOWN))) for mass, probs in regions)
+
+
+def _hidings(event: Personalized, victims: np.ndarray) -> list[Hiding]:
+    """Every way to hide these victims among clones that is worth measuring; each alone is a valid bound."""
+    plain = _fewest_clones(event, victims)
+    found = [plain]
+    for far in _FAR if event.kind == "laplace" else ():
+        hiding = _fewest_clones(event, victims, far)
+        if hiding[-1][1].sum() > 1.5 * plain[0][1].sum():
+            found.append(hiding)
+    return found
+
+
+def _blanket(event: Personalized, victims: np.ndarray) -> BlanketCrowd:
+    """The largest frontier of these victims among the fewest draws from a blanket of theirs."""
+    eps_locals = np.asarray(event.eps_locals)
+    high = float(eps_locals[victims].max())
+    if not _LEAST_BUDGET <= high <= curves.LARGEST_LOSS:
+        raise NotApplicable(f"no blanket for a budget of {high:.4g}")
+    match event.kind:
+        case "clip_laplace":
+            floors = blanket_families.clip_laplace_floors(eps_locals)
+            least, threshold = float(eps_locals.min()), event.threshold
+            known = (
+                blanket_families.threshold_frontier(high, least, threshold)
+                if threshold
+                else frontier.clip_laplace(high)
+            )
+        case "laplace":
+            known, floors = _plateau(eps_locals, float(eps_locals[victims].min()), high)
+        case _:
+            floors = blanket_families.level_floors(eps_locals, event.levels)
+            known = frontier.randomized_response(high, 1 / event.levels)
+    return BlanketCrowd(known, coarser(clone_counts(_honest(event, victims, floors)), parts=4))
+
+
+def _plateau(eps_locals: np.ndarray, low: float, high: float) -> tuple[Frontier, np.ndarray]:
+    """The plateau that seems best for the larger of two budgets; users above the smaller one hide nobody."""
+    some = np.sort(eps_locals[eps_locals <= low])
+    some = some[np.linspace(0, len(some) - 1, min(len(some), _SAMPLE)).astype(np.int64)]
+
+    def loss(half_width: float) -> float:
+        hidden = float(blanket_families.laplace_floors(some, high, half_width).mean())
+        return blanket_families.laplace_frontier(high, half_width).spread / math.sqrt(hidden + 1e-300)
+
+    best = min(_WIDTHS, key=loss)
+    floors = blanket_families.laplace_floors(eps_locals, high, best)
+    return blanket_families.laplace_frontier(high, best), np.where(eps_locals <= low, floors, 0.0)
+
+
+def curve(event: Personalized, victims: np.ndarray) -> Callable[[float], float]:
+    """delta(eps) of one coordinate for each of these victims, in both directions."""
+    eps_locals = np.asarray(event.eps_locals)
+    top = float(eps_locals[victims].max())
+    found: list[Callable[[float], float]] = [
+        PoissonBinomialPair(hiding, top).delta for hiding in _hidings(event, victims)
+    ]
+    with contextlib.suppress(NotApplicable):  # then the clones say it all
+        found.append(_blanket(event, victims).delta)
+
+    def delta(eps: float) -> float:
+        least = 1.0
+        for one in found:
+            with contextlib.suppress(NotApplicable):
+                least = min(least, one(eps))
+        return least if eps < top else 0.0
+
+    return delta
+
+
+def pair(event: Personalized, victims: np.ndarray, *, nodes: Nodes = curves.FINE) -> SymmetricPair:
+    """The pair of all coordinates that dominates for each of these victims."""
+    top = float(np.asarray(event.eps_locals)[victims].max())
+    return curves.pair_of(curve(event, victims), eps_pure=top, folds=event.coordinates, nodes=nodes)
+
+
+@functools.lru_cache(maxsize=8)
+def groups(event: Personalized) -> tuple[np.ndarray, ...]:
+    """Users of all budgets, grouped so that the bounds of a group are about those of its worst member, or smaller.
+
+    Budgets by which all users hide a victim alike are one group: the largest is the worst. Laplace noise hides no one
+    of a smaller budget, so there groups are halved while theirs may be the worst.
+    """
+    order = np.argsort(np.asarray(event.eps_locals), kind="stable")
+    budgets = np.asarray(event.eps_locals)[order]
+    starts = np.append(np.unique(budgets, return_index=True)[1], len(order))
+    if len(starts) - 1 <= _DISTINCT:
+        return tuple(order[a:b] for a, b in itertools.pairwise(starts))
+    if event.kind != "laplace":
+        return (order,)
+
+    def measure(members: np.ndarray) -> float:
+        return pair(event, members, nodes=curves.COARSE).std_loss
+
+    cut = int(np.searchsorted(budgets, budgets[-1] / _NARROW))
+    found, worst, left = [order[cut:]], measure(order[cut:]), [order[:cut]] if cut else []
+    while left:
+        members = left.pop()
+        much, halves = measure(members), halved(event, members)
+        if much <= worst or len(halves) == 1:
+            found.append(members)
+            worst = max(worst, much)
+        else:
+            left += halves
+    return tuple(found)
+
+
+def halved(event: Personalized, members: np.ndarray) -> list[np.ndarray]:
+    """Two groups, of smaller and of larger budgets; one, where the budgets are as good as equal, or it would not help.
+
+    Only of Laplace noise do users of smaller budgets hide behind fewer others.
+    """
+    budgets = np.asarray(event.eps_locals)[members]
+    low, high = float(budgets.min()), float(budgets.max())
+    if high <= low * _NARROW or event.kind != "laplace":
+        return [members]
+    smaller = budgets <= math.sqrt(low * high)
+    return [members[smaller], members[~smaller]]
