@@ -4,6 +4,7 @@
 fails the test. `NotApplicable` is a theorem outside its hypotheses, a plain `ValueError` is bad input.
 """
 
+import dataclasses
 import importlib
 import inspect
 import math
@@ -432,6 +433,9 @@ CASES = {
             "sensitivity > 0",
             lambda: skellam_distance.near_gaussian(sensitivity=0.0, coordinates=1, variance=1e3),
         ),
+    ],
+    split_and_mix.near: [
+        (OUTSIDE, "variance >= 100", lambda: split_and_mix.near(dataclasses.replace(SHARES, noise_variance=99.0))),
     ],
     split_and_mix.rounded_norm: [
         (

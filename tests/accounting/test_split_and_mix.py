@@ -207,7 +207,7 @@ def test_golden_designs(row):
     assert closed_form_shares(bits=40, **at) == row["shares"][1]
     mu = optimize.brentq(lambda mu: gaussian.delta_of(mu, eps=row["eps"]) - DELTA, 1e-3, 80.0)
     error = math.sqrt(design.noise_variance + design.num_users / 4) / design.scale  # noise and, at the most, rounding
-    assert error / (2 / mu) == pytest.approx(row["error"], abs=6e-3), "beside a curator's"
+    assert error / (2 / mu) == pytest.approx(row["error"], abs=3e-4), "beside a curator's"
     assert split_and_mix.eps(design, delta=DELTA).eps <= row["eps"]
 
 
