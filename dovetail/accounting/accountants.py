@@ -1,12 +1,12 @@
 """The composition theorems: each turns what one user is exposed to into a curve of eps and delta.
 
-- `exact_gaussian`: Gaussian releases in which nobody is sampled, without any loss;
+- `exact_gaussian`: Gaussian releases in which nobody is sampled, without any loss, or releases close to Gaussian;
 - `equal_rounds`: one release, repeated, by a theorem of its own (personal budgets, shuffled rounds on secret samples);
 - `privacy_loss` and `renyi`: numerical privacy-loss distributions and Renyi orders, of every release that has them;
 - `pure`: basic composition, the only one that needs no delta.
 
 An accountant raises `NotApplicable` where its theorem does not reach. What releases spend of delta beside their noise
-is taken from the whole (`exposure.spent_delta`).
+(`exposure.spent`), and what the theorem itself spends (`Curve.spent`), is taken from the whole.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dovetail.accounting import conversion, gaussian, loss_distributions, numerics, releases, subsampling
+from dovetail.accounting import conversion, gaussian, loss_distributions, near_gaussian, numerics, releases, subsampling
 from dovetail.accounting.conversion import RENYI
-from dovetail.accounting.exposure import Exposure, spent, spent_delta
+from dovetail.accounting.exposure import Exposure, spent
 from dovetail.accounting.loss_distributions import PRIVACY_LOSS
 from dovetail.accounting.pairs import mixtures
 from dovetail.accounting.releases import Curve
 from dovetail.accounting.releases.noise import MOST_LOSSES
 from dovetail.accounting.search import eps_after_spending
 from dovetail.events import Everyone, FixedSize, Poisson
-from dovetail.statements import Neighbors, NotApplicable, Proof, Theorem
+from dovetail.statements import Neighbors, NotApplicable, Proof, Spent, Theorem
 
 __all__ = ["equal_rounds", "exact_gaussian", "privacy_loss", "pure", "renyi"]
 
@@ -52,23 +52,30 @@ _MOST_CASES = 64  # ways in which subjects may be spread over users that are com
 _DEVIATIONS, _MOST_LOSSES = 40, 2**24  # of a sum that is resolved, and the points that it may take
 _FEW = 4  # different releases that are composed on the finest grid
 _TINIEST = 1e-300  # a delta that underflows is not 0
+_NOT_GAUSSIAN = "the distance of the noise from a Gaussian's"
 
 
 def exact_gaussian(paid: Sequence[Exposure]) -> Curve:
-    """Gaussian releases in which nobody is sampled: exact."""
-    shifts = []
+    """Gaussian releases in which nobody is sampled: exact; where they are only near to such, for their distance."""
+    shifts, far, theorems = [], [], []
     for exposure in paid:
-        shift = exposure.release.mu
-        if shift is None or exposure.sampling != Everyone():
+        near = exposure.release.near_gaussian
+        if near is None or exposure.sampling != Everyone():
             raise NotApplicable("the exact Gaussian formula needs Gaussian noise and no sampling of users")
-        shifts.append(shift * math.sqrt(exposure.times))
-    mu = max(math.hypot(*shifts) * (1 + 1e-15 * (len(shifts) + 4)), _TINIEST)
-    return Curve(
-        proof=gaussian.ANALYTIC.proof,
+        shifts.append(near.mu * math.sqrt(exposure.times))
+        far.append(exposure.times * near.divergence)
+        theorems += [near.theorem] if near.theorem else []
+    outward = 1 + 1e-15 * (len(paid) + 4)
+    mu, divergence = max(math.hypot(*shifts) * outward, _TINIEST), math.fsum(far) * outward
+    exact = not divergence and not spent(paid, eps=0.0)
+    curve = Curve(
+        proof=_with_releases(paid, gaussian.ANALYTIC.proof.after(*theorems)),
         eps=lambda delta: gaussian.eps_of(mu, delta=_proper(delta)),
         delta=lambda eps: gaussian.delta_of(mu, eps=eps),
-        best=frozenset({"eps", "delta"}),
+        best=frozenset({"eps", "delta"} if exact else ()),
+        spent=lambda eps: (Spent(near_gaussian.spent_delta(divergence, eps=eps), _NOT_GAUSSIAN),),
     )
+    return _after_spending(paid, curve)
 
 
 def renyi(paid: Sequence[Exposure]) -> Curve:
@@ -178,10 +185,13 @@ def pure(paid: Sequence[Exposure]) -> Curve:
 
 
 def _after_spending(paid: Sequence[Exposure], curve: Curve) -> Curve:
-    """The same curve for the whole delta, of which the rounds have spent some already."""
+    """The same curve for the whole delta, of which the rounds and its own proof have spent some already."""
+
+    def parts(eps: float) -> tuple[Spent, ...]:
+        return tuple(part for part in (*spent(paid, eps=eps), *curve.spent(eps)) if part.delta)
 
     def spent_at(eps: float) -> float:
-        return spent_delta(paid, eps=eps)
+        return math.fsum(part.delta for part in parts(eps))
 
     at_least = spent_at(0.0)
     if not at_least:
@@ -189,7 +199,7 @@ def _after_spending(paid: Sequence[Exposure], curve: Curve) -> Curve:
 
     def eps(delta: float) -> float:
         if delta <= at_least:
-            what = " and on ".join(part.on for part in spent(paid, eps=0.0))
+            what = " and on ".join(part.on for part in parts(0.0))
             raise NotApplicable(f"not certified: of delta={delta}, {at_least:.3g} would be spent on {what}")
         return eps_after_spending(curve.eps, spent_at, delta=_proper(delta))
 

@@ -6,6 +6,7 @@ answer is kept. Each gives eps at a delta and delta at an eps.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -85,7 +86,7 @@ def best_bound(paid: Sequence[Exposure], *, delta: float | None = None, eps: flo
                 found = Bound(eps=curve.eps(_given(delta)), delta=_given(delta), proof=curve.proof)
             else:
                 found = Bound(eps=eps, delta=curve.delta(eps), proof=curve.proof)
-            bounds.append(_passed(found))
+            bounds.append(_passed(found, curve))
         except NotApplicable as error:
             reasons.append(str(error))
         except ArithmeticError:
@@ -98,11 +99,13 @@ def best_bound(paid: Sequence[Exposure], *, delta: float | None = None, eps: flo
     return min(bounds, key=lambda bound: bound.eps if eps is None else bound.delta)
 
 
-def _passed(found: Bound) -> Bound:
-    """The bound, if its numbers are some: an eps >= 0, a delta that is a probability."""
+def _passed(found: Bound, curve: Curve) -> Bound:
+    """The bound with what its curve spends, if its numbers are some: an eps >= 0, a delta that is a probability."""
     if not found.eps >= 0 or not 0 <= found.delta <= 1:
         raise NotApplicable(f"{found.proof.key} gives no number here (eps={found.eps}, delta={found.delta})")
-    return found
+    if found.eps == math.inf:
+        return found
+    return dataclasses.replace(found, proof=found.proof.spending(*curve.spent(found.eps)))
 
 
 def check_target(delta: float | None, eps: float | None) -> None:

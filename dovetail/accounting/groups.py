@@ -8,11 +8,12 @@ is how it is printed, it is false.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from dovetail import _validate
 from dovetail.accounting import numerics
-from dovetail.statements import Bound, NotApplicable, Theorem, check_guarantee
+from dovetail.statements import Bound, NotApplicable, Spent, Theorem, check_guarantee
 
 __all__ = ["GROUP", "for_group", "for_one"]
 
@@ -40,7 +41,8 @@ def for_group(one: Bound, *, size: int) -> Bound:
         return Bound(eps=eps, delta=one.delta, proof=one.proof.after(GROUP))
     log_delta = math.log(one.delta) + _log_factor(one.eps, size)
     delta = numerics.probability(math.exp(min(0.0, log_delta)) * _OUTWARD)
-    return Bound(eps=eps, delta=delta, proof=one.proof.after(GROUP))
+    paid = tuple(Spent(part.delta * (delta / one.delta), part.on) for part in one.proof.spent)
+    return Bound(eps=eps, delta=delta, proof=dataclasses.replace(one.proof.after(GROUP), spent=paid))
 
 
 def for_one(group: Bound, *, size: int) -> Bound:

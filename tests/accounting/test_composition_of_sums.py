@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dovetail.accounting import accountants, certify, compose, fits, gaussian
+from dovetail.accounting import accountants, certify, compose, fits, gaussian, groups, near_gaussian
 from dovetail.accounting.exposure import exposures, spent_delta
 from dovetail.accounting.releases import mixing, split_and_mix, subjects
 from dovetail.events import Disjoint, Everyone, FixedSize, Gaussian, Poisson, Round, SampledSubject, SplitAndMix
@@ -41,18 +41,69 @@ def eps_of(history, delta=DELTA):
 
 @pytest.mark.parametrize("count", [1, 3, 40])
 def test_divergences_add_up_and_mixing_is_paid_at_the_whole_eps(count):
-    bound = compose.bound(rounds(SHARES, count), delta=DELTA)
-    assert bound.eps == pytest.approx(split_and_mix.eps(SHARES, delta=DELTA, rounds=count).eps, rel=1e-7)
-    spent = count * (1 + math.exp(bound.eps)) * 200 * mixing.eta(num_users=500, slots=13, modulus=2**19)
+    curve = accountants.renyi(exposures(rounds(SHARES, count)))
+    eps = curve.eps(DELTA)
+    spent = count * (1 + math.exp(eps)) * 200 * mixing.eta(num_users=500, slots=13, modulus=2**19)
     assert spent > 2e-4 * DELTA, "mixing must matter for this test to say anything"
     orders = np.arange(2.0, 5000.0)
     divergence = count * split_and_mix.renyi(SHARES, orders)
-    noise = np.min((orders - 1) * (divergence - bound.eps + np.log1p(-1 / orders)) - np.log(orders))
+    noise = np.min((orders - 1) * (divergence - eps + np.log1p(-1 / orders)) - np.log(orders))
     assert DELTA * 0.9 <= math.exp(noise) + spent <= DELTA * (1 + 1e-6)
-    curve = accountants.renyi(exposures(rounds(SHARES, count)))
-    assert curve.delta(bound.eps) <= DELTA
-    assert curve.delta(bound.eps) >= spent
-    assert split_and_mix.delta(SHARES, eps=bound.eps, rounds=count) == pytest.approx(curve.delta(bound.eps), rel=1e-6)
+    assert spent <= curve.delta(eps) <= DELTA
+    assert split_and_mix.delta(SHARES, eps=eps, rounds=count) <= curve.delta(eps) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 3, 12])
+def test_distances_from_a_gaussian_add_up_and_the_better_route_is_taken(count):
+    paid = exposures(rounds(SHARES, count))
+    near, curve = split_and_mix.near(SHARES), accountants.exact_gaussian(paid)
+    assert near.mu == pytest.approx(split_and_mix._sensitivity(SHARES) / math.sqrt(4e7 - 1 / 12), rel=1e-12)
+    assert curve.best == frozenset()
+    for eps in (0.05, curve.eps(DELTA)):
+        mixed = count * 200 * mixing.eta(num_users=500, slots=13, modulus=2**19)
+        distance = math.sqrt(200 * count) / (math.sqrt(96) * 4e7)
+        by_hand = gaussian.delta_of(near.mu * math.sqrt(count), eps=eps) + (1 + math.exp(eps)) * (mixed + distance)
+        assert curve.delta(eps) == pytest.approx(by_hand, rel=1e-6)
+        assert curve.delta(eps) >= by_hand * (1 - 1e-9)
+        both = min(curve.delta(eps), accountants.renyi(paid).delta(eps))
+        assert split_and_mix.delta(SHARES, eps=eps, rounds=count) == pytest.approx(both, rel=1e-9)
+    bound = compose.bound(rounds(SHARES, count), delta=DELTA)
+    assert bound.eps == min(curve.eps(DELTA), accountants.renyi(paid).eps(DELTA))
+    assert bound.eps == pytest.approx(split_and_mix.eps(SHARES, delta=DELTA, rounds=count).eps, rel=1e-7)
+
+
+def test_a_statement_says_what_its_own_route_spends():
+    far = "the distance of the noise from a Gaussian's"
+    sharp = certify(rounds(SHARES, 3), scope(SHARES), delta=DELTA)
+    paid = 3 * split_and_mix.near(SHARES).divergence
+    spent = {part.on: part.delta for part in sharp.proof.spent}
+    assert set(spent) == {far, "imperfect mixing of shares"}
+    assert spent[far] == pytest.approx(near_gaussian.spent_delta(paid, eps=sharp.eps))
+    assert "docs/proofs/skellam.md" in str(sharp.proof) and "Renyi" not in str(sharp.proof)
+    at_eps = certify(rounds(SHARES, 3), scope(SHARES), eps=sharp.eps)
+    assert at_eps.proof.spent == sharp.proof.spent
+    for coarse in (  # the distance would take most of delta; there is too little noise for the theorem
+        certify(rounds(SHARES, 40), scope(SHARES), delta=DELTA),
+        certify(rounds(dataclasses.replace(SHARES, noise_variance=99.0, scale=0.1), 1), scope(SHARES), delta=1e-3),
+    ):
+        assert {part.on for part in coarse.proof.spent} == {"imperfect mixing of shares"}
+        assert "Renyi" in str(coarse.proof) and "docs/proofs/skellam.md" not in str(coarse.proof)
+
+
+def test_many_users_together_spend_by_the_same_factor():
+    one = compose.bound(rounds(SHARES, 3), delta=DELTA)
+    group = groups.for_group(one, size=3)
+    assert [part.on for part in group.proof.spent] == [part.on for part in one.proof.spent] != []
+    assert group.proof.spent[0].delta / group.delta == pytest.approx(one.proof.spent[0].delta / one.delta)
+
+
+def test_gaussian_releases_among_the_rounds_add_no_distance():
+    noise = Gaussian(std=12.0, sensitivity=2.0, neighbors=Neighbors.REPLACE_ONE)
+    curve = accountants.exact_gaussian(exposures(rounds(SHARES, 3) + rounds(noise, 3)))
+    alone = accountants.exact_gaussian(exposures(rounds(SHARES, 3)))
+    assert curve.spent(0.7) == alone.spent(0.7) and curve.spent(0.7)[0].delta > 0
+    assert curve.eps(DELTA) > alone.eps(DELTA)
+    assert accountants.exact_gaussian(exposures(rounds(noise, 3))).best == {"eps", "delta"}
 
 
 def test_a_statement_says_what_mixing_costs():

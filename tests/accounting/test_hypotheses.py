@@ -4,6 +4,7 @@
 fails the test. `NotApplicable` is a theorem outside its hypotheses, a plain `ValueError` is bad input.
 """
 
+import dataclasses
 import importlib
 import inspect
 import math
@@ -24,6 +25,7 @@ from dovetail.accounting import (
     groups,
     local,
     loss_distributions,
+    near_gaussian,
     numerics,
     releases,
     search,
@@ -41,7 +43,15 @@ from dovetail.accounting.amplification import (
 )
 from dovetail.accounting.exposure import Exposure
 from dovetail.accounting.pairs import blanket_pair, curves, mixtures, personal, poisson_binomial, symmetric
-from dovetail.accounting.releases import crowds, mixing, personalized, privunit, split_and_mix, subjects
+from dovetail.accounting.releases import (
+    crowds,
+    mixing,
+    personalized,
+    privunit,
+    skellam_distance,
+    split_and_mix,
+    subjects,
+)
 from dovetail.claims import apes, flame, geyer, subdp, survey
 from dovetail.events import (
     Disjoint,
@@ -439,6 +449,29 @@ CASES = {
     ],
     split_and_mix.modulus_for: [
         (BAD, "norm > 0", lambda: split_and_mix.modulus_for(num_users=9, norm=0.0, noise_variance=1.0)),
+    ],
+    near_gaussian.spent_delta: [
+        (BAD, "eps >= 0", lambda: near_gaussian.spent_delta(1e-9, eps=-1.0)),
+        (BAD, "divergence to be a finite number", lambda: near_gaussian.spent_delta(math.nan, eps=1.0)),
+    ],
+    skellam_distance.divergence: [
+        (OUTSIDE, "variance >= 100, got 99", lambda: skellam_distance.divergence(99.0)),
+        (BAD, "variance > 0", lambda: skellam_distance.divergence(0.0)),
+    ],
+    skellam_distance.near_gaussian: [
+        (
+            OUTSIDE,
+            "variance >= 100",
+            lambda: skellam_distance.near_gaussian(sensitivity=1.0, coordinates=1, variance=1.0),
+        ),
+        (
+            BAD,
+            "sensitivity > 0",
+            lambda: skellam_distance.near_gaussian(sensitivity=0.0, coordinates=1, variance=1e3),
+        ),
+    ],
+    split_and_mix.near: [
+        (OUTSIDE, "variance >= 100", lambda: split_and_mix.near(dataclasses.replace(SHARES, noise_variance=99.0))),
     ],
     split_and_mix.rounded_norm: [
         (

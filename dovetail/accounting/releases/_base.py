@@ -15,6 +15,7 @@ import numpy as np
 
 from dovetail import events
 from dovetail.accounting.loss_distributions import Loss
+from dovetail.accounting.near_gaussian import NearGaussian
 from dovetail.events import Everyone, FixedSize, Participation, Poisson, Round
 from dovetail.statements import Bound, Neighbors, NotApplicable, Proof, Spent, Theorem
 
@@ -37,13 +38,15 @@ class Scale(NamedTuple):
 class Curve:
     """The privacy of a composition by one proof: eps at a delta, and delta at an eps.
 
-    `best` names those of the two that no other theorem improves on.
+    `best` names those of the two that no other theorem improves on. `spent` is what this proof alone spends of delta,
+    beside what the releases themselves spend.
     """
 
     proof: Proof
     eps: Callable[[float], float]
     delta: Callable[[float], float]
     best: frozenset[str] = frozenset()
+    spent: Callable[[float], tuple[Spent, ...]] = lambda eps: ()
 
 
 class Release(Generic[_Event]):
@@ -73,6 +76,11 @@ class Release(Generic[_Event]):
     def colluders(self) -> int:
         """Users of the adversary's own, who see whether they are drawn."""
         return getattr(self.event, "colluders", 0)
+
+    @property
+    def near_gaussian(self) -> NearGaussian | None:
+        """The Gaussian release that it is or comes close to, whatever its input, where everyone takes part."""
+        return None if self.mu is None else NearGaussian(self.mu)
 
     @property
     def theorem(self) -> Theorem | None:

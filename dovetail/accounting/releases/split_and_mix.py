@@ -3,20 +3,24 @@
 Vectors are clipped to `clip_norm`, scaled and rounded to integers of bounded norm (`rounded_norm`). Each client adds
 its part of a Skellam noise of variance `noise_variance`, splits every coordinate into additive shares modulo `modulus`,
 and each slot of shares is permuted freshly, coordinate by coordinate. Ideally only the sum is seen, at the price of
-Skellam's Renyi divergence. The shuffled shares of a coordinate are within `mixing.eta` of that ideal in total
-variation, which adds ``(1 + e^eps) d eta`` to delta for each round: both neighbours are d eta away from their ideals.
+a Gaussian and of Skellam's distance from it (`skellam_distance`), or of Skellam's Renyi divergence, whichever is less.
+The shuffled shares of a coordinate are within `mixing.eta` of that ideal in total variation, which adds
+``(1 + e^eps) d eta`` to delta for each round: both neighbours are d eta away from their ideals.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 
 import numpy as np
 
 from dovetail import _validate
-from dovetail.accounting import numerics
+from dovetail.accounting import gaussian, near_gaussian, numerics
 from dovetail.accounting.conversion import RENYI, delta_of, eps_of
+from dovetail.accounting.near_gaussian import NearGaussian
+from dovetail.accounting.releases import skellam_distance
 from dovetail.accounting.releases._base import Release, Sampling, releases
 from dovetail.accounting.releases.mixing import eta
 from dovetail.accounting.search import eps_after_spending, smallest_noise
@@ -30,6 +34,7 @@ __all__ = [
     "delta",
     "eps",
     "modulus_for",
+    "near",
     "renyi",
     "rounded_norm",
     "shares_for",
@@ -46,6 +51,7 @@ SPLIT_AND_MIX = Theorem(
 _OUTWARD = 1 + 1e-9
 _MOST_SHARES = 32
 _LEAST = 1e-300  # stands for a distance that underflows
+_CLIMB = 1 - 4e-5  # more than `eps_after_spending` may go beyond the smallest eps
 ORDERS = np.unique(np.round(np.geomspace(2, 20_000, 160)))
 
 
@@ -68,13 +74,24 @@ def renyi(event: SplitAndMix, orders: np.ndarray) -> np.ndarray:
     Guarantees:
         Never below the divergence summed from Skellam's probabilities.
     """
-    norm = rounded_norm(
+    return _skellam(_sensitivity(event), event.coordinates, event.noise_variance, np.asarray(orders, dtype=float))
+
+
+def near(event: SplitAndMix) -> NearGaussian:
+    """The Gaussian that the ideal sum is near to, all coordinates; `NotApplicable` where there is too little noise."""
+    return skellam_distance.near_gaussian(
+        sensitivity=_sensitivity(event), coordinates=event.coordinates, variance=event.noise_variance
+    )
+
+
+def _sensitivity(event: SplitAndMix) -> float:
+    """How far a user who is replaced moves the sum."""
+    return 2 * rounded_norm(
         clip_norm=event.clip_norm,
         scale=event.scale,
         coordinates=event.coordinates,
         rounding_tail=event.rounding_tail,
     )
-    return _skellam(2 * norm, event.coordinates, event.noise_variance, np.asarray(orders, dtype=float))
 
 
 def _skellam(l2: float, coordinates: int, variance: float, orders: np.ndarray) -> np.ndarray:
@@ -122,8 +139,11 @@ def spent_delta(event: SplitAndMix, eps: float) -> float:
 def delta(event: SplitAndMix, *, eps: float, rounds: int = 1) -> float:
     """A delta at which so many rounds are (eps, delta)-DP against the analyzer and its colluders."""
     _at_least_one(rounds)
-    noise = delta_of(ORDERS, rounds * renyi(event, ORDERS), eps=eps)
-    return numerics.probability(noise * _OUTWARD + rounds * spent_delta(event, eps))
+    noise = delta_of(ORDERS, rounds * renyi(event, ORDERS), eps=eps) * _OUTWARD
+    with contextlib.suppress(NotApplicable):
+        near_all = _repeated(near(event), rounds)
+        noise = min(noise, gaussian.delta_of(near_all.mu, eps=eps) + _distance(near_all, eps))
+    return numerics.probability(noise + rounds * spent_delta(event, eps))
 
 
 def eps(event: SplitAndMix, *, delta: float, rounds: int = 1) -> Bound:
@@ -131,13 +151,44 @@ def eps(event: SplitAndMix, *, delta: float, rounds: int = 1) -> Bound:
 
     Guarantees:
         Non-decreasing in rounds; equal to what `composition` finds for the same rounds.
+        The smaller of the two routes, by Skellam's distance from a Gaussian and by its Renyi divergence.
     """
     _at_least_one(rounds)
+    found, refusals = [], []
+    for route in (_by_distance, _by_renyi):
+        try:
+            found.append(route(event, delta, rounds))
+        except NotApplicable as refusal:
+            refusals.append(refusal)
+    if not found:
+        raise refusals[-1]
+    return min(found, key=lambda bound: bound.eps)
+
+
+def _by_renyi(event: SplitAndMix, delta: float, rounds: int) -> Bound:
     divergence = rounds * renyi(event, ORDERS)
     value = eps_after_spending(
         lambda left: _eps(divergence, left), lambda eps: rounds * spent_delta(event, eps), delta=delta
     )
     return Bound(eps=value, delta=delta, proof=SPLIT_AND_MIX.proof.then(RENYI))
+
+
+def _by_distance(event: SplitAndMix, delta: float, rounds: int) -> Bound:
+    near_all = _repeated(near(event), rounds)
+    value = eps_after_spending(
+        lambda left: gaussian.eps_of(near_all.mu, delta=left),
+        lambda eps: rounds * spent_delta(event, eps) + _distance(near_all, eps),
+        delta=delta,
+    )
+    return Bound(eps=value, delta=delta, proof=SPLIT_AND_MIX.proof.then(skellam_distance.SKELLAM, gaussian.ANALYTIC))
+
+
+def _repeated(one: NearGaussian, rounds: int) -> NearGaussian:
+    return one._replace(mu=one.mu * math.sqrt(rounds) * (1 + 1e-15), divergence=one.divergence * rounds * (1 + 1e-15))
+
+
+def _distance(near: NearGaussian, eps: float) -> float:
+    return near_gaussian.spent_delta(near.divergence, eps=eps)
 
 
 def _at_least_one(rounds: int) -> None:
@@ -185,7 +236,13 @@ def calibrate(
         goal = delta * (1 - mixing_share) * (1 - 1e-9)
 
         def eps_of(noise: float) -> float:
-            return _eps(rounds * _skellam(2 * norm, coordinates, (noise * norm) ** 2, ORDERS), goal)
+            variance = (noise * norm) ** 2
+            known = [_eps(rounds * _skellam(2 * norm, coordinates, variance, ORDERS), goal)]
+            with contextlib.suppress(NotApplicable):
+                one = skellam_distance.near_gaussian(sensitivity=2 * norm, coordinates=coordinates, variance=variance)
+                left = goal - _distance(near_all := _repeated(one, rounds), eps)
+                known += [gaussian.eps_of(near_all.mu, delta=left) / _CLIMB] if left > 0 else []
+            return min(known)
 
         variance = (smallest_noise(eps_of, eps=eps) * norm) ** 2
         everyone = variance * num_users / (num_users - colluders)
@@ -213,10 +270,20 @@ def calibrate(
 
 @releases(SplitAndMix)
 class SplitAndMixRelease(Release[SplitAndMix]):
-    """A sum by shares: Skellam's divergence, and the distance of the shares from their ideal."""
+    """A sum by shares: Skellam noise, near to a Gaussian's, and the distance of the shares from their ideal.
+
+    Samples of the users amplify nothing here: who uploads, or how many do, is seen.
+    """
 
     orders = ORDERS
     theorem = SPLIT_AND_MIX
+
+    @property
+    def near_gaussian(self) -> NearGaussian | None:
+        """Where there is enough noise."""
+        with contextlib.suppress(NotApplicable):
+            return near(self.event)
+        return None
 
     def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
         """Everyone."""
