@@ -71,7 +71,8 @@ def _statement(
     premises: tuple[Statement, ...] = (),
     per_user: tuple[float, ...] | None = None,
 ) -> Statement:
-    said = (*scope.assumptions, *_sampling_assumptions(paid), TUNING_ASSUMPTION)
+    secrecy = () if bound.sample_known else _sampling_assumptions(paid)
+    said = (*scope.assumptions, *secrecy, TUNING_ASSUMPTION)
     scope = dataclasses.replace(scope, assumptions=tuple(dict.fromkeys(said)))
     if bound.eps < math.inf:
         bound = dataclasses.replace(bound, proof=bound.proof.spending(*spent(paid, eps=bound.eps)))

@@ -8,6 +8,7 @@ is how it is printed, it is false.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from dovetail import _validate
@@ -37,10 +38,10 @@ def for_group(one: Bound, *, size: int) -> Bound:
         return one
     eps = size * one.eps * _OUTWARD
     if one.delta == 0 or math.isinf(eps):
-        return Bound(eps=eps, delta=one.delta, proof=one.proof.after(GROUP))
+        return dataclasses.replace(one, eps=eps, proof=one.proof.after(GROUP))
     log_delta = math.log(one.delta) + _log_factor(one.eps, size)
     delta = numerics.probability(math.exp(min(0.0, log_delta)) * _OUTWARD)
-    return Bound(eps=eps, delta=delta, proof=one.proof.after(GROUP))
+    return dataclasses.replace(one, eps=eps, delta=delta, proof=one.proof.after(GROUP))
 
 
 def for_one(group: Bound, *, size: int) -> Bound:

@@ -109,6 +109,16 @@ class Release(Generic[_Event]):
         """So many of it by a theorem of its own."""
         raise NotApplicable(f"{self._name} has no theorem of its own for equal rounds")
 
+    def holds_on(self, sampling: Sampling) -> bool:
+        """Whether a round on such a sample, were it known, is this release for those drawn and tells nothing of others.
+
+        Then it is never worse than a round with everyone, by joint convexity over the samples. A crowd is as many as
+        are drawn, and a user that is replaced is drawn or not under both neighbours.
+        """
+        crowd = getattr(self.event, "num_users", None)
+        fixed = isinstance(sampling, FixedSize) and sampling.size == crowd
+        return fixed and self.neighbors is Neighbors.REPLACE_ONE
+
     def per_user(self, times: int, *, delta: float) -> tuple[float, ...] | None:
         """Every user's own eps after so many releases, where users differ."""
         return None

@@ -20,7 +20,7 @@ from dovetail.accounting.conversion import RENYI, delta_of, eps_of
 from dovetail.accounting.releases._base import Release, Sampling, releases
 from dovetail.accounting.releases.mixing import eta
 from dovetail.accounting.search import eps_after_spending, smallest_noise
-from dovetail.events import Everyone, SplitAndMix
+from dovetail.events import Everyone, FixedSize, SplitAndMix
 from dovetail.statements import Bound, NotApplicable, Spent, Theorem
 
 __all__ = [
@@ -221,6 +221,10 @@ class SplitAndMixRelease(Release[SplitAndMix]):
     def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
         """Everyone."""
         return renyi(self.event, np.asarray(orders)) if sampling == Everyone() else super().renyi(sampling, orders)
+
+    def holds_on(self, sampling: Sampling) -> bool:
+        """Any sample: there are `num_users` uploads at the least, or nothing is released."""
+        return not isinstance(sampling, FixedSize) or sampling.size >= self.event.num_users
 
     def spent(self, eps: float) -> tuple[Spent, ...]:
         """The more, the larger the eps of the whole is."""
