@@ -119,6 +119,18 @@ class Release(Generic[_Event]):
         fixed = isinstance(sampling, FixedSize) and sampling.size == crowd
         return fixed and self.neighbors is Neighbors.REPLACE_ONE
 
+    def assumes(self, sampling: Sampling) -> str | None:
+        """What a statement assumes of such a sample, if it rests on it; None of everyone."""
+        match sampling:
+            case Poisson(prob=prob):
+                return f"each user joins a round independently with probability {prob:.4g}, secret from the adversary"
+            case FixedSize(size=size, population=population):
+                but = " (but colluders see whether they are sampled)" * bool(self.colluders)
+                return (
+                    f"the {size} of {population} users of a round are a uniform sample, secret from the adversary{but}"
+                )
+        return None
+
     def per_user(self, times: int, *, delta: float) -> tuple[float, ...] | None:
         """Every user's own eps after so many releases, where users differ."""
         return None
