@@ -196,7 +196,10 @@ def _renyi(
     """
     accountant = rdp.RdpAccountant(orders=orders, neighboring_relation=relation)
     with _quietly(), np.errstate(all="ignore"):
-        found = np.asarray(accountant.compose(event).rdp, dtype=float)
+        try:
+            found = np.asarray(accountant.compose(event).rdp, dtype=float)
+        except ValueError:  # the logarithm of what underflowed
+            return np.full(len(orders), np.inf)
     error = _LOG_ERROR / (np.asarray(orders) - 1) if isinstance(event, _SAMPLED) else 0.0
     outward = np.maximum(found, 0.0) * (1 + _LOG_ERROR) + error
     return np.where(np.isfinite(found) & (found >= -error), outward, np.inf)
