@@ -116,6 +116,7 @@ _SOURCES: dict[str, tuple[str, ...]] = {
     "dovetail.ss-double": ("Dovetail", "FLAME"),
     "dovetail.split-and-mix": ("Dovetail", "AKL21", "BBGN20"),
     "dovetail.poisson-replacement": ("Dovetail", "DGKMPS22"),
+    "dovetail.fixed-size": ("Dovetail", "ZDW22", "BBG18"),
     "dovetail.blanket-composition": ("Dovetail", "BBGN19", "FMT23"),
     "dovetail.personalized-clones": ("Dovetail", "FMT23"),
     "dovetail.personalized-clones-renyi": ("Dovetail", "FMT23", "CKS20"),

@@ -84,11 +84,12 @@ class Verdict(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bound:
-    """An upper bound (eps, delta) and its proof."""
+    """An upper bound (eps, delta) and its proof; with `sample_known` it holds even if it is known who was sampled."""
 
     eps: float
     delta: float
     proof: Proof
+    sample_known: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

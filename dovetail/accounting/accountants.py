@@ -44,6 +44,11 @@ RENYI_FIXED_SIZE = Theorem(
 POISSON_REPLACED = Theorem(
     key="dovetail.poisson-replacement", where="the dominating pair of docs/proofs/poisson-replacement.md"
 )
+FIXED_SIZE = Theorem(
+    key="dovetail.fixed-size",
+    where="the spliced profile of fixed-size samples (Zhu, Dong, Wang 2022, Thm. 11; docs/proofs/fixed-size.md)",
+    url="https://arxiv.org/abs/2106.08567",
+)
 
 _ORDERS = tuple(1 + x / 10 for x in range(1, 100)) + tuple(range(11, 65)) + (80, 96, 128, 192, 256, 384, 512, 1024)
 _WHOLE_ORDERS = (*range(2, 33), 40, 48, 64, 96, 128, 256)  # where sampled releases cost little to compute
@@ -126,13 +131,19 @@ def privacy_loss(paid: Sequence[Exposure]) -> Curve:
         for exposure, losses in zip(paid, possible, strict=True)
     ]
     totals = [loss_distributions.together(case) for case in itertools.product(*parts)]
-    replaced = any(isinstance(c.sampling, Poisson) and c.release.neighbors is Neighbors.REPLACE_ONE for c in paid)
     curve = Curve(
-        proof=_with_releases(paid, PRIVACY_LOSS.proof.after(*[POISSON_REPLACED] * replaced)),
+        proof=_with_releases(paid, PRIVACY_LOSS.proof.after(*_of_samples(paid))),
         eps=lambda delta: loss_distributions.worst_eps(totals, delta=_proper(delta)),
         delta=lambda eps: loss_distributions.worst_delta(totals, eps=eps),
     )
     return _after_spending(paid, curve)
+
+
+def _of_samples(paid: Sequence[Exposure]) -> list[Theorem]:
+    """The theorems of dominating pairs that sampled users need beside the pair of the noise."""
+    replaced = any(isinstance(c.sampling, Poisson) and c.release.neighbors is Neighbors.REPLACE_ONE for c in paid)
+    fixed = any(isinstance(c.sampling, FixedSize) for c in paid)
+    return [POISSON_REPLACED] * replaced + [FIXED_SIZE] * fixed
 
 
 def _grid(paid: Sequence[Exposure]) -> float:

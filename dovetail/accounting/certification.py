@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dovetail.accounting.compose import best_bound, check_target
 from dovetail.accounting.exposure import Exposure, distinct, exposures, refusal, spent
 from dovetail.accounting.releases import release_of
-from dovetail.events import Disjoint, Everyone, FixedSize, Poisson, Round
+from dovetail.events import Disjoint, Everyone, Round
 from dovetail.statements import TUNING_ASSUMPTION, Bound, NotApplicable, Scope, Statement, Unit, Verdict, unbounded
 
 __all__ = ["certify"]
@@ -71,7 +71,8 @@ def _statement(
     premises: tuple[Statement, ...] = (),
     per_user: tuple[float, ...] | None = None,
 ) -> Statement:
-    said = (*scope.assumptions, *_sampling_assumptions(paid), TUNING_ASSUMPTION)
+    secrecy = () if bound.sample_known else _sampling_assumptions(paid)
+    said = (*scope.assumptions, *secrecy, TUNING_ASSUMPTION)
     scope = dataclasses.replace(scope, assumptions=tuple(dict.fromkeys(said)))
     if bound.eps < math.inf:
         bound = dataclasses.replace(bound, proof=bound.proof.spending(*spent(paid, eps=bound.eps)))
@@ -87,19 +88,8 @@ def _per_user(paid: Sequence[Exposure], best: Bound) -> tuple[float, ...] | None
 
 
 def _sampling_assumptions(paid: Sequence[Exposure]) -> list[str]:
-    said = []
-    for exposure in paid:
-        match exposure.sampling:
-            case Poisson(prob=prob):
-                said.append(
-                    f"each user joins a round independently with probability {prob:.4g}, secret from the adversary"
-                )
-            case FixedSize(size=size, population=population):
-                but = " (but colluders see whether they are sampled)" * bool(exposure.release.colluders)
-                said.append(
-                    f"the {size} of {population} users of a round are a uniform sample, secret from the adversary{but}"
-                )
-    return said
+    found = (exposure.release.assumes(exposure.sampling) for exposure in paid)
+    return [said for said in found if said is not None]
 
 
 def _span(rounds: Sequence[Round]) -> str:

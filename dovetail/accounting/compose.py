@@ -1,19 +1,21 @@
 """Many rounds, one number: the smallest bound of all composition theorems.
 
 `exposure` says what one user is exposed to; every accountant of `accountants` that reaches is asked, and the best
-answer is kept. Each gives eps at a delta and delta at an eps.
+answer is kept. Each gives eps at a delta and delta at an eps. Where users are sampled, the same rounds with nothing
+gained from it are asked about as well: they never promise more than holds (docs/proofs/fixed-size.md).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
 from dovetail import _validate
 from dovetail.accounting import accountants
-from dovetail.accounting.exposure import Exposure, exposures, refusal
+from dovetail.accounting.exposure import Exposure, exposures, refusal, unsampled
 from dovetail.accounting.releases import Curve
 from dovetail.accounting.subsampling import BASIC
 from dovetail.events import Round
@@ -45,9 +47,11 @@ def fits(rounds: Sequence[Round], *, eps: float, delta: float) -> bool:
     if refusal(rounds) is not None:
         return False
     paid = exposures(rounds)
-    for accountant in _CHEAPEST_FIRST:
+    plain = unsampled(paid)
+    ways = (paid,) if plain is None else (paid, plain)
+    for accountant, way in itertools.product(_CHEAPEST_FIRST, ways):
         try:
-            if not paid or 0 <= _curve(accountant, paid).eps(delta) <= eps:
+            if not way or 0 <= _curve(accountant, way).eps(delta) <= eps:
                 return True
         except (NotApplicable, ArithmeticError):
             continue
@@ -74,14 +78,31 @@ def bound(rounds: Sequence[Round], *, delta: float | None = None, eps: float | N
 
 
 def best_bound(paid: Sequence[Exposure], *, delta: float | None = None, eps: float | None = None) -> Bound:
-    """The smallest eps, or delta, of all accountants; `NotApplicable` with every reason if none applies."""
+    """The smallest eps, or delta, of all accountants; `NotApplicable` with every reason if none applies.
+
+    Guarantees:
+        Never above the bound without sampling, where that holds; if it is that one, it says so (`sample_known`).
+    """
     check_target(delta, eps)
     if not paid:
         return Bound(eps=0.0 if eps is None else eps, delta=0.0, proof=BASIC.proof)
+    bounds, reasons = _asked(tuple(paid), delta, eps)
+    plain = unsampled(paid)
+    if plain is not None:
+        more, others = _asked(plain, delta, eps)
+        bounds += [dataclasses.replace(found, sample_known=True) for found in more]
+        reasons += others
+    if not bounds:
+        raise NotApplicable("; ".join(dict.fromkeys(reasons)))
+    return min(bounds, key=lambda bound: (bound.eps if eps is None else bound.delta, not bound.sample_known))
+
+
+def _asked(paid: tuple[Exposure, ...], delta: float | None, eps: float | None) -> tuple[list[Bound], list[str]]:
+    """What every accountant answers, and why the others do not."""
     bounds, reasons = [], []
     for accountant in _TIGHTEST_FIRST:
         try:
-            curve = _curve(accountant, tuple(paid))
+            curve = _curve(accountant, paid)
             if eps is None:
                 found = Bound(eps=curve.eps(_given(delta)), delta=_given(delta), proof=curve.proof)
             else:
@@ -94,9 +115,7 @@ def best_bound(paid: Sequence[Exposure], *, delta: float | None = None, eps: flo
         else:
             if ("eps" if eps is None else "delta") in curve.best:
                 break
-    if not bounds:
-        raise NotApplicable("; ".join(reasons))
-    return min(bounds, key=lambda bound: bound.eps if eps is None else bound.delta)
+    return bounds, reasons
 
 
 def _passed(found: Bound, curve: Curve) -> Bound:

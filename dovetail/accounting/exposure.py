@@ -16,7 +16,7 @@ from dovetail.accounting.releases import Release, Sampling, release_of
 from dovetail.events import Disjoint, Everyone, FixedSize, Mechanism, Poisson, Round
 from dovetail.statements import NotApplicable, Spent
 
-__all__ = ["Exposure", "distinct", "exposures", "refusal", "spent", "spent_delta"]
+__all__ = ["Exposure", "distinct", "exposures", "refusal", "spent", "spent_delta", "unsampled"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,6 +65,25 @@ def exposures(rounds: Iterable[Round]) -> tuple[Exposure, ...]:
                 counts[item.mechanism, sampling] += times[id(item)]
     for mechanisms in epochs.values():
         counts[_worst(mechanisms), Everyone()] += 1
+    return _simplified(counts)
+
+
+def unsampled(paid: Sequence[Exposure]) -> tuple[Exposure, ...] | None:
+    """The same with nothing gained from sampling users; None where nobody is sampled, or it would not hold.
+
+    Guarantees:
+        Whatever holds for the result holds for the rounds, also if it is known who was drawn.
+    """
+    drawn = [exposure for exposure in paid if exposure.sampling != Everyone()]
+    if not drawn or not all(exposure.release.holds_on(exposure.sampling) for exposure in drawn):
+        return None
+    counts: Counter[tuple[Mechanism, Sampling]] = Counter()
+    for exposure in paid:
+        counts[exposure.mechanism, Everyone()] += exposure.times
+    return _simplified(counts)
+
+
+def _simplified(counts: Counter[tuple[Mechanism, Sampling]]) -> tuple[Exposure, ...]:
     plain: Counter[tuple[Mechanism, Sampling]] = Counter()
     for (mechanism, sampling), count in counts.items():
         plain[release_of(mechanism).simplified(sampling), sampling] += count

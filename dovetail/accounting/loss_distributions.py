@@ -28,6 +28,7 @@ __all__ = [
     "Loss",
     "copies",
     "drawn",
+    "mirrored",
     "outward",
     "together",
     "worst_delta",
@@ -42,6 +43,7 @@ PRIVACY_LOSS = Theorem(
 
 _OUTWARD = 1 + 1e-9
 _ROUNDINGS = 256  # of a tail, whose logarithm is above -50, and of what is made of it
+_SUM_ERROR = 1e-13  # of a sum of as many probabilities as a distribution may have
 _SIDES = ("_pmf_remove", "_pmf_add")
 
 
@@ -116,6 +118,28 @@ def _rounded_up(pmf: pld_pmf.PLDPmf) -> pld_pmf.DensePLDPmf:
     larger[0] += relative * tails[0]
     larger[1:] += relative * (tails + probs / -math.expm1(-interval))
     return pld_pmf.DensePLDPmf(interval, lowest, larger, infinite * (1 + relative), True)
+
+
+def mirrored(loss: PrivacyLossDistribution) -> PrivacyLossDistribution:
+    """The symmetric pair that has this one's deltas, of its first direction, at every eps >= 0.
+
+    A symmetric pair has e^-loss as much of minus a loss as of that loss, and what is left at 0: then
+    ``delta(-eps) = 1 - e^-eps + e^-eps delta(eps)``. Masses that are rounded up, with a sum of 1 or more, have deltas
+    that are no smaller (docs/proofs/fixed-size.md).
+
+    Guarantees:
+        Its deltas at eps >= 0 are those of `loss`, and at -eps never below what symmetry makes of them.
+    """
+    pmf = loss._pmf_remove
+    lowest, probs, infinite = _dense(pmf)
+    above = probs[max(0, 1 - lowest) :] if lowest <= 1 else np.concatenate([np.zeros(lowest - 1), probs])
+    away = float(pmf._discretization) * np.arange(1.0, len(above) + 1)
+    below = above * np.exp(-away) * (1 + ULP * (away + 8))
+    middle = max(0.0, 1.0 - (float(above.sum()) + float(below.sum()) + infinite)) + _SUM_ERROR
+    both = np.concatenate([below[::-1], [middle], above])
+    return PrivacyLossDistribution(
+        pld_pmf.DensePLDPmf(float(pmf._discretization), -len(above), both, float(infinite), True)
+    )
 
 
 def copies(loss: Loss, times: int) -> Composition:

@@ -88,6 +88,8 @@ def of_round(plan: Plan, index: int) -> quotes.Terms:
     """A round of a training, as an attack sees it."""
     fields = dataclasses.fields(plan.protocol)  # type: ignore[arg-type]
     cohort = plan.schedule.cohort(index)
+    if cohort.uploads is not None:
+        raise NotApplicable("no attack is known on rounds that users' data enter secretly")
     return quotes.Terms(
         num_users=cohort.size,
         dim=plan.engine.dim,

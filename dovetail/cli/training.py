@@ -84,7 +84,7 @@ def _deployed(plan: Any) -> str:
     """What the same rounds would cost users if parties were real."""
     from dovetail import compare
 
-    found = compare.costs(plan.protocol, plan.schedule.size, plan.engine.dim)
+    found = compare.costs(plan.protocol, plan.schedule.uploads_of(0), plan.engine.dim)
     return f"this was a simulation on one machine; deployed, {found}"
 
 

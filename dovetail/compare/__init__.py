@@ -99,7 +99,7 @@ def _outcome(contender: Contender, task: Task | None, seeds: int, observe: Calla
             trust=_trust(first.statement, protocol, dim),
             shufflers=protocol.layout(dim).shufflers,
             may_collude=_may_collude(protocol),
-            costs=costs(protocol, int(plan.schedule.size_of(0)), dim),
+            costs=costs(protocol, plan.schedule.uploads_of(0), dim),
             rounds=first.rounds,
             seconds_per_round=first.seconds_per_round,
             settings=given.protocol if protocol.budgets is not None else config.protocol,

@@ -199,7 +199,8 @@ class Engine:
 
     def _refuse(self, users: np.ndarray, cohort: Cohort) -> None:
         """Who takes part is who was said to."""
-        most = len(users) if isinstance(cohort.participation, Poisson) else cohort.size
+        sampled = isinstance(cohort.participation, Poisson) and cohort.uploads is None
+        most = len(users) if sampled else cohort.most
         if not cohort.min_size <= len(users) <= most:
             raise ValueError(f"expected {cohort.min_size} to {most} users in a round, got {len(users)}")
         if isinstance(cohort.participation, Disjoint):

@@ -174,7 +174,8 @@ class SplitAndMix(_AmongUsers):
 
     `num_users` is the enforced minimum of uploads, of which `colluders` are the adversary's. `noise_variance` is that
     of the honest clients' noise on a coordinate of the scaled integer sum. `colluding_slots` of the `shares` slots are
-    handled by shufflers that collude with the analyzer. `rounding_tail` is that of `rounded_norm`.
+    handled by shufflers that collude with the analyzer. `rounding_tail` is that of `rounded_norm`. In a round with
+    `Poisson` participation all of them upload and add noise, and each decides secretly whether its data enter.
     """
 
     coordinates: int

@@ -22,6 +22,7 @@ def schedule_of(config: Config, clients: Clients, protocol: protocols.Protocol, 
         raise ValueError(
             f"expected either cohort.epochs or cohort.rounds, got epochs={cohort.epochs}, rounds={cohort.rounds}"
         )
+    _refuse_secret(cohort, protocol)
     sizes, population = _sizes(cohort), clients.num_clients
     size = sizes[0] if sizes else population if cohort.size is None else cohort.size
     schedule = Schedule(
@@ -30,7 +31,7 @@ def schedule_of(config: Config, clients: Clients, protocol: protocols.Protocol, 
         size=size,  # type: ignore[arg-type]
         rounds=cohort.rounds or 1,
         randomness=randomness,
-        min_size=_min_size(cohort, size, protocol),  # type: ignore[arg-type]
+        min_size=_min_size(cohort, population if cohort.kind == "secret" else size, protocol),  # type: ignore[arg-type]
         colluders=cohort.colluders,
         dropout=cohort.dropout,
         sizes=sizes,
@@ -41,6 +42,23 @@ def schedule_of(config: Config, clients: Clients, protocol: protocols.Protocol, 
         schedule = dataclasses.replace(schedule, rounds=cohort.epochs * schedule.rounds_per_epoch)
     planned = [schedule.size_of(index) for index in range(schedule.rounds)]
     return dataclasses.replace(schedule, noise_scales=protocol.noise_scales(planned))
+
+
+def _refuse_secret(cohort: CohortConfig, protocol: protocols.Protocol) -> None:
+    """Secret rounds need a sum to which everyone adds noise, and their rate."""
+    if cohort.kind != "secret":
+        return
+    if not protocol.secret_rounds:
+        able = [name for name, known in protocols.PROTOCOLS.items() if known.secret_rounds]
+        raise ValueError(
+            f"expected cohort.kind = 'secret' with a protocol in which all users' noise adds up ({', '.join(able)}), "
+            f"got protocol.name={protocol.name!r}"
+        )
+    if not isinstance(cohort.size, int) or cohort.size_end is not None:
+        raise ValueError(
+            "expected one cohort.size with cohort.kind = 'secret' (of how many users the data enter, on average), got "
+            f"size={cohort.size} and size_end={cohort.size_end}"
+        )
 
 
 def _min_size(cohort: CohortConfig, size: int, protocol: protocols.Protocol) -> int:

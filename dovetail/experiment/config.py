@@ -58,10 +58,12 @@ class CohortConfig(_Section, frozen=True, kw_only=True):
     """Who takes part in which round; give `epochs` or `rounds`.
 
     `size` is one number, or a list with one per round; with `size_end` it changes linearly from round to round. Rounds
-    below `min_size` release nothing; by default it is 0, or `size` for protocols that shuffle reports.
+    below `min_size` release nothing; by default it is 0, or `size` for protocols that shuffle reports. With `kind =
+    "secret"` everyone uploads, and the data of `size` users, who toss coins of their own, enter on average; the minimum
+    counts uploads.
     """
 
-    kind: Literal["disjoint", "fixed", "poisson", "everyone"] = "disjoint"
+    kind: Literal["disjoint", "fixed", "poisson", "everyone", "secret"] = "disjoint"
     size: int | list[int] | None = None
     size_end: int | None = None
     epochs: int | None = None

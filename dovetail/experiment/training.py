@@ -177,7 +177,7 @@ def _result(plan: Plan, training: Training, released: list[int], seconds: list[f
         rounds=len(released),
         planned_rounds=len(plan.rounds),
         seconds_per_round=float(np.median(seconds[1:] or seconds or [0.0])),  # the first one compiles
-        uploads=sum(plan.schedule.size_of(index) for index in released),
+        uploads=sum(plan.schedule.uploads_of(index) for index in released),
         quote=plan.quote(released),
         units=plan.table(released),
         parameters=plan.engine.model_arrays(training),

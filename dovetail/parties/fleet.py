@@ -72,6 +72,8 @@ def set_up(
 ) -> Deployment:
     """The fleet of a config, in a new folder: every user with its key and policy; a round needs all of them."""
     _refuse_full(folder)
+    if config.cohort.kind == "secret":
+        raise ValueError("expected another cohort.kind than 'secret' (deployed users' data enter every round), got it")
     terms = {
         "protocol": config.protocol["name"],
         "dim": federation(config).dim,

@@ -44,7 +44,8 @@ class Cohort:
     `size` is the planned and the maximum number of users; noised sums are divided by it and never by the actual
     number. Rounds with fewer than `min_size` users release nothing. The adversary controls up to `colluders` of the
     users. `noise_scale` is this round's noise over the protocol's own (a schedule). `records` is the public number of
-    records of the whole federation, if records and not users are sampled.
+    records of the whole federation, if records and not users are sampled. Where users decide secretly whether their
+    data enter a round, those of `size` do on average, but all `uploads` users upload: the minimum counts these.
     """
 
     participation: Participation
@@ -53,17 +54,31 @@ class Cohort:
     colluders: int = 0
     noise_scale: float = 1.0
     records: int | None = None
+    uploads: int | None = None
 
     def __post_init__(self) -> None:
         _validate.integer(size=self.size, min_size=self.min_size, colluders=self.colluders)
         _validate.at_least(1, size=self.size)
-        _validate.in_interval(0, self.size, min_size=self.min_size)
+        if self.uploads is not None:
+            _validate.integer(uploads=self.uploads)
+            _validate.at_least(self.size, uploads=self.uploads)
+            if self.participation != Poisson(prob=self.size / self.uploads):
+                raise ValueError(f"expected {self.size} of {self.uploads} users by coins, got {self.participation}")
+        _validate.in_interval(0, self.most, min_size=self.min_size)
         _validate.non_negative(colluders=self.colluders)
         _validate.positive(noise_scale=self.noise_scale)
 
+    @property
+    def most(self) -> int:
+        """The planned and largest number of users that upload."""
+        return self.size if self.uploads is None else self.uploads
+
     def refuse_minimum(self) -> None:
-        """Refuse a minimum if the sample is secret: a withheld round would reveal who was sampled."""
-        if self.participation.secret and self.min_size > 0:
+        """Refuse a minimum if the sample is secret: a withheld round would reveal who was sampled.
+
+        The number of uploads does not, where everybody uploads.
+        """
+        if self.uploads is None and self.participation.secret and self.min_size > 0:
             raise ValueError(
                 "expected min_size = 0 with a secret sample (a withheld round would reveal who was sampled), "
                 f"got min_size={self.min_size}"
@@ -72,6 +87,8 @@ class Cohort:
     @property
     def population(self) -> int:
         """How many users the federation has."""
+        if self.uploads is not None:
+            return self.uploads
         match self.participation:
             case FixedSize(population=population):
                 return population
@@ -119,6 +136,7 @@ class Protocol(abc.ABC):
     read_off_data: ClassVar[tuple[str, ...]] = ()  # fields that the data set, for a claim alone: never published
     undeployed: ClassVar[str] = "has a trusted curator and no shuffler to deploy"  # why there are no `messages`
     samples: ClassVar[Literal["users", "records"]] = "users"  # what is drawn, clipped and noised
+    secret_rounds: ClassVar[bool] = False  # whether users may decide secretly whether their data enter a round
     uncompared: ClassVar[str | None] = None  # why it is in no comparison of trainings, where there is a reason
 
     @classmethod

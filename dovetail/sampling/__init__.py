@@ -11,10 +11,20 @@ from dovetail.protocols import Protocol
 from dovetail.protocols.subjects import record_level
 from dovetail.sampling.records import RecordSampler
 from dovetail.sampling.records import usable as usable_records
-from dovetail.sampling.samplers import Drawn, Items, Sampler, UserSampler
+from dovetail.sampling.samplers import Drawn, Items, Sampler, SecretSampler, UserSampler
 from dovetail.sampling.schedule import Schedule
 
-__all__ = ["Drawn", "Items", "RecordSampler", "Sampler", "Schedule", "UserSampler", "sampler_of", "usable"]
+__all__ = [
+    "Drawn",
+    "Items",
+    "RecordSampler",
+    "Sampler",
+    "Schedule",
+    "SecretSampler",
+    "UserSampler",
+    "sampler_of",
+    "usable",
+]
 
 
 def usable(protocol: Protocol, clients: Clients, subjects: np.ndarray | None) -> Clients:
@@ -34,7 +44,8 @@ def sampler_of(
 ) -> Sampler:
     """The sampler that a settled protocol asks for; `noise_of` is a recipe's noise for each Z, where that sets it."""
     if protocol.samples == "users":
-        return UserSampler(protocol=protocol, schedule=schedule, clients=clients)
+        kind = SecretSampler if schedule.kind == "secret" else UserSampler
+        return kind(protocol=protocol, schedule=schedule, clients=clients)
     return RecordSampler(
         protocol=record_level(protocol), schedule=schedule, clients=clients, subjects=subjects, noise_of=noise_of
     )

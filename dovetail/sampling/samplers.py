@@ -18,7 +18,7 @@ from dovetail.protocols import Protocol
 from dovetail.randomness import Randomness
 from dovetail.sampling.schedule import Schedule
 
-__all__ = ["Drawn", "Items", "Sampler", "UserSampler"]
+__all__ = ["Drawn", "Items", "Sampler", "SecretSampler", "UserSampler"]
 
 
 class Items(NamedTuple):
@@ -143,3 +143,37 @@ class UserSampler(Sampler):
         """The noise of the mean, on the sum."""
         size = self.schedule.size_of(index)
         return self.protocol.noise_std(size, dim) * size * self.schedule.noise_scale_of(index)
+
+
+class SecretSampler(UserSampler):
+    """Every user uploads in every round; those whose coin says no do so without data.
+
+    In the engine's table user i has a twin at population + i that holds nothing: its update is zero, and its noise is
+    like anyone's, with keys of its own.
+    """
+
+    @property
+    def table(self) -> Clients:
+        """The users, and then their twins."""
+        index, counts = self.clients.index, self.clients.counts
+        return Clients(index=np.concatenate([index, index]), counts=np.concatenate([counts, np.zeros_like(counts)]))
+
+    @property
+    def size(self) -> int:
+        """All users."""
+        return self.schedule.population
+
+    def drawn(self, index: int, users: np.ndarray) -> Drawn:
+        """These users or their twins; the sum is divided by how many enter on average."""
+        enters = self.schedule.entering(index)[users]
+        rows = np.where(enters, users, users + self.schedule.population).astype(np.int32)
+        return Drawn(rows, self.schedule.size_of(index), self.schedule.noise_scale_of(index))
+
+    def joined(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """A user a row, of those whose data enter."""
+        return super().joined(index, users[self.schedule.entering(index)[users]])
+
+    def noise_std(self, index: int, *, dim: int) -> float:
+        """The noise of all that upload."""
+        uploads = self.schedule.population
+        return self.protocol.noise_std(uploads, dim) * uploads * self.schedule.noise_scale_of(index)

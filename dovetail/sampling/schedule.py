@@ -3,7 +3,9 @@
 - `disjoint`: every epoch deals all users into batches of `size`; whoever is left over sits that epoch out;
 - `fixed`: a uniformly random subset of `size` users;
 - `poisson`: every user independently, `size` of them on average;
-- `everyone`.
+- `everyone`;
+- `secret`: everyone uploads, and each decides by a coin of its own whether its data enter: those of `size` users on
+  average. The others upload noise alone, and nobody can tell which.
 
 Each round's draw depends on the run's randomness and the round alone, so a resumed run sees the same cohorts. Batches
 that are disjoint are public; samples are secret, and so is who drops out, independently with probability `dropout`.
@@ -24,15 +26,15 @@ from dovetail.randomness import Randomness
 
 __all__ = ["KINDS", "Schedule"]
 
-KINDS = ("disjoint", "fixed", "poisson", "everyone")
-_DRAW, _DROP = 0, 1
+KINDS = ("disjoint", "fixed", "poisson", "everyone", "secret")
+_DRAW, _DROP, _COINS = 0, 1, 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule:
     """The cohorts of a whole training."""
 
-    kind: Literal["disjoint", "fixed", "poisson", "everyone"]
+    kind: Literal["disjoint", "fixed", "poisson", "everyone", "secret"]
     population: int
     size: int
     rounds: int
@@ -55,7 +57,7 @@ class Schedule:
             )
         if self.kind == "everyone" and self.size != self.population:
             raise ValueError(f"expected size = {self.population} with kind='everyone', got size={self.size}")
-        _validate.in_interval(0, self.size, min_size=self.min_size)
+        _validate.in_interval(0, self.uploads_of(0), min_size=self.min_size)
         self._check_sizes()
 
     def _check_sizes(self) -> None:
@@ -73,6 +75,10 @@ class Schedule:
         """How many users a round is planned for."""
         return self.sizes[index] if self.sizes else self.size
 
+    def uploads_of(self, index: int) -> int:
+        """How many users a round plans to hear from: all, where those whose data do not enter upload as well."""
+        return self.population if self.kind == "secret" else self.size_of(index)
+
     def noise_scale_of(self, index: int) -> float:
         """A round's noise over the protocol's own."""
         return self.noise_scales[index] if self.noise_scales else 1.0
@@ -87,7 +93,7 @@ class Schedule:
         """As many users as a round is prepared for; a larger Poisson draw (probability below 1e-14) only costs time."""
         size = max(self.sizes, default=self.size)
         if self.kind != "poisson":
-            return size
+            return self.population if self.kind == "secret" else size
         prob = size / self.population
         return min(self.population, int(size + 8 * np.sqrt(size * (1 - prob)) + 8))
 
@@ -100,14 +106,15 @@ class Schedule:
             colluders=self.colluders,
             noise_scale=self.noise_scale_of(index),
             records=self.records,
+            uploads=self.population if self.kind == "secret" else None,
         )
 
     def draw(self, index: int) -> np.ndarray:
-        """The users of a round, ascending."""
+        """The users of a round that upload, ascending."""
         rng = self.randomness.secret(index, _DRAW)
         size = self.size_of(index)
         match self.kind:
-            case "everyone":
+            case "everyone" | "secret":
                 users = np.arange(self.population)
             case "fixed":
                 users = rng.choice(self.population, size, replace=False)
@@ -122,12 +129,18 @@ class Schedule:
             users = users[drops.random(len(users)) >= self.dropout]
         return np.sort(users).astype(np.int32)
 
+    def entering(self, index: int) -> np.ndarray:
+        """Whose data enter a round of those who upload, one truth value for every user of the federation."""
+        if self.kind != "secret":
+            return np.ones(self.population, bool)
+        return self.randomness.secret(index, _COINS).random(self.population) < self.size_of(index) / self.population
+
     def _participation(self, index: int) -> Participation:
         match self.kind:
             case "disjoint":
                 return Disjoint(epoch=index // self.rounds_per_epoch)
             case "fixed":
                 return FixedSize(size=self.size_of(index), population=self.population)
-            case "poisson":
+            case "poisson" | "secret":
                 return Poisson(prob=self.size_of(index) / self.population)
         return Everyone()

@@ -45,6 +45,7 @@ SUPPORTED = {
     ("privacy_loss", "everyone", Neighbors.REPLACE_ONE),
     ("privacy_loss", "poisson", Neighbors.ADD_REMOVE),
     ("privacy_loss", "poisson", Neighbors.REPLACE_ONE),
+    ("privacy_loss", "fixed", Neighbors.REPLACE_ONE),
     ("renyi", "everyone", Neighbors.ADD_REMOVE),
     ("renyi", "everyone", Neighbors.REPLACE_ONE),
     ("renyi", "poisson", Neighbors.ADD_REMOVE),

@@ -151,7 +151,7 @@ CASES = {
     ],
     accountants.privacy_loss: [
         (OUTSIDE, "SplitAndMix", lambda: accountants.privacy_loss(charged(SHARES))),
-        (OUTSIDE, "FixedSize", lambda: accountants.privacy_loss(charged(REPLACED, FixedSize(size=2, population=9)))),
+        (OUTSIDE, "FixedSize", lambda: accountants.privacy_loss(charged(PURE, FixedSize(size=2, population=9)))),
     ],
     accountants.pure: [
         (OUTSIDE, "no pure guarantee", lambda: accountants.pure(charged(NOISE))),
@@ -309,7 +309,7 @@ CASES = {
         (OUTSIDE, "without a guarantee.*no Renyi", lambda: compose.best_bound(charged(NOTHING), delta=0.1)),
     ],
     compose.bound: [
-        (OUTSIDE, "no Renyi bound", lambda: compose.bound(once(SHARES, Poisson(prob=0.5)), delta=0.1)),
+        (OUTSIDE, "no Renyi bound", lambda: compose.bound(once(TWO, Poisson(prob=0.5)), delta=0.1)),
         (BAD, "0 <= delta <= 1", lambda: compose.bound(once(PURE), delta=2.0)),
         (BAD, "exactly one of delta and eps", lambda: compose.bound(once(PURE))),
     ],
@@ -729,6 +729,8 @@ EVERYWHERE = {
     personal.halved: "a group that cannot be halved is one",
     poisson_binomial.coarser: "any law of counts",
     symmetric.resolution: "any pair",
+    loss_distributions.mirrored: "any distribution has its mirror image",
+    exposure.unsampled: "None where it would not hold",
     loss_distributions.outward: "a distribution was made by dp-accounting, which has checked it",
     split_and_mix.renyi: "an order without a bound costs inf",
     subjects.always_sampled: "None where items are sampled",

@@ -134,7 +134,7 @@ def test_edges_and_refusals():
     with pytest.raises(NotApplicable, match="for a subject already"):
         spanned(rounds(SampledSubject(std=1.0, clip_norm=1.0, items=1, prob_item=0.1), 1), users=2, delta=DELTA)
     with pytest.raises(NotApplicable, match="no Renyi bound"):
-        spanned(rounds(SHARES, 1, Poisson(prob=0.5)), users=2, delta=DELTA)
+        spanned(rounds(SHARES, 1, FixedSize(size=2, population=4)), users=2, delta=DELTA)
     for bad in ({"users": 0}, {"users": 1.5}, {"delta": -1.0}, {"delta": 2.0}):
         with pytest.raises(ValueError, match="expected"):
             spanned(KINDS["everyone"], **({"users": 2, "delta": DELTA} | bad))

@@ -201,7 +201,7 @@ PROTOCOLS = {
 def configs(draw):
     name = draw(st.sampled_from(list(PROTOCOLS)))
     cohort = {
-        "kind": draw(st.sampled_from(["everyone", "disjoint", "fixed", "poisson"])),
+        "kind": draw(st.sampled_from(["everyone", "disjoint", "fixed", "poisson", "secret"])),
         "rounds": draw(st.integers(1, 5)),
         "dropout": draw(st.sampled_from([0.0, 0.0, 0.3])),
         "colluders": draw(st.sampled_from([0, 0, 5])),

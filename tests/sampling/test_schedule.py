@@ -92,6 +92,8 @@ def test_noise_scales_are_public_beside_the_size():
             "expected one cohort size with kind='disjoint', got a schedule of sizes",
         ),
         ({"kind": "everyone", "size": 100, "sizes": (100,) * 6}, "expected one cohort size with kind='everyone'"),
+        ({"kind": "secret", "sizes": (30,) * 6}, "expected one cohort size with kind='secret'"),
+        ({"kind": "secret", "min_size": 101}, "expected 0 <= min_size <= 100"),
         ({"sizes": (30, 30)}, "expected a size for each of the 6 rounds, got 2 sizes"),
         ({"sizes": (30,) * 5 + (101,)}, "expected 1 <= size <= 100, got size=101"),
         ({"kind": "poisson", "sizes": (30,) * 5 + (0,)}, "expected 1 <= size <= 100, got size=0"),

@@ -117,6 +117,28 @@ class Release(Generic[_Event]):
         """So many of it by a theorem of its own."""
         raise NotApplicable(f"{self._name} has no theorem of its own for equal rounds")
 
+    def holds_on(self, sampling: Sampling) -> bool:
+        """Whether a round on such a sample, were it known, is this release for those drawn and tells nothing of others.
+
+        Then it is never worse than a round with everyone, by joint convexity over the samples. A crowd is as many as
+        are drawn, and a user that is replaced is drawn or not under both neighbours.
+        """
+        crowd = getattr(self.event, "num_users", None)
+        fixed = isinstance(sampling, FixedSize) and sampling.size == crowd
+        return fixed and self.neighbors is Neighbors.REPLACE_ONE
+
+    def assumes(self, sampling: Sampling) -> str | None:
+        """What a statement assumes of such a sample, if it rests on it; None of everyone."""
+        match sampling:
+            case Poisson(prob=prob):
+                return f"each user joins a round independently with probability {prob:.4g}, secret from the adversary"
+            case FixedSize(size=size, population=population):
+                but = " (but colluders see whether they are sampled)" * bool(self.colluders)
+                return (
+                    f"the {size} of {population} users of a round are a uniform sample, secret from the adversary{but}"
+                )
+        return None
+
     def per_user(self, times: int, *, delta: float) -> tuple[float, ...] | None:
         """Every user's own eps after so many releases, where users differ."""
         return None

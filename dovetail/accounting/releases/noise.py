@@ -69,10 +69,15 @@ class GaussianRelease(Release[Gaussian]):
         return super().renyi(sampling, orders)
 
     def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
-        """Everyone, and Poisson samples."""
-        if not 0 < self.event.mu <= _LARGEST_MU or isinstance(sampling, FixedSize):
+        """Everyone, Poisson samples, and for replacing a user samples of fixed size.
+
+        The spliced profile of a sample of fixed size is, at eps >= 0, that of a user that a Poisson sample may have,
+        and symmetric (docs/proofs/fixed-size.md).
+        """
+        add_remove, spliced = self.event.neighbors is Neighbors.ADD_REMOVE, isinstance(sampling, FixedSize)
+        if not 0 < self.event.mu <= _LARGEST_MU or (add_remove and spliced):
             return super().losses(sampling, interval)
-        add_remove = self.event.neighbors is Neighbors.ADD_REMOVE
+        add_remove |= spliced
         one = pld.from_gaussian_mechanism(
             self.event.std,
             sensitivity=self.event.sensitivity if add_remove else self.event.sensitivity / 2,  # which it doubles again
@@ -80,7 +85,12 @@ class GaussianRelease(Release[Gaussian]):
             neighboring_relation=_ADD_REMOVE if add_remove else _REPLACE,
             value_discretization_interval=interval,
         )
-        return (loss_distributions.outward(one),)
+        one = loss_distributions.outward(one)
+        return (loss_distributions.mirrored(one) if spliced else one,)
+
+    def holds_on(self, sampling: Sampling) -> bool:
+        """Any sample, where a user is replaced; one that is added may change which others a fixed-size sample has."""
+        return self.neighbors is Neighbors.REPLACE_ONE or isinstance(sampling, Poisson)
 
     @property
     def resolution(self) -> float:
@@ -133,6 +143,10 @@ class LaplaceRelease(Release[Laplace]):
         )
         return (loss_distributions.copies(loss_distributions.outward(one), self.event.count),)
 
+    def holds_on(self, sampling: Sampling) -> bool:
+        """As of Gaussian noise."""
+        return self.neighbors is Neighbors.REPLACE_ONE or isinstance(sampling, Poisson)
+
     @property
     def resolution(self) -> float:
         """Connecting the dots costs the square of their distance over eps_each."""
@@ -169,7 +183,8 @@ class UnrelatedRelease(Release[DataIndependent]):
 
 
 def _prob(sampling: Sampling) -> float:
-    return sampling.prob if isinstance(sampling, Poisson) else 1.0
+    """How probably a user is drawn, rounded up where it is a quotient."""
+    return min(1.0, sampling.prob_drawn * _UP) if isinstance(sampling, FixedSize) else sampling.prob_drawn
 
 
 def _renyi(
@@ -181,7 +196,10 @@ def _renyi(
     """
     accountant = rdp.RdpAccountant(orders=orders, neighboring_relation=relation)
     with _quietly(), np.errstate(all="ignore"):
-        found = np.asarray(accountant.compose(event).rdp, dtype=float)
+        try:
+            found = np.asarray(accountant.compose(event).rdp, dtype=float)
+        except ValueError:  # the logarithm of what underflowed
+            return np.full(len(orders), np.inf)
     error = _LOG_ERROR / (np.asarray(orders) - 1) if isinstance(event, _SAMPLED) else 0.0
     outward = np.maximum(found, 0.0) * (1 + _LOG_ERROR) + error
     return np.where(np.isfinite(found) & (found >= -error), outward, np.inf)

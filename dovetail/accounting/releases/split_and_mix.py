@@ -24,7 +24,7 @@ from dovetail.accounting.releases import skellam_distance
 from dovetail.accounting.releases._base import Release, Sampling, releases
 from dovetail.accounting.releases.mixing import eta
 from dovetail.accounting.search import eps_after_spending, smallest_noise
-from dovetail.events import Everyone, SplitAndMix
+from dovetail.events import Everyone, FixedSize, Poisson, SplitAndMix
 from dovetail.statements import Bound, NotApplicable, Spent, Theorem
 
 __all__ = [
@@ -288,6 +288,19 @@ class SplitAndMixRelease(Release[SplitAndMix]):
     def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
         """Everyone."""
         return renyi(self.event, np.asarray(orders)) if sampling == Everyone() else super().renyi(sampling, orders)
+
+    def holds_on(self, sampling: Sampling) -> bool:
+        """Any sample: there are `num_users` uploads at the least, or nothing is released."""
+        return not isinstance(sampling, FixedSize) or sampling.size >= self.event.num_users
+
+    def assumes(self, sampling: Sampling) -> str | None:
+        """Of coins that users toss: nobody may see how they fell."""
+        if not isinstance(sampling, Poisson):
+            return super().assumes(sampling)
+        return (
+            f"each user decides secretly and independently, with probability {sampling.prob:.4g}, whether its data "
+            "enter a round; when and how long it uploads does not depend on that choice"
+        )
 
     def spent(self, eps: float) -> tuple[Spent, ...]:
         """The more, the larger the eps of the whole is."""

@@ -75,7 +75,7 @@ class Attacker:
     def weights(self, seen: AttackerView) -> np.ndarray:
         """How many times each canary's update is in the sum, on average over what the adversary does not see."""
         hidden, schedule = self._hidden, self._plan.schedule
-        if hidden.unit is not Unit.USER or schedule.kind in ("fixed", "poisson"):
+        if hidden.unit is not Unit.USER or schedule.kind in ("fixed", "poisson", "secret"):
             return np.full(hidden.count, self._plan.sampler.times(seen.number, records=hidden.items))
         return np.isin(schedule.population - hidden.count + np.arange(hidden.count), seen.users).astype(float)
 

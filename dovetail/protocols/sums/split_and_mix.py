@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from dovetail import _validate, events
-from dovetail.events import DataIndependent, Mechanism, NonPrivate, Round, View
+from dovetail.events import DataIndependent, Mechanism, NonPrivate, Poisson, Round, View
 from dovetail.mechanisms import ExactSkellam, skellam
 from dovetail.mechanisms._normal import normal
 from dovetail.mechanisms.gaussian import clip_l2
@@ -30,7 +30,7 @@ from dovetail.protocols._fast import Fast
 from dovetail.protocols._scopes import DROPOUT, SLOTS_TELL_NOTHING, check_shuffle_relation, enrolment
 from dovetail.protocols.sums._shares import Shares
 from dovetail.shufflers import Layout, Reports, ShuffledReports
-from dovetail.statements import Neighbors, Scope, Trust, Unit
+from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit
 
 __all__ = ["Collected", "SplitAndMixProtocol"]
 
@@ -65,6 +65,7 @@ class SplitAndMixProtocol(Protocol, Fast):
     name: ClassVar[str] = "split_and_mix"
     references: ClassVar[tuple[str, ...]] = ("BBGN20", "AKL21")
     shuffled: ClassVar[bool] = True
+    secret_rounds: ClassVar[bool] = True
 
     clip_norm: float = CLIP_NORM
     noise_multiplier: float | None = None
@@ -115,8 +116,8 @@ class SplitAndMixProtocol(Protocol, Fast):
         scale, modulus = skellam.resolve(
             clip_norm=self.clip_norm,
             dim=dim,
-            num_users=cohort.size,
-            noise_std=self.std * math.sqrt(cohort.size / honest),
+            num_users=cohort.most,
+            noise_std=self.std * math.sqrt(cohort.most / honest),
             scale=self.scale,
             modulus=self.modulus,
         )
@@ -244,6 +245,10 @@ class SplitAndMixProtocol(Protocol, Fast):
 
     def _scope(self, cohort: Cohort, encoding: skellam.Encoding, neighbors: Neighbors) -> Scope:
         check_shuffle_relation(neighbors)
+        if isinstance(cohort.participation, Poisson) and cohort.uploads is None:
+            raise NotApplicable(
+                "the number of shares tells how many users a Poisson sample has; with cohort.kind = 'secret' all upload"
+            )
         colluding = self.colluding_shufflers
         bias = encoding.bias / self.clip_norm
         return Scope(
