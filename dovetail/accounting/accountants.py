@@ -54,7 +54,7 @@ _ORDERS = tuple(1 + x / 10 for x in range(1, 100)) + tuple(range(11, 65)) + (80,
 _WHOLE_ORDERS = (*range(2, 33), 40, 48, 64, 96, 128, 256)  # where sampled releases cost little to compute
 _OUTWARD = 1 + 1e-9
 _MOST_CASES = 64  # ways in which subjects may be spread over users that are composed one by one
-_DEVIATIONS, _MOST_LOSSES = 40, 2**24  # of a sum that is resolved, and the points that it may take
+_DEVIATIONS, _MOST_LOSSES = 40, 2**22  # of a sum that is resolved, and the points that it may take
 _FEW = 4  # different releases that are composed on the finest grid
 _TINIEST = 1e-300  # a delta that underflows is not 0
 _NOT_GAUSSIAN = "the distance of the noise from a Gaussian's"
@@ -62,25 +62,35 @@ _NOT_GAUSSIAN = "the distance of the noise from a Gaussian's"
 
 def exact_gaussian(paid: Sequence[Exposure]) -> Curve:
     """Gaussian releases in which nobody is sampled: exact; where they are only near to such, for their distance."""
-    shifts, far, theorems = [], [], []
+    shifts = []
     for exposure in paid:
         near = exposure.release.near_gaussian
         if near is None or exposure.sampling != Everyone():
             raise NotApplicable("the exact Gaussian formula needs Gaussian noise and no sampling of users")
         shifts.append(near.mu * math.sqrt(exposure.times))
-        far.append(exposure.times * near.divergence)
-        theorems += [near.theorem] if near.theorem else []
-    outward = 1 + 1e-15 * (len(paid) + 4)
-    mu, divergence = max(math.hypot(*shifts) * outward, _TINIEST), math.fsum(far) * outward
-    exact = not divergence and not spent(paid, eps=0.0)
+    mu = max(math.hypot(*shifts) * (1 + 1e-15 * (len(paid) + 4)), _TINIEST)
     curve = Curve(
-        proof=_with_releases(paid, gaussian.ANALYTIC.proof.after(*theorems)),
+        proof=_with_releases(paid, gaussian.ANALYTIC.proof),
         eps=lambda delta: gaussian.eps_of(mu, delta=_proper(delta)),
         delta=lambda eps: gaussian.delta_of(mu, eps=eps),
-        best=frozenset({"eps", "delta"} if exact else ()),
+    )
+    curve = _for_their_distance(paid, curve)
+    if not curve.spent(0.0) and not spent(paid, eps=0.0):
+        return dataclasses.replace(curve, best=frozenset({"eps", "delta"}))
+    return _after_spending(paid, curve)
+
+
+def _for_their_distance(paid: Sequence[Exposure], curve: Curve) -> Curve:
+    """The curve of Gaussian releases with what it costs that some are only near to them."""
+    known = [(exposure.times, near) for exposure in paid if (near := exposure.release.near_gaussian) is not None]
+    divergence = math.fsum(times * near.divergence for times, near in known) * (1 + 1e-15 * (len(paid) + 4))
+    if not divergence:
+        return curve
+    return dataclasses.replace(
+        curve,
+        proof=curve.proof.after(*(near.theorem for _, near in known if near.theorem is not None)),
         spent=lambda eps: (Spent(near_gaussian.spent_delta(divergence, eps=eps), _NOT_GAUSSIAN),),
     )
-    return _after_spending(paid, curve)
 
 
 def renyi(paid: Sequence[Exposure]) -> Curve:
@@ -136,7 +146,7 @@ def privacy_loss(paid: Sequence[Exposure]) -> Curve:
         eps=lambda delta: loss_distributions.worst_eps(totals, delta=_proper(delta)),
         delta=lambda eps: loss_distributions.worst_delta(totals, eps=eps),
     )
-    return _after_spending(paid, curve)
+    return _after_spending(paid, _for_their_distance(paid, curve))
 
 
 def _of_samples(paid: Sequence[Exposure]) -> list[Theorem]:

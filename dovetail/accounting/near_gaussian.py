@@ -3,7 +3,7 @@
 Let P be the law of all that is released and I what is seen of Gaussian releases instead, for the same input. If
 KL(I || P) <= D for both neighbours, both are within sqrt(D / 2) in total variation (Pinsker), and P is
 (eps, delta + (1 + e^eps) sqrt(D / 2))-DP where I is (eps, delta)-DP. Divergences of rounds add up, also where a round
-is chosen after seeing those before it (the chain rule).
+is chosen after seeing those before it (the chain rule), and a secret sample of the users adds none (KL is convex).
 """
 
 from __future__ import annotations

@@ -133,8 +133,22 @@ def test_epochs_of_disjoint_batches_cost_one_round():
     other = rounds(dataclasses.replace(SHARES, num_users=499), 1, Disjoint(epoch=0))
     with pytest.raises(NotApplicable, match="no order between them"):
         eps_of(batches + other)
-    for drawn in (FixedSize(size=SHARES.num_users, population=1000), Poisson(prob=0.5)):
-        assert eps_of(rounds(SHARES, 2, drawn)) == eps_of(rounds(SHARES, 2)), "nothing is gained, and nothing lost"
+    drawn = FixedSize(size=SHARES.num_users, population=1000)
+    assert eps_of(rounds(SHARES, 2, drawn)) == eps_of(rounds(SHARES, 2)), "nothing is gained, and nothing lost"
+
+
+@pytest.mark.parametrize("prob", [0.05, 0.5])
+def test_secret_coins_of_the_users_hide_as_they_do_under_gaussian_noise(prob):
+    near = split_and_mix.near(SHARES)
+    noise = Gaussian(std=1.0, sensitivity=near.mu, neighbors=Neighbors.REPLACE_ONE)
+    ideal = eps_of(rounds(noise, 20, Poisson(prob=prob)))
+    ours = eps_of(rounds(SHARES, 20, Poisson(prob=prob)))
+    assert ideal < ours < 1.02 * ideal, "but for the distance from a Gaussian, and of the shares from their ideal"
+    assert ours < eps_of(rounds(SHARES, 20))
+    scope = Scope(trust=Trust.SHUFFLE, adversary="analyzer", neighbors=Neighbors.REPLACE_ONE, unit=Unit.USER)
+    statement = certify(rounds(SHARES, 20, Poisson(prob=prob)), scope, delta=DELTA)
+    assert any("decides secretly" in said for said in statement.assumptions)
+    assert any("from a Gaussian" in part.on for part in statement.proof.spent)
     with pytest.raises(NotApplicable, match="no Renyi bound here for SplitAndMix"):
         eps_of(rounds(SHARES, 2, FixedSize(size=SHARES.num_users - 1, population=1000)))
 

@@ -219,6 +219,9 @@ CASES = {
         (OUTSIDE, "a loss of 30", lambda: personalized.pairs(LARGE_BUDGETS)),
         (BAD, "victim", lambda: personalized.pairs(BUDGETS, 3)),
     ],
+    symmetric.repeated_loss: [
+        (BAD, "times >= 1", lambda: loss_distributions.copies(symmetric.repeated_loss(crowds.pair(TWO), 1), 0)),
+    ],
     symmetric.folded_loss: [
         (BAD, "interval > 0", lambda: symmetric.folded_loss(crowds.pair(TWO), interval=0.0)),
     ],
@@ -724,6 +727,7 @@ EVERYWHERE = {
     blanket_families.clip_laplace_floors: "any budgets",
     blanket_families.level_floors: "any budgets",
     curves.kinks: "any points have a hull",
+    personal.budgets_of: "any event",
     personal.curve: "where there is no blanket the clones are left",
     personal.groups: "every user is in a group",
     personal.halved: "a group that cannot be halved is one",

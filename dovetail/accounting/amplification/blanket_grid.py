@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 import numpy as np
 from scipy.fft import next_fast_len, rfft
@@ -88,6 +89,15 @@ class Grid:
         np.add.at(self.probs, places + sign, right)
 
 
+class Shares(NamedTuple):
+    """Values at the frequencies that matter, how far each may be off, and what any other is at most."""
+
+    where: np.ndarray
+    values: np.ndarray
+    off: np.ndarray
+    rest: float
+
+
 class Draws:
     """A law of the number C of blanket draws beside the victim's, as the function T(z) = E[z^(C+1) / (C+1)].
 
@@ -102,8 +112,8 @@ class Draws:
         """The mean number of draws under T's terms at M: d log T / d log M."""
         raise NotImplementedError
 
-    def shares(self, log_mgf: float, phi: np.ndarray, error: float) -> tuple[np.ndarray, np.ndarray, float]:
-        """Where T(M phi) matters, its values over T(M), how far they may be off, and what the others are at most."""
+    def shares(self, log_mgf: float, phi: np.ndarray, error: float) -> Shares:
+        """T(M phi) over T(M), where it matters."""
         raise NotImplementedError
 
 
@@ -132,17 +142,14 @@ class BinomialDraws(Draws):
         """Each of the draws is there with a probability that M changes."""
         return self.draws * self.prob * math.exp(log_mgf - self._log_one(log_mgf))
 
-    def shares(self, log_mgf: float, phi: np.ndarray, error: float) -> tuple[np.ndarray, np.ndarray, float]:
+    def shares(self, log_mgf: float, phi: np.ndarray, error: float) -> Shares:
         """Powers, by their logarithms."""
         there = self.mean(log_mgf) / self.draws
         base = 1 - there + there * phi
-        alive = np.abs(base) > math.exp(_NEGLIGIBLE / self.draws) - 2 * error
-        base = base[alive]
-        values = np.zeros(phi.shape, dtype=complex)
-        values[alive] = np.exp(self.draws * np.log(base))
-        off = np.zeros(phi.shape)
-        off[alive] = 4 * self.draws * error * (np.abs(base) + error) ** self.draws
-        return values, off, math.exp(_NEGLIGIBLE)
+        where = np.flatnonzero(np.abs(base) > math.exp(_NEGLIGIBLE / self.draws) - 2 * error)
+        base = base[where]
+        off = 4 * self.draws * error * (np.abs(base) + error) ** self.draws
+        return Shares(where, np.exp(self.draws * np.log(base)), off, math.exp(_NEGLIGIBLE))
 
 
 class CountedDraws(Draws):
@@ -170,18 +177,16 @@ class CountedDraws(Draws):
         """By its terms."""
         return float(self._terms(log_mgf)[1] @ self._draws)
 
-    def shares(self, log_mgf: float, phi: np.ndarray, error: float) -> tuple[np.ndarray, np.ndarray, float]:
+    def shares(self, log_mgf: float, phi: np.ndarray, error: float) -> Shares:
         """Term by term, where the modulus of phi is not so small that all of them are."""
         _, terms = self._terms(log_mgf)
         kept = terms > math.exp(_NEGLIGIBLE)
         few = len(terms) * math.exp(_NEGLIGIBLE)  # more than all terms that are left out
         terms, powers = terms[kept], self._draws[kept]
         size = np.abs(phi) + error
-        alive = size > math.exp(_NEGLIGIBLE / powers[0])
-        values, off = np.zeros(phi.shape, dtype=complex), np.zeros(phi.shape)
-        values[alive] = _polynomial(terms, powers, phi[alive])
-        off[alive] = few + 4 * error * _polynomial(terms * powers, powers, size[alive])
-        return values, off, few + math.exp(_NEGLIGIBLE)
+        where = np.flatnonzero(size > math.exp(_NEGLIGIBLE / powers[0]))
+        off = few + 4 * error * _polynomial(terms * powers, powers, size[where])
+        return Shares(where, _polynomial(terms, powers, phi[where]), off, few + math.exp(_NEGLIGIBLE))
 
 
 def _polynomial(terms: np.ndarray, powers: np.ndarray, at: np.ndarray) -> np.ndarray:
@@ -210,13 +215,12 @@ def mean_excess(grid: Grid, draws: Draws) -> float:
     reach = max(45 / slope, 16 * math.sqrt(count) * spread, values[-1] - values[0] + 2 * step)
     size = next_fast_len(min(math.ceil(reach / step), 2 * MOST_POINTS), real=True)
     circle = np.bincount(np.arange(grid.first, grid.first + law.size) % size, weights=tilted, minlength=size)
-    share, off, rest = draws.shares(log_mgf, rfft(circle), error)
-    k = np.arange(share.size)
+    k, share, off, rest = draws.shares(log_mgf, rfft(circle), error)
     twice = np.where((k == 0) | (2 * k == size), 1.0, 2.0)
     angle = -slope * step + 2j * math.pi * k / size
     kernel = step * np.exp(angle) / np.expm1(angle) ** 2  # sum over j >= 0 of j h e^(j angle)
     total = float((twice * (share * kernel).real).sum()) + float((twice * np.abs(kernel) * off).sum())
-    total += 2 * share.size * rest * step / math.expm1(-slope * step) ** 2
+    total += (size + 2) * rest * step / math.expm1(-slope * step) ** 2
     return total / size * math.exp(draws.log_total(log_mgf)) * (1 + 1e-12)
 
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.accounting.amplification import blanket_families, frontier
+from dovetail.accounting.amplification.clones import CloneCounts
 from dovetail.accounting.amplification.frontier import Frontier
 from dovetail.accounting.pairs import curves
 from dovetail.accounting.pairs.blanket_pair import BlanketCrowd
@@ -31,15 +32,26 @@ from dovetail.accounting.pairs.symmetric import SymmetricPair
 from dovetail.events import Personalized
 from dovetail.statements import NotApplicable
 
-__all__ = ["clone_probs", "clone_probs_from_pmfs", "curve", "groups", "halved", "pair"]
+__all__ = ["budgets_of", "clone_probs", "clone_probs_from_pmfs", "curve", "groups", "halved", "pair"]
 
 _DOWN = 1 - 1e-13
 _FAR = (1e-9, 1e-3)  # probabilities of the far region that are tried for Laplace noise
 _WIDTHS = (0.02, 0.1, 0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0)  # half widths of a plateau that are tried
 _LEAST_BUDGET = 1e-6  # below, roundings of ratios to the blanket would matter, and clones do as well
+_MANY = 200  # users, of whom one more or less does not matter
+_ABOUT = 1.02  # a group's loss may be so much above the worst of others before it is halved
+_SIMILAR = 1.2  # ratio of losses by clones and by a plateau of which either may turn out to be smaller
 _SAMPLE = 500  # budgets by which a plateau is chosen
 _DISTINCT = 4  # budgets that are looked at one by one
 _NARROW = 1.005  # ratio of budgets that are not told apart
+
+
+@functools.lru_cache(maxsize=4)
+def budgets_of(event: Personalized) -> np.ndarray:
+    """Every user's budget."""
+    found = np.array(event.eps_locals, dtype=float)
+    found.flags.writeable = False
+    return found
 
 
 def clone_probs(event: Personalized, victim: int, *, far: float = 0.0) -> Hiding:
@@ -76,15 +88,16 @@ def clone_probs_from_pmfs(victim: np.ndarray, others: Sequence[np.ndarray]) -> t
     return eps_local, np.minimum(1.0, floors * 2 / (1 + math.exp(-eps_local)) * _DOWN)
 
 
-def _honest(event: Personalized, victims: np.ndarray, probs: np.ndarray) -> np.ndarray:
-    """What the honest others do to hide any of these victims, at the least."""
-    others = np.delete(probs, victims[np.argmax(probs[victims])])
+def _honest(event: Personalized, victims: np.ndarray | None, probs: np.ndarray) -> np.ndarray:
+    """What the honest others do to hide any of these victims (None: of all users), at the least."""
+    gone = np.argmax(probs) if victims is None else victims[np.argmax(probs[victims])]
+    others = np.delete(probs, gone)
     return np.sort(others)[: len(others) - event.colluders]
 
 
 def _fewest_clones(event: Personalized, victims: np.ndarray, far: float = 0.0) -> Hiding:
     """q_i that no victim of this group falls short of, for the group's largest budget."""
-    eps_locals = np.asarray(event.eps_locals)
+    eps_locals = budgets_of(event)
     low, high = float(eps_locals[victims].min()), float(eps_locals[victims].max())
     small = np.exp(-eps_locals)
     match event.kind:
@@ -117,7 +130,7 @@ def _hidings(event: Personalized, victims: np.ndarray) -> list[Hiding]:
 
 def _blanket(event: Personalized, victims: np.ndarray) -> BlanketCrowd:
     """The largest frontier of these victims among the fewest draws from a blanket of theirs."""
-    eps_locals = np.asarray(event.eps_locals)
+    eps_locals = budgets_of(event)
     high = float(eps_locals[victims].max())
     if not _LEAST_BUDGET <= high <= curves.LARGEST_LOSS:
         raise NotApplicable(f"no blanket for a budget of {high:.4g}")
@@ -135,7 +148,24 @@ def _blanket(event: Personalized, victims: np.ndarray) -> BlanketCrowd:
         case _:
             floors = blanket_families.level_floors(eps_locals, event.levels)
             known = frontier.randomized_response(high, 1 / event.levels)
-    return BlanketCrowd(known, coarser(clone_counts(_honest(event, victims, floors)), parts=4))
+    if event.kind != "laplace" and len(eps_locals) > _MANY:  # one user more or less: the same for all victims
+        return BlanketCrowd(known, _draws_for_all(event))
+    return BlanketCrowd(known, _draws(_honest(event, victims, floors)))
+
+
+def _draws(floors: np.ndarray) -> CloneCounts:
+    return coarser(clone_counts(floors), parts=4)
+
+
+@functools.lru_cache(maxsize=4)
+def _draws_for_all(event: Personalized) -> CloneCounts:
+    """The number of draws from a blanket that does not depend on the victim, less the one who hides most."""
+    budgets = budgets_of(event)
+    clip = event.kind == "clip_laplace"
+    known = (
+        blanket_families.clip_laplace_floors(budgets) if clip else blanket_families.level_floors(budgets, event.levels)
+    )
+    return _draws(_honest(event, None, known))
 
 
 def _plateau(eps_locals: np.ndarray, low: float, high: float) -> tuple[Frontier, np.ndarray]:
@@ -147,20 +177,41 @@ def _plateau(eps_locals: np.ndarray, low: float, high: float) -> tuple[Frontier,
         hidden = float(blanket_families.laplace_floors(some, high, half_width).mean())
         return blanket_families.laplace_frontier(high, half_width).spread / math.sqrt(hidden + 1e-300)
 
-    best = min(_WIDTHS, key=loss)
+    best = min(_WIDTHS, key=loss) if len(some) else _WIDTHS[0]
     floors = blanket_families.laplace_floors(eps_locals, high, best)
     return blanket_families.laplace_frontier(high, best), np.where(eps_locals <= low, floors, 0.0)
 
 
+def _about(event: Personalized, members: np.ndarray) -> tuple[float, float]:
+    """About the deviation of the loss under Laplace noise by clones and by a plateau: to choose by."""
+    budgets = budgets_of(event)
+    low, high = float(budgets[members].min()), float(budgets[members].max())
+    hidden = max(sum(float(probs.sum()) for _, probs in hiding) for hiding in _hidings(event, members))
+    by_clones = 2 * math.tanh(high / 2) / math.sqrt(hidden + 1)
+    try:
+        known, floors = _plateau(budgets, low, high)
+    except NotApplicable:
+        return by_clones, math.inf
+    return by_clones, known.spread / math.sqrt(float(_honest(event, members, floors).sum()) + 1)
+
+
 def curve(event: Personalized, victims: np.ndarray) -> Callable[[float], float]:
     """delta(eps) of one coordinate for each of these victims, in both directions."""
-    eps_locals = np.asarray(event.eps_locals)
+    eps_locals = budgets_of(event)
     top = float(eps_locals[victims].max())
-    found: list[Callable[[float], float]] = [
-        PoissonBinomialPair(hiding, top).delta for hiding in _hidings(event, victims)
-    ]
-    with contextlib.suppress(NotApplicable):  # then the clones say it all
-        found.append(_blanket(event, victims).delta)
+    by_clones, by_blanket = True, _LEAST_BUDGET <= top <= curves.LARGEST_LOSS
+    if (
+        len(eps_locals) > _MANY and by_blanket
+    ):  # one of them is enough in large crowds: of boxes and levels, the blanket
+        clones, plateau = _about(event, victims) if event.kind == "laplace" else (math.inf, 0.0)
+        if event.kind == "rr" and event.levels == 2:  # whose blanket is the clones', which need no grid
+            clones, plateau = 0.0, math.inf
+        by_clones, by_blanket = clones < _SIMILAR * plateau, plateau < _SIMILAR * clones
+    hidings = _hidings(event, victims) if by_clones else []
+    found: list[Callable[[float], float]] = [PoissonBinomialPair(hiding, top).delta for hiding in hidings]
+    if by_blanket:
+        with contextlib.suppress(NotApplicable):  # then the clones say it all
+            found.append(_blanket(event, victims).delta)
 
     def delta(eps: float) -> float:
         least = 1.0
@@ -174,7 +225,7 @@ def curve(event: Personalized, victims: np.ndarray) -> Callable[[float], float]:
 
 def pair(event: Personalized, victims: np.ndarray, *, nodes: Nodes = curves.FINE) -> SymmetricPair:
     """The pair of all coordinates that dominates for each of these victims."""
-    top = float(np.asarray(event.eps_locals)[victims].max())
+    top = float(budgets_of(event)[victims].max())
     return curves.pair_of(curve(event, victims), eps_pure=top, folds=event.coordinates, nodes=nodes)
 
 
@@ -185,23 +236,20 @@ def groups(event: Personalized) -> tuple[np.ndarray, ...]:
     Budgets by which all users hide a victim alike are one group: the largest is the worst. Laplace noise hides no one
     of a smaller budget, so there groups are halved while theirs may be the worst.
     """
-    order = np.argsort(np.asarray(event.eps_locals), kind="stable")
-    budgets = np.asarray(event.eps_locals)[order]
+    order = np.argsort(budgets_of(event), kind="stable")
+    budgets = budgets_of(event)[order]
     starts = np.append(np.unique(budgets, return_index=True)[1], len(order))
     if len(starts) - 1 <= _DISTINCT:
         return tuple(order[a:b] for a, b in itertools.pairwise(starts))
     if event.kind != "laplace":
         return (order,)
 
-    def measure(members: np.ndarray) -> float:
-        return pair(event, members, nodes=curves.COARSE).std_loss
-
     cut = int(np.searchsorted(budgets, budgets[-1] / _NARROW))
-    found, worst, left = [order[cut:]], measure(order[cut:]), [order[:cut]] if cut else []
+    found, worst, left = [order[cut:]], min(_about(event, order[cut:])), [order[:cut]] if cut else []
     while left:
         members = left.pop()
-        much, halves = measure(members), halved(event, members)
-        if much <= worst or len(halves) == 1:
+        much, halves = min(_about(event, members)), halved(event, members)
+        if much <= _ABOUT * worst or len(halves) == 1:
             found.append(members)
             worst = max(worst, much)
         else:
@@ -214,7 +262,7 @@ def halved(event: Personalized, members: np.ndarray) -> list[np.ndarray]:
 
     Only of Laplace noise do users of smaller budgets hide behind fewer others.
     """
-    budgets = np.asarray(event.eps_locals)[members]
+    budgets = budgets_of(event)[members]
     low, high = float(budgets.min()), float(budgets.max())
     if high <= low * _NARROW or event.kind != "laplace":
         return [members]

@@ -16,11 +16,13 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.accounting import numerics
-from dovetail.accounting.amplification.clones import CloneCounts, expected_delta
+from dovetail.accounting.amplification.clones import CloneCounts, binomial_counts, expected_delta
 
 __all__ = ["Hiding", "PoissonBinomialPair", "clone_counts", "coarser"]
 
 _TINY = 1e-290  # masses below this are charged, not carried
+_MANY, _CLASSES = 20_000, 200  # coins, of which more are taken in classes, each smaller than 2^15
+_SHALLOW = 1e-60  # masses below this are charged where there are many coins
 _DEPTH = 300.0  # nats of tail mass that are resolved
 
 Hiding = tuple[tuple[float, np.ndarray], ...]  # (probability of a region of outcomes, clone probabilities in it)
@@ -58,6 +60,8 @@ def clone_counts(probs: np.ndarray) -> CloneCounts:
     _validate.finite_array(probs=probs)
     if ((probs < 0) | (probs > 1)).any():
         raise ValueError(f"expected probabilities, got values from {probs.min()} to {probs.max()}")
+    if len(probs) > _MANY:
+        return _by_classes(probs)
     rows = np.stack([1 - probs, probs], axis=1) if len(probs) else np.ones((1, 1))
     while len(rows) > 1 and rows.shape[1] <= 64:
         if len(rows) % 2:
@@ -66,14 +70,34 @@ def clone_counts(probs: np.ndarray) -> CloneCounts:
         rows = np.zeros((len(a), 2 * a.shape[1] - 1))
         for j in range(a.shape[1]):
             rows[:, j : j + a.shape[1]] += a[:, j : j + 1] * b
-    parts = [_trim(row, 0, 0.0, _TINY) for row in rows]
+    return _convolved([_trim(row, 0, 0.0, _TINY) for row in rows], _TINY, len(probs))
+
+
+def _convolved(parts: list[tuple[np.ndarray, int, float]], least: float, trials: int) -> CloneCounts:
+    """The law of the sum of independent counts, two by two."""
     while len(parts) > 1:
         odd = parts[len(parts) - len(parts) % 2 :]
         pairs = zip(parts[::2], parts[1::2], strict=False)
-        parts = [_trim(np.convolve(a, b), i + j, lost + more, _TINY) for (a, i, lost), (b, j, more) in pairs] + odd
+        parts = [_trim(np.convolve(a, b), i + j, lost + more, least) for (a, i, lost), (b, j, more) in pairs] + odd
     weights, first, below = parts[0]
-    outward = 1 + 1e-15 * (len(probs) + 64)
+    outward = 1 + 1e-15 * (trials + 64)
     return CloneCounts(counts=first + np.arange(len(weights)), weights=weights * outward, below=below, above=0.0)
+
+
+def _by_classes(probs: np.ndarray) -> CloneCounts:
+    """Users of similar probabilities, which add up to about the same, as a binomial count of the least of them."""
+    rising = np.sort(probs)
+    summed = np.cumsum(rising)
+    cuts = np.searchsorted(summed, summed[-1] * np.arange(1, _CLASSES) / _CLASSES)
+    parts = []
+    for members in np.split(rising, np.unique(cuts)):
+        if len(members) and (prob := float(members[0])) > 0:
+            law = binomial_counts(len(members), prob, tail=_SHALLOW)
+            weights = law.weights.copy()
+            weights[-1] += law.above
+            parts.append((weights, int(law.counts[0]), law.below))
+    parts.sort(key=lambda part: len(part[0]))
+    return _convolved(parts or [(np.ones(1), 0, 0.0)], _SHALLOW, len(probs))
 
 
 def _trim(masses: np.ndarray, first: int, lost: float, least: float) -> tuple[np.ndarray, int, float]:

@@ -24,7 +24,7 @@ from dovetail.accounting.loss_distributions import Loss
 from dovetail.accounting.numerics import ULP
 from dovetail.statements import NotApplicable
 
-__all__ = ["Folded", "SymmetricPair", "composed_loss", "folded_loss", "renyi", "resolution", "spread"]
+__all__ = ["Folded", "SymmetricPair", "composed_loss", "folded_loss", "renyi", "repeated_loss", "resolution", "spread"]
 
 _CLOSEST_ORDER = 1 + 1e-6
 _LARGEST_LOSS = 30.0  # of one copy; a grid of losses would not resolve more
@@ -34,6 +34,7 @@ _RENYI_OUTWARD = 1 + 1e-9
 _TAIL = 1e-15
 _PARTS, _LEAST_PARTS = 48.0, 6.0  # of the deviation of one fold's loss that an interval is, and may be at most
 _MOST_FOLDS = 10**7
+_DEVIATIONS, _MOST_LOSSES = 40, 2**20  # of a sum that is resolved, and the points that it may take
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -104,6 +105,13 @@ def resolution(pair: Folded) -> float:
     if 1 < pair.folds <= _MOST_FOLDS:
         return min(1e-3, pair.std_loss / _PARTS)
     return min(1e-4, pair.std_loss * math.sqrt(pair.folds) / 100)
+
+
+def repeated_loss(pair: Folded, times: int) -> Loss:
+    """The privacy loss of so many rounds of a pair, on a grid that resolves them and is not too large."""
+    whole = pair.std_loss * math.sqrt(pair.folds * times)
+    loss = folded_loss(pair, interval=max(resolution(pair), whole * _DEVIATIONS / _MOST_LOSSES))
+    return loss_distributions.copies(loss, times) if times > 1 else loss
 
 
 def spread(points: np.ndarray, mass: np.ndarray, grid: np.ndarray) -> np.ndarray:

@@ -29,7 +29,7 @@ from dovetail.accounting.pairs import binary, blanket_pair, symmetric
 from dovetail.accounting.pairs.binary import BinaryReports
 from dovetail.accounting.pairs.binomial import BinomialPair
 from dovetail.accounting.pairs.symmetric import SymmetricPair
-from dovetail.accounting.releases._base import Curve, Release, Sampling, releases
+from dovetail.accounting.releases._base import Curve, Release, Sampling, Scale, releases
 from dovetail.accounting.releases._overflow import most_reports, need_shuffle, spent_delta
 from dovetail.accounting.search import smallest_delta
 from dovetail.events import Crowd, Everyone, FixedSize, PaddedBernoulli, PaddedTopk, Report, Shuffled
@@ -241,6 +241,11 @@ class CrowdRelease(Release[Crowd]):
     def resolution(self) -> float:
         """One that resolves the whole round."""
         return resolution(self.event)
+
+    def scale(self, sampling: Sampling) -> Scale:
+        """That of all coordinates."""
+        used = _sharper(self.event) or pair(self.event)
+        return Scale(std=used.std_loss * math.sqrt(used.folds), width=used.eps_pure, sums=1)
 
     @property
     def pure_eps(self) -> float:

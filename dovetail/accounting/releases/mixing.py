@@ -20,10 +20,11 @@ from dovetail import _validate
 from dovetail.accounting import numerics
 from dovetail.statements import NotApplicable
 
-__all__ = ["eta"]
+__all__ = ["eta", "modulus_for", "shares_for"]
 
 _BASE = 768  # sizes up to which the recursion runs; larger crowds are bounded from it
 _LARGEST_RECURSION = 6000
+_MOST_SHARES = 32
 
 
 def eta(*, num_users: int, slots: int, modulus: int) -> float:
@@ -97,3 +98,31 @@ def _terms(n: int, logs: np.ndarray, r: int) -> np.ndarray:
 def _sum(logs: np.ndarray, more: float = -math.inf) -> float:
     peak = max(float(logs.max()), more)
     return peak + math.log(float(np.exp(logs - peak).sum()) + math.exp(more - peak))
+
+
+def shares_for(*, num_users: int, modulus: int, target: float) -> int:
+    """The fewest share slots with `eta` at most `target`, among so many honest users.
+
+    Guarantees:
+        eta at the result is at most target, at one slot less it is not.
+        Not certified (`NotApplicable`) where more than 32 slots would be needed: too few users.
+    """
+    _validate.in_open_interval(0, 1, target=target)
+    fewest = 2 + math.floor((math.log(modulus) - 2 * math.log(2 * target)) / math.log(num_users))
+    for slots in range(max(3, fewest - 1), _MOST_SHARES + 1):
+        try:
+            if eta(num_users=num_users, slots=slots, modulus=modulus) <= target:
+                return slots
+        except NotApplicable:
+            if modulus < num_users:
+                raise
+    raise NotApplicable(
+        f"not certified: {num_users} honest users need more than {_MOST_SHARES} shares for a distance of {target:.3g}"
+    )
+
+
+def modulus_for(*, num_users: int, norm: float, noise_variance: float) -> int:
+    """The smallest modulus in which the sum of at most so many users does not wrap around, but for 9 deviations."""
+    _validate.positive(num_users=num_users, norm=norm)
+    _validate.non_negative(noise_variance=noise_variance)
+    return math.ceil(2 * (num_users * norm + 9 * math.sqrt(noise_variance))) + 1

@@ -7,8 +7,8 @@ budgets. Which user is the victim is fixed but unknown, so the worst group count
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
+import math
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from dovetail.accounting.pairs import curves, personal, symmetric
 from dovetail.accounting.pairs.blanket_pair import BLANKETS
 from dovetail.accounting.pairs.symmetric import SymmetricPair
 from dovetail.accounting.releases import crowds
-from dovetail.accounting.releases._base import Curve, Release, Sampling, releases
+from dovetail.accounting.releases._base import Curve, Release, Sampling, Scale, releases
 from dovetail.accounting.search import smallest_eps
 from dovetail.events import Everyone, Personalized
 from dovetail.statements import Bound, NotApplicable, Proof, Theorem
@@ -32,7 +32,8 @@ CLONES = Theorem(
     url="https://arxiv.org/abs/2208.04591",
 )
 _HIDING = Proof(theorems=(CLONES, BLANKETS))
-_MOST_GROUPS = 24  # of users that are told an eps each
+_CLEARLY = 0.98
+_MOST_GROUPS, _FEWER_GROUPS, _MANY = 16, 6, 100_000  # of users that are told an eps each, fewer where that takes long
 
 
 def _victims(event: Personalized, victim: int | None) -> tuple[np.ndarray, ...]:
@@ -42,10 +43,25 @@ def _victims(event: Personalized, victim: int | None) -> tuple[np.ndarray, ...]:
     return (np.array([victim]),)
 
 
-@functools.lru_cache(maxsize=16)
 def pairs(event: Personalized, victim: int | None = None) -> tuple[SymmetricPair, ...]:
-    """A dominating pair of all coordinates for each group of users: of this victim, or (None) of everybody."""
-    return tuple(personal.pair(event, members) for members in _victims(event, victim))
+    """A dominating pair of all coordinates for each group of users: of this victim, or (None) of everybody.
+
+    Groups whose loss is clearly not the largest are asked at fewer eps.
+    """
+    return _pairs(event, victim)
+
+
+@functools.lru_cache(maxsize=16)
+def _pairs(event: Personalized, victim: int | None) -> tuple[SymmetricPair, ...]:
+    groups = _victims(event, victim)
+    if len(groups) == 1:
+        return (personal.pair(event, groups[0]),)
+    rough = [personal.pair(event, members, nodes=curves.COARSE) for members in groups]
+    worst = max(pair.std_loss for pair in rough)
+    return tuple(
+        personal.pair(event, members) if pair.std_loss > _CLEARLY * worst else pair
+        for members, pair in zip(groups, rough, strict=True)
+    )
 
 
 def delta(event: Personalized, *, eps: float, victim: int | None = None) -> float:
@@ -93,7 +109,7 @@ def _one_coordinate(event: Personalized, delta: float, victim: int | None) -> Bo
     """By the curve itself, asked where it is needed; the worst group is halved as long as its users differ."""
 
     def measured(members: np.ndarray) -> tuple[float, np.ndarray]:
-        top = float(np.asarray(event.eps_locals)[members].max())
+        top = float(personal.budgets_of(event)[members].max())
         return smallest_eps(personal.curve(event, members), delta=delta, high=top), members
 
     found = [measured(members) for members in _victims(event, victim)]
@@ -105,30 +121,31 @@ def _one_coordinate(event: Personalized, delta: float, victim: int | None) -> Bo
         found[worst : worst + 1] = [measured(half) for half in halves]
 
 
-def _composed(pair: SymmetricPair, delta: float) -> float:
-    """The eps of all folds of a pair, never above that of all reports without a crowd."""
-    loss = symmetric.folded_loss(pair, interval=symmetric.resolution(pair))
-    return min(pair.folds * pair.eps_pure, loss_distributions.worst_eps([loss], delta=delta))
+def _composed(pair: SymmetricPair, delta: float, times: int = 1) -> float:
+    """The eps of so many rounds of all folds of a pair, never above that of all reports without a crowd."""
+    loss = symmetric.repeated_loss(pair, times)
+    return min(times * pair.folds * pair.eps_pure, loss_distributions.worst_eps([loss], delta=delta))
 
 
 @functools.lru_cache(maxsize=16)
-def per_user(event: Personalized, *, delta: float) -> tuple[float, ...]:
-    """eps at delta over all coordinates for every user; users of similar budgets share a bound.
+def per_user(event: Personalized, *, delta: float, times: int = 1) -> tuple[float, ...]:
+    """eps at delta over all coordinates of so many rounds, for every user; users of similar budgets share a bound.
 
     Guarantees:
         Holds for every user; within 2 % of, or above, `eps(event, delta=delta, victim=user)`.
     """
     _validate.in_open_interval(0, 1, delta=delta)
-    budgets = np.asarray(event.eps_locals)
+    budgets = personal.budgets_of(event)
     order = np.argsort(budgets, kind="stable")
     low, high = float(budgets.min()), float(budgets.max())
-    edges = np.geomspace(low, high, _MOST_GROUPS + 1)[1:-1] if high > low else np.empty(0)
+    count = _MOST_GROUPS if len(order) <= _MANY and not event.threshold else _FEWER_GROUPS
+    edges = np.geomspace(low, high, count + 1)[1:-1] if high > low else np.empty(0)
     answers = np.zeros(len(order))
     for members in np.split(order, np.unique(np.searchsorted(budgets[order], edges, side="right"))):
         if len(members):
-            answers[members] = event.coordinates * budgets[members].max()
+            answers[members] = times * event.coordinates * budgets[members].max()
             with contextlib.suppress(NotApplicable):
-                hidden = _composed(personal.pair(event, members, nodes=curves.COARSE), delta)
+                hidden = _composed(personal.pair(event, members, nodes=curves.COARSE), delta, times)
                 answers[members] = np.minimum(answers[members], hidden)
     return tuple(answers.tolist())
 
@@ -159,6 +176,11 @@ class PersonalizedRelease(Release[Personalized]):
         """One that resolves a round for the victim with the largest loss."""
         return symmetric.resolution(max(pairs(self.event), key=lambda pair: pair.std_loss))
 
+    def scale(self, sampling: Sampling) -> Scale:
+        """That of all coordinates, for the victim with the largest loss."""
+        worst = max(pairs(self.event), key=lambda pair: pair.std_loss)
+        return Scale(std=worst.std_loss * math.sqrt(worst.folds), width=worst.eps_pure, sums=1)
+
     @property
     def pure_eps(self) -> float:
         """The largest budget, of all coordinates."""
@@ -177,8 +199,7 @@ class PersonalizedRelease(Release[Personalized]):
 
     def per_user(self, times: int, *, delta: float) -> tuple[float, ...]:
         """What the others hide of each."""
-        whole = dataclasses.replace(self.event, coordinates=self.event.coordinates * times)
-        return per_user(whole, delta=delta)
+        return per_user(self.event, delta=delta, times=times)
 
     def local(self, *, delta: float) -> Bound:
         """The largest budget."""

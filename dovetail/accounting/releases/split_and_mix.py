@@ -19,13 +19,15 @@ import numpy as np
 from dovetail import _validate
 from dovetail.accounting import gaussian, near_gaussian, numerics
 from dovetail.accounting.conversion import RENYI, delta_of, eps_of
+from dovetail.accounting.loss_distributions import Loss
 from dovetail.accounting.near_gaussian import NearGaussian
 from dovetail.accounting.releases import skellam_distance
-from dovetail.accounting.releases._base import Release, Sampling, releases
-from dovetail.accounting.releases.mixing import eta
+from dovetail.accounting.releases._base import Release, Sampling, Scale, releases
+from dovetail.accounting.releases.mixing import eta, modulus_for, shares_for
+from dovetail.accounting.releases.noise import GaussianRelease
 from dovetail.accounting.search import eps_after_spending, smallest_noise
-from dovetail.events import Everyone, FixedSize, Poisson, SplitAndMix
-from dovetail.statements import Bound, NotApplicable, Spent, Theorem
+from dovetail.events import Everyone, FixedSize, Gaussian, Poisson, SplitAndMix
+from dovetail.statements import Bound, Neighbors, NotApplicable, Spent, Theorem
 
 __all__ = [
     "ORDERS",
@@ -49,7 +51,6 @@ SPLIT_AND_MIX = Theorem(
 )
 
 _OUTWARD = 1 + 1e-9
-_MOST_SHARES = 32
 _LEAST = 1e-300  # stands for a distance that underflows
 _CLIMB = 1 - 4e-5  # more than `eps_after_spending` may go beyond the smallest eps
 ORDERS = np.unique(np.round(np.geomspace(2, 20_000, 160)))
@@ -101,27 +102,6 @@ def _skellam(l2: float, coordinates: int, variance: float, orders: np.ndarray) -
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # the noise may be next to nothing
         excess = np.fmin(((2 * order - 1) * l2**2 + 6 * l1) / (4 * variance * variance), 3 * l1 / (2 * variance))
         return np.where(usable, (order * l2**2 / (2 * variance) + excess) * (1 + 1e-13), np.inf)
-
-
-def shares_for(*, num_users: int, modulus: int, target: float) -> int:
-    """The fewest share slots with `eta` at most `target`, among so many honest users.
-
-    Guarantees:
-        eta at the result is at most target, at one slot less it is not.
-        Not certified (`NotApplicable`) where more than 32 slots would be needed: too few users.
-    """
-    _validate.in_open_interval(0, 1, target=target)
-    fewest = 2 + math.floor((math.log(modulus) - 2 * math.log(2 * target)) / math.log(num_users))
-    for slots in range(max(3, fewest - 1), _MOST_SHARES + 1):
-        try:
-            if eta(num_users=num_users, slots=slots, modulus=modulus) <= target:
-                return slots
-        except NotApplicable:
-            if modulus < num_users:
-                raise
-    raise NotApplicable(
-        f"not certified: {num_users} honest users need more than {_MOST_SHARES} shares for a distance of {target:.3g}"
-    )
 
 
 def spent_delta(event: SplitAndMix, eps: float) -> float:
@@ -200,13 +180,6 @@ def _eps(divergence: np.ndarray, delta: float) -> float:
     return eps_of(ORDERS, divergence, delta=delta) * _OUTWARD
 
 
-def modulus_for(*, num_users: int, norm: float, noise_variance: float) -> int:
-    """The smallest modulus in which the sum of at most so many users does not wrap around, but for 9 deviations."""
-    _validate.positive(num_users=num_users, norm=norm)
-    _validate.non_negative(noise_variance=noise_variance)
-    return math.ceil(2 * (num_users * norm + 9 * math.sqrt(noise_variance))) + 1
-
-
 def calibrate(
     *,
     num_users: int,
@@ -272,7 +245,8 @@ def calibrate(
 class SplitAndMixRelease(Release[SplitAndMix]):
     """A sum by shares: Skellam noise, near to a Gaussian's, and the distance of the shares from their ideal.
 
-    Samples of the users amplify nothing here: who uploads, or how many do, is seen.
+    A sample of who uploads amplifies nothing: it is seen. `Poisson` means that everyone uploads, and that users toss
+    secret coins for whether their data enter.
     """
 
     orders = ORDERS
@@ -284,6 +258,22 @@ class SplitAndMixRelease(Release[SplitAndMix]):
         with contextlib.suppress(NotApplicable):
             return near(self.event)
         return None
+
+    @property
+    def _noise(self) -> GaussianRelease:
+        """That of the Gaussian it is near to."""
+        reach = _sensitivity(self.event)
+        std = reach / near(self.event).mu
+        return GaussianRelease(Gaussian(std=std, sensitivity=reach, neighbors=Neighbors.REPLACE_ONE))
+
+    def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
+        """Secret coins: those of the Gaussian, from which it is no further when users are drawn (KL is convex)."""
+        known = isinstance(sampling, Poisson)
+        return self._noise.losses(sampling, interval) if known else super().losses(sampling, interval)
+
+    def scale(self, sampling: Sampling) -> Scale | None:
+        """The Gaussian's."""
+        return self._noise.scale(sampling)
 
     def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
         """Everyone."""
