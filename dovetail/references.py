@@ -118,8 +118,12 @@ _SOURCES: dict[str, tuple[str, ...]] = {
     "dovetail.poisson-replacement": ("Dovetail", "DGKMPS22"),
     "dovetail.fixed-size": ("Dovetail", "ZDW22", "BBG18"),
     "dovetail.blanket-composition": ("Dovetail", "BBGN19", "FMT23"),
+    "dovetail.binary": ("Dovetail", "FMT23"),
+    "dovetail.blankets": ("Dovetail", "BBGN19", "FMT23"),
     "dovetail.personalized-clones": ("Dovetail", "FMT23"),
-    "dovetail.personalized-clones-renyi": ("Dovetail", "FMT23", "CKS20"),
+    "dovetail.skellam-gaussian": ("Dovetail", "AKL21"),
+    "dovetail.ss-double.exact": ("Dovetail", "FLAME"),
+    "dovetail.ss-topk.exact": ("Dovetail", "FLAME"),
 }
 
 
