@@ -19,7 +19,7 @@ from dovetail.accounting.exposure import Exposure, exposures, refusal, unsampled
 from dovetail.accounting.releases import Curve
 from dovetail.accounting.subsampling import BASIC
 from dovetail.events import Round
-from dovetail.statements import Bound, NotApplicable, Proof
+from dovetail.statements import Bound, Neighbors, NotApplicable, Proof
 
 __all__ = ["best_bound", "bound", "check_target", "fits"]
 
@@ -90,7 +90,10 @@ def best_bound(paid: Sequence[Exposure], *, delta: float | None = None, eps: flo
     plain = unsampled(paid)
     if plain is not None:
         more, others = _asked(plain, delta, eps)
-        bounds += [dataclasses.replace(found, sample_known=True) for found in more]
+        known = all(
+            exposure.release.neighbors is Neighbors.REPLACE_ONE for exposure in paid
+        )  # names tell who was added
+        bounds += [dataclasses.replace(found, sample_known=known) for found in more]
         reasons += others
     if not bounds:
         raise NotApplicable("; ".join(dict.fromkeys(reasons)))

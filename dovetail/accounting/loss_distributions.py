@@ -44,6 +44,7 @@ PRIVACY_LOSS = Theorem(
 _OUTWARD = 1 + 1e-9
 _ROUNDINGS = 256  # of a tail, whose logarithm is above -50, and of what is made of it
 _SUM_ERROR = 1e-13  # of a sum of as many probabilities as a distribution may have
+_LEAST = 1e-300
 _SIDES = ("_pmf_remove", "_pmf_add")
 
 
@@ -189,5 +190,5 @@ def worst_eps(losses: Sequence[Loss], *, delta: float) -> float:
 
 
 def worst_delta(losses: Sequence[Loss], *, eps: float) -> float:
-    """The largest delta at this eps, rounded up."""
-    return max(numerics.probability(_composed(loss).delta(eps) * _OUTWARD) for loss in losses)
+    """The largest delta at this eps, rounded up; what may have underflowed is not 0."""
+    return max(numerics.probability(max(_composed(loss).delta(eps) * _OUTWARD, _LEAST)) for loss in losses)

@@ -16,7 +16,8 @@ class Gaussian:
     """A vector query answered with N(0, std^2 I).
 
     `sensitivity` is the L2 sensitivity under `neighbors`: a sum of vectors clipped to C has C under ADD_REMOVE and 2C
-    under REPLACE_ONE.
+    under REPLACE_ONE. On samples of the users it must be of that kind: who is absent adds 0, who is there a vector of
+    norm at most C.
     """
 
     std: float
