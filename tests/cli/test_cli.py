@@ -63,7 +63,7 @@ def test_run_prints_accuracy_and_statement_and_writes_the_folder(tmp_path):
         "-DP [curator; against the observer of every model; replace-one; one user, 30 rounds]   certified"
         in done.stdout
     )
-    assert "by Renyi divergence under fixed-size sampling" in done.stdout
+    assert "docs/proofs/fixed-size.md" in done.stdout
     written = {file.name for file in (tmp_path / "out").iterdir()}
     assert written == {
         "config.toml",

@@ -89,7 +89,7 @@ class Grid:
         np.add.at(self.probs, places + sign, right)
 
 
-class Shares(NamedTuple):
+class SpectrumShares(NamedTuple):
     """Values at the frequencies that matter, how far each may be off, and what any other is at most."""
 
     where: np.ndarray
@@ -112,7 +112,7 @@ class Draws:
         """The mean number of draws under T's terms at M: d log T / d log M."""
         raise NotImplementedError
 
-    def shares(self, log_mgf: float, phi: np.ndarray, error: float) -> Shares:
+    def shares(self, log_mgf: float, phi: np.ndarray, error: float) -> SpectrumShares:
         """T(M phi) over T(M), where it matters."""
         raise NotImplementedError
 
@@ -142,14 +142,14 @@ class BinomialDraws(Draws):
         """Each of the draws is there with a probability that M changes."""
         return self.draws * self.prob * math.exp(log_mgf - self._log_one(log_mgf))
 
-    def shares(self, log_mgf: float, phi: np.ndarray, error: float) -> Shares:
+    def shares(self, log_mgf: float, phi: np.ndarray, error: float) -> SpectrumShares:
         """Powers, by their logarithms."""
         there = self.mean(log_mgf) / self.draws
         base = 1 - there + there * phi
         where = np.flatnonzero(np.abs(base) > math.exp(_NEGLIGIBLE / self.draws) - 2 * error)
         base = base[where]
         off = 4 * self.draws * error * (np.abs(base) + error) ** self.draws
-        return Shares(where, np.exp(self.draws * np.log(base)), off, math.exp(_NEGLIGIBLE))
+        return SpectrumShares(where, np.exp(self.draws * np.log(base)), off, math.exp(_NEGLIGIBLE))
 
 
 class CountedDraws(Draws):
@@ -177,7 +177,7 @@ class CountedDraws(Draws):
         """By its terms."""
         return float(self._terms(log_mgf)[1] @ self._draws)
 
-    def shares(self, log_mgf: float, phi: np.ndarray, error: float) -> Shares:
+    def shares(self, log_mgf: float, phi: np.ndarray, error: float) -> SpectrumShares:
         """Term by term, where the modulus of phi is not so small that all of them are."""
         _, terms = self._terms(log_mgf)
         kept = terms > math.exp(_NEGLIGIBLE)
@@ -186,7 +186,7 @@ class CountedDraws(Draws):
         size = np.abs(phi) + error
         where = np.flatnonzero(size > math.exp(_NEGLIGIBLE / powers[0]))
         off = few + 4 * error * _polynomial(terms * powers, powers, size[where])
-        return Shares(where, _polynomial(terms, powers, phi[where]), off, few + math.exp(_NEGLIGIBLE))
+        return SpectrumShares(where, _polynomial(terms, powers, phi[where]), off, few + math.exp(_NEGLIGIBLE))
 
 
 def _polynomial(terms: np.ndarray, powers: np.ndarray, at: np.ndarray) -> np.ndarray:

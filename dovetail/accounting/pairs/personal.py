@@ -137,12 +137,10 @@ def _blanket(event: Personalized, victims: np.ndarray) -> BlanketCrowd:
     match event.kind:
         case "clip_laplace":
             floors = blanket_families.clip_laplace_floors(eps_locals)
-            least, threshold = float(eps_locals.min()), event.threshold
-            known = (
-                blanket_families.threshold_frontier(high, least, threshold)
-                if threshold
-                else frontier.clip_laplace(high)
-            )
+            known = frontier.clip_laplace(high)
+            if event.threshold:  # which only takes away; where it takes little, covering it costs more
+                behind = blanket_families.threshold_frontier(high, float(eps_locals.min()), event.threshold)
+                known = min(known, behind, key=lambda one: one.spread)
         case "laplace":
             known, floors = _plateau(eps_locals, float(eps_locals[victims].min()), high)
         case _:
