@@ -90,9 +90,7 @@ def best_bound(paid: Sequence[Exposure], *, delta: float | None = None, eps: flo
     plain = unsampled(paid)
     if plain is not None:
         more, others = _asked(plain, delta, eps)
-        known = all(
-            exposure.release.neighbors is Neighbors.REPLACE_ONE for exposure in paid
-        )  # names tell who was added
+        known = all(exposure.release.neighbors is Neighbors.REPLACE_ONE for exposure in paid)  # a name tells who joined
         bounds += [dataclasses.replace(found, sample_known=known) for found in more]
         reasons += others
     if not bounds:

@@ -18,6 +18,7 @@ __all__ = [
     "decaying_norm",
     "eps_bound",
     "exp",
+    "lower_hull",
     "power",
     "probability",
     "smallest",
@@ -87,6 +88,20 @@ def power(values: np.ndarray, times: int) -> np.ndarray:
         if not times:
             return values if result is None else result
         values = values * values
+
+
+def lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The corners, one per row, of the lower convex hull of points at rising x."""
+    hull: list[tuple[float, float]] = []
+    for point in zip(x.tolist(), y.tolist(), strict=True):
+        while len(hull) > 1 and _rise(hull[-1], point) <= _rise(hull[-2], hull[-1]):
+            hull.pop()
+        hull.append(point)
+    return np.array(hull)
+
+
+def _rise(a: tuple[float, float], b: tuple[float, float]) -> float:
+    return (b[1] - a[1]) / (b[0] - a[0])
 
 
 def decaying_norm(slope: float, interval: float, count: int) -> float:

@@ -210,6 +210,9 @@ CASES = {
     frontier.from_cells: [
         (BAD, "mean slope of 1", lambda: frontier.from_cells(np.ones(1), np.array([2.0]), np.ones(1), np.ones(1) * 2)),
     ],
+    frontier.split: [
+        (BAD, "broadcast", lambda: frontier.split(np.ones(2), np.ones(3), np.ones(2), np.ones(2))),
+    ],
     frontier.from_excess: [
         (BAD, "mean slope of 1", lambda: frontier.from_excess(np.array([0.0, 3.0]), np.array([2.0, 0.0]))),
     ],
@@ -716,6 +719,7 @@ CASES = {
 # Nothing is outside these: they answer for every event (which has checked itself) or every order.
 EVERYWHERE = {
     exposure.distinct: "any rounds",
+    numerics.lower_hull: "any points at rising x",
     numerics.power: "any array to any power",
     numerics.decaying_norm: "any slope from 0 up",
     numerics.eps_bound: "what is no number becomes infinite",

@@ -305,7 +305,7 @@ def test_no_user_is_answered_below_its_own_bound(kind, coordinates):
     rng = np.random.default_rng(0)
     budgets = tuple(rng.uniform(0.2, 2.0, 60))
     event = Personalized(kind=kind, eps_locals=budgets, coordinates=coordinates, levels=3)
-    shared = personalized.per_user(event, delta=1e-4)
+    shared = [bound.eps for bound in personalized.per_user(event, delta=1e-4)]
     worst = personalized.eps(event, delta=1e-4).eps
     own = [personalized.eps(event, delta=1e-4, victim=user).eps for user in range(0, 60, 7)]
     for user, mine in zip(range(0, 60, 7), own, strict=True):

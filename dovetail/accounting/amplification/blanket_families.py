@@ -152,11 +152,7 @@ class _Thresholded:
         corners = [(r + anew * f) / (1 + self._anew * f) for r in self._extremes(eps_local, x) for f in drawn]
         low, high = np.minimum.reduce(corners), np.maximum.reduce(corners)
         low[self._middle] = high[self._middle] = anew / self._anew
-        upper = (self._pushed(masses) / self._blanket - low) / np.maximum(high - low, 1e-300)
-        upper = np.clip(upper, 0.0, 1.0) * self._blanket
-        ratio, mass = np.concatenate([high, low]), np.concatenate([upper, self._blanket - upper])
-        order = np.argsort(ratio)
-        ratio, mass = ratio[order], mass[order]
+        ratio, mass = frontier.split(self._blanket, self._pushed(masses), low, high)
         above = np.append(np.cumsum(mass[::-1])[::-1], 0.0)
         first = np.append(np.cumsum((mass * ratio)[::-1])[::-1], 0.0)
 

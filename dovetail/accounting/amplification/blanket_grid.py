@@ -9,6 +9,7 @@ delta, aliasing that only adds mass, rounding errors charged.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 from typing import NamedTuple
@@ -98,23 +99,23 @@ class SpectrumShares(NamedTuple):
     rest: float
 
 
-class Draws:
+class Draws(abc.ABC):
     """A law of the number C of blanket draws beside the victim's, as the function T(z) = E[z^(C+1) / (C+1)].
 
     T may differ by a constant, which stands for a sum of no draws, and has no negative coefficient.
     """
 
+    @abc.abstractmethod
     def log_total(self, log_mgf: float) -> float:
         """log T(M), M the moment of one draw; rounded up."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def mean(self, log_mgf: float) -> float:
         """The mean number of draws under T's terms at M: d log T / d log M."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def shares(self, log_mgf: float, phi: np.ndarray, error: float) -> SpectrumShares:
         """T(M phi) over T(M), where it matters."""
-        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)

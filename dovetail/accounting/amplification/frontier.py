@@ -16,8 +16,9 @@ import math
 import numpy as np
 
 from dovetail import _validate
+from dovetail.accounting import numerics
 
-__all__ = ["Frontier", "clip_laplace", "from_cells", "from_excess", "randomized_response"]
+__all__ = ["Frontier", "clip_laplace", "from_cells", "from_excess", "randomized_response", "split"]
 
 _ROUNDINGS = 1e-13  # more than the relative error of a slope
 _TANGENTS = 128
@@ -101,11 +102,19 @@ def from_cells(blanket: np.ndarray, report: np.ndarray, lowest: np.ndarray, high
     In a cell the ratio of report to blanket stays between `lowest` and `highest`: the cell's mass goes to these two, so
     that the probability of the report is kept.
     """
-    width = np.maximum(highest - lowest, 1e-300)
-    upper = np.clip((report / blanket - lowest) / width, 0.0, 1.0) * blanket
+    ratios, masses = split(blanket, report, lowest, highest)
+    return Frontier(ratios[::-1], masses[::-1])
+
+
+def split(
+    blanket: np.ndarray, report: np.ndarray, lowest: np.ndarray, highest: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The rising ratios of such a law to the blanket, and the blanket's mass at each."""
+    upper = (report / blanket - lowest) / np.maximum(highest - lowest, 1e-300)
+    upper = np.clip(upper, 0.0, 1.0) * blanket
     ratios, masses = np.concatenate([highest, lowest]), np.concatenate([upper, blanket - upper])
-    order = np.argsort(-ratios)
-    return Frontier(ratios[order], masses[order])
+    order = np.argsort(ratios)
+    return ratios[order], masses[order]
 
 
 def from_excess(at: np.ndarray, excess: np.ndarray) -> Frontier:
@@ -114,15 +123,6 @@ def from_excess(at: np.ndarray, excess: np.ndarray) -> Frontier:
     Between the points that holds for their lower convex hull, for the excess of any law is convex. The first t is at
     most the least ratio, where the excess is 1 - t, and the last at least the largest, where it is 0.
     """
-    hull: list[tuple[float, float]] = []
-    for point in zip(at.tolist(), excess.tolist(), strict=True):
-        while len(hull) > 1 and _rise(hull[-1], point) <= _rise(hull[-2], hull[-1]):
-            hull.pop()
-        hull.append(point)
-    ends = np.array(hull)
+    ends = numerics.lower_hull(at, excess)
     rises = np.concatenate([[-1.0], np.diff(ends[:, 1]) / np.diff(ends[:, 0]), [0.0]])
     return Frontier(ends[::-1, 0], np.maximum(np.diff(rises), 0.0)[::-1])
-
-
-def _rise(a: tuple[float, float], b: tuple[float, float]) -> float:
-    return (b[1] - a[1]) / (b[0] - a[0])

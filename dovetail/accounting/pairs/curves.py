@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dovetail.accounting import numerics
 from dovetail.accounting.pairs.symmetric import SymmetricPair
 from dovetail.statements import NotApplicable
 
@@ -77,18 +78,10 @@ def pair_of(
 
 def kinks(t: np.ndarray, excess: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The law of |s| whose E[(s - t)_+] is the lower convex hull of the points; E[(s + t)_+] = t + E[(s - t)_+]."""
-    hull: list[tuple[float, float]] = []
-    for point in zip(np.concatenate([-t[:0:-1], t]), np.concatenate([(t + excess)[:0:-1], excess]), strict=True):
-        while len(hull) > 1 and _slope(hull[-1], point) <= _slope(hull[-2], hull[-1]):
-            hull.pop()
-        hull.append(point)
-    ends = np.array(hull)
+    mirrored = np.concatenate([-t[:0:-1], t]), np.concatenate([(t + excess)[:0:-1], excess])
+    ends = numerics.lower_hull(*mirrored)
     slopes = np.append(np.diff(ends[:, 1]) / np.diff(ends[:, 0]), 0.0)
     right = np.flatnonzero(ends[:, 0] > 0)
     mass = 2 * (slopes[right] - slopes[right - 1])
     middle = max(0.0, 1 - float(mass.sum()))
     return np.append(0.0, ends[right, 0]), np.append(middle, mass) * _OUTWARD
-
-
-def _slope(a: tuple[float, float], b: tuple[float, float]) -> float:
-    return (b[1] - a[1]) / (b[0] - a[0])

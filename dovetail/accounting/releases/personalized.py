@@ -128,7 +128,7 @@ def _composed(pair: SymmetricPair, delta: float, times: int = 1) -> float:
 
 
 @functools.lru_cache(maxsize=16)
-def per_user(event: Personalized, *, delta: float, times: int = 1) -> tuple[float, ...]:
+def per_user(event: Personalized, *, delta: float, times: int = 1) -> tuple[Bound, ...]:
     """eps at delta over all coordinates of so many rounds, for every user; users of similar budgets share a bound.
 
     Guarantees:
@@ -140,14 +140,16 @@ def per_user(event: Personalized, *, delta: float, times: int = 1) -> tuple[floa
     low, high = float(budgets.min()), float(budgets.max())
     count = _MOST_GROUPS if len(order) <= _MANY and not event.threshold else _FEWER_GROUPS
     edges = np.geomspace(low, high, count + 1)[1:-1] if high > low else np.empty(0)
-    answers = np.zeros(len(order))
+    answers: dict[int, Bound] = {}
     for members in np.split(order, np.unique(np.searchsorted(budgets[order], edges, side="right"))):
         if len(members):
-            answers[members] = times * event.coordinates * budgets[members].max()
+            alone = times * event.coordinates * float(budgets[members].max())
+            found = Bound(eps=alone, delta=delta, proof=crowds.LOCAL.proof)
             with contextlib.suppress(NotApplicable):
                 hidden = _composed(personal.pair(event, members, nodes=curves.COARSE), delta, times)
-                answers[members] = np.minimum(answers[members], hidden)
-    return tuple(answers.tolist())
+                found = Bound(eps=min(alone, hidden), delta=delta, proof=_HIDING.then(PRIVACY_LOSS))
+            answers.update(dict.fromkeys(members.tolist(), found))
+    return tuple(answers[user] for user in range(len(order)))
 
 
 @releases(Personalized)
@@ -199,7 +201,7 @@ class PersonalizedRelease(Release[Personalized]):
 
     def per_user(self, times: int, *, delta: float) -> tuple[float, ...]:
         """What the others hide of each."""
-        return per_user(self.event, delta=delta, times=times)
+        return tuple(bound.eps for bound in per_user(self.event, delta=delta, times=times))
 
     def local(self, *, delta: float) -> Bound:
         """The largest budget."""
