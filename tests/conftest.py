@@ -7,8 +7,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import jaxlib
 import pytest
+
+hypothesis.settings.register_profile("the same examples in every run", derandomize=True, database=None)
+hypothesis.settings.load_profile("the same examples in every run")
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # most of a test's time would go into optimising programs that run once; XLA ends on a flag that it no longer has

@@ -12,12 +12,18 @@ what rounds that protect a user mean for a subject with records at several. Wher
 - several users or items at once: `groups`, `spanning`; searches for a parameter: `search`.
 """
 
-from dovetail.accounting.certification import certify
-from dovetail.accounting.compose import bound, fits
-from dovetail.accounting.exposure import refusal
-from dovetail.accounting.local import local_bound
-from dovetail.accounting.search import smallest_integer, smallest_noise
-from dovetail.accounting.spanning import spanned
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dovetail.accounting.certification import certify
+    from dovetail.accounting.compose import bound, fits
+    from dovetail.accounting.exposure import refusal
+    from dovetail.accounting.local import local_bound
+    from dovetail.accounting.search import smallest_integer, smallest_noise
+    from dovetail.accounting.spanning import spanned
 
 __all__ = [
     "bound",
@@ -29,3 +35,21 @@ __all__ = [
     "smallest_noise",
     "spanned",
 ]
+
+_HOMES = {
+    "bound": "compose",
+    "certify": "certification",
+    "fits": "compose",
+    "local_bound": "local",
+    "refusal": "exposure",
+    "smallest_integer": "search",
+    "smallest_noise": "search",
+    "spanned": "spanning",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names on first use: a bound for one report does not load the accountants of many rounds."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"dovetail.accounting.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'dovetail.accounting' has no attribute {name!r}")

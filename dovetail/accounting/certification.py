@@ -6,6 +6,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from dovetail.accounting.compose import best_bound, check_target
 from dovetail.accounting.exposure import Exposure, distinct, exposures, refusal, spent
 from dovetail.accounting.releases import release_of
@@ -84,7 +86,7 @@ def _per_user(paid: Sequence[Exposure], best: Bound) -> tuple[float, ...] | None
     if len(paid) != 1 or paid[0].sampling != Everyone() or not 0 < best.delta < 1:
         return None
     mine = paid[0].release.per_user(paid[0].times, delta=best.delta)
-    return None if mine is None else tuple(min(eps, best.eps) for eps in mine)
+    return None if mine is None else tuple(np.minimum(mine, best.eps).tolist())
 
 
 def _sampling_assumptions(paid: Sequence[Exposure]) -> list[str]:

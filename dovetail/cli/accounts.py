@@ -47,7 +47,6 @@ def amplify(
     from dovetail import _validate
     from dovetail.accounting.amplification import table as amplification
     from dovetail.figures import files
-    from dovetail.pages import plots
     from dovetail.statements import NotApplicable
 
     _validate.integer(n=n)
@@ -68,6 +67,8 @@ def amplify(
     except NotApplicable:
         best = None
     if plot is not None:
+        from dovetail.pages import plots  # loads nearly everything
+
         files.save(plots.amplification(num_users=n, eps_local=eps_local, delta=delta, over=over), plot)
     if as_json:
         facts = {"n": n, "eps_local": eps_local, "delta": delta, "colluders": colluders}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Literal
 
@@ -166,6 +167,13 @@ class Personalized(_ByReplacement):
             raise ValueError(f"expected every eps_local > 0, got {min(self.eps_locals, default=None)}")
         if len(self.eps_locals) - self.colluders < 2:
             raise ValueError(f"expected at least 2 honest users, got {len(self.eps_locals) - self.colluders}")
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field.name) for field in dataclasses.fields(self)))
+
+    def __hash__(self) -> int:
+        return self._hash  # kept: of a million budgets it takes a while
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

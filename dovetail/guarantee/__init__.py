@@ -7,6 +7,7 @@ protocol and hands the rounds to the accountant; what it states is a `Record`, w
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -40,12 +41,12 @@ class Guarantee:
     assumptions: tuple[str, ...] = ()
     reproducible: bool = False
 
-    @property
+    @functools.cached_property
     def settled(self) -> Protocol:
         """The protocol with everything set that follows from cohort and dimension."""
         return self.protocol.settle(self.cohorts[0], self.dim)
 
-    @property
+    @functools.cached_property
     def scope(self) -> Scope:
         """What is stated besides numbers and proof."""
         return self._scope(self.relation)

@@ -42,7 +42,15 @@ from dovetail.accounting.amplification import (
     table,
 )
 from dovetail.accounting.exposure import Exposure
-from dovetail.accounting.pairs import blanket_pair, curves, mixtures, personal, poisson_binomial, symmetric
+from dovetail.accounting.pairs import (
+    blanket_pair,
+    budgets,
+    curves,
+    mixtures,
+    personal,
+    poisson_binomial,
+    symmetric,
+)
 from dovetail.accounting.releases import (
     crowds,
     mixing,
@@ -731,7 +739,9 @@ EVERYWHERE = {
     blanket_families.clip_laplace_floors: "any budgets",
     blanket_families.level_floors: "any budgets",
     curves.kinks: "any points have a hull",
-    personal.budgets_of: "any event",
+    budgets.budgets_of: "any event",
+    budgets.classes: "any event",
+    budgets.honest: "any event",
     personal.curve: "where there is no blanket the clones are left",
     personal.groups: "every user is in a group",
     personal.halved: "a group that cannot be halved is one",

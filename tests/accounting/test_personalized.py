@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from dovetail.accounting.amplification import blanket_families
 from dovetail.accounting.conversion import eps_of
-from dovetail.accounting.pairs import curves, personal
-from dovetail.accounting.pairs.poisson_binomial import PoissonBinomialPair, clone_counts
+from dovetail.accounting.pairs import budgets, curves, personal
+from dovetail.accounting.pairs.poisson_binomial import Coins, PoissonBinomialPair, clone_counts
 from dovetail.accounting.releases import personalized
 from dovetail.accounting.search import smallest_eps
 from dovetail.events import Personalized
@@ -366,9 +367,9 @@ def test_refusals():
         personal.clone_probs_from_pmfs(np.array([[1.0, 0.0], [0.5, 0.5]]), [np.full((1, 2), 0.5)])
     with pytest.raises(ValueError, match="sum to 1"):
         personal.clone_probs_from_pmfs(np.array([[0.4, 0.5], [0.5, 0.5]]), [np.full((1, 2), 0.5)])
-    for budgets in ((), (1.0,), (1.0, -1.0), (1.0, math.nan)):
+    for given_budgets in ((), (1.0,), (1.0, -1.0), (1.0, math.nan)):
         with pytest.raises(ValueError, match="expected"):
-            Personalized(kind="rr", eps_locals=budgets)
+            Personalized(kind="rr", eps_locals=given_budgets)
     assert np.isinf(personalized.renyi(event, np.array([1.0, 0.5, np.inf]), 0)).all()
 
 
@@ -376,3 +377,61 @@ def test_never_worse_than_the_local_guarantee():
     event = Personalized(kind="laplace", eps_locals=(0.05, 3.0, 3.0), coordinates=4)
     assert personalized.eps(event, delta=1e-12, victim=0).eps <= 4 * 0.05
     assert personalized.delta(event, eps=0.05, victim=0) == 0
+
+
+# ---------------------------------------------------------------- many users
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_classes_of_budgets_hide_no_more_than_their_members(kind, monkeypatch):
+    monkeypatch.setattr(budgets, "_MOST_CLASSES", 20)
+    event = Personalized(kind=kind, eps_locals=tuple(np.geomspace(0.05, 3.0, 1500).tolist()), levels=3, colluders=40)
+    victims = np.arange(700, 720)
+    one_by_one = personal._hidings(event, victims), personal._about(event, victims)
+    for cached in (budgets.classes, personal._draws_for_all):
+        cached.cache_clear()
+    monkeypatch.setattr(budgets, "MANY", 1000)
+    together = personal._hidings(event, victims), personal._about(event, victims)
+    budgets.classes.cache_clear()
+    for fine, coarse in zip(one_by_one[0], together[0], strict=True):
+        for (_, every), (_, classes) in zip(fine, coarse, strict=True):
+            more, fewer = every.every(), classes.every()
+            assert len(more) == 1500 - 1 - 40
+            assert len(fewer) == len(more)
+            assert (fewer <= more * (1 + 1e-12)).all(), "sorted, no user hides more than in truth"
+            assert fewer.sum() >= 0.8 * more.sum()
+    assert all(coarse >= fine for fine, coarse in zip(one_by_one[1], together[1], strict=True))
+
+
+@pytest.mark.parametrize("half_width", [0.02, 0.5, 3.0])
+@pytest.mark.parametrize("eps_victim", [0.2, 1.0, 6.0])
+def test_who_hides_behind_a_plateau_rises_and_then_falls_with_the_budget(eps_victim, half_width):
+    floors = blanket_families.laplace_floors(np.geomspace(1e-3, eps_victim, 4000), eps_victim, half_width)
+    rising = np.diff(floors) > 1e-12
+    assert not np.any(rising[1:] & ~rising[:-1] & (np.diff(floors)[:-1] < -1e-12)), "no second rise after a fall"
+    top = int(np.argmax(floors))
+    assert (np.diff(floors[: top + 1]) >= -1e-12).all()
+    assert (np.diff(floors[top:]) <= 1e-12).all()
+
+
+def test_a_million_coins_in_classes_are_never_more_heads_than_there_are():
+    rng = np.random.default_rng(4)
+    probs = rng.uniform(0.0, 1.0, 30_000)
+    law = clone_counts(probs)
+    mean = float(law.counts @ law.weights)
+    assert 0.99 * probs.sum() <= mean <= probs.sum()
+    assert law.weights.sum() + law.below == pytest.approx(1, abs=1e-9)
+    many = clone_counts(Coins(np.array([0.01, 0.02]), np.array([10**6, 10**6])))
+    assert float(many.counts @ many.weights) == pytest.approx(3e4, rel=1e-8)
+    deviation = math.sqrt(float((many.counts - 3e4) ** 2 @ many.weights))
+    assert deviation == pytest.approx(math.sqrt(10**6 * (0.0099 + 0.0196)), rel=1e-6)
+
+
+def test_a_pair_dominates_those_whose_curves_are_below_its_own_and_no_others():
+    event = Personalized(kind="clip_laplace", eps_locals=tuple(np.linspace(0.1, 1.0, 300).tolist()), coordinates=5)
+    small, large = (personal.pair(event, np.array([user])) for user in (150, 299))
+    assert large.dominates(small)
+    assert not small.dominates(large)
+    assert not large.dominates(dataclasses.replace(small, folds=6))
+    higher = dataclasses.replace(small, mass=small.mass + 1e-3 * (small.points == small.points[-1]))
+    assert not large.dominates(higher), "a curve that is above at its far end only"

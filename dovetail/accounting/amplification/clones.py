@@ -103,7 +103,7 @@ def one_step(counts: np.ndarray, *, eps: float, eps_local: float) -> np.ndarray:
 
 
 def binomial_counts(trials: int, prob: float, *, tail: float) -> CloneCounts:
-    """C ~ Bin(trials, prob) on a window that misses at most about `tail` on either side; that mass is kept apart.
+    """C ~ Bin(trials, prob) on a window that misses at most `tail` on either side, which is charged in full.
 
     A window of more than 2^15 counts is cut into 2^13 blocks, each standing at its lowest count: fewer clones, which is
     the safe side for anything that falls in the number of clones.
@@ -114,9 +114,11 @@ def binomial_counts(trials: int, prob: float, *, tail: float) -> CloneCounts:
     _validate.integer(trials=trials)
     _validate.non_negative(trials=trials, tail=tail)
     _validate.in_interval(0, 1, prob=prob)
-    log_tail = math.log(1 / max(tail, _TINY))
+    tail = max(tail, _TINY)
+    log_tail = math.log(1 / tail)
     mean, variance = trials * prob, trials * prob * (1 - prob)
     reach = log_tail / 3 + math.sqrt((log_tail / 3) ** 2 + 2 * log_tail * variance)  # Bernstein
+    reach += 1 + 1e-12 * trials
     low, high = max(0, math.floor(mean - reach)), min(trials, math.ceil(mean + reach))
     rounding = numerics.binomial_outward(trials) - 1
     if high - low < _WIDEST:
@@ -128,8 +130,8 @@ def binomial_counts(trials: int, prob: float, *, tail: float) -> CloneCounts:
     return CloneCounts(
         counts=counts,
         weights=weights,
-        below=float(binom.cdf(low - 1, trials, prob)) * (1 + rounding) + _TINY * (low > 0),
-        above=float(binom.sf(high, trials, prob)) * (1 + rounding) + _TINY * (high < trials),
+        below=tail if low > 0 else 0.0,
+        above=tail if high < trials else 0.0,
     )
 
 
@@ -149,10 +151,9 @@ def expected_delta(law: CloneCounts, *, eps: float, eps_local: float) -> float:
     """
     if eps >= eps_local:
         return 0.0
-    steps = one_step(law.counts, eps=eps, eps_local=eps_local)
-    inside = float((law.weights * steps).sum()) * (1 + 1e-13)
-    without = float(one_step(np.zeros(1, dtype=int), eps=eps, eps_local=eps_local)[0])
-    return numerics.probability(inside + law.below * without + law.above * float(steps[-1]) + _TINY)
+    steps = one_step(np.append(0, law.counts), eps=eps, eps_local=eps_local)
+    inside = float((law.weights * steps[1:]).sum()) * (1 + 1e-13)
+    return numerics.probability(inside + law.below * float(steps[0]) + law.above * float(steps[-1]) + _TINY)
 
 
 def delta_of(event: Shuffled, *, eps: float, year: int = 2023) -> float:

@@ -26,13 +26,20 @@ from dovetail.accounting.amplification.clones import CloneCounts
 from dovetail.accounting.amplification.frontier import Frontier
 from dovetail.accounting.pairs import curves
 from dovetail.accounting.pairs.blanket_pair import BlanketCrowd
+from dovetail.accounting.pairs.budgets import ProbsOf, budgets_of, classes, honest
 from dovetail.accounting.pairs.curves import Nodes
-from dovetail.accounting.pairs.poisson_binomial import Hiding, PoissonBinomialPair, clone_counts, coarser
+from dovetail.accounting.pairs.poisson_binomial import (
+    Coins,
+    Hiding,
+    PoissonBinomialPair,
+    clone_counts,
+    coarser,
+)
 from dovetail.accounting.pairs.symmetric import SymmetricPair
 from dovetail.events import Personalized
 from dovetail.statements import NotApplicable
 
-__all__ = ["budgets_of", "clone_probs", "clone_probs_from_pmfs", "curve", "groups", "halved", "pair"]
+__all__ = ["clone_probs", "clone_probs_from_pmfs", "curve", "groups", "halved", "pair"]
 
 _DOWN = 1 - 1e-13
 _FAR = (1e-9, 1e-3)  # probabilities of the far region that are tried for Laplace noise
@@ -41,20 +48,12 @@ _LEAST_BUDGET = 1e-6  # below, roundings of ratios to the blanket would matter, 
 _MANY = 200  # users, of whom one more or less does not matter
 _ABOUT = 1.02  # a group's loss may be so much above the worst of others before it is halved
 _SIMILAR = 1.2  # ratio of losses by clones and by a plateau of which either may turn out to be smaller
-_SAMPLE = 500  # budgets by which a plateau is chosen
+_SAMPLE = 200  # budgets by which a plateau is chosen
 _DISTINCT = 4  # budgets that are looked at one by one
 _NARROW = 1.005  # ratio of budgets that are not told apart
 
 
-@functools.lru_cache(maxsize=4)
-def budgets_of(event: Personalized) -> np.ndarray:
-    """Every user's budget."""
-    found = np.array(event.eps_locals, dtype=float)
-    found.flags.writeable = False
-    return found
-
-
-def clone_probs(event: Personalized, victim: int, *, far: float = 0.0) -> Hiding:
+def clone_probs(event: Personalized, victim: int, *, far: float = 0.0) -> tuple[tuple[float, np.ndarray], ...]:
     """q_i of the honest others, rounded down, for each region of the victim's outcomes (one region unless far > 0).
 
     The colluders are taken to be those who would have hidden the most.
@@ -62,7 +61,7 @@ def clone_probs(event: Personalized, victim: int, *, far: float = 0.0) -> Hiding
     _validate.integer(victim=victim)
     _validate.in_interval(0, len(event.eps_locals) - 1, victim=victim)
     _validate.in_interval(0, 0.5, far=far)
-    return _fewest_clones(event, np.array([victim]), far)
+    return tuple((mass, coins.every()) for mass, coins in _fewest_clones(event, np.array([victim]), far))
 
 
 def clone_probs_from_pmfs(victim: np.ndarray, others: Sequence[np.ndarray]) -> tuple[float, np.ndarray]:
@@ -88,33 +87,31 @@ def clone_probs_from_pmfs(victim: np.ndarray, others: Sequence[np.ndarray]) -> t
     return eps_local, np.minimum(1.0, floors * 2 / (1 + math.exp(-eps_local)) * _DOWN)
 
 
-def _honest(event: Personalized, victims: np.ndarray | None, probs: np.ndarray) -> np.ndarray:
-    """What the honest others do to hide any of these victims (None: of all users), at the least."""
-    gone = np.argmax(probs) if victims is None else victims[np.argmax(probs[victims])]
-    others = np.delete(probs, gone)
-    return np.sort(others)[: len(others) - event.colluders]
-
-
 def _fewest_clones(event: Personalized, victims: np.ndarray, far: float = 0.0) -> Hiding:
-    """q_i that no victim of this group falls short of, for the group's largest budget."""
-    eps_locals = budgets_of(event)
-    low, high = float(eps_locals[victims].min()), float(eps_locals[victims].max())
-    small = np.exp(-eps_locals)
-    match event.kind:
-        case "clip_laplace":
-            probs = eps_locals * small / -np.expm1(-eps_locals) * (math.tanh(high / 2) / (high / 2))
-        case "laplace":
-            probs = eps_locals * small * (2 / (1 + math.exp(-high)) / high)
-        case _:
-            rest = event.levels - 1
-            probs = 2 * small / (1 + rest * small) * ((1 + rest * math.exp(-high)) / (1 + math.exp(-high)))
-    regions = [(1.0, probs)]
-    if event.kind == "laplace":
-        beyond = np.maximum(0.0, eps_locals / low - 1)
-        regions = [(far, np.where(beyond > 0, 0.0, probs))] if far else []
-        near = far**beyond if far else beyond == 0
-        regions.append((1 - far, probs * near))
-    return tuple((mass, _honest(event, victims, np.minimum(1.0, mass * probs * _DOWN))) for mass, probs in regions)
+    """q_i that no victim of this group falls short of, for the group's largest budget.
+
+    As functions of eps_i all of them are log-concave, or fall.
+    """
+    budgets = budgets_of(event)[victims]
+    low, high = float(budgets.min()), float(budgets.max())
+
+    def probs(eps_locals: np.ndarray) -> np.ndarray:
+        small = np.exp(-eps_locals)
+        match event.kind:
+            case "clip_laplace":
+                return eps_locals * small / -np.expm1(-eps_locals) * (math.tanh(high / 2) / (high / 2))
+            case "laplace":
+                return eps_locals * small * (2 / (1 + math.exp(-high)) / high)
+        rest = event.levels - 1
+        return 2 * small / (1 + rest * small) * ((1 + rest * math.exp(-high)) / (1 + math.exp(-high)))
+
+    def hidden(mass: float, share: ProbsOf) -> tuple[float, Coins]:
+        return mass, honest(event, victims, lambda eps: np.minimum(1.0, mass * probs(eps) * share(eps) * _DOWN))
+
+    if event.kind != "laplace":
+        return (hidden(1.0, np.ones_like),)
+    near = hidden(1 - far, lambda eps: far ** np.maximum(0.0, eps / low - 1) if far else 1.0 * (eps <= low))
+    return (hidden(far, lambda eps: 1.0 * (eps <= low)), near) if far else (near,)
 
 
 def _hidings(event: Personalized, victims: np.ndarray) -> list[Hiding]:
@@ -123,7 +120,7 @@ def _hidings(event: Personalized, victims: np.ndarray) -> list[Hiding]:
     found = [plain]
     for far in _FAR if event.kind == "laplace" else ():
         hiding = _fewest_clones(event, victims, far)
-        if hiding[-1][1].sum() > 1.5 * plain[0][1].sum():
+        if hiding[-1][1].mean > 1.5 * plain[0][1].mean:
             found.append(hiding)
     return found
 
@@ -131,44 +128,46 @@ def _hidings(event: Personalized, victims: np.ndarray) -> list[Hiding]:
 def _blanket(event: Personalized, victims: np.ndarray) -> BlanketCrowd:
     """The largest frontier of these victims among the fewest draws from a blanket of theirs."""
     eps_locals = budgets_of(event)
-    high = float(eps_locals[victims].max())
+    low, high = float(eps_locals[victims].min()), float(eps_locals[victims].max())
     if not _LEAST_BUDGET <= high <= curves.LARGEST_LOSS:
         raise NotApplicable(f"no blanket for a budget of {high:.4g}")
     match event.kind:
         case "clip_laplace":
-            floors = blanket_families.clip_laplace_floors(eps_locals)
             known = frontier.clip_laplace(high)
             if event.threshold:  # which only takes away; where it takes little, covering it costs more
                 behind = blanket_families.threshold_frontier(high, float(eps_locals.min()), event.threshold)
                 known = min(known, behind, key=lambda one: one.spread)
         case "laplace":
-            known, floors = _plateau(eps_locals, float(eps_locals[victims].min()), high)
+            known, floors = _plateau(event, low, high)
+            return BlanketCrowd(known, _draws(honest(event, victims, floors)))
         case _:
-            floors = blanket_families.level_floors(eps_locals, event.levels)
             known = frontier.randomized_response(high, 1 / event.levels)
-    if event.kind != "laplace" and len(eps_locals) > _MANY:  # one user more or less: the same for all victims
+    if len(eps_locals) > _MANY:  # one user more or less: the same for all victims
         return BlanketCrowd(known, _draws_for_all(event))
-    return BlanketCrowd(known, _draws(_honest(event, victims, floors)))
+    return BlanketCrowd(known, _draws(honest(event, victims, _floors(event))))
 
 
-def _draws(floors: np.ndarray) -> CloneCounts:
-    return coarser(clone_counts(floors), parts=4)
+def _draws(coins: Coins) -> CloneCounts:
+    return coarser(clone_counts(coins), parts=4)
+
+
+def _floors(event: Personalized) -> ProbsOf:
+    """g_i against a blanket that does not depend on the victim."""
+    if event.kind == "clip_laplace":
+        return blanket_families.clip_laplace_floors
+    return functools.partial(blanket_families.level_floors, levels=event.levels)
 
 
 @functools.lru_cache(maxsize=4)
 def _draws_for_all(event: Personalized) -> CloneCounts:
     """The number of draws from a blanket that does not depend on the victim, less the one who hides most."""
-    budgets = budgets_of(event)
-    clip = event.kind == "clip_laplace"
-    known = (
-        blanket_families.clip_laplace_floors(budgets) if clip else blanket_families.level_floors(budgets, event.levels)
-    )
-    return _draws(_honest(event, None, known))
+    return _draws(honest(event, None, _floors(event)))
 
 
-def _plateau(eps_locals: np.ndarray, low: float, high: float) -> tuple[Frontier, np.ndarray]:
+def _plateau(event: Personalized, low: float, high: float) -> tuple[Frontier, ProbsOf]:
     """The plateau that seems best for the larger of two budgets; users above the smaller one hide nobody."""
-    some = np.sort(eps_locals[eps_locals <= low])
+    some = classes(event).high
+    some = some[some <= low]
     some = some[np.linspace(0, len(some) - 1, min(len(some), _SAMPLE)).astype(np.int64)]
 
     def loss(half_width: float) -> float:
@@ -176,21 +175,24 @@ def _plateau(eps_locals: np.ndarray, low: float, high: float) -> tuple[Frontier,
         return blanket_families.laplace_frontier(high, half_width).spread / math.sqrt(hidden + 1e-300)
 
     best = min(_WIDTHS, key=loss) if len(some) else _WIDTHS[0]
-    floors = blanket_families.laplace_floors(eps_locals, high, best)
-    return blanket_families.laplace_frontier(high, best), np.where(eps_locals <= low, floors, 0.0)
+
+    def floors(eps_locals: np.ndarray) -> np.ndarray:
+        return np.where(eps_locals <= low, blanket_families.laplace_floors(eps_locals, high, best), 0.0)
+
+    return blanket_families.laplace_frontier(high, best), floors
 
 
 def _about(event: Personalized, members: np.ndarray) -> tuple[float, float]:
     """About the deviation of the loss under Laplace noise by clones and by a plateau: to choose by."""
     budgets = budgets_of(event)
     low, high = float(budgets[members].min()), float(budgets[members].max())
-    hidden = max(sum(float(probs.sum()) for _, probs in hiding) for hiding in _hidings(event, members))
+    hidden = max(sum(coins.mean for _, coins in hiding) for hiding in _hidings(event, members))
     by_clones = 2 * math.tanh(high / 2) / math.sqrt(hidden + 1)
     try:
-        known, floors = _plateau(budgets, low, high)
+        known, floors = _plateau(event, low, high)
     except NotApplicable:
         return by_clones, math.inf
-    return by_clones, known.spread / math.sqrt(float(_honest(event, members, floors).sum()) + 1)
+    return by_clones, known.spread / math.sqrt(honest(event, members, floors).mean + 1)
 
 
 def curve(event: Personalized, victims: np.ndarray) -> Callable[[float], float]:

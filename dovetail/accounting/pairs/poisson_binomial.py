@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,14 +19,32 @@ from dovetail import _validate
 from dovetail.accounting import numerics
 from dovetail.accounting.amplification.clones import CloneCounts, binomial_counts, expected_delta
 
-__all__ = ["Hiding", "PoissonBinomialPair", "clone_counts", "coarser"]
+__all__ = ["MANY", "Coins", "Hiding", "PoissonBinomialPair", "clone_counts", "coarser"]
 
 _TINY = 1e-290  # masses below this are charged, not carried
-_MANY, _CLASSES = 20_000, 200  # coins, of which more are taken in classes, each smaller than 2^15
+MANY, _CLASSES = 20_000, 128  # coins, of which more are taken in classes
+_MOST_TRIALS = 2**19  # of a binomial count in one piece
 _SHALLOW = 1e-60  # masses below this are charged where there are many coins
 _DEPTH = 300.0  # nats of tail mass that are resolved
 
-Hiding = tuple[tuple[float, np.ndarray], ...]  # (probability of a region of outcomes, clone probabilities in it)
+
+class Coins(NamedTuple):
+    """Probabilities, rising, and how many users have each."""
+
+    probs: np.ndarray
+    counts: np.ndarray
+
+    @property
+    def mean(self) -> float:
+        """Of the number of heads."""
+        return float(self.probs @ self.counts)
+
+    def every(self) -> np.ndarray:
+        """The probability of every user."""
+        return np.repeat(self.probs, self.counts)
+
+
+Hiding = tuple[tuple[float, Coins], ...]  # (probability of a region of outcomes, clone probabilities in it)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,7 +60,7 @@ class PoissonBinomialPair:
     @functools.cached_property
     def laws(self) -> list[tuple[float, CloneCounts]]:
         """The number of clones in each region."""
-        return [(mass, coarser(clone_counts(probs))) for mass, probs in self.hiding]
+        return [(mass, coarser(clone_counts(coins))) for mass, coins in self.hiding]
 
     def delta(self, eps: float) -> float:
         """delta at eps, rounded up."""
@@ -50,18 +69,20 @@ class PoissonBinomialPair:
         return numerics.probability(math.fsum(terms) * (1 + 1e-14))
 
 
-def clone_counts(probs: np.ndarray) -> CloneCounts:
-    """C ~ PoissonBinomial(probs), by direct convolution of positive numbers: no transform, no cancellation.
+def clone_counts(coins: Coins | np.ndarray) -> CloneCounts:
+    """The law of the number of heads, by direct convolution of positive numbers: no transform, no cancellation.
 
     Guarantees:
         With the mass below put at no clones, the law is stochastically at most the exact one.
     """
-    probs = np.asarray(probs, dtype=float)
-    _validate.finite_array(probs=probs)
-    if ((probs < 0) | (probs > 1)).any():
-        raise ValueError(f"expected probabilities, got values from {probs.min()} to {probs.max()}")
-    if len(probs) > _MANY:
-        return _by_classes(probs)
+    if not isinstance(coins, Coins):
+        coins = Coins(*np.unique(np.asarray(coins, dtype=float), return_counts=True))
+    _validate.finite_array(probs=coins.probs)
+    if ((coins.probs < 0) | (coins.probs > 1)).any():
+        raise ValueError(f"expected probabilities, got values from {coins.probs.min()} to {coins.probs.max()}")
+    if coins.counts.sum() > MANY:
+        return _by_classes(coins)
+    probs = coins.every()
     rows = np.stack([1 - probs, probs], axis=1) if len(probs) else np.ones((1, 1))
     while len(rows) > 1 and rows.shape[1] <= 64:
         if len(rows) % 2:
@@ -84,20 +105,26 @@ def _convolved(parts: list[tuple[np.ndarray, int, float]], least: float, trials:
     return CloneCounts(counts=first + np.arange(len(weights)), weights=weights * outward, below=below, above=0.0)
 
 
-def _by_classes(probs: np.ndarray) -> CloneCounts:
-    """Users of similar probabilities, which add up to about the same, as a binomial count of the least of them."""
-    rising = np.sort(probs)
-    summed = np.cumsum(rising)
-    cuts = np.searchsorted(summed, summed[-1] * np.arange(1, _CLASSES) / _CLASSES)
+def _by_classes(coins: Coins) -> CloneCounts:
+    """Users of similar probabilities as a binomial count of the least of them."""
+    summed = np.cumsum(np.sqrt(coins.probs) * coins.counts)
+    cuts = np.unique(np.searchsorted(summed, summed[-1] * np.arange(1, _CLASSES) / _CLASSES))
     parts = []
-    for members in np.split(rising, np.unique(cuts)):
-        if len(members) and (prob := float(members[0])) > 0:
-            law = binomial_counts(len(members), prob, tail=_SHALLOW)
-            weights = law.weights.copy()
-            weights[-1] += law.above
-            parts.append((weights, int(law.counts[0]), law.below))
+    for probs, counts in zip(np.split(coins.probs, cuts), np.split(coins.counts, cuts), strict=True):
+        if len(probs) and (prob := float(probs[0])) > 0:
+            for trials in _portions(int(counts.sum())):
+                law = binomial_counts(trials, prob, tail=_SHALLOW)
+                weights = law.weights.copy()
+                weights[-1] += law.above
+                parts.append((weights, int(law.counts[0]), law.below))
     parts.sort(key=lambda part: len(part[0]))
-    return _convolved(parts or [(np.ones(1), 0, 0.0)], _SHALLOW, len(probs))
+    return _convolved(parts or [(np.ones(1), 0, 0.0)], _SHALLOW, int(coins.counts.sum()))
+
+
+def _portions(trials: int) -> list[int]:
+    """So many trials in portions whose counts are few enough to be told apart one by one."""
+    whole, rest = divmod(trials, _MOST_TRIALS)
+    return [_MOST_TRIALS] * whole + [rest] * (rest > 0)
 
 
 def _trim(masses: np.ndarray, first: int, lost: float, least: float) -> tuple[np.ndarray, int, float]:

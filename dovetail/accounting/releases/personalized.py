@@ -17,6 +17,7 @@ from dovetail.accounting import loss_distributions, numerics
 from dovetail.accounting.loss_distributions import PRIVACY_LOSS, Loss
 from dovetail.accounting.pairs import curves, personal, symmetric
 from dovetail.accounting.pairs.blanket_pair import BLANKETS
+from dovetail.accounting.pairs.budgets import budgets_of
 from dovetail.accounting.pairs.symmetric import SymmetricPair
 from dovetail.accounting.releases import crowds
 from dovetail.accounting.releases._base import Curve, Release, Sampling, Scale, releases
@@ -33,7 +34,12 @@ CLONES = Theorem(
 )
 _HIDING = Proof(theorems=(CLONES, BLANKETS))
 _CLEARLY = 0.98
-_MOST_GROUPS, _FEWER_GROUPS, _MANY = 16, 6, 100_000  # of users that are told an eps each, fewer where that takes long
+_FEWEST = 4
+_GROUPS = (
+    (1_000, 16),
+    (20_000, 10),
+    (math.inf, _FEWEST),
+)  # so many users are told an eps each in so many groups
 
 
 def _victims(event: Personalized, victim: int | None) -> tuple[np.ndarray, ...]:
@@ -46,7 +52,7 @@ def _victims(event: Personalized, victim: int | None) -> tuple[np.ndarray, ...]:
 def pairs(event: Personalized, victim: int | None = None) -> tuple[SymmetricPair, ...]:
     """A dominating pair of all coordinates for each group of users: of this victim, or (None) of everybody.
 
-    Groups whose loss is clearly not the largest are asked at fewer eps.
+    Groups whose loss is clearly not the largest are asked at fewer eps; pairs that another one dominates are left out.
     """
     return _pairs(event, victim)
 
@@ -58,10 +64,14 @@ def _pairs(event: Personalized, victim: int | None) -> tuple[SymmetricPair, ...]
         return (personal.pair(event, groups[0]),)
     rough = [personal.pair(event, members, nodes=curves.COARSE) for members in groups]
     worst = max(pair.std_loss for pair in rough)
-    return tuple(
-        personal.pair(event, members) if pair.std_loss > _CLEARLY * worst else pair
-        for members, pair in zip(groups, rough, strict=True)
-    )
+    found: list[SymmetricPair] = []
+    for index in np.argsort([-pair.std_loss for pair in rough]).tolist():
+        pair = rough[index]
+        if pair.std_loss > _CLEARLY * worst:
+            pair = personal.pair(event, groups[index])
+        if not any(other.dominates(pair) for other in found):
+            found.append(pair)
+    return tuple(found)
 
 
 def delta(event: Personalized, *, eps: float, victim: int | None = None) -> float:
@@ -109,7 +119,7 @@ def _one_coordinate(event: Personalized, delta: float, victim: int | None) -> Bo
     """By the curve itself, asked where it is needed; the worst group is halved as long as its users differ."""
 
     def measured(members: np.ndarray) -> tuple[float, np.ndarray]:
-        top = float(personal.budgets_of(event)[members].max())
+        top = float(budgets_of(event)[members].max())
         return smallest_eps(personal.curve(event, members), delta=delta, high=top), members
 
     found = [measured(members) for members in _victims(event, victim)]
@@ -135,12 +145,12 @@ def per_user(event: Personalized, *, delta: float, times: int = 1) -> tuple[Boun
         Holds for every user; within 2 % of, or above, `eps(event, delta=delta, victim=user)`.
     """
     _validate.in_open_interval(0, 1, delta=delta)
-    budgets = personal.budgets_of(event)
+    budgets = budgets_of(event)
     order = np.argsort(budgets, kind="stable")
     low, high = float(budgets.min()), float(budgets.max())
-    count = _MOST_GROUPS if len(order) <= _MANY and not event.threshold else _FEWER_GROUPS
+    count = _FEWEST if event.threshold else next(many for most, many in _GROUPS if len(order) <= most)
     edges = np.geomspace(low, high, count + 1)[1:-1] if high > low else np.empty(0)
-    answers: dict[int, Bound] = {}
+    answers = np.empty(len(order), dtype=object)
     for members in np.split(order, np.unique(np.searchsorted(budgets[order], edges, side="right"))):
         if len(members):
             alone = times * event.coordinates * float(budgets[members].max())
@@ -148,8 +158,8 @@ def per_user(event: Personalized, *, delta: float, times: int = 1) -> tuple[Boun
             with contextlib.suppress(NotApplicable):
                 hidden = _composed(personal.pair(event, members, nodes=curves.COARSE), delta, times)
                 found = Bound(eps=min(alone, hidden), delta=delta, proof=_HIDING.then(PRIVACY_LOSS))
-            answers.update(dict.fromkeys(members.tolist(), found))
-    return tuple(answers[user] for user in range(len(order)))
+            answers[members] = found
+    return tuple(answers)
 
 
 @releases(Personalized)
@@ -201,7 +211,7 @@ class PersonalizedRelease(Release[Personalized]):
 
     def per_user(self, times: int, *, delta: float) -> tuple[float, ...]:
         """What the others hide of each."""
-        return tuple(bound.eps for bound in per_user(self.event, delta=delta, times=times))
+        return tuple([bound.eps for bound in per_user(self.event, delta=delta, times=times)])
 
     def local(self, *, delta: float) -> Bound:
         """The largest budget."""

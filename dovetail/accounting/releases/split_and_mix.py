@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -155,12 +156,17 @@ def _by_renyi(event: SplitAndMix, delta: float, rounds: int) -> Bound:
 
 def _by_distance(event: SplitAndMix, delta: float, rounds: int) -> Bound:
     near_all = _repeated(near(event), rounds)
-    value = eps_after_spending(
+    value = _near_eps(near_all, delta, lambda eps: rounds * spent_delta(event, eps))
+    return Bound(eps=value, delta=delta, proof=SPLIT_AND_MIX.proof.then(skellam_distance.SKELLAM, gaussian.ANALYTIC))
+
+
+def _near_eps(near_all: NearGaussian, delta: float, spent: Callable[[float], float] = lambda _: 0.0) -> float:
+    """eps at delta by a Gaussian and a distance from it, with what else is spent at an eps."""
+    return eps_after_spending(
         lambda left: gaussian.eps_of(near_all.mu, delta=left),
-        lambda eps: rounds * spent_delta(event, eps) + _distance(near_all, eps),
+        lambda eps: spent(eps) + _distance(near_all, eps),
         delta=delta,
     )
-    return Bound(eps=value, delta=delta, proof=SPLIT_AND_MIX.proof.then(skellam_distance.SKELLAM, gaussian.ANALYTIC))
 
 
 def _repeated(one: NearGaussian, rounds: int) -> NearGaussian:
@@ -213,8 +219,7 @@ def calibrate(
             known = [_eps(rounds * _skellam(2 * norm, coordinates, variance, ORDERS), goal)]
             with contextlib.suppress(NotApplicable):
                 one = skellam_distance.near_gaussian(sensitivity=2 * norm, coordinates=coordinates, variance=variance)
-                left = goal - _distance(near_all := _repeated(one, rounds), eps)
-                known += [gaussian.eps_of(near_all.mu, delta=left) / _CLIMB] if left > 0 else []
+                known.append(_near_eps(_repeated(one, rounds), goal) / _CLIMB)
             return min(known)
 
         variance = (smallest_noise(eps_of, eps=eps) * norm) ** 2
@@ -232,10 +237,14 @@ def calibrate(
         )
 
     scale = math.sqrt(coordinates / 8 / rounding_loss) / clip_norm
-    modulus = 1 << (at(scale).modulus - 1).bit_length()
-    while at(scale * 1.01).modulus <= modulus:
-        scale *= 1.01
     found = at(scale)
+    modulus = 1 << (found.modulus - 1).bit_length()
+    larger = scale * modulus / found.modulus  # about what fills the modulus: norms grow with the scale
+    while larger > scale * 1.005:
+        if (filled := at(larger)).modulus <= modulus:
+            found = filled
+            break
+        larger *= 0.995
     target = delta * mixing_share / (rounds * coordinates * (1 + math.exp(eps)) * (1 + 1e-8))
     shares = shares_for(num_users=found.honest, modulus=modulus, target=target)
     return dataclasses.replace(found, modulus=modulus, shares=shares)

@@ -104,9 +104,8 @@ class Personal(Protocol):
             if len(self.budgets) != cohort.size:
                 raise ValueError(f"expected one budget for each of {cohort.size} users, got {len(self.budgets)}")
             return self
-        scale = self.budget_scale
-        scaled = tuple(scale * eps_local for eps_local in resolve(self.budgets, cohort.size))
-        return dataclasses.replace(self, budgets=self.spent(scaled), budget_scale=None)
+        scaled = self.budget_scale * np.array(resolve(self.budgets, cohort.size))
+        return dataclasses.replace(self, budgets=self.spent(tuple(scaled.tolist())), budget_scale=None)
 
     @property
     def eps_locals(self) -> np.ndarray:
