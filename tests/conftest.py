@@ -11,9 +11,6 @@ import hypothesis
 import jaxlib
 import pytest
 
-hypothesis.settings.register_profile("the same examples in every run", derandomize=True, database=None)
-hypothesis.settings.load_profile("the same examples in every run")
-
 os.environ["JAX_PLATFORMS"] = "cpu"
 # most of a test's time would go into optimising programs that run once; XLA ends on a flag that it no longer has
 os.environ["XLA_FLAGS"] = " ".join(
@@ -32,6 +29,8 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers and tests' own proc
 import jax
 
 jax.config.update("jax_num_cpu_devices", 2)
+hypothesis.settings.register_profile("the same examples in every run", derandomize=True, database=None)
+hypothesis.settings.load_profile("the same examples in every run")
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks

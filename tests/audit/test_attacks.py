@@ -5,9 +5,10 @@ import math
 
 import jax
 import jax.numpy as jnp
+import mpmath
 import numpy as np
 import pytest
-from scipy.stats import binom, chi2
+from scipy.stats import binom, binomtest, chi2
 
 from dovetail.accounting.releases.privunit import cap_mass
 from dovetail.audit import exact
@@ -125,6 +126,45 @@ def test_privunit_never_passes_the_certified_bound_and_caps_are_those_of_the_den
     mass = cap_mass(dim=20, threshold=local.cap.threshold)
     for prob, report in zip(privunit.cap_probs(protocol, 20), (direction, -direction), strict=True):
         assert prob == pytest.approx(mass * math.exp(local.log_density(report, direction)), rel=1e-8)
+
+
+def alone_mass_in_thirty_digits(dim, threshold):
+    """On a cap, less the nearer of the caps at 120 degrees, along every direction in their plane."""
+
+    def beyond(cosine):
+        length = threshold / cosine if cosine > threshold else 1
+        return (1 - length**2) ** (mpmath.mpf(dim) / 2 - 1) if length < 1 else mpmath.mpf(0)
+
+    def at(angle):
+        return max(0, beyond(mpmath.cos(angle)) - beyond(mpmath.cos(2 * mpmath.pi / 3 - angle)))
+
+    with mpmath.workdps(30):
+        threshold = mpmath.mpf(threshold)
+        end = mpmath.acos(threshold)
+        cuts = sorted({*(end * k / 12 for k in range(13)), min(end, mpmath.pi / 3)})
+        return float(mpmath.quad(at, cuts) / mpmath.pi)
+
+
+@pytest.mark.parametrize(("dim", "threshold"), [(10, 0.25), (50, 0.1114), (7850, 0.008877)])
+def test_the_mass_of_a_cap_alone_is_that_of_the_integral_and_of_points(dim, threshold):
+    mass = privunit.alone_mass(dim=dim, threshold=threshold)
+    assert mass == pytest.approx(alone_mass_in_thirty_digits(dim, threshold), rel=1e-12)
+    points = np.random.default_rng(0).normal(size=(400_000, 3))
+    rest = np.random.default_rng(1).chisquare(dim - 3, 400_000)
+    plane = points[:, :2] / np.sqrt((points**2).sum(axis=1) + rest)[:, None]
+    turns = 2 * math.pi / 3 * np.arange(3)
+    on = plane @ np.stack([np.cos(turns), np.sin(turns)]) >= threshold
+    seen = int((on[:, 0] & ~on[:, 1] & ~on[:, 2]).sum())
+    assert binomtest(seen, len(on), mass).pvalue > 1e-4
+    assert binomtest(int(on[:, 0].sum()), len(on), mass).pvalue < 1e-9, "the whole cap is a near miss"
+
+
+def test_caps_apart_show_most_of_what_privunit_certifies():
+    asked = plan(eps_local=2.0)
+    protocol, cohort = quotes.settled("privunit", asked)
+    opposite, apart = (found.eps(delta=DELTA).eps for found in privunit.exact_attacks(protocol, cohort, asked.dim))
+    certified = quotes.quote("privunit", asked).certified.eps
+    assert opposite < 0.8 * certified < 0.93 * certified < apart <= certified
 
 
 def test_the_median_shows_in_the_noise():

@@ -1,16 +1,22 @@
-"""PrivUnit: messages near the victim's direction, and messages near its opposite.
+"""PrivUnit: messages near one direction that the victim may hold, and messages near the other.
 
-The victim holds a unit vector u or -u. All others hold -u: of their messages the fewest fall into the cap around u.
-Where the two caps do not meet, the density of a message takes three values, one on each cap and one between, so that
-the numbers of messages on both caps are all that the messages tell of the victim.
+*Opposite*: the victim holds a unit vector u or -u. All others hold -u: of their messages the fewest fall into the cap
+around u. Where the two caps do not meet, the density of a message takes three values, one on each cap and one between,
+so that the numbers of messages on both caps are all that the messages tell of the victim.
+
+*Apart*: the victim holds one of two directions at 120 degrees, all others hold the third. Messages on one of the
+victim's caps and on neither of the other two are counted, for both: there the others' density is the lowest, too. In
+the plane of the three the squared length r^2 of a uniform point has P(r >= s) = (1 - s^2)^(dim/2 - 1).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 
+from dovetail import _validate
 from dovetail.accounting.releases import privunit as accounting
 from dovetail.audit.attacks.registry import on_own_reports, stronger
 from dovetail.audit.bounds import ExactAttack
@@ -19,10 +25,12 @@ from dovetail.protocols import Cohort
 from dovetail.protocols.local.privunit import PrivUnit
 from dovetail.statements import NotApplicable
 
-__all__ = ["cap_probs", "exact_attacks", "own_reports"]
+__all__ = ["alone_mass", "cap_probs", "exact_attacks", "own_reports"]
 
 _ROUNDED_DOWN = 1e-10  # what `cap_mass` takes off to be on the safe side of an upper bound
 _CAP_ERROR = 1e-12  # relative; 50 digits show 4e-15 in up to a million dimensions
+_LEAST_DIM = 10  # below, the density of lengths ends too abruptly for the quadrature
+_NODES, _PIECES = 20, 40
 
 
 @stronger.register(PrivUnit)
@@ -31,8 +39,48 @@ def exact_attacks(protocol: PrivUnit, cohort: Cohort, dim: int) -> list[ExactAtt
     towards, away = cap_probs(protocol, dim)
     others = cohort.crowd() - cohort.colluders - 1
     attack = "messages on the caps around the victim's direction and its opposite, others opposite"
-    exact_attack = trinomials(attack, others, (away, towards), (towards, away), (away, towards))
-    return [dataclasses.replace(exact_attack, slack=exact_attack.slack + (others + 1) * away * 4 * _CAP_ERROR)]
+    opposite = trinomials(attack, others, (away, towards), (towards, away), (away, towards))
+    found = [dataclasses.replace(opposite, slack=opposite.slack + (others + 1) * away * 4 * _CAP_ERROR)]
+    if dim >= _LEAST_DIM:
+        found.append(_apart(towards, away, others, dim, protocol.local(dim).cap.threshold))
+    return found
+
+
+def _apart(towards: float, away: float, others: int, dim: int, threshold: float) -> ExactAttack:
+    mass = accounting.cap_mass(dim=dim, threshold=threshold) * (1 + _ROUNDED_DOWN)
+    alone = alone_mass(dim=dim, threshold=threshold)
+    near, far = towards / mass * alone, (1 - towards) / (1 - mass) * alone
+    attack = (
+        "messages on one of three caps at 120 degrees, of which the victim's is one of two and the others' the third"
+    )
+    found = trinomials(attack, others, (far, far), (near, far), (far, near))
+    return dataclasses.replace(found, slack=found.slack + ((others + 1) * 2 * far + near) * 4 * _CAP_ERROR)
+
+
+def alone_mass(*, dim: int, threshold: float) -> float:
+    """The share of the sphere on a cap and on neither of the caps at 120 degrees from it on either side.
+
+    Guarantees:
+        Right to 12 digits in 10 dimensions or more.
+    """
+    _validate.in_open_interval(0, 1, threshold=threshold)
+    _validate.at_least(_LEAST_DIM, dim=dim)
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    end = math.acos(threshold)  # of angles at which the cap is met
+    total = 0.0
+    for low, high in ((0.0, min(math.pi / 3, end)), (min(math.pi / 3, end), end)):  # at 60 degrees two caps cross
+        pieces = np.linspace(low, high, _PIECES + 1)
+        width = np.diff(pieces)[:, None] / 2
+        angle = pieces[:-1, None] + width * (1 + nodes)
+        own = _beyond(threshold / np.cos(angle), dim)
+        side = np.cos(2 * math.pi / 3 - angle)  # the nearer of the two others
+        other = np.where(side > threshold, _beyond(threshold / np.maximum(side, threshold), dim), 0.0)
+        total += float((width * weights * np.maximum(own - other, 0.0)).sum())
+    return total / math.pi  # both sides of the middle, of a full turn
+
+
+def _beyond(length: np.ndarray, dim: int) -> np.ndarray:
+    return np.exp((dim / 2 - 1) * np.log1p(-(np.minimum(length, 1 - 1e-16) ** 2)))
 
 
 def cap_probs(protocol: PrivUnit, dim: int) -> tuple[float, float]:
