@@ -139,7 +139,7 @@ def slack(name):
     return 2e-3 if name == "blanket-exact-laplace" else 1e-8  # its grid changes with the point
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(10, 10**5), st.floats(1, 100), st.floats(0.05, 5), st.floats(1e-9, 1e-2))
 def test_more_users_never_hurt(num_users, factor, eps_local, delta):
     few = eps_of(table.table(eps_local, num_users=num_users, delta=delta))
@@ -147,7 +147,7 @@ def test_more_users_never_hurt(num_users, factor, eps_local, delta):
     assert_not_smaller(few, many, slack)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(10, 10**5), st.floats(0.05, 5), st.floats(1, 2), st.floats(1e-9, 1e-2))
 def test_a_larger_eps_local_never_helps(num_users, eps_local, factor, delta):
     small = eps_of(table.table(eps_local, num_users=num_users, delta=delta))

@@ -38,7 +38,7 @@ BINARY = Theorem(
 )
 
 _MOST_MESSAGES = 4_000_000
-_MOST_NUMBERS = 300_000  # of probabilities that are held at once: blocks times the window of each
+_MOST_NUMBERS = 100_000  # of probabilities that are held at once: blocks times the window of each
 _REACH = 8.5  # standard deviations on either side that a window holds
 _CLEAR = 1e4  # times its error is a probability where a threshold is looked for
 _NEGLIGIBLE = -60.0  # log of Fourier coefficients that are charged, not summed
@@ -150,7 +150,7 @@ class _Crowd:
             self._group = np.zeros(len(ones), np.int64)
             self._users = np.stack([ones, zeros, np.full_like(ones, reports.places - reports.others)], axis=1)
         else:
-            self._by_number(reports, most)
+            self._by_number(reports, 3 * most)  # blocks of numbers and of what they hold
         self._users = self._users.astype(float)
 
     def _by_number(self, reports: BinaryReports, most: int) -> None:

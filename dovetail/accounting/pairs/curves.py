@@ -44,7 +44,7 @@ class Nodes(NamedTuple):
         return nodes[nodes < eps_pure * (1 - 1e-6)]
 
 
-FINE = Nodes(0.08, 5.5, 0.25, 9.0, 1.2)
+FINE = Nodes(0.1, 5.5, 0.25, 9.0, 1.2)
 COARSE = Nodes(0.3, 4.8, 0.6, 9.0, 1.5)
 
 
