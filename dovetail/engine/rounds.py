@@ -29,7 +29,7 @@ from jax.sharding import PartitionSpec
 
 from dovetail import _validate
 from dovetail.data._base import Clients, Dataset, Model
-from dovetail.engine import gram
+from dovetail.engine import gram, scoring
 from dovetail.engine.chunks import ESTIMATE, SHUFFLE, ClientWork, Data, Keys, Work, as_float, best_way
 from dovetail.engine.devices import AXIS, chunk_bytes, make_mesh, on_every_device, split_over_devices, to_host
 from dovetail.engine.diagnostics import Diagnostics, diagnosed, seen
@@ -133,7 +133,7 @@ class Engine:
         self.ran: list[Ran] = []
         self._epochs: dict[int, set[int]] = {}
         self._compiled = jax.jit(self._round, donate_argnums=0)
-        self._compiled_count = jax.jit(self._count_right)  # as a static argument the engine would never be let go
+        self._compiled_logits = jax.jit(self._tested)  # as a static argument the engine would never be let go
 
     def _placed(self, dataset: Dataset, clients: Clients) -> Data:
         """The data on the devices; a table of rows says whose they are."""
@@ -221,14 +221,19 @@ class Engine:
 
     def accuracy(self, training: Training) -> float:
         """The share of test records that the model to publish gets right."""
-        params = self._published(training)
-        inputs, labels = self._test
+        return float(np.mean(np.argmax(self._logits(training), axis=1) == self._test[1]))
+
+    def auc(self, training: Training) -> float | None:
+        """The area under the model's ROC curve on the test records, where there are two classes; otherwise None."""
+        logits = self._logits(training)
+        return scoring.auc(logits[:, 1] - logits[:, 0], self._test[1]) if logits.shape[1] == 2 else None
+
+    def _logits(self, training: Training) -> np.ndarray:
+        """Those of the model to publish on all test records, some at a time."""
+        params, inputs = self._published(training), self._test[0]
         batch = max(1, 2**26 // max(1, math.prod(inputs.shape[1:]) * 4))
-        right = sum(
-            int(self._compiled_count(params, inputs[low : low + batch], labels[low : low + batch]))
-            for low in range(0, len(labels), batch)
-        )
-        return right / len(labels)
+        parts = [self._compiled_logits(params, inputs[low : low + batch]) for low in range(0, len(inputs), batch)]
+        return np.concatenate([np.asarray(part) for part in parts])
 
     def model_arrays(self, training: Training) -> dict[str, np.ndarray]:
         """The parameters of the model to publish by name, for `model.npz`."""
@@ -244,8 +249,8 @@ class Engine:
         fitting = chunk_bytes(self.mesh.devices.flat[0].platform) // (4 * floats)
         return max(1, min(fitting, math.ceil(self._size / self.mesh.size)))
 
-    def _count_right(self, params: jax.Array, inputs: jax.Array, labels: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.argmax(self._clients.logits(params, as_float(inputs)), axis=1) == labels)
+    def _tested(self, params: jax.Array, inputs: jax.Array) -> jax.Array:
+        return self._clients.logits(params, as_float(inputs))
 
     def _round(
         self, training: Training, data: Data, work: Work, used: jax.Array, public: _Public, secret: jax.Array
