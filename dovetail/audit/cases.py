@@ -15,6 +15,7 @@ from dovetail.audit.runs.scores import View
 from dovetail.events import Everyone, FixedSize
 from dovetail.guarantee import quotes
 from dovetail.protocols import filled
+from dovetail.statements import Neighbors
 
 __all__ = ["CASES", "INDICES", "Case", "plan_for"]
 
@@ -35,13 +36,17 @@ class Case:
     colluders: int = 0
     view: View = "analyzer"
     trials: int | None = None
+    neighbors: Neighbors | None = None  # the protocol's own unless given
     quick: bool = False  # one case a protocol, in seconds
 
     @property
     def plan(self) -> quotes.Terms:
         """What is quoted and attacked."""
         return plan_for(
-            self.protocol, self.num_users, self.dim, self.delta, chosen=self.settings, colluders=self.colluders
+            *(self.protocol, self.num_users, self.dim, self.delta),
+            chosen=self.settings,
+            colluders=self.colluders,
+            neighbors=self.neighbors,
         )
 
 
@@ -55,10 +60,11 @@ def plan_for(
     colluders: int = 0,
     rounds: int = 1,
     population: int | None = None,
+    neighbors: Neighbors | None = None,
 ) -> quotes.Terms:
     """A plan with the settings that were chosen, and the protocol's example for those that were not.
 
-    With a `population` a round draws its users from so many, in secret.
+    With a `population` a round draws its users from so many, in secret; `neighbors` is the protocol's own unless given.
     """
     return quotes.Terms(
         num_users=num_users,
@@ -68,6 +74,7 @@ def plan_for(
         colluders=colluders,
         participation=Everyone() if population is None else FixedSize(size=num_users, population=population),
         settings=filled(name, dim, chosen),
+        neighbors=neighbors,
     )
 
 
@@ -94,18 +101,20 @@ def _sum(protocol: str, label: str, **chosen: Any) -> Case:
 
 
 def _small(protocol: str, *, num_users: int = 10, dim: int = 2, **more: Any) -> Case:
-    chosen = {key: value for key, value in more.items() if key not in ("view", "colluders", "quick")}
+    chosen = {key: value for key, value in more.items() if key not in ("view", "colluders", "neighbors", "quick")}
     variant = [str(chosen[key]) for key in ("method", "clip", "randomizer") if key in chosen]
     crowd = [f"{more['colluders']} of {num_users} collude"] if "colluders" in more else []
+    relation = [more["neighbors"].value] if "neighbors" in more else []
     return Case(
         protocol=protocol,
-        label=", ".join(["the code", *variant, *crowd]),
+        label=", ".join(["the code", *variant, *crowd, *relation]),
         num_users=num_users,
         dim=dim,
         delta=_SMALL_DELTA,
         settings=chosen,
         colluders=more.get("colluders", 0),
         view=more.get("view", "analyzer"),
+        neighbors=more.get("neighbors"),
         quick=more.get("quick", True),
     )
 
@@ -152,6 +161,7 @@ _CODE = (
     _small("ss_topk", dim=4, k=2, eps_local=1.0, view="colluding", quick=False),
     _small("privunit", dim=4),
     _small("split_and_mix", num_users=60, dim=1, noise_multiplier=1.0),
+    _small("split_and_mix", num_users=60, dim=1, noise_multiplier=1.0, neighbors=Neighbors.ADD_REMOVE, quick=False),
     _small("apes", budgets=[0.5, 1.0]),
     _small("s_apes", dim=4, budgets=[0.5, 1.0], keep=0.5),
     _small("unis", budgets=[0.5, 1.0]),

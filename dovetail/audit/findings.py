@@ -120,7 +120,7 @@ def audit(
             runs.lower_bound(
                 games,
                 view=view,
-                trust=protocol.view(cohort, plan.dim, neighbors=protocol.relation).scope.trust,
+                trust=protocol.view(cohort, plan.dim, neighbors=plan.relation(protocol)).scope.trust,
                 delta=delta,
                 trials=counted,
                 confidence=confidence,
@@ -150,20 +150,21 @@ def attack(rounds: Sequence[Round], *, delta: float) -> LowerBound | None:
 
 
 def _exact_attacks(protocol: Protocol, cohort: Cohort, plan: quotes.Terms, view: View) -> tuple[ExactAttack, ...]:
-    """The exact attacks; an observer of estimates is left to counting."""
+    """The exact attacks; an observer of estimates is left to counting, and so are own reports under other relations."""
     if view == "observer":
         return ()
+    written_for = plan.rounds == 1 and plan.relation(protocol) is protocol.relation
     if view == "colluding":
         with contextlib.suppress(NotApplicable):
-            return tuple(attacks.on_own_reports(protocol, cohort, plan.dim)) if plan.rounds == 1 else ()
+            return tuple(attacks.on_own_reports(protocol, cohort, plan.dim)) if written_for else ()
         return ()
     found: list[ExactAttack] = []
-    if plan.rounds == 1:
+    if written_for:
         with contextlib.suppress(NotApplicable):
             found = attacks.stronger(protocol, cohort, plan.dim)
     if not protocol.private_steps and protocol.noise_std(cohort.size, plan.dim) == 0:
         found = [*found, disjoint("the released estimate, which has no noise")]
-    item = protocol.view(cohort, plan.dim, neighbors=protocol.relation).round
+    item = protocol.view(cohort, plan.dim, neighbors=plan.relation(protocol)).round
     if not attacks.shows_less(protocol):
         with contextlib.suppress(NotApplicable):
             found = [*found, *exact.exact_attacks_on_rounds([item] * plan.rounds)]
@@ -172,7 +173,7 @@ def _exact_attacks(protocol: Protocol, cohort: Cohort, plan: quotes.Terms, view:
 
 def _games(protocol: Protocol, cohort: Cohort, plan: quotes.Terms) -> list[Game]:
     """Every pair of worlds that the code can be run in; none where records are drawn by a rule of their own."""
-    worlds = pairs(protocol, cohort, plan.dim, neighbors=protocol.relation, rounds=plan.rounds)
+    worlds = pairs(protocol, cohort, plan.dim, neighbors=plan.relation(protocol), rounds=plan.rounds)
     return [Game(protocol=protocol, cohort=cohort, worlds=pair) for pair in worlds]
 
 

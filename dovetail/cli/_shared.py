@@ -11,6 +11,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from dovetail import _validate
+from dovetail.statements import Neighbors
+
 __all__ = [
     "Authority",
     "Colluders",
@@ -21,6 +24,7 @@ __all__ = [
     "JsonFlag",
     "Overrides",
     "Population",
+    "Relation",
     "Rounds",
     "Settings",
     "Users",
@@ -33,6 +37,7 @@ __all__ = [
     "print_json",
     "print_names",
     "print_statement",
+    "relation_of",
 ]
 
 _WIDE = None if sys.stdout.isatty() else 200  # tables in files and pipes are not cut to a screen that is not there
@@ -66,6 +71,12 @@ JsonFlag = Annotated[bool, flag("--json", "Print one JSON object on stdout.")]
 Users = Annotated[int, typer.Option("--n", help="Number of users per round.")]
 Population = Annotated[int | None, typer.Option(help="Number of users from which each round samples --n in secret.")]
 Colluders = Annotated[int, typer.Option("--colluders", help="Number of users assumed to be fake or to collude.")]
+Relation = Annotated[
+    str | None,
+    typer.Option(
+        "--neighbors", help="Which inputs are neighbours: replace-one or add-remove. Default: the protocol's."
+    ),
+]
 Rounds = Annotated[int, typer.Option(min=1, help="Number of rounds that a user takes part in.")]
 Delta = Annotated[float, typer.Option("--delta", help="The delta of the statement.")]
 Dim = Annotated[int, typer.Option("--dim", help="Number of coordinates of an update.")]
@@ -113,3 +124,11 @@ def from_hex(text: str) -> bytes:
 def listens(name: str) -> Callable[[str], None]:
     """Says on stderr at which address a party listens."""
     return lambda address: err_console.print(f"{name} listens on {address}", markup=False, highlight=False)
+
+
+def relation_of(text: str | None) -> Neighbors | None:
+    """The neighbouring relation of this name; None if it was not given."""
+    if text is None:
+        return None
+    _validate.one_of([relation.value for relation in Neighbors], neighbors=text)
+    return Neighbors(text)

@@ -14,6 +14,7 @@ from dovetail.cli._shared import (
     Dim,
     JsonFlag,
     Population,
+    Relation,
     Rounds,
     Settings,
     Users,
@@ -21,6 +22,7 @@ from dovetail.cli._shared import (
     out_console,
     print_json,
     print_statement,
+    relation_of,
 )
 from dovetail.numbers import at_least, at_most
 
@@ -95,6 +97,7 @@ def account_protocol(
     rounds: Rounds = 1,
     population: Population = None,
     colluders: Colluders = 0,
+    neighbors: Relation = None,
     set_: Settings = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -102,7 +105,7 @@ def account_protocol(
     from dovetail.guarantee import quotes
 
     with err_console.status("accounting"):
-        quote = quotes.quote(name, _plan(n, dim, delta, rounds, population, colluders, set_))
+        quote = quotes.quote(name, _plan(n, dim, delta, rounds, population, colluders, neighbors, set_))
     if as_json:
         print_json(quote.to_json())
         return
@@ -123,13 +126,14 @@ def calibrate(
     ] = None,
     rounds: Rounds = 1,
     colluders: Colluders = 0,
+    neighbors: Relation = None,
     set_: Settings = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Find the protocol parameter that meets a target (eps, delta), rounded conservatively."""
     from dovetail.guarantee import quotes
 
-    plan = _plan(n, dim, delta, rounds, None, colluders, set_)
+    plan = _plan(n, dim, delta, rounds, None, colluders, neighbors, set_)
     with err_console.status("calibrating"):
         chosen, value, quote = quotes.calibrate(name, plan, eps=eps, parameter=parameter)
     if as_json:
@@ -149,6 +153,7 @@ def _plan(
     rounds: int,
     population: int | None,
     colluders: int,
+    neighbors: str | None,
     set_: list[str] | None,
 ) -> Any:
     """The plan that these options describe, with no setting but those that were given."""
@@ -164,6 +169,7 @@ def _plan(
         colluders=colluders,
         participation=Everyone() if population is None else FixedSize(size=n, population=population),
         settings=dict(config.parse_override(text) for text in set_ or []),
+        neighbors=relation_of(neighbors),
     )
 
 

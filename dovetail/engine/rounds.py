@@ -29,6 +29,7 @@ from jax.sharding import PartitionSpec
 
 from dovetail import _validate
 from dovetail.data._base import Clients, Dataset, Model
+from dovetail.engine import gram, scoring
 from dovetail.engine.chunks import ESTIMATE, SHUFFLE, ClientWork, Data, Keys, Work, as_float, best_way
 from dovetail.engine.devices import AXIS, chunk_bytes, make_mesh, on_every_device, split_over_devices, to_host
 from dovetail.engine.diagnostics import Diagnostics, diagnosed, seen
@@ -107,11 +108,12 @@ class Engine:
         diagnostics: bool = False,
     ) -> None:
         performance = performance or Performance()
-        self._protocol, self._server, self._size, self._diagnostics = protocol, server, cohort_size, diagnostics
+        self._protocol, self.server, self._size, self._diagnostics = protocol, server, cohort_size, diagnostics
         self._randomness = randomness
         first, self._unravel = first_parameters(model, randomness.seed)
         self.first, self.dim = np.asarray(first), len(first)
         self._layout, self._fast = protocol.layout(self.dim), fast_path(protocol, self.dim)
+        clients = clients.with_views(dataset.views)
         records = clients.index.shape[1]
         way = best_way(model, self._fast, protocol.init(self.dim), update, records=records, diagnostics=diagnostics)
         self._clients = ClientWork(
@@ -126,22 +128,29 @@ class Engine:
         self._faithful = self._layout.shufflers > 0 and not (performance.fast and self._fast.summable)
         self.mesh = make_mesh(performance.devices)
         self._chunk = performance.chunk or self._default_chunk(records * math.prod(dataset.inputs.shape[1:]))
-        self._data = tuple(
-            on_every_device(array, self.mesh)
-            for array in (dataset.inputs, dataset.labels, clients.index, clients.counts)
-        )
+        self._data = self._placed(dataset, clients)
         self._test = (dataset.test_inputs, dataset.test_labels)
         self.ran: list[Ran] = []
         self._epochs: dict[int, set[int]] = {}
         self._compiled = jax.jit(self._round, donate_argnums=0)
-        self._compiled_count = jax.jit(self._count_right)  # as a static argument the engine would never be let go
+        self._compiled_logits = jax.jit(self._tested)  # as a static argument the engine would never be let go
+
+    def _placed(self, dataset: Dataset, clients: Clients) -> Data:
+        """The data on the devices; a table of rows says whose they are."""
+        work, products = self._clients, None
+        one_step = work.way == "linear" and not (work.update.local or work.diagnostics)
+        if one_step and gram.serves(clients.index.shape[1], dataset.num_classes):
+            products = gram.products(dataset.inputs, clients, constant=cast(float, work.model.constant))
+        labels = np.repeat(dataset.labels, dataset.views)
+        data = (dataset.inputs, labels, clients.index, clients.counts, products)
+        return Data(*jax.tree.map(lambda array: on_every_device(array, self.mesh), data))
 
     def start(self) -> Training:
         """The state before the first round, of which `ran` knows nothing yet."""
         self.ran, self._epochs = [], {}
         params = jnp.asarray(self.first)
         nothing = Diagnostics(jnp.zeros(()), jnp.zeros(())) if self._diagnostics else ()
-        return self.place(Training(params, self._server.init(params), self._protocol.init(self.dim), nothing))
+        return self.place(Training(params, self.server.init(params), self._protocol.init(self.dim), nothing))
 
     def place(self, training: Any) -> Training:
         """A state of host arrays (a checkpoint), on the devices."""
@@ -211,28 +220,37 @@ class Engine:
             seen.update(users.tolist())
 
     def accuracy(self, training: Training) -> float:
-        """The share of test records that the model gets right."""
-        params = jnp.asarray(to_host(training.params))
-        inputs, labels = self._test
+        """The share of test records that the model to publish gets right."""
+        return float(np.mean(np.argmax(self._logits(training), axis=1) == self._test[1]))
+
+    def auc(self, training: Training) -> float | None:
+        """The area under the model's ROC curve on the test records, where there are two classes; otherwise None."""
+        logits = self._logits(training)
+        return scoring.auc(logits[:, 1] - logits[:, 0], self._test[1]) if logits.shape[1] == 2 else None
+
+    def _logits(self, training: Training) -> np.ndarray:
+        """Those of the model to publish on all test records, some at a time."""
+        params, inputs = self._published(training), self._test[0]
         batch = max(1, 2**26 // max(1, math.prod(inputs.shape[1:]) * 4))
-        right = sum(
-            int(self._compiled_count(params, inputs[low : low + batch], labels[low : low + batch]))
-            for low in range(0, len(labels), batch)
-        )
-        return right / len(labels)
+        parts = [self._compiled_logits(params, inputs[low : low + batch]) for low in range(0, len(inputs), batch)]
+        return np.concatenate([np.asarray(part) for part in parts])
 
     def model_arrays(self, training: Training) -> dict[str, np.ndarray]:
-        """The model's parameters by name, for `model.npz`."""
-        leaves, _ = jax.tree_util.tree_flatten_with_path(self._unravel(jnp.asarray(to_host(training.params))))
+        """The parameters of the model to publish by name, for `model.npz`."""
+        leaves, _ = jax.tree_util.tree_flatten_with_path(self._unravel(self._published(training)))
         return {jax.tree_util.keystr(path).strip("[]'") or "params": np.asarray(leaf) for path, leaf in leaves}
+
+    def _published(self, training: Training) -> jax.Array:
+        params, state = jax.tree.map(lambda leaf: jnp.asarray(to_host(leaf)), (training.params, training.server))
+        return self.server.published(params, state)
 
     def _default_chunk(self, inputs_a_client: int) -> int:
         floats = inputs_a_client + (0 if self._clients.sums_updates else 3 * self.dim)
         fitting = chunk_bytes(self.mesh.devices.flat[0].platform) // (4 * floats)
         return max(1, min(fitting, math.ceil(self._size / self.mesh.size)))
 
-    def _count_right(self, params: jax.Array, inputs: jax.Array, labels: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.argmax(self._clients.logits(params, as_float(inputs)), axis=1) == labels)
+    def _tested(self, params: jax.Array, inputs: jax.Array) -> jax.Array:
+        return self._clients.logits(params, as_float(inputs))
 
     def _round(
         self, training: Training, data: Data, work: Work, used: jax.Array, public: _Public, secret: jax.Array
@@ -261,7 +279,7 @@ class Engine:
         estimate, protocol = self._protocol.estimate(
             tally, cast(int, public.size), state, key=jax.random.fold_in(keys.noise, ESTIMATE)
         )
-        params, server = self._server.step(training.params, training.server, estimate)
+        params, server = self.server.step(training.params, training.server, estimate)
         return Training(params, server, protocol, diagnosed(raw, self.dim) if self._diagnostics else ())
 
 

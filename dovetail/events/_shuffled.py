@@ -184,6 +184,7 @@ class SplitAndMix(_AmongUsers):
     of the honest clients' noise on a coordinate of the scaled integer sum. `colluding_slots` of the `shares` slots are
     handled by shufflers that collude with the analyzer. `rounding_tail` is that of `rounded_norm`. In a round with
     `Poisson` participation all of them upload and add noise, and each decides secretly whether its data enter.
+    Under ADD_REMOVE a user that is removed uploads the shares of zero with its part of the noise.
     """
 
     coordinates: int
@@ -194,6 +195,7 @@ class SplitAndMix(_AmongUsers):
     shares: int
     colluding_slots: int = 0
     rounding_tail: float = 1e-3
+    neighbors: Neighbors = Neighbors.REPLACE_ONE
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -204,6 +206,11 @@ class SplitAndMix(_AmongUsers):
         _validate.non_negative(colluding_slots=self.colluding_slots)
         _validate.positive(clip_norm=self.clip_norm, scale=self.scale, noise_variance=self.noise_variance)
         _validate.in_open_interval(0, 1, rounding_tail=self.rounding_tail)
+
+    @property
+    def norms_apart(self) -> int:
+        """How many largest norms neighbours are apart: one vector against another, or against zero."""
+        return 2 if self.neighbors is Neighbors.REPLACE_ONE else 1
 
     @property
     def slots(self) -> int:

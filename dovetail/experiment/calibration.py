@@ -30,8 +30,10 @@ _SECRET = {
 }
 
 
-def guarantee_of(config: Config, protocol: Protocol, schedule: Schedule, dim: int, spread: Spread) -> Guarantee:
-    """What the simulated training of a config guarantees."""
+def guarantee_of(
+    config: Config, protocol: Protocol, schedule: Schedule, dim: int, spread: Spread, *, said: tuple[str, ...] = ()
+) -> Guarantee:
+    """What the simulated training of a config guarantees; `said` is what else its statement says."""
     privacy = config.privacy
     return Guarantee(
         protocol=protocol,
@@ -42,7 +44,7 @@ def guarantee_of(config: Config, protocol: Protocol, schedule: Schedule, dim: in
         eps=privacy.eps if privacy.stop == "delta" else None,
         unit=None if privacy.unit is None else Unit(privacy.unit),
         spread=spread,
-        assumptions=(*_SIMULATED, _SECRET[config.noise]),
+        assumptions=(*_SIMULATED, _SECRET[config.noise], *said),
         reproducible=schedule.randomness.reproducible,
     )
 

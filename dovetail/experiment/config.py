@@ -74,21 +74,35 @@ class CohortConfig(_Section, frozen=True, kw_only=True):
 
 
 class ClientConfig(_Section, frozen=True, kw_only=True):
-    """What a client does with its records."""
+    """What a client does with its records.
+
+    It averages over `views` of each beside the record itself (see `dovetail.data.views`): "shift:1", "rotate:8",
+    "flip", "zoom:1.1" or "module:name".
+    """
 
     update: Literal["fedsgd", "fedavg", "fedprox"] = "fedsgd"
     learning_rate: float = 0.1
     epochs: int = 1
     batch: int = 10
     mu: float = 0.0
+    views: list[str] = []
+
+    @property
+    def steps(self) -> dict[str, Any]:
+        """How its update is computed from what it trains on."""
+        return {name: getattr(self, name) for name in self.__struct_fields__ if name != "views"}
 
 
 class ServerConfig(_Section, frozen=True, kw_only=True):
-    """The server's optimiser: an optax name, its learning rate and other options."""
+    """The server's optimiser: an optax name, its learning rate and other options.
+
+    With `average`, the mean of the models of the last part of the rounds is published: 0.5 for the last half.
+    """
 
     optimizer: str = "sgd"
     learning_rate: float = 1.0
     options: dict[str, float | bool] = {}
+    average: float = 0.0
 
 
 class PrivacyConfig(_Section, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ import numpy as np
 
 from dovetail import protocols
 from dovetail._version import __version__
-from dovetail.data import Clients, Dataset, Task
+from dovetail.data import Clients, Dataset, Task, views
 from dovetail.experiment.config import Config
 
 __all__ = ["difference", "fingerprint"]
@@ -32,7 +32,7 @@ def fingerprint(
 ) -> dict[str, Any]:
     """Config (but for what may change speed alone), protocol, data, roster, first model and code, as plain data.
 
-    Of code from outside the package, that of the task, its model and the protocol, the files it is in count.
+    Of code from outside the package, that of the task, its model, views and the protocol, the files it is in count.
     """
     model = [] if task.model is None else [task.model.init, task.model.apply]
     asked = msgspec.to_builtins(config)
@@ -48,7 +48,7 @@ def fingerprint(
         "data": _digest(*data, *subjects),
         "roster": _digest(clients.index, clients.counts),
         "first model": _digest(parameters),
-        "own code": _code(type(protocol), task.load, *model),
+        "own code": _code(type(protocol), task.load, *model, *views.parse(config.client.views)),
         "library": f"dovetail {__version__}, jax {jax.__version__}, numpy {np.__version__}",
     }
 

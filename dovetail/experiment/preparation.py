@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from dovetail import protocols
-from dovetail.data import Clients, Dataset, Model, Task, resolve
+from dovetail.data import Clients, Dataset, Model, Task, resolve, views
 from dovetail.engine import Engine, Performance, devices
 from dovetail.experiment.calibration import calibrated, guarantee_of
 from dovetail.experiment.cohorts import schedule_of
@@ -49,6 +49,7 @@ def load(config: Config, *, task: Task | None = None) -> tuple[Dataset, Clients,
     task = task or resolve(config.task.name)
     dataset = task.load(folder=None if config.task.folder is None else Path(config.task.folder))
     clients = dealt(config.task, dataset, seed=config.seed)
+    dataset = views.expanded(dataset, config.client.views)
     dataset, model = (dataset, task.model) if task.model else models.build(config.task.model, dataset)
     return dataset, clients, model
 
@@ -68,7 +69,8 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
     spread = spread_of(clients, held, dataset, public_spread=config.task.spread)
     randomness = Randomness.seeded(config.seed) if config.noise == "seeded" else devices.shared_randomness(config.seed)
     schedule = schedule_of(config, held, protocol, randomness=randomness)
-    guarantee = guarantee_of(config, protocol, schedule, _dimension(model), spread)
+    said = trainer.server.over(schedule.rounds).notes
+    guarantee = guarantee_of(config, protocol, schedule, _dimension(model), spread, said=said)
     protocol, noise_of = calibrated(guarantee, eps=config.privacy.eps)
 
     if guests is not None:
@@ -109,8 +111,8 @@ class _Trainer:
     @classmethod
     def of(cls, config: Config) -> _Trainer:
         return cls(
-            ClientUpdate(**msgspec.structs.asdict(config.client)),
-            Server.build(config.server.optimizer, config.server.learning_rate, config.server.options),
+            ClientUpdate(**config.client.steps),
+            Server.build(**msgspec.structs.asdict(config.server)),
             Performance(**msgspec.structs.asdict(config.performance)),
         )
 
@@ -122,7 +124,7 @@ class _Trainer:
             clients=sampler.table,
             update=self.update,
             protocol=sampler.protocol,
-            server=self.server,
+            server=self.server.over(sampler.schedule.rounds),
             cohort_size=sampler.size,
             randomness=sampler.schedule.randomness,
             performance=self.performance,
@@ -139,6 +141,11 @@ def _check_sections(config: Config, protocol: protocols.Protocol) -> None:
         raise ValueError(f"expected task.silos and not task.users with partition 'silos', got users={task.users}")
     if protocol.samples == "records" and config.client.update != "fedsgd":
         raise ValueError(f"expected client.update = 'fedsgd' under {protocol.name!r}, got {config.client.update!r}")
+    if protocol.samples == "records" and config.client.views:
+        raise ValueError(
+            f"expected no client.views under {protocol.name!r}, which clips every record by itself and would clip "
+            f"every view, got {config.client.views}"
+        )
     if privacy.stop == "delta" and privacy.unit is not None and Unit(privacy.unit) is not protocol.protects:
         raise ValueError(
             f"expected privacy.stop = 'eps' for a unit that {protocol.name!r} does not protect directly, got 'delta'"

@@ -21,6 +21,7 @@ class Result:
     """What a run ended with."""
 
     accuracy: float
+    auc: float | None  # of two classes
     rounds: int
     planned_rounds: int
     seconds_per_round: float
@@ -40,6 +41,7 @@ class Result:
         """The machine-readable summary."""
         return {
             "accuracy": self.accuracy,
+            "auc": self.auc,
             "rounds": self.rounds,
             "planned_rounds": self.planned_rounds,
             "seconds_per_round": self.seconds_per_round,

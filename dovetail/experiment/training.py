@@ -174,6 +174,7 @@ class _Run:
 def _result(plan: Plan, training: Training, released: list[int], seconds: list[float], out: Path | None) -> Result:
     return Result(
         accuracy=plan.engine.accuracy(training),
+        auc=plan.engine.auc(training),
         rounds=len(released),
         planned_rounds=len(plan.rounds),
         seconds_per_round=float(np.median(seconds[1:] or seconds or [0.0])),  # the first one compiles

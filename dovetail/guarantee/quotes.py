@@ -14,7 +14,7 @@ from typing import Any
 from dovetail import _validate, accounting, protocols
 from dovetail.events import Everyone, FixedSize, Participation, Poisson
 from dovetail.guarantee import Guarantee, Quote, Spread
-from dovetail.statements import NotApplicable
+from dovetail.statements import Neighbors, NotApplicable
 
 __all__ = ["Quote", "Terms", "calibrate", "guarantee", "quote", "settled"]
 
@@ -34,6 +34,7 @@ class Terms:
     noise_scale: float = 1.0
     participation: Participation = dataclasses.field(default_factory=Everyone)
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    neighbors: Neighbors | None = None  # what is stated under; the protocol's own relation unless given
 
     def __post_init__(self) -> None:
         _validate.integer(num_users=self.num_users, dim=self.dim, rounds=self.rounds, colluders=self.colluders)
@@ -51,6 +52,10 @@ class Terms:
                 return round(self.num_users / prob)
         return self.num_users
 
+    def relation(self, protocol: protocols.Protocol) -> Neighbors:
+        """Which inputs are neighbours in what is stated of this protocol."""
+        return self.neighbors or protocol.relation
+
     def with_setting(self, key: str, value: Any) -> Terms:
         """The same terms with one setting changed."""
         return dataclasses.replace(self, settings={**self.settings, key: value})
@@ -63,7 +68,7 @@ def guarantee(name: str, terms: Terms) -> Guarantee:
         protocol=protocol,
         cohorts=(cohort,) * terms.rounds,
         dim=terms.dim,
-        relation=protocol.relation,
+        relation=terms.relation(protocol),
         delta=terms.delta,
         spread=Spread(users=terms.population),
     )

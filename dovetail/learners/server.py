@@ -1,42 +1,88 @@
 """The server's step: any optax optimiser, fed with the negative of the estimated mean update.
 
-The estimate is already private, so momentum and adaptive steps on it are post-processing.
+The estimate is already private, so momentum and adaptive steps on it are post-processing. So is the mean of the models
+after the last rounds, which may be published in place of the last model (Polyak, Juditsky 1992).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from dovetail import _validate
 
-__all__ = ["Server"]
+__all__ = ["Averaged", "Server"]
+
+
+class Averaged(NamedTuple):
+    """The optimiser's state, the mean of the models that count so far, and how many steps were taken."""
+
+    optimizer: Any
+    mean: jax.Array
+    steps: jax.Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Server:
-    """An optax optimiser by name, its learning rate and its further options by keyword."""
+    """An optax optimiser by name, its learning rate and its further options by keyword.
+
+    `average` is the last part of the rounds whose models' mean is `published`; of how many `rounds`, `over` says.
+
+    Guarantees:
+        Without `average` the last model is published, and the state is the optimiser's.
+        The mean is that of the models after the last ceil(average * rounds) steps; before them, the last model.
+    """
 
     optimizer: str = "sgd"
     learning_rate: float = 1.0
     options: tuple[tuple[str, float | bool], ...] = ()
+    average: float = 0.0
+    rounds: int | None = None
 
     def __post_init__(self) -> None:
         _validate.positive(learning_rate=self.learning_rate)
+        _validate.in_interval(0, 1, average=self.average)
         _validate.known("optimizer", self.optimizer, _optimizers())
         accepted = inspect.signature(getattr(optax, self.optimizer)).parameters
         for key, _ in self.options:
             _validate.known(f"option of optimizer {self.optimizer!r}", key, accepted)
 
     @classmethod
-    def build(cls, optimizer: str, learning_rate: float, options: Mapping[str, float | bool]) -> Server:
+    def build(
+        cls, optimizer: str, learning_rate: float, options: Mapping[str, float | bool], average: float = 0.0
+    ) -> Server:
         """The server of these settings."""
-        return cls(optimizer=optimizer, learning_rate=learning_rate, options=tuple(sorted(options.items())))
+        return cls(
+            optimizer=optimizer, learning_rate=learning_rate, options=tuple(sorted(options.items())), average=average
+        )
+
+    def over(self, rounds: int) -> Server:
+        """The same server for a training of so many rounds."""
+        return dataclasses.replace(self, rounds=rounds)
+
+    @property
+    def averaged(self) -> int:
+        """How many of the last rounds' models are averaged; 0 for none."""
+        if self.average and self.rounds is None:
+            raise ValueError("expected the number of rounds for an average of the last ones, got rounds=None")
+        return math.ceil(self.average * (self.rounds or 0))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a statement says of the model that is published."""
+        if not self.averaged:
+            return ()
+        return (
+            f"the published model is the mean of the models after the last {self.averaged} of {self.rounds} rounds, "
+            "each of which the statement covers (post-processing)",
+        )
 
     @property
     def _transform(self) -> optax.GradientTransformation:
@@ -44,12 +90,27 @@ class Server:
 
     def init(self, params: jax.Array) -> Any:
         """The optimiser's state before the first round."""
-        return self._transform.init(params)
+        state = self._transform.init(params)
+        return Averaged(state, jnp.zeros_like(params), jnp.zeros((), jnp.int32)) if self.averaged else state
 
     def step(self, params: jax.Array, state: Any, estimate: jax.Array) -> tuple[jax.Array, Any]:
         """Move the parameters along the estimated mean update."""
-        updates, state = self._transform.update(-estimate, state, params)
-        return optax.apply_updates(params, updates), state
+        if not self.averaged:
+            updates, state = self._transform.update(-estimate, state, params)
+            return optax.apply_updates(params, updates), state
+        updates, optimizer = self._transform.update(-estimate, state.optimizer, params)
+        moved, steps = optax.apply_updates(params, updates), state.steps + 1
+        count = self._counted(steps)
+        mean = jnp.where(count > 0, state.mean + (moved - state.mean) / jnp.maximum(count, 1), state.mean)
+        return moved, Averaged(optimizer, mean, steps)
+
+    def published(self, params: jax.Array, state: Any) -> jax.Array:
+        """The model to publish where training is at these parameters."""
+        return jnp.where(self._counted(state.steps) > 0, state.mean, params) if self.averaged else params
+
+    def _counted(self, steps: jax.Array) -> jax.Array:
+        """How many of the models after so many steps are averaged."""
+        return steps - ((self.rounds or 0) - self.averaged)
 
 
 def _optimizers() -> list[str]:

@@ -52,8 +52,10 @@ class Federation:
         """How one user trains: on its own records alone."""
         if not 0 <= user < self.clients.num_clients:
             raise ValueError(f"expected a user from 0 to {self.clients.num_clients - 1}, got user={user}")
-        rows, count = self.clients.index[user], int(self.clients.counts[user])
-        inputs, labels = as_float(jnp.asarray(self.dataset.inputs[rows])), jnp.asarray(self.dataset.labels[rows])
+        held, views = self._table, self.dataset.views
+        rows, count = held.index[user], int(held.counts[user])
+        inputs = as_float(jnp.asarray(self.dataset.inputs[rows]))
+        labels = jnp.asarray(self.dataset.labels[rows // views])
 
         def train(model: np.ndarray) -> np.ndarray:
             key = jax.random.key(secrets.randbits(31))
@@ -62,9 +64,14 @@ class Federation:
         return train
 
     @functools.cached_property
+    def _table(self) -> Clients:
+        """Whose rows of inputs are whose."""
+        return self.clients.with_views(self.dataset.views)
+
+    @functools.cached_property
     def _step(self) -> Callable[..., jax.Array]:
         """One user's training, compiled once for all users of this process."""
-        settings = ClientUpdate(**msgspec.structs.asdict(self.config.client))
+        settings = ClientUpdate(**self.config.client.steps)
         _, unravel = first_parameters(self.model, self.config.seed)
         update = local_update(settings, lambda params, batch: self.model.apply(unravel(params), batch))
 
@@ -76,7 +83,6 @@ class Federation:
 
     def learning(self) -> Learning:
         """What the analyzer needs of it: nothing of anybody's records but those for testing."""
-        server = self.config.server
         _, unravel = first_parameters(self.model, self.config.seed)
         inputs, labels = as_float(jnp.asarray(self.dataset.test_inputs)), jnp.asarray(self.dataset.test_labels)
 
@@ -86,7 +92,7 @@ class Federation:
 
         return Learning(
             initial=self.initial,
-            server=Server.build(server.optimizer, server.learning_rate, server.options),
+            server=Server.build(**msgspec.structs.asdict(self.config.server)),
             evaluate=lambda model: float(score(jnp.asarray(model))),
         )
 

@@ -12,10 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
-from dovetail.accounting import gaussian
+from dovetail.accounting import compose, gaussian
 from dovetail.accounting.releases import mixing, split_and_mix
-from dovetail.events import SplitAndMix
-from dovetail.statements import NotApplicable
+from dovetail.events import Everyone, Gaussian, Poisson, Round, SplitAndMix
+from dovetail.statements import Neighbors, NotApplicable
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "split_and_mix.json").read_text())
 DELTA = GOLDEN["delta"]
@@ -316,3 +316,84 @@ def test_refusals():
             split_and_mix.eps(DESIGN, delta=delta)
     with pytest.raises(ValueError, match="eps"):
         split_and_mix.spent_delta(DESIGN, -1.0)
+
+
+# ---------------------------------------------------------------- removed users, by brute force
+
+SMALL = SplitAndMix(
+    num_users=4,
+    coordinates=2,
+    clip_norm=1.0,
+    scale=3.0,
+    noise_variance=120.0,
+    modulus=2**12,
+    shares=60,
+    neighbors=Neighbors.ADD_REMOVE,
+)
+
+
+def exact_delta(shift, variance, eps):
+    """Of the ideal sum: independent Skellam noise on two coordinates, moved by whole numbers; in both directions."""
+    x = np.arange(-120, 121)
+    law = [stats.skellam.pmf(x - by, variance / 2, variance / 2) for by in (*shift, 0)]
+    moved, still = np.outer(law[0], law[1]), np.outer(law[2], law[2])
+    return max(np.maximum(p - math.exp(eps) * q, 0).sum() for p, q in ((moved, still), (still, moved)))
+
+
+def rounded_vectors(event):
+    """Every pair of whole numbers that the encoding may give."""
+    norm = split_and_mix.rounded_norm(
+        clip_norm=event.clip_norm, scale=event.scale, coordinates=2, rounding_tail=event.rounding_tail
+    )
+    reach = range(math.ceil(norm) + 1)
+    return [pair for pair in itertools.product(reach, reach) if math.hypot(*pair) <= norm and pair[0] >= pair[1]]
+
+
+@pytest.mark.parametrize("eps", [0.1, 0.5, 1.5])
+def test_no_removed_user_shows_more_than_is_certified(eps):
+    worst = max(exact_delta(shift, SMALL.noise_variance, eps) for shift in rounded_vectors(SMALL))
+    certified = split_and_mix.delta(SMALL, eps=eps)
+    assert worst <= certified < split_and_mix.delta(replaced(SMALL), eps=eps)
+    halved = dataclasses.replace(SMALL, clip_norm=SMALL.clip_norm / 2, scale=SMALL.scale / 2)
+    assert eps > 1 or split_and_mix.delta(halved, eps=eps) < worst  # half of it once more would be refuted
+
+
+def replaced(event):
+    return dataclasses.replace(event, neighbors=Neighbors.REPLACE_ONE)
+
+
+def test_a_removed_user_moves_the_sum_by_the_norm_that_rounding_enforces():
+    removed = dataclasses.replace(DESIGN, neighbors=Neighbors.ADD_REMOVE)
+    norm = split_and_mix.rounded_norm(clip_norm=1.0, scale=1900.0, coordinates=7850, rounding_tail=1e-3)
+    assert split_and_mix.near(removed).mu == pytest.approx(norm / math.sqrt(2.7e8 - 1 / 12))
+    assert split_and_mix.near(DESIGN).mu == pytest.approx(2 * split_and_mix.near(removed).mu)
+    assert norm > 1900  # more than the scaled clip norm: rounding is in it
+    assert split_and_mix.spent_delta(removed, 1.0) == split_and_mix.spent_delta(DESIGN, 1.0)
+    one, other = (split_and_mix.eps(event, delta=DELTA, rounds=20) for event in (removed, DESIGN))
+    assert one.eps < 0.6 * other.eps
+    rounds = [Round(mechanism=removed, participation=Everyone())] * 20
+    assert compose.bound(rounds, delta=DELTA).eps == pytest.approx(one.eps, rel=1e-6)
+
+
+def test_noise_for_removed_users_is_about_half():
+    removed, other = (
+        split_and_mix.calibrate(num_users=1000, coordinates=100, clip_norm=1.0, eps=1.0, delta=1e-5, neighbors=relation)
+        for relation in (Neighbors.ADD_REMOVE, Neighbors.REPLACE_ONE)
+    )
+    assert split_and_mix.eps(removed, delta=1e-5).eps <= 1.0
+    std, twice = (math.sqrt(event.noise_variance) / event.scale for event in (removed, other))
+    assert std == pytest.approx(twice / 2, rel=0.05)
+
+
+def test_secret_coins_of_a_removed_user_are_those_of_a_sampled_gaussian():
+    removed = dataclasses.replace(DESIGN, neighbors=Neighbors.ADD_REMOVE)
+    coins = Poisson(prob=0.05)
+    sums = [Round(mechanism=removed, participation=coins)] * 10
+    near = split_and_mix.near(removed)
+    gaussians = [
+        Round(mechanism=Gaussian(std=1 / near.mu, sensitivity=1.0, neighbors=Neighbors.ADD_REMOVE), participation=coins)
+    ] * 10
+    ours, ideal = (compose.bound(rounds, delta=DELTA).eps for rounds in (sums, gaussians))
+    assert ideal <= ours <= ideal * 1.05
+    other = [dataclasses.replace(one, mechanism=DESIGN) for one in sums]
+    assert ours < compose.bound(other, delta=DELTA).eps

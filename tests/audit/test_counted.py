@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -13,7 +14,7 @@ from dovetail.audit import runs
 from dovetail.audit.runs.games import Game, pairs
 from dovetail.events import FixedSize
 from dovetail.guarantee import quotes
-from dovetail.statements import Trust
+from dovetail.statements import Neighbors, Trust
 
 
 def games_of(name, *, num_users=10, dim=2, delta=0.01, rounds=1, colluders=0, **chosen):
@@ -145,3 +146,31 @@ def test_a_score_that_is_no_number_still_tells_the_worlds_apart():
     test = runs._best_test(games[0], "x", np.where(np.isnan(first), np.inf, first), second, 0.01, 0.95)
     assert test.promise > 3
     assert np.isfinite(test.threshold) or test.threshold == np.inf
+
+
+def removed_from_shares():
+    return audits.plan_for(
+        *("split_and_mix", 12, 1, 0.01), chosen={"noise_multiplier": 1.0}, neighbors=Neighbors.ADD_REMOVE
+    )
+
+
+def test_a_user_removed_from_a_sum_of_shares_uploads_zero():
+    protocol, cohort = quotes.settled("split_and_mix", removed_from_shares())
+    (game,) = pairs(protocol, cohort, 1, neighbors=Neighbors.ADD_REMOVE)
+    np.testing.assert_array_equal(game.victim[1], 0)
+
+
+@pytest.mark.soak
+def test_a_user_removed_from_a_sum_of_shares_is_told_apart_by_no_count():
+    found = audits.audit("split_and_mix", removed_from_shares(), trials=3000)
+    assert found.certified.neighbors is Neighbors.ADD_REMOVE
+    assert 0.2 * found.certified.eps < found.bound.eps <= found.certified.eps
+    counted = [bound for bound in (found.bound, *found.others) if bound.trials]
+    assert counted[0].eps <= found.certified.eps
+
+
+def test_own_reports_are_attacked_exactly_under_the_relation_that_they_were_written_for():
+    plan = audits.plan_for(*("split_and_mix", 12, 1, 0.01), chosen={"noise_multiplier": 1.0})
+    assert audits.audit("split_and_mix", plan, view="colluding", trials=0).exact_attacks
+    plan = dataclasses.replace(plan, neighbors=Neighbors.ADD_REMOVE)
+    assert not audits.audit("split_and_mix", plan, view="colluding", trials=0).exact_attacks

@@ -1,5 +1,6 @@
 """Exact attacks: never above what the whole view allows, never above what is certified, and close to it."""
 
+import dataclasses
 import itertools
 import math
 
@@ -51,7 +52,7 @@ def eps_at(exact_attacks: list[ExactAttack], delta: float) -> float:
 def audited(name: str, plan: quotes.Terms) -> float:
     protocol, cohort = quotes.settled(name, plan)
     found = stronger(protocol, cohort, plan.dim)
-    mechanism = protocol.view(cohort, plan.dim, neighbors=protocol.relation).round.mechanism
+    mechanism = protocol.view(cohort, plan.dim, neighbors=plan.relation(protocol)).round.mechanism
     if not shows_less(protocol):
         try:
             found = [*found, *exact.exact_attacks(mechanism, rounds=plan.rounds)]
@@ -243,6 +244,10 @@ def plan(*, num_users=1000, dim=7850, delta=DELTA, rounds=1, **settings):
     return quotes.Terms(num_users=num_users, dim=dim, delta=delta, rounds=rounds, settings=settings)
 
 
+def removing(terms):
+    return dataclasses.replace(terms, neighbors=Neighbors.ADD_REMOVE)
+
+
 CASES = {
     "ss_simple": ("ss_simple", plan(eps_local=0.01), 0.97),
     "ss_simple, laplace": ("ss_simple", plan(eps_local=0.1, dim=50, num_users=200, randomizer="laplace"), 0.95),
@@ -260,6 +265,8 @@ CASES = {
     "s_apes": ("s_apes", plan(num_users=40, dim=2, delta=1e-4, budgets=[0.3, 1.0], keep=0.5), 0.1),
     "unis": ("unis", plan(num_users=20, dim=1, delta=1e-4, budgets=[0.3, 1.0]), 0.4),
     "split_and_mix": ("split_and_mix", plan(dim=100, noise_multiplier=8.0), 0.85),
+    "split_and_mix, removed": ("split_and_mix", removing(plan(dim=100, noise_multiplier=4.0)), 0.85),
+    "dp_fl, removed": ("dp_fl", removing(plan(noise_multiplier=5.0, rounds=10)), 0.999),
     "dp_fl": ("dp_fl", plan(noise_multiplier=5.0, rounds=10), 0.999),
     "dp_fl, adaptive": ("dp_fl", plan(noise_multiplier=5.0, clip="adaptive"), 0.999),
     "ldp_fl": ("ldp_fl", plan(noise_multiplier=5.0, clip_norm=1.0), 0.999),

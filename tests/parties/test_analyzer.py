@@ -45,13 +45,13 @@ class Small:
             for i, pair in enumerate(self.keys)
         ]
 
-    def analyzer(self):
+    def analyzer(self, server=None):
         return Analyzer(
             self.folder / "analyzer",
             signed=self.signed,
             signer=self.signed.signer.key_id,
             keys=KeyRing(self.folder / "analyzer" / "keys", "seal"),
-            learning=Learning(initial=np.zeros(DIM, np.float32), server=Server()),
+            learning=Learning(initial=np.zeros(DIM, np.float32), server=server or Server()),
             workers=1,
         )
 
@@ -268,3 +268,24 @@ def test_shufflers_that_decided_differently_let_nothing_out(tmp_path):
         helpers[1].decide(1, [rosters[0], rosters[2]])
     helpers[1].drop(1)
     assert not list(helpers[1].store.parts(1, size=10))
+
+
+def test_the_mean_of_the_last_models_is_published_when_training_is_over(tmp_path):
+    """Users go on from the iterates; a restart in between changes nothing; the statement says what is published."""
+    small, mean = Small(tmp_path / "fleet", rounds=4), Server(average=0.5)
+    analyzer, helpers = small.analyzer(mean), small.shufflers()
+    for round in range(1, 5):
+        play(small, analyzer, helpers, round=round)
+        if round == 3:
+            third = vector_from(analyzer.model(3), DIM)
+            analyzer.shut()
+            analyzer = small.analyzer(mean)
+            np.testing.assert_array_equal(vector_from(analyzer.model(3), DIM), third)
+    assert analyzer.status().over
+    steps = np.diff([vector_from(analyzer.model(round), DIM) for round in range(4)], axis=0)
+    np.testing.assert_allclose(steps, np.broadcast_to(steps[0], steps.shape), atol=1e-6)  # almost no noise
+    assert np.abs(steps[0]).max() > 0.4
+    np.testing.assert_allclose(vector_from(analyzer.model(4), DIM), third + steps[0] / 2, atol=1e-6)
+    said = analyzer.privacy()["statement"]["assumptions"]
+    assert any("mean of the models after the last 2 of 4 rounds" in line for line in said)
+    analyzer.shut()

@@ -248,8 +248,27 @@ def test_the_statement_says_who_is_trusted_with_what():
     )
     for words in (*promised, "biases", "whoever enrols users is trusted", "do not all collude, with or without"):
         assert words in said
-    with pytest.raises(ValueError, match="expected neighbors = replace-one in the shuffle model"):
-        PROTOCOL.view(COHORT, DIM, neighbors=Neighbors.ADD_REMOVE)
+    assert "is removed" not in said
+
+
+def test_under_add_remove_it_says_who_is_removed_and_what_stays():
+    replaced, removed = (PROTOCOL.view(COHORT, DIM, neighbors=relation) for relation in Neighbors)
+    assert removed.round.mechanism.neighbors is removed.scope.neighbors is Neighbors.ADD_REMOVE
+    assert removed.round == dataclasses.replace(
+        replaced.round, mechanism=dataclasses.replace(replaced.round.mechanism, neighbors=Neighbors.ADD_REMOVE)
+    )
+    (said,) = set(removed.scope.assumptions) - set(replaced.scope.assumptions)
+    assert "stays on the public roster and uploads all shares of zero with its part of the noise" in said
+
+
+def test_zero_is_encoded_as_zero_and_nothing_is_longer_than_the_norm():
+    """What the sensitivity under add-remove rests on."""
+    encode = PROTOCOL.encoding(DIM)
+    keys = jax.random.split(jax.random.key(0), 200)
+    assert not np.any(jax.vmap(lambda key: encode(jnp.zeros(DIM), key=key))(keys))
+    far = jax.vmap(lambda key: encode(1e3 * jax.random.normal(key, (DIM,)), key=key))(keys)
+    lengths = np.linalg.norm(np.asarray(far, np.float64), axis=1)
+    assert encode.clip_norm * encode.scale < lengths.max() <= encode.norm
 
 
 @pytest.mark.parametrize(("shufflers", "colluding"), [(2, 1), (3, 1), (3, 2), (5, 2)])

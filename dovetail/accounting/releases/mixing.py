@@ -20,11 +20,24 @@ from dovetail import _validate
 from dovetail.accounting import numerics
 from dovetail.statements import NotApplicable
 
-__all__ = ["eta", "modulus_for", "shares_for"]
+__all__ = ["eta", "modulus_for", "rounded_norm", "shares_for"]
 
 _BASE = 768  # sizes up to which the recursion runs; larger crowds are bounded from it
 _LARGEST_RECURSION = 6000
 _MOST_SHARES = 32
+
+
+def rounded_norm(*, clip_norm: float, scale: float, coordinates: int, rounding_tail: float) -> float:
+    """The L2 norm that conditional stochastic rounding enforces, rounded up (Kairouz, Liu, Steinke 2021).
+
+    Plain stochastic rounding stays below it with probability at least 1 - rounding_tail; it is repeated until it does,
+    which biases the result slightly.
+    """
+    _validate.positive(clip_norm=clip_norm, scale=scale, coordinates=coordinates)
+    _validate.in_open_interval(0, 1, rounding_tail=rounding_tail)
+    reach, half = scale * clip_norm, math.sqrt(coordinates) / 2
+    square = reach**2 + half**2 + math.sqrt(-2 * math.log(rounding_tail)) * (reach + half)
+    return min(math.sqrt(square), reach + 2 * half) * (1 + 1e-14)
 
 
 def eta(*, num_users: int, slots: int, modulus: int) -> float:

@@ -24,7 +24,7 @@ from dovetail.accounting.loss_distributions import Loss
 from dovetail.accounting.near_gaussian import NearGaussian
 from dovetail.accounting.releases import skellam_distance
 from dovetail.accounting.releases._base import Release, Sampling, Scale, releases
-from dovetail.accounting.releases.mixing import eta, modulus_for, shares_for
+from dovetail.accounting.releases.mixing import eta, modulus_for, rounded_norm, shares_for
 from dovetail.accounting.releases.noise import GaussianRelease
 from dovetail.accounting.search import eps_after_spending, smallest_noise
 from dovetail.events import Everyone, FixedSize, Gaussian, Poisson, SplitAndMix
@@ -32,6 +32,7 @@ from dovetail.statements import Bound, Neighbors, NotApplicable, Spent, Theorem
 
 __all__ = [
     "ORDERS",
+    "REMOVED",
     "SPLIT_AND_MIX",
     "calibrate",
     "delta",
@@ -50,24 +51,16 @@ SPLIT_AND_MIX = Theorem(
     "Gascon, Nissim 2020; exact second moment)",
     url="https://arxiv.org/abs/2002.00817",
 )
+REMOVED = dataclasses.replace(
+    SPLIT_AND_MIX,
+    key="dovetail.split-and-mix-removed",
+    where=f"{SPLIT_AND_MIX.where}; for users that are removed, docs/proofs/removed-users.md",
+)
 
 _OUTWARD = 1 + 1e-9
 _LEAST = 1e-300  # stands for a distance that underflows
 _CLIMB = 1 - 4e-5  # more than `eps_after_spending` may go beyond the smallest eps
 ORDERS = np.unique(np.round(np.geomspace(2, 20_000, 160)))
-
-
-def rounded_norm(*, clip_norm: float, scale: float, coordinates: int, rounding_tail: float) -> float:
-    """The L2 norm that conditional stochastic rounding enforces, rounded up (Kairouz, Liu, Steinke 2021).
-
-    Plain stochastic rounding stays below it with probability at least 1 - rounding_tail; it is repeated until it does,
-    which biases the result slightly.
-    """
-    _validate.positive(clip_norm=clip_norm, scale=scale, coordinates=coordinates)
-    _validate.in_open_interval(0, 1, rounding_tail=rounding_tail)
-    reach, half = scale * clip_norm, math.sqrt(coordinates) / 2
-    square = reach**2 + half**2 + math.sqrt(-2 * math.log(rounding_tail)) * (reach + half)
-    return min(math.sqrt(square), reach + 2 * half) * (1 + 1e-14)
 
 
 def renyi(event: SplitAndMix, orders: np.ndarray) -> np.ndarray:
@@ -87,8 +80,8 @@ def near(event: SplitAndMix) -> NearGaussian:
 
 
 def _sensitivity(event: SplitAndMix) -> float:
-    """How far a user who is replaced moves the sum."""
-    return 2 * rounded_norm(
+    """How far a user who is replaced, or removed (docs/proofs/removed-users.md), moves the sum."""
+    return event.norms_apart * rounded_norm(
         clip_norm=event.clip_norm,
         scale=event.scale,
         coordinates=event.coordinates,
@@ -197,6 +190,7 @@ def calibrate(
     colluders: int = 0,
     rounding_loss: float = 5e-4,
     mixing_share: float = 1e-3,
+    neighbors: Neighbors = Neighbors.REPLACE_ONE,
 ) -> SplitAndMix:
     """The parameters with which so many rounds meet (eps, delta): noise, scale, modulus (a power of two), shares.
 
@@ -212,13 +206,13 @@ def calibrate(
 
     def at(scale: float) -> SplitAndMix:
         norm = rounded_norm(clip_norm=clip_norm, scale=scale, coordinates=coordinates, rounding_tail=1e-3)
-        goal = delta * (1 - mixing_share) * (1 - 1e-9)
+        goal, reach = delta * (1 - mixing_share) * (1 - 1e-9), norm * (2 if neighbors is Neighbors.REPLACE_ONE else 1)
 
         def eps_of(noise: float) -> float:
             variance = (noise * norm) ** 2
-            known = [_eps(rounds * _skellam(2 * norm, coordinates, variance, ORDERS), goal)]
+            known = [_eps(rounds * _skellam(reach, coordinates, variance, ORDERS), goal)]
             with contextlib.suppress(NotApplicable):
-                one = skellam_distance.near_gaussian(sensitivity=2 * norm, coordinates=coordinates, variance=variance)
+                one = skellam_distance.near_gaussian(sensitivity=reach, coordinates=coordinates, variance=variance)
                 known.append(_near_eps(_repeated(one, rounds), goal) / _CLIMB)
             return min(known)
 
@@ -234,6 +228,7 @@ def calibrate(
             modulus=needed,
             shares=1,
             colluders=colluders,
+            neighbors=neighbors,
         )
 
     scale = math.sqrt(coordinates / 8 / rounding_loss) / clip_norm
@@ -259,7 +254,11 @@ class SplitAndMixRelease(Release[SplitAndMix]):
     """
 
     orders = ORDERS
-    theorem = SPLIT_AND_MIX
+
+    @property
+    def theorem(self) -> Theorem:
+        """That of the sum, and what it means to be removed."""
+        return SPLIT_AND_MIX if self.neighbors is Neighbors.REPLACE_ONE else REMOVED
 
     @property
     def near_gaussian(self) -> NearGaussian | None:
@@ -273,7 +272,7 @@ class SplitAndMixRelease(Release[SplitAndMix]):
         """That of the Gaussian it is near to."""
         reach = _sensitivity(self.event)
         std = reach / near(self.event).mu
-        return GaussianRelease(Gaussian(std=std, sensitivity=reach, neighbors=Neighbors.REPLACE_ONE))
+        return GaussianRelease(Gaussian(std=std, sensitivity=reach, neighbors=self.neighbors))
 
     def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
         """Secret coins: those of the Gaussian, from which it is no further when users are drawn (KL is convex)."""

@@ -71,7 +71,7 @@ def split_and_mix(event: SplitAndMix, rounds: int) -> list[ExactAttack]:
 
     The shares of a coordinate add up to that sum, so it is seen, whatever else is.
     """
-    shift = 2 * math.floor(event.scale * event.clip_norm) * rounds
+    shift = event.norms_apart * math.floor(event.scale * event.clip_norm) * rounds
     return [skellam("the noisy sum of one coordinate", event.noise_variance * rounds, shift, modulus=event.modulus)]
 
 

@@ -254,7 +254,10 @@ def pairs(protocol: Protocol, cohort: Cohort, dim: int, *, neighbors: Neighbors,
         return Worlds(name=name, victim=each, others=np.asarray(held, np.float64))
 
     if neighbors is Neighbors.ADD_REMOVE:
-        absent = worlds("there or not", up, nothing, np.zeros((others, dim)))
+        gone = (
+            np.zeros(dim) if protocol.shuffled else nothing
+        )  # who is removed uploads all the same, where uploads are seen
+        absent = worlds("there or not", up, gone, np.zeros((others, dim)))
         return [absent, *_measured(protocol, others, dim, worlds)]
     found = [worlds(f"high or low, {name}", up, -up, held) for name, held in crowds.items()]
     if dim > 1:

@@ -178,7 +178,8 @@ def _run(plan: Plan, hidden: Canaries, released: list[int]) -> Iterator[Attacker
             continue
         before = to_host(training.params).copy()  # a step consumes what it starts from
         state, server = jax.tree.map(lambda leaf: to_host(leaf).copy(), (training.protocol, training.server))
-        training = plan.step(training, index, hidden.taking_part(users, plan.schedule.population))
+        there = users if plan.protocol.shuffled else hidden.taking_part(users, plan.schedule.population)
+        training = plan.step(training, index, there)
         released.append(index)
         yield AttackerView(index, users, before, to_host(training.params).copy(), state, server)
 

@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import msgspec
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from dovetail.audit.training.canaries import Canaries
+from dovetail.data import Clients
 from dovetail.experiment.preparation import Plan
 from dovetail.learners.client import ClientUpdate, cross_entropy, local_update
-from dovetail.learners.server import Server
 from dovetail.statements import Unit
 
 __all__ = ["Attacker", "AttackerView"]
@@ -47,12 +46,11 @@ class Attacker:
 
     def __init__(self, plan: Plan, hidden: Canaries) -> None:
         self._plan, self._hidden = plan, hidden
-        self._inputs, self._labels = plan.dataset.inputs, plan.dataset.labels
-        settings = plan.config.server
-        self.server = Server.build(settings.optimizer, settings.learning_rate, settings.options)
+        self._inputs, self._labels, self._views = plan.dataset.inputs, plan.dataset.labels, plan.dataset.views
+        self.server = plan.engine.server
         self._first_canary = len(self._labels) - hidden.num_records
         _, self._unravel = ravel_pytree(plan.model.init(jax.random.key(0)))
-        update = ClientUpdate(**msgspec.structs.asdict(plan.config.client))
+        update = ClientUpdate(**plan.config.client.steps)
         self._one = jax.vmap(local_update(update, self._logits), (None, 0, 0, 0))
         self._clipped = jax.jit(self._clip)
 
@@ -100,26 +98,28 @@ class Attacker:
 
     def losses(self, params: Any, rows: np.ndarray) -> np.ndarray:
         """The model's loss on each of these records."""
-        return np.asarray(cross_entropy(self._logits(jnp.asarray(params), self._inputs[rows]), self._labels[rows]))
+        return np.asarray(
+            cross_entropy(self._logits(jnp.asarray(params), self._inputs[rows * self._views]), self._labels[rows])
+        )
 
     def _updates(self, seen: AttackerView, rows: np.ndarray) -> np.ndarray:
         counts = np.ones(len(rows), np.int32)
-        clipped = self._clipped(
-            seen.before, seen.state, self._inputs[rows][:, None], self._labels[rows][:, None], counts
-        )
-        return np.asarray(clipped)
+        return np.asarray(self._clipped(seen.before, seen.state, *self._held(rows[:, None], counts)))
+
+    def _held(self, index: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What users with these records train on: inputs, labels and how many rows of them count."""
+        table = Clients(index=index, counts=counts).with_views(self._views)
+        return self._inputs[table.index], self._labels[table.index // self._views], table.counts
 
     def _summed(self, seen: AttackerView, index: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """The sum of the clipped updates of users with these records, a chunk at a time."""
-        total = np.zeros(self._plan.engine.dim)
-        size = max(1, min(_CHUNK, _CHUNK_FLOATS // (index.shape[1] * self._inputs[0].size + 2 * self._plan.engine.dim)))
+        total, floats = np.zeros(self._plan.engine.dim), index.shape[1] * self._views * self._inputs[0].size
+        size = max(1, min(_CHUNK, _CHUNK_FLOATS // (floats + 2 * self._plan.engine.dim)))
         for low in range(0, len(counts), size):
             short = size - len(counts[low : low + size])
             rows = np.pad(index[low : low + size], ((0, short), (0, 0)))
             real = np.pad(counts[low : low + size], (0, short))
-            total += np.asarray(
-                jnp.sum(self._clipped(seen.before, seen.state, self._inputs[rows], self._labels[rows], real), axis=0)
-            )
+            total += np.asarray(jnp.sum(self._clipped(seen.before, seen.state, *self._held(rows, real)), axis=0))
         return total
 
     def _clip(self, params: Any, state: Any, inputs: Any, labels: Any, counts: Any) -> jax.Array:

@@ -77,7 +77,7 @@ class Canaries:
         real = _as_float(dataset.inputs)
         directions, labels = _looks(self.count, math.prod(real.shape[1:]), dataset.num_classes, rng)
         inputs = (self._length(real, dataset.num_classes) * directions).astype(np.float32)
-        inputs = np.repeat(inputs, self.items, axis=0).reshape(-1, *real.shape[1:])
+        inputs = np.repeat(inputs, self.items * dataset.views, axis=0).reshape(-1, *real.shape[1:])
         labels = np.repeat(labels, self.items)
         about = None
         if dataset.subjects is not None:

@@ -37,7 +37,7 @@ class Learner:
     def __init__(self, task: TrainingTask, learning: Learning) -> None:
         if learning.initial.shape != (task.dim,):
             raise ValueError(f"expected a model of {task.dim} numbers, got shape={learning.initial.shape}")
-        self._dim, self._learning = task.dim, learning
+        self._dim, self._learning, self._server = task.dim, learning, learning.server.over(task.rounds)
         (self._protocol, self._cohort), self._messages = task.build(), task.messages()
 
     def first(self) -> list[np.ndarray]:
@@ -67,16 +67,27 @@ class Learner:
         estimate, protocol_state = self._protocol.estimate(
             tally, self._cohort.size, protocol_state, key=jax.random.key(0)
         )
-        params, server_state = self._learning.server.step(params, server_state, estimate)
+        params, server_state = self._server.step(params, server_state, estimate)
         return _arrays((params, server_state, protocol_state))
 
-    def score(self, params: np.ndarray) -> float | None:
-        """How good a model is, if anybody can tell."""
-        return None if self._learning.evaluate is None else self._learning.evaluate(params)
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a statement says of the model that is published in the end."""
+        return self._server.notes
+
+    def published(self, leaves: Sequence[np.ndarray]) -> np.ndarray:
+        """The model to publish, if training ended here; users go on from the first of the leaves."""
+        params, *rest = [jnp.asarray(leaf) for leaf in leaves]
+        server_state, _ = jax.tree.unflatten(jax.tree.structure(self._first_states()), rest)
+        return np.asarray(self._server.published(params, server_state))
+
+    def score(self, leaves: Sequence[np.ndarray]) -> float | None:
+        """How good the model to publish is, if anybody can tell."""
+        return None if self._learning.evaluate is None else self._learning.evaluate(self.published(leaves))
 
     def _first_states(self) -> tuple[Any, Any]:
         params = jnp.asarray(self._learning.initial, jnp.float32)
-        return self._learning.server.init(params), self._protocol.init(self._dim)
+        return self._server.init(params), self._protocol.init(self._dim)
 
     def _empty_tally(self) -> Any:
         shuffled, _ = self._messages.read(np.zeros(0, np.int64), np.zeros((0, self._messages.size), np.uint8))

@@ -12,6 +12,7 @@ than its users send, is spoiled: the model stays as it is, and what was reserved
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import threading
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ from dovetail.parties.common.ledger import Ledger, Overspent
 from dovetail.parties.common.sealing import Workers
 from dovetail.parties.common.task import SignedTask, TrainingTask, cost, verify
 from dovetail.parties.common.wire import Closed, Malformed, Packed, RoundStatus, TooEarly, TooLate, vector_to
+from dovetail.statements import Statement
 
 __all__ = ["Analyzer"]
 
@@ -72,11 +74,16 @@ class Analyzer:
             return RoundStatus(task_id=self.task.task_id, round=self._round, over=self._over, head=self._head)
 
     def model(self, round: int) -> bytes:
-        """The model after a round, if it was released; a round without a release has that of the round before."""
+        """The model after a round, if it was released; a round without a release has that of the round before.
+
+        Users train on what it is; when training is over, that of the last round is the one to publish.
+        """
         with self._lock:
             if round >= self._round + self._over:
                 raise TooLate(f"expected a round whose model was released, got round {round}")
-            return vector_to(self._released(round).leaves[0])
+            leaves = self._released(round).leaves
+            last = self._over and round == self._round
+            return vector_to(self._learner.published(leaves) if last else leaves[0])
 
     def take(self, shuffler: int, round: int, number: int, data: bytes) -> Literal["accepted", "known"]:
         """Count a part of a shuffler's batch, once."""
@@ -130,7 +137,7 @@ class Analyzer:
         """What is promised for the rounds that were reserved, what was spent of which budget, and how it went."""
         with self._lock:
             reserved = max((entry.round for entry in self.ledger.entries), default=0)
-            certified, local = cost(self.task, max(1, reserved))
+            certified, local = (self._noted(found) for found in cost(self.task, max(1, reserved)))
             eps, delta = self.ledger.spent
             return {
                 "task": self.task.name,
@@ -150,6 +157,9 @@ class Analyzer:
                 "refused_messages": self._book.refusals(self._round)._asdict(),
                 "messages": self._book.messages(self._round),
             }
+
+    def _noted(self, statement: Statement) -> Statement:
+        return dataclasses.replace(statement, assumptions=(*statement.assumptions, *self._learner.notes))
 
     def shut(self) -> None:
         """Let go of files and processes."""
@@ -243,7 +253,7 @@ class Analyzer:
         sums = self._book.tally(round) or self._learner.nothing()
         proposed = self._propose(round, self._learner.step(self._released(round - 1).leaves, sums))
         self._book.confirm(round, self.ledger.release(round, model=proposed.digest))
-        self._book.settle(round, "released", uploads=uploads, accuracy=self._learner.score(proposed.leaves[0]))
+        self._book.settle(round, "released", uploads=uploads, accuracy=self._learner.score(proposed.leaves))
 
     def _released(self, round: int) -> Checkpoint:
         """The last model that was released up to a round."""

@@ -27,13 +27,14 @@ from dovetail.mechanisms._normal import normal
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.protocols._base import CLIP_NORM, Cohort, Protocol
 from dovetail.protocols._fast import Fast
-from dovetail.protocols._scopes import DROPOUT, SLOTS_TELL_NOTHING, check_shuffle_relation, enrolment
+from dovetail.protocols._scopes import DROPOUT, SLOTS_TELL_NOTHING, enrolment
 from dovetail.protocols.sums._shares import Shares
 from dovetail.shufflers import Layout, Reports, ShuffledReports
 from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit
 
 __all__ = ["Collected", "SplitAndMixProtocol"]
 
+_REMOVAL = "a user that is removed stays on the public roster and uploads all shares of zero with its part of the noise"
 _ALL_SHARES = "all shufflers together see every share, and the noise of one client is too small to protect it"
 
 
@@ -231,6 +232,7 @@ class SplitAndMixProtocol(Protocol, Fast):
             colluders=cohort.colluders,
             colluding_slots=self._colluding_slots(shares),
             rounding_tail=encoding.rounding_tail,
+            neighbors=neighbors,
         )
         scope = self._scope(cohort, encoding, neighbors)
         return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)
@@ -244,7 +246,6 @@ class SplitAndMixProtocol(Protocol, Fast):
         return SLOTS_TELL_NOTHING
 
     def _scope(self, cohort: Cohort, encoding: skellam.Encoding, neighbors: Neighbors) -> Scope:
-        check_shuffle_relation(neighbors)
         if isinstance(cohort.participation, Poisson) and cohort.uploads is None:
             raise NotApplicable(
                 "the number of shares tells how many users a Poisson sample has; with cohort.kind = 'secret' all upload"
@@ -267,5 +268,6 @@ class SplitAndMixProtocol(Protocol, Fast):
                 f"{enrolment(cohort)}; each honest user adds its part of the noise",
                 f"every user repeats the rounding until its integers have norm at most {encoding.norm:.6g} (which "
                 f"biases its update by at most {bias:.2g} of the clip norm)",
+                *((_REMOVAL,) if neighbors is Neighbors.ADD_REMOVE else ()),
             ),
         )

@@ -1,0 +1,183 @@
+"""Views of an image: shifted, turned, mirrored, enlarged; what a client may train on beside the image itself.
+
+A client averages its gradient over all views of all its records and clips the mean once, so views cost no privacy: what
+it uploads is still one clipped vector (De et al. 2022). A view is a function from a batch of images (batch, height,
+width[, channels]) to a batch of the same shape and looks at one image at a time; pixels between pixels are bilinear,
+pixels from outside repeat the edge. A list of views is written as text: "shift:1" is four shifts by one pixel,
+"rotate:8" two turns by 8 degrees, "flip" the mirror image, "zoom:1.1" an enlarged one, and "module:name" a function of
+one's own or a list of such functions. The image itself is always the first view.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail import _imports, _validate
+from dovetail.data._base import Dataset
+
+__all__ = ["KINDS", "View", "expanded", "flip", "parse", "rotate", "same", "shift", "zoom"]
+
+View = Callable[[jax.Array], jax.Array]
+KINDS = ("flip", "rotate", "shift", "zoom")
+
+_LARGEST = 4 << 30  # bytes of all views of all records, which are held
+_BATCH = 512
+
+
+def same(images: jax.Array) -> jax.Array:
+    """The images themselves."""
+    return images
+
+
+def flip(images: jax.Array) -> jax.Array:
+    """Left and right exchanged."""
+    return images[:, :, ::-1]
+
+
+def shift(rows: int, columns: int) -> View:
+    """Down and right by whole pixels, exactly."""
+    _validate.integer(rows=rows, columns=columns)
+
+    def shifted(images: jax.Array) -> jax.Array:
+        return _picked(_picked(images, -rows, axis=1), -columns, axis=2)
+
+    return shifted
+
+
+def rotate(degrees: float) -> View:
+    """Counter-clockwise about the centre."""
+    _validate.finite(degrees=degrees)
+    cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+
+    def rotated(images: jax.Array) -> jax.Array:
+        down, right = _from_centre(images.shape)
+        return _bilinear(images, cosine * down + sine * right, cosine * right - sine * down)
+
+    return rotated
+
+
+def zoom(factor: float) -> View:
+    """Larger by this factor, the centre in its place; what leaves the frame is lost."""
+    _validate.positive(factor=factor)
+
+    def zoomed(images: jax.Array) -> jax.Array:
+        down, right = _from_centre(images.shape)
+        return _bilinear(images, down / factor, right / factor)
+
+    return zoomed
+
+
+def parse(views: Sequence[str]) -> tuple[View, ...]:
+    """The views that a list asks for, the image itself first.
+
+    Guarantees:
+        An empty list is the image alone.
+    """
+    return (same, *(view for text in views for view in _parsed(text)))
+
+
+def expanded(dataset: Dataset, views: Sequence[str]) -> Dataset:
+    """The dataset with all these views of every training record as rows of its inputs, one after the other.
+
+    Bytes stay bytes, rounded to the nearest. All views are held in memory, at most 4 GiB; more are refused.
+    """
+    chosen = parse(views)
+    if len(chosen) == 1:
+        return dataset
+    if dataset.views != 1:
+        raise ValueError(f"expected a dataset without views, got one with views={dataset.views}")
+    inputs = dataset.inputs
+    if inputs.nbytes * len(chosen) > _LARGEST:
+        raise ValueError(
+            f"expected views of at most {_LARGEST >> 30} GiB in all, got {len(chosen)} views of "
+            f"{inputs.nbytes / 2**30:.1f} GiB of records"
+        )
+    if inputs.ndim not in (3, 4) and any(_kind(text) in KINDS for text in views):
+        raise ValueError(
+            f"expected images (height, width[, channels]) for views, got records of shape {inputs.shape[1:]}"
+        )
+    rows = np.empty((len(inputs), len(chosen), *inputs.shape[1:]), inputs.dtype)
+    rows[:, 0] = inputs
+    for number, view in enumerate(chosen[1:], start=1):
+        compiled = jax.jit(view)
+        for low in range(0, len(inputs), _BATCH):
+            batch = inputs[low : low + _BATCH]
+            rows[low : low + _BATCH, number] = _as(batch, compiled(batch.astype(np.float32)))
+    return dataclasses.replace(dataset, inputs=rows.reshape(-1, *inputs.shape[1:]), views=len(chosen))
+
+
+def _as(batch: np.ndarray, viewed: Any) -> np.ndarray:
+    """A view of a batch in the batch's own type."""
+    found = np.asarray(viewed)
+    if found.shape != batch.shape:
+        raise ValueError(f"expected a view to keep the shape {batch.shape[1:]} of a record, got {found.shape[1:]}")
+    return np.clip(np.rint(found), 0, 255) if batch.dtype == np.uint8 else found
+
+
+def _kind(text: str) -> str:
+    return text.partition(":")[0]
+
+
+def _parsed(text: str) -> Sequence[View]:
+    kind, separator, amount = text.partition(":")
+    if kind not in KINDS:
+        if not separator:
+            _validate.known("view", kind, KINDS)
+        found = _imports.load(text, what="view", kind="function of images, or a list of them", accept=_are_views)
+        return found if isinstance(found, list | tuple) else (found,)
+    if kind == "flip":
+        if separator:
+            raise ValueError(f"expected view 'flip' without an amount, got {text!r}")
+        return (flip,)
+    try:
+        number = float(amount)
+    except ValueError as error:
+        raise ValueError(f"expected view '{kind}:AMOUNT' with a number, got {text!r}") from error
+    _validate.positive(amount=number)
+    if kind == "rotate":
+        return rotate(number), rotate(-number)
+    if kind == "zoom":
+        return (zoom(number),)
+    if number != int(number):
+        raise ValueError(f"expected view 'shift:AMOUNT' by whole pixels, got {text!r}")
+    by = int(number)
+    return shift(by, 0), shift(-by, 0), shift(0, by), shift(0, -by)
+
+
+def _are_views(found: object) -> TypeGuard[View | list[View] | tuple[View, ...]]:
+    some = found if isinstance(found, list | tuple) else (found,)
+    return len(some) > 0 and all(callable(one) for one in some)
+
+
+def _picked(images: jax.Array, by: int, *, axis: int) -> jax.Array:
+    size = images.shape[axis]
+    return jnp.take(images, np.clip(np.arange(size) + by, 0, size - 1), axis=axis)
+
+
+def _from_centre(shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """How far down and right of the centre each pixel is, (height, width)."""
+    height, width = shape[1:3]
+    down, right = np.meshgrid(np.arange(height) - (height - 1) / 2, np.arange(width) - (width - 1) / 2, indexing="ij")
+    return down, right
+
+
+def _bilinear(images: jax.Array, down: np.ndarray, right: np.ndarray) -> jax.Array:
+    """The images read at places that are given from the centre."""
+    height, width = images.shape[1:3]
+    row = np.clip(down + (height - 1) / 2, 0, height - 1)
+    column = np.clip(right + (width - 1) / 2, 0, width - 1)
+    top, left = np.floor(row).astype(np.int32), np.floor(column).astype(np.int32)
+    bottom, far = np.minimum(top + 1, height - 1), np.minimum(left + 1, width - 1)
+    shape = (height, width, *[1] * (images.ndim - 3))
+    low = jnp.asarray((row - top).astype(np.float32).reshape(shape))
+    beyond = jnp.asarray((column - left).astype(np.float32).reshape(shape))
+    upper = (1 - beyond) * images[:, top, left] + beyond * images[:, top, far]
+    lower = (1 - beyond) * images[:, bottom, left] + beyond * images[:, bottom, far]
+    return (1 - low) * upper + low * lower
