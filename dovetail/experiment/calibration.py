@@ -42,7 +42,7 @@ def guarantee_of(config: Config, protocol: Protocol, schedule: Schedule, dim: in
         eps=privacy.eps if privacy.stop == "delta" else None,
         unit=None if privacy.unit is None else Unit(privacy.unit),
         spread=spread,
-        assumptions=(*_SIMULATED, _SECRET[config.noise]),
+        assumptions=(*_SIMULATED, _SECRET[config.noise], *config.task.all_features.assumptions),
         reproducible=schedule.randomness.reproducible,
     )
 

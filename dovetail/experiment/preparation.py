@@ -14,7 +14,7 @@ import jax
 import msgspec
 import numpy as np
 
-from dovetail import protocols
+from dovetail import features, protocols
 from dovetail.data import Clients, Dataset, Model, Task, resolve
 from dovetail.engine import Engine, Performance, devices
 from dovetail.experiment.calibration import calibrated, guarantee_of
@@ -49,7 +49,10 @@ def load(config: Config, *, task: Task | None = None) -> tuple[Dataset, Clients,
     task = task or resolve(config.task.name)
     dataset = task.load(folder=None if config.task.folder is None else Path(config.task.folder))
     clients = dealt(config.task, dataset, seed=config.seed)
-    dataset, model = (dataset, task.model) if task.model else models.build(config.task.model, dataset)
+    chosen = config.task.all_features
+    if task.model is not None:
+        return features.of(dataset, chosen), clients, task.model
+    dataset, model = models.build(config.task.model, dataset, features=chosen)
     return dataset, clients, model
 
 
