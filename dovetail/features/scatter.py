@@ -54,7 +54,9 @@ class Scatter:
     def apply(self, images: np.ndarray) -> np.ndarray:
         """The features of float32 images (batch, *shape) with values in [0, 1]."""
         flat = self.shape if self._colours == 3 else self.shape[:2]
-        return in_batches(transform, images.reshape(len(images), *flat), cpu=16 // self._colours, accelerator=512)
+        return in_batches(
+            transform, images.reshape(len(images), *flat), cpu=4 if self._colours == 3 else 8, accelerator=512
+        )
 
     @property
     def _colours(self) -> int:

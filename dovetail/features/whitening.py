@@ -36,15 +36,9 @@ class Axes:
         _validate.non_negative(ridge=ridge)
         scale = np.sqrt(self.variances + ridge * self.variances[0])
         if not scale[-1] > 0:
-            raise ValueError(f"expected ridge > 0 where features vary in fewer directions than rank, got ridge={ridge}")
-        matrix = jnp.asarray(self.directions / scale)
-        offset = jnp.asarray((self.mean.astype(np.float64) @ (self.directions / scale)).astype(np.float32))
-
-        @jax.jit
-        def whiten(rows: jax.Array, matrix: jax.Array, offset: jax.Array) -> jax.Array:
-            return unit_rows(jnp.dot(rows, matrix, precision=_HIGH) - offset)
-
-        return lambda rows: whiten(rows, matrix, offset)
+            raise ValueError(f"expected features that vary in all directions, or else a ridge > 0, got ridge={ridge}")
+        mean, matrix = jnp.asarray(self.mean), jnp.asarray(self.directions / scale)
+        return lambda rows: _whitened(rows, mean, matrix)
 
 
 def principal_axes(blocks: Callable[[], Iterable[np.ndarray]], *, rank: int) -> Axes:
@@ -89,6 +83,11 @@ def unit_rows(rows: jax.Array) -> jax.Array:
     """Rows scaled to unit norm; a row of zeros stays."""
     norms = jnp.linalg.norm(rows, axis=-1, keepdims=True)
     return rows / jnp.where(norms > 0, norms, 1.0)
+
+
+@jax.jit
+def _whitened(rows: jax.Array, mean: jax.Array, matrix: jax.Array) -> jax.Array:
+    return unit_rows(jnp.dot(rows - mean, matrix, precision=_HIGH))
 
 
 @jax.jit

@@ -50,7 +50,7 @@ def test_whitening_evens_out_what_the_ridge_leaves():
 
 def test_no_direction_is_divided_by_zero():
     axes = principal_axes(blocks(np.eye(5, dtype=np.float32)[[0, 1] * 8]), rank=3)
-    with pytest.raises(ValueError, match="expected ridge > 0 where features vary in fewer directions than rank"):
+    with pytest.raises(ValueError, match="expected features that vary in all directions, or else a ridge > 0"):
         type(axes)(mean=axes.mean, directions=axes.directions, variances=np.array([1, 0.5, 0], np.float32)).whitening(0)
     assert np.isfinite(axes.whitening(0.01)(np.zeros((2, 5), np.float32))).all()
 
