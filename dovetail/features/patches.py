@@ -69,7 +69,7 @@ class Patches:
         return 8 * self.filters
 
     def apply(self, images: np.ndarray) -> np.ndarray:
-        """The features of float32 images (batch, *shape) with values in [0, 1]."""
+        """The features of float32 images `(batch, *shape)` with values in [0, 1]."""
         found = dictionary(self._source(), side=self.side, filters=self.filters)
         tensor = images.reshape(len(images), *self.shape[:2], -1)
         return in_batches(functools.partial(_compiled, found), tensor, cpu=4, accelerator=128)

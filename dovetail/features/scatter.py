@@ -52,7 +52,7 @@ class Scatter:
         return _CHANNELS * 8 * 8 * self._colours
 
     def apply(self, images: np.ndarray) -> np.ndarray:
-        """The features of float32 images (batch, *shape) with values in [0, 1]."""
+        """The features of float32 images `(batch, *shape)` with values in [0, 1]."""
         flat = self.shape if self._colours == 3 else self.shape[:2]
         return in_batches(
             transform, images.reshape(len(images), *flat), cpu=4 if self._colours == 3 else 8, accelerator=512

@@ -57,8 +57,7 @@ def principal_axes(blocks: Callable[[], Iterable[np.ndarray]], *, rank: int) -> 
     if rank > min(count - 1, len(mean)):
         raise ValueError(f"expected a rank below {min(count, len(mean) + 1)}, the images and features, got rank={rank}")
     width = min(len(mean), rank + max(_LEAST_SPARE, rank // 10))
-    start = np.random.default_rng(0).standard_normal((len(mean), width), dtype=np.float32)
-    basis = jnp.linalg.qr(jnp.asarray(start))[0]
+    basis = jnp.asarray(np.random.default_rng(0).standard_normal((len(mean), width), dtype=np.float32))
     for _ in range(_ITERATIONS):
         image = jnp.zeros_like(basis)
         for block in blocks():
