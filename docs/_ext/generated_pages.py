@@ -13,6 +13,7 @@ import pkgutil
 import re
 import tomllib
 import types
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ MODULES = {  # a page: what it shows, in this order; a package stands for all it
     "shufflers": ("dovetail.shufflers",),
     "protocols": ("dovetail.protocols",),
     "data": ("dovetail.data", "dovetail.sampling"),
+    "features": ("dovetail.features",),
     "engine": ("dovetail.engine", "dovetail.learners"),
     "audit": ("dovetail.audit",),
     "parties": ("dovetail.parties",),
@@ -209,6 +211,8 @@ def _is_section(kind: Any) -> bool:
 
 
 def _type(kind: Any) -> str:
+    if any(dataclasses.is_dataclass(part) for part in typing.get_args(kind)):
+        return "table"
     text = (
         kind
         if isinstance(kind, str)

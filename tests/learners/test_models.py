@@ -3,7 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail.data import Dataset, scattering
+from dovetail.data import Dataset
+from dovetail.features import Features
 from dovetail.learners import models
 
 KEY = jax.random.key(0)
@@ -149,9 +150,17 @@ def test_the_cnn_refuses_what_is_not_an_image(shape):
 
 def test_scatter_changes_the_data_and_is_linear_with_its_constant():
     data, model = models.build("scatter", records(28, 28))
-    assert data.inputs.shape == (6, scattering.NUM_FEATURES)
+    assert data.inputs.shape == (6, 5184)
     assert model.constant == 0.3
     assert num_params(model) == 51_850
+    long, same = models.build("logistic", records(28, 28), features=Features(kind="scatter"))
+    np.testing.assert_array_equal(long.inputs, data.inputs)
+    assert (same.constant, num_params(same)) == (0.3, 51_850)
+
+
+def test_scatter_is_short_for_no_other_features():
+    with pytest.raises(ValueError, match="expected model = 'logistic' with features of another kind"):
+        models.build("scatter", records(28, 28), features=Features(kind="patches"))
 
 
 def test_an_unknown_model_is_corrected():

@@ -115,8 +115,8 @@ def delta(event: SplitAndMix, *, eps: float, rounds: int = 1) -> float:
     _at_least_one(rounds)
     noise = delta_of(ORDERS, rounds * renyi(event, ORDERS), eps=eps) * _OUTWARD
     with contextlib.suppress(NotApplicable):
-        near_all = _repeated(near(event), rounds)
-        noise = min(noise, gaussian.delta_of(near_all.mu, eps=eps) + _distance(near_all, eps))
+        mu, divergence, _ = _repeated(near(event), rounds)
+        noise = min(noise, gaussian.delta_of(mu, eps=eps) + near_gaussian.spent_delta(divergence, eps=eps))
     return numerics.probability(noise + rounds * spent_delta(event, eps))
 
 
@@ -157,17 +157,13 @@ def _near_eps(near_all: NearGaussian, delta: float, spent: Callable[[float], flo
     """eps at delta by a Gaussian and a distance from it, with what else is spent at an eps."""
     return eps_after_spending(
         lambda left: gaussian.eps_of(near_all.mu, delta=left),
-        lambda eps: spent(eps) + _distance(near_all, eps),
+        lambda eps: spent(eps) + near_gaussian.spent_delta(near_all.divergence, eps=eps),
         delta=delta,
     )
 
 
 def _repeated(one: NearGaussian, rounds: int) -> NearGaussian:
     return one._replace(mu=one.mu * math.sqrt(rounds) * (1 + 1e-15), divergence=one.divergence * rounds * (1 + 1e-15))
-
-
-def _distance(near: NearGaussian, eps: float) -> float:
-    return near_gaussian.spent_delta(near.divergence, eps=eps)
 
 
 def _at_least_one(rounds: int) -> None:
@@ -235,11 +231,9 @@ def calibrate(
     found = at(scale)
     modulus = 1 << (found.modulus - 1).bit_length()
     larger = scale * modulus / found.modulus  # about what fills the modulus: norms grow with the scale
-    while larger > scale * 1.005:
-        if (filled := at(larger)).modulus <= modulus:
-            found = filled
-            break
+    while larger > scale and (filled := at(larger)).modulus > modulus:
         larger *= 0.995
+    found = filled if larger > scale else found
     target = delta * mixing_share / (rounds * coordinates * (1 + math.exp(eps)) * (1 + 1e-8))
     shares = shares_for(num_users=found.honest, modulus=modulus, target=target)
     return dataclasses.replace(found, modulus=modulus, shares=shares)

@@ -1,0 +1,53 @@
+"""Features: fixed functions of one record, which cost no privacy, between a task's data and its model.
+
+Features come from a fixed transform (`scatter`), from patches of synthetic images (`patches`), from both, or from a
+network that others trained on public data ("module:object"). They may be made blind to left and right, and whitened on
+public or synthetic images. Nothing here reads a private record except to compute that record's own features.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from dovetail.data import Dataset
+from dovetail.data.download import cache_folder
+from dovetail.features import _cache
+from dovetail.features._pipeline import Pipeline, chunks
+from dovetail.features._settings import KINDS, Features, Whitening
+
+__all__ = ["CONSTANT", "KINDS", "Features", "Whitening", "of"]
+
+CONSTANT = 0.3  # the constant feature of a linear model on features of unit norm
+
+
+def of(dataset: Dataset, features: Features, *, cache: Path | None = None) -> Dataset:
+    """The dataset with every record, or every view of it, replaced by its features: float32 rows.
+
+    Features are memory-mapped from `cache` (default: the folder "features" in Dovetail's cache), and computed first,
+    chunk by chunk, if they are not there whole.
+
+    Guarantees:
+        A row depends on its own record, and on public or synthetic images, alone.
+        Rows are finite, and of unit norm or zero up to rounding, unless the kind is "none".
+    """
+    if features.kind == "none":
+        return dataset
+    shape, test_shape = dataset.inputs.shape[1:], dataset.test_inputs.shape[1:]
+    if shape != test_shape:
+        raise ValueError(f"expected records for testing of {shape}, got records of {test_shape}")
+    folder = cache_folder() / "features" if cache is None else cache
+    pipeline = Pipeline(features, shape, folder)
+    inputs, test_inputs = (_rows(pipeline, images, folder) for images in (dataset.inputs, dataset.test_inputs))
+    return dataclasses.replace(dataset, inputs=inputs, test_inputs=test_inputs)
+
+
+def _rows(pipeline: Pipeline, images: np.ndarray, folder: Path) -> np.ndarray:
+    def compute() -> Iterator[np.ndarray]:
+        return map(pipeline.apply, chunks(images, pipeline.chunk))
+
+    name = _cache.digest(pipeline.identity, images)
+    return _cache.rows(folder, name, (len(images), *pipeline.row_shape), compute)

@@ -1,0 +1,115 @@
+"""What was computed once: features as memory-mapped files, axes of a whitening, each named after all it depends on.
+
+A file of the cache is complete or is not there; one that was damaged since is computed anew, and the log says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import tempfile
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from dovetail.data.download import into_cache
+from dovetail.features.whitening import Axes
+from dovetail.files import make_folder
+
+__all__ = ["axes", "digest", "rows", "spooled", "told"]
+
+_LOG = logging.getLogger("dovetail")
+_BLOCK = 1 << 24
+_SECONDS = 10.0  # between two words about progress
+
+
+def digest(*parts: str | np.ndarray | Iterable[np.ndarray]) -> str:
+    """A name for texts, arrays, and arrays that come in chunks."""
+    found = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, str):
+            found.update(f"{len(part)} {part}".encode())
+            continue
+        for array in [part] if isinstance(part, np.ndarray) else part:
+            found.update(f"{array.dtype.str}{array.shape}".encode())
+            step = max(1, _BLOCK // max(1, array[:1].nbytes))
+            for low in range(0, len(array), step):
+                found.update(np.ascontiguousarray(array[low : low + step]).data)
+    return found.hexdigest()[:32]
+
+
+def rows(folder: Path, name: str, shape: tuple[int, ...], compute: Callable[[], Iterable[np.ndarray]]) -> np.ndarray:
+    """The float32 array of this name, memory-mapped; if it is not there whole, `compute` gives it in chunks."""
+    path = folder / f"{name}.npy"
+    if path.exists():
+        found = _mapped(path, shape)
+        if found is not None:
+            return found
+        _LOG.warning("refused the cached features %s: truncated or corrupt; they are computed anew", path)
+    with into_cache(path) as stream:
+        np.lib.format.write_array_header_1_0(stream, {"descr": "<f4", "fortran_order": False, "shape": shape})
+        for chunk in told(compute(), shape[0], "features"):
+            stream.write(np.ascontiguousarray(chunk, dtype="<f4").data)
+    computed = _mapped(path, shape)
+    if computed is None:
+        raise OSError(f"expected to read back the features just written, got a damaged file: {path}")
+    return computed
+
+
+def axes(folder: Path, name: str, compute: Callable[[], Axes]) -> Axes:
+    """The axes of this name, computed if they are not there."""
+    path = folder / f"{name}.npz"
+    if path.exists():
+        try:
+            with np.load(path) as found:
+                return Axes(**{part: found[part] for part in ("mean", "directions", "variances")})
+        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error):
+            _LOG.warning("refused the cached axes %s: truncated or corrupt; they are computed anew", path)
+    computed = compute()
+    with into_cache(path) as stream:
+        np.savez(stream, mean=computed.mean, directions=computed.directions, variances=computed.variances)
+    return computed
+
+
+@contextlib.contextmanager
+def spooled(folder: Path, chunks: Iterable[np.ndarray]) -> Iterator[Callable[[], Iterator[np.ndarray]]]:
+    """Chunks of rows, kept in a file that has no name and can be read again and again, a chunk at a time."""
+    make_folder(folder)
+    with tempfile.TemporaryFile(dir=folder) as stream:
+        shapes = []
+        for chunk in chunks:
+            shapes.append(chunk.shape)
+            stream.write(np.ascontiguousarray(chunk, dtype=np.float32).data)
+
+        def again() -> Iterator[np.ndarray]:
+            stream.seek(0)
+            for shape in shapes:
+                yield np.frombuffer(stream.read(4 * int(np.prod(shape))), np.float32).reshape(shape)
+
+        yield again
+
+
+def told(chunks: Iterable[np.ndarray], total: int, what: str) -> Iterator[np.ndarray]:
+    """The chunks; now and then the log says how many rows are done."""
+    start = said = time.monotonic()
+    done = 0
+    for chunk in chunks:
+        yield chunk
+        done += len(chunk)
+        now = time.monotonic()
+        if now - said > _SECONDS:
+            said = now
+            _LOG.info("%s of %d of %d images, %.0f a second", what, done, total, done / (now - start))
+
+
+def _mapped(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
+    try:
+        found = np.load(path, mmap_mode="r")
+    except (OSError, ValueError, EOFError):
+        return None
+    return found if found.shape == shape and found.dtype == np.float32 else None

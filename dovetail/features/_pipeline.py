@@ -1,0 +1,122 @@
+"""From images to rows: blocks side by side, mirrored, whitened."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from dovetail.data import resolve
+from dovetail.features import _cache
+from dovetail.features._blocks import blocks_of
+from dovetail.features._settings import Features, Whitening
+from dovetail.features.synthetic import Synthetic
+from dovetail.features.whitening import Axes, principal_axes, unit_rows
+
+__all__ = ["Pipeline", "as_floats", "chunks"]
+
+_AXES_VERSION = 1  # part of the axes' name: raise it whenever their computation changes
+_CHUNK_BYTES, _MOST_ROWS = 1 << 27, 1024
+
+
+class Pipeline:
+    """The function from float32 records of a shape to their features; what it needs for that is made on first use."""
+
+    def __init__(self, features: Features, shape: tuple[int, ...], folder: Path) -> None:
+        if features.symmetric and len(shape) not in (2, 3):
+            raise ValueError(f"expected images (height, width[, colours]) for symmetric, got records of {shape}")
+        self._features, self._shape, self._folder = features, shape, folder
+        self._blocks = blocks_of(features, shape)
+
+    @functools.cached_property
+    def identity(self) -> str:
+        """What determines its values, for a cache."""
+        whiten = self._features.whiten
+        return self._plain_identity if whiten is None else f"{self._axes_name} ridge {whiten.ridge!r}"
+
+    @functools.cached_property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of a record's features."""
+        if not self._blocks:
+            return self._shape
+        whiten = self._features.whiten
+        return (sum(block.size for block in self._blocks) if whiten is None else whiten.rank,)
+
+    @property
+    def chunk(self) -> int:
+        """How many records to compute at a time, so that their features before whitening fit."""
+        numbers = sum(block.size for block in self._blocks) or math.prod(self._shape)
+        return max(1, min(_MOST_ROWS, _CHUNK_BYTES // (4 * numbers)))
+
+    def apply(self, images: np.ndarray) -> np.ndarray:
+        """Rows of float32 images."""
+        if not self._blocks:
+            return images
+        rows = self._plain(images)
+        return rows if self._features.whiten is None else np.asarray(self._whiten(rows))
+
+    def _plain(self, images: np.ndarray) -> np.ndarray:
+        """Before whitening: every block at the same weight."""
+        parts = [block.apply(images) for block in self._blocks]
+        if self._features.symmetric:
+            mirrored = np.ascontiguousarray(images[:, :, ::-1])
+            parts = [np.asarray(unit_rows(a + b.apply(mirrored))) for a, b in zip(parts, self._blocks, strict=True)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1) / np.float32(math.sqrt(len(parts)))
+
+    @property
+    def _plain_identity(self) -> str:
+        return f"{[block.identity for block in self._blocks]} symmetric {self._features.symmetric}"
+
+    @functools.cached_property
+    def _whiten(self) -> Callable[[np.ndarray], jax.Array]:
+        axes = _cache.axes(self._folder, self._axes_name, self._axes)
+        return axes.whitening(self._whitening.ridge)
+
+    @property
+    def _whitening(self) -> Whitening:
+        if self._features.whiten is None:
+            raise ValueError("expected features that are whitened, got whiten=None")
+        return self._features.whiten
+
+    def _axes(self) -> Axes:
+        source = self._source
+        images = chunks(source, self.chunk) if isinstance(source, np.ndarray) else source.chunks()
+        plain = (self._plain(chunk) for chunk in images)
+        with _cache.spooled(self._folder, _cache.told(plain, self._whitening.images, "whitening: features")) as again:
+            return principal_axes(again, rank=self._whitening.rank)
+
+    @functools.cached_property
+    def _axes_name(self) -> str:
+        source = self._source
+        about = f"axes {_AXES_VERSION} {self._plain_identity} rank {self._whitening.rank}"
+        return _cache.digest(about, source if isinstance(source, np.ndarray) else source.identity)
+
+    @functools.cached_property
+    def _source(self) -> Synthetic | np.ndarray:
+        """Images to whiten on: synthetic ones, or the first of a public task's."""
+        whiten = self._whitening
+        if whiten.task is None:
+            kind = whiten.on
+            if kind == "synthetic":
+                patched = "patches" in self._features.kind.split("+")
+                kind = "leaves" if self._shape[2:] == (3,) else "strokes+leaves" if patched else "strokes"
+            return Synthetic(kind=kind, shape=self._shape, count=whiten.images)
+        images = resolve(whiten.task).load(folder=None).inputs[: whiten.images]
+        if images.shape[1:] != self._shape:
+            raise ValueError(f"expected whitening on records of {self._shape}, got {whiten.on!r} of {images.shape[1:]}")
+        return images
+
+
+def chunks(images: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """All images as float32, `size` at a time."""
+    for low in range(0, len(images), size):
+        yield as_floats(images[low : low + size])
+
+
+def as_floats(images: np.ndarray) -> np.ndarray:
+    """Records as a model reads them: bytes as value / 255."""
+    return images.astype(np.float32) / np.float32(255 if images.dtype == np.uint8 else 1)

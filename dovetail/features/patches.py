@@ -1,0 +1,139 @@
+"""Patches of synthetic images as features (after Coates, Lee, Ng 2011): nobody trained them, nobody's data is in them.
+
+A dictionary is a number of random patches of synthetic images, contrast-normalised, ZCA-whitened and of unit norm.
+Every patch of an image is treated in the same way and correlated with the dictionary: relu(a - 1/4) and relu(-a - 1/4),
+averaged over each quarter of the image; of these numbers the square root, centred within the image and scaled to unit
+norm. Everything depends on the one image and a fixed seed alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail import _validate
+from dovetail.features._batches import in_batches
+from dovetail.features.synthetic import Synthetic
+from dovetail.features.whitening import unit_rows
+
+__all__ = ["COLOUR", "GREY", "Dictionary", "Patches", "dictionary", "respond"]
+
+COLOUR = ((4, 1200), (6, 1600), (8, 1200))  # (side of a patch, filters)
+GREY = ((5, 800), (8, 800))
+
+_VERSION = 1  # part of the identity: raise it whenever the values change
+_IMAGES, _PATCHES_OF_EACH = 4096, 24
+_THRESHOLD, _CONTRAST, _RIDGE = 0.25, 10 / 255**2, 0.01
+_FLAT = 1e-4  # a patch whose squared norm after whitening is far below this has no direction: it is taken as zero
+_HIGH = jax.lax.Precision.HIGHEST
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Dictionary:
+    """Filters (number, values) for patches of `side` x `side` that were multiplied by `whiten` (values, values)."""
+
+    side: int
+    whiten: np.ndarray
+    filters: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Patches:
+    """Responses to one dictionary of patches of synthetic images, for images of one shape."""
+
+    shape: tuple[int, ...]
+    side: int
+    filters: int
+
+    def __post_init__(self) -> None:
+        _validate.integer(side=self.side, filters=self.filters)
+        _validate.at_least(1, filters=self.filters)
+        _validate.in_interval(2, self.shape[0] // 2, side=self.side)
+        if self.filters > _IMAGES:
+            raise ValueError(f"expected at most {_IMAGES} filters, got filters={self.filters}")
+        self._source()
+
+    @property
+    def identity(self) -> str:
+        """What determines its values, for a cache."""
+        return f"patches {_VERSION} {self.side} {self.filters} {self._source().identity}"
+
+    @property
+    def size(self) -> int:
+        """How many features there are."""
+        return 8 * self.filters
+
+    def apply(self, images: np.ndarray) -> np.ndarray:
+        """The features of float32 images `(batch, *shape)` with values in [0, 1]."""
+        found = dictionary(self._source(), side=self.side, filters=self.filters)
+        tensor = images.reshape(len(images), *self.shape[:2], -1)
+        return in_batches(functools.partial(_compiled, found), tensor, cpu=4, accelerator=128)
+
+    def _source(self) -> Synthetic:
+        kind = "leaves" if self.shape[2:] == (3,) else "strokes+leaves"
+        return Synthetic(kind=kind, shape=self.shape, count=_IMAGES, seed=1)
+
+
+@functools.lru_cache(maxsize=8)
+def dictionary(source: Synthetic, *, side: int, filters: int) -> Dictionary:
+    """A dictionary of random patches that are not flat, and the whitening that patches of all kinds ask for."""
+    rng = np.random.default_rng([source.seed, side, filters])
+    found = []
+    for images in source.chunks():
+        tensor = images.reshape(len(images), *images.shape[1:3], -1)
+        rows, columns = rng.integers(0, images.shape[1] - side + 1, (2, len(images), _PATCHES_OF_EACH))
+        near = np.arange(side)
+        where = (np.arange(len(images))[:, None, None, None], (rows[..., None] + near)[..., None])
+        found.append(tensor[*where, (columns[..., None] + near)[..., None, :]].reshape(rows.size, -1))
+    raw = np.concatenate(found).astype(np.float64)
+    normal = np.asarray(_normalised(raw))
+    variances, axes = np.linalg.eigh(normal.T @ normal / len(normal))
+    whiten = (axes / np.sqrt(np.maximum(variances, 0) + _RIDGE)) @ axes.T
+    lively = rng.permutation(np.flatnonzero(raw.var(axis=1) > _CONTRAST))
+    of_each_image = np.sort(np.unique(lively // _PATCHES_OF_EACH, return_index=True)[1])
+    if len(of_each_image) < filters:
+        raise ValueError(f"expected at most {len(of_each_image)} filters of side {side}, got filters={filters}")
+    chosen = normal[lively[of_each_image[:filters]]] @ whiten
+    chosen /= np.linalg.norm(chosen, axis=1, keepdims=True)
+    return Dictionary(side=side, whiten=whiten.astype(np.float32), filters=chosen.astype(np.float32))
+
+
+def respond(images: jax.Array, side: int, whiten: jax.Array, filters: jax.Array) -> jax.Array:
+    """The features (batch, 8 x filters) of images (batch, height, width, colours).
+
+    Guarantees:
+        Rows have unit norm; that of an image of one colour is zero.
+        A row depends on its own image only.
+    """
+    batch, height, width, _ = images.shape
+    rows, columns = height - side + 1, width - side + 1
+    shifts = [images[:, i : i + rows, j : j + columns] for i in range(side) for j in range(side)]
+    patches = jnp.stack(shifts, axis=3).reshape(batch * rows * columns, -1)
+    white = jnp.dot(_normalised(patches), whiten, precision=_HIGH)
+    white = white / jnp.sqrt(jnp.sum(white**2, axis=1, keepdims=True) + _FLAT)
+    found = jnp.dot(white, filters.T, precision=_HIGH).reshape(batch, rows, columns, -1)
+    halves = [slice(None, math.ceil(rows / 2)), slice(math.ceil(rows / 2), None)]
+    quarters = [found[:, one, other] for one in halves for other in halves]
+    pools = [
+        jnp.mean(jnp.maximum(sign * quarter - _THRESHOLD, 0), axis=(1, 2)) for sign in (1, -1) for quarter in quarters
+    ]
+    roots = jnp.sqrt(jnp.concatenate(pools, axis=1))
+    return unit_rows(roots - roots.mean(axis=1, keepdims=True))
+
+
+_respond = jax.jit(respond, static_argnums=1)
+
+
+def _compiled(found: Dictionary, images: np.ndarray) -> jax.Array:
+    return _respond(images, found.side, found.whiten, found.filters)
+
+
+def _normalised(patches):  # type: ignore[no-untyped-def]  # NumPy in, NumPy out; JAX in, JAX out
+    """Without their mean, and with their contrast evened out."""
+    centred = patches - patches.mean(axis=1, keepdims=True)
+    return centred / ((centred**2).mean(axis=1, keepdims=True) + _CONTRAST) ** 0.5

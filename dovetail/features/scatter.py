@@ -1,0 +1,132 @@
+"""A fixed scattering transform: features that need no training and no data (Bruna, Mallat 2013; Tramer, Boneh 2021).
+
+An image of 28 x 28 is padded to 32 x 32 by reflection, one of 32 x 32 is taken as it is; Morlet wavelets psi of two
+scales and eight angles meet it: S0 = x * phi, S1 = |x * psi| * phi, S2 = ||x * psi_0| * psi_1| * phi, with a Gaussian
+low-pass phi, each kept at every fourth pixel. That makes 1 + 16 + 64 = 81 channels of 8 x 8, of every colour. They are
+normalised in groups within each image (grey: three channels a group; colour: the three colours of a channel) and scaled
+to unit norm. Everything depends on the one image alone, so the transform costs no privacy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail.features._batches import in_batches
+
+__all__ = ["Scatter", "transform"]
+
+_VERSION = 1  # part of the identity: raise it whenever the transform's values change
+_SIDES, _SIDE, _STRIDE = (28, 32), 32, 4
+_ANGLES, _CHANNELS, _GROUP = 8, 81, 3 * 8 * 8
+_VARIANCE_FLOOR = 1e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class Scatter:
+    """The transform of images of one shape: (28 or 32, the same) in grey, with a last axis of 3 in colour."""
+
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        side, *rest = self.shape
+        if len(self.shape) not in (2, 3) or side not in _SIDES or rest not in ([side], [side, 1], [side, 3]):
+            raise ValueError(
+                "expected images of 28 x 28 or 32 x 32, grey or in three colours, for scatter, "
+                f"got records of {self.shape}"
+            )
+
+    @property
+    def identity(self) -> str:
+        """What determines its values, for a cache."""
+        return f"scatter {_VERSION}"
+
+    @property
+    def size(self) -> int:
+        """How many features there are."""
+        return _CHANNELS * 8 * 8 * self._colours
+
+    def apply(self, images: np.ndarray) -> np.ndarray:
+        """The features of float32 images `(batch, *shape)` with values in [0, 1]."""
+        flat = self.shape if self._colours == 3 else self.shape[:2]
+        return in_batches(
+            transform, images.reshape(len(images), *flat), cpu=4 if self._colours == 3 else 8, accelerator=512
+        )
+
+    @property
+    def _colours(self) -> int:
+        return 3 if self.shape[2:] == (3,) else 1
+
+
+@jax.jit
+def transform(images: jax.Array) -> jax.Array:
+    """The features of float32 images, (batch, side, side) or (batch, side, side, 3), with values in [0, 1].
+
+    Guarantees:
+        Rows have unit norm; that of a black image is zero.
+        A row depends on its own image only.
+    """
+    if images.ndim == 3:
+        smooth = _channels(images)
+    else:
+        planes = jnp.moveaxis(images, -1, 1)
+        smooth = _channels(planes.reshape(-1, *planes.shape[2:])).reshape(len(images), 3, _CHANNELS, -1)
+        smooth = jnp.swapaxes(smooth, 1, 2)
+    groups = smooth.reshape(len(images), -1, _GROUP)
+    centred = groups - groups.mean(axis=-1, keepdims=True)
+    scaled = centred / jnp.sqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + _VARIANCE_FLOOR)
+    rows = scaled.reshape(len(images), -1)
+    norms = jnp.linalg.norm(rows, axis=-1, keepdims=True)
+    return rows / jnp.where(norms > 0, norms, 1.0)
+
+
+def _channels(planes: jax.Array) -> jax.Array:
+    """S0, S1 and S2 of grey images, (batch, 81, 8, 8)."""
+    psi, low_pass = _filters()
+    margin = (_SIDE - planes.shape[1]) // 2
+    x = jnp.pad(planes, ((0, 0), (margin, margin), (margin, margin)), mode="reflect")
+    first = _moduli(x[:, None], psi)
+    second = _moduli(first[:, :_ANGLES, None], psi[_ANGLES:])
+    second = second.reshape(len(x), _ANGLES * _ANGLES, _SIDE, _SIDE)
+    signals = jnp.concatenate([x[:, None], first, second], axis=1)
+    return jnp.einsum("ih,bchw,jw->bcij", low_pass, signals, low_pass, precision=jax.lax.Precision.HIGHEST)
+
+
+def _moduli(signals: jax.Array, filters: np.ndarray) -> jax.Array:
+    """|signal * filter|, circular; filters are given by their (real) Fourier transforms."""
+    return jnp.abs(jnp.fft.ifft2(jnp.fft.fft2(signals) * filters))
+
+
+@functools.cache
+def _filters() -> tuple[np.ndarray, np.ndarray]:
+    """Fourier transforms of the 16 wavelets, fine scale first, and phi at every fourth pixel as an (8, 32) matrix."""
+    psi = []
+    for j in range(2):
+        sigma, frequency = 0.8 * 2**j, 3 * math.pi / 4 / 2**j
+        for k in range(_ANGLES):
+            wave = _gabor(sigma, frequency, angle=math.pi * k / _ANGLES)
+            envelope = _gabor(sigma, 0.0, angle=math.pi * k / _ANGLES)
+            psi.append(np.fft.fft2(wave - wave.sum() / envelope.sum() * envelope).real)
+    sigma = 0.8 * 2
+    offsets = np.arange(-2 * _SIDE, 3 * _SIDE)
+    bell = np.exp(-(offsets**2) / (2 * sigma**2)) / math.sqrt(2 * math.pi * sigma**2)
+    bell = bell.reshape(5, _SIDE).sum(axis=0)
+    low_pass = np.stack([np.roll(bell, _STRIDE * i) for i in range(_SIDE // _STRIDE)])
+    return np.stack(psi).astype(np.float32), low_pass.astype(np.float32)
+
+
+def _gabor(sigma: float, frequency: float, *, angle: float) -> np.ndarray:
+    """A plane wave under a Gaussian, `sigma` wide along the wave and 1/slant times that across it, made periodic."""
+    slant = 4 / _ANGLES
+    offsets = np.arange(-2 * _SIDE, 3 * _SIDE)
+    rows, columns = np.meshgrid(offsets, offsets, indexing="ij")
+    along = rows * math.cos(angle) + columns * math.sin(angle)
+    across = columns * math.cos(angle) - rows * math.sin(angle)
+    wave = np.exp(-(along**2 + (slant * across) ** 2) / (2 * sigma**2) + 1j * frequency * along)
+    periodic = wave.reshape(5, _SIDE, 5, _SIDE).sum(axis=(0, 2))
+    return periodic * slant / (2 * math.pi * sigma**2)
