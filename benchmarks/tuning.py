@@ -1,100 +1,278 @@
-"""Clip norms and server steps of a line-up of `dovetail compare`, searched without the test images.
+"""Settings for images that nobody looked at, found on other images: clip norm, server step, ridge and rank.
 
-MNIST's first 50,000 training images are trained on, its last 10,000 judged; the noise is calibrated once for each
-protocol and eps, since it does not depend on clip or step. Prints the `tuned` lines of `dovetail/comparisons`.
+A study names the images that settings are *for*, and those that they are *found on*: Fashion-MNIST for MNIST, coloured
+Fashion-MNIST for CIFAR-10, grey CIFAR-10 for Fashion-MNIST. The first five sixths of the other images' training records
+train, the last sixth judges; nothing of the target is read. Every candidate is trained as the library trains linear
+models (one user per record, views averaged, clipped once, momentum on the server, the mean of the last half of the
+iterates), with Gaussian noise of the size that the target's number of users and budget ask for.
+
+Everything that was tried is written to a JSON file, which presets refer to. With `--oracle` the same grid is judged on
+the target's own test records: not a way to choose settings, but what the transfer costs, and marked so.
+
+Runs where there is JAX, NumPy and SciPy only: `--data` is a folder of NAME.npz with inputs, labels, test_inputs and
+test_labels, as `--pack` writes them.
 """
+
+from __future__ import annotations
 
 import argparse
 import dataclasses
 import itertools
 import json
 import math
-import multiprocessing
-import tomllib
-from importlib import resources
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-import msgspec
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
 
-from dovetail import compare, experiment
-from dovetail.data import Dataset, Task, resolve
+from dovetail import features
+from dovetail.data import Dataset, views
+from dovetail.features import CONSTANT, Features, Whitening
 
-EPS, DELTA = (0.24, 1.0, 2.5), {"logistic": 5e-6, "scatter": 5e-6}
-CLIPS, STEPS = (0.5, 1.0, 2.0), (0.25, 0.5, 1.0, 2.0, 4.0)
-
-
-def held_out(*, folder: Any) -> Dataset:
-    """MNIST's training images, the last 10,000 of them to test with."""
-    whole = resolve("mnist").load(folder=folder)
-    parts = {"inputs": whole.inputs[:50_000], "labels": whole.labels[:50_000], "test_inputs": whole.inputs[50_000:]}
-    return dataclasses.replace(whole, **parts, test_labels=whole.labels[50_000:], subjects=None)
+MOMENTUM, DELTA, SLACK = 0.9, 1e-5, 1.03  # noise of the protocols is at most so much larger than a Gaussian's
+CLASSES = 10
 
 
-TASK = Task(name="mnist", load=held_out)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study:
+    """What settings are for, and where they are looked for."""
+
+    target: str
+    found_on: str
+    users: int
+    features: Features
+    ranks: tuple[int, ...]
+    ridges: tuple[float, ...]
+    views: tuple[str, ...] = ()
+    targets: tuple[tuple[float, str], ...] = ((2.9, "replace-one"), (1.0, "replace-one"), (0.5, "replace-one"))
+    clips: tuple[float, ...] = (0.05, 0.1, 0.2)
+    reaches: tuple[float, ...] = (4.0, 8.0, 16.0, 32.0)  # server step times clip norm
+    rounds: tuple[int, ...] = (160,)
 
 
-def search(job: tuple[str, str, float, dict[str, Any] | None, list[float], list[float]]) -> dict[str, Any]:
-    """The best clip and step of a protocol at one eps, and all that was tried."""
-    model, name, eps, cohort, clips, steps = job
-    data = tomllib.loads((resources.files("dovetail") / "comparisons" / f"{model}.toml").read_text())["protocols"][name]
-    overrides = [] if cohort is None else [("cohort", cohort)]
-    (contender,) = compare.line_up(eps=eps, delta=DELTA[model], model=model, protocols=[name], overrides=overrides)
-    config, field = contender.config, data.get("clip")
-    tried: list[tuple[float, float, float]] = []
-    try:
-        noisy = experiment.prepare(config, task=TASK).protocol
-    except ValueError as error:
-        return {"model": model, "protocol": name, "eps": eps, "cohort": cohort, "error": str(error)}
-    noise = compare.noise_of(noisy)
-    _, clip, step = min(data["tuned"], key=lambda line: abs(math.log(line[0] / eps)))
+def _scatter(*, symmetric: bool) -> Features:
+    return Features(kind="scatter", symmetric=symmetric)
 
-    def run(clip: float, step: float) -> None:
-        if (clip, step) in {(a, b) for a, b, _ in tried}:
-            return
-        clipped = {} if field is None else {field: clip}
-        mine = msgspec.structs.replace(
-            config,
-            protocol={**config.protocol, **noise, **clipped},
-            server=msgspec.structs.replace(config.server, learning_rate=step),
-            privacy=msgspec.structs.replace(config.privacy, eps=None),
+
+PATCHES = Features(kind="scatter+patches", symmetric=True, patches=((4, 1200), (6, 1600), (8, 1200)))
+
+STUDIES = {
+    "mnist": Study(
+        target="mnist",
+        found_on="fashion-mnist",
+        users=60_000,
+        features=_scatter(symmetric=False),
+        ranks=(600,),
+        ridges=(0.003, 0.01, 0.03),
+        views=("shift:1", "rotate:8"),
+    ),
+    "fashion-mnist": Study(
+        target="fashion-mnist",
+        found_on="cifar10 in grey",
+        users=60_000,
+        features=_scatter(symmetric=True),
+        ranks=(600, 2000),
+        ridges=(0.001, 0.003, 0.01),
+        clips=(0.05, 0.1, 0.2, 0.4),
+        targets=((2.9, "replace-one"), (1.0, "replace-one"), (3.0, "add-remove")),
+    ),
+    "cifar10": Study(
+        target="cifar10",
+        found_on="fashion-mnist in colour",
+        users=50_000,
+        features=PATCHES,
+        ranks=(2000,),
+        ridges=(0.0001, 0.0003, 0.001),
+        targets=((1.0, "add-remove"), (1.0, "replace-one"), (3.0, "add-remove"), (3.0, "replace-one")),
+    ),
+}
+
+
+def noise_multiplier(eps: float, rounds: int, relation: str) -> float:
+    """The noise on a sum of clipped vectors, over their clip norm, of Gaussian rounds that meet (eps, DELTA)."""
+
+    def log_delta(mu: float) -> float:
+        a, b = log_ndtr(mu / 2 - eps / mu), eps + log_ndtr(-mu / 2 - eps / mu)
+        return a + math.log(-math.expm1(b - a)) - math.log(DELTA)
+
+    reach = 2.0 if relation == "replace-one" else 1.0
+    return SLACK * reach * math.sqrt(rounds) / brentq(log_delta, 1e-3, 50.0)
+
+
+def load(folder: Path, name: str) -> Dataset:
+    """Images and labels.
+
+    "in colour" gives every grey image a frame of two pixels, an ink and a ground of its own; "in grey" takes the mean
+    of the colours and takes off a frame of two pixels.
+    """
+    plain = name.removesuffix(" in colour").removesuffix(" in grey")
+    with np.load(folder / f"{plain}.npz") as held:
+        parts = {key: held[key] for key in ("inputs", "labels", "test_inputs", "test_labels")}
+    if name.endswith("in grey"):
+        for key in ("inputs", "test_inputs"):
+            parts[key] = np.rint(parts[key][:, 2:-2, 2:-2].mean(axis=3)).astype(np.uint8)
+    elif name != plain:
+        rng = np.random.default_rng(0)
+        for key in ("inputs", "test_inputs"):
+            framed = np.pad(parts[key], ((0, 0), (2, 2), (2, 2)))[..., None] / np.float32(255)
+            ink, ground = rng.uniform(0, 1, (2, len(framed), 1, 1, 3)).astype(np.float32)
+            parts[key] = np.rint(255 * (ground + framed * (ink - ground))).astype(np.uint8)
+    return Dataset(
+        inputs=parts["inputs"],
+        labels=parts["labels"].astype(np.int32),
+        test_inputs=parts["test_inputs"],
+        test_labels=parts["test_labels"].astype(np.int32),
+        num_classes=CLASSES,
+    )
+
+
+def split(dataset: Dataset) -> Dataset:
+    """The training records alone, of which the last sixth judges."""
+    cut = len(dataset.labels) * 5 // 6
+    return dataclasses.replace(
+        dataset,
+        inputs=dataset.inputs[:cut],
+        labels=dataset.labels[:cut],
+        test_inputs=dataset.inputs[cut:],
+        test_labels=dataset.labels[cut:],
+    )
+
+
+@dataclasses.dataclass(eq=False)
+class Bench:
+    """Features of one dataset on the device, and the training of a linear model on them."""
+
+    rows: jax.Array  # (records, views, features)
+    cosines: jax.Array
+    labels: jax.Array
+    test_rows: jax.Array
+    test_labels: np.ndarray
+
+    @classmethod
+    def of(cls, dataset: Dataset, chosen: Features, cache: Path) -> Bench:
+        made = features.of(dataset, chosen, cache=cache)
+        rows = jnp.asarray(made.inputs).reshape(len(made.labels), -1, made.inputs.shape[-1])
+        gram = jnp.einsum("nif,njf->nij", rows, rows, precision="highest") + CONSTANT**2
+        return cls(rows, gram, jnp.asarray(made.labels), jnp.asarray(made.test_inputs), made.test_labels)
+
+    def accuracy(self, *, clip: float, step: float, noise: float, rounds: int, users: int, seed: int) -> float:
+        """Of the mean of the last half of the iterates."""
+        weights = _trained(
+            self.rows, self.cosines, self.labels, clip, step, noise * clip / users, jax.random.key(seed), rounds=rounds
         )
-        plan = experiment.prepare(mine, task=TASK)
-        training = plan.engine.start()
-        for index in range(len(plan.rounds)):
-            training = plan.step(training, index, plan.schedule.draw(index))
-        tried.append((clip, step, float(plan.engine.accuracy(training))))
+        logits = self.test_rows @ weights[:-1] + CONSTANT * weights[-1]
+        return float(np.mean(np.asarray(logits.argmax(axis=1)) == self.test_labels))
 
-    for a, b in itertools.product(clips if field else (1.0,), steps):
-        run(clip * a, step * b)
-    for _ in range(3):  # on along a border that is best
-        best = max(tried, key=lambda one: one[2])
-        for a, b in ((1.0, 2.0), (1.0, 0.5), (2.0, 0.5), (0.5, 2.0)):
-            run(best[0] * a, best[1] * b)
-    best = max(tried, key=lambda one: one[2])
-    return {"model": model, "protocol": name, "eps": eps, "cohort": cohort, "best": best, "tried": tried}
+
+def _trained(
+    rows: jax.Array, gram: jax.Array, labels: jax.Array, clip: Any, step: Any, std: Any, key: jax.Array, *, rounds: int
+) -> jax.Array:
+    records, number, size = rows.shape
+    targets = jax.nn.one_hot(labels, CLASSES)[:, None]
+
+    def one(state: tuple[jax.Array, ...], index: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
+        weights, velocity, total = state
+        logits = rows.reshape(-1, size) @ weights[:-1] + CONSTANT * weights[-1]
+        residual = (jax.nn.softmax(logits.reshape(records, number, -1)) - targets) / number
+        square = jnp.einsum("nij,nic,njc->n", gram, residual, residual)
+        scaled = residual * jnp.minimum(1.0, clip / jnp.sqrt(square + 1e-12))[:, None, None]
+        flat = scaled.reshape(-1, CLASSES)
+        gradient = jnp.concatenate([rows.reshape(-1, size).T @ flat, CONSTANT * flat.sum(axis=0, keepdims=True)])
+        noisy = gradient / records + std * jax.random.normal(jax.random.fold_in(key, index), weights.shape)
+        velocity = MOMENTUM * velocity + noisy
+        weights = weights - step * velocity
+        return (weights, velocity, total + jnp.where(2 * index >= rounds, 1.0, 0.0) * weights), None
+
+    start = jnp.zeros((size + 1, CLASSES))
+    (_, _, total), _ = jax.lax.scan(one, (start, start, start), jnp.arange(rounds))
+    return total / (rounds - math.ceil(rounds / 2))
+
+
+_trained = jax.jit(_trained, static_argnames="rounds")
+
+
+def candidates(study: Study, bench: Bench, fixed: dict[str, Any], seeds: int) -> Iterator[dict[str, Any]]:
+    """Every clip, step and number of rounds for every target, with its accuracy on the bench."""
+    for (eps, relation), rounds, clip, reach in itertools.product(
+        study.targets, study.rounds, study.clips, study.reaches
+    ):
+        noise = noise_multiplier(eps, rounds, relation)
+        setting = {"clip": clip, "step": reach / clip, "noise": noise, "rounds": rounds, "users": study.users}
+        found = [bench.accuracy(**setting, seed=seed) for seed in range(seeds)]
+        yield {"eps": eps, "neighbors": relation, **fixed, **setting, "accuracy": float(np.mean(found))}
+
+
+def run(study: Study, folder: Path, *, seeds: int, oracle: bool, out: Path) -> None:
+    """All candidates on the other images, and with `oracle` on the target's own test records, marked."""
+    sources = {"found": (study.found_on, True)} | ({"oracle": (study.target, False)} if oracle else {})
+    record: dict[str, Any] = {"study": dataclasses.asdict(study), "delta": DELTA, "momentum": MOMENTUM, "seeds": seeds}
+    for label, (name, held_out) in sources.items():
+        data = load(folder, name)
+        data = views.expanded(split(data) if held_out else data, study.views)
+        tried = []
+        for rank, ridge in itertools.product(study.ranks, study.ridges):
+            start = time.perf_counter()
+            whitened = dataclasses.replace(study.features, whiten=Whitening(rank=rank, ridge=ridge))
+            bench = Bench.of(data, whitened, folder / "cache")
+            ready = time.perf_counter() - start
+            tried += list(candidates(study, bench, {"rank": rank, "ridge": ridge}, seeds))
+            print(
+                f"{label} {name} {rank} {ridge}: features {ready:.0f} s, {time.perf_counter() - start:.0f} s",
+                flush=True,
+            )
+            del bench
+        record[label] = {
+            "looked at": f"{name}, training records alone" if held_out else f"{name}: its test records",
+            "tried": tried,
+            "best": [
+                max((one for one in tried if (one["eps"], one["neighbors"]) == goal), key=lambda one: one["accuracy"])
+                for goal in study.targets
+            ],
+        }
+        out.write_text(json.dumps(record, indent=1) + "\n")
+        for best in record[label]["best"]:
+            print(label, json.dumps(best), flush=True)
+    if oracle:
+        record["transferred"] = [_same(record["oracle"]["tried"], best) for best in record["found"]["best"]]
+        for one in record["transferred"]:
+            print("transferred", json.dumps(one), flush=True)
+        out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _same(tried: list[dict[str, Any]], setting: dict[str, Any]) -> dict[str, Any]:
+    """The candidate with these settings."""
+    return next(one for one in tried if all(one[key] == setting[key] for key in setting if key != "accuracy"))
+
+
+def pack(folder: Path, names: list[str]) -> None:
+    """The named tasks as files that need nothing but NumPy to read."""
+    from dovetail.data import resolve
+
+    for name in names:
+        held = resolve(name).load(folder=None)
+        parts = {key: getattr(held, key) for key in ("inputs", "labels", "test_inputs", "test_labels")}
+        np.savez_compressed(folder / f"{name}.npz", **parts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="logistic", choices=compare.models())
-    parser.add_argument("--protocols", nargs="*", default=[])
-    parser.add_argument("--eps", type=float, nargs="*", default=EPS)
-    parser.add_argument("--sizes", type=int, nargs="*", default=[], help="also these sizes of disjoint batches")
-    parser.add_argument("--clips", type=float, nargs="*", default=CLIPS, help="factors on the line-up's clip")
-    parser.add_argument("--steps", type=float, nargs="*", default=STEPS, help="factors on the line-up's server step")
-    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("study", nargs="*", default=list(STUDIES), help=f"some of {', '.join(STUDIES)}")
+    parser.add_argument("--data", type=Path, required=True, help="a folder with the images, and room for a cache")
+    parser.add_argument("--out", type=Path, required=True, help="a folder for the records")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--oracle", action="store_true")
+    parser.add_argument("--pack", nargs="*", default=[], help="first write these tasks to the folder of images")
     arguments = parser.parse_args()
-    names = arguments.protocols or [
-        one.protocol for one in compare.line_up(eps=1.0, delta=1e-5, model=arguments.model) if one.config is not None
-    ]
-    cohorts = [{"kind": "disjoint", "size": size, "epochs": 1} for size in arguments.sizes] or [None]
-    grid = list(arguments.clips), list(arguments.steps)
-    jobs = [
-        (arguments.model, name, eps, cohort, *grid) for name in names for eps in arguments.eps for cohort in cohorts
-    ]
-    with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
-        for found in pool.imap_unordered(search, jobs):
-            print(json.dumps(found), flush=True)
+    pack(arguments.data, arguments.pack)
+    for name in arguments.study:
+        out = arguments.out / f"{name}.json"
+        run(STUDIES[name], arguments.data, seeds=arguments.seeds, oracle=arguments.oracle, out=out)
 
 
 if __name__ == "__main__":
