@@ -90,19 +90,21 @@ class ClientConfig(_Section, frozen=True, kw_only=True):
     """What a client does with its records.
 
     It averages over `views` of each beside the record itself (see `dovetail.data.views`): "shift:1", "rotate:8",
-    "flip", "zoom:1.1" or "module:name".
+    "flip", "zoom:1.1" or "module:name". `project` and `weight` are of "moments" (see `dovetail.learners.moments`).
     """
 
-    update: Literal["fedsgd", "fedavg", "fedprox"] = "fedsgd"
+    update: Literal["fedsgd", "fedavg", "fedprox", "moments"] = "fedsgd"
     learning_rate: float = 0.1
     epochs: int = 1
     batch: int = 10
     mu: float = 0.0
+    project: int | None = None
+    weight: float = 1.0
     views: list[str] = []
 
     @property
     def steps(self) -> dict[str, Any]:
-        """How its update is computed from what it trains on."""
+        """How its update is computed."""
         return {name: getattr(self, name) for name in self.__struct_fields__ if name != "views"}
 
 

@@ -98,6 +98,8 @@ class Federation:
 
 
 def federation(config: Config) -> Federation:
-    """The federation of a config."""
+    """The federation of a config; refuses moments, whose estimate is not as long as the model to hand out."""
+    if config.client.update == "moments":
+        raise ValueError("expected an update of the model for deployed parties, got client.update='moments'")
     dataset, clients, model = load(config)
     return Federation(config=config, dataset=dataset, clients=clients, model=model)
