@@ -104,12 +104,12 @@ class ClientConfig(_Section, frozen=True, kw_only=True):
 
     @property
     def steps(self) -> dict[str, Any]:
-        """How its update is computed."""
+        """How its update is computed from what it trains on."""
         return {name: getattr(self, name) for name in self.__struct_fields__ if name != "views"}
 
 
 class ServerConfig(_Section, frozen=True, kw_only=True):
-    """The server's optimiser: an optax name, its learning rate and other options.
+    """The server's optimiser: an optax name, its learning rate and other options; or "ridge", for moments.
 
     With `average`, the mean of the models of the last part of the rounds is published: 0.5 for the last half.
     """
@@ -280,7 +280,8 @@ def _sentence(error: msgspec.ValidationError, tree: Mapping[str, Any]) -> str:
     for name in re.sub(r"\[.*", "", where).split(".") if where else ():
         value = value.get(name) if isinstance(value, Mapping) else None  # type: ignore[assignment]
         kind = typing.get_type_hints(kind).get(name, Any) if isinstance(kind, type) else Any
-    options = [one for part in (kind, *typing.get_args(kind)) if _literal(part) for one in typing.get_args(part)]
+    parts = (kind, *typing.get_args(kind))
+    options = [one for part in parts if typing.get_origin(part) is Literal for one in typing.get_args(part)]
     kinds = re.match(r"Expected `([a-z]+(?: \| [a-z]+)*)`", text)
     if options:
         return f"{where} must be one of {', '.join(map(str, options))}, got {value!r}"
@@ -289,10 +290,6 @@ def _sentence(error: msgspec.ValidationError, tree: Mapping[str, Any]) -> str:
         return f"{message} in {where}" if where else message
     wanted = " or ".join(_KINDS.get(kind, kind) for kind in kinds[1].split(" | ") if kind != "null")
     return f"{where} must be {wanted}, got {value!r}"
-
-
-def _literal(kind: Any) -> bool:
-    return typing.get_origin(kind) is Literal
 
 
 def _without_none(value: Any) -> Any:

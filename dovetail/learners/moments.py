@@ -6,8 +6,8 @@ nothing to come back for. From the noised mean over all users, the analyzer solv
 
 The off-diagonal entries of z z^T are sent times sqrt(2): the norm of the vector is that of the two matrices, and noise
 of one standard deviation on every number of the vector is symmetric noise on G whose spectral norm is about
-std sqrt(2 m) (Wigner's semicircle). Clipping scales both matrices of a user alike: it gives the user a smaller weight in
-the regression, and where all users have the same norm it changes nothing.
+std sqrt(2 m) (Wigner's semicircle). Clipping scales both matrices of a user alike: it gives the user a smaller weight
+in the regression, and where all users have the same norm it changes nothing.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Moments:
         )
 
     def packed(self, gram: jax.Array, cross: jax.Array) -> jax.Array:
-        """A symmetric matrix and a matrix (size, classes) as one vector: the triangle by rows, then the other by rows."""
+        """A symmetric matrix and one of (size, classes) as a vector: the triangle by rows, then the other by rows."""
         row, column = np.triu_indices(self.size)
         return jnp.concatenate([gram[row, column] * _factor(row, column), cross.ravel()])
 

@@ -124,7 +124,7 @@ class Server:
         return steps - ((self.rounds or 0) - self.averaged)
 
 
-_RIDGE = {"ridge": 1.0, "share": 0.001}
+_RIDGE = {"ridge": 0.35, "share": 0.001}  # chosen on Fashion-MNIST; half or twice as much hardly matters
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
