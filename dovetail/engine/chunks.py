@@ -1,10 +1,12 @@
 """What a chunk of clients adds to a round: their updates, or the sum of their updates without any being formed.
 
-Three ways:
+Four ways:
 
 - *general*: every client's local training under `vmap`, then the protocol's `collect`;
 - *linear*, for linear models under protocols that only rescale updates: the matrix forms of `engine.linear`, of which
   that by Gram matrices needs the `products` of each client's rows;
+- *moments*, for statistics of records in place of updates, under protocols that only rescale: one matrix product where
+  clients have one record;
 - *clipped*, for clients of one record under protocols that only clip: the products of `engine.examples`.
 
 A client's keys are folded from the round's keys and its own number, so that nothing depends on who shares a chunk.
@@ -26,6 +28,7 @@ from dovetail.data._base import Model
 from dovetail.engine import examples, gram, linear
 from dovetail.engine.diagnostics import Seen, seen
 from dovetail.learners.client import ClientUpdate, local_update, private_update, visiting_order
+from dovetail.learners.moments import Moments
 from dovetail.mechanisms.gaussian import finite_or_zero
 from dovetail.protocols import Fast, Protocol
 from dovetail.protocols.subjects import record_level
@@ -33,7 +36,7 @@ from dovetail.shufflers import Reports, masked
 
 __all__ = ["ESTIMATE", "SHUFFLE", "TALLY", "ClientWork", "Data", "Keys", "Way", "Work", "as_float", "best_way"]
 
-Way = Literal["general", "linear", "clipped"]
+Way = Literal["general", "linear", "moments", "clipped"]
 Work = tuple[jax.Array, Any]  # the users of a round or a chunk (-1: nobody), the records of their private steps or None
 ORDER, RANDOMIZE, ESTIMATE, TALLY, SHUFFLE, STEPS = range(1, 7)  # what a key of a round is folded with
 
@@ -57,11 +60,10 @@ class Keys(NamedTuple):
 
 def best_way(model: Model, fast: Fast, state: Any, update: ClientUpdate, *, records: int, diagnostics: bool) -> Way:
     """The fastest way that serves; `state` is the protocol's first, `records` the most that a client has."""
-    if (
-        model.constant is not None
-        and linear.worthwhile(update, records)
-        and fast.scaling(jnp.ones(1), state) is not None
-    ):
+    rescales = fast.scaling(jnp.ones(1), state) is not None
+    if update.update == "moments":
+        return "moments" if rescales and not diagnostics else "general"
+    if model.constant is not None and linear.worthwhile(update, records) and rescales:
         return "linear"
     if not diagnostics and records == 1 and not update.local and fast.clipped_to(state) is not None:
         return "clipped"
@@ -71,6 +73,8 @@ def best_way(model: Model, fast: Fast, state: Any, update: ClientUpdate, *, reco
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ClientWork:
     """What clients compute in a round; `unravel` gives the model's own parameters from the flat vector of them.
+
+    With `moments` their updates are statistics of the records, of which a client has up to `records` rows.
 
     Guarantees:
         All ways add up to the same, up to float summation order and as far as the protocol says they do.
@@ -84,6 +88,13 @@ class ClientWork:
     update: ClientUpdate
     way: Way
     diagnostics: bool
+    moments: Moments | None = None
+    records: int = 1
+
+    @property
+    def forms_updates(self) -> bool:
+        """Whether memory grows with the clients of a chunk times the numbers of an update."""
+        return self.way == "general" or (self.way == "moments" and self.records > 1)
 
     @property
     def sums_updates(self) -> bool:
@@ -99,6 +110,8 @@ class ClientWork:
         match self.way:
             case "linear":
                 return self._linear(params, state, data, part, keys)
+            case "moments":
+                return self._moments(state, data, part, keys)
             case "clipped":
                 return self._clipped(params, state, data, part, keys)
         ids, _ = part
@@ -123,6 +136,8 @@ class ClientWork:
             own = _client_keys(ids, jax.random.fold_in(keys.noise, STEPS))
             return jax.lax.map(lambda one: self._private_update(data)(params, *one), (*items, own))
         inputs, labels, counts = self._gather(data, ids, keys.order)
+        if self.moments is not None:
+            return jax.vmap(self.moments)(inputs, labels, counts)
         return jax.vmap(local_update(self.update, self.logits), (None, 0, 0, 0))(params, inputs, labels, counts)
 
     def _private_update(self, data: Data) -> Callable[..., jax.Array]:
@@ -160,6 +175,23 @@ class ClientWork:
         square = jnp.sum(jnp.where(ids >= 0, norms[0] ** 2, 0))
         raw = scaled_sum(lambda of: (ids >= 0).astype(of.dtype))
         return (total, count), Seen(raw.ravel(), square, count)
+
+    def _moments(self, state: Any, data: Data, part: Work, keys: Keys) -> Any:
+        """One record a client: norms are products of norms, and no vector is formed; several: one vector a client."""
+        moments, (ids, _) = cast(Moments, self.moments), part
+        inputs, labels, counts = self._gather(data, ids, keys.order)
+        present = counts > 0
+        if inputs.shape[1] > 1:
+            updates = self.updates(jnp.zeros(0), data, part, keys)
+            scale = cast(jax.Array, self.fast.scaling(jnp.linalg.norm(updates, axis=1), state)) * present
+            total = jnp.einsum("c,cd->d", scale, updates, precision=jax.lax.Precision.HIGHEST)
+        else:
+            z = moments.rows(inputs[:, 0].reshape(len(inputs), -1))
+            norms = moments.norm(linear.lengths(z))
+            counted = present & jnp.isfinite(norms * norms)
+            scale = cast(jax.Array, self.fast.scaling(jnp.where(counted, norms, 0.0), state)) * counted
+            total = moments.summed(jnp.where(counted[:, None], z, 0.0), moments.targets(labels[:, 0]), scale)
+        return (total, jnp.sum(ids >= 0).astype(total.dtype)), None
 
     def _clipped(self, params: jax.Array, state: Any, data: Data, part: Work, keys: Keys) -> Any:
         ids, _ = part

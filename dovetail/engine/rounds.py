@@ -36,6 +36,7 @@ from dovetail.engine.diagnostics import Diagnostics, diagnosed, seen
 from dovetail.engine.shares import Share
 from dovetail.events import Disjoint, Poisson
 from dovetail.learners.client import ClientUpdate
+from dovetail.learners.moments import moments_of
 from dovetail.learners.server import Server
 from dovetail.protocols import Cohort, Protocol, fast_path
 from dovetail.randomness import Randomness
@@ -111,7 +112,9 @@ class Engine:
         self._protocol, self.server, self._size, self._diagnostics = protocol, server, cohort_size, diagnostics
         self._randomness = randomness
         first, self._unravel = first_parameters(model, randomness.seed)
-        self.first, self.dim = np.asarray(first), len(first)
+        moments = moments_of(update, model)
+        self.first = np.asarray(first) if moments is None else np.zeros(moments.dim, np.float32)
+        self.dim = len(self.first)
         self._layout, self._fast = protocol.layout(self.dim), fast_path(protocol, self.dim)
         clients = clients.with_views(dataset.views)
         records = clients.index.shape[1]
@@ -124,6 +127,8 @@ class Engine:
             update=update,
             way=way if performance.fast else "general",
             diagnostics=diagnostics,
+            moments=moments,
+            records=records,
         )
         self._faithful = self._layout.shufflers > 0 and not (performance.fast and self._fast.summable)
         self.mesh = make_mesh(performance.devices)
@@ -245,7 +250,7 @@ class Engine:
         return self.server.published(params, state)
 
     def _default_chunk(self, inputs_a_client: int) -> int:
-        floats = inputs_a_client + (0 if self._clients.sums_updates else 3 * self.dim)
+        floats = inputs_a_client + (3 * self.dim if self._clients.forms_updates else 0)
         fitting = chunk_bytes(self.mesh.devices.flat[0].platform) // (4 * floats)
         return max(1, min(fitting, math.ceil(self._size / self.mesh.size)))
 

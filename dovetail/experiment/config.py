@@ -90,14 +90,16 @@ class ClientConfig(_Section, frozen=True, kw_only=True):
     """What a client does with its records.
 
     It averages over `views` of each beside the record itself (see `dovetail.data.views`): "shift:1", "rotate:8",
-    "flip", "zoom:1.1" or "module:name".
+    "flip", "zoom:1.1" or "module:name". `project` and `weight` are of "moments" (see `dovetail.learners.moments`).
     """
 
-    update: Literal["fedsgd", "fedavg", "fedprox"] = "fedsgd"
+    update: Literal["fedsgd", "fedavg", "fedprox", "moments"] = "fedsgd"
     learning_rate: float = 0.1
     epochs: int = 1
     batch: int = 10
     mu: float = 0.0
+    project: int | None = None
+    weight: float = 1.0
     views: list[str] = []
 
     @property
@@ -107,7 +109,7 @@ class ClientConfig(_Section, frozen=True, kw_only=True):
 
 
 class ServerConfig(_Section, frozen=True, kw_only=True):
-    """The server's optimiser: an optax name, its learning rate and other options.
+    """The server's optimiser: an optax name, its learning rate and other options; or "ridge", for moments.
 
     With `average`, the mean of the models of the last part of the rounds is published: 0.5 for the last half.
     """
@@ -278,7 +280,8 @@ def _sentence(error: msgspec.ValidationError, tree: Mapping[str, Any]) -> str:
     for name in re.sub(r"\[.*", "", where).split(".") if where else ():
         value = value.get(name) if isinstance(value, Mapping) else None  # type: ignore[assignment]
         kind = typing.get_type_hints(kind).get(name, Any) if isinstance(kind, type) else Any
-    options = [one for part in (kind, *typing.get_args(kind)) if _literal(part) for one in typing.get_args(part)]
+    parts = (kind, *typing.get_args(kind))
+    options = [one for part in parts if typing.get_origin(part) is Literal for one in typing.get_args(part)]
     kinds = re.match(r"Expected `([a-z]+(?: \| [a-z]+)*)`", text)
     if options:
         return f"{where} must be one of {', '.join(map(str, options))}, got {value!r}"
@@ -287,10 +290,6 @@ def _sentence(error: msgspec.ValidationError, tree: Mapping[str, Any]) -> str:
         return f"{message} in {where}" if where else message
     wanted = " or ".join(_KINDS.get(kind, kind) for kind in kinds[1].split(" | ") if kind != "null")
     return f"{where} must be {wanted}, got {value!r}"
-
-
-def _literal(kind: Any) -> bool:
-    return typing.get_origin(kind) is Literal
 
 
 def _without_none(value: Any) -> Any:

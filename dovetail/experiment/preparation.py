@@ -24,6 +24,7 @@ from dovetail.experiment.holdings import dealt, spread_of
 from dovetail.experiment.plan import Plan
 from dovetail.learners import models
 from dovetail.learners.client import ClientUpdate
+from dovetail.learners.moments import moments_of
 from dovetail.learners.server import Server
 from dovetail.randomness import Randomness
 from dovetail.sampling import Sampler, sampler_of, usable
@@ -72,8 +73,10 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
     spread = spread_of(clients, held, dataset, public_spread=config.task.spread)
     randomness = Randomness.seeded(config.seed) if config.noise == "seeded" else devices.shared_randomness(config.seed)
     schedule = schedule_of(config, held, protocol, randomness=randomness)
-    said = trainer.server.over(schedule.rounds).notes
-    guarantee = guarantee_of(config, protocol, schedule, _dimension(model), spread, said=said)
+    moments = moments_of(trainer.update, model)
+    said = trainer.server.over(schedule.rounds, moments=moments).notes
+    dim = _dimension(model) if moments is None else moments.dim
+    guarantee = guarantee_of(config, protocol, schedule, dim, spread, said=said)
     protocol, noise_of = calibrated(guarantee, eps=config.privacy.eps)
 
     if guests is not None:
@@ -121,13 +124,15 @@ class _Trainer:
 
     def engine(self, sampler: Sampler, dataset: Dataset, model: Model, *, diagnostics: bool) -> Engine:
         """An engine for what the sampler draws; diagnostics are of users' updates: none where records are drawn."""
+        moments = moments_of(self.update, model)
+        std = None if moments is None else sampler.noise_std(0, dim=moments.dim) / sampler.divisor(0, learning_rate=1)
         return Engine(
             model=model,
             dataset=dataset,
             clients=sampler.table,
             update=self.update,
             protocol=sampler.protocol,
-            server=self.server.over(sampler.schedule.rounds),
+            server=self.server.over(sampler.schedule.rounds, moments=moments, noise_std=std),
             cohort_size=sampler.size,
             randomness=sampler.schedule.randomness,
             performance=self.performance,

@@ -3,6 +3,7 @@
 - `fedsgd`: the negative gradient of its mean loss;
 - `fedavg`: where `epochs` passes of SGD over batches of `batch` records lead (McMahan et al. 2017);
 - `fedprox`: the same with the proximal term mu/2 |w - w_0|^2 in the loss (Li et al. 2020);
+- `moments`: second moments of its records, whatever the model (`learners.moments`), once;
 - private steps: each record's gradient clipped, the batch's sum noised, then a step (DP-SGD, Abadi et al. 2016).
 
 Records are visited in one random order per round, the same in each of its local epochs. The last batch may be smaller;
@@ -31,25 +32,34 @@ Logits = Callable[[jax.Array, jax.Array], jax.Array]
 class ClientUpdate:
     """How a client turns the model and its records into an update."""
 
-    update: Literal["fedsgd", "fedavg", "fedprox"] = "fedsgd"
+    update: Literal["fedsgd", "fedavg", "fedprox", "moments"] = "fedsgd"
     learning_rate: float = 0.1
     epochs: int = 1
     batch: int = 10
     mu: float = 0.0
+    project: int | None = None
+    weight: float = 1.0
 
     def __post_init__(self) -> None:
-        _validate.one_of(("fedsgd", "fedavg", "fedprox"), update=self.update)
+        _validate.one_of(("fedsgd", "fedavg", "fedprox", "moments"), update=self.update)
         _validate.positive(learning_rate=self.learning_rate)
         _validate.integer(epochs=self.epochs, batch=self.batch)
         _validate.at_least(1, epochs=self.epochs, batch=self.batch)
         _validate.non_negative(mu=self.mu)
         if self.mu and self.update != "fedprox":
             raise ValueError(f"expected mu = 0 unless update = 'fedprox', got mu={self.mu}")
+        _validate.integer(**_validate.given(project=self.project))
+        _validate.positive(weight=self.weight)
+        if self.update != "moments" and (self.project is not None or self.weight != 1):
+            raise ValueError(
+                "expected client.project and client.weight with update = 'moments' only, "
+                f"got project={self.project} and weight={self.weight}"
+            )
 
     @property
     def local(self) -> bool:
         """Whether the client takes steps of its own."""
-        return self.update != "fedsgd"
+        return self.update in ("fedavg", "fedprox")
 
     def batch_size(self, records: int) -> int:
         """Records in one local batch of a client that holds this many."""

@@ -22,6 +22,7 @@ from dovetail.engine.rounds import as_float, first_parameters
 from dovetail.experiment.config import Config
 from dovetail.experiment.preparation import load
 from dovetail.learners.client import ClientUpdate, local_update, visiting_order
+from dovetail.learners.moments import Moments, moments_of
 from dovetail.learners.server import Server
 from dovetail.parties.analyzer.learning import Learning
 from dovetail.parties.user.client import Train
@@ -40,12 +41,19 @@ class Federation:
 
     @property
     def initial(self) -> np.ndarray:
-        """The first model, flat."""
+        """The first model, flat; or no moments yet, where those are what users send."""
+        if self.moments is not None:
+            return np.zeros(self.moments.dim, np.float32)
         return np.asarray(first_parameters(self.model, self.config.seed)[0])
+
+    @functools.cached_property
+    def moments(self) -> Moments | None:
+        """What users send in place of a move of the model, if they do."""
+        return moments_of(ClientUpdate(**self.config.client.steps), self.model)
 
     @property
     def dim(self) -> int:
-        """How many parameters the model has."""
+        """How many numbers an update has."""
         return len(self.initial)
 
     def train(self, user: int) -> Train:
@@ -74,6 +82,8 @@ class Federation:
         settings = ClientUpdate(**self.config.client.steps)
         _, unravel = first_parameters(self.model, self.config.seed)
         update = local_update(settings, lambda params, batch: self.model.apply(unravel(params), batch))
+        if (moments := self.moments) is not None:
+            return jax.jit(lambda model, inputs, labels, count, key: moments(inputs, labels, count))
 
         def step(model: jax.Array, inputs: jax.Array, labels: jax.Array, count: jax.Array, key: jax.Array) -> jax.Array:
             order = visiting_order(count, len(labels), key=key)
@@ -92,6 +102,7 @@ class Federation:
 
         return Learning(
             initial=self.initial,
+            moments=self.moments,
             server=Server.build(**msgspec.structs.asdict(self.config.server)),
             evaluate=lambda model: float(score(jnp.asarray(model))),
         )

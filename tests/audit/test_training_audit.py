@@ -47,6 +47,11 @@ BASE = {
     "privacy": {"eps": 8.0, "delta": 1e-5, "neighbors": "add-remove"},
 }
 REPLACE = {"delta": 1e-5, "neighbors": "replace-one"}
+MOMENTS = [
+    ("client", {"update": "moments", "project": 10}),
+    ("server", {"optimizer": "ridge"}),
+    ("cohort", {"kind": "everyone", "rounds": 1}),
+]
 SILOS = {"name": "people", "partition": "silos", "silos": 5, "spread": 2}
 CENTRAL = {"name": "central_sub", "clip_norm": 0.5, "items_per_subject": 3, "batch": 900}
 LOCAL = {"name": "local_sub", "clip_norm": 0.5, "items_per_subject": 3, "items_per_user": 2, "batch": 100, "steps": 2}
@@ -231,6 +236,7 @@ def test_canaries_look_in_directions_of_their_own():
             ],
             id="removed",
         ),
+        pytest.param([("privacy", REPLACE), *MOMENTS], id="moments"),
         pytest.param([("privacy", REPLACE)], id="replaced", marks=pytest.mark.soak),
         pytest.param(
             [

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from parties.household import Direct
 
-from dovetail.learners.server import Server
-from dovetail.parties.analyzer.learning import Learning
+from dovetail.learners.moments import Moments
+from dovetail.learners.server import Ridge, Server
+from dovetail.parties.analyzer.learning import Learner, Learning
 from dovetail.parties.analyzer.rounds import Analyzer
 from dovetail.parties.common.keys import KeyPair, KeyRing
 from dovetail.parties.common.wire import PART, Closed, Malformed, Packed, TooEarly, TooLate, vector_from
@@ -289,3 +290,21 @@ def test_the_mean_of_the_last_models_is_published_when_training_is_over(tmp_path
     said = analyzer.privacy()["statement"]["assumptions"]
     assert any("mean of the models after the last 2 of 4 rounds" in line for line in said)
     analyzer.shut()
+
+
+def test_a_model_of_its_own_length_is_solved_from_moments(tmp_path):
+    moments = Moments(features=1, classes=2, constant=1.0)
+    settings = {"clip_norm": 4.0, "noise_multiplier": 1e-6, "shares": 4}
+    small = Small(
+        tmp_path / "fleet", rounds=1, dim=moments.dim, protocol="split_and_mix", settings=settings, shufflers=2
+    )
+    learning = Learning(initial=np.zeros(moments.dim, np.float32), server=Ridge(), moments=moments)
+    learner = Learner(small.deployment.task, learning)
+    first, nothing = learner.first(), learner.nothing()
+    mean = np.asarray(moments(np.array([[1.0], [-1.0]], np.float32), np.array([0, 1]), 2))
+    np.testing.assert_allclose(
+        learner.published([mean, *first[1:]]).reshape(2, 2), [[0.5, -0.5], [0, 0]], rtol=1e-2, atol=1e-6
+    )
+    assert learner.published(learner.step(first, nothing)).shape == (4,)
+    with pytest.raises(ValueError, match="rounds = 1"):
+        Learner(Small(tmp_path / "long", rounds=2, dim=moments.dim).deployment.task, learning)

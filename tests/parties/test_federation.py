@@ -43,3 +43,23 @@ def test_users_train_as_in_the_simulation(config, same_order):
         distance = np.linalg.norm(fleet.train(user)(first) - (np.asarray(after.params) - first))
         assert (distance < 1e-5) == same_order
     assert engine.accuracy(after) == pytest.approx(fleet.learning().evaluate(np.asarray(after.params)))
+
+
+def test_users_send_the_moments_of_the_simulation():
+    config = parse(
+        {
+            "task": {"name": "digits", "partition": "iid", "users": USERS},
+            "cohort": {"kind": "everyone", "rounds": 1},
+            "client": {"update": "moments", "project": 10},
+            "server": {"optimizer": "ridge"},
+            "protocol": {"name": "fedavg"},
+        }
+    )
+    engine, fleet = experiment.prepare(config).engine, federation.federation(config)
+    assert engine.dim == fleet.dim == len(fleet.initial) == 66 + 110
+    drawn = Drawn(np.array([2]), 1)
+    after = engine.step(engine.start(), np.array([2]), index=0, capacity=1, drawn=drawn)
+    np.testing.assert_allclose(fleet.train(2)(fleet.initial), np.asarray(after.params), rtol=1e-4, atol=1e-5)
+    assert fleet.learning().evaluate(engine.model_arrays(after)["params"].ravel()) == pytest.approx(
+        engine.accuracy(after)
+    )

@@ -143,7 +143,7 @@ def _name(unit: Unit) -> str:
 
 
 def _refuse_hidden_steps(config: Config) -> None:
-    if config.server.optimizer != "sgd":
+    if config.server.optimizer not in ("sgd", "ridge"):  # of moments, the sum itself is what is released
         raise ValueError(
             "expected server.optimizer = 'sgd' for a white-box attack, which reads sums off the steps of models, "
             f"got {config.server.optimizer!r}"
@@ -166,7 +166,7 @@ def _canaries(config: Config, count: int) -> Canaries:
         items_per_user=settings.get("items_per_user"),
         clip_norm=None if isinstance(clip, str) else clip,
         clip_value=settings.get("clip_value"),
-        step=1.0 if config.client.update == "fedsgd" else config.client.learning_rate,
+        step=1.0 if config.client.update in ("fedsgd", "moments") else config.client.learning_rate,
     )
 
 

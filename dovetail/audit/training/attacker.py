@@ -19,6 +19,8 @@ from dovetail.audit.training.canaries import Canaries
 from dovetail.data import Clients
 from dovetail.experiment.preparation import Plan
 from dovetail.learners.client import ClientUpdate, cross_entropy, local_update
+from dovetail.learners.moments import moments_of
+from dovetail.learners.server import Ridge
 from dovetail.statements import Unit
 
 __all__ = ["Attacker", "AttackerView"]
@@ -51,7 +53,9 @@ class Attacker:
         self._first_canary = len(self._labels) - hidden.num_records
         _, self._unravel = ravel_pytree(plan.model.init(jax.random.key(0)))
         update = ClientUpdate(**plan.config.client.steps)
-        self._one = jax.vmap(local_update(update, self._logits), (None, 0, 0, 0))
+        moments = moments_of(update, plan.model)
+        one = local_update(update, self._logits) if moments is None else lambda _, *held: moments(*held)
+        self._one = jax.vmap(one, (None, 0, 0, 0))
         self._clipped = jax.jit(self._clip)
 
     def divisor(self, seen: AttackerView) -> float:
@@ -97,10 +101,11 @@ class Attacker:
         return (first + second) / 2, (first - second) / 2
 
     def losses(self, params: Any, rows: np.ndarray) -> np.ndarray:
-        """The model's loss on each of these records."""
-        return np.asarray(
-            cross_entropy(self._logits(jnp.asarray(params), self._inputs[rows * self._views]), self._labels[rows])
-        )
+        """The model's loss on each of these records; with moments, that of the model they give."""
+        params = jnp.asarray(params)
+        params = self.server.published(params, ()) if isinstance(self.server, Ridge) else params
+        logits = self._logits(params, self._inputs[rows * self._views])
+        return np.asarray(cross_entropy(logits, self._labels[rows]))
 
     def _updates(self, seen: AttackerView, rows: np.ndarray) -> np.ndarray:
         counts = np.ones(len(rows), np.int32)

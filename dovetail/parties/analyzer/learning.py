@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dovetail.learners.moments import Moments
 from dovetail.learners.server import Server
 from dovetail.parties.common.task import TrainingTask
 
@@ -24,11 +25,15 @@ _LARGEST_BLOCK = 1 << 23  # numbers that are expanded at a time
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Learning:
-    """What is done with estimates: the first model, the server's step, and a score of a model, if any."""
+    """What is done with estimates: the first model, the server's step, and a score of a model, if any.
+
+    Where users send `moments`, these stand in for the model until one is published, which is then of its own length.
+    """
 
     initial: np.ndarray
     server: Server
     evaluate: Callable[[np.ndarray], float] | None = None
+    moments: Moments | None = None
 
 
 class Learner:
@@ -37,8 +42,10 @@ class Learner:
     def __init__(self, task: TrainingTask, learning: Learning) -> None:
         if learning.initial.shape != (task.dim,):
             raise ValueError(f"expected a model of {task.dim} numbers, got shape={learning.initial.shape}")
-        self._dim, self._learning, self._server = task.dim, learning, learning.server.over(task.rounds)
         (self._protocol, self._cohort), self._messages = task.build(), task.messages()
+        self._dim, self._learning, moments = task.dim, learning, learning.moments
+        std = None if moments is None else self._protocol.noise_std(self._cohort.size, task.dim)
+        self._server = learning.server.over(task.rounds, moments=moments, noise_std=std)
 
     def first(self) -> list[np.ndarray]:
         """The first model, and the states that training begins with."""

@@ -186,7 +186,8 @@ class ShufflerService:
             return
         wanted = status.round if status.over else status.round - 1
         if self._model is None or self._model[0] != wanted:
-            self._model = wanted, vector_to(await asyncio.to_thread(self._analyzer.model, wanted, dim=task.dim))
+            dim = None if status.over else task.dim  # what is published may be solved from updates that are longer
+            self._model = wanted, vector_to(await asyncio.to_thread(self._analyzer.model, wanted, dim=dim))
         if not status.over:
             closes = time.time() + task.round_seconds
             opening = functools.partial(store.open_round, status.round, head=status.head, closes=closes)

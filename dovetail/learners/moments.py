@@ -1,0 +1,157 @@
+"""One upload in a lifetime: a user's update is the second moments of its records, and ridge regression makes the model.
+
+With z a record's features, the model's constant behind them, and y its label as one-hot less 1 / classes, a user sends
+the mean over its records of the upper triangle of z z^T and of z y^T, once. The model does not enter, so there is
+nothing to come back for. From the noised mean over all users, the analyzer solves (G + ridge) W = M.
+
+The off-diagonal entries of z z^T are sent times sqrt(2): the norm of the vector is that of the two matrices, and noise
+of one standard deviation on every number of the vector is symmetric noise on G whose spectral norm is about
+std sqrt(2 m) (Wigner's semicircle). Clipping scales both matrices of a user alike: it gives the user a smaller weight
+in the regression, and where all users have the same norm it changes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail import _validate
+from dovetail.data._base import Model
+from dovetail.learners.client import ClientUpdate
+
+__all__ = ["Moments", "moments_of"]
+
+_EXACT = jax.lax.Precision.HIGHEST  # what is measured is what is added up
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Moments:
+    """How the statistics of records become a vector, and a noised mean of such vectors a linear model.
+
+    Records have so many `features`; with `project` they are first multiplied by a random matrix, fixed and public, that
+    leaves so many. `weight` multiplies z y^T in the vector: a public balance of the two parts.
+
+    Guarantees:
+        `unpacked` gives back the matrices that `packed` took, and the norm of the vector is theirs.
+        The norm of one record's vector is `norm`, up to rounding.
+        Without noise the model is that of ridge regression on the records.
+    """
+
+    features: int
+    classes: int
+    constant: float
+    project: int | None = None
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.project is not None and not 1 <= self.project < self.features:
+            raise ValueError(
+                f"expected client.project below the {self.features} features of a record, got project={self.project}"
+            )
+
+    @property
+    def size(self) -> int:
+        """Numbers in z."""
+        return (self.project or self.features) + 1
+
+    @property
+    def dim(self) -> int:
+        """Numbers in the vector."""
+        return self.size * (self.size + 1) // 2 + self.size * self.classes
+
+    def __call__(self, inputs: jax.Array, labels: jax.Array, count: jax.Array) -> jax.Array:
+        """A user's vector: the mean over the first `count` of these records, or zero without any."""
+        weight = (jnp.arange(len(labels)) < count).astype(jnp.float32)
+        z, y = self.rows(inputs.reshape(len(labels), -1)), self.targets(labels)
+        share = jnp.where(weight > 0, 1 / jnp.maximum(jnp.sum(weight), 1.0), 0.0)
+        return self.summed(z, y, share)
+
+    def rows(self, inputs: jax.Array) -> jax.Array:
+        """z of each record, from its flat features."""
+        kept = inputs if self.project is None else jnp.matmul(inputs, self._projection, precision=_EXACT)
+        return jnp.pad(kept, ((0, 0), (0, 1)), constant_values=self.constant)
+
+    def targets(self, labels: jax.Array) -> jax.Array:
+        """y of each record."""
+        return jax.nn.one_hot(labels, self.classes, dtype=jnp.float32) - 1 / self.classes
+
+    def norm(self, reach: jax.Array) -> jax.Array:
+        """The norm of the vector of one record whose z has this norm: |z z^T|^2 = |z|^4 and |z y^T|^2 = |z|^2 |y|^2."""
+        return reach * jnp.hypot(reach, self.weight * math.sqrt(1 - 1 / self.classes))
+
+    def summed(self, z: jax.Array, y: jax.Array, scale: jax.Array) -> jax.Array:
+        """The sum of the vectors of these records, each times its scale, by two matrix products."""
+        scaled = scale[:, None] * z
+        return self.packed(
+            jnp.matmul(z.T, scaled, precision=_EXACT), self.weight * jnp.matmul(scaled.T, y, precision=_EXACT)
+        )
+
+    def packed(self, gram: jax.Array, cross: jax.Array) -> jax.Array:
+        """A symmetric matrix and one of (size, classes) as a vector: the triangle by rows, then the other by rows."""
+        row, column = np.triu_indices(self.size)
+        return jnp.concatenate([gram[row, column] * _factor(row, column), cross.ravel()])
+
+    def unpacked(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The two matrices of a vector, in float64."""
+        row, column = np.triu_indices(self.size)
+        vector = np.asarray(vector, np.float64)
+        gram = np.zeros((self.size, self.size))
+        gram[row, column] = gram[column, row] = vector[: len(row)] / _factor(row, column).astype(np.float64)
+        return gram, vector[len(row) :].reshape(self.size, self.classes)
+
+    def model(self, mean: np.ndarray, *, ridge: float, share: float) -> np.ndarray:
+        """The flat linear model of a noised mean vector: eigenvalues of G below zero are set to it, then raised.
+
+        They are raised by `ridge`, an absolute number, and by a `share` of their own mean.
+        """
+        gram, cross = self.unpacked(mean)
+        values, vectors = np.linalg.eigh(gram)
+        values = np.maximum(values, 0.0)
+        raised = values + ridge + share * values.mean()
+        inverse = np.divide(1.0, raised, out=np.zeros_like(raised), where=raised > 0)
+        small = vectors @ (inverse[:, None] * (vectors.T @ cross)) / self.weight
+        if self.project is not None:
+            small = np.concatenate([self._projection.astype(np.float64) @ small[:-1], small[-1:]])
+        return small.astype(np.float32).ravel()
+
+    def noise_norm(self, std: float) -> float:
+        """About the spectral norm of the noise on G where every number of the vector has noise of this std."""
+        return std * math.sqrt(2 * self.size)
+
+    @property
+    def _projection(self) -> np.ndarray:
+        return _projection(self.features, self.size - 1)
+
+
+def moments_of(settings: ClientUpdate, model: Model) -> Moments | None:
+    """The statistics that clients with these settings send for this model; None where they send an update of it."""
+    if settings.update != "moments":
+        return None
+    if model.constant is None:
+        raise ValueError(f"expected a linear model with client.update = 'moments', got model={model.name!r}")
+    rows, classes = jax.eval_shape(model.init, jax.random.key(0)).shape
+    return Moments(
+        features=rows - 1,
+        classes=classes,
+        constant=model.constant,
+        project=settings.project,
+        weight=settings.weight,
+    )
+
+
+def _factor(row: np.ndarray, column: np.ndarray) -> np.ndarray:
+    """What entries of the triangle are multiplied by, so that its norm is that of the whole matrix."""
+    return np.where(row == column, np.float32(1), np.float32(math.sqrt(2)))
+
+
+@functools.lru_cache(maxsize=4)
+def _projection(features: int, kept: int) -> np.ndarray:
+    """Independent normal entries of variance 1 / kept, the same in every training: lengths stay, on average."""
+    _validate.at_least(1, kept=kept)
+    drawn = np.random.default_rng(0).standard_normal((features, kept), dtype=np.float32)
+    return drawn / np.float32(math.sqrt(kept))
