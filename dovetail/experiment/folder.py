@@ -28,7 +28,7 @@ from dovetail.guarantee.record import Record
 
 __all__ = ["BANNER", "SETTINGS", "RunFolder", "Saved"]
 
-SETTINGS = ("noise", "protocol", "uploads")  # of privacy.json, that the ledger has too
+SETTINGS = ("noise", "protocol", "uploads", "tuning")  # of privacy.json, that the ledger has too
 BANNER = "diagnostics of raw updates: not covered by the statement, not for release"
 
 _CONFIG, _METRICS, _DIAGNOSTICS, _CHECKPOINT, _PRIVACY, _MODEL, _LEDGER = (
@@ -168,7 +168,9 @@ class RunFolder:
     def finish(self, privacy: Mapping[str, Any], record: Record, parameters: Mapping[str, np.ndarray]) -> None:
         """Write model, ledger and, last, the statement; then delete the checkpoint, and with it the noise's root."""
         write_atomically(self.path / _MODEL, _npz(parameters))
-        write_json(self.path / _LEDGER, {**record.to_json(), **{name: privacy[name] for name in SETTINGS}})
+        write_json(
+            self.path / _LEDGER, {**record.to_json(), **{name: privacy[name] for name in SETTINGS if name in privacy}}
+        )
         write_atomically(self.path / _PRIVACY, (json.dumps(privacy, indent=2) + "\n").encode())
         self.forget()
 

@@ -111,12 +111,9 @@ class BestTrialRelease(Release[BestTrial]):
 
     @property
     def span(self) -> str:  # type: ignore[override]
-        """How many trials there are on average, and settings."""
+        """How many trials there are on average."""
         mean = expected_trials(eta=self.event.eta, gamma=self.event.gamma)
-        settings = len(self.event.settings)
-        return (
-            f"the best of a random number of trials, {mean:.3g} on average, of {settings} setting{'s' * (settings > 1)}"
-        )
+        return f"the best of a random number of trials, {mean:.3g} on average"
 
     def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
         """That of the worst setting at every order, and what the choice adds."""
