@@ -67,13 +67,18 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, config: str) -> RunFolder:
         """A new run's folder; refuses one that holds a run, and one that cannot be written to."""
+        cls.refuse_taken(path)
+        make_folder(path)
+        write_atomically(path / _CONFIG, config.encode())
+        return cls(path)
+
+    @staticmethod
+    def refuse_taken(path: Path) -> None:
+        """Refuse a folder that holds a run."""
         if (path / _CONFIG).exists():
             raise ValueError(
                 f"expected a folder without a run, or --resume, got {str(path)!r}, which already holds a run"
             )
-        make_folder(path)
-        write_atomically(path / _CONFIG, config.encode())
-        return cls(path)
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 import secrets
 from collections.abc import Mapping, Sequence
@@ -31,41 +30,14 @@ from dovetail.experiment.config import Config, parse, to_toml
 from dovetail.experiment.folder import RunFolder
 from dovetail.experiment.preparation import Plan, prepare, protocol_of
 from dovetail.experiment.result import Result, described
+from dovetail.experiment.space import Space
 from dovetail.experiment.training import run
 from dovetail.guarantee import Guarantee, Quote, Record, trials
 from dovetail.statements import NotApplicable, Trust
 
-__all__ = ["Space", "Tuned", "tune"]
+__all__ = ["Tuned", "tune"]
 
-_TUNABLE = ("client", "cohort", "protocol", "server", "task.features", "task.model", "task.symmetric", "task.whiten")
-_FIXED = ("protocol.name", "cohort.kind", "cohort.colluders")
 _BITS, _CLOSE = 53, 1e-4  # of a uniform number; how close the noise comes to the smallest
-_MOST_SETTINGS = 10_000
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Space:
-    """The settings to choose from: all combinations of the values of some config keys.
-
-    Guarantees:
-        Refuses keys that say whose data are protected, or how well, rather than how to train.
-    """
-
-    axes: Mapping[str, tuple[Any, ...]]
-
-    def __post_init__(self) -> None:
-        if not self.axes or not all(self.axes.values()):
-            raise ValueError(f"expected a space with keys and values, got axes={dict(self.axes)!r}")
-        for key in self.axes:
-            if key in _FIXED or not any(key == name or key.startswith(f"{name}.") for name in _TUNABLE):
-                raise ValueError(f"expected a key that says how to train (of {', '.join(_TUNABLE)}), got {key!r}")
-        if (count := math.prod(len(values) for values in self.axes.values())) > _MOST_SETTINGS:
-            raise ValueError(f"expected a space of at most {_MOST_SETTINGS} settings, got {count}")
-
-    @property
-    def settings(self) -> tuple[Mapping[str, Any], ...]:
-        """All combinations."""
-        return tuple(dict(zip(self.axes, values, strict=True)) for values in itertools.product(*self.axes.values()))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,6 +160,8 @@ def tune(
         The run's ledger gives the statement again (`dovetail verify`).
     """
     _check(config, eps=eps, public_test=public_test, by=by, score=score)
+    if out is not None:
+        RunFolder.refuse_taken(out)
     config = _with(config, {"privacy.eps": eps})
     first = prepare(_with(config, space.settings[0]), task=task)
     if score == "auc" and first.dataset.num_classes != 2:
@@ -269,7 +243,10 @@ def _calibrated(
     try:
         factor = accounting.smallest_noise(eps_at, eps=eps, tolerance=_CLOSE)
     except ValueError as error:
-        raise refusals[-1] if refusals else error from error
+        if not refusals:
+            raise
+        hint = "; by composition, all trials are counted instead" if way.name == "selection" else ""
+        raise NotApplicable(f"{refusals[-1]}{hint}") from error
     fixed = []
     for config, one in zip(configs, noisy(factor), strict=True):
         field = str(one.protocol.noise_field)
