@@ -1,7 +1,9 @@
 """Settings chosen by training with several: one statement covers all that was tried."""
 
 import json
+from pathlib import Path
 
+import jsonschema
 import pytest
 from tiny import TASK
 
@@ -12,6 +14,7 @@ from dovetail.experiment.space import Space, parse_space
 from dovetail.experiment.verify import verify
 from dovetail.statements import TUNING_ASSUMPTION, NotApplicable
 
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "privacy.schema.json").read_text())
 BASE = {
     "task": {"name": "tiny:TASK"},
     "cohort": {"kind": "everyone", "rounds": 4},
@@ -40,6 +43,7 @@ def test_one_statement_covers_all_trials_and_can_be_verified(by, few, tmp_path):
     assert any("choice among 2 settings of protocol.clip_norm" in said for said in statement.assumptions)
     assert verify(tmp_path / "run").agrees
     stated = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    jsonschema.Draft202012Validator(SCHEMA).validate(stated)
     assert stated["tuning"]["chosen"] == dict(found.chosen)
     assert stated["protocol"]["clip_norm"] == found.chosen["protocol.clip_norm"]
     assert "Choices made by looking at the private data" not in pages.write(tmp_path / "run").read_text()
