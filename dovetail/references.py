@@ -106,6 +106,7 @@ _SOURCES: dict[str, tuple[str, ...]] = {
     "CKS20": ("CKS20", "Mironov17"),
     "MTZ19": ("MTZ19", "Mironov17", "CKS20"),
     "WBK19": ("WBK19", "Mironov17", "CKS20"),
+    "PS22": ("PS22", "LT19"),
     "PrivUnit": ("BDFKR18", "AFT22"),
     "group-privacy": ("Vadhan17",),
     "lemma2": ("APES",),  # the end of "APES.thm3+lemma2"

@@ -94,7 +94,10 @@ class Bound:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Everything a statement says apart from its numbers and its proof."""
+    """Everything a statement says apart from its numbers and its proof.
+
+    `tuning` is what is assumed of how hyper-parameters were chosen.
+    """
 
     trust: Trust
     adversary: str
@@ -102,6 +105,7 @@ class Scope:
     unit: Unit
     assumptions: tuple[str, ...] = ()
     population: int | None = None  # how many such units there are, where that is known
+    tuning: str = TUNING_ASSUMPTION
 
     def state(
         self,

@@ -12,7 +12,7 @@ from dovetail.accounting.compose import best_bound, check_target
 from dovetail.accounting.exposure import Exposure, distinct, exposures, refusal, spent
 from dovetail.accounting.releases import release_of
 from dovetail.events import Disjoint, Everyone, Round
-from dovetail.statements import TUNING_ASSUMPTION, Bound, NotApplicable, Scope, Statement, Unit, Verdict, unbounded
+from dovetail.statements import Bound, NotApplicable, Scope, Statement, Unit, Verdict, unbounded
 
 __all__ = ["certify"]
 
@@ -74,7 +74,7 @@ def _statement(
     per_user: tuple[float, ...] | None = None,
 ) -> Statement:
     secrecy = () if bound.sample_known else _sampling_assumptions(paid)
-    said = (*scope.assumptions, *secrecy, TUNING_ASSUMPTION)
+    said = (*scope.assumptions, *secrecy, scope.tuning)
     scope = dataclasses.replace(scope, assumptions=tuple(dict.fromkeys(said)))
     if bound.eps < math.inf:
         bound = dataclasses.replace(bound, proof=bound.proof.spending(*spent(paid, eps=bound.eps)))
@@ -95,6 +95,9 @@ def _sampling_assumptions(paid: Sequence[Exposure]) -> list[str]:
 
 
 def _span(rounds: Sequence[Round]) -> str:
+    told = {release_of(item.mechanism).span for item in distinct(rounds)} - {None}
+    if len(told) == len(rounds) == 1:
+        return str(told.pop())
     epochs = {item.participation.epoch for item in rounds if isinstance(item.participation, Disjoint)}
     text = f"{len(rounds)} round{'s' * (len(rounds) != 1)}"
     return text + (f" in {len(epochs)} epoch{'s' * (len(epochs) != 1)} of disjoint batches" if epochs else "")

@@ -118,7 +118,7 @@ def verify(
         for difference in found.differences:
             out_console.print(f"differs: {difference}", markup=False, highlight=False)
         verdict = "agrees" if found.agrees else "does not agree"
-        said = f"privacy.json {verdict} with the ledger of {found.rounds} rounds"
+        said = f"privacy.json {verdict} with the ledger of {found.rounds} round{'s' * (found.rounds != 1)}"
         out_console.print(said, markup=False, highlight=False)
     if not found.agrees:
         raise typer.Exit(1)

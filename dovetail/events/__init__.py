@@ -1,8 +1,9 @@
 """What was run, in privacy terms: plain data that protocols emit and accountants read.
 
-A `Round` is one release: a mechanism (noise, a shuffled round, a sum by shares or over a subject's items) and who took
-part in it (`Everyone`, `Disjoint`, `FixedSize`, `Poisson`). Sensitivities are those of the event's own neighbouring
-relation, never of a convention that an accountant may or may not share. No event holds user data.
+A `Round` is one release: a mechanism (noise, a shuffled round, a sum by shares or over a subject's items, the best of
+several trainings) and who took part in it (`Everyone`, `Disjoint`, `FixedSize`, `Poisson`). Sensitivities are those of
+the event's own neighbouring relation, never of a convention that an accountant may or may not share. No event holds
+user data.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from dovetail.events._noise import DataIndependent, Gaussian, Laplace, NonPrivat
 from dovetail.events._participation import Disjoint, Everyone, FixedSize, Participation, Poisson
 from dovetail.events._plain import from_plain, register, to_plain
 from dovetail.events._shuffled import Crowd, PaddedBernoulli, PaddedTopk, Personalized, Report, Shuffled, SplitAndMix
+from dovetail.events._trials import BestTrial, Repeated
 from dovetail.statements import Scope
 
 __all__ = [
+    "BestTrial",
     "Crowd",
     "DataIndependent",
     "Disjoint",
@@ -31,6 +34,7 @@ __all__ = [
     "Participation",
     "Personalized",
     "Poisson",
+    "Repeated",
     "Report",
     "Round",
     "SampledSubject",

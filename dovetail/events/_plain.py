@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgspec
 
 from dovetail import _validate
-from dovetail.events import _noise, _participation, _shuffled
+from dovetail.events import _noise, _participation, _shuffled, _trials
 
 __all__ = ["from_plain", "register", "to_plain"]
 
@@ -19,6 +20,8 @@ _EVENTS: dict[str, type] = {
         _noise.Laplace,
         _noise.NonPrivate,
         _noise.SampledSubject,
+        _trials.Repeated,
+        _trials.BestTrial,
         _shuffled.PaddedBernoulli,
         _shuffled.PaddedTopk,
         _shuffled.Personalized,
@@ -46,15 +49,31 @@ def register(kind: type) -> type:
 
 def to_plain(event: Any) -> dict[str, Any]:
     """A mechanism or a way to take part: its class's name as `event`, and its fields."""
-    return {"event": type(event).__name__, **msgspec.to_builtins(event)}
+    fields = {field.name: _told(getattr(event, field.name)) for field in dataclasses.fields(event)}
+    return {"event": type(event).__name__, **fields}
 
 
 def from_plain(data: dict[str, Any]) -> Any:
     """What `to_plain` wrote; refuses what is no event, and values that an event refuses."""
-    fields = {name: value for name, value in data.items() if name != "event"}
+    fields = {name: _read(value) for name, value in data.items() if name != "event"}
     name = str(data.get("event"))
     _validate.known("event", name, _EVENTS)
     try:
         return msgspec.convert(fields, _EVENTS[name])
     except msgspec.ValidationError as error:
         raise ValueError(f"expected the fields of {name}, got something else ({error})") from error
+
+
+def _told(value: Any) -> Any:
+    """A field as plain data; events in it keep their names."""
+    if _EVENTS.get(type(value).__name__) is type(value):
+        return to_plain(value)
+    if isinstance(value, tuple) and value and not isinstance(value[0], int | float):
+        return [_told(item) for item in value]
+    return msgspec.to_builtins(value)
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, dict) and "event" in value:
+        return from_plain(value)
+    return [_read(item) for item in value] if isinstance(value, list) else value

@@ -28,7 +28,7 @@ from dovetail.guarantee.record import Record
 
 __all__ = ["BANNER", "SETTINGS", "RunFolder", "Saved"]
 
-SETTINGS = ("noise", "protocol", "uploads")  # of privacy.json, that the ledger has too
+SETTINGS = ("noise", "protocol", "uploads", "tuning")  # of privacy.json, that the ledger has too
 BANNER = "diagnostics of raw updates: not covered by the statement, not for release"
 
 _CONFIG, _METRICS, _DIAGNOSTICS, _CHECKPOINT, _PRIVACY, _MODEL, _LEDGER = (
@@ -67,13 +67,18 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, config: str) -> RunFolder:
         """A new run's folder; refuses one that holds a run, and one that cannot be written to."""
+        cls.refuse_taken(path)
+        make_folder(path)
+        write_atomically(path / _CONFIG, config.encode())
+        return cls(path)
+
+    @staticmethod
+    def refuse_taken(path: Path) -> None:
+        """Refuse a folder that holds a run."""
         if (path / _CONFIG).exists():
             raise ValueError(
                 f"expected a folder without a run, or --resume, got {str(path)!r}, which already holds a run"
             )
-        make_folder(path)
-        write_atomically(path / _CONFIG, config.encode())
-        return cls(path)
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
@@ -168,7 +173,9 @@ class RunFolder:
     def finish(self, privacy: Mapping[str, Any], record: Record, parameters: Mapping[str, np.ndarray]) -> None:
         """Write model, ledger and, last, the statement; then delete the checkpoint, and with it the noise's root."""
         write_atomically(self.path / _MODEL, _npz(parameters))
-        write_json(self.path / _LEDGER, {**record.to_json(), **{name: privacy[name] for name in SETTINGS}})
+        write_json(
+            self.path / _LEDGER, {**record.to_json(), **{name: privacy[name] for name in SETTINGS if name in privacy}}
+        )
         write_atomically(self.path / _PRIVACY, (json.dumps(privacy, indent=2) + "\n").encode())
         self.forget()
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from dovetail import protocols
 from dovetail.guarantee import Quote
 from dovetail.statements import Bound, Statement, Unit
 
-__all__ = ["Progress", "Result"]
+__all__ = ["Progress", "Result", "described"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,3 +72,9 @@ class Progress:
             "eps": None if spent is None else spent.eps,
             "delta": None if spent is None else spent.delta,
         }
+
+
+def described(protocol: protocols.Protocol) -> dict[str, Any]:
+    """A protocol's name and settings, without those that are read off the data."""
+    settings = dataclasses.asdict(protocol)  # type: ignore[call-overload]
+    return {"name": protocol.name, **{key: settings[key] for key in settings if key not in protocol.read_off_data}}

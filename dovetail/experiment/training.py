@@ -28,7 +28,7 @@ from dovetail.experiment.due import rounds_due
 from dovetail.experiment.fingerprint import difference, fingerprint
 from dovetail.experiment.folder import RunFolder, Saved
 from dovetail.experiment.preparation import Plan, prepare
-from dovetail.experiment.result import Progress, Result
+from dovetail.experiment.result import Progress, Result, described
 from dovetail.guarantee import Record
 from dovetail.protocols._claimed import FROM_DATA
 
@@ -163,7 +163,7 @@ class _Run:
             )
         result = _result(plan, self.training, self.released, self.seconds, out)
         if self.folder:
-            stated = {**result.to_json(), "protocol": _described(plan.protocol)}
+            stated = {**result.to_json(), "protocol": described(plan.protocol)}
             if result.quote.claimed is not None and FROM_DATA in result.quote.claimed.assumptions:
                 self.folder.diagnose({"claimed": stated["claimed"]})
                 stated["claimed"] = None
@@ -243,8 +243,3 @@ def _evaluated(plan: Plan, training: Training, released: list[int], progress: Pr
 
 def _diagnosed(diagnostics: Diagnostics) -> dict[str, float]:
     return {name: float(to_host(value)) for name, value in diagnostics._asdict().items()}
-
-
-def _described(protocol: protocols.Protocol) -> dict[str, Any]:
-    settings = dataclasses.asdict(protocol)  # type: ignore[call-overload]
-    return {"name": protocol.name, **{key: settings[key] for key in settings if key not in protocol.read_off_data}}

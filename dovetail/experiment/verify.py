@@ -54,7 +54,10 @@ def verify(run: Path) -> Verification:
     """
     folder = RunFolder(run)
     stated, record = folder.privacy(), folder.ledger()
-    computed = {**record.statements(), **folder.settings(), "rounds": len(record.own.rounds)}
+    settings = folder.settings()
+    tuning = settings["tuning"]
+    rounds = tuning.get("rounds") if isinstance(tuning, Mapping) else len(record.own.rounds)
+    computed = {**record.statements(), **settings, "rounds": rounds}
     return Verification(
         run=run,
         rounds=len(record.own.rounds),

@@ -56,6 +56,7 @@ from dovetail.accounting.releases import (
     mixing,
     personalized,
     privunit,
+    selection,
     skellam_distance,
     split_and_mix,
     subjects,
@@ -442,6 +443,18 @@ CASES = {
     releases.renyi: [
         (OUTSIDE, "Laplace noise with Poisson", lambda: releases.renyi(PURE, Poisson(prob=0.5), (2.0,))),
         (OUTSIDE, "without a guarantee", lambda: releases.renyi(NOTHING, Everyone(), (2.0,))),
+    ],
+    selection.best_of: [
+        (BAD, "every order > 1", lambda: selection.best_of(ORDERS, ORDERS, eta=1.0, gamma=0.5)),
+        (BAD, "0 < gamma < 1", lambda: selection.best_of(ORDERS + 1, ORDERS, eta=1.0, gamma=1.0)),
+    ],
+    selection.expected_trials: [(BAD, "eta > -1", lambda: selection.expected_trials(eta=-1.0, gamma=0.5))],
+    selection.gamma_for: [
+        (BAD, "trials > 1, got mean=1.0", lambda: selection.gamma_for(1.0, eta=1.0)),
+        (BAD, "gamma >= 1e-6 can give", lambda: selection.gamma_for(1e9, eta=1.0)),
+    ],
+    selection.number_of_trials: [
+        (BAD, "0 <= uniform < 1", lambda: selection.number_of_trials(1.0, eta=1.0, gamma=0.5)),
     ],
     spanning.spanned: [
         (

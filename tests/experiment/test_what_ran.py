@@ -328,6 +328,7 @@ def test_personal_budgets_are_in_the_ledger_and_survive_a_kill(tmp_path, name):
 NOISY = {"std": 2.0, "neighbors": Neighbors.ADD_REMOVE}
 CROWD = {"num_users": 20, "colluders": 3, "coordinates": 4}
 BIT = Report(kind="rr", eps_local=0.5)
+TRIAL = events.Repeated(mechanism=events.Gaussian(**NOISY, sensitivity=0.1), sampling=events.Poisson(prob=0.1), times=3)
 EVENTS = [
     events.Gaussian(**NOISY, sensitivity=0.1),
     events.Laplace(scale=0.3, sensitivity=2.0, count=7, neighbors=Neighbors.REPLACE_ONE),
@@ -341,6 +342,8 @@ EVENTS = [
     events.SplitAndMix(
         num_users=20, coordinates=3, clip_norm=1.0, scale=9.0, noise_variance=7.0, modulus=2**10, shares=9
     ),
+    TRIAL,
+    events.BestTrial(settings=((TRIAL,), (TRIAL, TRIAL)), eta=0.5, gamma=0.2),
     events.Everyone(),
     events.Disjoint(epoch=3),
     events.FixedSize(size=3, population=9),

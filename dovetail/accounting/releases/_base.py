@@ -59,6 +59,7 @@ class Release(Generic[_Event]):
     orders: np.ndarray | None = None  # at which Renyi orders it is known best, if at special ones
     mu: float | None = None  # of a Gaussian, sensitivity over std: the one number that its privacy depends on
     refusal: str | None = None  # why nothing is promised at all
+    span: str | None = None  # what it covers in words, where that is more than a round
     concerns_subjects: bool = False  # whether it is accounted for a subject, whose records may be at several users
 
     def __init__(self, event: _Event) -> None:

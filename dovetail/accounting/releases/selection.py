@@ -1,0 +1,136 @@
+"""The best of a random number of trials (Papernot, Steinke 2022, Thm. 2; docs/proofs/private-selection.md).
+
+K >= 1 trials are run, each with a setting drawn whatever the data are, and only the best of them is seen. If a trial's
+Renyi divergence is at most D(a) at every order a, under both neighbours, that of the best is at most
+``D(a) + (1 + eta) ((1 - 1/b) D(b) + log(1/gamma) / b) + log E[K] / (a - 1)`` for any order b >= 1. K follows the
+truncated negative binomial law of `events.BestTrial`. Which trial is best may depend on what trials release and on
+public data, and on nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from dovetail import _validate
+from dovetail.accounting.numerics import ULP
+from dovetail.accounting.releases._base import Release, Sampling, release_of, releases
+from dovetail.accounting.search import smallest_point
+from dovetail.events import BestTrial, Everyone
+from dovetail.statements import NotApplicable, Theorem
+
+__all__ = ["SELECTION", "BestTrialRelease", "best_of", "expected_trials", "gamma_for", "number_of_trials"]
+
+SELECTION = Theorem(
+    key="PS22.thm2",
+    where="the best of a random number of trials (Papernot, Steinke 2022, Thm. 2; docs/proofs/private-selection.md)",
+    url="https://arxiv.org/abs/2110.03620",
+)
+
+_LEAST_GAMMA = 1e-6
+
+
+def best_of(orders: np.ndarray, divergences: np.ndarray, *, eta: float, gamma: float) -> np.ndarray:
+    """The Renyi divergence of the best of K trials at every order, from that of one trial at the same orders.
+
+    Guarantees:
+        Never below the exact divergence, for any number of outputs and any order of them; rounded up.
+        Never below the divergence of one trial.
+    """
+    _check(eta, gamma)
+    orders, divergences = np.asarray(orders, dtype=float), np.asarray(divergences, dtype=float)
+    if not (orders > 1).all():
+        raise ValueError(f"expected every order > 1, got orders={orders.tolist()}")
+    known = np.where(divergences >= 0, divergences, np.inf)
+    ratio = np.append((1 - 1 / orders) * known + math.log(1 / gamma) / orders, math.log(1 / gamma))
+    several = math.log(expected_trials(eta=eta, gamma=gamma)) + 16 * ULP
+    found = known + (1 + eta) * float(ratio.min()) + several / (orders - 1)
+    return found * (1 + 64 * ULP)
+
+
+def expected_trials(*, eta: float, gamma: float) -> float:
+    """The mean of K."""
+    _check(eta, gamma)
+    log = math.log(gamma)
+    if abs(eta * log) < 1e-6:  # eta / (1 - gamma^eta) is close to -1/log(gamma) (1 - eta log(gamma) / 2)
+        return (1 - gamma) / gamma * (1 - eta * log / 2 + 1e-12) / -log
+    return eta * (1 - gamma) / (gamma * -math.expm1(eta * log))
+
+
+def gamma_for(mean: float, *, eta: float) -> float:
+    """The gamma at which K has this mean, or a little less."""
+    _validate.finite(mean=mean)
+    if not mean > 1:
+        raise ValueError(f"expected a mean number of trials > 1, got mean={mean!r}")
+    if expected_trials(eta=eta, gamma=_LEAST_GAMMA) < mean:
+        raise ValueError(f"expected a mean number of trials that gamma >= 1e-6 can give, got mean={mean!r}")
+    high = 1 - 1e-9
+    return smallest_point(lambda gamma: expected_trials(eta=eta, gamma=gamma) <= mean, low=_LEAST_GAMMA, high=high)
+
+
+def number_of_trials(uniform: float, *, eta: float, gamma: float) -> int:
+    """The K at this quantile: a draw of K, for a uniform number in [0, 1)."""
+    _check(eta, gamma)
+    if not 0 <= uniform < 1:
+        raise ValueError(f"expected 0 <= uniform < 1, got uniform={uniform!r}")
+    if abs(eta) < 1e-12:
+        prob = (1 - gamma) / -math.log(gamma)
+    else:
+        prob = (1 - gamma) * eta / math.expm1(-eta * math.log(gamma))
+    below, trials = prob, 1
+    while uniform >= below:
+        ratio = (1 - gamma) * (trials + eta) / (trials + 1)
+        if ratio < 1 and prob < ULP * (1 - ratio):  # what is left is less than a rounding of the sum
+            break
+        prob *= ratio
+        below += prob
+        trials += 1
+    return trials
+
+
+def _check(eta: float, gamma: float) -> None:
+    _validate.finite(eta=eta)
+    if not eta > -1:
+        raise ValueError(f"expected eta > -1, got eta={eta!r}")
+    _validate.in_open_interval(0, 1, gamma=gamma)
+
+
+@releases(BestTrial)
+class BestTrialRelease(Release[BestTrial]):
+    """The best of a random number of trials: known by Renyi orders, if every setting is."""
+
+    theorem = SELECTION
+
+    @property
+    def refusal(self) -> str | None:  # type: ignore[override]
+        """A choice by trials without noise promises nothing, however good the noise of the others is."""
+        found = (release_of(one.mechanism).refusal for one in self.event.releases)
+        why = next((why for why in found if why is not None), None)
+        return None if why is None else f"the choice looked at trials without a guarantee: {why}"
+
+    @property
+    def span(self) -> str:  # type: ignore[override]
+        """How many trials there are on average."""
+        mean = expected_trials(eta=self.event.eta, gamma=self.event.gamma)
+        return f"the best of a random number of trials, {mean:.3g} on average"
+
+    def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
+        """That of the worst setting at every order, and what the choice adds."""
+        if not isinstance(sampling, Everyone):
+            return super().renyi(sampling, orders)
+        trial = np.zeros(len(orders))
+        for setting in self.event.settings:
+            total = np.zeros(len(orders))
+            for one in setting:
+                release = release_of(one.mechanism)
+                if release.spent(0.0):
+                    raise NotApplicable("private selection needs trials that spend nothing of delta beside their noise")
+                total += one.times * release.renyi(one.sampling, orders)
+            trial = np.maximum(trial, total)
+        return best_of(np.asarray(orders), trial * (1 + 64 * ULP), eta=self.event.eta, gamma=self.event.gamma)
+
+    def assumes(self, sampling: Sampling) -> str | None:
+        """What its trials assume of their samples."""
+        found = (release_of(one.mechanism).assumes(one.sampling) for one in self.event.releases)
+        return "; ".join(dict.fromkeys(said for said in found if said is not None)) or None

@@ -1,0 +1,102 @@
+"""The command that chooses settings: `tune`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from dovetail.cli._shared import JsonFlag, Overrides, err_console, flag, out_console, print_json
+
+__all__ = ["tune"]
+
+
+def tune(
+    config: Annotated[str, typer.Argument(help="A TOML file or a preset (see `dovetail run --presets`).")],
+    space: Annotated[
+        list[str],
+        typer.Option(help="Values of a config key to choose from; may be repeated.", metavar="KEY=VALUE,VALUE"),
+    ],
+    eps: Annotated[float, typer.Option(help="The certified eps of all trials together.")],
+    delta: Annotated[float | None, typer.Option(help="The delta of the statement. Default: the config's.")] = None,
+    trials: Annotated[
+        float | None,
+        typer.Option(help="Number of trials; on average, by selection. Default: as many as there are settings."),
+    ] = None,
+    by: Annotated[
+        str,
+        typer.Option(
+            help="selection: the best of a random number of trials, for a trusted curator. composition: all trials. "
+            "auto: selection where there is a curator."
+        ),
+    ] = "auto",
+    eta: Annotated[
+        float, typer.Option(help="Shape of the random number of trials: 0 is logarithmic, 1 geometric.")
+    ] = 0.0,
+    score: Annotated[str, typer.Option(help="What to choose by: accuracy, or auc of two classes.")] = "accuracy",
+    public_test: Annotated[
+        bool, flag("--public-test", "Declare that the task's test records, which trials are scored on, are public.")
+    ] = False,
+    seed: Annotated[int | None, typer.Option(help="The seed of everything public. Default: the config's.")] = None,
+    set_: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to. Default: runs/tune-<config>-<time>.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Choose settings by training with several, under one statement that covers everything that was tried."""
+    from dovetail import pages
+    from dovetail.engine import devices
+    from dovetail.experiment import config as configs
+    from dovetail.experiment.space import parse_space
+    from dovetail.experiment.tuning import tune as tuned
+
+    changes = [configs.parse_override(text) for text in set_ or []]
+    given = {"privacy.delta": delta, "seed": seed}
+    changes += [(key, value) for key, value in given.items() if value is not None]
+    base, tried = configs.read(config, changes), parse_space(space)
+    target = out or Path("runs") / f"tune-{Path(config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    devices.use_all_cores()
+    with err_console.status("calibrating the noise and training"):
+        found = tuned(
+            base,
+            tried,
+            eps=eps,
+            public_test=public_test,
+            number=trials,
+            by=by,  # type: ignore[arg-type]
+            eta=eta,
+            score=score,  # type: ignore[arg-type]
+            out=target,
+        )
+    pages.write(target)
+    if as_json:
+        print_json(found.to_json())
+        return
+    _print_trials(found.facts)
+    result = found.result
+    auc = "" if result.auc is None else f", AUC {result.auc:.4f}"
+    chosen = _told(found.chosen)
+    out_console.print(f"chosen: {chosen}", markup=False, highlight=False)
+    out_console.print(f"test accuracy {result.accuracy:.2%}{auc} after {result.rounds} rounds", highlight=False)
+    out_console.print(str(result.statement), markup=False, highlight=False)
+    out_console.print(f"report: {target / 'report.html'}", markup=False, highlight=False)
+
+
+def _print_trials(facts: Mapping[str, Any]) -> None:
+    """All trials where all are counted; by selection, how many there are on average and nothing else."""
+    if facts["trials"] is None:
+        said = f"the best of a random number of trials, {facts['mean_trials']:.3g} on average; the others stay secret"
+        out_console.print(said, markup=False, highlight=False)
+        return
+    table = Table("setting", "accuracy", box=None)
+    for trial in facts["trials"]:
+        table.add_row(escape(_told(trial["setting"])), f"{trial['accuracy']:.2%}")
+    out_console.print(table)
+
+
+def _told(setting: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in setting.items())

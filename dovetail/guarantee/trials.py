@@ -1,0 +1,139 @@
+"""What several trainings on the same data state together: all that was tried, as one record.
+
+Who sees every trial sees all their rounds (`composed`). Who sees the best of a random number of them alone sees one
+release (`best_of`, docs/proofs/private-selection.md). Either record is a ledger like any other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from dovetail import accounting
+from dovetail.accounting.exposure import exposures
+from dovetail.accounting.releases import release_of
+from dovetail.events import BestTrial, Disjoint, Everyone, NonPrivate, Repeated, Round
+from dovetail.guarantee import units
+from dovetail.guarantee.record import Record
+from dovetail.guarantee.units import Viewed
+from dovetail.statements import Bound, NotApplicable, Scope, Trust
+
+__all__ = ["best_of", "bound", "composed"]
+
+_OBSERVER = "observer of the chosen trial's models"
+_KEPT = (
+    "the curator keeps all other trials to itself: their models and scores, how many there were, and the time they "
+    "took; users who saw models of other trials do not tell"
+)
+_SEEN = NonPrivate(reason="the curator sees every update of every trial")
+
+
+def composed(records: Sequence[Record], *, tuning: str) -> Record:
+    """All rounds of all trials, one after the other; `tuning` is what is assumed of what was tried.
+
+    Guarantees:
+        Disjoint batches of different trials are not taken for disjoint: every trial has epochs of its own.
+        Refuses trials that are stated for different units or relations, or against different adversaries.
+    """
+    scope = _common(records, tuning)
+    viewed = [record.replaced for record in records]
+    replaced = [one for one in viewed if one is not None]
+    slots = [record.slots for record in records if record.slots is not None]
+    telling = [seen for seen in slots if release_of(seen).refusal is not None]
+    return dataclasses.replace(
+        records[0],
+        own=Viewed(rounds=_joined([record.own.rounds for record in records]), scope=scope),
+        replaced=Viewed(
+            rounds=_joined([one.rounds for one in replaced]), scope=_said(replaced[0].scope, replaced, tuning)
+        )
+        if len(replaced) == len(records)
+        else None,
+        reports=_joined([record.reports for record in records]),
+        slots=next(iter((*telling, *slots)), None),
+    )
+
+
+def best_of(records: Sequence[Record], *, eta: float, gamma: float, tuning: str) -> Record:
+    """The best of a random number of trials, each with one of the settings that these records are of.
+
+    Guarantees:
+        Refuses trials that anybody but a trusted curator sees.
+    """
+    scope = _common(records, tuning)
+    if scope.trust is not Trust.CURATOR:
+        raise NotApplicable(
+            f"private selection needs a trusted curator who alone sees the trials, and the {scope.adversary} sees "
+            "every one of them: count them all instead (composition)"
+        )
+
+    def chosen(views: Sequence[Viewed]) -> Viewed:
+        settings = tuple(dict.fromkeys(_repeated(one.rounds) for one in views))
+        event = BestTrial(settings=settings, eta=eta, gamma=gamma)
+        said = _said(views[0].scope, views, tuning)
+        kept = dataclasses.replace(said, adversary=_OBSERVER, assumptions=(*said.assumptions, _KEPT))
+        return Viewed(rounds=(Round(mechanism=event, participation=Everyone()),), scope=kept)
+
+    replaced = [record.replaced for record in records if record.replaced is not None]
+    return dataclasses.replace(
+        records[0],
+        own=chosen([record.own for record in records]),
+        replaced=chosen(replaced) if len(replaced) == len(records) else None,
+        reports=(Round(mechanism=_SEEN, participation=Everyone()),),
+        slots=None,
+    )
+
+
+def bound(record: Record) -> Bound:
+    """The number of a record's statement, at its delta; `NotApplicable` where nothing is certified."""
+    if record.unit is record.own.scope.unit:
+        return accounting.bound(record.own.rounds, delta=record.delta)
+    return units.bound(record.unit, record.own, record.replaced, record.spread, delta=record.delta)
+
+
+def _common(records: Sequence[Record], tuning: str) -> Scope:
+    """The scope of all, which may differ in what is assumed alone."""
+    if not records:
+        raise ValueError("expected at least one trial, got none")
+    first = records[0]
+
+    def asked(record: Record) -> tuple[object, ...]:
+        scope = record.own.scope
+        said = (scope.trust, scope.adversary, scope.neighbors, scope.unit, scope.population)
+        return (*said, record.spread, record.unit, record.delta, record.eps, record.verdict)
+
+    if any(asked(record) != asked(first) for record in records):
+        raise ValueError("expected trials with one adversary, unit, relation, delta and verdict, got different ones")
+    return _said(first.own.scope, [record.own for record in records], tuning)
+
+
+def _said(scope: Scope, views: Sequence[Viewed], tuning: str) -> Scope:
+    assumptions = dict.fromkeys(said for one in views for said in one.scope.assumptions)
+    return dataclasses.replace(scope, assumptions=tuple(assumptions), tuning=tuning)
+
+
+def _joined(trials: Sequence[Sequence[Round]]) -> tuple[Round, ...]:
+    """The rounds of all trials; equal ones become one object, which the accountant counts fast."""
+    rounds: list[Round] = []
+    same: dict[Round, Round] = {}
+    before = 0
+    for trial in trials:
+        moved = {id(item): _moved(item, before) for item in trial}
+        rounds += [same.setdefault(moved[id(item)], moved[id(item)]) for item in trial]
+        epochs = [item.participation.epoch for item in same if isinstance(item.participation, Disjoint)]
+        before = 1 + max(epochs, default=-1)
+    return tuple(rounds)
+
+
+def _moved(item: Round, by: int) -> Round:
+    """The same round in a later epoch."""
+    if not isinstance(item.participation, Disjoint):
+        return item
+    return dataclasses.replace(item, participation=Disjoint(epoch=item.participation.epoch + by))
+
+
+def _repeated(rounds: Sequence[Round]) -> tuple[Repeated, ...]:
+    """What one user is exposed to in a trial; a trial with a release that promises nothing is that release."""
+    refused = next((item for item in rounds if release_of(item.mechanism).refusal is not None), None)
+    if refused is not None:
+        return (Repeated(mechanism=refused.mechanism, sampling=Everyone(), times=1),)
+    return tuple(Repeated(mechanism=one.mechanism, sampling=one.sampling, times=one.times) for one in exposures(rounds))

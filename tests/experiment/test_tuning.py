@@ -1,0 +1,143 @@
+"""Settings chosen by training with several: one statement covers all that was tried."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+from tiny import TASK
+
+from dovetail import pages
+from dovetail.accounting.releases import selection
+from dovetail.experiment import config, tuning
+from dovetail.experiment.space import Space, parse_space
+from dovetail.experiment.verify import verify
+from dovetail.statements import TUNING_ASSUMPTION, NotApplicable
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "privacy.schema.json").read_text())
+BASE = {
+    "task": {"name": "tiny:TASK"},
+    "cohort": {"kind": "everyone", "rounds": 4},
+    "protocol": {"name": "dp_fl", "clip_norm": 1.0},
+    "privacy": {"delta": 1e-5},
+}
+SPACE = Space(axes={"protocol.clip_norm": (0.5, 1.0), "server.learning_rate": (0.5,)})
+
+
+def tuned(*overrides, space=SPACE, eps=2.0, public_test=True, **more):
+    return tuning.tune(config.parse(BASE, overrides), space, eps=eps, public_test=public_test, task=TASK, **more)
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Three trials, whatever is drawn."""
+    monkeypatch.setattr(selection, "number_of_trials", lambda uniform, *, eta, gamma: 3)
+
+
+@pytest.mark.parametrize("by", ["selection", "composition"])
+def test_one_statement_covers_all_trials_and_can_be_verified(by, few, tmp_path):
+    found = tuned(by=by, out=tmp_path / "run")
+    statement = found.result.statement
+    assert 1.99 < statement.eps <= 2.0
+    assert TUNING_ASSUMPTION not in statement.assumptions
+    assert any("choice among 2 settings of protocol.clip_norm" in said for said in statement.assumptions)
+    assert verify(tmp_path / "run").agrees
+    stated = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    jsonschema.Draft202012Validator(SCHEMA).validate(stated)
+    assert stated["tuning"]["chosen"] == dict(found.chosen)
+    assert stated["protocol"]["clip_norm"] == found.chosen["protocol.clip_norm"]
+    assert "Choices made by looking at the private data" not in pages.write(tmp_path / "run").read_text()
+    with pytest.raises(ValueError, match="already holds a run"):
+        tuned(by=by, out=tmp_path / "run")
+
+
+def test_a_changed_tuning_is_found(few, tmp_path):
+    tuned(out=tmp_path / "run")
+    file = tmp_path / "run" / "privacy.json"
+    stated = json.loads(file.read_text())
+    stated["tuning"]["mean_trials"] = 1.1
+    file.write_text(json.dumps(stated))
+    assert any("mean_trials" in said for said in verify(tmp_path / "run").differences)
+
+
+def test_of_trials_that_were_not_chosen_nothing_is_told(few, tmp_path):
+    found = tuned(out=tmp_path / "run", number=2.5)
+    assert found.facts["by"] == "selection" and found.facts["trials"] is None
+    assert found.facts["mean_trials"] == pytest.approx(2.5)
+    assert found.result.uploads == 4 * 300  # those of one trial
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_all_trials_are_told_where_all_are_counted():
+    found = tuned(by="composition")
+    assert [one["setting"]["protocol.clip_norm"] for one in found.facts["trials"]] == [0.5, 1.0]
+    assert found.result.accuracy == max(one["accuracy"] for one in found.facts["trials"])
+    assert found.result.uploads == 2 * 4 * 300
+    assert len(found.record.own.rounds) == 2 * 4
+    assert len(tuned(by="composition", number=1).facts["trials"]) == 1
+
+
+def test_without_a_curator_all_trials_are_counted():
+    shuffled = [("protocol", {"name": "ss_simple"}), ("cohort.rounds", 1)]
+    space = Space(axes={"protocol.clip_value": (0.05, 0.1)})
+    found = tuned(*shuffled, space=space, eps=4.0)
+    assert found.facts["by"] == "composition" and found.result.statement.eps <= 4.0
+    assert found.result.statement.trust.value == "shuffle" and len(found.record.own.rounds) == 2
+    with pytest.raises(NotApplicable, match=r"the analyzer sees every one of them.*by composition"):
+        tuned(*shuffled, space=space, eps=4.0, by="selection")
+
+
+def test_the_best_of_non_private_trials_is_refused_a_statement():
+    with pytest.raises(ValueError, match="'fedavg', which gives no guarantee"):
+        tuned(("protocol", {"name": "fedavg"}), space=Space(axes={"server.learning_rate": (0.5, 1.0)}))
+
+
+def test_a_choice_by_records_that_are_not_public_is_refused_a_statement():
+    with pytest.raises(ValueError, match=r"declared public .*gets no statement"):
+        tuned(public_test=False)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "more", "message"),
+    [
+        ([("noise", "seeded")], {}, "would share their noise"),
+        ([("protocol.noise_multiplier", 3.0)], {}, "whose noise can be calibrated and is not given"),
+        ([("privacy.eps", 1.0), ("privacy.stop", "delta")], {}, "privacy.stop = 'eps'"),
+        ([], {"number": 3, "by": "composition"}, "expected 1 to 2 trials"),
+        ([], {"number": 1.0}, "mean number of trials > 1"),
+        ([], {"score": "auc"}, "more than two classes"),
+        ([], {"by": "chance"}, "by to be one of"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(overrides, more, message):
+    with pytest.raises(ValueError, match=message):
+        tuned(*overrides, **more)
+
+
+def test_a_space_is_of_settings_that_say_how_to_train():
+    space = parse_space(["protocol.clip_norm=0.1,0.5", "server.optimizer=sgd,adam"])
+    assert space.axes == {"protocol.clip_norm": (0.1, 0.5), "server.optimizer": ("sgd", "adam")}
+    assert len(space.settings) == 4
+    for text in ("privacy.delta=0.1,0.2", "seed=1,2", "protocol.name=dp_fl,fedavg", "task.name=a,b", "noise=os"):
+        with pytest.raises(ValueError, match="a key that says how to train"):
+            parse_space([text])
+    for texts in (["protocol.clip_norm"], ["protocol.clip_norm="], ["client.mu=1", "client.mu=2"], []):
+        with pytest.raises(ValueError, match="expected"):
+            parse_space(texts)
+
+
+def test_the_command_line(command, few, tmp_path):
+    file = tmp_path / "config.toml"
+    file.write_text(config.to_toml(config.parse(BASE)))
+    words = ["tune", str(file), "--space", "protocol.clip_norm=0.5,1.0", "--eps", "2", "--out", str(tmp_path / "run")]
+    status, _, err = command(*words)
+    assert status == 2 and "--public-test" in err
+    status, out, _ = command(*words, "--public-test", "--json")
+    told = json.loads(out)
+    assert status == 0 and told["certified"]["eps"] <= 2 and told["tuning"]["by"] == "selection"
+    assert (tmp_path / "run" / "report.html").exists()
+    status, out, _ = command("verify", str(tmp_path / "run"))
+    assert status == 0 and "agrees" in out
+    words[-1] = str(tmp_path / "all")
+    status, out, _ = command(*words, "--public-test", "--by", "composition")
+    assert status == 0 and out.count("protocol.clip_norm=") == 3 and "8 rounds" in out
