@@ -32,6 +32,11 @@ class NearGaussian(NamedTuple):
     divergence: float = 0.0
     theorem: Theorem | None = None
 
+    def repeated(self, rounds: int) -> NearGaussian:
+        """So many of them, each chosen after those before it."""
+        outward = 1 + 1e-15
+        return self._replace(mu=self.mu * math.sqrt(rounds) * outward, divergence=self.divergence * rounds * outward)
+
 
 def spent_delta(divergence: float, *, eps: float) -> float:
     """What a divergence from Gaussian releases costs in delta: (1 + e^eps) sqrt(divergence / 2), rounded up.

@@ -75,12 +75,12 @@ def norms(known: Products, residuals: jax.Array) -> jax.Array:
     """Upper bounds on the norms of the clients' gradients, from residuals (clients, rows, classes).
 
     Guarantees:
-        Never below the exact norm of the sum of x_i (x) r_i, wherever that is above 2^-90.
+        Never below the exact norm of the sum of x_i (x) r_i, wherever that is above 2^-60.
         Above it by no more than the rounding bound; not finite where a part of it is not.
     """
     _, rows, classes = residuals.shape
     parts = known.lengths[:, :, None] * residuals
-    unit = jnp.clip(jnp.max(jnp.abs(parts), axis=(1, 2)), 2.0**-100, 2.0**126)
+    unit = jnp.clip(jnp.max(jnp.abs(parts), axis=(1, 2)), 2.0**-70, 2.0**126)
     scaled = parts / unit[:, None, None]
     inner = jnp.sum(scaled[:, :, None] * scaled[:, None], axis=3)
     square = jnp.sum(known.cosines * inner, axis=(1, 2))

@@ -103,7 +103,9 @@ def _gram(
     residual = jax.lax.optimization_barrier(residual)  # what is measured is what is added up, to the last bit
     scaled = _times(residual, scaling(gram.norms(products, residual)))
     flat = chunk.inputs.reshape(-1, chunk.inputs.shape[-1])
-    return _added_up(scaled.reshape(len(flat), -1), flat, constant, numbers=jnp.isfinite(products.lengths).ravel())
+    held = jnp.arange(chunk.inputs.shape[1]) < chunk.counts[:, None]  # what is read as padding may be no number, too
+    numbers = (jnp.isfinite(products.lengths) & held).ravel()
+    return _added_up(scaled.reshape(len(flat), -1), flat, constant, numbers=numbers)
 
 
 def _added_up(scaled: jax.Array, inputs: jax.Array, constant: float, *, numbers: jax.Array) -> jax.Array:

@@ -130,9 +130,9 @@ class _Selection:
         return self.combined(records)
 
     def facts(self, tried: Sequence[_Tried]) -> dict[str, Any]:
-        """Nothing of the trials but how many there are on average."""
+        """Nothing of the trials but how many there are on average; a time would tell which of them compiled."""
         mean = selection.expected_trials(eta=self.eta, gamma=self.gamma)
-        return {"trials": None, "mean_trials": mean, "eta": self.eta, "gamma": self.gamma}
+        return {"trials": None, "mean_trials": mean, "eta": self.eta, "gamma": self.gamma, "seconds_per_round": 0.0}
 
 
 def tune(
@@ -178,9 +178,14 @@ def tune(
 
 def _trained(plan: Plan, setting: Mapping[str, Any], score: str) -> _Tried:
     result = run(plan)
-    found = float(getattr(result, score))
     noted = plan.record_of(plan.engine.ran)
-    return _Tried(plan=plan, setting=setting, result=result, score=found, record=noted)
+    return _Tried(plan=plan, setting=setting, result=result, score=_score(result, score), record=noted)
+
+
+def _score(result: Result, name: str) -> float:
+    """A number that orders all trials; what is not a number is the worst."""
+    found = float(getattr(result, name))
+    return -math.inf if math.isnan(found) else found
 
 
 def _concluded(
@@ -204,6 +209,7 @@ def _concluded(
         quote=quote,
         units=record.table(),
         uploads=told.pop("uploads", best.result.uploads),
+        seconds_per_round=told.pop("seconds_per_round", best.result.seconds_per_round),
         out=out,
     )
     facts = {

@@ -176,6 +176,19 @@ def test_a_client_without_a_finite_norm_adds_nothing(bad):
     np.testing.assert_allclose(summed(True)(weights, chunk_of(inputs, counts), known), expected, atol=1e-5)
 
 
+def test_padding_that_is_no_number_meets_nobody():
+    """A client of one record that is no number pads its row with it; one that is not there reads somebody's."""
+    rng = np.random.default_rng(5)
+    inputs = rng.normal(size=(4, FEATURES)).astype(np.float32)
+    inputs[0] = np.nan
+    index, weights = np.array([[0, 0, 0], [1, 2, 3]]), jnp.zeros((FEATURES + 1, CLASSES))
+    known = gram.products(inputs, Clients(index=index, counts=np.array([1, 3])), constant=CONSTANT)
+    both = summed(True)(weights, chunk_of(inputs[index], np.array([1, 3])), known)
+    alone = summed(True)(weights, chunk_of(inputs[index], np.array([0, 3])), known)
+    assert np.isfinite(both).all()
+    np.testing.assert_allclose(both, alone, atol=1e-6)
+
+
 def test_local_steps_have_no_products():
     known, inputs, _ = case("alike")
     chunk = chunk_of(inputs, np.full(USERS, ROWS))._replace(products=known)

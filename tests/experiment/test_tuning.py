@@ -1,6 +1,8 @@
 """Settings chosen by training with several: one statement covers all that was tried."""
 
 import json
+import math
+import types
 from pathlib import Path
 
 import jsonschema
@@ -141,3 +143,10 @@ def test_the_command_line(command, few, tmp_path):
     words[-1] = str(tmp_path / "all")
     status, out, _ = command(*words, "--public-test", "--by", "composition")
     assert status == 0 and out.count("protocol.clip_norm=") == 3 and "8 rounds" in out
+
+
+@pytest.mark.parametrize("scores", [[math.nan, 0.9], [0.9, math.nan], [-math.inf, 0.9]])
+def test_a_score_that_is_no_number_is_the_worst(scores):
+    ordered = [tuning._score(types.SimpleNamespace(auc=score), "auc") for score in scores]
+    assert max(ordered) == 0.9
+    assert not any(map(math.isnan, ordered))

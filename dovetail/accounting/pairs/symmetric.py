@@ -72,7 +72,7 @@ class SymmetricPair:
         return (
             other.folds <= self.folds
             and other.points[-1] <= self.points[-1]
-            and bool((other.excess(self.points) <= self.excess(self.points)).all())
+            and bool((other.excess(self.points) * (1 + 1e-12) <= self.excess(self.points)).all())
         )
 
     def renyi(self, orders: np.ndarray) -> np.ndarray:

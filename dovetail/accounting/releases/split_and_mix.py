@@ -115,7 +115,7 @@ def delta(event: SplitAndMix, *, eps: float, rounds: int = 1) -> float:
     _at_least_one(rounds)
     noise = delta_of(ORDERS, rounds * renyi(event, ORDERS), eps=eps) * _OUTWARD
     with contextlib.suppress(NotApplicable):
-        mu, divergence, _ = _repeated(near(event), rounds)
+        mu, divergence, _ = near(event).repeated(rounds)
         noise = min(noise, gaussian.delta_of(mu, eps=eps) + near_gaussian.spent_delta(divergence, eps=eps))
     return numerics.probability(noise + rounds * spent_delta(event, eps))
 
@@ -139,18 +139,22 @@ def eps(event: SplitAndMix, *, delta: float, rounds: int = 1) -> Bound:
     return min(found, key=lambda bound: bound.eps)
 
 
+def _theorem(event: SplitAndMix) -> Theorem:
+    return SPLIT_AND_MIX if event.neighbors is Neighbors.REPLACE_ONE else REMOVED
+
+
 def _by_renyi(event: SplitAndMix, delta: float, rounds: int) -> Bound:
     divergence = rounds * renyi(event, ORDERS)
     value = eps_after_spending(
         lambda left: _eps(divergence, left), lambda eps: rounds * spent_delta(event, eps), delta=delta
     )
-    return Bound(eps=value, delta=delta, proof=SPLIT_AND_MIX.proof.then(RENYI))
+    return Bound(eps=value, delta=delta, proof=_theorem(event).proof.then(RENYI))
 
 
 def _by_distance(event: SplitAndMix, delta: float, rounds: int) -> Bound:
-    near_all = _repeated(near(event), rounds)
+    near_all = near(event).repeated(rounds)
     value = _near_eps(near_all, delta, lambda eps: rounds * spent_delta(event, eps))
-    return Bound(eps=value, delta=delta, proof=SPLIT_AND_MIX.proof.then(skellam_distance.SKELLAM, gaussian.ANALYTIC))
+    return Bound(eps=value, delta=delta, proof=_theorem(event).proof.then(skellam_distance.SKELLAM, gaussian.ANALYTIC))
 
 
 def _near_eps(near_all: NearGaussian, delta: float, spent: Callable[[float], float] = lambda _: 0.0) -> float:
@@ -160,10 +164,6 @@ def _near_eps(near_all: NearGaussian, delta: float, spent: Callable[[float], flo
         lambda eps: spent(eps) + near_gaussian.spent_delta(near_all.divergence, eps=eps),
         delta=delta,
     )
-
-
-def _repeated(one: NearGaussian, rounds: int) -> NearGaussian:
-    return one._replace(mu=one.mu * math.sqrt(rounds) * (1 + 1e-15), divergence=one.divergence * rounds * (1 + 1e-15))
 
 
 def _at_least_one(rounds: int) -> None:
@@ -209,7 +209,7 @@ def calibrate(
             known = [_eps(rounds * _skellam(reach, coordinates, variance, ORDERS), goal)]
             with contextlib.suppress(NotApplicable):
                 one = skellam_distance.near_gaussian(sensitivity=reach, coordinates=coordinates, variance=variance)
-                known.append(_near_eps(_repeated(one, rounds), goal) / _CLIMB)
+                known.append(_near_eps(one.repeated(rounds), goal) / _CLIMB)
             return min(known)
 
         variance = (smallest_noise(eps_of, eps=eps) * norm) ** 2
@@ -252,7 +252,7 @@ class SplitAndMixRelease(Release[SplitAndMix]):
     @property
     def theorem(self) -> Theorem:
         """That of the sum, and what it means to be removed."""
-        return SPLIT_AND_MIX if self.neighbors is Neighbors.REPLACE_ONE else REMOVED
+        return _theorem(self.event)
 
     @property
     def near_gaussian(self) -> NearGaussian | None:
