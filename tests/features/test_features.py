@@ -151,7 +151,7 @@ def test_functions_that_give_no_features_are_refused(name, message, cache):
 def test_ones_own_function_is_cached_by_its_file_and_by_what_it_does(cache, tmp_path, monkeypatch):
     settings = ALL["plugged"]
     before = features.of(dataset(), settings, cache=cache).inputs
-    (tmp_path / "my_features.py").write_text(MINE.replace("** 2", "** 3"))
+    (tmp_path / "my_features.py").write_text(MINE.replace("** 2", "** 3.0"))
     monkeypatch.delitem(sys.modules, "my_features")
     assert np.abs(features.of(dataset(), settings, cache=cache).inputs - before).max() > 1e-3
 

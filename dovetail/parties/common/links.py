@@ -67,7 +67,7 @@ class _Link:
     def model(self, round: int, *, dim: int | None = None) -> np.ndarray:
         """The model after a round; that of round 0 is the first. Refuses one of another dimension, if it is known."""
         data = self._ask("GET", f"{self._prefix}/models/{round}", most=_LARGEST if dim is None else 4 * dim)
-        return vector_from(data, len(data) // 4 if dim is None else dim)
+        return vector_from(data, dim)
 
     def counts(self) -> dict[str, int]:
         """What it took and refused, how often; a shuffler tells its owner alone."""

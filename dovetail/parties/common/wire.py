@@ -176,8 +176,8 @@ def vector_to(vector: np.ndarray) -> bytes:
     return np.ascontiguousarray(vector, "<f4").tobytes()
 
 
-def vector_from(data: bytes, dim: int) -> np.ndarray:
-    """The vector of `dim` numbers in these bytes."""
-    if len(data) != 4 * dim:
-        raise Malformed(f"expected a vector of {dim} numbers, got {len(data)} bytes")
+def vector_from(data: bytes, dim: int | None) -> np.ndarray:
+    """The vector in these bytes, of `dim` numbers where that is known."""
+    if len(data) != 4 * (len(data) // 4 if dim is None else dim):
+        raise Malformed(f"expected a vector of {dim or 'whole'} numbers, got {len(data)} bytes")
     return np.frombuffer(data, "<f4").astype(np.float32)
