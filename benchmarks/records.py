@@ -11,22 +11,18 @@ import resource
 import time
 from pathlib import Path
 
-import numpy as np
+import tuning
 
 from dovetail.data import Dataset, Task
 from dovetail.experiment import config, prepare, run
 
 
-def packed(folder: Path, name: str) -> Task:
+def packed(home: Path, name: str) -> Task:
     """The task whose images were packed."""
 
     def load(*, folder: Path | None) -> Dataset:
-        with np.load(home / f"{name}.npz") as held:
-            parts = {key: held[key] for key in ("inputs", "labels", "test_inputs", "test_labels")}
-        parts |= {key: parts[key].astype(np.int32) for key in ("labels", "test_labels")}
-        return Dataset(**parts, num_classes=int(parts["labels"].max()) + 1)
+        return tuning.load(home, name)
 
-    home = folder
     return Task(name=name, load=load)
 
 

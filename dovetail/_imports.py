@@ -1,6 +1,6 @@
-"""Objects that a config names as "module:name": a user's own task, a user's own protocol.
+"""Objects that a config names as "module:name", and names of a package that are imported on first use.
 
-Whatever is wrong with the module or with the object is told in one sentence.
+Whatever is wrong with a user's own module or object is told in one sentence.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
-__all__ = ["load"]
+__all__ = ["load", "on_first_use"]
 
 _Found = TypeVar("_Found")
 
@@ -34,4 +34,15 @@ def load(text: str, *, what: str, kind: str, accept: Callable[[object], TypeGuar
     if not accept(found):
         got = "no such name" if found is None else f"a {type(found).__name__}"
         raise ValueError(f"expected {name!r} in {module_name!r} to be a {kind}, got {got}")
+    return found
+
+
+def on_first_use(package: str, homes: dict[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a package whose public names live in these modules, loaded when they are asked for."""
+
+    def found(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(homes[name]), name)
+
     return found

@@ -14,8 +14,9 @@ what rounds that protect a user mean for a subject with records at several. Wher
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dovetail._imports import on_first_use
 
 if TYPE_CHECKING:
     from dovetail.accounting.certification import certify
@@ -36,20 +37,16 @@ __all__ = [
     "spanned",
 ]
 
-_HOMES = {
-    "bound": "compose",
-    "certify": "certification",
-    "fits": "compose",
-    "local_bound": "local",
-    "refusal": "exposure",
-    "smallest_integer": "search",
-    "smallest_noise": "search",
-    "spanned": "spanning",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Public names on first use: a bound for one report does not load the accountants of many rounds."""
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"dovetail.accounting.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'dovetail.accounting' has no attribute {name!r}")
+__getattr__ = on_first_use(  # a bound for one report does not load the accountants of many rounds
+    __name__,
+    {
+        "bound": "dovetail.accounting.compose",
+        "certify": "dovetail.accounting.certification",
+        "fits": "dovetail.accounting.compose",
+        "local_bound": "dovetail.accounting.local",
+        "refusal": "dovetail.accounting.exposure",
+        "smallest_integer": "dovetail.accounting.search",
+        "smallest_noise": "dovetail.accounting.search",
+        "spanned": "dovetail.accounting.spanning",
+    },
+)

@@ -17,6 +17,7 @@ import functools
 import math
 import secrets
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,7 +38,7 @@ from dovetail.statements import NotApplicable, Trust
 
 __all__ = ["Tuned", "tune"]
 
-_BITS, _CLOSE = 53, 1e-4  # of a uniform number; how close the noise comes to the smallest
+_BITS, _CLOSE = 256, 1e-4  # of a uniform number; how close the noise comes to the smallest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,8 +122,7 @@ class _Selection:
 
     def drawn(self) -> tuple[int, ...]:
         """The settings to train with, by number: as many and as secret as the theorem asks for."""
-        uniform = secrets.randbits(_BITS) / 2**_BITS
-        count = selection.number_of_trials(uniform, eta=self.eta, gamma=self.gamma)
+        count = selection.number_of_trials(Fraction(secrets.randbits(_BITS), 2**_BITS), eta=self.eta, gamma=self.gamma)
         return tuple(secrets.randbelow(len(self.settings)) for _ in range(count))
 
     def stated(self, records: Sequence[Record], tried: Sequence[_Tried]) -> Record:

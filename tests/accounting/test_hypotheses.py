@@ -453,6 +453,7 @@ CASES = {
         (BAD, "trials > 1, got mean=1.0", lambda: selection.gamma_for(1.0, eta=1.0)),
         (BAD, "gamma >= 1e-6 can give", lambda: selection.gamma_for(1e9, eta=1.0)),
     ],
+    selection.most_trials: [(BAD, "eta > -1", lambda: selection.most_trials(eta=-1.0, gamma=0.5))],
     selection.number_of_trials: [
         (BAD, "0 <= uniform < 1", lambda: selection.number_of_trials(1.0, eta=1.0, gamma=0.5)),
     ],

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -200,3 +201,10 @@ def test_what_is_no_selection_is_refused():
         selected(noise(0.1), eta=-1.0)
     with pytest.raises(NotApplicable, match="no Renyi bound"):
         release_of(selected(noise(0.1))).renyi(Poisson(prob=0.5), (2.0,))
+
+
+@pytest.mark.parametrize("eta", [-0.5, 0.0, 1.0, 4.0])
+@pytest.mark.parametrize("gamma", [0.9, 0.1, 1e-3])
+def test_no_draw_is_beyond_the_numbers_whose_rounding_is_charged(eta, gamma):
+    largest = selection.number_of_trials(Fraction(2**256 - 1, 2**256), eta=eta, gamma=gamma)
+    assert 1 <= largest <= selection.most_trials(eta=eta, gamma=gamma)

@@ -10,17 +10,28 @@ public data, and on nothing else.
 from __future__ import annotations
 
 import math
+from decimal import Decimal, localcontext
+from fractions import Fraction
 
 import numpy as np
 
 from dovetail import _validate
+from dovetail.accounting import numerics
 from dovetail.accounting.numerics import ULP
 from dovetail.accounting.releases._base import Release, Sampling, release_of, releases
 from dovetail.accounting.search import smallest_point
 from dovetail.events import BestTrial, Everyone
-from dovetail.statements import NotApplicable, Theorem
+from dovetail.statements import NotApplicable, Spent, Theorem
 
-__all__ = ["SELECTION", "BestTrialRelease", "best_of", "expected_trials", "gamma_for", "number_of_trials"]
+__all__ = [
+    "SELECTION",
+    "BestTrialRelease",
+    "best_of",
+    "expected_trials",
+    "gamma_for",
+    "most_trials",
+    "number_of_trials",
+]
 
 SELECTION = Theorem(
     key="PS22.thm2",
@@ -29,6 +40,9 @@ SELECTION = Theorem(
 )
 
 _LEAST_GAMMA = 1e-6
+_DIGITS = 70  # with which K is drawn; a uniform number has more
+_NOTHING = Decimal("1e-50")
+_OFF = 1e-45  # more than what all roundings and the end of the sum do, over the squared number of terms
 
 
 def best_of(orders: np.ndarray, divergences: np.ndarray, *, eta: float, gamma: float) -> np.ndarray:
@@ -69,24 +83,33 @@ def gamma_for(mean: float, *, eta: float) -> float:
     return smallest_point(lambda gamma: expected_trials(eta=eta, gamma=gamma) <= mean, low=_LEAST_GAMMA, high=high)
 
 
-def number_of_trials(uniform: float, *, eta: float, gamma: float) -> int:
-    """The K at this quantile: a draw of K, for a uniform number in [0, 1)."""
+def number_of_trials(uniform: float | Fraction, *, eta: float, gamma: float) -> int:
+    """The K at this quantile: a draw of K, for a uniform number in [0, 1); in `_DIGITS` digits."""
     _check(eta, gamma)
     if not 0 <= uniform < 1:
         raise ValueError(f"expected 0 <= uniform < 1, got uniform={uniform!r}")
-    if abs(eta) < 1e-12:
-        prob = (1 - gamma) / -math.log(gamma)
-    else:
-        prob = (1 - gamma) * eta / math.expm1(-eta * math.log(gamma))
-    below, trials = prob, 1
-    while uniform >= below:
-        ratio = (1 - gamma) * (trials + eta) / (trials + 1)
-        if ratio < 1 and prob < ULP * (1 - ratio):  # what is left is less than a rounding of the sum
-            break
-        prob *= ratio
-        below += prob
-        trials += 1
+    with localcontext(prec=_DIGITS):
+        exact_eta, exact_gamma = Decimal(eta), Decimal(gamma)
+        if eta == 0:
+            prob = (1 - exact_gamma) / -exact_gamma.ln()
+        else:
+            prob = (1 - exact_gamma) * exact_eta / ((-exact_eta * exact_gamma.ln()).exp() - 1)
+        numerator, denominator = Fraction(uniform).as_integer_ratio()
+        below, trials, quantile = prob, 1, Decimal(numerator) / denominator
+        while quantile >= below:
+            ratio = (1 - exact_gamma) * (trials + exact_eta) / (trials + 1)
+            if ratio < 1 and prob < _NOTHING * (1 - ratio):
+                break
+            prob *= ratio
+            below += prob
+            trials += 1
     return trials
+
+
+def most_trials(*, eta: float, gamma: float) -> float:
+    """More than `number_of_trials` ever says: beyond, next to nothing of the law is left."""
+    _check(eta, gamma)
+    return 150 * (1 + abs(eta)) / gamma
 
 
 def _check(eta: float, gamma: float) -> None:
@@ -129,6 +152,12 @@ class BestTrialRelease(Release[BestTrial]):
                 total += one.times * release.renyi(one.sampling, orders)
             trial = np.maximum(trial, total)
         return best_of(np.asarray(orders), trial * (1 + 64 * ULP), eta=self.event.eta, gamma=self.event.gamma)
+
+    def spent(self, eps: float) -> tuple[Spent, ...]:
+        """That K is drawn by numbers of finitely many digits: how far its law is from the exact one at the most."""
+        off = min(1.0, most_trials(eta=self.event.eta, gamma=self.event.gamma) ** 2 * _OFF)
+        spent = numerics.probability(math.exp(min(0.0, float(np.logaddexp(0.0, eps)) + math.log(off))) * (1 + 1e-12))
+        return (Spent(spent, "rounding in the draw of the number of trials"),)
 
     def assumes(self, sampling: Sampling) -> str | None:
         """What its trials assume of their samples."""
