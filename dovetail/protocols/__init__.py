@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 from dovetail import _imports, _validate
 from dovetail.protocols._base import Cohort, Protocol
 from dovetail.protocols._claimed import Claimed
+from dovetail.protocols._contributions import Contribution
 from dovetail.protocols._fast import Fast, fast_path
 from dovetail.protocols._messages import Levels, Messages, Positions, Sent
 from dovetail.protocols._scopes import curator_scope, local_scope, shuffle_scope
@@ -39,6 +40,7 @@ __all__ = [
     "PROTOCOLS",
     "Claimed",
     "Cohort",
+    "Contribution",
     "Fast",
     "Levels",
     "Messages",

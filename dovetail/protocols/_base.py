@@ -28,6 +28,7 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.events import DataIndependent, Everyone, FixedSize, Mechanism, NonPrivate, Participation, Poisson, View
+from dovetail.protocols._contributions import Contribution
 from dovetail.protocols._messages import Messages
 from dovetail.shufflers import Layout, Reports, ShuffledReports
 from dovetail.statements import Neighbors, NotApplicable, Unit
@@ -46,6 +47,7 @@ class Cohort:
     users. `noise_scale` is this round's noise over the protocol's own (a schedule). `records` is the public number of
     records of the whole federation, if records and not users are sampled. Where users decide secretly whether their
     data enter a round, those of `size` do on average, but all `uploads` users upload: the minimum counts these.
+    `aggregators` is given where reports travel as shares of their sum between so many of them, not through a shuffler.
     """
 
     participation: Participation
@@ -55,6 +57,7 @@ class Cohort:
     noise_scale: float = 1.0
     records: int | None = None
     uploads: int | None = None
+    aggregators: int | None = None
 
     def __post_init__(self) -> None:
         _validate.integer(size=self.size, min_size=self.min_size, colluders=self.colluders)
@@ -67,6 +70,8 @@ class Cohort:
         _validate.in_interval(0, self.most, min_size=self.min_size)
         _validate.non_negative(colluders=self.colluders)
         _validate.positive(noise_scale=self.noise_scale)
+        _validate.integer(**_validate.given(aggregators=self.aggregators))
+        _validate.at_least(2, **_validate.given(aggregators=self.aggregators))
 
     @property
     def most(self) -> int:
@@ -230,6 +235,10 @@ class Protocol(abc.ABC):
     def messages(self, dim: int) -> Messages:
         """What deployed clients send and the analyzer reads, for updates of this dimension, all settled."""
         raise NotApplicable(f"expected a protocol with messages to deploy, got {self.name!r}, which {self.undeployed}")
+
+    def contribution(self, cohort: Cohort, dim: int) -> Contribution:
+        """What deployed clients of this cohort share between aggregators and the analyzer reads, all settled."""
+        raise NotApplicable(f"expected a protocol whose reports can be shared as sums, got {self.name!r}")
 
     def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray | None:
         """The exact log density of each report that a client sends on update x; None if it has no simple form.

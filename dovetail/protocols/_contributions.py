@@ -1,0 +1,69 @@
+"""What a deployed client adds to the sum of a round, where sums are all that the analyzer gets to see.
+
+A tally adds up, so a client can compute that of its own reports and split it into additive shares between aggregators,
+who add up what clients gave them and hand on the sum alone. A `Contribution` is that own tally as integers modulo
+2^bits, drawn from the operating system's randomness like `Messages`.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import numpy as np
+
+from dovetail.mechanisms import ExactSampler
+
+__all__ = ["Contribution"]
+
+
+class Contribution(abc.ABC):
+    """A client's own tally, for updates of one dimension and a cohort of known size.
+
+    Guarantees:
+        Every client adds `length` integers, whatever its update.
+        The sum over a cohort, taken modulo 2^bits, is read without wrapping, or as the protocol's page says.
+        The law of one client's integers is within `distance` in total variation of the one that is accounted, or of a
+        post-processing of it.
+    """
+
+    @property
+    @abc.abstractmethod
+    def length(self) -> int:
+        """Integers that every client adds."""
+
+    @property
+    @abc.abstractmethod
+    def bits(self) -> int:
+        """Sums are taken modulo 2^bits; 32 at most."""
+
+    @property
+    def distance(self) -> float:
+        """Total variation between one client's integers and the law that is accounted, at most; users' add up."""
+        return 0.0
+
+    @property
+    def noise_distance(self) -> float:
+        """The same of the noise that an aggregator adds to its sum."""
+        return 0.0
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What a statement about deployed sums relies on besides the protocol's own assumptions."""
+        return (
+            "the random bytes from the operating systems of clients and aggregators are uniform and independent",
+            "AES-128 in counter mode expands a random seed into bytes that nobody can tell from random ones",
+            "nobody learns how long a client takes to draw its integers",
+        )
+
+    @abc.abstractmethod
+    def draw(self, x: np.ndarray, *, sampler: ExactSampler, budget: float | None = None) -> np.ndarray:
+        """Client: its integers for one update of shape (dim,), uint32 below 2^bits; with its own budget, if any."""
+
+    def noise(self, *, sampler: ExactSampler) -> np.ndarray | None:
+        """Aggregator: what it adds to its sum, uint32 modulo 2^bits; None where clients bring all the noise."""
+        return None
+
+    @abc.abstractmethod
+    def tally(self, total: np.ndarray, users: int) -> Any:
+        """Analyzer: what `Protocol.estimate` takes, from the sum of so many users' integers, uint32 below 2^bits."""
