@@ -27,7 +27,8 @@ from rich.table import Table
 from dovetail import experiment
 from dovetail.experiment.config import CohortConfig
 from dovetail.parties.demo import demo_config
-from dovetail.parties.fleet import Fleet, set_up
+from dovetail.parties.deployment import set_up
+from dovetail.parties.fleet import Fleet
 
 MEASURES = ("accuracy", "distance")
 ROUNDS = {"privunit": 10, "ss_topk": 10, "split_and_mix": 3}

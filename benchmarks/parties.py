@@ -33,8 +33,9 @@ from dovetail.parties.analyzer.learning import Learning
 from dovetail.parties.analyzer.rounds import Analyzer
 from dovetail.parties.common import sealing
 from dovetail.parties.common.keys import KeyPair, KeyRing
-from dovetail.parties.common.wire import PART, Packed, signed_headers
-from dovetail.parties.fleet import Deployment, Fleet, lay_out
+from dovetail.parties.common.wire import BATCH_ID, PART, REPORT_ID, Packed, Upload, signed_headers, upload_path
+from dovetail.parties.deployment import Deployment, lay_out
+from dovetail.parties.fleet import Fleet
 
 PARTS, RAW, DUMMIES = 24, 8192, 16_384
 CLIENTS, FEWER, DIM, CONNECTIONS = 10_000, 1_000, 650, 32
@@ -67,7 +68,7 @@ def opening(kind: str, folder: Path, cores: int) -> dict[str, float]:
     slots = np.array([sent.slot[i % len(sent.slot)] for i in range(count)])
     pool = sealing.Workers(cores)
     sealed = pool.seal_all(bodies, public, purpose)
-    part = Packed(slots, b"".join(sealed)).encode()
+    parts = [Packed(slots, b"".join(pool.seal_all(bodies, public, purpose))).encode() for _ in range(2 + PARTS)]
     key = keys.find(task.analyzer.key_id).opening()
     begun = time.perf_counter()
     for one in sealed:
@@ -79,12 +80,19 @@ def opening(kind: str, folder: Path, cores: int) -> dict[str, float]:
         learning=learning,
         workers=cores,
     )  # fmt: skip
+    batch = secrets.token_bytes(BATCH_ID)
+
+    def take(number: int) -> None:
+        analyzer.take(0, 1, batch, number, parts[number])
+
     for number in range(2):  # processes start, programs are compiled
-        analyzer.take(0, 1, number, part)
+        take(number)
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         begun = time.perf_counter()
-        list(threads.map(lambda number: analyzer.take(0, 1, number, part), range(2, 2 + PARTS)))
+        list(threads.map(take, range(2, 2 + PARTS)))
         rate = PARTS * count / (time.perf_counter() - begun)
+    if any(analyzer.privacy()["refused_messages"].values()):
+        raise RuntimeError(f"expected messages that count, got {analyzer.privacy()['refused_messages']}")
     analyzer.shut()
     pool.shut()
     return {"raw_per_core": raw, "opened_and_tallied": rate, "ratio": rate / (raw * cores)}
@@ -120,13 +128,13 @@ def whole_round(folder: Path, clients: int, cores: int) -> dict[str, float]:
         [seeds[i % 64] for i in range(clients)], deployment.task.analyzer.sealing(), deployment.task.purpose(1)
     )
     pool.shut()
-    path = f"/v1/tasks/{deployment.task.task_id.hex()}/rounds/1/uploads/0"
-    bodies = [secrets.token_bytes(16) + bytes(4) + one for one in sealed]
+    path = upload_path(deployment.task.task_id, 1, 0)
+    bodies = [sealed_upload(deployment, pair, bytes(4) + one) for pair, one in zip(pairs, sealed, strict=True)]
     headers = [signed_headers(pair, "POST", path, body) for pair, body in zip(pairs, bodies, strict=True)]
     with Fleet(deployment, workers=cores) as fleet:
         fleet.start_analyzer()
-        fleet.start_shuffler(0)
-        wait_for(fleet, lambda: fleet.shuffler().status().round == 1)
+        fleet.start_service(0)
+        wait_for(fleet, lambda: fleet.service().status().round == 1)
         begun = time.perf_counter()
         asyncio.run(upload(deployment, path, bodies, headers))
         uploaded = time.perf_counter()
@@ -147,10 +155,17 @@ def whole_round(folder: Path, clients: int, cores: int) -> dict[str, float]:
     }
 
 
+def sealed_upload(deployment: Deployment, pair: KeyPair, content: bytes) -> bytes:
+    """What a user posts: its messages, sealed to the shuffler."""
+    report = secrets.token_bytes(REPORT_ID)
+    purpose = deployment.task.upload_purpose(1, 0, sender=pair.public.key_id, report=report)
+    return Upload(report, sealing.seal(content, deployment.task.shufflers[0].seal.sealing(), purpose)).encode()
+
+
 async def upload(deployment: Deployment, path: str, bodies: list[bytes], headers: list[dict[str, str]]) -> None:
     """Over a few connections that stay open; by hand, for an HTTP library would cost more than the service."""
     context = ssl.create_default_context(cafile=str(deployment.authority))
-    host, port = "127.0.0.1", deployment.shuffler_ports[0]
+    host, port = "127.0.0.1", deployment.service_ports[0]
     todo = iter(zip(bodies, headers, strict=True))
 
     async def send() -> None:

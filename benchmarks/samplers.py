@@ -2,7 +2,8 @@
 
 Simulated normal noise is held against `jax.random.normal`, compiled, at three shapes; deployed samplers, from the
 operating system's randomness, and `tasks.subjects.cap` against a yardstick: one `numpy.sort` of a million floats.
-Tables are made anew in every turn. Works take turns with what they are held against; each one's fastest turn counts.
+Tables are made anew in every turn, unless a row says otherwise. Works take turns with what they are held against; each
+one's fastest turn counts.
 """
 
 import argparse
@@ -18,8 +19,17 @@ from rich.table import Table
 
 from dovetail.data import partition
 from dovetail.data.subjects import cap
-from dovetail.mechanisms import ExactRandomizedResponse, ExactSampler, ExactSkellam, exact_skellam
+from dovetail.mechanisms import (
+    ExactRandomizedResponse,
+    ExactSampler,
+    ExactSkellam,
+    GridLaplace,
+    ReportGrid,
+    exact_skellam,
+    grid_laplace,
+)
 from dovetail.mechanisms._normal import normal
+from dovetail.mechanisms.skellam import Encoding
 
 TURNS = 7
 FLOATS = np.random.default_rng(0).random(1_000_000)
@@ -35,9 +45,37 @@ def responses() -> None:
     ExactRandomizedResponse(1.0)(np.full(100_000, 0.5), sampler=ExactSampler())
 
 
-def skellam() -> None:
-    exact_skellam._poisson.cache_clear()
-    ExactSkellam(1e7)(10_000, sampler=ExactSampler())
+def skellam(variance: float) -> Callable[[], None]:
+    def work() -> None:
+        exact_skellam._law.cache_clear()
+        ExactSkellam(variance)(10_000, sampler=ExactSampler())
+
+    return work
+
+
+def encoded(dim: int, times: int = 1) -> Callable[[], None]:
+    """What a client of a noisy sum draws for one update, its table at hand."""
+    encoding, noise, x = Encoding(clip_norm=1.0, scale=2e4, dim=dim), ExactSkellam(1e4), np.full(dim, 1.0, np.float32)
+    noise(1, sampler=ExactSampler())
+
+    def work() -> None:
+        for _ in range(times):
+            _ = exact_skellam.encode(encoding, x, sampler=ExactSampler()) + noise(dim, sampler=ExactSampler())
+
+    return work
+
+
+def on_a_grid(reach: int) -> Callable[[], None]:
+    """Ten clients' reports on 7850 coordinates at budgets of their own, each with a table of its own."""
+    grid = ReportGrid(clip_value=0.1, steps=64 if reach == 64 else 4, reach=reach)
+
+    def work() -> None:
+        grid_laplace._table.cache_clear()
+        for client in range(10):
+            edges = grid.edges(np.full(7850, 0.01), sampler=ExactSampler())
+            GridLaplace(0.05 + 0.1 * client, grid, reach == 64)(edges, sampler=ExactSampler())
+
+    return work
 
 
 def capped() -> None:
@@ -72,7 +110,12 @@ def works() -> dict[str, tuple[Callable[[], None], Callable[[], None], float]]:
         "normal noise, 51,850, one key": (*against_jax((51_850,)), 1.3),
         "normal noise, 7850, 1000 keys": (*against_jax((7850,), 1000), 1.3),
         "100,000 exact randomized responses": (responses, yardstick, 1.0),
-        "exact Skellam noise of variance 1e7: table and 10,000 draws": (skellam, yardstick, 5.0),
+        "exact Skellam noise of variance 1e7: table and 10,000 draws": (skellam(1e7), yardstick, 10.0),
+        "exact Skellam noise of variance 2^29: table and 10,000 draws": (skellam(2.0**29), yardstick, 25.0),
+        "encoding and exact noise, 10 times 6010, table at hand": (encoded(6010, 10), yardstick, 1.0),
+        "encoding and exact noise, 1,000,000, table at hand": (encoded(1_000_000), yardstick, 15.0),
+        "10 clients' exact Clip-Laplace reports, 7850 each, tables included": (on_a_grid(64), yardstick, 5.0),
+        "10 clients' exact Laplace reports, 7850 each, tables included": (on_a_grid(4425), yardstick, 10.0),
         "cap on the records of 539 subjects, 60,000 records": (capped, yardstick, 1.0),
     }
 

@@ -116,6 +116,7 @@ _SOURCES: dict[str, tuple[str, ...]] = {
     "dovetail.ss-topk": ("Dovetail", "FLAME"),
     "dovetail.ss-double": ("Dovetail", "FLAME"),
     "dovetail.split-and-mix": ("Dovetail", "AKL21", "BBGN20"),
+    "dovetail.secagg": ("Dovetail", "AKL21"),
     "dovetail.poisson-replacement": ("Dovetail", "DGKMPS22"),
     "dovetail.fixed-size": ("Dovetail", "ZDW22", "BBG18"),
     "dovetail.blanket-composition": ("Dovetail", "BBGN19", "FMT23"),

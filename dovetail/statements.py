@@ -49,6 +49,7 @@ class Trust(enum.Enum):
     CURATOR = "curator"
     LOCAL = "local"
     SHUFFLE = "shuffle"
+    SHARES = "shares"
 
 
 class Neighbors(enum.Enum):
@@ -84,12 +85,17 @@ class Verdict(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bound:
-    """An upper bound (eps, delta) and its proof; with `sample_known` it holds even if it is known who was sampled."""
+    """An upper bound (eps, delta) and its proof; with `sample_known` it holds even if it is known who was sampled.
+
+    `lower` is a lower end of the eps that was computed, where there is one: the same quantity, rounded down. It says
+    how exact the computation is, and where the theorem is an equivalence also that no smaller eps holds.
+    """
 
     eps: float
     delta: float
     proof: Proof
     sample_known: bool = False
+    lower: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,6 +135,7 @@ class Scope:
             verdict=verdict,
             span=span,
             premises=premises,
+            lower=bound.lower,
             per_user=per_user,
             population=self.population,
         )
@@ -156,9 +163,12 @@ class Statement:
     premises: tuple[Statement, ...] = ()
     per_user: tuple[float, ...] | None = None
     population: int | None = None
+    lower: float | None = dataclasses.field(default=None, compare=False)  # of the number, as of a `Bound`
 
     def __post_init__(self) -> None:
         check_guarantee(eps=self.eps, delta=self.delta)
+        if self.lower is not None and not 0 <= self.lower <= self.eps:
+            raise ValueError(f"expected a lower end in [0, {self.eps}], got lower={self.lower}")
 
     @property
     def unbounded(self) -> bool:

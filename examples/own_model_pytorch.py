@@ -22,8 +22,9 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dovetail.data import resolve
 from dovetail.parties.common.keys import KeyPair
-from dovetail.parties.common.links import ShufflerLink
-from dovetail.parties.fleet import Fleet, lay_out, lenient_policy
+from dovetail.parties.common.links import IntermediaryLink
+from dovetail.parties.deployment import lay_out, lenient_policy
+from dovetail.parties.fleet import Fleet
 from dovetail.parties.user.client import Client, Train, take_part
 from dovetail.statements import Statement
 
@@ -94,13 +95,13 @@ def run(folder: Path) -> tuple[np.ndarray, dict[str, Any]]:
 
     def user(index: int) -> None:
         mine = slice(index, None, USERS)
-        link = ShufflerLink(deployment.shuffler_urls[0], ca=deployment.authority, key=keys[index])
+        link = IntermediaryLink(deployment.service_urls[0], ca=deployment.authority)
         client = Client(folder / f"user-{index}", policy=policy, key=keys[index])
         take_part(client, [link], trainer(data.inputs[mine], data.labels[mine]))
 
     with Fleet(deployment) as fleet:
         fleet.start_analyzer()
-        fleet.start_shuffler(0)
+        fleet.start_service(0)
         users = [threading.Thread(target=user, args=(index,)) for index in range(USERS)]
         for thread in users:
             thread.start()

@@ -1,6 +1,7 @@
 """Two host devices for every test, so that sharding is always exercised; a cache that no test shares with the user."""
 
 import atexit
+import gc
 import os
 import shutil
 import sys
@@ -17,6 +18,7 @@ os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
         "--xla_backend_optimization_level=0",
+        "--xla_cpu_parallel_codegen_split_count=1",  # parts of a program are compiled apart: more work in all
         *(["--xla_cpu_use_fusion_emitters=false"] if jaxlib.version.__version_info__ < (0, 11) else []),
     ]
 ).strip()
@@ -43,6 +45,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if room not in known:
             raise pytest.UsageError(f"expected a marker for the folder tests/{room} in pyproject.toml, got none")
         item.add_marker(room)
+
+
+def pytest_collection_finish():
+    """What is there before the first test stays: the collector of garbage need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -18,11 +18,11 @@ import re
 import tomllib
 from typing import Any
 
-from dovetail.compare import sealed_size
+from dovetail.compare import packed_size, sealed_size
 from dovetail.experiment.config import Config, parse
 from dovetail.guarantee import quotes
 from dovetail.numbers import at_most
-from dovetail.protocols import PROTOCOLS
+from dovetail.protocols import PROTOCOLS, Cohort, Protocol
 from dovetail.statements import NotApplicable, Statement
 
 __all__ = ["DELTA", "USERS", "config_of", "markdown", "plan_of", "setup"]
@@ -116,14 +116,16 @@ def _reasons(quote: quotes.Quote) -> list[str]:
 
 
 def _cost(name: str, plan: quotes.Terms) -> list[tuple[str, str]]:
-    protocol, _ = quotes.settled(name, plan)
-    layout = protocol.layout(plan.dim)
+    protocol, cohort = quotes.settled(name, plan)
+    layout, shared = protocol.layout(plan.dim), _shared(protocol, cohort, plan.dim)
     facts = [("shufflers", str(layout.shufflers or "none"))]
     if layout.padding is not None:
         facts.append(("messages in every slot after padding", f"{layout.padding.pad_to:,}"))
     try:
         messages = protocol.messages(plan.dim)
     except NotApplicable as refusal:
+        if shared:
+            return [*facts, ("shared between aggregators", shared), ("deployed by Dovetail's parties", "yes")]
         entries = layout.reports_per_client
         facts.append(("numbers", f"at most {entries:,} (4 bytes each in float32: {_bytes(4 * entries)})"))
         facts.append(
@@ -133,8 +135,19 @@ def _cost(name: str, plan: quotes.Terms) -> list[tuple[str, str]]:
     count, size = messages.per_client, messages.size
     facts.append(("messages", f"{count:,} of {size} byte{'s' * (size > 1)} ({_bytes(count * size)})"))
     facts.append(("uploaded, each sealed separately and labelled with its slot", _bytes(count * sealed_size(size))))
+    if shared:
+        facts.append(("instead, shared between aggregators", shared))
     facts.append(("deployed by Dovetail's parties", "yes"))
     return facts
+
+
+def _shared(protocol: Protocol, cohort: Cohort, dim: int) -> str | None:
+    """What a client shares where aggregators take the shuffler's place; None where they cannot."""
+    try:
+        found = protocol.contribution(cohort, dim)
+    except (NotApplicable, ValueError):
+        return None
+    return f"{found.length:,} numbers of {found.bits} bits ({_bytes(packed_size(found))}), and a seed of 32 bytes"
 
 
 def _bytes(count: int) -> str:

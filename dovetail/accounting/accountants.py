@@ -76,7 +76,12 @@ def exact_gaussian(paid: Sequence[Exposure]) -> Curve:
     )
     curve = _for_their_distance(paid, curve)
     if not curve.spent(0.0) and not spent(paid, eps=0.0):
-        return dataclasses.replace(curve, best=frozenset({"eps", "delta"}))
+        least = mu * (1 - 4e-15 * (len(paid) + 4))
+        return dataclasses.replace(
+            curve,
+            best=frozenset({"eps", "delta"}),
+            lower=lambda delta: gaussian.lower_eps_of(least, delta=_proper(delta)),
+        )
     return _after_spending(paid, curve)
 
 

@@ -91,7 +91,7 @@ def best_bound(paid: Sequence[Exposure], *, delta: float | None = None, eps: flo
     if plain is not None:
         more, others = _asked(plain, delta, eps)
         known = all(exposure.release.neighbors is Neighbors.REPLACE_ONE for exposure in paid)  # a name tells who joined
-        bounds += [dataclasses.replace(found, sample_known=known) for found in more]
+        bounds += [dataclasses.replace(found, sample_known=known, lower=None) for found in more]
         reasons += others
     if not bounds:
         raise NotApplicable("; ".join(dict.fromkeys(reasons)))
@@ -105,7 +105,8 @@ def _asked(paid: tuple[Exposure, ...], delta: float | None, eps: float | None) -
         try:
             curve = _curve(accountant, paid)
             if eps is None:
-                found = Bound(eps=curve.eps(_given(delta)), delta=_given(delta), proof=curve.proof)
+                lower = None if curve.lower is None else curve.lower(_given(delta))
+                found = Bound(eps=curve.eps(_given(delta)), delta=_given(delta), proof=curve.proof, lower=lower)
             else:
                 found = Bound(eps=eps, delta=curve.delta(eps), proof=curve.proof)
             bounds.append(_passed(found, curve))

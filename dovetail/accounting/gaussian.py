@@ -17,7 +17,7 @@ from dovetail.accounting import numerics
 from dovetail.accounting.search import smallest_point
 from dovetail.statements import Theorem
 
-__all__ = ["ANALYTIC", "delta_of", "eps_of"]
+__all__ = ["ANALYTIC", "delta_of", "eps_of", "lower_eps_of"]
 
 ANALYTIC = Theorem(
     key="BW18.thm8",
@@ -52,6 +52,36 @@ def delta_of(mu: float, *, eps: float) -> float:
     exact = first * -math.expm1(min(0.0, log_second - log_first))
     rounding = 8 * _ULP * first * (1 + abs(log_first) + abs(log_second) + eps)
     return min(at_most, numerics.probability(math.nextafter(exact * (1 + _RELATIVE_SLACK) + rounding, math.inf)))
+
+
+def lower_eps_of(mu: float, *, delta: float) -> float:
+    """An eps at which delta is still above this one, rounded down; infinite for a noiseless release.
+
+    Guarantees:
+        Never above the exact value, and within 1e-9 of it where that is above 1e-6 and delta above 1e-15.
+    """
+    _validate.in_open_interval(0, 1, delta=delta)
+    high = eps_of(mu, delta=delta)
+    if high in (0.0, math.inf):
+        return high
+    down = 1e-12
+    while down < 1:  # a delta that is this much above is so whatever was rounded up in it
+        eps = high * (1 - down)
+        if delta_of(mu, eps=eps) > delta + _rounded(mu, eps):
+            return eps
+        down *= 4
+    return 0.0
+
+
+def _rounded(mu: float, eps: float) -> float:
+    """More than `delta_of` has added to the exact value."""
+    found = delta_of(mu, eps=eps)
+    log_first = float(log_ndtr(mu / 2 - eps / mu))
+    log_second = eps + float(log_ndtr(-mu / 2 - eps / mu))
+    if not log_first > -600:
+        return found
+    each = math.exp(log_first) * (1 + abs(log_first) + abs(log_second) + eps)
+    return 4 * (_RELATIVE_SLACK * found + 8 * _ULP * each) + _LEAST
 
 
 def eps_of(mu: float, *, delta: float) -> float:

@@ -38,11 +38,12 @@ def for_group(one: Bound, *, size: int) -> Bound:
         return one
     eps = size * one.eps * _OUTWARD
     if one.delta == 0 or math.isinf(eps):
-        return dataclasses.replace(one, eps=eps, proof=one.proof.after(GROUP))
+        return dataclasses.replace(one, eps=eps, lower=None, proof=one.proof.after(GROUP))
     log_delta = math.log(one.delta) + _log_factor(one.eps, size)
     delta = numerics.probability(math.exp(min(0.0, log_delta)) * _OUTWARD)
     paid = tuple(Spent(part.delta * (delta / one.delta), part.on) for part in one.proof.spent)
-    return dataclasses.replace(one, eps=eps, delta=delta, proof=dataclasses.replace(one.proof.after(GROUP), spent=paid))
+    proof = dataclasses.replace(one.proof.after(GROUP), spent=paid)
+    return dataclasses.replace(one, eps=eps, delta=delta, lower=None, proof=proof)
 
 
 def for_one(group: Bound, *, size: int) -> Bound:

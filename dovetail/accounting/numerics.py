@@ -11,10 +11,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from scipy.fft import irfft, rfft
+from scipy.special import _ufuncs  # what scipy.stats.binom calls, whose import takes half a second
 
 __all__ = [
     "ULP",
+    "binomial_cdf",
     "binomial_outward",
+    "binomial_pmf",
+    "binomial_sf",
     "decaying_norm",
     "eps_bound",
     "exp",
@@ -22,10 +27,12 @@ __all__ = [
     "power",
     "probability",
     "smallest",
+    "summed",
     "transform_error",
 ]
 
 ULP = 2.0**-52
+_NEGLIGIBLE = -100.0  # log of Fourier coefficients that are charged, not summed
 _PER_STAGE = 6  # roundings that a halving of a transform costs at the most, twiddle factors included
 
 
@@ -70,6 +77,30 @@ def binomial_outward(trials: Any) -> Any:
     return 1 + 1e-14 * np.sqrt(trials + 16.0)
 
 
+def binomial_pmf(counts: Any, trials: Any, prob: float) -> np.ndarray:
+    """P(C = count) for C ~ Bin(trials, prob), right to `binomial_outward`; 0 for counts that are not possible."""
+    return _possible(_ufuncs._binom_pmf, counts, trials, prob, below=0.0, beyond=0.0)
+
+
+def binomial_cdf(counts: Any, trials: Any, prob: float) -> np.ndarray:
+    """P(C <= count), right to `binomial_outward`."""
+    return _possible(_ufuncs._binom_cdf, counts, trials, prob, below=0.0, beyond=1.0)
+
+
+def binomial_sf(counts: Any, trials: Any, prob: float) -> np.ndarray:
+    """P(C > count), right to `binomial_outward`."""
+    return _possible(_ufuncs._binom_sf, counts, trials, prob, below=1.0, beyond=0.0)
+
+
+def _possible(law: Any, counts: Any, trials: Any, prob: float, *, below: float, beyond: float) -> np.ndarray:
+    counts, trials = np.floor(np.asarray(counts, dtype=float)), np.asarray(trials, dtype=float)
+    if not 0 <= prob <= 1 or (trials < 0).any():
+        raise ValueError(f"expected a probability and trials >= 0, got prob={prob} and trials={trials}")
+    with np.errstate(all="ignore"):
+        found = law(np.clip(counts, 0.0, trials), trials, prob)
+    return np.where(counts < 0, below, np.where(counts > trials, beyond, found))
+
+
 def transform_error(length: int) -> float:
     """How far a computed Fourier coefficient of a vector of so many numbers may be off, relative to their sum.
 
@@ -88,6 +119,35 @@ def power(values: np.ndarray, times: int) -> np.ndarray:
         if not times:
             return values if result is None else result
         values = values * values
+
+
+def summed(laws: Iterable[tuple[np.ndarray, int]], size: int) -> tuple[np.ndarray, float]:
+    """The law of a sum of so many draws from each law, on a circle of `size` points, and its error.
+
+    Each law is on the indices from 0 on; what lies beyond the circle is wrapped around. The error is in the Euclidean
+    norm: with coefficients right to e, and m a computed one's modulus plus e, a product of powers is right to the
+    product of all m^times times the sum of times e / m: one factor after the other changes, and none exceeds its m.
+    Products that are too small to matter are charged and not summed. Laws may be tilted before.
+    """
+    off = transform_error(size)
+    alive = np.arange(size // 2 + 1)
+    product, log_m, errors = np.ones(len(alive), dtype=complex), np.zeros(len(alive)), np.zeros(len(alive))
+    for law, times in laws:
+        wraps = -(-len(law) // size)
+        around = law if wraps == 1 else np.pad(law, (0, wraps * size - len(law))).reshape(wraps, size).sum(axis=0)
+        spectrum = rfft(around, size)[alive]
+        modulus = np.abs(spectrum) + off * (1 + 1e-9)
+        log_m += times * np.log(modulus)
+        keep = log_m > _NEGLIGIBLE
+        errors = errors[keep] + times * (off / modulus[keep] + 4 * ULP)
+        product = product[keep] * power(spectrum[keep], times)
+        alive, log_m = alive[keep], log_m[keep]
+    whole = np.zeros(size // 2 + 1, dtype=complex)
+    whole[alive] = product
+    spread = math.sqrt(2 / size)
+    error = spread * float(np.linalg.norm(np.exp(log_m) * errors))
+    error += spread * off * float(np.linalg.norm(product)) + math.sqrt(2) * math.exp(_NEGLIGIBLE)
+    return np.maximum(irfft(whole, size), 0.0), error * (1 + 1e-9)
 
 
 def lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -25,7 +25,9 @@ __all__ = [
     "smallest_point",
 ]
 
-_LOWEST, _HIGHEST = 2.0**-20, 2.0**40
+_LOWEST, _HIGHEST = -20 * math.log(2), 40 * math.log(2)  # logarithms of noise that are tried
+_USUAL, _FLATTEST = -1.3, -0.3  # slopes of log eps along log noise
+_AT_LEAST, _PATIENCE = 0.05, 3  # a step beyond a root to be sure, and guesses that need not halve it
 _LEAST_DELTA = 1e-30  # where the search for a delta begins
 _TINY = 1e-290  # stands for a delta that may underflow
 
@@ -38,35 +40,56 @@ def smallest_noise(eps_of: Callable[[float], float], *, eps: float, tolerance: f
 
     Guarantees:
         eps_of(result) <= eps, always: the returned point itself was evaluated.
-        eps_of(result / (1 + 10 * tolerance)) > eps, unless the result is the smallest noise tried (2^-20).
+        eps_of(result / (1 + 2 * tolerance)) > eps, unless the result is the smallest noise tried (2^-20).
     """
     _validate.positive(eps=eps)
 
-    @functools.cache
-    def ask(noise: float) -> float:
-        return numerics.eps_bound(eps_of(noise))
+    def height(log_noise: float) -> float:
+        asked = numerics.eps_bound(eps_of(math.exp(log_noise)))
+        if asked <= eps:
+            return min(0.0, math.log(max(asked, 1e-300) / eps))
+        return max(math.log(asked) - math.log(eps), 1e-300)
 
-    noise = 1.0
-    if ask(noise) > eps:
-        while ask(noise) > eps:
-            noise *= 2
-            if noise > _HIGHEST:
-                raise ValueError(f"expected a target that noise up to 2^40 can meet, got eps={eps}")
-        bracket = (noise / 2, noise)
-    else:
-        while ask(noise) <= eps:
-            noise /= 2
-            if noise < _LOWEST:
-                return noise * 2
-        bracket = (noise, noise * 2)
+    found = _crossing(height, tolerance)
+    if found is None:
+        raise ValueError(f"expected a target that noise up to 2^40 can meet, got eps={eps}")
+    return math.exp(found)
 
-    def gap(log_noise: float) -> float:
-        return math.log(min(max(ask(math.exp(log_noise)), 1e-300), 1e300) / eps)
 
-    noise = math.exp(brentq(gap, math.log(bracket[0]), math.log(bracket[1]), xtol=tolerance / 2))
-    while ask(noise) > eps:
-        noise *= 1 + tolerance
-    return noise
+def _crossing(height: Callable[[float], float], tolerance: float) -> float | None:
+    """A point where a falling height is at most 0, with one above 0 at most a tolerance before; None without one.
+
+    By secants, for the logarithm of eps is about linear in that of noise. Each guess is on the side of the secant's
+    root that is still open, so that two good guesses end the search; where they do not help, the interval is halved.
+    """
+    low, high, x = -math.inf, math.inf, 0.0
+    seen: list[tuple[float, float]] = []
+    width, idle, step = math.inf, 0, 0.0
+    while True:
+        y = height(x)
+        low, high = (x, high) if y > 0 else (low, x)
+        if y > 0 and x >= _HIGHEST:
+            return None
+        if (y <= 0 and x <= _LOWEST) or high - low <= tolerance:
+            return high
+        seen = [*seen[-1:], (x, y)] if math.isfinite(y) else seen
+        root = _root(seen, x)
+        if high - low == math.inf:
+            step = abs(root - x) + _AT_LEAST if math.isfinite(y) else max(2 * step, math.log(2))
+            x = min(max(x + math.copysign(step, y), _LOWEST), _HIGHEST)
+            continue
+        width, idle = (high - low, 0) if high - low <= width / 2 else (width, idle + 1)
+        x = root + tolerance / 4 if high - root > tolerance / 2 else root - tolerance / 2
+        if not low < x < high or idle >= _PATIENCE or not seen:
+            x, idle = (low + high) / 2, 0
+
+
+def _root(seen: list[tuple[float, float]], x: float) -> float:
+    """Where the line through the last two points is 0; of one point, with a usual slope."""
+    slope = _USUAL
+    if len(seen) == 2 and seen[1][0] != seen[0][0]:
+        slope = (seen[1][1] - seen[0][1]) / (seen[1][0] - seen[0][0])
+    return seen[-1][0] - seen[-1][1] / min(slope, _FLATTEST) if seen else x
 
 
 def smallest_integer(eps_of: Callable[[int], float], *, eps: float, low: int, high: int) -> int:

@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy.stats import binom
 
 from dovetail import _validate
 from dovetail.accounting import numerics
@@ -118,7 +117,7 @@ def optimal(bounds: Sequence[Bound], *, delta: float) -> Bound:
     count = len(bounds)
     heads = np.arange(count + 1)
     loss = (2 * heads - count) * first.eps
-    probs = binom.pmf(heads, count, 1 / (1 + math.exp(-first.eps)))
+    probs = numerics.binomial_pmf(heads, count, 1 / (1 + math.exp(-first.eps)))
     outward = (1 + 1e-9) * numerics.binomial_outward(count)
 
     def fits(eps: float) -> bool:

@@ -15,10 +15,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-from scipy.fft import irfft, next_fast_len, rfft
+from scipy.fft import next_fast_len
 from scipy.signal import lfilter
 
 from dovetail.accounting import numerics
@@ -31,7 +31,6 @@ _MOST_POINTS = 2**25  # of one transform
 _LEVEL = math.log(100.0)  # deltas within such a factor share a tilt
 _ABOVE = math.log(1e-12)  # what may lie above the window, relative to delta
 _AROUND = math.log(1e-13)  # about what may be wrapped around from either side, after the tilt
-_NEGLIGIBLE = -100.0  # log of Fourier coefficients that are charged, not summed
 _SLOPES, _STEEPEST = 96, 40.0
 _TINY = 1e-300  # stands for what underflows
 _FEW_VIEWS, _FEW_PARTS = 3, 16
@@ -244,37 +243,20 @@ class Total:
         return first, min(self._highest, math.ceil(high)) if math.isfinite(high) else self._highest
 
     def _transformed(self, slope: float, first: int, size: int) -> tuple[np.ndarray, float, float]:
-        """The tilted law on a circle from `first` on, its error in the Euclidean norm, and the log of its scale at it.
-
-        With coefficients right to e, and m a computed one's modulus plus e, a product of powers is right to the product
-        of all m^times times the sum of times e / m: one factor after the other changes, and none exceeds its m.
-        """
-        off = numerics.transform_error(size)
-        alive = np.arange(size // 2 + 1)
-        product, log_m, errors = np.ones(len(alive), dtype=complex), np.zeros(len(alive)), np.zeros(len(alive))
+        """The tilted law on a circle from `first` on, its error in the Euclidean norm, and the log of its scale."""
         terms, slack = [], []
-        for part in self._parts:
-            log_sum, law = part.tilted(slope)
-            wraps = -(-len(law) // size)
-            terms.append(part.times * log_sum)
-            slack.append(part.times * ULP * (wraps + 4 + 4 * abs(log_sum)))
-            around = law if wraps == 1 else np.pad(law, (0, wraps * size - len(law))).reshape(wraps, size).sum(axis=0)
-            spectrum = rfft(around, size)[alive]
-            modulus = np.abs(spectrum) + off * (1 + 1e-9)
-            log_m += part.times * np.log(modulus)
-            errors += part.times * (off / modulus + 4 * ULP)
-            keep = log_m > _NEGLIGIBLE
-            product = product[keep] * numerics.power(spectrum[keep], part.times)
-            alive, log_m, errors = alive[keep], log_m[keep], errors[keep]
-        whole = np.zeros(size // 2 + 1, dtype=complex)
-        whole[alive] = product
-        spread = math.sqrt(2 / size)
-        error = spread * float(np.linalg.norm(np.exp(log_m) * errors))
-        error += spread * off * float(np.linalg.norm(product)) + math.sqrt(2) * math.exp(_NEGLIGIBLE)
-        law = np.roll(irfft(whole, size), (self._lowest - first) % size)
+
+        def tilted() -> Iterator[tuple[np.ndarray, int]]:
+            for part in self._parts:
+                log_sum, law = part.tilted(slope)
+                terms.append(part.times * log_sum)
+                slack.append(part.times * ULP * (-(-len(law) // size) + 4 + 4 * abs(log_sum)))
+                yield law, part.times
+
+        summed, error = numerics.summed(tilted(), size)
         gap = slope * (self._highest - first)
         log_scale = math.fsum(terms) + gap + math.fsum(slack) + 4 * ULP * gap
-        return np.maximum(law, 0.0), error * (1 + 1e-9), log_scale
+        return np.roll(summed, (self._lowest - first) % size), error, log_scale
 
     def _window(
         self, law: np.ndarray, first: int, *, slope: float, error: float, log_scale: float, above: float

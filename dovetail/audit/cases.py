@@ -102,7 +102,7 @@ def _sum(protocol: str, label: str, **chosen: Any) -> Case:
 
 def _small(protocol: str, *, num_users: int = 10, dim: int = 2, **more: Any) -> Case:
     chosen = {key: value for key, value in more.items() if key not in ("view", "colluders", "neighbors", "quick")}
-    variant = [str(chosen[key]) for key in ("method", "clip", "randomizer") if key in chosen]
+    variant = [str(chosen[key]) for key in ("method", "clip", "randomizer", "noise") if key in chosen]
     crowd = [f"{more['colluders']} of {num_users} collude"] if "colluders" in more else []
     relation = [more["neighbors"].value] if "neighbors" in more else []
     return Case(
@@ -132,6 +132,8 @@ _PAPERS = (
     _flame("ss_topk", "as printed: a surplus is kept", published=True, linkage="coordinate", pad_to=333, decoys=0),
     _flame("privunit", "FLAME's size"),
     _flame("split_and_mix", "FLAME's size"),
+    _flame("secagg", "FLAME's size"),
+    _flame("secagg", "FLAME's size, aggregators' noise", noise="aggregators"),
     _flame("dp_fl", "FLAME's size"),
     _flame("dp_fl", "Geyer's median", clip="median"),
     _flame("ldp_fl", "FLAME's size"),
@@ -162,6 +164,9 @@ _CODE = (
     _small("privunit", dim=4),
     _small("split_and_mix", num_users=60, dim=1, noise_multiplier=1.0),
     _small("split_and_mix", num_users=60, dim=1, noise_multiplier=1.0, neighbors=Neighbors.ADD_REMOVE, quick=False),
+    _small("secagg", num_users=60, dim=1, noise_multiplier=1.0),
+    _small("secagg", num_users=60, dim=1, noise_multiplier=1.0, neighbors=Neighbors.ADD_REMOVE, quick=False),
+    _small("secagg", num_users=5, dim=1, noise_multiplier=1.0, noise="aggregators", quick=False),
     _small("apes", budgets=[0.5, 1.0]),
     _small("s_apes", dim=4, budgets=[0.5, 1.0], keep=0.5),
     _small("unis", budgets=[0.5, 1.0]),

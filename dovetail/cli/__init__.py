@@ -14,7 +14,7 @@ import typer
 from rich.logging import RichHandler
 
 from dovetail import __version__
-from dovetail.cli import accounts, audits, parties, studies, training, tuning, users
+from dovetail.cli import accounts, audits, fleets, parties, studies, tasks, training, tuning, users
 from dovetail.cli._shared import Command, Group, err_console, flag, out_console
 
 __all__ = ["app", "main"]
@@ -36,16 +36,17 @@ for _command in (
     studies.reproduce,
     training.data,
     training.bench,
-    parties.keys,
+    tasks.keys,
     parties.analyzer,
     parties.shuffler,
+    parties.aggregator,
 ):
     app.command()(_command)
 app.add_typer(accounts.account, name="account")
-app.add_typer(parties.task, name="task")
+app.add_typer(tasks.task, name="task")
 app.add_typer(users.client, name="client")
-app.add_typer(users.fleet, name="fleet")
-for _group in (app, accounts.account, parties.task, users.client, users.fleet):
+app.add_typer(fleets.fleet, name="fleet")
+for _group in (app, accounts.account, tasks.task, users.client, fleets.fleet):
     _group.info.cls = Group
     for _registered in _group.registered_commands:
         _registered.cls = Command

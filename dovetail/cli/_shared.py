@@ -21,7 +21,9 @@ __all__ = [
     "Delta",
     "Dim",
     "Group",
+    "HeldOut",
     "JsonFlag",
+    "Measures",
     "Overrides",
     "Population",
     "Relation",
@@ -86,6 +88,13 @@ Settings = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", help="Override a config key, such as privacy.eps=2; may be repeated.", metavar="KEY=VALUE"),
+]
+Measures = Annotated[
+    list[str] | None,
+    typer.Option(help="Add up a statistic beside updates: evaluation, labels or within_clip; may be repeated."),
+]
+HeldOut = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="Share of users that evaluate the model instead of training it.")
 ]
 Authority = Annotated[Path | None, typer.Option("--ca", help="Certificate of the authority to trust (PEM).")]
 

@@ -107,7 +107,7 @@ def account_protocol(
     with err_console.status("accounting"):
         quote = quotes.quote(name, _plan(n, dim, delta, rounds, population, colluders, neighbors, set_))
     if as_json:
-        print_json(quote.to_json())
+        print_json(_quote_json(quote))
         return
     _print_quote(quote)
 
@@ -137,7 +137,7 @@ def calibrate(
     with err_console.status("calibrating"):
         chosen, value, quote = quotes.calibrate(name, plan, eps=eps, parameter=parameter)
     if as_json:
-        print_json({**quote.to_json(), "parameter": chosen, "value": value})
+        print_json({**_quote_json(quote), "parameter": chosen, "value": value})
         return
     safe = (
         at_most if chosen in ("noise_multiplier", "pad_to") else at_least
@@ -175,7 +175,20 @@ def _plan(
 
 def _print_quote(quote: Any) -> None:
     for title in ("certified", "claimed", "local", "shuffler"):
-        print_statement(title, getattr(quote, title))
+        statement = getattr(quote, title)
+        print_statement(title, statement)
+        if statement is not None and statement.lower is not None:
+            out_console.print(f"  the same quantity is at least {at_least(statement.lower, 9)}", highlight=False)
+
+
+def _quote_json(quote: Any) -> dict[str, Any]:
+    """The quote, with the lower ends of numbers that were computed from both sides."""
+    found = quote.to_json()
+    for title in ("certified", "claimed", "local", "shuffler"):
+        statement = getattr(quote, title)
+        if statement is not None and statement.lower is not None:
+            found[title]["lower"] = statement.lower
+    return found
 
 
 def _report(randomizer: str, eps_local: float) -> Any:

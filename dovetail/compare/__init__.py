@@ -16,7 +16,7 @@ import msgspec
 
 from dovetail import __version__, _validate, experiment, machine
 from dovetail.compare._contenders import Contender, line_up, models
-from dovetail.compare._costs import Costs, costs, in_bytes, sealed_size
+from dovetail.compare._costs import Costs, costs, in_bytes, packed_size, sealed_size
 from dovetail.compare._ranking import Comparison, Outcome, Run
 from dovetail.data import Task
 from dovetail.experiment.config import Config
@@ -36,6 +36,7 @@ __all__ = [
     "line_up",
     "models",
     "noise_of",
+    "packed_size",
     "sealed_size",
 ]
 
@@ -138,12 +139,13 @@ def noise_of(protocol: Protocol) -> dict[str, Any]:
 
 
 def _may_collude(protocol: Protocol) -> int:
-    return getattr(protocol, "colluding_shufflers", 0)
+    many = getattr(protocol, "aggregators", None)
+    return getattr(protocol, "colluding_shufflers", 0) if many is None else many - 1
 
 
 def _trust(statement: Statement, protocol: Protocol, dim: int) -> str:
     """Whom a user must trust, in words."""
-    if statement.unbounded and statement.trust is not Trust.SHUFFLE:
+    if statement.unbounded and statement.trust not in (Trust.SHUFFLE, Trust.SHARES):
         return "everybody"
     match statement.trust:
         case Trust.CURATOR:
@@ -153,5 +155,8 @@ def _trust(statement: Statement, protocol: Protocol, dim: int) -> str:
             if many == 1:
                 return "one shuffler that does not collude"
             return f"{many} shufflers, of which {_may_collude(protocol) or 'none'} may collude"
+        case Trust.SHARES:
+            may = _may_collude(protocol)
+            return f"{may + 1} aggregators, of which {may} may collude"
         case _:
             return "nobody"

@@ -9,13 +9,15 @@ import time
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from dovetail.events import Everyone
 from dovetail.parties.common import sealing
 from dovetail.parties.common.keys import KEY_ID
-from dovetail.protocols import Protocol
+from dovetail.protocols import Cohort, Contribution, Protocol
 from dovetail.statements import NotApplicable
 
-__all__ = ["Costs", "costs", "in_bytes", "sealed_size"]
+__all__ = ["SEED_BYTES", "Costs", "costs", "in_bytes", "packed_size", "sealed_size"]
 
+SEED_BYTES = 32  # from which a share is expanded
 _SLOT_BYTES, _FLOAT_BYTES = 4, 4
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -38,7 +40,9 @@ class Costs:
 
 def costs(protocol: Protocol, size: int, dim: int) -> Costs:
     """A client's messages and bytes, and the analyzer's seconds, for one round of so many users."""
-    layout = protocol.layout(dim)
+    layout, aggregators = protocol.layout(dim), getattr(protocol, "aggregators", None)
+    if aggregators is not None:
+        return _shared(protocol, size, dim, aggregators)
     if not layout.shufflers:
         vector = _FLOAT_BYTES * dim
         return Costs(messages=1, bytes=vector, server_seconds=size * dim / _additions_a_second(), client_seconds=0.0)
@@ -55,6 +59,24 @@ def costs(protocol: Protocol, size: int, dim: int) -> Costs:
         server_seconds=received * _seconds_each(plain)[1],
         client_seconds=messages * _seconds_each(plain)[0],
     )
+
+
+def _shared(protocol: Protocol, size: int, dim: int, aggregators: int) -> Costs:
+    """One packed share and a seed for each other aggregator, each sealed; the server is the one that adds up shares."""
+    cohort = Cohort(participation=Everyone(), size=size, min_size=size, aggregators=aggregators)
+    packed = packed_size(protocol.contribution(cohort, dim))
+    seconds = [_seconds_each(plain) for plain in (packed, *[SEED_BYTES] * (aggregators - 1))]
+    return Costs(
+        messages=aggregators,
+        bytes=packed + (aggregators - 1) * SEED_BYTES + aggregators * sealing.OVERHEAD,
+        server_seconds=size * (seconds[0][1] + dim / _additions_a_second()),
+        client_seconds=sum(each for each, _ in seconds),
+    )
+
+
+def packed_size(contribution: Contribution) -> int:
+    """Bytes of a client's integers in as few bits as they need."""
+    return -(-contribution.length * contribution.bits // 8)
 
 
 def _seconds(count: float) -> str:

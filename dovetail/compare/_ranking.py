@@ -32,7 +32,7 @@ class Run:
     shuffler: Statement | None
     trust: str  # whom a user must trust, in words
     shufflers: int
-    may_collude: int  # shufflers that may work with the analyzer
+    may_collude: int  # shufflers or aggregators that may work with the analyzer
     costs: Costs
     rounds: int
     seconds_per_round: float
@@ -61,7 +61,8 @@ class Run:
         """Whether what is certified holds whichever one party colludes with the analyzer."""
         if not self.private:
             return False
-        return self.certified.trust is Trust.LOCAL or (self.certified.trust is Trust.SHUFFLE and self.may_collude > 0)
+        shuffled = self.certified.trust is Trust.SHUFFLE and self.may_collude > 0
+        return shuffled or self.certified.trust in (Trust.LOCAL, Trust.SHARES)
 
     def to_json(self) -> dict[str, Any]:
         """The machine-readable form."""

@@ -14,7 +14,8 @@ from typing import Any
 from dovetail.events._noise import DataIndependent, Gaussian, Laplace, NonPrivate, SampledSubject
 from dovetail.events._participation import Disjoint, Everyone, FixedSize, Participation, Poisson
 from dovetail.events._plain import from_plain, register, to_plain
-from dovetail.events._shuffled import Crowd, PaddedBernoulli, PaddedTopk, Personalized, Report, Shuffled, SplitAndMix
+from dovetail.events._shuffled import Crowd, PaddedBernoulli, PaddedTopk, Personalized, Report, Shuffled
+from dovetail.events._sums import SkellamNoise, SkellamSum, SplitAndMix
 from dovetail.events._trials import BestTrial, Repeated
 from dovetail.statements import Scope
 
@@ -39,6 +40,8 @@ __all__ = [
     "Round",
     "SampledSubject",
     "Shuffled",
+    "SkellamNoise",
+    "SkellamSum",
     "SplitAndMix",
     "View",
     "from_plain",

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from dovetail import _validate
-from dovetail.events import _noise, _participation, _shuffled, _trials
+from dovetail.events import _noise, _participation, _shuffled, _sums, _trials
 
 __all__ = ["from_plain", "register", "to_plain"]
 
@@ -26,7 +26,8 @@ _EVENTS: dict[str, type] = {
         _shuffled.PaddedTopk,
         _shuffled.Personalized,
         _shuffled.Shuffled,
-        _shuffled.SplitAndMix,
+        _sums.SkellamSum,
+        _sums.SplitAndMix,
         _participation.Disjoint,
         _participation.Everyone,
         _participation.FixedSize,

@@ -1,4 +1,4 @@
-"""Reports and shares that hide in a crowd."""
+"""Reports that hide in a crowd."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 from dovetail import _validate
 from dovetail.statements import Neighbors
 
-__all__ = ["Crowd", "PaddedBernoulli", "PaddedTopk", "Personalized", "Report", "Shuffled", "SplitAndMix"]
+__all__ = ["AmongUsers", "Crowd", "PaddedBernoulli", "PaddedTopk", "Personalized", "Report", "Shuffled"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class _ByReplacement:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _AmongUsers(_ByReplacement):
+class AmongUsers(_ByReplacement):
     """A crowd to hide in, some of which may be fake or collude with the adversary."""
 
     num_users: int
@@ -82,7 +82,7 @@ class _AmongUsers(_ByReplacement):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Crowd(_AmongUsers):
+class _Crowd(AmongUsers):
     """Reports on so many coordinates, each shuffled on its own."""
 
     coordinates: int = 1
@@ -174,48 +174,6 @@ class Personalized(_ByReplacement):
 
     def __hash__(self) -> int:
         return self._hash  # kept: of a million budgets it takes a while
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SplitAndMix(_AmongUsers):
-    """One sum of vectors by split-and-mix, in privacy terms.
-
-    `num_users` is the enforced minimum of uploads, of which `colluders` are the adversary's. `noise_variance` is that
-    of the honest clients' noise on a coordinate of the scaled integer sum. `colluding_slots` of the `shares` slots are
-    handled by shufflers that collude with the analyzer. `rounding_tail` is that of `rounded_norm`. In a round with
-    `Poisson` participation all of them upload and add noise, and each decides secretly whether its data enter.
-    Under ADD_REMOVE a user that is removed uploads the shares of zero with its part of the noise.
-    """
-
-    coordinates: int
-    clip_norm: float
-    scale: float
-    noise_variance: float
-    modulus: int
-    shares: int
-    colluding_slots: int = 0
-    rounding_tail: float = 1e-3
-    neighbors: Neighbors = Neighbors.REPLACE_ONE
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _validate.integer(coordinates=self.coordinates, modulus=self.modulus, shares=self.shares)
-        _validate.integer(colluding_slots=self.colluding_slots)
-        _validate.at_least(1, coordinates=self.coordinates, shares=self.shares)
-        _validate.at_least(2, modulus=self.modulus)
-        _validate.non_negative(colluding_slots=self.colluding_slots)
-        _validate.positive(clip_norm=self.clip_norm, scale=self.scale, noise_variance=self.noise_variance)
-        _validate.in_open_interval(0, 1, rounding_tail=self.rounding_tail)
-
-    @property
-    def norms_apart(self) -> int:
-        """How many largest norms neighbours are apart: one vector against another, or against zero."""
-        return 2 if self.neighbors is Neighbors.REPLACE_ONE else 1
-
-    @property
-    def slots(self) -> int:
-        """Share slots whose permutation the analyzer does not know."""
-        return max(0, self.shares - self.colluding_slots)
 
 
 Crowd = Shuffled | PaddedBernoulli | PaddedTopk

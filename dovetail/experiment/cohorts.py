@@ -62,19 +62,19 @@ def _refuse_secret(cohort: CohortConfig, protocol: protocols.Protocol) -> None:
 
 
 def _min_size(cohort: CohortConfig, size: int, protocol: protocols.Protocol) -> int:
-    if protocol.shuffled and cohort.dropout and cohort.kind == "fixed":
+    if protocol.needs_minimum and cohort.dropout and cohort.kind == "fixed":
         raise ValueError(
             f"expected no dropout under {protocol.name!r} with a secret sample (a withheld round would reveal who was "
             f"sampled), got dropout={cohort.dropout}"
         )
     if cohort.min_size is not None:
         return cohort.min_size
-    if protocol.shuffled and cohort.dropout:
+    if protocol.needs_minimum and cohort.dropout:
         raise ValueError(
             f"expected cohort.min_size with dropout={cohort.dropout} under {protocol.name!r}, got none: "
             "its guarantee needs a minimum number of users in every round"
         )
-    return size if protocol.shuffled else 0
+    return size if protocol.needs_minimum else 0
 
 
 def _sizes(cohort: CohortConfig) -> tuple[int, ...]:

@@ -119,7 +119,7 @@ def _built(name: str, terms: Terms) -> tuple[protocols.Protocol, protocols.Cohor
     cohort = protocols.Cohort(
         participation=terms.participation,
         size=terms.num_users,
-        min_size=(terms.num_users if protocol.shuffled else 0) if terms.min_size is None else terms.min_size,
+        min_size=(terms.num_users if protocol.needs_minimum else 0) if terms.min_size is None else terms.min_size,
         colluders=terms.colluders,
         noise_scale=terms.noise_scale,
     )

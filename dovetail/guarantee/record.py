@@ -25,6 +25,7 @@ __all__ = ["Quote", "Record"]
 
 _FORMAT = 1
 _FRESH = "users draw fresh, independent noise"
+_RECEIVERS = {Trust.SHUFFLE: "shuffler and analyzer", Trust.SHARES: "analyzer and all aggregators"}
 _SEALED = "values are encrypted for the analyzer, and all messages look alike"
 _HONEST = "the shuffler follows the protocol (a separate statement covers what the released models reveal)"
 
@@ -76,8 +77,7 @@ class Record:
         """What is left when all who receive anything collude."""
         scope = self.own.scope
         if scope.trust is not Trust.LOCAL:
-            shuffled = scope.trust is Trust.SHUFFLE
-            who = "shuffler and analyzer" if shuffled else "curator"
+            who = _RECEIVERS.get(scope.trust, "curator")
             scope = dataclasses.replace(
                 scope, trust=Trust.LOCAL, adversary=f"{who}, and everyone else", assumptions=(_FRESH,)
             )

@@ -12,6 +12,7 @@ from dovetail.mechanisms.deployed import DiscreteGaussian, DiscreteLaplace, Exac
 from dovetail.mechanisms.exact import EntropyExhausted, ExactSampler
 from dovetail.mechanisms.exact_skellam import ExactSkellam
 from dovetail.mechanisms.gaussian import GaussianRandomizer, clip_l2
+from dovetail.mechanisms.grid_laplace import GridLaplace, ReportGrid
 from dovetail.mechanisms.laplace import LAPLACE_CUT, LaplaceRandomizer, add_laplace
 from dovetail.mechanisms.privunit import PrivUnitRandomizer, UniformSphere
 from dovetail.mechanisms.randomized_response import BinaryRandomizedResponse, RandomizedResponse, UniformLevels
@@ -32,10 +33,12 @@ __all__ = [
     "ExactSampler",
     "ExactSkellam",
     "GaussianRandomizer",
+    "GridLaplace",
     "LaplaceRandomizer",
     "LocalRandomizer",
     "PrivUnitRandomizer",
     "RandomizedResponse",
+    "ReportGrid",
     "SeededPrivUnit",
     "UniformLevels",
     "UniformSphere",

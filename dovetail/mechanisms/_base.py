@@ -15,13 +15,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jax.typing import ArrayLike
 
 from dovetail import _validate
+from dovetail._jax import ArrayLike, jax, jnp
 
 __all__ = [
     "AtInput",

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import math
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
+from dovetail._jax import jax, jnp
 from dovetail.mechanisms._words import bits
 
 __all__ = ["NORMAL_CUT", "normal", "pairs_from_words"]

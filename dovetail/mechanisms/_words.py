@@ -7,10 +7,9 @@ as fast, and the words are the same (Salmon et al. 2011, "Parallel random number
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
+from dovetail._jax import jax, jnp
 from dovetail.randomness import chacha
 
 __all__ = ["bits", "coin"]

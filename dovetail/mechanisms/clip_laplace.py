@@ -15,14 +15,12 @@ import dataclasses
 import math
 from typing import Any, ClassVar, NoReturn
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jax.typing import ArrayLike
 from scipy import special
 
 from dovetail import _validate
+from dovetail._jax import ArrayLike, jax, jnp
 from dovetail.mechanisms._base import AtInput, LocalRandomizer, as_floating, clamp, clamp64, freeze_floats, namespace
 from dovetail.statements import NotApplicable
 

@@ -21,6 +21,7 @@ from dovetail import _validate
 __all__ = ["EntropyExhausted", "ExactSampler", "round_at_random"]
 
 _WORD = 1 << 64
+_BLOCK = 1 << 16  # numbers that are rounded at a time
 
 
 class EntropyExhausted(RuntimeError):  # noqa: N818 - named after what happened
@@ -120,12 +121,18 @@ class ExactSampler:
             words[rejected] = self._words(rejected.size)
         return (words % np.uint64(bound)).astype(np.int64)
 
+    def uint32s(self, size: int) -> np.ndarray:
+        """`size` independent uniform 32-bit words."""
+        return np.frombuffer(self._bytes(4 * size), "<u4").astype(np.uint32)
+
     def _words(self, count: int) -> np.ndarray:
-        asked = 8 * count
+        return np.frombuffer(self._bytes(8 * count), "<u8").astype(np.uint64)
+
+    def _bytes(self, asked: int) -> bytes:
         fresh = self._entropy(asked)
         if len(fresh) != asked:
             raise EntropyExhausted(f"expected {asked} bytes from the bit source, got {len(fresh)}")
-        return np.frombuffer(fresh, "<u8").astype(np.uint64)
+        return fresh
 
     def _word(self) -> int:
         if self._process != os.getpid():
@@ -176,10 +183,24 @@ class ExactSampler:
 
 
 def round_at_random(numbers: np.ndarray, sampler: ExactSampler) -> np.ndarray:
-    """Each number rounded up or down, without bias (to 2^-53), as int64."""
-    lower = np.floor(numbers)
-    upward = sampler.integers(2**53, numbers.size).reshape(numbers.shape) < (numbers - lower) * 2.0**53
-    return lower.astype(np.int64) + upward
+    """Each number rounded up or down, without bias (to 2^-53), as int64.
+
+    A 32-bit word is compared with the fraction's first 32 binary digits; 53 further ones decide where they are equal.
+    """
+    rounded = np.empty(np.shape(numbers), np.int64)
+    flat, into = np.asarray(numbers, np.float64).reshape(-1), rounded.reshape(-1)
+    for begin in range(0, flat.size, _BLOCK):
+        value = flat[begin : begin + _BLOCK]
+        lower = np.floor(value)
+        scaled = (value - lower) * 2.0**32
+        first = np.minimum(scaled, 2.0**32 - 1).astype(np.uint32)  # value - lower may be 1, by rounding
+        words = sampler.uint32s(value.size)
+        upward = words < first
+        ties = np.flatnonzero(words == first)
+        if ties.size:
+            upward[ties] = sampler.integers(2**53, ties.size) < (scaled[ties] - first[ties]) * 2.0**53
+        into[begin : begin + _BLOCK] = lower.astype(np.int64) + upward
+    return rounded
 
 
 def _rational(**values: Fraction | int) -> Fraction:

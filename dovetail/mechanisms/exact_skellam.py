@@ -1,15 +1,22 @@
-"""Exact Skellam noise, and vectors as integers: what a deployed client of split-and-mix draws.
+"""Exact Skellam noise, and vectors as integers: what a deployed client that adds up sums draws.
 
-Skellam noise is the difference of two Poissons, each drawn by inversion of a table of its distribution function. The
-table starts at the mode m with the weight 2^320 and follows w(k+1) = w(k) rate / (k+1) and w(k-1) = w(k) k / rate in
-integers, rounded down, until the weights are 0; it is then scaled so that its total is 2^320. No logarithm or factorial
-is needed, and a draw has the law of the table exactly: a 320-bit uniform is compared with it, its upper bits first.
+Skellam noise X of variance v has P(X = k) = p(k) = e^-v I_k(v). It is drawn by inversion of a table of |X|, with a fair
+sign. The weights w(k), up to a factor p(k), follow from above by the recurrence of I_k, in integers rounded down:
+w(K+1) = 0, w(K) = 2^288, w(k-1) = w(k+1) + 2k w(k) / v. No exponential or Bessel function is needed.
 
-Against the Poisson law, with v(k) the exact weights: each step rounds off less than 1 and no ratio exceeds 1, hence
-v(k) - w(k) <= |k - m|. After U steps up and D down the weights are 0 and the exact ones below U and D, and geometric
-series bound what lies beyond by m + U + 1 and by rate. So V - W, the difference of the totals, is at most
-(U + D)^2 + 2 rate + 2. As w <= v, the normalised laws differ by at most (V - W) / V in total variation, and V >= 2^320;
-scaling rounds every entry of the table by less than 1. Up to a rate of 2^28 the sum is below 2^-240.
+How far that is from Skellam's law, with t(k) the same recurrence without rounding:
+
+- *Start*. I_k and (-1)^k K_k solve the recurrence, so t(k) = a (I_k -+ I_(K+1) K_k / K_(K+1)) with a > 0. As K_k rises
+  in k, t(k) / a is within I_(K+1) of I_k. By Chernoff's bound P(X > K) <= T = 2^-264 (`_reach`), so e^-v t / a is
+  within T of p at every k <= K, and what lies beyond has mass 2 T: (2K + 3) T in all, over both signs.
+- *Rounding*. What is rounded off before w(i-1), less than 1, changes w(k) by at most t(k) / t(i-1): the coefficients
+  are positive, and t / t(i-1) starts no smaller. As t(k-1) >= t(k+1), all t are at least min(t(K), t(K-1)), that is
+  2^288 min(1, 2K / v). Hence 0 <= t(k) - w(k) <= t(k) max(K, v / 2) 2^-288.
+- A measure whose L1 distance from a law is D has, normalised, a total variation of at most D from it. The table adds
+  2^-287 for each entry (`_tables`).
+
+Above a variance of 2^26 a draw is the sum of draws of equal, smaller variances, which is Skellam's law again, and
+distances add up: they stay below 2^-240 for every variance that is accepted.
 """
 
 from __future__ import annotations
@@ -25,23 +32,24 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.mechanisms._base import freeze_floats
+from dovetail.mechanisms._tables import BITS, SignedTable
 from dovetail.mechanisms.exact import ExactSampler, round_at_random
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.mechanisms.skellam import ATTEMPTS, Encoding
 
 __all__ = ["ExactSkellam", "encode", "split"]
 
-_BITS = 320
-_UPPER = 53  # bits that are compared first, all draws at once
+_TAIL = 264  # what is beyond the table has probability 2^-264 at most
+_LARGEST_TABLE = 2.0**26  # variance; 157,000 entries
 _LARGEST_VARIANCE = 2.0**29
 
 
 @dataclasses.dataclass(frozen=True)
 class ExactSkellam:
-    """Skellam noise of mean zero: the difference of two independent Poissons of rate variance / 2 each.
+    """Skellam noise of mean zero: the law of the difference of two independent Poissons of rate variance / 2 each.
 
     Guarantees:
-        A draw is within `distance` <= 2^-240 of the Skellam law in total variation; the rate is variance / 2 exactly.
+        A draw is within `distance` <= 2^-240 of the Skellam law in total variation, of this variance exactly.
         The sum of m draws is within m `distance` of the Skellam law of variance m `variance`.
     """
 
@@ -53,71 +61,64 @@ class ExactSkellam:
         freeze_floats(self, "variance")
 
     @property
+    def parts(self) -> int:
+        """The draws of smaller variance that add up to one: a power of two, so that the variance is divided exactly."""
+        return 1 << math.ceil(math.log2(max(1.0, self.variance / _LARGEST_TABLE)))
+
+    @property
     def distance(self) -> float:
-        """Total variation between a draw and the Skellam law, at most: that of its two Poissons together."""
-        return 2 * _poisson(self.variance).distance
+        """Total variation between a draw and the Skellam law, at most."""
+        return self.parts * _law(self.variance / self.parts).distance
 
     def __call__(self, size: int, *, sampler: ExactSampler) -> np.ndarray:
         """`size` independent draws, as int64."""
-        table = _poisson(self.variance)
-        return table.draw(size, sampler) - table.draw(size, sampler)
+        table, total = _law(self.variance / self.parts).table, np.zeros(size, np.int64)
+        for _ in range(self.parts):
+            magnitude, sign = table.draw(size, sampler=sampler)
+            magnitude ^= sign  # with what follows: -magnitude where the sign is -1
+            magnitude -= sign
+            total += magnitude
+        return total
 
 
-class _Table(NamedTuple):
-    """A distribution function in units of 2^-320: `below[i]` is that of `first` + i; and its upper 53 bits."""
+class _Law(NamedTuple):
+    """The table of |X| for Skellam noise X of one variance, and how far it is from that law."""
 
-    first: int
-    below: list[int]
-    upper: np.ndarray
+    table: SignedTable
     distance: float
-
-    def draw(self, size: int, sampler: ExactSampler) -> np.ndarray:
-        """The number of entries that do not exceed a uniform on 0 .. 2^320 - 1, plus `first`."""
-        words = sampler.integers(2**_UPPER, size)
-        index = np.searchsorted(self.upper, words, side="left")
-        after = np.searchsorted(self.upper, words, side="right")
-        for tie in np.flatnonzero(index != after):
-            rest = sampler.randbelow(1 << (_BITS - _UPPER))
-            uniform = int(words[tie]) << (_BITS - _UPPER) | rest
-            index[tie] = bisect.bisect_right(self.below, uniform, int(index[tie]), int(after[tie]))
-        return index.astype(np.int64) + self.first
 
 
 @functools.lru_cache(maxsize=8)
-def _poisson(variance: float) -> _Table:
-    """The table of the Poisson law of rate variance / 2."""
-    rate = Fraction(variance) / 2
-    mode = math.floor(rate)
-    lower, upper = _weights_below(rate, mode), _weights_from(rate, mode)
-    weights = [*reversed(lower), *upper]
-    total, sum_so_far, below = sum(weights), 0, []
-    for weight in weights:
-        sum_so_far += weight
-        below.append((sum_so_far << _BITS) // total)
-    missing = (len(weights) + 1) ** 2 + 2 * math.ceil(rate) + 2  # U + D is one more than there are entries
-    distance = math.ldexp(float(missing + len(weights)), -_BITS) * (1 + 2.0**-50)
-    return _Table(mode - len(lower), below, np.array([entry >> (_BITS - _UPPER) for entry in below]), distance)
+def _law(variance: float) -> _Law:
+    """The law of Skellam noise of this variance, as its magnitudes."""
+    reach = _reach(variance)
+    weights = _weights(Fraction(variance), reach)
+    table = SignedTable.of([weights[0], *(2 * weight for weight in weights[1:])])
+    tails = math.ldexp(2.0 * reach + 3, -_TAIL)
+    rounding = math.ldexp(2 * max(reach, variance) + 2 * (reach + 1), -BITS)
+    return _Law(table, (tails + rounding) * (1 + 2.0**-50))
 
 
-def _weights_from(rate: Fraction, mode: int) -> list[int]:
-    """w(mode), w(mode + 1), ... while they are positive."""
-    k, weight, weights = mode, 1 << _BITS, []
-    while weight:
-        weights.append(weight)
-        k += 1
-        weight = weight * rate.numerator // (rate.denominator * k)
+def _weights(variance: Fraction, reach: int) -> list[int]:
+    """w(0) .. w(K), K the reach: Skellam's probabilities up to a factor, by its recurrence, from above."""
+    n, d = variance.numerator, 2 * variance.denominator
+    above, here = 0, 1 << BITS
+    weights = [here]
+    for k in range(reach * d, 0, -d):
+        above, here = here, above + here * k // n
+        weights.append(here)
+    weights.reverse()
     return weights
 
 
-def _weights_below(rate: Fraction, mode: int) -> list[int]:
-    """w(mode - 1), w(mode - 2), ... while they are positive; there is none below w(0)."""
-    k, weights = mode, []
-    weight = (k * rate.denominator << _BITS) // rate.numerator
-    while weight:
-        weights.append(weight)
-        k -= 1
-        weight = weight * k * rate.denominator // rate.numerator
-    return weights
+def _reach(variance: float) -> int:
+    """The least K for which Chernoff's bound says P(X > K) <= 2^-264."""
+
+    def exponent(k: int) -> float:
+        root = math.hypot(k, variance)
+        return k * (k / (root + variance) - math.asinh(k / variance))
+
+    return bisect.bisect_left(range(1, 2**20), math.log(2) * _TAIL + 1, key=lambda k: -exponent(k))
 
 
 def encode(encoding: Encoding, x: np.ndarray, *, sampler: ExactSampler) -> np.ndarray:

@@ -11,12 +11,11 @@ import dataclasses
 import math
 from typing import Any, ClassVar, NoReturn
 
-import jax
 import numpy as np
 import numpy.typing as npt
-from jax.typing import ArrayLike
 
 from dovetail import _validate
+from dovetail._jax import ArrayLike, jax
 from dovetail.mechanisms._base import LocalRandomizer, as_floating, freeze_floats, namespace
 from dovetail.mechanisms._normal import normal
 from dovetail.statements import NotApplicable

@@ -12,13 +12,11 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jax.typing import ArrayLike
 
 from dovetail import _validate
+from dovetail._jax import ArrayLike, jax, jnp
 from dovetail.mechanisms._base import (
     AtInput,
     LocalRandomizer,

@@ -12,13 +12,11 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-from jax.typing import ArrayLike
 
 from dovetail import _validate
+from dovetail._jax import ArrayLike, jax, jnp
 from dovetail.mechanisms import _words
 from dovetail.mechanisms._base import Blanket, LocalRandomizer, as_floating, clamp, clamp64, freeze_floats
 

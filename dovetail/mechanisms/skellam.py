@@ -17,10 +17,8 @@ import functools
 import math
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-
 from dovetail import _validate
+from dovetail._jax import jax, jnp
 from dovetail.accounting.releases import split_and_mix
 from dovetail.mechanisms._base import as_floating
 from dovetail.mechanisms._normal import normal

@@ -17,6 +17,10 @@ _WHOSE = {
 }
 _DATA = {Unit.ITEM: "that record", Unit.USER: "that user's data", Unit.SUBJECT: "that person's data"}
 _CHANGED = {Neighbors.REPLACE_ONE: "is replaced by any other", Neighbors.ADD_REMOVE: "is added or removed"}
+_COLLUSION = {
+    Trust.SHUFFLE: "more shufflers than the assumptions allow",
+    Trust.SHARES: "all aggregators",
+}
 _FALSE_ALARMS = 0.01
 
 
@@ -46,6 +50,8 @@ def trust(statement: Statement) -> str:
             return "You must trust the curator, who sees every update."
         case Trust.SHUFFLE:
             return "Shufflers are trusted as the assumptions state: only so many may collude with the analyzer."
+        case Trust.SHARES:
+            return "You must trust one of the aggregators, whichever it is: all others may collude with the analyzer."
         case Trust.LOCAL:
             return "You need not trust anybody."
     return "There is no guarantee, so there is nobody to trust for it."
@@ -134,13 +140,13 @@ def not_covered(
         said.append("A protocol whose code does not do what it declares: only its author has checked that.")
     if statement.trust is Trust.CURATOR:
         said.append("The curator itself: it sees every update in the clear.")
-    if local is not None and statement.trust is Trust.SHUFFLE:
+    if local is not None and statement.trust in _COLLUSION:
         left = (
             f"no guarantee remains ({local.proof})"
             if local.unbounded
             else f"only the local guarantee of {numbers(local)} remains"
         )
-        said.append(f"Collusion of the analyzer with more shufflers than the assumptions allow: then {left}.")
+        said.append(f"Collusion of the analyzer with {_COLLUSION[statement.trust]}: then {left}.")
     if shuffler is not None:
         tells = (
             f"there is no guarantee about what it sees ({shuffler.proof})"

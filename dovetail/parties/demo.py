@@ -1,4 +1,4 @@
-"""The demonstration: digits, every party a process, and a transcript of who saw what, from what the parties counted."""
+"""The demonstration: every party a process, and a transcript of who saw what, from what the parties counted."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 from dovetail.events import Everyone
 from dovetail.experiment.config import Config, parse, parse_override
+from dovetail.parties.common.shares import share_size
+from dovetail.parties.common.task import TrainingTask
 from dovetail.parties.federation import federation
 from dovetail.parties.fleet import Fleet
 from dovetail.protocols import Cohort, build, find
@@ -15,6 +17,7 @@ from dovetail.statements import NotApplicable
 __all__ = ["SETTINGS", "demo_config", "transcript"]
 
 SETTINGS: dict[str, dict[str, Any]] = {
+    "secagg": {"clip_norm": 4.0, "noise_multiplier": 0.3},
     "privunit": {"clip_norm": 4.0, "eps_local": 8.0},
     "ss_simple": {"clip_value": 1.0, "eps_local": 4.0},
     "ss_topk": {"clip_value": 1.0, "k": 65, "eps_local": 4.0},
@@ -22,18 +25,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 _STEP = {"privunit": 0.5}
 _FEW_SHARES = 6
+_DIM = 650  # of logistic regression on the digits
 
 
 def demo_config(protocol: str, *, clients: int, overrides: Sequence[str] = ()) -> Config:
     """Logistic regression on the bundled digits, dealt to the users at random."""
-    find(protocol)
+    settings = SETTINGS.get(protocol) or find(protocol).example(_DIM, {})
     tree = {
         "diagnostics": False,
         "task": {"name": "digits", "model": "logistic", "partition": "iid", "users": clients},
         "cohort": {"kind": "everyone"},
         "client": {"update": "fedavg", "epochs": 5, "batch": 10, "learning_rate": 1.0},
         "server": {"optimizer": "sgd", "learning_rate": _STEP.get(protocol, 1.0)},
-        "protocol": {"name": protocol, **SETTINGS.get(protocol, {})},
+        "protocol": {"name": protocol, **settings},
         "privacy": {"delta": 1e-5},
     }
     config = parse(tree, [parse_override(text) for text in overrides])
@@ -49,7 +53,6 @@ def demo_config(protocol: str, *, clients: int, overrides: Sequence[str] = ()) -
 def transcript(fleet: Fleet, facts: dict[str, Any]) -> list[dict[str, str]]:
     """One row per party, from what it counted."""
     task, ended = fleet.deployment.task, [one for one in facts["history"] if one["outcome"] != "void"]
-    messages = task.messages()
     reports = sum(one["uploads"] for one in ended)
     rows = [
         {
@@ -59,22 +62,17 @@ def transcript(fleet: Fleet, facts: dict[str, Any]) -> list[dict[str, str]]:
             "never": "anything about other users",
         }
     ]
-    for index, slots in enumerate(task.deal().slots):
-        counts = fleet.counts(f"shuffler-{index}")
-        rows.append(
-            {
-                "party": f"shuffler {index}",
-                "holds": f"the users' public keys, {len(slots)} of {messages.slots} slots",
-                "saw": f"{counts.get('accepted', 0)} uploads and who sent them, ciphertexts of {task.length} bytes",
-                "never": "any value, or the analyzer's secret key",
-            }
-        )
+    accepted = [fleet.counts(name).get("accepted", 0) for name in fleet.deployment.services]
+    rows += _aggregators(task, accepted) if task.aggregators else _shufflers(task, accepted)
+    seen = "permuted slot by slot" if task.shufflers else "added up"
+    what = "the messages of" if task.shufflers else "one sum per round, of"
     rows.append(
         {
             "party": "analyzer",
             "holds": "the secret key, the model, the ledger",
-            "saw": f"the messages of {reports} reports in {len(ended)} rounds, permuted slot by slot",
-            "never": "a user's name, address, or time of arrival",
+            "saw": f"{what} {reports} reports in {len(ended)} rounds, {seen}",
+            "never": "a user's name, address, or time of arrival"
+            + ("" if task.shufflers else ", or anything that one user sent"),
         }
     )
     rows.append(
@@ -86,3 +84,30 @@ def transcript(fleet: Fleet, facts: dict[str, Any]) -> list[dict[str, str]]:
         }
     )
     return rows
+
+
+def _shufflers(task: TrainingTask, accepted: Sequence[int]) -> list[dict[str, str]]:
+    messages = task.messages()
+    return [
+        {
+            "party": f"shuffler {index}",
+            "holds": f"the users' public keys, {len(slots)} of {messages.slots} slots",
+            "saw": f"{accepted[index]} uploads and who sent them, ciphertexts of {task.length} bytes",
+            "never": "any value, or the analyzer's secret key",
+        }
+        for index, slots in enumerate(task.deal().slots)
+    ]
+
+
+def _aggregators(task: TrainingTask, accepted: Sequence[int]) -> list[dict[str, str]]:
+    shared, last = task.contribution(), len(task.aggregators) - 1
+    return [
+        {
+            "party": f"aggregator {index}",
+            "holds": "the users' public keys",
+            "saw": f"{accepted[index]} uploads and who sent them, each a random share "
+            f"({share_size(shared.length, shared.bits, last=index == last):,} bytes)",
+            "never": "any value, or the analyzer's secret key",
+        }
+        for index in range(len(task.aggregators))
+    ]

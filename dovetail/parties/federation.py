@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import secrets
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from dovetail.data import Clients, Dataset, Model
 from dovetail.engine.rounds import as_float, first_parameters
 from dovetail.experiment.config import Config
 from dovetail.experiment.preparation import load
-from dovetail.learners.client import ClientUpdate, local_update, visiting_order
+from dovetail.learners.client import ClientUpdate, cross_entropy, local_update, visiting_order
 from dovetail.learners.moments import Moments, moments_of
 from dovetail.learners.server import Server
 from dovetail.parties.analyzer.learning import Learning
@@ -58,18 +59,47 @@ class Federation:
 
     def train(self, user: int) -> Train:
         """How one user trains: on its own records alone."""
-        if not 0 <= user < self.clients.num_clients:
-            raise ValueError(f"expected a user from 0 to {self.clients.num_clients - 1}, got user={user}")
-        held, views = self._table, self.dataset.views
-        rows, count = held.index[user], int(held.counts[user])
-        inputs = as_float(jnp.asarray(self.dataset.inputs[rows]))
-        labels = jnp.asarray(self.dataset.labels[rows // views])
+        inputs, labels, count = self._records(user)
 
         def train(model: np.ndarray) -> np.ndarray:
             key = jax.random.key(secrets.randbits(31))
             return np.asarray(self._step(jnp.asarray(model), inputs, labels, jnp.int32(count), key))
 
         return train
+
+    def measure(self, user: int) -> Callable[[np.ndarray], dict[str, Any]]:
+        """What one user can tell of a model and of its own records: loss, accuracy, and how often each label occurs."""
+        inputs, labels, count = self._records(user)
+        counts = np.bincount(np.asarray(labels[:count]), minlength=self.dataset.num_classes).astype(np.float64)
+
+        def measure(model: np.ndarray) -> dict[str, Any]:
+            loss, accuracy = self._quality(jnp.asarray(model), inputs, labels, jnp.int32(count))
+            return {"loss": float(loss), "accuracy": float(accuracy), "labels": counts}
+
+        return measure
+
+    def _records(self, user: int) -> tuple[jax.Array, jax.Array, int]:
+        """A user's inputs and labels, in as many rows as the largest user has, and how many of them are its own."""
+        if not 0 <= user < self.clients.num_clients:
+            raise ValueError(f"expected a user from 0 to {self.clients.num_clients - 1}, got user={user}")
+        rows, count = self._table.index[user], int(self._table.counts[user])
+        labels = jnp.asarray(self.dataset.labels[rows // self.dataset.views])
+        return as_float(jnp.asarray(self.dataset.inputs[rows])), labels, count
+
+    @functools.cached_property
+    def _quality(self) -> Callable[..., tuple[jax.Array, jax.Array]]:
+        """Mean loss and accuracy on one user's records, compiled once for all users of this process."""
+        _, unravel = first_parameters(self.model, self.config.seed)
+
+        @jax.jit
+        def quality(
+            model: jax.Array, inputs: jax.Array, labels: jax.Array, count: jax.Array
+        ) -> tuple[jax.Array, jax.Array]:
+            logits, weight = self.model.apply(unravel(model), inputs), jnp.arange(len(labels)) < count
+            mean = functools.partial(jnp.average, weights=weight)
+            return mean(cross_entropy(logits, labels)), mean(jnp.argmax(logits, axis=1) == labels)
+
+        return quality
 
     @functools.cached_property
     def _table(self) -> Clients:

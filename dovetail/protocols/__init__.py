@@ -18,7 +18,7 @@ from dovetail.protocols._claimed import Claimed
 from dovetail.protocols._contributions import Contribution
 from dovetail.protocols._fast import Fast, fast_path
 from dovetail.protocols._messages import Levels, Messages, Positions, Sent
-from dovetail.protocols._scopes import curator_scope, local_scope, shuffle_scope
+from dovetail.protocols._scopes import curator_scope, local_scope, shares_scope, shuffle_scope
 from dovetail.protocols.curator.dp_fl import DpFl
 from dovetail.protocols.curator.fedavg import FedAvg
 from dovetail.protocols.flame.ss_double import SsDouble
@@ -33,6 +33,7 @@ from dovetail.protocols.subjects.central_sub import CentralSub
 from dovetail.protocols.subjects.local_sub import LocalSub
 from dovetail.protocols.sums.binary_sum import BinarySum
 from dovetail.protocols.sums.real_sum import RealSum
+from dovetail.protocols.sums.secagg import SecAgg
 from dovetail.protocols.sums.split_and_mix import SplitAndMixProtocol
 
 __all__ = [
@@ -53,16 +54,18 @@ __all__ = [
     "filled",
     "find",
     "local_scope",
+    "shares_scope",
     "shuffle_scope",
 ]
 
 _CURATOR_AND_LOCAL = (FedAvg, DpFl, LdpFl)
 _ITEMS = (CentralSub, LocalSub)
 _SHUFFLED = (SsSimple, SsDouble, SsTopk, PrivUnit, SplitAndMixProtocol)
+_SHARED = (SecAgg,)
 _PERSONAL = (Apes, SApes, Unis, Pldp, LdpMin)
 _SUMS = (BinarySum, RealSum)
 PROTOCOLS: dict[str, type[Protocol]] = {
-    cls.name: cls for cls in (*_CURATOR_AND_LOCAL, *_ITEMS, *_SHUFFLED, *_PERSONAL, *_SUMS)
+    cls.name: cls for cls in (*_CURATOR_AND_LOCAL, *_ITEMS, *_SHUFFLED, *_SHARED, *_PERSONAL, *_SUMS)
 }
 _ENTRY_POINTS = "dovetail.protocols"
 BUNDLED = frozenset(PROTOCOLS.values())  # those that we vouch for, whatever is registered later

@@ -22,11 +22,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dovetail import _validate
+from dovetail._jax import jax, jnp
 from dovetail.events import DataIndependent, Everyone, FixedSize, Mechanism, NonPrivate, Participation, Poisson, View
 from dovetail.protocols._contributions import Contribution
 from dovetail.protocols._messages import Messages
@@ -140,6 +139,7 @@ class Protocol(abc.ABC):
     only_dim: ClassVar[int | None] = None  # the dimension of updates, where it takes one alone
     read_off_data: ClassVar[tuple[str, ...]] = ()  # fields that the data set, for a claim alone: never published
     undeployed: ClassVar[str] = "has a trusted curator and no shuffler to deploy"  # why there are no `messages`
+    unshared: ClassVar[str] = "does not say what a client adds to a sum"  # why there is no `contribution`
     samples: ClassVar[Literal["users", "records"]] = "users"  # what is drawn, clipped and noised
     secret_rounds: ClassVar[bool] = False  # whether users may decide secretly whether their data enter a round
     uncompared: ClassVar[str | None] = None  # why it is in no comparison of trainings, where there is a reason
@@ -170,6 +170,11 @@ class Protocol(abc.ABC):
             raise ValueError(f"expected a protocol with noise to calibrate, got protocol.name={self.name!r}")
         value = noise if self.noise_field == "noise_multiplier" else 1 / noise
         return dataclasses.replace(self, **{self.noise_field: value})  # type: ignore[type-var]
+
+    @property
+    def needs_minimum(self) -> bool:
+        """Whether a statement counts on a minimum number of users in every round, which then must be enforced."""
+        return self.shuffled
 
     def known(self, name: str) -> Any:
         """A parameter that calibration or `settle` fills in; refuses if it is not set yet."""
@@ -238,7 +243,13 @@ class Protocol(abc.ABC):
 
     def contribution(self, cohort: Cohort, dim: int) -> Contribution:
         """What deployed clients of this cohort share between aggregators and the analyzer reads, all settled."""
-        raise NotApplicable(f"expected a protocol whose reports can be shared as sums, got {self.name!r}")
+        raise self.not_shared()
+
+    def not_shared(self) -> NotApplicable:
+        """Why there is no contribution, for those who refuse cohorts with aggregators."""
+        return NotApplicable(
+            f"expected a protocol whose reports can be shared as sums, got {self.name!r}, which {self.unshared}"
+        )
 
     def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray | None:
         """The exact log density of each report that a client sends on update x; None if it has no simple form.

@@ -52,7 +52,6 @@ class Contribution(abc.ABC):
         """What a statement about deployed sums relies on besides the protocol's own assumptions."""
         return (
             "the random bytes from the operating systems of clients and aggregators are uniform and independent",
-            "AES-128 in counter mode expands a random seed into bytes that nobody can tell from random ones",
             "nobody learns how long a client takes to draw its integers",
         )
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, cast
 
-import jax
-
+from dovetail._jax import jax
 from dovetail.mechanisms.gaussian import clip_factor
 from dovetail.protocols._base import Protocol
 from dovetail.shufflers import deliver, masked

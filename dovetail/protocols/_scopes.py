@@ -14,11 +14,13 @@ __all__ = [
     "curator_scope",
     "enrolment",
     "local_scope",
+    "shares_scope",
     "shuffle_scope",
 ]
 
 
 DROPOUT = "which users drop out does not depend on the data"
+_OF_SHUFFLER = "the shuffler "
 _FRESH = "users draw fresh, independent noise"
 CURATOR_SEES = NonPrivate(reason="the curator sees every update")
 SLOTS_TELL_NOTHING = DataIndependent(reason="which slots a client fills does not depend on its data")
@@ -49,10 +51,17 @@ def local_scope(neighbors: Neighbors, *more: str, unit: Unit = Unit.USER) -> Sco
 
 
 def shuffle_scope(cohort: Cohort, neighbors: Neighbors, *more: str) -> Scope:
-    """Against the analyzer, with one trusted shuffler and an enforced minimum number of users."""
+    """Against the analyzer, with one trusted shuffler and an enforced minimum number of users.
+
+    Where the cohort has aggregators, their sum is all that the analyzer sees of the reports that a shuffler would hand
+    on: then it is `shares_scope`, and assumptions about the shuffler ("the shuffler ...") fall away.
+    """
     check_shuffle_relation(neighbors)
     if isinstance(cohort.participation, Poisson):
         raise NotApplicable("shuffling needs an enforced minimum number of users, which a Poisson sample does not have")
+    if cohort.aggregators is not None:
+        others = [text for text in more if not text.startswith(_OF_SHUFFLER)]
+        return shares_scope(cohort, neighbors, enrolment(cohort), *others, aggregators=cohort.aggregators)
     return Scope(
         trust=Trust.SHUFFLE,
         adversary="analyzer",
@@ -63,6 +72,26 @@ def shuffle_scope(cohort: Cohort, neighbors: Neighbors, *more: str) -> Scope:
             "shuffler and analyzer do not collude",
             f"each user uploads either all of its reports or none, and {DROPOUT}",
             enrolment(cohort),
+            *more,
+        ),
+    )
+
+
+def shares_scope(cohort: Cohort, neighbors: Neighbors, *more: str, aggregators: int, users_noise: bool = True) -> Scope:
+    """Against the analyzer with all aggregators but one, who add up shares of what users contribute."""
+    seeds = "fresh seeds for their shares"
+    least = f" of at least {cohort.min_size} users" if cohort.min_size else ""
+    return Scope(
+        trust=Trust.SHARES,
+        adversary=f"analyzer with up to {aggregators - 1} of the {aggregators} aggregators",
+        neighbors=neighbors,
+        unit=Unit.USER,
+        assumptions=(
+            f"{_FRESH}, and {seeds}" if users_noise else f"users draw {seeds}",
+            f"at least one of the {aggregators} aggregators is honest: it does not collude, adds up each user of one "
+            f"agreed set{least} once per round, hands on that sum alone, and forgets the shares",
+            "AES-128 in counter mode expands a random seed into shares that nobody can tell from random ones",
+            f"a user counts with all of its shares or not at all, and {DROPOUT}",
             *more,
         ),
     )

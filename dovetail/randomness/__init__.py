@@ -13,10 +13,10 @@ import dataclasses
 import hashlib
 import secrets
 
-import jax
 import numpy as np
 
 from dovetail import _validate
+from dovetail._jax import jax
 from dovetail.randomness import chacha
 
 __all__ = ["ROOT_BYTES", "Randomness"]
@@ -79,4 +79,4 @@ class Randomness:
     @staticmethod
     def key(data: jax.Array) -> jax.Array:
         """The noise key of these words, of whichever kind it is."""
-        return jax.random.wrap_key_data(data, impl=chacha.IMPL if data.shape[-1] == chacha.KEY_WORDS else None)
+        return jax.random.wrap_key_data(data, impl=chacha.impl() if data.shape[-1] == chacha.KEY_WORDS else None)

@@ -8,18 +8,20 @@ each block: that wastes most of it, yet is several times as fast, for XLA makes 
 
 from __future__ import annotations
 
-import jax
-import jax.extend.random
-import jax.numpy as jnp
+import functools
+from typing import Any, TypeAlias
+
 import numpy as np
 
-__all__ = ["IMPL", "KEY_WORDS", "NAME", "first_word", "words"]
+from dovetail._jax import jax, jnp
+
+__all__ = ["KEY_WORDS", "NAME", "first_word", "impl", "words"]
 
 NAME = "chacha12"
 KEY_WORDS = 8
 _ROUNDS, _BLOCK = 12, 16
 _CONSTANTS = tuple(np.frombuffer(b"expand 32-byte k", "<u4").astype(np.uint32))
-Word = jax.Array | np.uint32
+Word: TypeAlias = "jax.Array | np.uint32"
 _STREAM, _FOLD, _SPLIT, _BLOCKS = (np.uint32(use) for use in range(4))
 _COLUMNS = tuple((i, 4 + i, 8 + i, 12 + i) for i in range(4))
 _DIAGONALS = tuple((i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4) for i in range(4))
@@ -106,12 +108,15 @@ def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return _derived(key, numbers, _SPLIT)
 
 
-IMPL = jax.extend.random.define_prng_impl(
-    key_shape=(KEY_WORDS,),
-    seed=_seeded,
-    split=_split,
-    random_bits=_random_bits,
-    fold_in=_fold_in,
-    name=NAME,
-    tag=NAME,
-)
+@functools.cache
+def impl() -> Any:
+    """How `jax.random` draws with these keys."""
+    return jax.extend.random.define_prng_impl(
+        key_shape=(KEY_WORDS,),
+        seed=_seeded,
+        split=_split,
+        random_bits=_random_bits,
+        fold_in=_fold_in,
+        name=NAME,
+        tag=NAME,
+    )

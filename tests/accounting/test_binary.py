@@ -8,6 +8,7 @@ from pathlib import Path
 import mpmath
 import numpy as np
 import pytest
+from grids import later
 from scipy.stats import binom
 
 from dovetail.accounting import loss_distributions
@@ -86,7 +87,7 @@ def test_a_formula_without_its_second_term_is_far_off_and_without_its_first_is_c
     assert shifted.max() < 0.9 * true
 
 
-@pytest.mark.parametrize(("others", "dummies", "eps_local"), [(600, 0, 0.5), (150, 500, 1.0), (900, 40, 3.0)])
+@pytest.mark.parametrize(("others", "dummies", "eps_local"), [(600, 0, 0.5), (150, 500, 1.0), later(900, 40, 3.0)])
 def test_blocks_of_a_larger_crowd_cost_little(others, dummies, eps_local):
     reports = BinaryReports(others=others, places=others + dummies, eps_local=eps_local)
     for share in (0.0, 0.02, 0.1):

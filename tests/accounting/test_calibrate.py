@@ -94,3 +94,40 @@ def test_nothing_left_of_delta():
         search.eps_after_spending(lambda delta: -math.log(delta), lambda eps: 1e-8 * math.exp(eps), delta=1e-6)
     with pytest.raises(NotApplicable, match="no eps found"):
         search.eps_after_spending(lambda delta: 1 + 1e3 * delta, lambda eps: 0.0, delta=0.5, steps=1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.floats(-6, 8),
+    st.floats(0.4, 3),
+    st.floats(-2, 2),
+    st.sampled_from([0.0, 1e-3, 0.1]),
+    st.floats(-3, 2),
+    st.sampled_from([1e-6, 1e-3]),
+)
+def test_the_smallest_noise_meets_the_target_and_a_little_less_does_not(
+    size, power, curvature, jump, log_eps, tolerance
+):
+    asked = []
+
+    def eps_of(noise):
+        asked.append(noise)
+        mu = 10**size / noise**power
+        return mu * (1 + 10**curvature * mu) * math.exp(-jump * math.floor(3 * math.log(noise)))
+
+    eps = 10**log_eps
+    try:
+        noise = smallest_noise(eps_of, eps=eps, tolerance=tolerance)
+    except ValueError:
+        assert eps_of(2.0**40) > eps
+        return
+    assert noise in asked
+    assert len(asked) <= (12 if jump == 0 else 60)
+    assert eps_of(noise) <= eps
+    assert eps_of(noise / (1 + 2 * tolerance)) > eps or noise <= 2.0**-20 * (1 + 1e-9)
+
+
+def test_noise_below_which_nothing_is_known():
+    assert smallest_noise(lambda noise: math.inf if noise < 1000 else 0.0, eps=1.0) == pytest.approx(1000, rel=1e-5)
+    assert smallest_noise(lambda noise: math.nan if noise < 0.01 else 1e-3 / noise, eps=1.0) >= 0.01
+    assert smallest_noise(lambda noise: 0.0, eps=1.0) == pytest.approx(2.0**-20)

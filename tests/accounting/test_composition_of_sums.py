@@ -10,7 +10,7 @@ from scipy import stats
 
 from dovetail.accounting import accountants, certify, compose, fits, gaussian, groups, near_gaussian
 from dovetail.accounting.exposure import exposures, spent_delta
-from dovetail.accounting.releases import mixing, split_and_mix, subjects
+from dovetail.accounting.releases import mixing, skellam_sums, split_and_mix, subjects
 from dovetail.events import Disjoint, Everyone, FixedSize, Gaussian, Poisson, Round, SampledSubject, SplitAndMix
 from dovetail.numbers import at_most
 from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit
@@ -57,7 +57,7 @@ def test_divergences_add_up_and_mixing_is_paid_at_the_whole_eps(count):
 def test_distances_from_a_gaussian_add_up_and_the_better_route_is_taken(count):
     paid = exposures(rounds(SHARES, count))
     near, curve = split_and_mix.near(SHARES), accountants.exact_gaussian(paid)
-    assert near.mu == pytest.approx(split_and_mix._sensitivity(SHARES) / math.sqrt(4e7 - 1 / 12), rel=1e-12)
+    assert near.mu == pytest.approx(skellam_sums.sensitivity(SHARES) / math.sqrt(4e7 - 1 / 12), rel=1e-12)
     assert curve.best == frozenset()
     for eps in (0.05, curve.eps(DELTA)):
         mixed = count * 200 * mixing.eta(num_users=500, slots=13, modulus=2**19)

@@ -1,11 +1,16 @@
+import json
 import math
 
 import mpmath
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from dovetail.accounting import gaussian
+from dovetail.accounting import bound, gaussian
+from dovetail.cli import app
+from dovetail.events import Everyone, FixedSize, Gaussian, Round
+from dovetail.statements import Neighbors
 
 
 def exact_delta(mu: float, eps: float) -> mpmath.mpf:
@@ -48,3 +53,33 @@ def test_edges():
             gaussian.eps_of(1.0, **bad)
     with pytest.raises(ValueError, match="expected eps >= 0"):
         gaussian.delta_of(1.0, eps=-1.0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.floats(1e-3, 50), st.floats(1e-12, 0.4))
+def test_both_ends_hold_the_exact_eps_and_are_close(mu, delta):
+    lower, upper = gaussian.lower_eps_of(mu, delta=delta), gaussian.eps_of(mu, delta=delta)
+    assert 0 <= lower <= upper
+    assert exact_delta(mu, upper) <= delta
+    assert upper == 0 or exact_delta(mu, lower) > delta
+    assert upper - lower <= 1e-9 * upper + 1e-14
+
+
+def test_a_lower_end_comes_with_the_bound_of_many_rounds():
+    event = Gaussian(std=5.0, sensitivity=2.0, neighbors=Neighbors.REPLACE_ONE)
+    found = bound([Round(mechanism=event, participation=Everyone())] * 100, delta=1e-6)
+    mu = 2.0 * math.sqrt(100) / 5.0
+    assert exact_delta(mu, found.eps) <= 1e-6 < exact_delta(mu, found.lower)
+    assert found.eps * (1 - 1e-9) < found.lower < found.eps
+    sampled = bound([Round(mechanism=event, participation=FixedSize(size=10, population=100))] * 100, delta=1e-6)
+    assert sampled.lower is None, "rounded up on a grid, and not known from below"
+
+
+def test_account_shows_the_lower_end():
+    asked = ["account", "protocol", "dp_fl", "--n", "1000", "--dim", "10", "--rounds", "20", "--delta", "1e-5"]
+    asked += ["--set", "noise_multiplier=5"]
+    said = CliRunner().invoke(app, asked)
+    assert said.exit_code == 0
+    assert "the same quantity is at least 8.72" in said.stdout
+    told = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)["certified"]
+    assert told["eps"] * (1 - 1e-9) <= told["lower"] <= told["eps"]

@@ -58,6 +58,7 @@ from dovetail.accounting.releases import (
     privunit,
     selection,
     skellam_distance,
+    skellam_sums,
     split_and_mix,
     subjects,
 )
@@ -225,6 +226,16 @@ CASES = {
     frontier.from_excess: [
         (BAD, "mean slope of 1", lambda: frontier.from_excess(np.array([0.0, 3.0]), np.array([2.0, 0.0]))),
     ],
+    curves.larger: [
+        (BAD, "as many folds", lambda: curves.larger(a_pair(), dataclasses.replace(a_pair(), folds=2))),
+    ],
+    curves.nodes_for: [(BAD, "folds >= 1", lambda: curves.nodes_for(0))],
+    numerics.binomial_pmf: [(BAD, "prob=1.5", lambda: numerics.binomial_pmf(1, 2, 1.5))],
+    numerics.binomial_cdf: [(BAD, "prob=nan", lambda: numerics.binomial_cdf(1, 2, math.nan))],
+    numerics.binomial_sf: [(BAD, "trials >= 0", lambda: numerics.binomial_sf(1, -2, 0.5))],
+    poisson_binomial.by_limit: [
+        (OUTSIDE, "many coins", lambda: poisson_binomial.by_limit(poisson_binomial.Coins(np.ones(1) / 2, np.ones(1)))),
+    ],
     curves.pair_of: [(OUTSIDE, "a loss of 21", lambda: curves.pair_of(lambda eps: 0.1, eps_pure=21.0))],
     personal.pair: [(OUTSIDE, "a loss of 30", lambda: personal.pair(LARGE_BUDGETS, np.array([0])))],
     personalized.pairs: [
@@ -342,6 +353,7 @@ CASES = {
         (BAD, "eps >= 0", lambda: gaussian.delta_of(1.0, eps=-1.0)),
         (BAD, "mu > 0", lambda: gaussian.delta_of(-1.0, eps=1.0)),
     ],
+    gaussian.lower_eps_of: [(BAD, "delta", lambda: gaussian.lower_eps_of(1.0, delta=0.0))],
     gaussian.eps_of: [(BAD, "0 < delta < 1", lambda: gaussian.eps_of(1.0, delta=0.0))],
     groups.for_group: [(BAD, "size >= 1", lambda: groups.for_group(bound(1.0), size=0))],
     groups.for_one: [
@@ -498,8 +510,8 @@ CASES = {
             lambda: skellam_distance.near_gaussian(sensitivity=0.0, coordinates=1, variance=1e3),
         ),
     ],
-    split_and_mix.near: [
-        (OUTSIDE, "variance >= 100", lambda: split_and_mix.near(dataclasses.replace(SHARES, noise_variance=99.0))),
+    skellam_sums.near: [
+        (OUTSIDE, "variance >= 100", lambda: skellam_sums.near(dataclasses.replace(SHARES, noise_variance=99.0))),
     ],
     split_and_mix.rounded_norm: [
         (
@@ -749,6 +761,7 @@ EVERYWHERE = {
     numerics.smallest: "what is no number is left out",
     numerics.exp: "infinite where it would overflow",
     numerics.binomial_outward: "any number of trials has its factor",
+    numerics.summed: "any laws on any circle; what is wrapped around adds",
     numerics.transform_error: "any length has its error",
     blanket_families.clip_laplace_floors: "any budgets",
     blanket_families.level_floors: "any budgets",
@@ -756,6 +769,7 @@ EVERYWHERE = {
     budgets.budgets_of: "any event",
     budgets.classes: "any event",
     budgets.honest: "any event",
+    budgets.order_of: "any event",
     personal.curve: "where there is no blanket the clones are left",
     personal.groups: "every user is in a group",
     personal.halved: "a group that cannot be halved is one",
@@ -764,7 +778,8 @@ EVERYWHERE = {
     loss_distributions.mirrored: "any distribution has its mirror image",
     exposure.unsampled: "None where it would not hold",
     loss_distributions.outward: "a distribution was made by dp-accounting, which has checked it",
-    split_and_mix.renyi: "an order without a bound costs inf",
+    skellam_sums.sensitivity: "any event: it was checked when it was made",
+    skellam_sums.renyi: "an order without a bound costs inf",
     subjects.always_sampled: "None where items are sampled",
 }
 
@@ -777,6 +792,10 @@ def a_grid():
 
 def a_loss():
     return mixtures.loss(SHIFTS, interval=0.1)
+
+
+def a_pair():
+    return curves.pair_of(lambda eps: 0.1, eps_pure=1.0)
 
 
 def a_law():

@@ -10,6 +10,7 @@ import pytest
 from dp_accounting.pld.pld_pmf import DensePLDPmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism as gaussian_loss
+from grids import diagonal
 from scipy.stats import binom
 
 from dovetail.accounting import bound, compose, conversion, gaussian, loss_distributions, numerics, releases, tilting
@@ -218,7 +219,7 @@ def test_a_transform_that_errs_as_much_as_allowed_does_no_harm(monkeypatch):
     eps = [0.0, 1.0, 5.0]
     exact = exact_deltas(parts, eps)
     rng = np.random.default_rng(5)
-    rfft, irfft = tilting.rfft, tilting.irfft
+    rfft, irfft = numerics.rfft, numerics.irfft
 
     def worse(values, size):
         found = rfft(values, size)
@@ -229,8 +230,8 @@ def test_a_transform_that_errs_as_much_as_allowed_does_no_harm(monkeypatch):
         found = irfft(values, size)
         return found - 0.9 * numerics.transform_error(size) * np.linalg.norm(found) / math.sqrt(size)
 
-    monkeypatch.setattr(tilting, "rfft", worse)
-    monkeypatch.setattr(tilting, "irfft", worse_back)
+    monkeypatch.setattr(numerics, "rfft", worse)
+    monkeypatch.setattr(numerics, "irfft", worse_back)
     for _ in range(20):
         ours = loss_distributions.copies(a_loss(FIRST, -3), 40)
         assert all(ours.delta(one) >= delta for one, delta in zip(eps, exact, strict=True))
@@ -243,11 +244,12 @@ def test_the_error_of_a_transform_is_within_its_bound():
         angles = np.arange(size // 2 + 1)[:, None] * np.arange(size) % size
         turns = np.exp(-2j * np.pi * angles.astype(np.longdouble) / size)
         exact = turns @ law.astype(np.longdouble)
-        assert np.abs(tilting.rfft(law, size) - exact).max() < numerics.transform_error(size) / 3
+        assert np.abs(numerics.rfft(law, size) - exact).max() < numerics.transform_error(size) / 3
 
 
-@pytest.mark.parametrize(("mu", "prob"), [(0.002, 1e-4), (0.05, 1.0), (1.0, 0.01), (3.0, 0.5)])
-@pytest.mark.parametrize("interval", [1e-4, 1e-2])
+@pytest.mark.parametrize(
+    ("mu", "prob", "interval"), diagonal([(0.002, 1e-4), (3.0, 0.5), (1.0, 0.01), (0.05, 1.0)], [1e-4, 1e-2])
+)
 def test_one_release_of_dp_accounting_is_never_below_50_digits(mu, prob, interval):
     loss = gaussian_loss(1 / mu, sensitivity=1.0, sampling_prob=prob, value_discretization_interval=interval)
     ours = loss_distributions.outward(loss)
@@ -309,3 +311,32 @@ def test_a_divergence_of_shares_that_is_no_number_is_no_eps(monkeypatch):
 
 def test_floats_are_what_these_constants_assume():
     assert sys.float_info.epsilon == numerics.ULP
+
+
+@pytest.mark.parametrize("prob", [0.0, 1e-12, 0.3, 0.5, 0.999999, 1.0])
+@pytest.mark.parametrize("trials", [0, 1, 7, 10**6, 10**12])
+def test_binomial_laws_are_those_of_scipy(trials, prob):
+    spread = np.round(trials * prob + np.linspace(-9, 9, 41) * math.sqrt(trials * prob * (1 - prob) + 1))
+    counts = np.unique(np.concatenate([np.arange(-3, 6), spread, [trials - 1, trials, trials + 1]]))
+    assert np.array_equal(numerics.binomial_pmf(counts, trials, prob), binom.pmf(counts, trials, prob))
+    assert np.array_equal(numerics.binomial_cdf(counts, trials, prob), binom.cdf(counts, trials, prob))
+    assert np.array_equal(numerics.binomial_sf(counts, trials, prob), binom.sf(counts, trials, prob))
+
+
+@pytest.mark.parametrize("size", [8, 20, 64])
+def test_sums_on_a_circle_are_right_to_their_error(size):
+    rng = np.random.default_rng(size)
+    laws = [(rng.dirichlet(np.full(4, 0.3)), 3), (rng.dirichlet(np.full(11, 0.3)), 2)]
+    with mpmath.workdps(40):
+        exact = [mpmath.mpf(1)]
+        for law, times in laws:
+            for _ in range(times):
+                longer = [mpmath.mpf(0)] * (len(exact) + len(law) - 1)
+                for i, a in enumerate(exact):
+                    for j, b in enumerate(law.tolist()):
+                        longer[i + j] += a * mpmath.mpf(b)
+                exact = longer
+        circle = [mpmath.fsum(exact[i::size]) for i in range(size)]
+        found, error = numerics.summed(laws, size)
+        off = mpmath.sqrt(mpmath.fsum((mpmath.mpf(x) - y) ** 2 for x, y in zip(found.tolist(), circle, strict=True)))
+        assert off <= error < 1e-12

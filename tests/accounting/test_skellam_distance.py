@@ -6,6 +6,7 @@ from fractions import Fraction
 import mpmath
 import numpy as np
 import pytest
+from grids import later
 from mpmath import mpf
 from numpy.polynomial import polynomial
 from scipy.special import ive
@@ -41,7 +42,7 @@ def divergence(variance, added=Fraction(1, 12)):
 # ---------------------------------------------------------------- the theorem
 
 
-@pytest.mark.parametrize("variance", VARIANCES)
+@pytest.mark.parametrize("variance", [*VARIANCES[:-1], later(VARIANCES[-1])])
 def test_the_divergence_is_never_below_the_sum_of_both_laws(variance):
     exact, ours = divergence(variance), skellam_distance.divergence(variance)
     assert 0.98 <= exact * 48 * variance**2 <= 1
@@ -57,7 +58,7 @@ def test_the_divergence_at_many_variances(variance):
     assert exact <= ours <= exact * (1 + 28 / variance)
 
 
-@pytest.mark.parametrize("variance", [1e4, 1e5])
+@pytest.mark.parametrize("variance", [3000.0, later(1e4), later(1e5)])
 def test_near_misses_are_caught(variance):
     ours, exact = skellam_distance.divergence(variance), divergence(variance)
     assert divergence(variance, added=Fraction(0)) > ours, "a Gaussian of Skellam's own variance is further away"
@@ -188,15 +189,16 @@ def certified(shifts, variance, eps):
     return gaussian.delta_of(near.mu, eps=eps), near_gaussian.spent_delta(near.divergence, eps=eps)
 
 
-def test_no_release_of_two_thousand_has_a_delta_above_the_certified_one():
+@pytest.mark.parametrize("count", [600, later(2200)])
+def test_no_release_of_many_has_a_delta_above_the_certified_one(count):
     worst, without = 0.0, 0
-    for shifts, variance, eps in random_releases(2200, seed=3):
+    for shifts, variance, eps in random_releases(count, seed=3):
         exact = exact_delta([skellam_pair(shift, variance) for shift in shifts], eps)
         noise, distance = certified(shifts, variance, eps)
         worst = max(worst, exact / (noise + distance))
         without += exact > noise
     assert 0.99 < worst < 1
-    assert without >= 200, "the distance must matter for this test to say anything"
+    assert without >= count / 11, "the distance must matter for this test to say anything"
 
 
 def test_the_spent_delta_is_pinskers_and_grows():

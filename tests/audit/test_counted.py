@@ -141,11 +141,10 @@ def test_whole_messages_are_seen_in_every_view(name, view, colluders):
 
 
 def test_a_score_that_is_no_number_still_tells_the_worlds_apart():
-    games = games_of("dp_fl", dim=1)
     first, second = np.full(100, np.nan), np.zeros(100)
-    test = runs._best_test(games[0], "x", np.where(np.isnan(first), np.inf, first), second, 0.01, 0.95)
-    assert test.promise > 3
-    assert np.isfinite(test.threshold) or test.threshold == np.inf
+    cut = runs._best_cut(np.where(np.isnan(first), np.inf, first), second, 0.01, 0.95)
+    assert cut.promise > 3
+    assert np.isfinite(cut.threshold) or cut.threshold == np.inf
 
 
 def removed_from_shares():

@@ -266,6 +266,13 @@ CASES = {
     "unis": ("unis", plan(num_users=20, dim=1, delta=1e-4, budgets=[0.3, 1.0]), 0.4),
     "split_and_mix": ("split_and_mix", plan(dim=100, noise_multiplier=8.0), 0.85),
     "split_and_mix, removed": ("split_and_mix", removing(plan(dim=100, noise_multiplier=4.0)), 0.85),
+    "secagg": ("secagg", plan(dim=100, noise_multiplier=8.0), 0.85),
+    "secagg, aggregators' noise": (
+        "secagg",
+        plan(dim=100, num_users=5, noise_multiplier=8.0, noise="aggregators"),
+        0.85,
+    ),
+    "secagg, removed": ("secagg", removing(plan(dim=100, noise_multiplier=4.0)), 0.85),
     "dp_fl, removed": ("dp_fl", removing(plan(noise_multiplier=5.0, rounds=10)), 0.999),
     "dp_fl": ("dp_fl", plan(noise_multiplier=5.0, rounds=10), 0.999),
     "dp_fl, adaptive": ("dp_fl", plan(noise_multiplier=5.0, clip="adaptive"), 0.999),

@@ -94,6 +94,8 @@ UNBOUNDED = {
     "fedavg": ("fedavg", plan(), True),
     "central_sub": ("central_sub", plan(items_per_subject=3, sampling_rate=0.1, noise_multiplier=1.0), True),
     "split_and_mix": ("split_and_mix", plan(noise_multiplier=8.0), False),
+    "secagg": ("secagg", plan(noise_multiplier=8.0), False),
+    "secagg, aggregators' noise": ("secagg", plan(noise_multiplier=8.0, noise="aggregators"), True),
     "real_sum, split": ("real_sum", plan(dim=1, method="split", noise_multiplier=2.0), False),
     "ldp_fl": ("ldp_fl", plan(noise_multiplier=1.0, clip_norm=1.0), False),
 }

@@ -54,16 +54,14 @@ def tiny_config(folder, rounds=30, kind="fixed", size=50, noise="os"):
     return path
 
 
-def test_run_prints_accuracy_and_statement_and_writes_the_folder(tmp_path):
+def test_run_prints_accuracy_and_statement_and_writes_the_folder(tmp_path, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     noise = "protocol.noise_multiplier=10.0"  # that noise is calibrated to the target is seen below
-    done = dovetail("run", str(tiny_config(tmp_path)), "--out", str(tmp_path / "out"), "--set", noise)
-    assert done.returncode == 0, done.stderr
-    assert "test accuracy" in done.stdout
-    assert (
-        "-DP [curator; against the observer of every model; replace-one; one user, 30 rounds]   certified"
-        in done.stdout
-    )
-    assert "docs/proofs/fixed-size.md" in done.stdout
+    status, said, err = command("run", str(tiny_config(tmp_path)), "--out", str(tmp_path / "out"), "--set", noise)
+    assert status == 0, err
+    assert "test accuracy" in said
+    assert "-DP [curator; against the observer of every model; replace-one; one user, 30 rounds]   certified" in said
+    assert "docs/proofs/fixed-size.md" in said
     written = {file.name for file in (tmp_path / "out").iterdir()}
     assert written == {
         "config.toml",
@@ -73,10 +71,10 @@ def test_run_prints_accuracy_and_statement_and_writes_the_folder(tmp_path):
         "model.npz",
         "report.html",
     }
-    assert "theorem or reason" in done.stdout, "the table of units"
+    assert "theorem or reason" in said, "the table of units"
     for unit in ("item", "user", "subject"):
-        assert re.search(rf"\b{unit} .*\(\d.*, 1e-05\)-DP .*replace-one", done.stdout)
-    assert "1500 uploads" in done.stdout
+        assert re.search(rf"\b{unit} .*\(\d.*, 1e-05\)-DP .*replace-one", said)
+    assert "1500 uploads" in said
     report = (tmp_path / "out" / "report.html").read_text()
     assert "certified" in report
     assert "http" not in report.split("<pre>")[0], "opens offline"

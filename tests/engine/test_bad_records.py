@@ -48,6 +48,7 @@ SETTINGS = [
     ("ss_topk", {**VALUE, "k": 4}),
     ("privunit", {"clip_norm": 0.5, "eps_local": 6.0}),
     ("split_and_mix", {**NORM, "shares": 3}),
+    ("secagg", NORM),
     ("apes", PERSONAL),
     ("s_apes", {**PERSONAL, "keep": 0.5}),
     ("unis", PERSONAL),
@@ -78,17 +79,19 @@ PATHS = [
 ]
 
 
-def short(name, settings, path):
-    """Whether it is in `make test`: every protocol one fast and the slow path, and every path one protocol of a kind.
+def short(number, name, settings, path):
+    """Whether it is in `make test`: every protocol a fast or the slow path, and every path one protocol of a kind.
 
     `dp_fl` has a sum that paths can form without each update, `ss_simple` needs each; the rest is in `make soak`.
     """
-    return path in (PATHS[0], PATHS[4]) or name == "ss_simple" or (name == "dp_fl" and "clip" not in settings)
+    if name == "ss_simple":
+        return path in (PATHS[0], PATHS[3], PATHS[4])
+    return path == PATHS[4 * (number % 2)] or (name == "dp_fl" and "clip" not in settings)
 
 
 def cases():
     """Everything that differs: items and numbers have ways of their own, and few of them."""
-    for name, settings in SETTINGS:
+    for number, (name, settings) in enumerate(SETTINGS):
         for path in PATHS:
             if name in (*SCALARS, "central_sub", "local_sub") and path.records > 1:
                 continue
@@ -97,7 +100,7 @@ def cases():
             if path == PATHS[-1] and name not in ("dp_fl", "ss_simple"):
                 continue  # from updates on the same as the path before it
             label = "-".join([name, *(v for v in settings.values() if isinstance(v, str)), path.model, path.update])
-            marks = [] if short(name, settings, path) else [pytest.mark.soak]
+            marks = [] if short(number, name, settings, path) else [pytest.mark.soak]
             yield pytest.param(name, settings, path, id=f"{label}-{'fast' if path.fast else 'slow'}", marks=marks)
 
 

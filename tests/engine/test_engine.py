@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from grids import diagonal
 from jax.flatten_util import ravel_pytree
 
 from dovetail.data._base import Clients, Dataset
@@ -105,7 +106,7 @@ def baseline(protocol):
     return train(protocol=protocol, model="mlp")[0]
 
 
-LONG = {("few", "fedsgd"), ("few", "fedprox"), ("explicit", "fedavg")}
+LONG = {("few", "fedsgd"), ("few", "fedprox"), ("explicit", "fedavg"), ("one-record", "fedavg")}
 LINEAR = [
     pytest.param(
         *(update, protocol, width),
@@ -128,8 +129,9 @@ def test_the_linear_forms_equal_the_general_path(update, protocol, width):
     np.testing.assert_allclose(fast, slow, atol=2e-5)
 
 
-@pytest.mark.parametrize("protocol", ["dp_fl", "ldp_fl"])
-@pytest.mark.parametrize("performance", [{"chunk": 7}, {"devices": 1, "chunk": 5}])
+@pytest.mark.parametrize(
+    ("protocol", "performance"), diagonal(["dp_fl", "ldp_fl"], [{"chunk": 7}, {"devices": 1, "chunk": 5}])
+)
 def test_results_depend_on_neither_chunks_nor_devices(protocol, performance):
     base = baseline(protocol)
     other, _, _ = train(protocol=protocol, model="mlp", **performance)

@@ -13,7 +13,7 @@ from dovetail.audit import curves
 from dovetail.events import Everyone, FixedSize, Poisson, Round
 from dovetail.experiment import config
 from dovetail.experiment.verify import verify
-from dovetail.parties import fleet
+from dovetail.parties import deployment
 from dovetail.protocols import Cohort, build
 from dovetail.statements import Neighbors, NotApplicable
 
@@ -145,7 +145,10 @@ def test_dropouts_need_a_minimum_of_uploads_and_void_a_round_below_it(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        ([("protocol", {"name": "dp_fl", "noise_multiplier": 1.0})], r"all users' noise adds up \(split_and_mix\)"),
+        (
+            [("protocol", {"name": "dp_fl", "noise_multiplier": 1.0})],
+            r"all users' noise adds up \(split_and_mix, secagg\)",
+        ),
         ([("protocol", {"name": "fedavg"})], "got protocol.name='fedavg'"),
         ([("protocol", {"name": "ss_simple", "eps_local": 1.0})], "got protocol.name='ss_simple'"),
         ([("cohort", {"kind": "secret", "rounds": 2})], r"expected one cohort\.size with cohort\.kind = 'secret'"),
@@ -192,6 +195,6 @@ def test_a_cohort_says_the_rate_of_its_coins():
 
 def test_neither_a_fleet_nor_an_audit_of_a_round_knows_coins(tmp_path):
     with pytest.raises(ValueError, match="deployed users' data enter every round"):
-        fleet.set_up(tmp_path / "fleet", config.parse(BASE), rounds=1, clients=3)
+        deployment.set_up(tmp_path / "fleet", config.parse(BASE), rounds=1, clients=3)
     with pytest.raises(NotApplicable, match="enter secretly"):
         curves.of_round(plan(), 0)

@@ -80,7 +80,7 @@ def test_all_trials_are_told_where_all_are_counted():
 
 
 def test_without_a_curator_all_trials_are_counted():
-    shuffled = [("protocol", {"name": "ss_simple"}), ("cohort.rounds", 1)]
+    shuffled = [("protocol", {"name": "ss_simple"}), ("cohort.rounds", 1), ("task.users", 50)]
     space = Space(axes={"protocol.clip_value": (0.05, 0.1)})
     found = tuned(*shuffled, space=space, eps=4.0)
     assert found.facts["by"] == "composition" and found.result.statement.eps <= 4.0

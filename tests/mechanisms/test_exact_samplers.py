@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dovetail.mechanisms.exact import EntropyExhausted, ExactSampler
+from dovetail.mechanisms.exact import EntropyExhausted, ExactSampler, round_at_random
 
 ALPHA = 1e-4
 SAMPLES = 20_000
@@ -135,6 +135,31 @@ def test_integers_are_uniform(bound: int) -> None:
 
 
 # Bits
+
+
+def rounded(number: float, word: int, then: int = 0) -> int:
+    """What becomes of a number if its coin's first 32 bits are these, and the next 53 are `then`."""
+    answers = iter([np.array([word], "<u4").tobytes(), np.array([then], "<u8").tobytes()])
+    return int(round_at_random(np.array([number]), ExactSampler(lambda count: next(answers)))[0])
+
+
+def test_rounding_compares_further_digits_on_a_tie_alone() -> None:
+    first = math.floor(0.3 * 2**32)
+    assert [rounded(7.3, first + step) for step in (-1, 1)] == [8, 7]
+    rest = (7.3 - 7 - first / 2**32) * 2**32
+    assert [rounded(7.3, first, int(rest * 2**53) + step) for step in (-1, 1)] == [8, 7]
+    assert [rounded(-0.25, word) for word in (0, 3 * 2**30 - 1, 3 * 2**30)] == [0, 0, -1]
+    assert {rounded(5.0, word, then) for word in (0, 9, 2**32 - 1) for then in (0, 2**53 - 1)} == {5}
+    assert {rounded(-1e-30, word, then) for word in (0, 2**32 - 1) for then in (0, 2**53 - 1)} == {0}
+
+
+def test_rounding_is_unbiased_and_takes_blocks() -> None:
+    """The mean of 200,000 coins within 5 standard errors (alpha below 1e-6); another number's is not."""
+    drawn = round_at_random(np.full((2, 100_000), -2.7), seeded(8))
+    assert drawn.shape == (2, 100_000)
+    assert set(np.unique(drawn)) == {-3, -2}
+    assert abs(drawn.mean() + 2.7) < 5 * math.sqrt(0.21 / 200_000)
+    assert abs(drawn.mean() + 2.69) > 5 * math.sqrt(0.21 / 200_000)
 
 
 def test_a_tie_reads_further_digits() -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import bisect
 import decimal
 import itertools
 import math
 from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import special, stats
 
 from dovetail.mechanisms import exact_skellam
+from dovetail.mechanisms._tables import BITS
 from dovetail.mechanisms.exact import ExactSampler
-from dovetail.mechanisms.exact_skellam import ExactSkellam, _poisson, encode, split
+from dovetail.mechanisms.exact_skellam import ExactSkellam, _law, encode, split
 from dovetail.mechanisms.skellam import Encoding
 
 ALPHA = 1e-4
@@ -24,87 +25,70 @@ def seeded(seed: int = 0) -> ExactSampler:
     return ExactSampler(np.random.default_rng(seed).bytes)
 
 
-def scripted(*words: int, then: int = 0) -> ExactSampler:
-    """A sampler whose first request is answered with these words, and later ones with `then` over and over."""
-    answers = itertools.chain([np.array(words, "<u8").tobytes()], itertools.repeat(None))
-
-    def entropy(count: int) -> bytes:
-        first = next(answers)
-        return first if first is not None else np.full(count // 8, then, "<u8").tobytes()
-
-    return ExactSampler(entropy)
+def pmf_of(variance: float) -> np.ndarray:
+    """The table's own law of magnitudes."""
+    below = _law(variance).table.below
+    return np.array([(high - low) / 2**BITS for low, high in itertools.pairwise([0, *below])])
 
 
-def pmf_of(variance: float) -> tuple[int, np.ndarray]:
-    """The table's own law."""
-    table = _poisson(variance)
-    steps = [high - low for low, high in itertools.pairwise([0, *table.below])]
-    return table.first, np.array([step / 2**exact_skellam._BITS for step in steps])
+def bessel(k: int, variance: Decimal) -> Decimal:
+    """I_k by its series, every term of which is positive."""
+    half = variance / 2
+    term = half**k / math.factorial(k)
+    total, m = term, 0
+    while term > total * Decimal("1e-140"):
+        m += 1
+        term *= half * half / (m * (m + k))
+        total += term
+    return total
 
 
-@pytest.mark.parametrize("variance", [1e-9, 1.0, 20.0, 3000.0])
-def test_the_table_is_the_poisson_law_in_high_precision(variance: float) -> None:
+@pytest.mark.parametrize("variance", [1e-9, 1.0, 20.0, 300.0])
+def test_the_table_is_the_skellam_law_in_high_precision(variance: float) -> None:
     """Every entry of the distribution function is within the proven distance of the exact one."""
-    table = _poisson(variance)
+    law = _law(variance)
     with decimal.localcontext(prec=150, Emin=-(10**9), Emax=10**9):
-        rate = Decimal(variance) / 2
-        term, below = (-rate).exp(), Decimal(0)
-        unit, bound = Decimal(2) ** -exact_skellam._BITS, Decimal(table.distance)
-        for k in range(table.first + len(table.below)):
-            below += term
-            term = term * rate / (k + 1)
-            if k >= table.first:
-                assert abs(table.below[k - table.first] * unit - below) <= bound
-        assert 1 - below <= bound
-    assert table.distance <= 2.0**-281
+        v, below, unit = Decimal(variance), Decimal(0), Decimal(2) ** -BITS
+        for k, entry in enumerate(law.table.below):
+            below += (1 if k == 0 else 2) * bessel(k, v) * (-v).exp()
+            assert abs(entry * unit - below) <= Decimal(law.distance)
+        assert 1 - below <= Decimal(law.distance)
+    assert law.distance <= 2.0**-253
 
 
 @pytest.mark.parametrize("variance", [1e-9, 0.3, 50.0, 1e4, 1e7])
 def test_the_table_agrees_with_scipy(variance: float) -> None:
-    first, pmf = pmf_of(variance)
-    reference = stats.poisson.pmf(first + np.arange(len(pmf)), variance / 2)
-    assert np.abs(pmf - reference).max() <= 1e-7 * reference.max(), "its logarithms lose digits at large rates"
+    pmf = pmf_of(variance)
+    reference = special.ive(np.arange(len(pmf)), variance) * np.where(np.arange(len(pmf)) == 0, 1, 2)
+    assert np.abs(pmf - reference).max() <= 1e-10 * reference.max()
     assert pmf.sum() == pytest.approx(1, abs=1e-12)
 
 
-def test_the_mode_of_a_large_rate_is_that_of_stirlings_series() -> None:
-    first, pmf = pmf_of(1e7)
-    mode = 5_000_000
-    assert pmf[mode - first] == pytest.approx(math.exp(-1 / (12 * mode)) / math.sqrt(2 * math.pi * mode), rel=1e-13)
+def test_a_wrong_start_would_be_noticed() -> None:
+    """A recurrence that starts too low is off by what it leaves out: the distance is not for any start."""
+    with decimal.localcontext(prec=150):
+        v, weights = Decimal(20), exact_skellam._weights(Fraction(20), 40)
+        exact = bessel(0, v) * (-v).exp()
+        error = abs(Decimal(weights[0]) / (weights[0] + 2 * sum(weights[1:])) - exact)
+    assert _law(20.0).distance * 1e20 < error
 
 
-@pytest.mark.parametrize("variance", [1e-300, 1e-9, 1.0, 1e7])
-def test_the_distance_covers_two_poissons_and_is_tiny(variance: float) -> None:
-    assert ExactSkellam(variance).distance == 2 * _poisson(variance).distance
+@pytest.mark.parametrize("variance", [5e-324, 1e-300, 1e-9, 1.0, 1e7, 2.0**26, 2.0**29])
+def test_the_distance_is_tiny(variance: float) -> None:
     assert 0 < ExactSkellam(variance).distance <= 2.0**-240
 
 
-def test_a_table_for_ten_million_gives_draws_of_that_variance() -> None:
-    square = float(np.sum(ExactSkellam(1e7)(10_000, sampler=seeded()).astype(np.float64) ** 2)) / 1e7
+def test_large_variances_are_sums_of_equal_parts() -> None:
+    assert [ExactSkellam(v).parts for v in (1.0, 2.0**26, 2.0**26 + 1, 2.0**28, 2.0**29)] == [1, 1, 2, 4, 8]
+    assert ExactSkellam(2.0**29).distance == 8 * _law(2.0**26).distance
+
+
+@pytest.mark.parametrize("variance", [1e7, 2.0**29])
+def test_draws_of_large_variances_have_them(variance: float) -> None:
+    """The sum of 10,000 squares, within the law's quantiles ALPHA and 1 - ALPHA; 8 % more is beyond."""
+    square = float(np.sum(ExactSkellam(variance)(10_000, sampler=seeded()).astype(np.float64) ** 2)) / variance
     assert ALPHA < stats.chi2.cdf(square, 10_000) < 1 - ALPHA
     assert stats.chi2.cdf(1.08 * square, 10_000) > 1 - ALPHA
-
-
-def test_draws_have_the_law_of_the_table_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a table of 10 bits, all 1024 uniforms are tried: every value comes as often as the table says."""
-    monkeypatch.setattr(exact_skellam, "_BITS", 10)
-    monkeypatch.setattr(exact_skellam, "_UPPER", 4)
-    table = _poisson.__wrapped__(3.0)
-    drawn = [int(table.draw(1, scripted(u >> 6, then=u & 63))[0]) - table.first for u in range(1024)]
-    np.testing.assert_array_equal(
-        np.bincount(drawn, minlength=len(table.below)), np.diff([0, *table.below]).astype(np.int64)
-    )
-    assert len({entry >> 6 for entry in table.below}) < len(table.below), "some entries share their upper bits"
-
-
-def test_ties_are_resolved_by_further_bits() -> None:
-    table = _poisson(1000.0)
-    words = table.upper[[400, 460, 500, 520]]
-    for rest in (0, 2**64 - 1, 0x0123456789ABCDEF):
-        drawn = table.draw(4, scripted(*words, then=rest))
-        low = int("".join(f"{rest:016x}" * 5), 16) & ((1 << 267) - 1)
-        expected = [bisect.bisect_right(table.below, int(word) << 267 | low) + table.first for word in words]
-        np.testing.assert_array_equal(drawn, expected)
 
 
 @pytest.mark.parametrize("variance", [0.5, 8.0, 5000.0])
@@ -158,7 +142,7 @@ def test_the_norm_is_enforced_on_the_integers() -> None:
         return bytes(count)
 
     np.testing.assert_array_equal(encode(encoding, x, sampler=ExactSampler(up)), np.zeros(400))
-    assert requests == [8 * 400] * 8
+    assert requests == [4 * 400] * 8
     sampler = seeded(3)
     for scale in (0.1, 0.4, 100.0):
         drawn = encode(encoding, scale * np.random.default_rng(0).normal(size=400), sampler=sampler)

@@ -21,14 +21,15 @@ import numpy as np
 from parties.unique_buckets import Auditor, Oracle
 
 from dovetail.learners.server import Server
+from dovetail.parties.aggregator.rounds import Aggregator
 from dovetail.parties.analyzer.learning import Learning
 from dovetail.parties.analyzer.rounds import Analyzer
-from dovetail.parties.common.keys import KeyPair, KeyRing
+from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.links import Gone, Unreachable
 from dovetail.parties.common.wire import Closed, RoundStatus, TooEarly, TooLate, vector_from
-from dovetail.parties.fleet import Deployment, lenient_policy
-from dovetail.parties.http.shuffler import ShufflerService
-from dovetail.parties.shuffler.arrivals import Turned
+from dovetail.parties.deployment import Deployment, lenient_policy
+from dovetail.parties.http.intermediary import IntermediaryService
+from dovetail.parties.intermediary.arrivals import Turned
 from dovetail.parties.shuffler.rounds import Shuffler
 from dovetail.parties.user.client import Client, Envelope
 
@@ -40,10 +41,10 @@ class Killed(BaseException):
 
 
 class Life:
-    """One life of one party: until the moment in which it is killed, if any."""
+    """One life of one party: until the moment in which it is killed, if any; `buried` when its files may be let go."""
 
     def __init__(self, party: str, moment: Callable[[str, str], bool]) -> None:
-        self.party, self.dead, self._moment = party, False, moment
+        self.party, self.dead, self.buried, self._moment = party, False, False, moment
 
     def pass_moment(self, statement: str) -> None:
         """Die, if this is the moment."""
@@ -76,11 +77,16 @@ class Mortal(sqlite3.Connection):
             return done
         return super().execute(sql, *values)
 
+    def close(self) -> None:
+        """The dead do not tidy up."""
+        if self.life is None or not self.life.dead or self.life.buried:
+            super().close()
+
 
 class World:
     """A whole fleet in this process, in which one party dies once: in the moment with the number `fatal`.
 
-    The user `halfway` reports to the first shuffler alone; `slow` so slowly that the first looks at the time meanwhile.
+    The user `halfway` reports to the first service alone; `slow` so slowly that the first looks at the time meanwhile.
     """
 
     def __init__(
@@ -103,32 +109,35 @@ class World:
         self._auditor = Auditor(folder, finite=oracle.eps_round is not None)
         self._births = self.deaths = 0
         folder.mkdir()
-        names = ["analyzer", *(f"shuffler-{i}" for i in range(oracle.shufflers))]
+        names = ["analyzer", *deployment.services]
         self._parties.update(dict.fromkeys(names))
         self.told: set[tuple[int, int, int]] = set()
+        self.parts: dict[tuple[int, int, int], tuple[bytes, bytes]] = {}  # what left a service, by round and number
 
     def connect(self, path: Any, **options: Any) -> sqlite3.Connection:
         """In the place of `sqlite3.connect`."""
         connection = _connect(path, factory=Mortal, **options)
-        home = Path(str(path)).parent
-        connection.life = next((life for name, life in self._lives.items() if self._homes[name] == home), None)
+        connection.life = self._life_of(Path(str(path)))
         self._connections.append(connection)
         return connection
+
+    def _life_of(self, path: Path) -> Life | None:
+        """Whose file this is."""
+        return next((life for name, life in self._lives.items() if self._homes[name] in path.parents), None)
 
     def run(self, envelope: Callable[[int, int, int], Envelope], users: int) -> np.ndarray:
         """Train until it is over; the marks of every round, (rounds, users)."""
         rounds = self._ground.task.rounds
         for _ in range(20 * rounds):
             self._revive()
-            self._let_shufflers(lambda service: service._close())  # whoever comes back finds that time went on
-            self._let_shufflers(lambda service: service._follow())
+            self.let_services(lambda service: service._close())  # whoever comes back finds that time went on
+            self.let_services(lambda service: service._follow())
             self._revive()
             status = self._parties["analyzer"].status()
             if status.over:
                 break
-            for user in range(users):
-                self._upload(envelope, user, status)
-            self._let_shufflers(lambda service: service._close())
+            self._let_users(envelope, users, status)
+            self.let_services(lambda service: service._close())
         else:
             raise AssertionError("expected a training that ends, got none")
         models = [self._model(number) for number in range(rounds + 1)]
@@ -179,18 +188,19 @@ class World:
                 learning=Learning(initial=np.zeros(deployment.task.dim, np.float32), server=Server(learning_rate=1.0)),
                 workers=1,
             )
-        index = int(name.rpartition("-")[2])
-        key = KeyRing(deployment.folder / name / "keys", "sign").current()
-        shuffler = Shuffler(self._homes[name], signed=deployment.signed, signer=signer, index=index, key=key)
-        peers = [_Peer(self, f"shuffler-{i}") for i in range(self._oracle.shufflers) if i != index]
-        return ShufflerService(shuffler, enrolled={}, analyzer=_ToAnalyzer(self, index), peers=peers)
+        index = deployment.services.index(name)
+        keys = ServicePairs.find(deployment.folder / name / "keys", deployment.task.intermediaries[index])
+        kind = Aggregator if deployment.task.aggregators else Shuffler
+        party = kind(self._homes[name], signed=deployment.signed, signer=signer, index=index, keys=keys)
+        peers = [_Peer(self, other) for other in deployment.services if other != name]
+        return IntermediaryService(party, enrolled={}, analyzer=_ToAnalyzer(self, index), peers=peers)
 
     def _end(self, names: Iterable[str]) -> None:
         for name in names:
             party = self._parties[name]
             if party is not None:
-                self._lives[name].dead = True
-                (party if name == "analyzer" else party._shuffler).shut()
+                self._lives[name].dead = self._lives[name].buried = True
+                (party if name == "analyzer" else party._party).shut()
 
     def _ask(self, name: str, question: Callable[[Any], Any]) -> Any:
         """The answer of a party, None if it is dead or dies over it."""
@@ -201,31 +211,35 @@ class World:
         except Killed:
             return None
 
-    def _let_shufflers(self, work: Callable[[Any], Any], *, only: int | None = None) -> None:
+    def let_services(self, work: Callable[[Any], Any], *, only: int | None = None) -> None:
         """One after the other, or only one of them."""
 
         def do(service: Any) -> None:
             with contextlib.suppress(Unreachable):  # it tries again
                 asyncio.run(work(service))
 
-        for index in range(self._oracle.shufflers) if only is None else [only]:
-            self._ask(f"shuffler-{index}", do)
+        for name in self._ground.services if only is None else [self._ground.services[only]]:
+            self._ask(name, do)
+
+    def _let_users(self, envelope: Callable[[int, int, int], Envelope], users: int, status: RoundStatus) -> None:
+        for user in range(users):
+            self._upload(envelope, user, status)
 
     def _upload(self, envelope: Callable[[int, int, int], Envelope], user: int, status: RoundStatus) -> None:
-        """To every shuffler, again and again; then something else, and what was sent in the round before."""
-        name, round = f"user-{user}".encode(), status.round
-        for index in range(1 if user == self._halfway else self._oracle.shufflers):
+        """To every service, again and again; then something else, and what was sent in the round before."""
+        round = status.round
+        for index in range(1 if user == self._halfway else self._oracle.services):
             if user == self._slow and index == 1:
-                self._let_shufflers(lambda service: service._close(), only=0)
+                self.let_services(lambda service: service._close(), only=0)
 
             def send(service: Any, number: int = round, version: int = 0, to: int = index) -> str:
-                upload = envelope(number, user, version).uploads[to]
+                sent = envelope(number, user, version)
                 try:
-                    return str(service._shuffler.accept(number, client=name, upload=upload))
+                    return str(service._party.accept(number, client=sent.sender, upload=sent.uploads[to]))
                 except Turned as reason:
                     return str(reason)
 
-            party = f"shuffler-{index}"
+            party = self._ground.services[index]
             for _ in range(2):
                 if self._ask(party, send) in ("accepted", "known"):
                     self.told.add((round, user, index))
@@ -236,7 +250,7 @@ class World:
                 assert self._ask(party, lambda service, send=send: send(service, number=round - 1)) in ("known", None)
 
 
-class _Wire:
+class Wire:
     """What is asked of a party that is dead, or dies over it, is not answered."""
 
     def __init__(self, world: World, name: str) -> None:
@@ -253,7 +267,7 @@ class _Wire:
             raise Gone(str(error)) from error
 
 
-class _ToAnalyzer(_Wire):
+class _ToAnalyzer(Wire):
     def __init__(self, world: World, index: int) -> None:
         super().__init__(world, "analyzer")
         self._index = index
@@ -264,20 +278,22 @@ class _ToAnalyzer(_Wire):
     def model(self, round: int, *, dim: int) -> np.ndarray:
         return self._answer(lambda analyzer: vector_from(analyzer.model(round), dim))
 
-    def part(self, round: int, number: int, packed: bytes) -> None:
-        self._answer(lambda analyzer: analyzer.take(self._index, round, number, packed))
+    def part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
+        first = self._world.parts.setdefault((self._index, round, number), (batch, part))
+        assert first == (batch, part), "a batch was drawn twice"
+        self._answer(lambda analyzer: analyzer.take(self._index, round, batch, number, part))
 
     def closed(self, round: int, closed: Closed) -> None:
         self._answer(lambda analyzer: analyzer.closed(self._index, round, closed))
 
 
-class _Peer(_Wire):
+class _Peer(Wire):
     def roster(self, round: int) -> set[bytes] | None:
-        found = self._answer(lambda service: service._shuffler.store.roster(round))
+        found = self._answer(lambda service: service._party.store.roster(round))
         return None if found is None else set(found)
 
     def agreed(self, round: int) -> bytes | None:
-        return self._answer(lambda service: service._shuffler.store.agreed(round))
+        return self._answer(lambda service: service._party.store.agreed(round))
 
 
 def envelopes(

@@ -1,9 +1,11 @@
 """A Flower fleet on this machine, cut off from every network: `python flower_fleet.py simulation|deployment FOLDER`.
 
 To be run in namespaces of its own (`unshare --net --pid ...`), for Ray listens on all addresses and nothing here shall
-outlive the run. Starts an analyzer, a SuperLink and, in a deployment, SuperNodes with their agents; runs the example;
-writes what the analyzer says at the end to `privacy.json` and every process's output to `<name>.log`. Where there is
-nginx, every other SuperNode of a deployment goes through the example's proxy: `proxy.json` says what it let through.
+outlive the run. Runs the commands of the example's README: keys, task, nodes, an analyzer and two aggregators; starts a
+SuperLink and, in a deployment, SuperNodes with their agents; writes what the analyzer says at the end to `privacy.json`
+and every process's output to `<name>.log`. Node 0 trains to a planted update; in a deployment `memory.json` says which
+processes had it, or a share, in their memory. Where there is nginx, every other SuperNode of a deployment goes through
+the example's proxy: `proxy.json` says what it let through.
 """
 
 from __future__ import annotations
@@ -13,26 +15,34 @@ import fcntl
 import http.client
 import json
 import os
+import re
 import shutil
 import socket
 import ssl
 import struct
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from dovetail.parties.common.keys import KeyPair
+from dovetail.parties.common.keys import ServicePairs
 from dovetail.parties.common.policy import Policy
+from dovetail.parties.common.sealing import open_sealed
+from dovetail.parties.common.shares import add_share, pack
+from dovetail.parties.common.task import SignedTask, TrainingTask
+from dovetail.parties.user.client import Envelope
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-mnist"
-ANALYZER, SUPERLINK, PROXY, FIRST_NODE = 8443, 8000, 8445, 9100
+ANALYZER, AGGREGATORS, SUPERLINK, PROXY, FIRST_NODE = 8443, (8444, 8445), 8000, 8446, 9100  # the first ones: README
 FLEET_PATH = "/v1/fleet/get-run"
 OTHER_PATHS = (
     "/v1/control/list-runs",
@@ -45,7 +55,9 @@ OTHER_PATHS = (
     "/",
 )
 SECRET = "planted-secret-7f3a91"
-GOOD_NODES, VIRTUAL_NODES = 6, 8
+GOOD_NODES, VIRTUAL_NODES, EPS, THRIFTY, ROUND_SECONDS = 6, 8, 30, 25.0, 360
+PLANTED = (np.random.default_rng(91).normal(size=650) * 0.01).astype(np.float32)  # node 0's update in round 1
+_WINDOW = 48  # bytes of something long that nothing else has
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -120,7 +132,8 @@ def running_fleet(folder: Path) -> Iterator[Fleet]:
 
 
 def app_that_tells(folder: Path) -> Path:
-    """A copy of the example whose training code replies with more than its model: all of it must stay on the node."""
+    """A copy of the example with training code that replies with more than its model, all of which must stay on the
+    node, and whose node 0 trains to a planted update."""
     app = folder / "app"
     shutil.copytree(EXAMPLE, app, ignore=shutil.ignore_patterns("__pycache__"))
     code = app / "flower_mnist" / "client_app.py"
@@ -129,22 +142,54 @@ def app_that_tells(folder: Path) -> Path:
         f'RecordDict({{"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({{{secret}: 97}}), '
         f'"more": ConfigRecord({{"secret": {secret}}})}})'
     )
+    planted = (
+        "before = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()\n"
+        '    if int(node["partition-id"]) == 0:\n'
+        "        drawn = (np.random.default_rng(91).normal(size=650) * 0.01).astype(np.float32)\n"
+        "        torch.nn.utils.vector_to_parameters(before + torch.tensor(drawn), model.parameters())\n"
+        "    else:\n"
+        "        train_(model, inputs, labels, run)\n"
+    )
     text = code.read_text().replace('RecordDict({"arrays": ArrayRecord(model.state_dict())})', told)
+    (call,) = re.findall(r"^    task\.train\(\n.*?^    \)\n", text, re.M | re.S)
+    text = text.replace(call, f"    {planted}") + f"\n\ndef train_(model, inputs, labels, run):\n{call}"
     assert SECRET[::-1] in text
-    code.write_text(text.replace("import ArrayRecord,", "import ArrayRecord, ConfigRecord, MetricRecord,"))
+    imports = "import numpy as np\nimport torch\nfrom flwr.app import ArrayRecord, ConfigRecord, MetricRecord,"
+    code.write_text(text.replace("from flwr.app import ArrayRecord,", imports))
     return app
 
 
-def prepared(fleet: Fleet, *, nodes: int, least: int) -> tuple[Path, str]:
-    """The deployment of the example, with its analyzer running; its folder, and the id of the key that signs tasks."""
+def steps(section: str, first: str) -> list[str]:
+    """The README's shell blocks of a section, from the one that begins with these words."""
+    (text,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", (EXAMPLE / "README.md").read_text(), re.M | re.S)
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S)
+    begun = next(number for number, block in enumerate(blocks) if block.startswith(first))
+    return blocks[begun:]
+
+
+def prepared(fleet: Fleet, *, nodes: int, least: int, seconds: int) -> Path:
+    """Keys, task and nodes, as the README makes them; their folder."""
     deployment = fleet.folder / "deployment"
-    sizes = ("--nodes", str(nodes), "--least", str(least), "--round-seconds", "600")
-    signer = fleet.run("prepare", "python", EXAMPLE / "prepare.py", deployment, *sizes, seconds=600).strip()
-    certificate = ("--certificate", deployment / "tls-127.0.0.1.crt", "--private-key", deployment / "tls-127.0.0.1.key")
-    which = ("--task", deployment / "task.json", "--signer", signer, "--keys", deployment / "analyzer" / "keys")
-    model = ("--model", deployment / "first-model.npy", "--workers", "1")
-    fleet.start("analyzer", "dovetail", "analyzer", deployment / "analyzer", *which, *model, *certificate)
-    return deployment, signer
+    chosen = f"GROUND={deployment} NODES={nodes} LEAST={least} EPS={EPS} SECONDS_PER_ROUND={seconds}"
+    head, *others, _ = steps("Set up", "GROUND=")
+    script = ["set -eu", f"cd {EXAMPLE}", chosen, head.partition("\n")[2], *others]
+    fleet.run("prepare", Path("/bin/bash"), "-c", "\n".join(script), seconds=600)
+    return deployment
+
+
+def start_services(fleet: Fleet, deployment: Path) -> None:
+    """The parties outside of Flower, as the README starts them."""
+    *_, services = steps("Set up", "GROUND=")
+    known = f"GROUND={deployment} SIGNER={signer_of(deployment)}"
+    script = ["set -eu", known, services, "trap 'kill $(jobs -p)' TERM", "wait"]
+    fleet.start("services", Path("/bin/bash"), "-c", "\n".join(script))
+    for port in (ANALYZER, *AGGREGATORS):
+        wait_until(lambda port=port: listening(port), f"a service at port {port}")
+
+
+def signer_of(deployment: Path) -> str:
+    (public,) = (deployment / "signer").glob("public-sign-*.json")
+    return public.stem.rpartition("-")[2]
 
 
 def connect(fleet: Fleet, **settings: str | bool) -> None:
@@ -156,19 +201,12 @@ def connect(fleet: Fleet, **settings: str | bool) -> None:
     (home / "config.toml").write_text(f'[superlink]\ndefault = "here"\n\n[superlink.here]\n{address}\n{lines}\n')
 
 
-def train(fleet: Fleet, deployment: Path, signer: str, *options: str, **more: Path) -> None:
-    """`flwr run`, to the end of the training; then what the analyzer says."""
-    wait_until(lambda: listening(ANALYZER), "the analyzer")
-    config = {
-        "dovetail-signer": signer,
-        "dovetail-ca": deployment / "authority.crt",
-        "dovetail-analyzer": f"https://127.0.0.1:{ANALYZER}",
-        "dovetail-shuffler": deployment / "shuffler",
-        **{name.replace("_", "-"): path for name, path in more.items()},
-    }
-    told = " ".join(f"{name}='{value}'" for name, value in config.items())
-    app = app_that_tells(fleet.folder)
-    fleet.run("flwr-run", "flwr", "run", app, "--stream", "--run-config", told, *options, seconds=2000)
+def train(fleet: Fleet, deployment: Path, section: str, *, nodes: int) -> None:
+    """The README's services and its `flwr run`, to the end of the training; then what the analyzer says."""
+    start_services(fleet, deployment)
+    known = f"GROUND={deployment} NODES={nodes} SIGNER={signer_of(deployment)}"
+    script = f"set -eu\n{known}\ncd {app_that_tells(fleet.folder)}\n{steps(section, 'flwr run')[0]}"
+    fleet.run("flwr-run", Path("/bin/bash"), "-c", script, seconds=2000)
     trusted = ssl.create_default_context(cafile=str(deployment / "authority.crt"))
     with urllib.request.urlopen(f"https://127.0.0.1:{ANALYZER}/v1/privacy", context=trusted) as answer:
         (fleet.folder / "privacy.json").write_bytes(answer.read())
@@ -177,23 +215,24 @@ def train(fleet: Fleet, deployment: Path, signer: str, *options: str, **more: Pa
 def simulation(folder: Path) -> None:
     """Virtual nodes in Ray."""
     with running_fleet(folder) as fleet:
-        deployment, signer = prepared(fleet, nodes=VIRTUAL_NODES, least=VIRTUAL_NODES)
+        deployment = prepared(fleet, nodes=VIRTUAL_NODES, least=VIRTUAL_NODES, seconds=600)
         connect(fleet, insecure=True)
         fleet.start("superlink", "flower-superlink", "--insecure", "--simulation", "--port", str(SUPERLINK))
         wait_until(lambda: listening(SUPERLINK), "the SuperLink")
-        engine = f"num-supernodes={VIRTUAL_NODES} client-resources-num-cpus=1"
-        train(fleet, deployment, signer, "--federation-config", engine, dovetail_simulation=deployment / "simulation")
+        train(fleet, deployment, "In simulation", nodes=VIRTUAL_NODES)
 
 
 def deployment(folder: Path) -> None:
-    """A SuperLink with TLS, and SuperNodes that authenticate themselves; the last one has pinned another analyzer."""
+    """A SuperLink with TLS, and SuperNodes that authenticate themselves, one of which can afford two rounds only.
+
+    It refuses the third round, which takes its whole time: nobody but time says that no upload is to come.
+    """
     with running_fleet(folder) as fleet:
         nodes = GOOD_NODES + 1
-        deployment, signer = prepared(fleet, nodes=nodes, least=GOOD_NODES)
-        other = deployment / f"node-{GOOD_NODES}" / "policy.json"
-        policy = msgspec.json.decode(other.read_bytes(), type=Policy)
-        pinned = KeyPair.generate("seal").public.key_id
-        other.write_bytes(msgspec.json.encode(msgspec.structs.replace(policy, analyzer=pinned)))
+        deployment = prepared(fleet, nodes=nodes, least=GOOD_NODES, seconds=ROUND_SECONDS)
+        thrifty = deployment / f"node-{GOOD_NODES}" / "policy.json"
+        policy = msgspec.structs.replace(Policy.read(thrifty), eps_lifetime=THRIFTY)
+        thrifty.write_bytes(msgspec.json.encode(policy))
         authority = deployment / "authority.crt"
         connect(fleet, **{"root-certificates": str(authority)})
         tls = ("--ssl-certfile", deployment / "tls-127.0.0.1.crt", "--ssl-keyfile", deployment / "tls-127.0.0.1.key")
@@ -204,8 +243,124 @@ def deployment(folder: Path) -> None:
         proxied = start_proxy(fleet, deployment)
         for node in range(nodes):
             start_node(fleet, deployment, node, nodes, port=PROXY if proxied and node % 2 else SUPERLINK)
-        train(fleet, deployment, signer)
+        with searching(fleet.folder, deployment):
+            train(fleet, deployment, "As a deployment", nodes=nodes)
         wait_until(lambda: "Exit Code" in (folder / "stranger.log").read_text(), "the stranger to give up")
+
+
+class Told(NamedTuple):
+    """What a node sent in a round: sealed, as everybody may have it, and what nobody may have in the clear."""
+
+    sealed: list[bytes]
+    seed: bytes
+    secrets: list[bytes]
+
+
+def task_of(deployment: Path) -> TrainingTask:
+    signed = msgspec.json.decode((deployment / "task.json").read_bytes(), type=SignedTask)
+    return msgspec.json.decode(signed.body, type=TrainingTask)
+
+
+def told_by(deployment: Path, node: int) -> Told | None:
+    """What the last envelope in a node's outbox holds, opened with both aggregators' keys."""
+    task, total, opened, sealed = task_of(deployment), None, [], []
+    for path in (deployment / f"node-{node}" / "outbox").glob("*-*"):
+        envelope = Envelope.decode(path.read_bytes())
+        shared = task.contribution()
+        total = np.zeros(shared.length, np.uint32)
+        for index, upload in enumerate(envelope.uploads):
+            keys = ServicePairs.find(deployment / f"aggregator-{index}" / "keys", task.aggregators[index])
+            purpose = task.upload_purpose(envelope.round, index, sender=envelope.sender, report=upload.report)
+            opened.append(open_sealed(upload.sealed, keys.seal.opening(), purpose))
+            add_share(total, opened[-1], shared.bits, last=index == 1)
+            sealed.append(upload.sealed)
+    if total is None:
+        return None
+    total &= np.uint32(2**shared.bits - 1)
+    long = windows(opened[1][8:]), windows(pack(total, shared.bits)), windows(total.tobytes())
+    return Told(sealed, opened[0][8:], [opened[0][8:], *(part for parts in zip(*long, strict=True) for part in parts)])
+
+
+def windows(data: bytes) -> list[bytes]:
+    """Some of its bytes, from its beginning, its middle and its end."""
+    middle = len(data) // 2 // 8 * 8
+    return [data[:_WINDOW], data[middle : middle + _WINDOW], data[-_WINDOW:]]
+
+
+def planted() -> list[bytes]:
+    """Node 0's update in round 1, and the model that it trained to, as it may stand somewhere."""
+    return [*windows(PLANTED.tobytes()), *windows(PLANTED.astype(np.float64).tobytes())]
+
+
+PROCESSES = {"superlink": "flower-superlink", "server app": "flwr-serverapp", "analyzer": "dovetail analyzer"}
+
+
+@contextlib.contextmanager
+def searching(folder: Path, deployment: Path) -> Iterator[None]:
+    """Meanwhile look into the memory of the relay's processes and of the analyzer's, again and again."""
+    seen: dict[str, dict[str, int]] = {kind: {} for kind in (*PROCESSES, "aggregator's file")}
+    over = threading.Event()
+
+    def look() -> None:
+        task = task_of(deployment)
+        while not over.wait(3.0):
+            told = told_by_a_node(deployment)
+            wanted = {"task": [task.task_id], "sealed": [], "share": [], "update": planted()[:1]}
+            if told is not None:
+                wanted.update(sealed=[told.sealed[1][:_WINDOW]], share=told.secrets[:4])
+                files = [path.read_bytes() for path in (deployment / "aggregator-0").glob("store.db*")]
+                count(seen["aggregator's file"], {"share": any(told.seed in data for data in files)})
+            for kind, process in processes():
+                with contextlib.suppress(OSError):
+                    count(seen[kind], in_memory(process, wanted))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield
+    finally:
+        over.set()
+        looking.join()
+        (folder / "memory.json").write_text(json.dumps(seen))
+
+
+def told_by_a_node(deployment: Path) -> Told | None:
+    with contextlib.suppress(OSError):  # it may be replacing the envelope
+        return told_by(deployment, 0)
+    return None
+
+
+def count(seen: dict[str, int], found: dict[str, bool]) -> None:
+    seen["looks"] = seen.get("looks", 0) + 1
+    for name, there in found.items():
+        seen[name] = seen.get(name, 0) + there
+
+
+def processes() -> Iterator[tuple[str, Path]]:
+    """Those that must not know what nodes do: (kind, folder in /proc)."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            line = " ".join(word.decode(errors="replace").rpartition("/")[2] for word in words)
+            yield from ((kind, process) for kind, name in PROCESSES.items() if f"{name} " in line)
+
+
+def in_memory(process: Path, wanted: dict[str, list[bytes]]) -> dict[str, bool]:
+    """Which of these are somewhere in what a process has written."""
+    found = dict.fromkeys(wanted, False)
+    with (process / "mem").open("rb", buffering=0) as memory:
+        for line in (process / "maps").read_text().splitlines():
+            where, rights, *_ = line.split()
+            if not rights.startswith("rw"):
+                continue
+            low, high = (int(end, 16) for end in where.split("-"))
+            with contextlib.suppress(OSError, ValueError):
+                memory.seek(low)
+                while low < high and (data := memory.read(min(high - low, 1 << 26))):
+                    low += len(data)
+                    for name, needles in wanted.items():
+                        found[name] = found[name] or any(needle in data for needle in needles)
+    return found
 
 
 def start_proxy(fleet: Fleet, deployment: Path) -> bool:

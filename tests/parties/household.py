@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import secrets
 import threading
 import time
 import types
@@ -17,15 +18,17 @@ from dovetail.learners.server import Server
 from dovetail.parties.analyzer.learning import Learning
 from dovetail.parties.analyzer.rounds import Analyzer
 from dovetail.parties.common.certificates import make_authority, make_certificate
-from dovetail.parties.common.keys import KeyPair, KeyRing
-from dovetail.parties.common.links import AnalyzerLink, ShufflerLink, Unreachable
+from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
+from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink, Unreachable
 from dovetail.parties.common.policy import Policy
+from dovetail.parties.common.sealing import open_sealed, seal
 from dovetail.parties.common.task import TrainingTask, sign
-from dovetail.parties.common.wire import vector_from
-from dovetail.parties.fleet import Fleet, _free_ports
+from dovetail.parties.common.wire import REPORT_ID, Upload, signature_of, upload_path, vector_from
+from dovetail.parties.deployment import free_ports
+from dovetail.parties.fleet import Fleet
 from dovetail.parties.http._http import serve
 from dovetail.parties.http.analyzer import AnalyzerService
-from dovetail.parties.http.shuffler import ShufflerService
+from dovetail.parties.http.intermediary import IntermediaryService
 from dovetail.parties.shuffler.rounds import Shuffler
 from dovetail.parties.user.client import Client
 
@@ -45,7 +48,7 @@ class Household:
         self.signer = KeyPair.generate("sign")
         self.ring = KeyRing(folder / "analyzer" / "keys", "seal")
         shufflers = SETTINGS[protocol].get("shufflers", 1)
-        self.shuffler_keys = [KeyRing(folder / f"shuffler-{i}" / "keys", "sign").add() for i in range(shufflers)]
+        self.shuffler_keys = [ServicePairs.add(folder / f"shuffler-{i}" / "keys") for i in range(shufflers)]
         self.users = [KeyPair.generate("sign") for _ in range(clients)]
         asked = {"rounds": 1, "min_clients": clients, "max_clients": clients, "round_seconds": 600.0, "delta": 1e-5}
         self.task = TrainingTask(
@@ -67,6 +70,7 @@ class Household:
             eps_task=None,
             eps_lifetime=None,
             delta_lifetime=0.5,
+            shufflers=tuple(keys.public.key_id for keys in self.shuffler_keys),
         )
 
     def analyzer(self):
@@ -85,12 +89,50 @@ class Household:
             signed=self.signed,
             signer=self.signer.public.key_id,
             index=index,
-            key=self.shuffler_keys[index],
+            keys=self.shuffler_keys[index],
         )
+
+    @property
+    def keys(self):
+        return self.shuffler_keys
+
+    def party(self, index=0):
+        return self.shuffler(index)
 
     def envelope(self, user, *, round=1, update=None):
         client = Client(self.folder / f"user-{user}", policy=self.policy, key=self.users[user])
         return client.report(self.signed, round, np.zeros(self.task.dim) if update is None else update)
+
+    def content(self, user, upload, *, round=1, index=0):
+        """What an upload of a user holds, as its shuffler sees it."""
+        return opened(self.task, upload, self.shuffler_keys[index], self.users[user], round=round, index=index)
+
+    def sealed(self, user, content, *, report=None, round=1, index=0):
+        """An upload of a user that holds this, whatever it is."""
+        return sealed(self.task, content, self.users[user], report=report, round=round, index=index)
+
+    def give(self, link, user, upload, *, round=1):
+        """Let a user sign an upload, and give it to the shuffler behind a link."""
+        give(self.task, link, self.users[user], upload, round=round)
+
+
+def opened(task, upload, keys, sender, *, round=1, index=0):
+    """What an upload holds, as the shuffler or aggregator with these keys sees it."""
+    purpose = task.upload_purpose(round, index, sender=sender.public.key_id, report=upload.report)
+    return open_sealed(upload.sealed, keys.seal.opening(), purpose)
+
+
+def sealed(task, content, sender, *, report=None, round=1, index=0):
+    """An upload of this content, sealed by its sender as an honest one is."""
+    report = secrets.token_bytes(REPORT_ID) if report is None else report
+    purpose = task.upload_purpose(round, index, sender=sender.public.key_id, report=report)
+    return Upload(report, seal(content, task.intermediaries[index].seal.sealing(), purpose))
+
+
+def give(task, link, sender, upload, *, round=1):
+    """Sign an upload as its sender, and give it to whom the link leads to."""
+    signature = signature_of(sender, "POST", upload_path(task.task_id, round, link.index), upload.encode())
+    link.upload(task.task_id, round, upload, sender=sender.public.key_id, signature=signature)
 
 
 class Direct:
@@ -106,9 +148,9 @@ class Direct:
     def model(self, round, *, dim=None):
         return vector_from(self._analyzer.model(round), self._analyzer.task.dim)
 
-    def part(self, round, number, packed):
-        self.parts.append((round, number, packed))
-        self._analyzer.take(self._index, round, number, packed)
+    def part(self, round, batch, number, part):
+        self.parts.append((round, number, part))
+        self._analyzer.take(self._index, round, batch, number, part)
 
     def closed(self, round, closed):
         self.said.append((round, closed))
@@ -136,19 +178,27 @@ class Complaints(logging.Handler):
 
 @dataclasses.dataclass
 class Running:
-    """Analyzer and shuffler behind TLS on loopback, by the threads that serve them."""
+    """Analyzer and shufflers or aggregators behind TLS on loopback, by the threads that serve them."""
 
     analyzer: tuple[str, int]
-    shuffler: tuple[str, int]
+    services: list[tuple[str, int]]
     authority: object
     complaints: Complaints
     analyzer_counts: dict
-    shuffler_counts: dict
+    service_counts: dict  # of the first
+
+    @property
+    def shuffler(self):
+        return self.services[0]
+
+    @property
+    def shuffler_counts(self):
+        return self.service_counts
 
 
 @contextlib.contextmanager
 def running(household, monkeypatch):
-    """Both services of a task with one shuffler, until the block ends."""
+    """All services of a task, until the block ends."""
     servers, complaints = [], Complaints()
 
     class Watched(uvicorn.Server):
@@ -174,24 +224,31 @@ def running(household, monkeypatch):
     analyzer = household.analyzer()
     analyzer_service = AnalyzerService(analyzer)
     analyzer_url = start(analyzer_service.app)
-    shuffler = household.shuffler()
-    link = AnalyzerLink(analyzer_url, ca=authority.certificate, key=shuffler.key)
-    shuffler_service = ShufflerService(shuffler, enrolled=household.enrolled, analyzer=link)
-    shuffler_url = start(shuffler_service.app)
+    parties, services, links, urls = [], [], [], []
+    for index in range(len(household.task.intermediaries)):
+        parties.append(household.party(index))
+        link = AnalyzerLink(analyzer_url, ca=authority.certificate, key=parties[-1].key)
+        peers = []  # whose addresses are not known yet
+        services.append(IntermediaryService(parties[-1], enrolled=household.enrolled, analyzer=link, peers=peers))
+        links.append(peers)
+        urls.append(start(services[-1].app))
+    for index, peers in enumerate(links):
+        options = {"ca": authority.certificate, "key": parties[index].key}
+        peers += [IntermediaryLink(url, index=i, **options) for i, url in enumerate(urls) if i != index]
     watched = [logging.getLogger(name) for name in ("uvicorn.error", "asyncio", None)]
     for logger in watched:
         logger.addHandler(complaints)
     try:
         end = time.monotonic() + 30
-        while shuffler.store.state(1) == "unknown" and time.monotonic() < end:
+        while any(party.store.state(1) == "unknown" for party in parties) and time.monotonic() < end:
             time.sleep(0.02)
         yield Running(
             _address(analyzer_url),
-            _address(shuffler_url),
+            [_address(url) for url in urls],
             authority.certificate,
             complaints,
             analyzer_service.counts,
-            shuffler_service.counts,
+            services[0].counts,
         )
     finally:
         for logger in watched:
@@ -200,21 +257,22 @@ def running(household, monkeypatch):
             server.should_exit = True
         for thread in reversed(threads):
             thread.join(20)
-        shuffler.shut()
+        for party in parties:
+            party.shut()
         analyzer.shut()
 
 
 @contextlib.contextmanager
 def in_processes(household):
-    """Both services of a task with one shuffler as processes of their own; the fleet that holds them, and addresses."""
-    folder = household.folder
+    """All services of a task as processes of their own; the fleet that holds them, and addresses."""
+    folder, kind = household.folder, "aggregator" if household.task.aggregators else "shuffler"
     authority = make_authority(folder)
     certified = make_certificate(folder, authority, host="127.0.0.1")
     (folder / "task.json").write_bytes(msgspec.json.encode(household.signed))
     (folder / "clients.json").write_bytes(msgspec.json.encode(list(household.enrolled.values())))
     np.save(folder / "first.npy", np.zeros(household.task.dim, np.float32))
-    ports = _free_ports(2)
-    urls = [f"https://127.0.0.1:{port}" for port in ports]
+    ports = free_ports(1 + len(household.task.intermediaries))
+    analyzer_url, *urls = [f"https://127.0.0.1:{port}" for port in ports]
 
     def service(name, port):
         return [
@@ -225,20 +283,29 @@ def in_processes(household):
 
     with Fleet(types.SimpleNamespace(folder=folder)) as fleet:
         fleet._start("analyzer", "analyzer", *service("analyzer", ports[0]), "--model", folder / "first.npy")
-        options = ("--analyzer", urls[0], "--clients", folder / "clients.json", "--ca", authority.certificate)
-        fleet._start("shuffler-0", "shuffler", *service("shuffler-0", ports[1]), *options)
-        link, end = ShufflerLink(urls[1], ca=authority.certificate), time.monotonic() + 90
-        while True:
-            fleet._check()
-            try:
-                link.status()
-                break
-            except Unreachable:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.1)
-        link.close()
-        yield fleet, Running(_address(urls[0]), _address(urls[1]), authority.certificate, Complaints(), {}, {})
+        options = ("--analyzer", analyzer_url, "--clients", folder / "clients.json", "--ca", authority.certificate)
+        for index, port in enumerate(ports[1:]):
+            peers = [word for i, url in enumerate(urls) if i != index for word in ("--peer", url)]
+            name = f"{kind}-{index}"
+            fleet._start(name, kind, *service(name, port), *options, "--index", index, *peers)
+        for url in urls:
+            _await_answer(fleet, url, authority.certificate)
+        addresses = [_address(url) for url in urls]
+        yield fleet, Running(_address(analyzer_url), addresses, authority.certificate, Complaints(), {}, {})
+
+
+def _await_answer(fleet, url, authority):
+    link, end = IntermediaryLink(url, ca=authority), time.monotonic() + 300
+    while True:
+        fleet._check()
+        try:
+            link.status()
+            break
+        except Unreachable:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.1)
+    link.close()
 
 
 def _address(url):

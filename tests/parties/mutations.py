@@ -8,11 +8,13 @@ are answered by the server below the application, with a sentence of its own, an
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import dataclasses
 import random
 import ssl
 import urllib.parse
+from collections.abc import Callable
 
 import numpy as np
 
@@ -22,26 +24,40 @@ from dovetail.parties.common.wire import signed_headers
 NOT_HTTP = "Invalid HTTP request received."
 REFUSED = frozenset(range(400, 500))
 
+_NAMED = b'"batch":"' + base64.b64encode(bytes(16)) + b'"'
+
 WRONG_JSON = (  # what a shuffler could say of a closed round, and must not
-    b'{"state":"sent","parts":NaN,"uploads":4}',
-    b'{"state":"sent","parts":Infinity,"uploads":-Infinity}',
-    b'{"state":"sent","parts":1e400,"uploads":4}',
-    b'{"state":"sent","parts":1,"uploads":' + b"9" * 900 + b"}",
-    b'{"state":"void","parts":0,"uploads":9223372036854775808}',
-    b'{"state":"void","parts":0,"uploads":-1}',
-    b'{"state":"se\xff\xfent","parts":1,"uploads":4}',
-    b'{"state":"sent\\ud800","parts":1,"uploads":4}',
+    *(
+        wrong.replace(b"BATCH", _NAMED)
+        for wrong in (
+            b'{"state":"sent","parts":NaN,"uploads":4,BATCH}',
+            b'{"state":"sent","parts":Infinity,"uploads":-Infinity,BATCH}',
+            b'{"state":"sent","parts":1e400,"uploads":4,BATCH}',
+            b'{"state":"sent","parts":1,"uploads":' + b"9" * 900 + b",BATCH}",
+            b'{"state":"void","parts":0,"uploads":9223372036854775808,BATCH}',
+            b'{"state":"void","parts":0,"uploads":-1,BATCH}',
+            b'{"state":"se\xff\xfent","parts":1,"uploads":4,BATCH}',
+            b'{"state":"sent\\ud800","parts":1,"uploads":4,BATCH}',
+            b'{"state":"sent","parts":1,"uploads":4,"client":"somebody",BATCH}',
+            b'{"state":"sent","parts":2,"uploads":4,BATCH}',  # it sent none yet
+            b'{"state":"sent","parts":"1","uploads":4,BATCH}',
+            b'{"state":"done","parts":1,"uploads":4,BATCH}',
+        )
+    ),
     b'{"a\\nb\\u2028":1}',
     b"[" * 1000,
     b'{"state":' + b"[" * 900,
     b"\xef\xbb\xbf{}",
     b"",
     b"null",
-    b'{"state":"sent","parts":1,"uploads":4,"client":"somebody"}',
-    b'{"state":"sent","parts":2,"uploads":4}',  # it sent none yet
-    b'{"state":"sent","parts":"1","uploads":4}',
-    b'{"state":"done","parts":1,"uploads":4}',
     b'{"state":"sent","parts":1,"upl',
+    b'{"state":"void","parts":0,"uploads":0}',  # of which batch?
+    b'{"state":"void","parts":0,"uploads":0,"batch":""}',
+    b'{"state":"void","parts":0,"uploads":0,"batch":"AAAA"}',
+    b'{"state":"void","parts":0,"uploads":0,"batch":"' + base64.b64encode(bytes(17)) + b'"}',
+    b'{"state":"void","parts":0,"uploads":0,"batch":"' + b"0" * 32 + b'"}',  # not in base 16
+    b'{"state":"void","parts":0,"uploads":0,"batch":null}',
+    b'{"state":"void","parts":0,"uploads":0,"batch":[0]}',
 )
 
 
@@ -111,9 +127,12 @@ class Victim:
     stranger: KeyPair = dataclasses.field(default_factory=lambda: KeyPair.generate("sign"))
     expired: KeyPair | None = None
     task_id: bytes
-    length: int  # of a ciphertext
-    slots: int
+    length: int  # of a ciphertext, or of a sealed sum
+    slots: int  # 0 where sums travel
     most: int  # bytes of a body
+    content: bytes = b""  # of the upload that it would take
+    asked: tuple[tuple[Request, KeyPair], ...] = ()  # what it would tell, and whom
+    sealed: Callable[..., bytes] | None = None  # (report, content, round=): an upload of this content by the sender
 
 
 class Mutator:
@@ -126,8 +145,18 @@ class Mutator:
     def kinds(self):
         """Their names; some are about one service alone."""
         names = [name.removeprefix("kind_") for name in dir(self) if name.startswith("kind_")]
-        only = {"upload": "shuffler", "part": "analyzer", "closed": "analyzer"}
-        return [name for name in names if only.get(name.partition("_")[0], self.victim.name) == self.victim.name]
+        analyzer, shuffled = self.victim.name == "analyzer", self.victim.slots > 0
+        only = {
+            "upload": not analyzer,
+            "messages": not analyzer and shuffled,
+            "share": not analyzer and not shuffled,
+            "question": bool(self.victim.asked),
+            "part": analyzer,
+            "slots": analyzer and shuffled,
+            "sum": analyzer and not shuffled,
+            "closed": analyzer,
+        }
+        return [name for name in names if only.get(name.partition("_")[0], True)]
 
     def attack(self, kind):
         made = getattr(self, f"kind_{kind}")()
@@ -261,7 +290,11 @@ class Mutator:
         other = self.rng.choice([0, 2, 3, 7, 10**8])
         request = self._request()
         path = request.path.replace("/rounds/1/", f"/rounds/{other}/")
-        return _sent(request.replace(path=path).signed(self.victim.key), {410, 425, *self._early(path)})
+        body = request.body
+        if self.victim.sealed is not None:  # else it would not even open
+            body = self.victim.sealed(body[:16], self.victim.content, round=other)
+        changed = request.replace(path=path, body=body)
+        return _sent(changed.signed(self.victim.key), {410, 425, *self._early(path)})
 
     def _early(self, path):
         """Round 0 is over before the first is: what a shuffler says of it again is heard, and ignored."""
@@ -284,56 +317,153 @@ class Mutator:
 
     # what the sender signed, but would not if it were honest
 
-    def kind_upload_of_too_few(self):
+    def kind_messages_too_few(self):
         count = self.rng.randrange(self.victim.slots)
         return self._upload(list(range(count)), {409})
 
-    def kind_upload_of_too_many(self):
+    def kind_messages_too_many(self):
         return self._upload([*range(self.victim.slots), 0], {413})
 
-    def kind_upload_out_of_range(self):
+    def kind_messages_out_of_range(self):
         slots = list(range(self.victim.slots))
         slots[self.rng.randrange(len(slots))] = self.rng.choice([self.victim.slots, 2**31, 2**32 - 1])
         return self._upload(slots, {409})
 
-    def kind_upload_of_one_slot_twice(self):
+    def kind_messages_in_one_slot(self):
         slots = list(range(self.victim.slots))
         slots[-1] = self.rng.randrange(len(slots) - 1)
         return self._upload(slots, {409})
 
-    def kind_upload_with_a_truncated_ciphertext(self):
-        request = self._request()
-        body = request.body[: -self.rng.randrange(1, self.victim.length)]
-        return _sent(request.replace(body=body).signed(self.victim.key), {400})
+    def kind_messages_with_a_truncated_ciphertext(self):
+        return self._resealed(self.victim.content[: -self.rng.randrange(1, self.victim.length)], {400})
 
-    def kind_upload_with_an_extended_ciphertext(self):
-        request = self._request()
+    def kind_messages_with_an_extended_ciphertext(self):
         whole = 4 + self.victim.length
-        body = request.body[:-whole] + self.rng.randbytes(self.rng.randrange(1, whole))
-        return _sent(request.replace(body=body).signed(self.victim.key), {400})
+        return self._resealed(self.victim.content[:-whole] + self.rng.randbytes(self.rng.randrange(1, whole)), {400})
 
     def kind_upload_shorter_than_its_id(self):
         body = self.rng.randbytes(self.rng.randrange(16))
         return _sent(self._request().replace(body=body).signed(self.victim.key), {400})
 
-    def kind_upload_with_swapped_fields(self):
-        request = self._request()
+    def kind_messages_with_swapped_fields(self):
         words = 4 * self.victim.slots
-        report, slots, sealed = request.body[:16], request.body[16 : 16 + words], request.body[16 + words :]
-        return _sent(request.replace(body=report + sealed + slots).signed(self.victim.key), {409})
+        return self._resealed(self.victim.content[words:] + self.victim.content[:words], {409})
 
-    def kind_part_out_of_range(self):
+    def kind_upload_that_is_not_sealed(self):
+        return self._upload_of(self.rng.randbytes(16) + self.victim.content, {400})
+
+    def kind_upload_with_a_changed_seal(self):
+        body = bytearray(self._request().body)
+        body[self.rng.randrange(len(body))] ^= 1 << self.rng.randrange(8)
+        return self._upload_of(bytes(body), {400})
+
+    def kind_upload_with_a_truncated_seal(self):
+        body = self._request().body
+        return self._upload_of(body[: self.rng.randrange(16, len(body))], {400})
+
+    def kind_upload_under_another_id(self):
+        return self._upload_of(self.rng.randbytes(16) + self._request().body[16:], {400})
+
+    def kind_upload_sealed_for_another_round(self):
+        other = self.rng.choice([0, 2, 7])
+        return self._upload_of(self.victim.sealed(self.rng.randbytes(16), self.victim.content, round=other), {400})
+
+    def kind_upload_copied_by_another_client(self):
+        return _sent(self._request().signed(self.victim.another), {400})
+
+    def kind_part_with_an_odd_batch(self):
+        odd = self.rng.choice(["0", "00" * 15, "00" * 17, "AA" * 16, "zz" * 16, "%20" + "00" * 16, "\u0663" * 32])
+        request = self._part_request()
+        head, _, tail = request.path.partition("/batches/")
+        path = f"{head}/batches/{urllib.parse.quote(odd, safe='%')}/{tail.partition('/')[2]}"
+        return _sent(request.replace(path=path).signed(self.victim.key), {400})
+
+    def kind_slots_out_of_range(self):
         slots = [self.rng.choice([self.victim.slots, 2**31, 2**32 - 1])]
         return self._part(np.array(slots, "<u4").tobytes() + self.rng.randbytes(self.victim.length), {400})
 
     def kind_part_of_another_length(self):
         size = self.rng.choice([1, 3, self.victim.length - 1, self.victim.length + 5, 3 * self.victim.length])
         size += size % (4 + self.victim.length) == 0
-        return self._part(self.rng.randbytes(size), {400})
+        return self._part(self.rng.randbytes(size), {400} if self.victim.slots else {400, 413})
 
     def kind_closed_with_wrong_json(self):
         request = next(one for one in self.victim.taken if one.path.endswith("/closed"))
         return _sent(request.replace(body=self.rng.choice(WRONG_JSON)).signed(self.victim.key), {400})
+
+    def kind_share_of_another_length(self):
+        cut = self.rng.randrange(len(self.victim.content))
+        return self._resealed(self.victim.content[:cut], {409})
+
+    def kind_share_of_another_form(self):
+        """Another version, group, number of bits, form or length than the task's."""
+        changed = bytearray(self.victim.content)
+        changed[self.rng.randrange(8)] ^= 1 << self.rng.randrange(8)
+        return self._resealed(bytes(changed), {409})
+
+    def kind_share_that_is_too_long(self):
+        return self._resealed(self.victim.content + self.rng.randbytes(self.rng.randint(1, 40)), {413})
+
+    def kind_share_of_nothing(self):
+        return self._resealed(b"", {409})
+
+    def kind_sum_with_a_changed_seal(self):
+        request = self._part_request()
+        body = bytearray(request.body)
+        body[self.rng.randrange(len(body))] ^= 1 << self.rng.randrange(8)
+        return self._part(bytes(body), {400})
+
+    def kind_sum_of_another_batch(self):
+        request = self._part_request()
+        path = request.path.replace(bytes(16).hex(), self.rng.randbytes(16).hex())
+        return _sent(request.replace(path=path).signed(self.victim.key), {400})
+
+    def kind_sum_of_another_aggregator(self):
+        return _sent(self._part_request().signed(self.victim.another), {400})
+
+    # what is told to some alone
+
+    def kind_question_unsigned(self):
+        request, _ = self.rng.choice(self.victim.asked)
+        return _sent(request, {401})
+
+    def kind_question_by_another(self):
+        request, key = self.rng.choice(self.victim.asked)
+        others = [one for _, one in self.victim.asked if one is not key]
+        asking = [*others, self.victim.key, self.victim.another, self.victim.stranger, self.victim.expired]
+        return _sent(request.signed(self.rng.choice(asking)), {401})
+
+    def kind_question_with_a_flipped_signature(self):
+        request, key = self.rng.choice(self.victim.asked)
+        (name, key_id), (other, signature) = request.signed(key).headers
+        changed = bytearray(bytes.fromhex(signature))
+        changed[self.rng.randrange(64)] ^= 1 << self.rng.randrange(8)
+        return _sent(request.replace(headers=((name, key_id), (other, changed.hex()))), {401})
+
+    def kind_question_signed_for_another(self):
+        (request, key), (other, _) = self.rng.sample(self.victim.asked, 2)
+        return _sent(request.signed(key, path=other.path), {401})
+
+    def kind_question_with_an_odd_round(self):
+        request, key = self.rng.choice([one for one in self.victim.asked if "/rounds/1/" in one[0].path])
+        odd = self.rng.choice(["-1", "1.0", "NaN", "9" * 400, "%201", "1%0A", "%D9%A3"])
+        return _sent(request.replace(path=request.path.replace("/rounds/1/", f"/rounds/{odd}/")).signed(key), {400})
+
+    def kind_question_of_another_task(self):
+        request, key = self.rng.choice([one for one in self.victim.asked if "/rounds/1/" in one[0].path])
+        path = request.path.replace(self.victim.task_id.hex(), self.rng.randbytes(32).hex())
+        return _sent(request.replace(path=path).signed(key), {400})
+
+    def kind_question_by_another_method(self):
+        request, key = self.rng.choice(self.victim.asked)
+        method = self.rng.choice(["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "BREW"])
+        return _sent(request.replace(method=method, body=self.rng.randbytes(40)).signed(key), {405})
+
+    def kind_question_of_an_open_round(self):
+        """Of who may ask, about a round that is open or was never heard of: there is nothing to tell."""
+        request, key = self.rng.choice([one for one in self.victim.asked if "/rounds/1/" in one[0].path])
+        path = request.path.replace("/rounds/1/", f"/rounds/{self.rng.choice([0, 1, 2, 10**8])}/")
+        return _sent(request.replace(path=path).signed(key), {200})
 
     # how it is said
 
@@ -447,12 +577,20 @@ class Mutator:
 
     def _upload(self, slots, statuses):
         sealed = self.rng.randbytes(self.victim.length * len(slots))
-        body = self.rng.randbytes(16) + np.array(slots, "<u4").tobytes() + sealed
+        return self._resealed(np.array(slots, "<u4").tobytes() + sealed, statuses)
+
+    def _resealed(self, content, statuses):
+        """An upload of this content that its sender has sealed as it should."""
+        return self._upload_of(self.victim.sealed(self.rng.randbytes(16), content), statuses)
+
+    def _upload_of(self, body, statuses):
         return _sent(self._request().replace(body=body).signed(self.victim.key), statuses)
 
     def _part(self, body, statuses):
-        request = next(one for one in self.victim.taken if "/parts/" in one.path)
-        return _sent(request.replace(body=body).signed(self.victim.key), statuses)
+        return _sent(self._part_request().replace(body=body).signed(self.victim.key), statuses)
+
+    def _part_request(self):
+        return next(one for one in self.victim.taken if "/parts/" in one.path)
 
 
 def _sent(request, statuses):
@@ -530,8 +668,8 @@ async def _answer(reader, *, head_only):
         return Answer(status), True
     if "content-length" in headers:
         body = await reader.readexactly(int(headers["content-length"]))
-        return Answer(status, body.decode()), headers.get("connection") == "close"
+        return Answer(status, body.decode(errors="replace")), headers.get("connection") == "close"
     body = await reader.read(-1)
     if headers.get("transfer-encoding") == "chunked":
         body = b"".join(body.split(b"\r\n")[1::2])
-    return Answer(status, body.decode()), True
+    return Answer(status, body.decode(errors="replace")), True

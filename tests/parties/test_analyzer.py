@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 
 import numpy as np
 import pytest
-from parties.household import Direct
+from parties.household import Direct, opened
 
 from dovetail.learners.moments import Moments
 from dovetail.learners.server import Ridge, Server
 from dovetail.parties.analyzer.learning import Learner, Learning
 from dovetail.parties.analyzer.rounds import Analyzer
-from dovetail.parties.common.keys import KeyPair, KeyRing
+from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
+from dovetail.parties.common.links import Gone, Unreachable
 from dovetail.parties.common.wire import PART, Closed, Malformed, Packed, TooEarly, TooLate, vector_from
-from dovetail.parties.fleet import lay_out, lenient_policy
+from dovetail.parties.deployment import lay_out, lenient_policy
+from dovetail.parties.intermediary import party
 from dovetail.parties.shuffler.rounds import Shuffler
 from dovetail.parties.user.client import Client
 
@@ -56,20 +59,34 @@ class Small:
             workers=1,
         )
 
-    def shufflers(self):
-        rings = [
-            KeyRing(self.folder / f"shuffler-{i}" / "keys", "sign") for i in range(len(self.deployment.shuffler_ports))
+    @property
+    def pairs(self):
+        """The keys of the shufflers."""
+        return [
+            ServicePairs.find(self.folder / name / "keys", keys)
+            for name, keys in zip(self.deployment.services, self.deployment.task.shufflers, strict=True)
         ]
+
+    def shufflers(self):
         return [
             Shuffler(
                 self.folder / f"shuffler-{i}",
                 signed=self.signed,
                 signer=self.signed.signer.key_id,
                 index=i,
-                key=ring.current(),
+                keys=pairs,
             )
-            for i, ring in enumerate(rings)
+            for i, pairs in enumerate(self.pairs)
         ]
+
+    def content(self, user, *, round=1, index=0):
+        """What a user's upload holds for a shuffler: messages for the analyzer."""
+        upload = self.clients[user].report(self.signed, round, updates()[user]).uploads[index]
+        task, keys = self.deployment.task, self.keys[user]
+        return opened(task, upload, self.pairs[index], keys, round=round, index=index)
+
+
+BATCH = bytes(range(16))
 
 
 def updates(users=USERS):
@@ -85,7 +102,7 @@ def play(small, analyzer, shufflers, *, users=range(USERS), round=None):
     for user in users:
         envelope = small.clients[user].report(small.signed, round, updates()[user])
         for shuffler, upload in zip(shufflers, envelope.uploads, strict=True):
-            shuffler.accept(round, client=bytes([user]), upload=upload)
+            shuffler.accept(round, client=small.keys[user].public.key_id, upload=upload)
     rosters = [set(shuffler.store.freeze(round)) for shuffler in shufflers]
     for index, shuffler in enumerate(shufflers):
         shuffler.close(round, [roster for i, roster in enumerate(rosters) if i != index])
@@ -126,22 +143,21 @@ def test_a_round_is_reserved_before_it_is_open_and_a_model_is_released_before_it
 def test_a_part_counts_once_and_what_does_not_open_is_counted_as_refused(tmp_path):
     small = Small(tmp_path / "fleet")
     analyzer, task = small.analyzer(), small.deployment.task
-    envelope = small.clients[0].report(small.signed, 1, updates()[0])
-    packed = envelope.uploads[0].packed
+    packed = small.content(0)
     broken = packed[:-1] + bytes([packed[-1] ^ 1])
-    assert analyzer.take(0, 1, 0, broken) == "accepted"
-    assert analyzer.take(0, 1, 0, packed) == "known"
+    assert analyzer.take(0, 1, BATCH, 0, broken) == "accepted"
+    assert analyzer.take(0, 1, BATCH, 0, packed) == "known"
     facts = analyzer.privacy()
     assert facts["messages"] == DIM
-    assert facts["refused_messages"] == {"unsealable": 1, "out_of_range": 0}
+    assert facts["refused_messages"] == {"unsealable": 1, "out_of_range": 0, "repeated": 0}
     with pytest.raises(Malformed, match="expected slots from 0 to 5, got 9"):
-        analyzer.take(0, 1, 1, Packed(np.full(1, 9), bytes(task.length)).encode())
+        analyzer.take(0, 1, BATCH, 1, Packed(np.full(1, 9), bytes(task.length)).encode())
     with pytest.raises(Malformed, match="expected messages of"):
-        analyzer.take(0, 1, 1, packed[:-1])
+        analyzer.take(0, 1, BATCH, 1, packed[:-1])
     with pytest.raises(TooEarly, match="got round 2, which is not open"):
-        analyzer.take(0, 2, 0, packed)
-    with pytest.raises(Malformed, match="expected the 2 parts that shuffler 0 sent, got 1"):
-        analyzer.closed(0, 1, Closed(state="sent", parts=2, uploads=1))
+        analyzer.take(0, 2, BATCH, 0, packed)
+    with pytest.raises(Malformed, match="expected the 2 parts that sender 0 sent, got 1"):
+        analyzer.closed(0, 1, Closed(state="sent", parts=2, uploads=1, batch=BATCH))
     assert len(packed) < PART * (4 + task.length)
 
 
@@ -159,7 +175,7 @@ def test_a_void_round_moves_nothing_and_stays_spent(tmp_path):
     assert analyzer.status().over
     assert [one["outcome"] for one in analyzer.privacy()["history"]] == ["void", "released", "void"]
     with pytest.raises(TooLate, match="which is over"):
-        analyzer.take(0, 3, 0, b"")
+        analyzer.take(0, 3, BATCH, 0, b"")
 
 
 def test_a_share_that_does_not_open_spoils_the_round(tmp_path):
@@ -167,11 +183,11 @@ def test_a_share_that_does_not_open_spoils_the_round(tmp_path):
     small = Small(tmp_path / "fleet", protocol="split_and_mix", settings=settings, shufflers=2)
     analyzer = small.analyzer()
     for index in range(2):
-        uploads = [small.clients[user].report(small.signed, 1, updates()[user]).uploads[index] for user in range(USERS)]
-        for number, upload in enumerate(uploads):
-            last = upload.packed[-1] ^ (index == 1 and number == 0)
-            analyzer.take(index, 1, number, upload.packed[:-1] + bytes([last]))
-        analyzer.closed(index, 1, Closed(state="sent", parts=USERS, uploads=USERS))
+        for user in range(USERS):
+            packed = small.content(user, index=index)
+            last = packed[-1] ^ (index == 1 and user == 0)
+            analyzer.take(index, 1, BATCH, user, packed[:-1] + bytes([last]))
+        analyzer.closed(index, 1, Closed(state="sent", parts=USERS, uploads=USERS, batch=BATCH))
     assert [one["outcome"] for one in analyzer.privacy()["history"]] == ["spoiled"]
     assert np.array_equal(vector_from(analyzer.model(1), DIM), np.zeros(DIM))
 
@@ -182,7 +198,9 @@ def test_the_training_ends_when_the_budget_does(tmp_path):
     one = first.ledger.spent[0]
     small = Small(tmp_path / "fleet", **fields, eps=1.5 * one)
     analyzer = small.analyzer()
-    analyzer.closed(0, 1, Closed(state="void", parts=0, uploads=0))  # users would not have agreed to such a task
+    analyzer.closed(
+        0, 1, Closed(state="void", parts=0, uploads=0, batch=BATCH)
+    )  # users would not have agreed to such a task
     assert analyzer.status().over
     assert analyzer.status().round == 1
     assert analyzer.ledger.spent[0] == pytest.approx(one)
@@ -231,23 +249,195 @@ def test_a_round_of_other_numbers_than_its_users_send_is_spoiled(tmp_path, uploa
     analyzer = small.analyzer()
     number = 0
     for user in range(USERS):
-        packed = small.clients[user].report(small.signed, 1, updates()[user]).uploads[0].packed
+        packed = small.content(user)
         for _ in range(copies):
-            analyzer.take(0, 1, number, packed)
+            analyzer.take(0, 1, BATCH, number, packed)
             number += 1
-    analyzer.closed(0, 1, Closed(state="sent", parts=number, uploads=uploads))
+    analyzer.closed(0, 1, Closed(state="sent", parts=number, uploads=uploads, batch=BATCH))
     assert [one["outcome"] for one in analyzer.privacy()["history"]] == ["spoiled"]
 
 
 def test_after_closed_no_part_counts_and_two_processes_do_not_share_a_folder(tmp_path):
     small = Small(tmp_path / "fleet", shufflers=2)
     analyzer = small.analyzer()
-    analyzer.closed(0, 1, Closed(state="sent", parts=0, uploads=USERS))
-    packed = small.clients[0].report(small.signed, 1, updates()[0]).uploads[0].packed
-    with pytest.raises(Malformed, match="expected no more parts of shuffler 0"):
-        analyzer.take(0, 1, 0, packed)
+    analyzer.closed(0, 1, Closed(state="sent", parts=0, uploads=USERS, batch=BATCH))
+    with pytest.raises(Malformed, match="expected no more parts of sender 0"):
+        analyzer.take(0, 1, BATCH, 0, small.content(0))
     with pytest.raises(ValueError, match="expected a folder that no other process works in"):
         small.analyzer()
+
+
+class Failing(Direct):
+    """An analyzer that a shuffler cannot reach any more after some parts; who is too late is told so."""
+
+    def __init__(self, analyzer, parts=None):
+        super().__init__(analyzer)
+        self._left = parts
+
+    def part(self, round, batch, number, part):
+        if self._left is not None and len(self.parts) >= self._left:
+            raise Unreachable("the line is cut")
+        with gone():
+            super().part(round, batch, number, part)
+
+    def closed(self, round, closed):
+        with gone():
+            super().closed(round, closed)
+
+
+@contextlib.contextmanager
+def gone():
+    """Status 410, to a link."""
+    try:
+        yield
+    except TooLate as error:
+        raise Gone(str(error)) from error
+
+
+def restored_while_forwarding(tmp_path, monkeypatch, *, closed):
+    """A shuffler that forwarded some of its parts goes on from a copy of its store, from before or after closing."""
+    monkeypatch.setattr(party, "PART", DIM)  # several parts
+    monkeypatch.setattr(party, "_IN_FLIGHT", 1)
+    small = Small(tmp_path / "fleet", rounds=2)
+    analyzer, (shuffler,) = small.analyzer(), small.shufflers()
+    shuffler.store.open_round(1, head=analyzer.status().head, closes=0.0)
+    for user in range(USERS):
+        upload = small.clients[user].report(small.signed, 1, updates()[user]).uploads[0]
+        shuffler.accept(1, client=small.keys[user].public.key_id, upload=upload)
+    shuffler.store.freeze(1)
+    if closed:
+        shuffler.close(1)
+    home = small.folder / "shuffler-0"
+    shutil.copytree(home, tmp_path / "copy")
+    shuffler.close(1)
+    with pytest.raises(Unreachable):
+        shuffler.forward(1, Failing(analyzer, parts=2))
+    assert analyzer.privacy()["messages"] == 2 * DIM
+    shuffler.shut()
+    shutil.rmtree(home)
+    shutil.copytree(tmp_path / "copy", home)
+    analyzer.shut()  # the analyzer starts again, too: what it pinned is on disk
+    analyzer, (shuffler,) = small.analyzer(), small.shufflers()
+    shuffler.close(1)
+    shuffler.forward(1, Failing(analyzer))
+    assert shuffler.store.state(1) == "done"
+    return small, analyzer, shuffler
+
+
+def test_a_shuffler_whose_store_was_restored_while_it_forwarded_spoils_the_round(tmp_path, monkeypatch):
+    """It shuffled again: its parts are not those that were counted, so nothing of the round is used."""
+    small, analyzer, shuffler = restored_while_forwarding(tmp_path, monkeypatch, closed=False)
+    history = analyzer.privacy()["history"]
+    assert [(one["outcome"], one["uploads"]) for one in history] == [("spoiled", 0)]
+    assert np.array_equal(vector_from(analyzer.model(1), DIM), np.zeros(DIM))
+    assert [entry.kind for entry in analyzer.ledger.entries] == ["open", "reserve", "reserve"]  # it stays spent
+    play(small, analyzer, [shuffler], round=2)
+    assert np.allclose(vector_from(analyzer.model(2), DIM), updates().mean(axis=0), atol=1e-6)
+
+
+def test_a_store_that_was_copied_after_closing_goes_on_with_its_batch(tmp_path, monkeypatch):
+    _, analyzer, _ = restored_while_forwarding(tmp_path, monkeypatch, closed=True)
+    history = analyzer.privacy()["history"]
+    assert [(one["outcome"], one["uploads"]) for one in history] == [("released", USERS)]
+    assert np.allclose(vector_from(analyzer.model(1), DIM), updates().mean(axis=0), atol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["a part", "another part", "closed"])
+def test_a_second_batch_of_one_sender_spoils_the_round(tmp_path, how):
+    small = Small(tmp_path / "fleet")
+    analyzer, other = small.analyzer(), bytes(16)
+    assert analyzer.take(0, 1, BATCH, 0, small.content(0)) == "accepted"
+    with pytest.raises(TooLate, match="expected the batch that sender 0 has begun in round 1, got another one"):
+        if how == "closed":
+            analyzer.closed(0, 1, Closed(state="sent", parts=1, uploads=USERS, batch=other))
+        else:
+            analyzer.take(0, 1, other, int(how == "another part"), small.content(1))
+    assert [one["outcome"] for one in analyzer.privacy()["history"]] == ["spoiled"]
+    assert analyzer.status().round == 2
+    with pytest.raises(TooLate, match="which is over"):
+        analyzer.take(0, 1, BATCH, 1, small.content(1))
+    assert analyzer.take(0, 2, other, 0, small.content(0, round=2)) == "accepted"  # another round has another batch
+
+
+def test_what_is_refused_begins_no_batch(tmp_path):
+    small = Small(tmp_path / "fleet")
+    analyzer, other = small.analyzer(), bytes(16)
+    with pytest.raises(Malformed, match="expected messages of"):
+        analyzer.take(0, 1, other, 0, small.content(0)[:-1])
+    with pytest.raises(Malformed, match="expected the 2 parts that sender 0 sent, got 0"):
+        analyzer.closed(0, 1, Closed(state="sent", parts=2, uploads=USERS, batch=other))
+    for user in range(USERS):
+        assert analyzer.take(0, 1, BATCH, user, small.content(user)) == "accepted"
+    analyzer.closed(0, 1, Closed(state="sent", parts=USERS, uploads=USERS, batch=BATCH))
+    assert [one["outcome"] for one in analyzer.privacy()["history"]] == ["released"]
+
+
+def test_shufflers_have_batches_of_their_own(tmp_path):
+    small = Small(tmp_path / "fleet", shufflers=2)
+    analyzer = small.analyzer()
+    assert analyzer.take(0, 1, BATCH, 0, small.content(0)) == "accepted"
+    assert analyzer.take(1, 1, bytes(16), 0, small.content(0, index=1)) == "accepted"
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["in one part", "in several parts"])
+def test_a_message_that_is_sent_again_counts_once(tmp_path, together):
+    """A shuffler that has the second user's messages twice in place of the first's: no report counts twice."""
+    small = Small(tmp_path / "fleet")
+    analyzer, task = small.analyzer(), small.deployment.task
+    sent = [small.content(user) for user in (1, 1, 2, 3)]
+    if together:
+        packed = [Packed.decode(one, length=task.length) for one in sent]
+        sent = [Packed(np.concatenate([one.slots for one in packed]), b"".join(one.sealed for one in packed)).encode()]
+    for number, part in enumerate(sent):
+        assert analyzer.take(0, 1, BATCH, number, part) == "accepted"
+    assert analyzer.privacy()["refused_messages"] == {"unsealable": 0, "out_of_range": 0, "repeated": DIM}
+    analyzer.closed(0, 1, Closed(state="sent", parts=len(sent), uploads=USERS, batch=BATCH))
+    model = vector_from(analyzer.model(1), DIM)
+    assert np.allclose(model, updates()[1:].sum(axis=0) / USERS, atol=1e-6)
+    assert analyzer.take(0, 2, bytes(16), 0, small.content(1, round=2)) == "accepted"
+    assert analyzer.privacy()["refused_messages"]["repeated"] == 0  # what was seen in a round is forgotten with it
+
+
+def test_an_encapsulation_that_is_used_again_is_not_opened(tmp_path):
+    """Whatever follows it: nobody honest uses one twice, so what is behind the second is not even looked at."""
+    small = Small(tmp_path / "fleet")
+    analyzer, packed = small.analyzer(), small.content(0)
+    assert analyzer.take(0, 1, BATCH, 0, packed) == "accepted"
+    assert analyzer.take(0, 1, BATCH, 1, packed[:-1] + bytes([packed[-1] ^ 1])) == "accepted"
+    assert analyzer.privacy()["refused_messages"] == {"unsealable": 0, "out_of_range": 0, "repeated": DIM}
+
+
+def test_one_message_in_two_parts_that_come_at_once_counts_once(tmp_path, monkeypatch):
+    """The second part is counted while the first one is still being read, which is then read again."""
+    small = Small(tmp_path / "fleet")
+    analyzer, part, reads = small.analyzer(), small.content(0), []
+    read = analyzer.incoming.read
+
+    def interrupted(sender, round, batch, data, *, repeated):
+        reads.append(len(repeated))
+        found = read(sender, round, batch, data, repeated=repeated)
+        if len(reads) == 1:
+            assert analyzer.take(0, 1, BATCH, 1, part) == "accepted"
+        return found
+
+    monkeypatch.setattr(analyzer.incoming, "read", interrupted)
+    assert analyzer.take(0, 1, BATCH, 0, part) == "accepted"
+    assert reads == [0, 0, DIM]
+    facts = analyzer.privacy()
+    assert facts["messages"] == 2 * DIM
+    assert facts["refused_messages"] == {"unsealable": 0, "out_of_range": 0, "repeated": DIM}
+
+
+def test_one_share_that_is_sent_twice_spoils_the_round(tmp_path):
+    """Where all shares must be there, a share in another one's place is missed."""
+    settings = {"clip_norm": 4.0, "noise_multiplier": 1e-6, "shufflers": 2, "shares": 4}
+    small = Small(tmp_path / "fleet", protocol="split_and_mix", settings=settings, shufflers=2)
+    analyzer = small.analyzer()
+    for index in range(2):
+        for number, user in enumerate((1, 1, 2, 3) if index else range(USERS)):
+            analyzer.take(index, 1, BATCH, number, small.content(user, index=index))
+        analyzer.closed(index, 1, Closed(state="sent", parts=USERS, uploads=USERS, batch=BATCH))
+    assert [one["outcome"] for one in analyzer.privacy()["history"]] == ["spoiled"]
 
 
 def test_shufflers_that_decided_differently_let_nothing_out(tmp_path):
@@ -258,7 +448,7 @@ def test_shufflers_that_decided_differently_let_nothing_out(tmp_path):
     for user in range(USERS):
         envelope = small.clients[user].report(small.signed, 1, updates()[user])
         for shuffler, upload in zip(helpers, envelope.uploads, strict=True):
-            shuffler.accept(1, client=bytes([user]), upload=upload)
+            shuffler.accept(1, client=small.keys[user].public.key_id, upload=upload)
     rosters = [set(shuffler.store.freeze(1)) for shuffler in helpers]
     lie = set(list(rosters[2])[:1])
     _, told = helpers[0].decide(1, rosters[1:])
@@ -305,6 +495,6 @@ def test_a_model_of_its_own_length_is_solved_from_moments(tmp_path):
     np.testing.assert_allclose(
         learner.published([mean, *first[1:]]).reshape(2, 2), [[0.5, -0.5], [0, 0]], rtol=1e-2, atol=1e-6
     )
-    assert learner.published(learner.step(first, nothing)).shape == (4,)
+    assert learner.published(learner.step(first, nothing, users=USERS)[0]).shape == (4,)
     with pytest.raises(ValueError, match="rounds = 1"):
         Learner(Small(tmp_path / "long", rounds=2, dim=moments.dim).deployment.task, learning)

@@ -8,14 +8,14 @@ import pytest
 
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.policy import Policy
-from dovetail.parties.http.shuffler import read_enrolled
+from dovetail.parties.http.intermediary import read_enrolled
 
 
 @pytest.fixture
 def made(tmp_path, command):
     """Keys of everybody, by the command line."""
     found = {}
-    for name, use in (("owner", "sign"), ("analyzer", "seal"), ("shuffler", "sign")):
+    for name, use in (("owner", "sign"), ("analyzer", "seal"), ("shuffler", "service")):
         status, out, _ = command("keys", str(tmp_path / name), "--use", use, "--json")
         assert status == 0
         found[name] = json.loads(out)
@@ -46,7 +46,7 @@ def test_keys_and_a_task_are_made_signed_calibrated_and_shown(tmp_path, command,
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["keys", "{tmp}/x", "--use", "lock"], "expected use to be one of seal, sign"),
+        (["keys", "{tmp}/x", "--use", "lock"], "expected use to be one of seal, sign, service"),
         (["task", "show", "{tmp}/none.json"], "expected a signed task in"),
         (["task", "show", "{tmp}/owner"], "expected a signed task in"),
         (["analyzer", "{tmp}/a", "--task", "t", "--signer", "00", "--keys", "k"], "expected either --certificate with"),
@@ -55,10 +55,15 @@ def test_keys_and_a_task_are_made_signed_calibrated_and_shown(tmp_path, command,
             "expected a signed task in 't', got no file",
         ),
         (
-            ["client", "run", "{tmp}", "--shuffler", "u", "--config", "digits", "--users", "a"],
+            ["client", "run", "{tmp}", "--service", "u", "--config", "digits", "--users", "a"],
             "expected user numbers such as",
         ),
-        (["fleet", "demo", "--protocol", "fedavg"], "a protocol with messages to deploy"),
+        (["fleet", "demo", "--protocol", "fedavg"], "expected a protocol whose reports can be shared as sums"),
+        (["fleet", "demo", "--protocol", "fedavg", "--shufflers", "1"], "a protocol with messages to deploy"),
+        (
+            ["fleet", "demo", "--protocol", "privunit", "--shufflers", "1", "--aggregators", "2"],
+            "expected either shufflers or aggregators, got both",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence_and_status_2(tmp_path, command, words, sentence):
@@ -75,14 +80,49 @@ def test_a_task_is_refused_under_another_signer(tmp_path, command, made):
     assert "expected a task signed by 0000000000000000" in " ".join(err.split())
 
 
+def test_a_service_has_two_keys_and_a_place_in_the_task(tmp_path, command, made):
+    new_task(command, tmp_path, made)
+    service = ["--task", str(tmp_path / "task.json"), "--signer", made["owner"]["id"], "--plain"]
+    more = ["--clients", "c.json", "--analyzer", "https://analyzer.example"]
+    home = str(tmp_path / "home")
+    for keys, index, sentence in (
+        ("shuffler", "1", "expected --index below 1, the number of shufflers in the task, got 1"),
+        ("owner", "0", "expected a key with id"),
+    ):
+        words = ["--keys", str(tmp_path / keys), "--index", index]
+        status, _, err = command("shuffler", home, *service, *more, *words)
+        assert status == 2
+        assert sentence in " ".join(err.split())
+    status, _, err = command("aggregator", home, *service, *more, "--keys", str(tmp_path / "shuffler"))
+    assert status == 2
+    assert "expected --index below 0, the number of aggregators in the task, got 0" in " ".join(err.split())
+    made["shuffler"] = made["owner"]  # a key to sign with is no service's
+    status, _, err = new_task(command, tmp_path, made)
+    assert status == 2
+    assert "expected a shuffler's public keys in" in " ".join(err.split())
+
+
+def test_nobody_speaks_plainly_to_another_machine(tmp_path, command, made):
+    new_task(command, tmp_path, made)
+    (tmp_path / "clients.json").write_text("[]")
+    service = ["--task", str(tmp_path / "task.json"), "--signer", made["owner"]["id"], "--plain"]
+    words = ["--clients", str(tmp_path / "clients.json"), "--keys", str(tmp_path / "shuffler")]
+    status, _, err = command("shuffler", str(tmp_path / "s"), *service, *words, "--analyzer", "http://analyzer.example")
+    assert status == 2
+    assert "expected an https address, or http on this machine alone" in " ".join(err.split())
+
+
 def test_a_user_is_made_and_enrolled(tmp_path, command, made):
     for name in ("one", "two"):
         words = ["--signer", made["owner"]["id"], "--analyzer", made["analyzer"]["id"], "--min-clients", "10"]
-        status, _, _ = command("client", "new", str(tmp_path / name), *words, "--eps-task", "1")
+        pins = ["--shuffler", made["shuffler"]["id"]] if name == "one" else []
+        status, _, _ = command("client", "new", str(tmp_path / name), *words, *pins, "--eps-task", "1")
         assert status == 0
     policy = Policy.read(tmp_path / "one" / "policy.json")
     assert policy.signer.hex() == made["owner"]["id"]
     assert (policy.eps_task, policy.eps_round) == (1.0, None)
+    assert policy.shufflers == (bytes.fromhex(made["shuffler"]["id"]),)
+    assert Policy.read(tmp_path / "two" / "policy.json").shufflers is None  # those that the signer names
     clients = tmp_path / "clients.json"
     for name in ("one", "two", "two"):
         status, out, _ = command("client", "enrol", str(clients), str(tmp_path / name / "public.json"))
@@ -91,9 +131,14 @@ def test_a_user_is_made_and_enrolled(tmp_path, command, made):
     assert set(read_enrolled(clients)) == {
         KeyPair.load(tmp_path / name / "key.json").public.key_id for name in ("one", "two")
     }
-    status, _, err = command("client", "new", str(tmp_path / "one"), *words)
+    status, _, err = command("client", "new", str(tmp_path / "three"), str(tmp_path / "one"), *words)
     assert status == 2
     assert "expected a folder without a user" in " ".join(err.split())
+    assert not (tmp_path / "three").exists()  # all of them or none
+    several = [tmp_path / f"node-{i}" for i in range(3)]
+    status, out, _ = command("client", "new", *map(str, several), *words)
+    assert status == 0 and out.count("user ") == 3
+    assert len({KeyPair.load(one / "key.json").public.key_id for one in several}) == 3
 
 
 def test_tls_certificates_of_one_authority(tmp_path, command):
@@ -108,7 +153,20 @@ def test_tls_certificates_of_one_authority(tmp_path, command):
 
 def test_a_fleet_of_processes_trains_and_says_who_saw_what(tmp_path, command):
     status, out, err = command(
-        *("fleet", "demo", "--clients", "4", "--rounds", "2", "--processes", "1", "--folder", str(tmp_path / "fleet")),
+        *(
+            "fleet",
+            "demo",
+            "--protocol",
+            "privunit",
+            "--clients",
+            "4",
+            "--rounds",
+            "2",
+            "--processes",
+            "1",
+            "--folder",
+            str(tmp_path / "fleet"),
+        ),
         *("--set", "protocol.eps_local=4.0", "--json", "--seconds", "240"),
     )
     assert status == 0, err

@@ -63,3 +63,13 @@ def test_users_send_the_moments_of_the_simulation():
     assert fleet.learning().evaluate(engine.model_arrays(after)["params"].ravel()) == pytest.approx(
         engine.accuracy(after)
     )
+
+
+def test_a_user_measures_its_own_records(config):
+    learned = federation.federation(config)
+    facts = learned.measure(3)(learned.initial)
+    rows = learned.clients.index[3][: learned.clients.counts[3]]
+    counts = np.bincount(learned.dataset.labels[rows], minlength=learned.dataset.num_classes)
+    assert np.array_equal(facts["labels"], counts)
+    assert 0 <= facts["accuracy"] <= 1
+    assert facts["loss"] == pytest.approx(np.log(learned.dataset.num_classes), rel=0.5)

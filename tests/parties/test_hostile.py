@@ -12,19 +12,23 @@ import time
 
 import httpx
 import msgspec
+import numpy as np
 import pytest
 from parties.household import Direct, Household, in_processes, running
 from parties.mutations import WRONG_JSON, Attack, Line, Mutator, Request, Victim, refusals_for
+from parties.sharing import Sharing
+from parties.unique_buckets import read_only
 from starlette.routing import Route
 
 from dovetail.parties.common.keys import KeyPair
-from dovetail.parties.common.links import AnalyzerLink, ShufflerLink, Unreachable
+from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink, Unreachable
 from dovetail.parties.common.sealing import seal
+from dovetail.parties.common.shares import encode_sum
 from dovetail.parties.common.wire import PART, Closed, Packed, signed_headers
 from dovetail.parties.http import _http as http_module
 from dovetail.parties.http._http import Counts, Served
-from dovetail.parties.http.shuffler import ShufflerService
-from dovetail.parties.shuffler.store import Store
+from dovetail.parties.http.intermediary import IntermediaryService
+from dovetail.parties.shuffler.store import ShuffleStore
 
 _LOG = logging.getLogger(__name__)
 EXPIRED = KeyPair.generate("sign")
@@ -32,39 +36,69 @@ EXPIRED = dataclasses.replace(EXPIRED, public=msgspec.structs.replace(EXPIRED.pu
 
 
 def victims(household, up):
-    """Both services, each with requests that it would take."""
-    task, prefix = household.task, f"/v1/tasks/{household.task.task_id.hex()}/rounds/1"
-    upload = household.envelope(0).uploads[0].encode()
-    sealed = seal(bytes(task.messages().size), task.analyzer.sealing(), task.purpose(1))
-    part = Packed.of([(0, sealed), (1, sealed)]).encode()
-    closed = msgspec.json.encode(Closed(state="sent", parts=1, uploads=task.max_clients))
-    shared = {
+    """The first shuffler or aggregator and the analyzer, each with requests that it would take."""
+    return [service_of(household, up), analyzer_of(household, up)]
+
+
+def prefix_of(task):
+    return f"/v1/tasks/{task.task_id.hex()}/rounds/1"
+
+
+def shared(household, up):
+    """What both victims of a task have in common."""
+    task, shuffled = household.task, not household.task.aggregators
+    return {
         "authority": up.authority,
         "expired": EXPIRED,
         "task_id": task.task_id,
-        "length": task.length,
-        "slots": task.messages().slots,
+        "length": task.length if shuffled else household.sum_bytes,
+        "slots": task.messages().slots if shuffled else 0,
     }
-    return [
-        Victim(
-            name="shuffler",
-            address=up.shuffler,
-            taken=(Request("POST", f"{prefix}/uploads/0", upload),),
-            key=household.users[0],
-            another=household.users[1],
-            most=len(upload),
-            **shared,
+
+
+def service_of(household, up):
+    task, envelope = household.task, household.envelope(0)
+    upload, prefix = envelope.uploads[0].encode(), prefix_of(household.task)
+    mine, *peers = (keys.sign for keys in household.keys)
+    asked = [(Request("GET", f"{prefix}/{what}"), peers[0]) for what in ("roster", "agreed") if peers]
+    return Victim(
+        name="aggregator" if task.aggregators else "shuffler",
+        address=up.services[0],
+        taken=(Request("POST", f"{prefix}/uploads/0", upload),),
+        key=household.users[0],
+        another=household.users[1],
+        most=len(upload),
+        content=household.content(0, envelope.uploads[0]),
+        sealed=lambda report, content, round=1: household.sealed(0, content, report=report, round=round).encode(),
+        asked=(*asked, (Request("GET", "/v1/counts"), mine)) if peers else (),
+        **shared(household, up),
+    )
+
+
+def analyzer_of(household, up):
+    task, prefix, batch = household.task, prefix_of(household.task), bytes(16)
+    if task.aggregators:
+        form = task.contribution()
+        total = encode_sum(np.zeros(form.length, np.uint32), form.bits)
+        part = seal(total, task.analyzer.sealing(), task.sum_purpose(1, 0, batch=batch))
+        most, another = 1024, household.keys[1].sign  # of what is said of a round that is closed
+    else:
+        sealed = seal(bytes(task.messages().size), task.analyzer.sealing(), task.purpose(1))
+        part = Packed.of([(0, sealed), (1, sealed)]).encode()
+        most, another = PART * (4 + task.length), household.users[1]
+    closed = msgspec.json.encode(Closed(state="sent", parts=1, uploads=task.max_clients, batch=batch))
+    return Victim(
+        name="analyzer",
+        address=up.analyzer,
+        taken=(
+            Request("POST", f"{prefix}/batches/{batch.hex()}/parts/0", part),
+            Request("POST", f"{prefix}/closed", closed),
         ),
-        Victim(
-            name="analyzer",
-            address=up.analyzer,
-            taken=(Request("POST", f"{prefix}/parts/0", part), Request("POST", f"{prefix}/closed", closed)),
-            key=household.shuffler_keys[0],
-            another=household.users[1],
-            most=PART * (4 + task.length),
-            **shared,
-        ),
-    ]
+        key=household.keys[0].sign,
+        another=another,
+        most=most,
+        **shared(household, up),
+    )
 
 
 def check(attack, answer):
@@ -105,7 +139,7 @@ async def assault(victim, kinds, *, lines):
 
 def await_count(read, expected):
     """What was counted, as soon as it is as expected: who hangs up is counted a moment later."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while refused(read()) != expected and time.monotonic() < end:
         time.sleep(0.02)
     time.sleep(0.1)  # what is counted too often shows, too
@@ -148,12 +182,19 @@ SENTENCES = [
     ("shuffler", "unknown_key", 401, "expected a request signed by a known key, got another one"),
     ("analyzer", "unknown_key", 401, "expected a request signed by a known key, got another one"),
     ("shuffler", "expired_key", 401, "expected a request signed by a key that has not expired, got one that has"),
-    ("shuffler", "upload_with_a_truncated_ciphertext", 400, "expected messages of 49 bytes with their slots, got"),
-    ("shuffler", "upload_with_an_extended_ciphertext", 400, "expected messages of 49 bytes with their slots, got"),
-    ("shuffler", "upload_out_of_range", 409, "expected slots from 0 to 5, got others"),
-    ("analyzer", "part_out_of_range", 400, "expected slots from 0 to 5, got"),
-    ("shuffler", "upload_of_one_slot_twice", 409, "expected one message per slot, got more"),
-    ("shuffler", "upload_of_too_few", 409, "expected 6 messages, got"),
+    ("shuffler", "messages_with_a_truncated_ciphertext", 400, "expected messages of 49 bytes with their slots, got"),
+    ("shuffler", "messages_with_an_extended_ciphertext", 400, "expected messages of 49 bytes with their slots, got"),
+    ("shuffler", "messages_out_of_range", 409, "expected slots from 0 to 5, got others"),
+    ("shuffler", "upload_that_is_not_sealed", 400, "expected an upload sealed to this shuffler by its sender"),
+    ("shuffler", "upload_with_a_changed_seal", 400, "expected an upload sealed to this shuffler by its sender"),
+    ("shuffler", "upload_with_a_truncated_seal", 400, "expected an upload sealed to this shuffler by its sender"),
+    ("shuffler", "upload_under_another_id", 400, "expected an upload sealed to this shuffler by its sender"),
+    ("shuffler", "upload_sealed_for_another_round", 400, "expected an upload sealed to this shuffler by its sender"),
+    ("shuffler", "upload_copied_by_another_client", 400, "expected an upload sealed to this shuffler by its sender"),
+    ("analyzer", "part_with_an_odd_batch", 400, "expected the id of a batch, 32 hexadecimal digits, got something"),
+    ("analyzer", "slots_out_of_range", 400, "expected slots from 0 to 5, got"),
+    ("shuffler", "messages_in_one_slot", 409, "expected one message per slot, got more"),
+    ("shuffler", "messages_too_few", 409, "expected 6 messages, got"),
     ("shuffler", "oversize_body", 413, "expected a smaller body, got one that is too large"),
     ("analyzer", "oversize_body_in_chunks", 413, "expected a smaller body, got one that is too large"),
     ("analyzer", "closed_with_wrong_json", 400, "expected "),
@@ -170,6 +211,46 @@ def test_it_is_refused_in_one_sentence_and_counted(besieged, name, kind, status,
     answer = send_one(targets[name], Mutator(targets[name], 1).attack(kind))
     assert answer.status == status
     assert answer.text.startswith(sentence)
+    assert counts[f"refused {status}"] == before + 1
+    assert up.complaints.texts == []
+
+
+@pytest.fixture(scope="module")
+def besieged_aggregator(tmp_path_factory, monkeymodule):
+    """An aggregator and its analyzer, with a round that stays open."""
+    sharing = small(tmp_path_factory.mktemp("sharing"), "aggregators")
+    with running(sharing, monkeymodule) as up:
+        yield up, {victim.name: victim for victim in victims(sharing, up)}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "status", "sentence"),
+    [
+        ("aggregator", "swapped_round", 425, "expected an upload to an open round, got one to round"),
+        ("aggregator", "unknown_key", 401, "expected a request signed by a known key, got another one"),
+        ("aggregator", "share_of_another_length", 409, "expected a share of 40 bytes, got one of"),
+        ("aggregator", "share_of_another_form", 409, "expected a share of 6 integers modulo 2^"),
+        ("aggregator", "share_that_is_too_long", 413, "expected a smaller body, got one that is too large"),
+        ("aggregator", "upload_that_is_not_sealed", 400, "expected an upload sealed to this aggregator by its sender"),
+        ("aggregator", "upload_copied_by_another_client", 400, "expected an upload sealed to this aggregator by its"),
+        ("aggregator", "question_unsigned", 401, "expected a request signed by a known key, got another one"),
+        ("aggregator", "question_by_another", 401, "expected a request signed by a known key, got another one"),
+        ("aggregator", "question_with_a_flipped_signature", 401, "expected a request with its sender's signature"),
+        ("aggregator", "question_with_an_odd_round", 400, "expected a round as a number, got something else"),
+        ("aggregator", "question_of_another_task", 400, "expected task "),
+        ("analyzer", "sum_with_a_changed_seal", 400, "expected the sum of aggregator 0 over its batch, got another"),
+        ("analyzer", "sum_of_another_batch", 400, "expected the sum of aggregator 0 over its batch, got another"),
+        ("analyzer", "sum_of_another_aggregator", 400, "expected the sum of aggregator 1 over its batch, got another"),
+    ],
+)
+def test_what_is_not_for_an_aggregator_or_its_sum_is_refused_in_one_sentence(
+    besieged_aggregator, name, kind, status, sentence
+):
+    up, targets = besieged_aggregator
+    counts = up.analyzer_counts if name == "analyzer" else up.service_counts
+    before = counts[f"refused {status}"]
+    answer = send_one(targets[name], Mutator(targets[name], 1).attack(kind))
+    assert (answer.status, answer.text[: len(sentence)]) == (status, sentence)
     assert counts[f"refused {status}"] == before + 1
     assert up.complaints.texts == []
 
@@ -204,15 +285,16 @@ def test_who_is_too_early_or_not_written_down_tries_again(tmp_path, monkeypatch)
     """A shuffler may hear of a round after its users; a disk may be full for a while: nobody is turned away for it."""
     household = Household(tmp_path, "ss_topk", rounds=2)
     with running(household, monkeypatch) as up:
-        link = ShufflerLink("https://{}:{}".format(*up.shuffler), ca=up.authority, key=household.users[0])
+        link = IntermediaryLink("https://{}:{}".format(*up.shuffler), ca=up.authority)
         envelope = household.envelope(0)
+        early = household.sealed(0, household.content(0, envelope.uploads[0]), round=2)
         with pytest.raises(Unreachable):
-            link.upload(2, envelope.uploads[0])
+            household.give(link, 0, early, round=2)
         with monkeypatch.context() as broken:
-            broken.setattr(Store, "_take", lambda store, arrival: 1 / 0)
+            broken.setattr(ShuffleStore, "_take", lambda store, arrival: 1 / 0)
             with pytest.raises(Unreachable):
-                link.upload(1, envelope.uploads[0])
-        link.upload(1, envelope.uploads[0])
+                envelope.give(0, link)
+        envelope.give(0, link)
         link.close()
         assert up.shuffler_counts == {"refused 425": 1, "accepted": 1}
 
@@ -239,40 +321,62 @@ def test_a_second_report_of_a_client_is_refused_and_the_first_one_stays(tmp_path
         shuffler = victims(household, up)[0]
         (valid,) = shuffler.taken
         assert send_one(shuffler, Attack("", (valid.signed(shuffler.key).raw(),))).text == "accepted"
-        again = valid.replace(body=bytes(16) + valid.body[16:])
+        again = valid.replace(body=shuffler.sealed(bytes(16), shuffler.content))
         answer = send_one(shuffler, Attack("", (again.signed(shuffler.key).raw(),)))
         assert (answer.status, answer.text) == (409, "expected one upload per client and round, got another one")
         assert send_one(shuffler, Attack("", (valid.signed(shuffler.key).raw(),))).text == "known"
         assert up.shuffler_counts == {"accepted": 1, "known": 1, "refused 409": 1}
 
 
-def test_some_hundred_mutations_harm_nobody(tmp_path, monkeypatch):
-    """Every kind several times on both services: all counted, and the round of the honest users ends as it should."""
-    household = Household(tmp_path, "ss_topk", more_keys=[EXPIRED])
+def small(folder, transport, **task):
+    """A task with everybody of it, by shuffler or by aggregators."""
+    if transport == "aggregators":
+        return Sharing(folder, rounds=1, more_keys=[EXPIRED], **task)
+    return Household(folder, "ss_topk", more_keys=[EXPIRED], **task)
+
+
+def rows(household):
+    """All that is written in the services' files."""
+    found = {}
+    for file in sorted(household.folder.glob("*/*.db")):
+        with read_only(file) as database:
+            found[file] = list(database.iterdump())
+    assert len(found) == 2 + len(household.keys)
+    return found
+
+
+@pytest.mark.parametrize("transport", ["shuffler", "aggregators"])
+def test_some_hundred_mutations_harm_nobody(tmp_path, monkeypatch, transport):
+    """Every kind several times on both services: all counted, nothing written, and the round of the honest ends."""
+    household = small(tmp_path, transport)
     with running(household, monkeypatch) as up:
+        before = rows(household)
         for victim in victims(household, up):
             kinds = Mutator(victim, 0).kinds * 3
             expected, seen = asyncio.run(assault(victim, kinds, lines=4))
             assert sum(seen.values()) == len(kinds)
-            counts = up.shuffler_counts if victim.name == "shuffler" else up.analyzer_counts
+            counts = up.analyzer_counts if victim.name == "analyzer" else up.service_counts
             assert await_count(lambda counts=counts: counts, expected) == expected
+            assert not {what for what in counts if what.startswith("refused 5")}
+        assert rows(household) == before
         finish(household, up)
         assert up.complaints.texts == []
 
 
 @pytest.mark.soak
-def test_a_hundred_thousand_mutations_harm_nobody(tmp_path):
+@pytest.mark.parametrize("transport", ["shuffler", "aggregators"])
+def test_a_hundred_thousand_mutations_harm_nobody(tmp_path, transport):
     """The same against processes: they live on, log nothing, count everything, and the honest users' round ends."""
-    household = Household(tmp_path, "ss_topk", more_keys=[EXPIRED], round_seconds=36_000.0)
+    household = small(tmp_path, transport, round_seconds=36_000.0)
     with in_processes(household) as (fleet, up):
-        before = {name: process.pid for name, process in fleet.processes.items()}
+        before, written = {name: process.pid for name, process in fleet.processes.items()}, rows(household)
         for victim in victims(household, up):
             kinds = some_of_every_kind(victim, 50_000)
             began = time.monotonic()
             expected, seen = asyncio.run(assault(victim, kinds, lines=12))
             seconds = time.monotonic() - began
             assert sum(seen.values()) == 50_000
-            owner = None if victim.name == "analyzer" else household.shuffler_keys[0]
+            owner = None if victim.name == "analyzer" else household.keys[0].sign
             link = AnalyzerLink("https://{}:{}".format(*victim.address), ca=up.authority, key=owner)
             counted = await_count(link.counts, expected)
             assert counted == expected
@@ -284,6 +388,7 @@ def test_a_hundred_thousand_mutations_harm_nobody(tmp_path):
             )
             _LOG.info("%s", json.dumps({" ".join(what): number for what, number in sorted(seen.items())}))
             link.close()
+        assert rows(household) == written
         finish(household, up)
         assert {name: process.pid for name, process in fleet.processes.items()} == before
         assert all(process.poll() is None for process in fleet.processes.values())
@@ -301,26 +406,32 @@ def some_of_every_kind(victim, number):
 
 def finish(household, up):
     """The honest users report; the round is released with all of them."""
-    for user, key in enumerate(household.users):
-        link = ShufflerLink("https://{}:{}".format(*up.shuffler), ca=up.authority, key=key)
-        link.upload(1, household.envelope(user).uploads[0])
-        link.close()
-    asked, end = AnalyzerLink("https://{}:{}".format(*up.analyzer), ca=up.authority), time.monotonic() + 30
+    links = [
+        IntermediaryLink("https://{}:{}".format(*address), index=index, ca=up.authority)
+        for index, address in enumerate(up.services)
+    ]
+    for user in range(len(household.users)):
+        envelope = household.envelope(user)
+        for index, link in enumerate(links):
+            envelope.give(index, link)
+    asked, end = AnalyzerLink("https://{}:{}".format(*up.analyzer), ca=up.authority), time.monotonic() + 120
     while not (facts := asked.privacy())["history"] and time.monotonic() < end:
         time.sleep(0.05)
-    asked.close()
+    for link in (asked, *links):
+        link.close()
     (ended,) = facts["history"]
     assert (ended["outcome"], ended["uploads"]) == ("released", len(household.users))
-    assert facts["messages"] == len(household.users) * household.task.messages().slots
-    assert facts["refused_messages"] == {"unsealable": 0, "out_of_range": 0}
+    each = 0 if household.task.aggregators else len(household.users) * household.task.messages().slots
+    assert facts["messages"] == (each or len(links))
+    assert facts["refused_messages"] == {"unsealable": 0, "out_of_range": 0, "repeated": 0}
 
 
 def test_a_roster_is_for_the_other_shufflers_alone(tmp_path):
     household = Household(tmp_path, "split_and_mix", dim=2)
     analyzer, shuffler = household.analyzer(), household.shuffler(0)
-    service = ShufflerService(shuffler, enrolled=household.enrolled, analyzer=Direct(analyzer))
+    service = IntermediaryService(shuffler, enrolled=household.enrolled, analyzer=Direct(analyzer))
     path = f"/v1/tasks/{household.task.task_id.hex()}/rounds/1/roster"
-    mine, peer, user = household.shuffler_keys[0], household.shuffler_keys[1], household.users[0]
+    (mine, peer), user = (keys.sign for keys in household.shuffler_keys), household.users[0]
 
     async def ask():
         transport = httpx.ASGITransport(app=service.app, raise_app_exceptions=False)

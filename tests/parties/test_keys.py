@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import time
 
+import msgspec
 import pytest
 from cryptography.exceptions import InvalidSignature
 
-from dovetail.parties.common.keys import KeyPair, KeyRing, PublicKey
+from dovetail.parties.common.keys import KeyPair, KeyRing, PublicKey, ServiceKeys, ServicePairs
 
 
 def test_a_saved_key_is_the_same_and_for_its_owner_alone(tmp_path):
@@ -89,3 +90,25 @@ def test_an_expired_key_is_not_used_for_new_rounds(tmp_path, monkeypatch):
 def test_a_public_key_has_its_length():
     with pytest.raises(ValueError, match="expected a public key of 32 bytes, got 3"):
         PublicKey(use="seal", public=b"abc", expires=0)
+
+
+def test_a_service_has_a_key_of_each_use_and_one_id_for_both(tmp_path):
+    made, other = ServicePairs.add(tmp_path), ServicePairs.add(tmp_path)
+    assert ServicePairs.find(tmp_path, made.public) == made
+    assert ServicePairs.find(tmp_path, other.public) == other
+    mixed = ServiceKeys(sign=made.sign.public, seal=other.seal.public)
+    assert len({made.public.key_id, other.public.key_id, mixed.key_id}) == 3
+    assert len(mixed.key_id) == 16
+    with pytest.raises(ValueError, match="expected a key with id"):
+        ServicePairs.find(tmp_path / "elsewhere", made.public)
+    for sign, seal in ((made.seal, made.seal), (made.sign, made.sign), (made.seal, made.sign)):
+        with pytest.raises(ValueError, match="expected a key to sign with and one to seal with, got keys for"):
+            ServiceKeys(sign=sign.public, seal=seal.public)
+
+
+@pytest.mark.parametrize("use", ["sign", "seal"])
+def test_a_service_has_expired_with_the_first_of_its_keys(tmp_path, use):
+    public = ServicePairs.add(tmp_path).public
+    assert not public.expired()
+    old = msgspec.structs.replace(getattr(public, use), expires=1)
+    assert msgspec.structs.replace(public, **{use: old}).expired()

@@ -12,12 +12,12 @@ import time
 import httpx
 import numpy as np
 import pytest
-from parties.household import Direct, Household, files_under, in_processes
+from parties.household import Direct, Household, files_under, give, in_processes, sealed
 from scipy.stats import chisquare
 
-from dovetail.parties.common.links import AnalyzerLink, ShufflerLink
+from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink
 from dovetail.parties.common.sealing import OVERHEAD, open_sealed, seal
-from dovetail.parties.common.wire import Packed, Upload
+from dovetail.parties.common.wire import Packed
 
 ADDRESS = "127.77.203.91"  # of the users, who connect from another address of the loopback interface than they reach
 
@@ -73,14 +73,16 @@ class Planted:
     def __init__(self, household, key, url, authority):
         self._task, self.key = household.task, key
         self.token, self.report = secrets.token_bytes(16), secrets.token_bytes(16)
-        self._link = ShufflerLink(url, ca=authority, key=key)
+        self._link = IntermediaryLink(url, ca=authority)
         transport = httpx.HTTPTransport(verify=self._link._http._transport._pool._ssl_context, local_address=ADDRESS)
         self._link._http = httpx.Client(base_url=url, transport=transport, trust_env=False)
 
     def upload(self, round):
-        sealed = seal(self.token, self._task.analyzer.sealing(), self._task.purpose(round))
-        self._link.upload(round, Upload(self.report, Packed.of([(0, sealed)]).encode()))
-        return sealed
+        """The message for the analyzer, and the seal around it."""
+        message = seal(self.token, self._task.analyzer.sealing(), self._task.purpose(round))
+        upload = sealed(self._task, Packed.of([(0, message)]).encode(), self.key, report=self.report, round=round)
+        give(self._task, self._link, self.key, upload, round=round)
+        return message, upload.sealed
 
     def close(self):
         self._link.close()
@@ -113,25 +115,26 @@ def test_no_file_of_a_party_holds_what_it_must_not_know(tmp_path):
 
         for round in (1, 2):
             until(lambda round=round: users[0]._link.status().round == round, f"round {round} did not open")
-            sealed = [one.upload(round) for one in users[:-1]]
-            held = found([*sealed, *reports[:-1], *names[:-2:2]], shuffler_files())
+            messages, seals = zip(*(one.upload(round) for one in users[:-1]), strict=True)
+            held = found([*messages, *reports[:-1], *names[:-2:2]], shuffler_files())
             assert len({secret for _, secret in held}) == 5 + 5 + 5  # it holds names and ciphertexts, and is searched
-            assert found(tokens, shuffler_files()) == set()
-            sent += [*sealed, users[-1].upload(round)]
+            assert found([*tokens, *seals], shuffler_files()) == set()
+            sent += [*messages, *seals, *users[-1].upload(round)]
             until(lambda round=round: _ended(analyzer, round), f"round {round} did not end")
         until(lambda: found(sent, shuffler_files()) == set(), "ciphertexts stayed")
         facts = analyzer.privacy()
         for link in (*users, analyzer):
             link.close()
         private = [household.ring.all()[0].private, *(one.key.private for one in users)]
+        sealing = household.shuffler_keys[0].seal.private
     assert [(one["outcome"], one["uploads"]) for one in facts["history"]] == [("released", 6)] * 2
-    assert facts["refused_messages"] == {"unsealable": 0, "out_of_range": 0}
+    assert facts["refused_messages"] == {"unsealable": 0, "out_of_range": 0, "repeated": 0}
     shuffler_left, analyzer_left = shuffler_files(), analyzer_files()
     assert {"store.db", "shuffler-0.log"} <= {file.name for file in shuffler_left}
     assert {"book.db", "ledger.db", "analyzer.log"} <= {file.name for file in analyzer_left}
     assert found([*tokens, *private, *names, *sent], shuffler_left) == set()
     address = bytes(map(int, ADDRESS.split(".")))
-    unknown = [*names, *reports, *sent, *private[1:], address, ADDRESS.encode()]
+    unknown = [*names, *reports, *sent, *private[1:], sealing, address, ADDRESS.encode()]
     assert found(unknown, analyzer_left) == set()
     assert found([address, ADDRESS.encode()], shuffler_left) == set()
     for database in ("book.db", "ledger.db"):
@@ -151,8 +154,8 @@ class Listening:
     def __init__(self):
         self.packed = []
 
-    def part(self, round, number, packed):
-        self.packed.append(packed)
+    def part(self, round, batch, number, part):
+        self.packed.append(part)
 
     def closed(self, round, closed):
         self.said = closed
@@ -172,8 +175,8 @@ def orders_of(household, *, rounds):
     for round in range(1, rounds + 1):
         shuffler.store.open_round(round, head=b"head", closes=0.0)
         for user, key in enumerate(household.users):
-            sealed = seal(bytes([user] * 16), task.analyzer.sealing(), task.purpose(round))
-            upload = Upload(secrets.token_bytes(16), Packed.of([(0, sealed)]).encode())
+            message = seal(bytes([user] * 16), task.analyzer.sealing(), task.purpose(round))
+            upload = household.sealed(user, Packed.of([(0, message)]).encode(), round=round)
             shuffler.accept(round, client=key.public.key_id, upload=upload)
         assert shuffler.close(round) == "sent"
         shuffler.forward(round, ear := Listening())
@@ -213,12 +216,13 @@ def test_reports_and_dummies_have_one_length_and_one_look(tmp_path):
     assert collections.Counter(slot for slot, _ in messages) == dict.fromkeys(range(6), 5)  # three reports, two dummies
     assert {len(body) for _, body in messages} == {task.messages().size}
     packed = Packed.decode(data, length=task.length)
-    reports = {one for upload in uploads for one in Packed.decode(upload.packed, length=task.length).ciphertexts()}
+    contents = [household.content(user, upload) for user, upload in enumerate(uploads)]
+    reports = {one for content in contents for one in Packed.decode(content, length=task.length).ciphertexts()}
     dummies = set(packed.ciphertexts()) - reports
     assert (len(reports), len(dummies)) == (18, 12)
     assert {len(one) for one in reports | dummies} == {task.messages().size + OVERHEAD}
     assert len({one[:32] for one in reports | dummies}) == 30  # an encapsulation of its own each
-    assert analyzer.privacy()["refused_messages"] == {"unsealable": 0, "out_of_range": 0}
+    assert analyzer.privacy()["refused_messages"] == {"unsealable": 0, "out_of_range": 0, "repeated": 0}
     shuffler.shut()
     analyzer.shut()
 
@@ -230,10 +234,14 @@ def test_what_a_user_sends_has_one_length_whatever_it_says(tmp_path, protocol):
     envelopes = [household.envelope(user, update=update) for user, update in enumerate(updates)]
     shapes = {tuple(len(upload.encode()) for upload in envelope.uploads) for envelope in envelopes}
     assert len(shapes) == 1
-    slots = {tuple(_slots(household, upload) for upload in envelope.uploads) for envelope in envelopes}
+    contents = [
+        [household.content(user, upload, index=index) for index, upload in enumerate(envelope.uploads)]
+        for user, envelope in enumerate(envelopes)
+    ]
+    slots = {tuple(_slots(household, content) for content in one) for one in contents}
     assert len(slots) == 1  # nor do the slots tell
-    assert all(len(upload.packed) % (4 + household.task.length) == 0 for one in envelopes for upload in one.uploads)
+    assert all(len(content) % (4 + household.task.length) == 0 for one in contents for content in one)
 
 
-def _slots(household, upload):
-    return tuple(Packed.decode(upload.packed, length=household.task.length).slots.tolist())
+def _slots(household, content):
+    return tuple(Packed.decode(content, length=household.task.length).slots.tolist())

@@ -12,6 +12,8 @@ from dovetail.parties.common.sealing import OVERHEAD, Purpose, Unsealable, Worke
 KEY = X25519PrivateKey.from_private_bytes(bytes(range(32)))
 PURPOSE = Purpose(task_id=bytes(range(32)), round=3, role="report", key_id=b"abcdefghabcdefgh")
 
+UPLOAD = dataclasses.replace(PURPOSE, role="upload", sender=bytes(range(16)), report=bytes(range(16, 32)))
+
 
 def changed_at(sealed: bytes, index: int) -> bytes:
     """The message with one bit of one byte flipped: always another message, whatever was drawn."""
@@ -48,6 +50,14 @@ def test_another_purpose_does_not_open(other):
         open_sealed(sealed, KEY, dataclasses.replace(PURPOSE, **other))
 
 
+@pytest.mark.parametrize("other", [{"sender": bytes(16)}, {"report": bytes(16)}, {"role": "sum"}])
+def test_an_upload_of_another_sender_does_not_open(other):
+    sealed = seal(b"value", KEY.public_key(), UPLOAD)
+    assert open_sealed(sealed, KEY, UPLOAD) == b"value"
+    with pytest.raises(Unsealable):
+        open_sealed(sealed, KEY, dataclasses.replace(UPLOAD, **other))
+
+
 def test_another_key_or_a_changed_message_does_not_open():
     sealed = seal(b"value", KEY.public_key(), PURPOSE)
     changed = [changed_at(sealed, i) for i in range(len(sealed))]
@@ -65,6 +75,11 @@ def test_no_two_purposes_share_their_info():
     ]
     assert len({purpose.info for purpose in some}) == len(some)
     assert len({len(purpose.info) for purpose in some}) == 1
+    named = [
+        dataclasses.replace(UPLOAD, **change)
+        for change in ({}, {"role": "sum"}, {"sender": UPLOAD.report, "report": UPLOAD.sender}, {"report": bytes(16)})
+    ]
+    assert len({purpose.info for purpose in (*some, *named)}) == len(some) + len(named)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -85,6 +100,9 @@ def test_many_open_in_order_and_bad_ones_are_marked(workers):
         ({"key_id": b""}, "expected a key id of 16 bytes"),
         ({"round": -1}, "expected 0 <= round"),
         ({"role": "anything"}, "expected role to be one of"),
+        ({"role": "upload"}, "expected a sender of 16 bytes and a report of 16 for uploads and sums"),
+        ({"role": "sum", "sender": bytes(16)}, "expected a sender of 16 bytes and a report of 16 for uploads and sums"),
+        ({"sender": bytes(16)}, "none for others, got 16 and 0 for role='report'"),
     ],
 )
 def test_a_purpose_that_says_nothing_is_refused(wrong, sentence):

@@ -7,6 +7,7 @@ import itertools
 import multiprocessing
 import os
 import secrets
+import shutil
 import signal
 import threading
 import time
@@ -14,8 +15,9 @@ import time
 import pytest
 from scipy.stats import chisquare
 
-from dovetail.parties.shuffler.arrivals import Arrival, Shape, Turned
-from dovetail.parties.shuffler.store import Store
+from dovetail.parties.common.wire import BATCH_ID, Packed
+from dovetail.parties.intermediary.arrivals import Arrival, Turned
+from dovetail.parties.shuffler.store import Shape, ShuffleStore
 
 SHAPE = Shape(slots=3, reports=3, length=8, min_uploads=2, max_uploads=5)
 
@@ -24,16 +26,11 @@ def upload(client, *, slots=3, round=1, report=None, mark=None):
     """Messages that say whose they are, as a sealed one would not."""
     mark = client if mark is None else mark
     messages = [(slot, bytes([mark, slot]) * 4) for slot in range(slots)]
-    return {
-        "round": round,
-        "client": bytes([client]),
-        "report": report or secrets.token_bytes(16),
-        "messages": messages,
-    }
+    return Arrival(round, bytes([client]), report or secrets.token_bytes(16), messages)
 
 
 def opened(path, shape=SHAPE, *, rounds=(1,)):
-    store = Store(path, shape)
+    store = ShuffleStore(path, shape)
     for number in rounds:
         store.open_round(number, head=b"head", closes=0.0)
     return store
@@ -48,19 +45,22 @@ def close(store, round=1, *, dummy=None, roster=None):
 
 
 def everything(store, round=1):
-    return [message for _, part in store.parts(round, size=4) for message in part]
+    return [message for _, part in store.messages(round, size=4) for message in part]
 
 
 def test_what_was_accepted_leaves_once_and_whole(tmp_path):
     store = opened(tmp_path / "store")
     for client in range(4):
-        assert store.accept(**upload(client)) == "accepted"
+        assert store.accept(upload(client)) == "accepted"
     assert store.uploads(1) == 4
     assert close(store) == "sent"
     sent = everything(store)
-    assert sorted(sent) == sorted(message for client in range(4) for message in upload(client)["messages"])
+    assert sorted(sent) == sorted(message for client in range(4) for message in upload(client).content)
     assert everything(store) == sent  # the same batch again, in the same order
     assert [number for number, _ in store.parts(1, size=5)] == [0, 1, 2]
+    for (_, rows), (_, part) in zip(store.messages(1, size=5), store.parts(1, size=5), strict=True):
+        packed = Packed.decode(part, length=8)
+        assert list(zip(packed.slots.tolist(), packed.ciphertexts(), strict=True)) == rows
     store.acknowledge(1)
     assert everything(store) == []
     assert store.state(1) == "done"
@@ -68,11 +68,11 @@ def test_what_was_accepted_leaves_once_and_whole(tmp_path):
 
 def test_the_same_report_again_is_known_also_after_closing(tmp_path):
     store, first = opened(tmp_path / "store"), upload(0)
-    assert store.accept(**first) == "accepted"
-    assert store.accept(**first) == "known"
-    store.accept(**upload(1))
+    assert store.accept(first) == "accepted"
+    assert store.accept(first) == "known"
+    store.accept(upload(1))
     close(store)
-    assert store.accept(**first) == "known"
+    assert store.accept(first) == "known"
     assert len(everything(store)) == 6
 
 
@@ -80,22 +80,22 @@ def test_the_same_report_again_is_known_also_after_closing(tmp_path):
     ("wrong", "sentence"),
     [
         (upload(0), "expected one upload per client and round"),
-        ({**upload(7), "messages": upload(7)["messages"][:2]}, "expected 3 messages, got 2"),
-        ({**upload(7), "messages": [(3, bytes(8)), *upload(7)["messages"][:2]]}, "expected slots from 0 to 2"),
-        ({**upload(7), "messages": [(-1, bytes(8)), *upload(7)["messages"][:2]]}, "expected slots from 0 to 2"),
-        ({**upload(7), "messages": [(0, bytes(8))] * 3}, "expected one message per slot"),
-        ({**upload(7), "messages": [(0, bytes(9)), *upload(7)["messages"][1:]]}, "expected messages of 8 bytes"),
-        ({**upload(7), "report": b"short"}, "a random report id of 16"),
-        ({**upload(7), "client": bytes(65)}, "expected a client id of up to 64 bytes"),
+        (upload(7)._replace(content=upload(7).content[:2]), "expected 3 messages, got 2"),
+        (upload(7)._replace(content=[(3, bytes(8)), *upload(7).content[:2]]), "expected slots from 0 to 2"),
+        (upload(7)._replace(content=[(-1, bytes(8)), *upload(7).content[:2]]), "expected slots from 0 to 2"),
+        (upload(7)._replace(content=[(0, bytes(8))] * 3), "expected one message per slot"),
+        (upload(7)._replace(content=[(0, bytes(9)), *upload(7).content[1:]]), "expected messages of 8 bytes"),
+        (upload(7)._replace(report=b"short"), "and a report id of 16"),
+        (upload(7)._replace(client=bytes(65)), "expected a client id of up to 64 bytes"),
     ],
 )
 def test_what_does_not_fit_is_turned_away_and_changes_nothing(tmp_path, wrong, sentence):
     store = opened(tmp_path / "store")
-    store.accept(**upload(0))
+    store.accept(upload(0))
     with pytest.raises(Turned, match=sentence):
-        store.accept(**wrong)
+        store.accept(wrong)
     assert store.uploads(1) == 1
-    store.accept(**upload(1))
+    store.accept(upload(1))
     close(store)
     assert len(everything(store)) == 6
 
@@ -103,26 +103,26 @@ def test_what_does_not_fit_is_turned_away_and_changes_nothing(tmp_path, wrong, s
 def test_a_round_takes_no_more_than_planned_and_nothing_once_closed(tmp_path):
     store = opened(tmp_path / "store")
     for client in range(5):
-        store.accept(**upload(client))
+        store.accept(upload(client))
     with pytest.raises(Turned, match="expected at most 5 uploads in a round"):
-        store.accept(**upload(5))
+        store.accept(upload(5))
     close(store)
     with pytest.raises(Turned, match="got one to round 1, which is closed"):
-        store.accept(**upload(6))
+        store.accept(upload(6))
     with pytest.raises(Turned, match="got one to round 2, which is not open"):
-        store.accept(**upload(6, round=2))
+        store.accept(upload(6, round=2))
     store.open_round(2, head=b"head", closes=0.0)
-    assert store.accept(**upload(6, round=2)) == "accepted"
+    assert store.accept(upload(6, round=2)) == "accepted"
 
 
 def test_below_the_minimum_nothing_ever_leaves(tmp_path):
     store = opened(tmp_path / "store")
-    store.accept(**upload(0))
+    store.accept(upload(0))
     assert close(store) == "void"
     assert everything(store) == []
     assert close(store) == "void"
     with pytest.raises(Turned):
-        store.accept(**upload(1))
+        store.accept(upload(1))
     store.acknowledge(1)
     assert everything(store) == []
 
@@ -131,7 +131,7 @@ def test_below_the_minimum_nothing_ever_leaves(tmp_path):
 def test_slots_are_filled_up_or_cut_to_a_public_number(tmp_path, uploads, pad_to):
     store = opened(tmp_path / "store", SHAPE._replace(pad_to=pad_to, reports=None))
     for client in range(uploads):
-        store.accept(**upload(client, slots=2))  # nobody reports the third slot
+        store.accept(upload(client, slots=2))  # nobody reports the third slot
     with pytest.raises(ValueError, match="expected dummies up to"):
         close(store)
     with pytest.raises(ValueError, match="expected dummies of 8 bytes"):
@@ -149,7 +149,7 @@ def test_every_slot_leaves_in_an_order_of_its_own(tmp_path):
     store = opened(tmp_path / "store", SHAPE._replace(slots=2, reports=2, min_uploads=3), rounds=range(1, 181))
     seen = collections.Counter()
     for number in range(1, 181):
-        store.accept_all([Arrival(**upload(client, slots=2, round=number)) for client in range(3)])
+        store.accept_all([upload(client, slots=2, round=number) for client in range(3)])
         close(store, number)
         sent = everything(store, number)
         orders = tuple(tuple(sealed[0] for slot, sealed in sent if slot == which) for which in (0, 1))
@@ -166,7 +166,7 @@ def test_after_closing_the_file_does_not_say_who_sent_what(tmp_path):
     names = [secrets.token_bytes(32) for _ in range(3)]
     for name in names:
         messages = [(slot, secrets.token_bytes(40)) for slot in range(3)]
-        store.accept(1, client=name, report=secrets.token_bytes(16), messages=messages)
+        store.accept(Arrival(1, name, secrets.token_bytes(16), messages))
     planted = b"".join(file.read_bytes() for file in tmp_path.iterdir())
     assert all(name in planted for name in names)  # the test can see what it looks for
     close(store)
@@ -186,7 +186,7 @@ def test_many_at_once_and_many_times_count_once(tmp_path):
     def send(outcomes):
         store = opened(tmp_path / "store", shape)
         for one in known:
-            outcomes.append(store.accept(**one))
+            outcomes.append(store.accept(one))
         store.shut()
 
     outcomes: list[list[str]] = [[] for _ in range(4)]
@@ -206,7 +206,7 @@ def _work(path, acknowledged, start):
     store = opened(path, SHAPE._replace(max_uploads=200))
     start.set()
     for client in range(200):
-        store.accept(**upload(client, report=bytes([client]) * 16))
+        store.accept(upload(client, report=bytes([client]) * 16))
         acknowledged.send(client)
     close(store)
     acknowledged.send(-1)
@@ -234,7 +234,7 @@ def test_a_kill_at_any_moment_loses_no_acknowledged_upload_and_counts_none_twice
     store = opened(tmp_path / "store", SHAPE._replace(max_uploads=200, min_uploads=1))
     for client in range(200):  # every client that heard nothing tries again
         if client not in told and store.state(1) == "open":
-            store.accept(**upload(client, report=bytes([client]) * 16))
+            store.accept(upload(client, report=bytes([client]) * 16))
     close(store)
     marks = collections.Counter(sealed[0] for _, sealed in everything(store))
     assert set(marks.values()) == {3}
@@ -245,18 +245,18 @@ def test_only_users_on_every_roster_count_and_a_frozen_roster_is_final(tmp_path)
     store = opened(tmp_path / "store")
     reports = [bytes([client]) * 16 for client in range(4)]
     for client, report in enumerate(reports):
-        store.accept(**upload(client, report=report))
+        store.accept(upload(client, report=report))
     assert store.roster(1) is None
     assert store.freeze(1) == reports == store.roster(1)
     with pytest.raises(Turned, match="which is closed"):
-        store.accept(**upload(4))
+        store.accept(upload(4))
     assert close(store, roster={reports[0], reports[2], b"somebody else..."}) == "sent"
     assert {sealed[0] for _, sealed in everything(store)} == {0, 2}
     assert store.uploads(1) == 2
     assert store.roster(1) == reports
     other = opened(tmp_path / "other")
-    other.accept(**upload(0, report=reports[0]))
-    other.accept(**upload(1, report=reports[1]))
+    other.accept(upload(0, report=reports[0]))
+    other.accept(upload(1, report=reports[1]))
     assert close(other, roster={reports[1]}) == "void"  # two came, one is complete
     assert everything(other) == []
 
@@ -264,7 +264,7 @@ def test_only_users_on_every_roster_count_and_a_frozen_roster_is_final(tmp_path)
 def test_dummies_count_reports_on_the_roster_alone(tmp_path):
     store = opened(tmp_path / "store", SHAPE._replace(pad_to=4))
     for client in range(3):
-        store.accept(**upload(client, report=bytes([client]) * 16))
+        store.accept(upload(client, report=bytes([client]) * 16))
     roster = {bytes(16), bytes([1]) * 16}
     close(store, roster=roster, dummy=lambda slot: bytes([255, slot]) * 4)
     marks = collections.Counter(sealed[0] for slot, sealed in everything(store) if slot == 0)
@@ -283,38 +283,38 @@ def test_an_analyzer_that_was_set_back_is_refused(tmp_path):
 
 def test_one_bad_upload_does_not_spoil_those_written_with_it(tmp_path):
     store = opened(tmp_path / "store")
-    good, bad, last = (Arrival(**upload(client)) for client in (0, 1, 2))
-    taken = store.accept_all([good, bad._replace(messages=[]), good, last])
+    good, bad, last = (upload(client) for client in (0, 1, 2))
+    taken = store.accept_all([good, bad._replace(content=[]), good, last])
     assert [taken[0], taken[2], taken[3]] == ["accepted", "known", "accepted"]
     assert isinstance(taken[1], Turned)
     assert store.uploads(1) == 2
 
 
 def test_another_owner_is_refused(tmp_path):
-    Store(tmp_path / "store", SHAPE, owner=b"one task").shut()
-    Store(tmp_path / "store", SHAPE, owner=b"one task").shut()
-    with pytest.raises(ValueError, match="expected the store of this task and shuffler"):
-        Store(tmp_path / "store", SHAPE._replace(min_uploads=1), owner=b"another")
+    ShuffleStore(tmp_path / "store", SHAPE, owner=b"one task").shut()
+    ShuffleStore(tmp_path / "store", SHAPE, owner=b"one task").shut()
+    with pytest.raises(ValueError, match="expected the store of this task and party"):
+        ShuffleStore(tmp_path / "store", SHAPE._replace(min_uploads=1), owner=b"another")
 
 
 def test_a_report_id_of_another_client_is_not_known(tmp_path):
     store = opened(tmp_path / "store")
     first = upload(0)
-    store.accept(**first)
+    store.accept(first)
     with pytest.raises(Turned, match="expected a report id of the client's own"):
-        store.accept(**upload(1, report=first["report"]))
+        store.accept(upload(1, report=first.report))
 
 
 def test_dummies_that_were_staged_before_a_kill_are_used(tmp_path):
     shape = SHAPE._replace(pad_to=4)
     store = opened(tmp_path / "store", shape)
     for client in range(2):
-        store.accept(**upload(client))
+        store.accept(upload(client))
     store.freeze(1)
     store.stage(1, [(0, b"\xff" * 8)])
     assert store.lacking(1) == {0: 1, 1: 2, 2: 2}
     store.shut()
-    store = Store(tmp_path / "store", shape)
+    store = ShuffleStore(tmp_path / "store", shape)
     assert close(store, dummy=lambda slot: bytes([254, slot]) * 4) == "sent"
     marks = collections.Counter(sealed[0] for slot, sealed in everything(store) if slot == 0)
     assert marks == {0: 1, 1: 1, 255: 1, 254: 1}
@@ -325,3 +325,24 @@ def test_the_first_decision_stays(tmp_path):
     assert store.agreed(1) is None
     assert store.agree(1, b"first") == b"first"
     assert store.agree(1, b"second") == b"first" == store.agreed(1)
+
+
+def test_a_batch_has_a_name_that_a_copy_of_the_store_does_not_know(tmp_path):
+    """Drawn when the round closes, the same ever after; whoever closes a copy from before draws another one."""
+    store = opened(tmp_path / "store")
+    for client in range(3):
+        store.accept(upload(client))
+    with pytest.raises(ValueError, match="expected a round that is closed, got round 1, open"):
+        store.batch(1)
+    store.shut()
+    shutil.copy(tmp_path / "store", tmp_path / "copy")
+    names = []
+    for path in (tmp_path / "store", tmp_path / "copy"):
+        store = ShuffleStore(path, SHAPE)
+        close(store)
+        names.append(store.batch(1))
+        assert close(store) == "sent"  # again
+        store.shut()
+        assert ShuffleStore(path, SHAPE).batch(1) == names[-1]
+    assert [len(name) for name in names] == [BATCH_ID] * 2
+    assert names[0] != names[1]

@@ -10,17 +10,23 @@ import numpy as np
 import pytest
 
 from dovetail.guarantee import quotes
-from dovetail.parties.common.keys import KeyPair
+from dovetail.parties.common.costs import calibrated, cost
+from dovetail.parties.common.keys import KeyPair, ServiceKeys
 from dovetail.parties.common.policy import Policy, Refused, Spending
-from dovetail.parties.common.task import SignedTask, TrainingTask, calibrated, cost, sign, verify
+from dovetail.parties.common.task import SignedTask, TrainingTask, sign, verify
 
-SIGNER, ANALYZER, SHUFFLER = KeyPair.generate("sign"), KeyPair.generate("seal"), KeyPair.generate("sign")
 
+def service_keys(**changed):
+    """The public keys of a shuffler or aggregator."""
+    return ServiceKeys(**{"sign": KeyPair.generate("sign").public, "seal": KeyPair.generate("seal").public, **changed})
+
+
+SIGNER, ANALYZER, SHUFFLER = KeyPair.generate("sign"), KeyPair.generate("seal"), service_keys()
 
 SHARED = {
     "protocol": "split_and_mix",
     "settings": {"clip_norm": 1.0, "noise_multiplier": 1.0},
-    "shufflers": (SHUFFLER.public, KeyPair.generate("sign").public),
+    "shufflers": (SHUFFLER, service_keys()),
 }
 
 
@@ -37,7 +43,7 @@ def task_of(**changed):
         "eps": 3.0,
         "delta": 1e-6,
         "analyzer": ANALYZER.public,
-        "shufflers": (SHUFFLER.public,),
+        "shufflers": (SHUFFLER,),
     }
     return TrainingTask(**{**asked, **changed})
 
@@ -121,7 +127,14 @@ def test_expired_keys_are_refused(monkeypatch):
     ("task", "whose"),
     [
         ({"analyzer": msgspec.structs.replace(ANALYZER.public, expires=1)}, "the analyzer"),
-        ({"shufflers": (msgspec.structs.replace(SHUFFLER.public, expires=1),)}, "shuffler 0"),
+        (
+            {"shufflers": (service_keys(sign=msgspec.structs.replace(SHUFFLER.sign, expires=1)),)},
+            "shuffler 0",
+        ),
+        (
+            {"shufflers": (service_keys(seal=msgspec.structs.replace(SHUFFLER.seal, expires=1)),)},
+            "shuffler 0",
+        ),
     ],
 )
 def test_nobody_reports_to_a_party_whose_key_has_expired(task, whose):
@@ -133,7 +146,7 @@ def test_nobody_reports_to_a_party_whose_key_has_expired(task, whose):
 
 
 def test_a_task_is_not_signed_that_outlasts_a_key():
-    short = KeyPair.generate("sign", days=1).public
+    short = service_keys(seal=KeyPair.generate("seal", days=1).public)
     sign(task_of(shufflers=(short,), round_seconds=86_000 / 5), SIGNER)
     with pytest.raises(ValueError, match="expected a key of shuffler 0 that outlives 5 rounds of 17300 seconds"):
         sign(task_of(shufflers=(short,), round_seconds=17_300), SIGNER)
@@ -148,8 +161,10 @@ def test_a_task_is_not_signed_that_outlasts_a_key():
         ({"delta": 0.0}, "expected 0 < delta < 1"),
         ({"rounds": 0}, "expected rounds >= 1"),
         ({"round_seconds": -1.0}, "expected round_seconds > 0"),
-        ({"version": 2}, "expected a task of version 1"),
-        ({"analyzer": SHUFFLER.public}, "expected a key to seal with for the analyzer"),
+        ({"version": 1}, "expected a task of version 2"),
+        ({"analyzer": SHUFFLER.sign}, "expected a key to seal with for the analyzer"),
+        ({"shufflers": ()}, "expected either shufflers or aggregators in a task, got both or neither"),
+        ({"aggregators": (service_keys(), service_keys())}, "expected either shufflers or aggregators in a task"),
     ],
 )
 def test_a_task_that_cannot_be_is_refused(changed, sentence):
@@ -159,6 +174,16 @@ def test_a_task_that_cannot_be_is_refused(changed, sentence):
 
 def test_a_policy_admits_what_it_agrees_to():
     assert policy_of().admit(sign(task_of(), SIGNER)) == task_of()
+    pinned = policy_of(shufflers=(service_keys().key_id, SHUFFLER.key_id))
+    assert pinned.admit(sign(task_of(), SIGNER)) == task_of()
+
+
+@pytest.mark.parametrize("use", ["sign", "seal"])
+def test_who_has_one_of_two_keys_is_not_who_was_pinned(use):
+    """A policy pins both at once: the key that is signed with, and the one that uploads are sealed to."""
+    impostor = msgspec.structs.replace(SHUFFLER, **{use: KeyPair.generate(use).public})
+    with pytest.raises(Refused, match=f"that this user has pinned, got {impostor.key_id.hex()}"):
+        policy_of(shufflers=(SHUFFLER.key_id,)).admit(sign(task_of(shufflers=(impostor,)), SIGNER))
 
 
 @pytest.mark.parametrize(
@@ -172,6 +197,9 @@ def test_a_policy_admits_what_it_agrees_to():
         ({"eps_local": 3.0}, {}, "expected at most eps 3.0 for all 5 rounds if nobody is trusted"),  # 2 per round
         ({"eps_local": 1.0}, {}, "expected at most eps 1.0 for all 5 rounds if nobody is trusted"),
         ({"analyzer": bytes(16)}, {}, "expected the analyzer 0000000000000000"),
+        ({"shufflers": (bytes(16),)}, {}, "expected shufflers that this user has pinned, got"),
+        ({"shufflers": (SHUFFLER.key_id,)}, SHARED, "expected shufflers that this user has pinned, got"),  # one of two
+        ({"shufflers": ()}, {}, "expected shufflers that this user has pinned, got"),
         ({"signer": bytes(16)}, {}, "expected a task signed by 0000000000000000"),
         ({"eps_local": 100.0, "eps_round": None, "eps_task": None}, {**SHARED, "eps": None}, "is trusted, got inf"),
     ],
@@ -226,7 +254,7 @@ def test_many_at_once_spend_a_round_once(tmp_path):
 
 
 def test_slots_are_dealt_so_that_no_shuffler_holds_all_shares():
-    keys = tuple(KeyPair.generate("sign").public for _ in range(4))
+    keys = tuple(service_keys() for _ in range(4))
     task = task_of(**{**SHARED, "shufflers": keys})  # two parties, two processes each
     deal, messages = task.deal(), task.messages()
     party = messages.shuffler_of(np.arange(messages.slots))
@@ -286,8 +314,10 @@ def test_a_surplus_that_would_be_kept_is_refused():
 
 
 def test_shufflers_have_keys_of_their_own():
-    with pytest.raises(ValueError, match="expected a different key for every shuffler, got one key twice"):
-        task_of(**{**SHARED, "shufflers": (SHUFFLER.public, SHUFFLER.public)})
+    alike = (SHUFFLER, service_keys(sign=SHUFFLER.sign), service_keys(seal=SHUFFLER.seal))
+    for other in alike:
+        with pytest.raises(ValueError, match="expected different keys for every shuffler or aggregator, got one key"):
+            task_of(**{**SHARED, "shufflers": (SHUFFLER, other)})
 
 
 def test_without_trust_it_rests_on_the_same_messages():

@@ -9,7 +9,7 @@ import msgspec
 from parties.household import Direct, Household
 
 from dovetail.parties.common.wire import signed_headers
-from dovetail.parties.http.shuffler import ShufflerService
+from dovetail.parties.http.intermediary import IntermediaryService
 
 
 class _Peer:
@@ -23,9 +23,10 @@ class _Peer:
 
 
 async def _against_the_first(household, service):
-    store, task = service._shuffler.store, household.task
+    store, task = service._party.store, household.task
     prefix = f"/v1/tasks/{task.task_id.hex()}/rounds/1"
     mine, theirs = household.envelope(0).uploads
+    content = household.content(0, mine)
 
     async with (
         service.app.router.lifespan_context(service.app),
@@ -49,23 +50,32 @@ async def _against_the_first(household, service):
             "readdressed": await post(theirs, to=0, signed_for=1),
             "own": await post(mine, to=0, signed_for=0),
             "again": await post(mine, to=0, signed_for=0),
-            "another's id": await post(mine, to=0, signed_for=0, key=household.users[1]),
+            "under another name": await post(mine, to=0, signed_for=0, key=household.users[1]),
+            "another's id": await post(
+                household.sealed(1, content, report=mine.report), to=0, signed_for=0, key=household.users[1]
+            ),
+            "what was for another": await post(theirs, to=0, signed_for=0, key=household.users[2]),
+            "by a shuffler": await post(mine, to=0, signed_for=0, key=household.shuffler_keys[1].sign),
         }
-        counts = [await get("/v1/counts", key) for key in (None, household.users[0], household.shuffler_keys[0])]
-        roster = [await get(f"{prefix}/roster", key) for key in (household.users[0], household.shuffler_keys[1])]
-        agreed = await get(f"{prefix}/agreed", household.shuffler_keys[1])
+        own, other = (keys.sign for keys in household.shuffler_keys)
+        counts = [await get("/v1/counts", key) for key in (None, household.users[0], own)]
+        roster = [await get(f"{prefix}/roster", key) for key in (household.users[0], other)]
+        agreed = await get(f"{prefix}/agreed", other)
     return seen, counts, roster, agreed
 
 
 def test_an_upload_is_for_one_shuffler_and_counts_are_for_its_owner(tmp_path):
     household = Household(tmp_path, "split_and_mix", clients=20)
     analyzer, shuffler = household.analyzer(), household.shuffler(0)
-    service = ShufflerService(shuffler, enrolled=household.enrolled, analyzer=Direct(analyzer), peers=[_Peer()])
+    service = IntermediaryService(shuffler, enrolled=household.enrolled, analyzer=Direct(analyzer), peers=[_Peer()])
     seen, counts, roster, agreed = asyncio.run(_against_the_first(household, service))
     assert seen["for another"] == (400, "expected an upload for shuffler 0, got one for another")
     assert seen["readdressed"] == (401, "expected a request with its sender's signature, got another one")
     assert seen["own"] == (200, "accepted")
     assert seen["again"] == (200, "known")
+    unopened = (400, "expected an upload sealed to this shuffler by its sender, got another one")
+    assert seen["under another name"] == seen["what was for another"] == unopened
+    assert seen["by a shuffler"] == (401, "expected a request signed by a known key, got another one")
     assert seen["another's id"] == (409, "expected a report id of the client's own, got another client's")
     assert [answer.status_code for answer in counts] == [401, 401, 200]
     assert counts[2].json()["accepted"] == 1

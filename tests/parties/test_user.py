@@ -9,14 +9,15 @@ import time
 import msgspec
 import numpy as np
 import pytest
+from parties.household import opened
 
-from dovetail.parties.common.keys import KeyPair, KeyRing
+from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.links import Rejected, Unreachable
 from dovetail.parties.common.policy import Refused
-from dovetail.parties.common.sealing import open_sealed
+from dovetail.parties.common.sealing import Unsealable, open_sealed
 from dovetail.parties.common.task import sign
-from dovetail.parties.common.wire import Packed, Upload
-from dovetail.parties.fleet import lay_out, lenient_policy
+from dovetail.parties.common.wire import Packed, Unknown, Upload, authenticated, sent_by, upload_path
+from dovetail.parties.deployment import lay_out, lenient_policy
 from dovetail.parties.user.agent import Agent
 from dovetail.parties.user.client import Client, Envelope
 
@@ -43,6 +44,13 @@ def client_of(folder, signed, **changed):
     return Client(folder, policy=policy, key=KeyPair.generate("sign"))
 
 
+def service_pairs(deployment):
+    return [
+        ServicePairs.find(deployment.folder / name / "keys", keys)
+        for name, keys in zip(deployment.services, deployment.task.intermediaries, strict=True)
+    ]
+
+
 def test_a_round_has_one_envelope_also_for_a_client_that_was_interrupted(tmp_path, deployment):
     first = client_of(tmp_path, deployment.signed).report(deployment.signed, 1, np.ones(5))
     again = client_of(tmp_path, deployment.signed).report(deployment.signed, 1, np.zeros(5))
@@ -56,12 +64,13 @@ def test_a_round_has_one_envelope_also_for_a_client_that_was_interrupted(tmp_pat
 
 def test_what_is_sealed_opens_to_the_shares_of_the_update(tmp_path, deployment):
     task = deployment.task
-    envelope = client_of(tmp_path, deployment.signed).report(deployment.signed, 1, np.array([1, -1, 0, 2, 0]))
+    client, pairs = client_of(tmp_path, deployment.signed), service_pairs(deployment)
+    envelope = client.report(deployment.signed, 1, np.array([1, -1, 0, 2, 0]))
     key = KeyRing(deployment.folder / "analyzer" / "keys", "seal").find(task.analyzer.key_id).opening()
     deal, total = task.deal(), np.zeros(5, np.uint64)
     assert len({upload.report for upload in envelope.uploads}) == 1
     for index, upload in enumerate(envelope.uploads):
-        packed = Packed.decode(upload.packed, length=task.length)
+        packed = Packed.decode(opened(task, upload, pairs[index], client.key, index=index), length=task.length)
         assert len(packed.slots) == 10  # half of the slots each
         for slot, sealed in zip(deal.slots[index][packed.slots], packed.ciphertexts(), strict=True):
             share = int.from_bytes(open_sealed(sealed, key, task.purpose(1)), "little")
@@ -73,10 +82,50 @@ def test_what_is_sealed_opens_to_the_shares_of_the_update(tmp_path, deployment):
     assert np.all(np.abs(centred / scale - [1, -1, 0, 2, 0]) < 6 * std + 2 / scale)
 
 
+def test_an_upload_opens_for_its_shuffler_as_its_senders_and_for_nobody_else(tmp_path, deployment):
+    """Whoever carries it, the analyzer included, reads nothing; under another name or id it does not open."""
+    task, client, pairs = deployment.task, client_of(tmp_path, deployment.signed), service_pairs(deployment)
+    envelope = client.report(deployment.signed, 1, np.ones(5))
+    upload = envelope.uploads[0]
+    inside = opened(task, upload, pairs[0], client.key)
+    assert len(upload.sealed) == len(inside) + 48
+    assert all(sealed not in upload.sealed for sealed in Packed.decode(inside, length=task.length).ciphertexts())
+    analyzer = KeyRing(deployment.folder / "analyzer" / "keys", "seal").current()
+    impostor = ServicePairs(sign=KeyPair.generate("sign"), seal=KeyPair.generate("seal"))
+    for keys, sender, changed, where in (
+        (pairs[1], client.key, upload, {}),  # the other shuffler
+        (impostor, client.key, upload, {}),
+        (ServicePairs(sign=pairs[0].sign, seal=analyzer), client.key, upload, {}),
+        (pairs[0], KeyPair.generate("sign"), upload, {}),  # passed on as somebody else's
+        (pairs[0], client.key, Upload(bytes(16), upload.sealed), {}),  # as another report
+        (pairs[0], client.key, upload, {"round": 2}),
+        (pairs[1], client.key, upload, {"index": 1}),
+    ):
+        with pytest.raises(Unsealable):
+            opened(task, changed, keys, sender, **where)
+
+
+def test_every_upload_is_signed_by_its_user_for_one_shuffler(tmp_path, deployment):
+    client = client_of(tmp_path, deployment.signed)
+    envelope = client.report(deployment.signed, 1, np.ones(5))
+    assert envelope.sender == client.key.public.key_id
+    known = {client.key.public.key_id: client.key.public}
+    for index, (upload, signature) in enumerate(zip(envelope.uploads, envelope.signatures, strict=True)):
+        headers = sent_by(envelope.sender, signature)
+        for path_index in (0, 1):
+            path = upload_path(deployment.task.task_id, 1, path_index)
+            if path_index == index:
+                assert authenticated(known, "POST", path, headers, upload.encode()) == envelope.sender
+            else:
+                with pytest.raises(Unknown, match="expected a request with its sender's signature"):
+                    authenticated(known, "POST", path, headers, upload.encode())
+
+
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
         ({"analyzer": bytes(16)}, "expected the analyzer 0000000000000000"),
+        ({"shufflers": (bytes(16),)}, "expected shufflers that this user has pinned, got"),
         ({"signer": bytes(16)}, "expected a task signed by 0000000000000000"),
         ({"min_clients": 5}, "expected at least 5 honest users in a round, got 4"),
         ({"eps_round": 1e-3}, "expected at most eps 0.001 for a round"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import secrets
 import time
 
 import httpx
@@ -16,15 +17,15 @@ from dovetail.events import Everyone
 from dovetail.mechanisms import ExactSampler
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.sealing import seal
-from dovetail.parties.common.wire import Closed, Packed, Upload, signed_headers
-from dovetail.parties.http import shuffler as shuffler_module
-from dovetail.parties.http.shuffler import ShufflerService
+from dovetail.parties.common.wire import Closed, Malformed, Packed, Upload, signed_headers
+from dovetail.parties.http import intermediary as service_module
+from dovetail.parties.http.intermediary import IntermediaryService
 
 
 def bad_message(task, how):
     """A message of the right length that no honest client sends."""
     if how == "unsealable":
-        return np.random.default_rng(0).bytes(task.length)
+        return secrets.token_bytes(task.length)
     if how == "another round":
         return seal(bytes(task.messages().size), task.analyzer.sealing(), task.purpose(2))
     if how == "another key":
@@ -36,40 +37,44 @@ def bad_message(task, how):
 @pytest.mark.parametrize(
     ("protocol", "how", "counted"),
     [
-        ("ss_simple", "out of range", {"unsealable": 0, "out_of_range": 6}),
-        ("ss_simple", "unsealable", {"unsealable": 6, "out_of_range": 0}),
-        ("privunit", "another round", {"unsealable": 1, "out_of_range": 0}),
-        ("privunit", "another key", {"unsealable": 1, "out_of_range": 0}),
+        ("ss_simple", "out of range", {"unsealable": 0, "out_of_range": 6, "repeated": 0}),
+        ("ss_simple", "unsealable", {"unsealable": 6, "out_of_range": 0, "repeated": 0}),
+        ("privunit", "another round", {"unsealable": 1, "out_of_range": 0, "repeated": 0}),
+        ("privunit", "another key", {"unsealable": 1, "out_of_range": 0, "repeated": 0}),
     ],
 )
 def test_a_sealed_message_that_is_wrong_is_counted_and_the_round_goes_on(tmp_path, protocol, how, counted):
     household = Household(tmp_path, protocol)
-    facts, said = one_round(household, bad=lambda upload: spoiled(household.task, upload, how))
+    facts, said = one_round(household, bad=lambda user, upload: spoiled(household, user, upload, how))
     assert facts["history"] == [{"round": 1, "outcome": "released", "uploads": 4, "accuracy": None}]
     assert facts["last_refused"] == counted
-    assert said == [(1, Closed(state="sent", parts=1, uploads=4))]
+    assert said == [(1, Closed(state="sent", parts=1, uploads=4, batch=facts["batch"]))]
 
 
 @pytest.mark.parametrize("how", ["out of range", "unsealable"])
 def test_one_wrong_share_spoils_the_round_of_split_and_mix(tmp_path, how):
     household = Household(tmp_path, "split_and_mix", dim=2)
-    facts, _ = one_round(household, bad=lambda upload: spoiled(household.task, upload, how, only=1))
+    facts, _ = one_round(household, bad=lambda user, upload: spoiled(household, user, upload, how, only=1))
     assert [one["outcome"] for one in facts["history"]] == ["spoiled"]
     assert sum(facts["last_refused"].values()) == 1
 
 
 def test_a_round_of_nothing_but_wrong_messages_ends(tmp_path):
     household = Household(tmp_path, "privunit")
-    facts, _ = one_round(household, bad=lambda upload: spoiled(household.task, upload, "unsealable"), bad_users=4)
+    facts, _ = one_round(
+        household, bad=lambda user, upload: spoiled(household, user, upload, "unsealable"), bad_users=4
+    )
     assert facts["history"][0]["outcome"] == "released"
-    assert facts["last_refused"] == {"unsealable": 4, "out_of_range": 0}
+    assert facts["last_refused"] == {"unsealable": 4, "out_of_range": 0, "repeated": 0}
 
 
-def spoiled(task, upload, how, *, only=None):
-    packed = Packed.decode(upload.packed, length=task.length)
+def spoiled(household, user, upload, how, *, only=None):
+    """The upload of a user who puts other messages into it, and seals it to the shuffler as it should."""
+    task = household.task
+    packed = Packed.decode(household.content(user, upload), length=task.length)
     sealed = packed.ciphertexts()
     changed = [bad_message(task, how) if only is None or i < only else one for i, one in enumerate(sealed)]
-    return Upload(upload.report, Packed(packed.slots, b"".join(changed)).encode())
+    return household.sealed(user, Packed(packed.slots, b"".join(changed)).encode(), report=upload.report)
 
 
 def one_round(household, *, bad, bad_users=1):
@@ -80,17 +85,83 @@ def one_round(household, *, bad, bad_users=1):
         shuffler.store.open_round(1, head=analyzer.status().head, closes=0.0)
     for user, key in enumerate(household.users):
         for i, upload in enumerate(household.envelope(user).uploads):
-            sent = bad(upload) if user < bad_users and i == 0 else upload
+            sent = bad(user, upload) if user < bad_users and i == 0 else upload
             shufflers[i].accept(1, client=key.public.key_id, upload=sent)
     rosters = [shuffler.store.freeze(1) for shuffler in shufflers]
     links = [Direct(analyzer, i) for i in range(len(shufflers))]
     for i, shuffler in enumerate(shufflers):
         shuffler.close(1, [roster for j, roster in enumerate(rosters) if j != i])
         shuffler.forward(1, links[i])
-    facts = analyzer.privacy()
+    facts = {**analyzer.privacy(), "batch": shufflers[0].store.batch(1)}
     for party in (*shufflers, analyzer):
         party.shut()
     return {**facts, "last_refused": facts["refused_messages"]}, links[0].said
+
+
+def copied(household, upload):
+    """Somebody else's upload, as the first user's."""
+    return household.envelope(1).uploads[0]
+
+
+def under_another_id(household, upload):
+    return Upload(secrets.token_bytes(16), upload.sealed)
+
+
+def for_another_round(household, upload):
+    return household.sealed(0, household.content(0, upload), report=upload.report, round=2)
+
+
+def for_another_shuffler(household, upload):
+    return household.envelope(0).uploads[1]
+
+
+def for_an_impostor(household, upload):
+    """Sealed to a key that an impostor has put in the place of the shuffler's."""
+    purpose = household.task.upload_purpose(1, 0, sender=household.users[0].public.key_id, report=upload.report)
+    other = KeyPair.generate("seal").public
+    return Upload(upload.report, seal(household.content(0, upload), other.sealing(), purpose))
+
+
+def not_sealed(household, upload):
+    return Upload(upload.report, household.content(0, upload))
+
+
+def changed(household, upload):
+    return Upload(upload.report, upload.sealed[:-1] + bytes([upload.sealed[-1] ^ 1]))
+
+
+def cut(household, upload):
+    return Upload(upload.report, upload.sealed[:-1])
+
+
+def nothing(household, upload):
+    return Upload(upload.report, b"")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        copied,
+        under_another_id,
+        for_another_round,
+        for_another_shuffler,
+        for_an_impostor,
+        not_sealed,
+        changed,
+        cut,
+        nothing,
+    ],
+)
+def test_an_upload_that_its_sender_did_not_seal_to_this_shuffler_is_refused(tmp_path, wrong):
+    household = Household(tmp_path, "split_and_mix", dim=2)
+    shuffler, client = household.shuffler(0), household.users[0].public.key_id
+    shuffler.store.open_round(1, head=b"head", closes=0.0)
+    upload = household.envelope(0).uploads[0]
+    with pytest.raises(Malformed, match="expected an upload sealed to this shuffler by its sender, got another one"):
+        shuffler.accept(1, client=client, upload=wrong(household, upload))
+    assert shuffler.store.uploads(1) == 0
+    assert shuffler.accept(1, client=client, upload=upload) == "accepted"
+    shuffler.shut()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
@@ -118,7 +189,7 @@ def test_an_update_of_nan_leaves_a_client_as_any_other(tmp_path, protocol):
     household = Household(tmp_path, protocol)
     envelope = household.envelope(0, update=np.full(6, np.nan))
     other = household.envelope(1, update=np.ones(6))
-    assert [len(one.packed) for one in envelope.uploads] == [len(one.packed) for one in other.uploads]
+    assert [len(one.sealed) for one in envelope.uploads] == [len(one.sealed) for one in other.uploads]
 
 
 class Clock:
@@ -138,7 +209,7 @@ async def uploads_below_the_minimum(household, service, clock, bodies):
     prefix = f"/v1/tasks/{household.task.task_id.hex()}/rounds/1/uploads/0"
     transport = httpx.ASGITransport(app=service.app)
     answers, waiting = collections.Counter(), collections.deque(zip(household.users, bodies, strict=True))
-    store = service._shuffler.store
+    store = service._party.store
     async with (
         service.app.router.lifespan_context(service.app),
         httpx.AsyncClient(transport=transport, base_url="http://shuffler") as http,
@@ -157,7 +228,7 @@ async def uploads_below_the_minimum(household, service, clock, bodies):
         clock.ahead = household.task.round_seconds + 1
         while store.state(1) != "done":
             await asyncio.sleep(0.01)
-        body = bytes(16) + bodies[0][16:]
+        body = household.sealed(0, bytes(4) + secrets.token_bytes(household.task.length)).encode()
         late = await http.post(prefix, content=body, headers=signed_headers(household.users[0], "POST", prefix, body))
     return answers, kept, late
 
@@ -168,19 +239,19 @@ def test_below_the_minimum_nothing_is_sent_or_kept(tmp_path, monkeypatch, client
         tmp_path, "privunit", clients=clients, min_clients=clients + 1, max_clients=2 * clients, rounds=2
     )
     clock, analyzer, shuffler = Clock(), household.analyzer(), household.shuffler()
-    monkeypatch.setattr(shuffler_module, "time", clock)
+    monkeypatch.setattr(service_module, "time", clock)
     link = Direct(analyzer)
-    service = ShufflerService(shuffler, enrolled=household.enrolled, analyzer=link)
-    draw = np.random.default_rng(0).bytes
-    bodies = [draw(16) + bytes(4) + draw(household.task.length) for _ in range(clients)]
+    service = IntermediaryService(shuffler, enrolled=household.enrolled, analyzer=link)
+    messages = [secrets.token_bytes(household.task.length) for _ in range(clients)]
+    bodies = [household.sealed(user, bytes(4) + message).encode() for user, message in enumerate(messages)]
     answers, kept, late = asyncio.run(uploads_below_the_minimum(household, service, clock, bodies))
     assert answers == {"accepted": clients} and service.counts["accepted"] == clients
     ids = [key.public.key_id for key in household.users]
-    assert all(body[20:] in kept for body in bodies[:50]) and all(one in kept for one in ids[:50])
+    assert all(message in kept for message in messages[:50]) and all(one in kept for one in ids[:50])
     assert link.parts == []
-    assert link.said == [(1, Closed(state="void", parts=0, uploads=clients))]
+    assert link.said == [(1, Closed(state="void", parts=0, uploads=clients, batch=shuffler.store.batch(1)))]
     left = b"".join(files_under(tmp_path / "shuffler-0", tmp_path / "analyzer").values())
-    assert not any(body[20:] in left for body in bodies) and not any(one in left for one in ids)
+    assert not any(message in left for message in messages) and not any(one in left for one in ids)
     assert (late.status_code, service.counts["refused 410"]) == (410, 1)
     assert late.text == "expected an upload to an open round, got one to round 1, which is closed"
     assert analyzer.privacy()["history"] == [{"round": 1, "outcome": "void", "uploads": clients, "accuracy": None}]

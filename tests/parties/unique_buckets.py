@@ -22,7 +22,7 @@ import numpy as np
 
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.ledger import LedgerEntry
-from dovetail.parties.fleet import Deployment, lay_out
+from dovetail.parties.deployment import Deployment, lay_out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +31,9 @@ class Oracle:
 
     protocol: str
     settings: dict[str, Any]
-    shufflers: int
+    services: int  # shufflers, or aggregators where reports are shared
     eps_round: float | None  # what a round and a coordinate cost
+    shared: bool = False
 
     def update(self, user: int, users: int) -> np.ndarray:
         """One mark; levels of randomized response and encoded integers, so that nothing is rounded at random."""
@@ -69,7 +70,8 @@ class Oracle:
             "eps": None if self.eps_round is None else 1.01 * self.eps_round * (users + 1) * rounds,
             "delta": 1e-5,
         }
-        deployment = lay_out(folder, fields, shufflers=self.shufflers, enrolled=[key.public for key in keys])
+        between = {"aggregators" if self.shared else "shufflers": self.services}
+        deployment = lay_out(folder, fields, enrolled=[key.public for key in keys], **between)
         np.save(folder / "model.npy", np.zeros(users + 1, np.float32))
         return deployment
 
@@ -81,6 +83,20 @@ THREE_SHUFFLERS = Oracle(
     3,
     None,
 )
+TWO_AGGREGATORS = Oracle("ss_simple", {"clip_value": 1.0, "eps_local": 40.0}, 2, 40.0, shared=True)
+THREE_AGGREGATORS = Oracle(
+    "secagg",
+    {"clip_norm": 1.0, "noise_multiplier": 1e-12, "scale": 64.0, "noise": "aggregators", "aggregators": 3},
+    3,
+    None,
+    shared=True,
+)
+ORACLES = {
+    "one shuffler": ONE_SHUFFLER,
+    "three shufflers": THREE_SHUFFLERS,
+    "two aggregators": TWO_AGGREGATORS,
+    "three aggregators": THREE_AGGREGATORS,
+}
 
 
 class Auditor:
@@ -153,12 +169,12 @@ def landed(deployment: Deployment, party: str) -> str:
         for file in (deployment.folder / party).glob("*.db*"):
             shutil.copy(file, copy)
         try:
-            return _analyzer_step(Path(copy)) if party == "analyzer" else _shuffler_step(Path(copy))
+            return _analyzer_step(Path(copy)) if party == "analyzer" else _service_step(Path(copy))
         except sqlite3.OperationalError:
             return "first start"
 
 
-def _shuffler_step(folder: Path) -> str:
+def _service_step(folder: Path) -> str:
     with contextlib.closing(sqlite3.connect(folder / "store.db")) as database:
         last = database.execute("SELECT state, uploads FROM rounds ORDER BY round DESC LIMIT 1").fetchone()
     if last is None:
@@ -190,13 +206,19 @@ def _analyzer_step(folder: Path) -> str:
         return "takes parts" if one("SELECT COUNT(*) FROM parts WHERE round = ?") else "open, empty"
 
 
+_CLOSED = "SELECT COUNT(*) FROM rounds WHERE state IN ('sent', 'void', 'done')"
+_OF_ANY_SERVICE = {
+    "round opened": ("store.db", "SELECT COUNT(*) FROM rounds"),
+    "upload accepted": ("store.db", "SELECT COALESCE(SUM(uploads), 0) FROM rounds"),
+    "round frozen": ("store.db", "SELECT COUNT(*) FROM rounds WHERE state != 'open'"),
+    "batch acknowledged": ("store.db", "SELECT COUNT(*) FROM rounds WHERE state = 'done'"),
+}
 COUNTERS: dict[str, dict[str, tuple[str, str]]] = {
-    "shuffler": {
-        "round opened": ("store.db", "SELECT COUNT(*) FROM rounds"),
-        "upload accepted": ("store.db", "SELECT COALESCE(SUM(uploads), 0) FROM rounds"),
-        "round frozen": ("store.db", "SELECT COUNT(*) FROM rounds WHERE state != 'open'"),
-        "batch shuffled": ("store.db", "SELECT COUNT(*) FROM rounds WHERE state IN ('sent', 'void', 'done')"),
-        "batch acknowledged": ("store.db", "SELECT COUNT(*) FROM rounds WHERE state = 'done'"),
+    "shuffler": {**_OF_ANY_SERVICE, "batch shuffled": ("store.db", _CLOSED)},
+    "aggregator": {
+        **_OF_ANY_SERVICE,
+        "users agreed": ("store.db", "SELECT COUNT(*) FROM rounds WHERE agreed IS NOT NULL"),
+        "sum sealed": ("store.db", _CLOSED),
     },
     "analyzer": {
         "round reserved": ("ledger.db", "SELECT COUNT(*) FROM entries WHERE CAST(body AS TEXT) LIKE '%\"reserve\"%'"),
@@ -209,7 +231,7 @@ COUNTERS: dict[str, dict[str, tuple[str, str]]] = {
 
 
 def kind_of(party: str) -> str:
-    """An analyzer or a shuffler."""
+    """An analyzer, a shuffler, an aggregator or users."""
     return party.partition("-")[0]
 
 

@@ -18,12 +18,13 @@ import urllib.parse
 from collections.abc import Iterator, Sequence
 
 import msgspec
+from parties.household import give, opened, sealed
 from parties.unique_buckets import Oracle
 
-from dovetail.parties.common.keys import KeyPair
-from dovetail.parties.common.links import Gone, Rejected, ShufflerLink, Unreachable
+from dovetail.parties.common.keys import KeyPair, ServicePairs
+from dovetail.parties.common.links import Gone, IntermediaryLink, Rejected, Unreachable
 from dovetail.parties.common.wire import Upload, signed_headers
-from dovetail.parties.fleet import Deployment, lenient_policy
+from dovetail.parties.deployment import Deployment, lenient_policy
 from dovetail.parties.user.client import Client, Envelope
 
 HABITS = ("twice at once", "hangs up", "second thoughts", "repeats itself", "loses interest")
@@ -88,8 +89,8 @@ class User(threading.Thread):
             Client(folder / f"{number}-{name}", policy=policy, key=key) for name in ("self", "other")
         )
         self._links = [
-            ShufflerLink(url, index=index, ca=deployment.authority, key=key)
-            for index, url in enumerate(deployment.shuffler_urls)
+            IntermediaryLink(url, index=index, ca=deployment.authority)
+            for index, url in enumerate(deployment.service_urls)
         ]
 
     def run(self) -> None:
@@ -116,11 +117,12 @@ class User(threading.Thread):
     def _report(self, round: int) -> None:
         update = self._oracle.update(self._number, self._ground.clients)
         envelope = self._self.report(self._ground.signed, round, update)
-        alone = self._oracle.shufflers == 1  # where one bad message spoils no round
+        alone = self._oracle.services == 1  # where one bad message spoils no round
         repeats = alone and self._last is not None and self._habit == "repeats itself" and round % 3 == 0
         halfway = not alone and self._habit == "loses interest" and round % 4 == 0
         if repeats:
-            envelope = msgspec.structs.replace(envelope, uploads=self._last.uploads)  # taken, but it will not open
+            uploads = (self._resealed(round, 0, self._last),)  # taken, but what is in it will not open
+            envelope = msgspec.structs.replace(envelope, uploads=uploads)
         if not repeats and not halfway:
             self._promises.send(round, self._number)
         for shuffler, upload in enumerate(envelope.uploads[:1] if halfway else envelope.uploads):
@@ -139,9 +141,9 @@ class User(threading.Thread):
                     self._hang_up(round, shuffler, upload)
                 if self._habit == "twice at once":
                     with concurrent.futures.ThreadPoolExecutor(2) as threads:
-                        list(threads.map(self._links[shuffler].upload, [round] * 2, [upload] * 2))
+                        list(threads.map(self._give, [round] * 2, [shuffler] * 2, [upload] * 2))
                 else:
-                    self._links[shuffler].upload(round, upload)
+                    self._give(round, shuffler, upload)
                 return True
             except Gone:
                 return False
@@ -158,8 +160,9 @@ class User(threading.Thread):
         if self._habit == "repeats itself" and self._last is not None:
             upload = self._last.uploads[shuffler]
             self._must_not_count(round, shuffler, upload)
+            self._must_not_count(round, shuffler, self._resealed(round, shuffler, self._last))
             try:
-                self._links[shuffler].upload(self._last.round, upload)
+                self._give(self._last.round, shuffler, upload)
                 self._promises.refuse("known from the round before")
             except Rejected:
                 self._promises.refuse("too late for the round before")
@@ -169,13 +172,23 @@ class User(threading.Thread):
     def _must_not_count(self, round: int, shuffler: int, upload: Upload) -> None:
         for _ in self._attempts():
             try:
-                self._links[shuffler].upload(round, upload)
+                self._give(round, shuffler, upload)
                 self._promises.broken.append(f"user {self._number} is twice in round {round} of shuffler {shuffler}")
             except Unreachable:
                 continue
             except Rejected as reason:
                 self._promises.refuse("too late" if isinstance(reason, Gone) else "another upload")
             return
+
+    def _give(self, round: int, shuffler: int, upload: Upload) -> None:
+        give(self._ground.task, self._links[shuffler], self._key, upload, round=round)
+
+    def _resealed(self, round: int, shuffler: int, last: Envelope) -> Upload:
+        """What was sent in an earlier round, sealed to the shuffler for this one."""
+        task, home = self._ground.task, self._ground.folder / self._ground.services[shuffler] / "keys"
+        keys, upload = ServicePairs.find(home, task.intermediaries[shuffler]), last.uploads[shuffler]
+        content = opened(task, upload, keys, self._key, round=last.round, index=shuffler)
+        return sealed(task, content, self._key, round=round, index=shuffler)
 
     def _attempts(self) -> Iterator[int]:
         for attempt in itertools.count():
@@ -186,7 +199,7 @@ class User(threading.Thread):
 
     def _hang_up(self, round: int, shuffler: int, upload: Upload) -> None:
         """Send an upload and close the connection before there is an answer."""
-        address = urllib.parse.urlparse(self._ground.shuffler_urls[shuffler])
+        address = urllib.parse.urlparse(self._ground.service_urls[shuffler])
         body = upload.encode()
         path = f"/v1/tasks/{self._ground.task.task_id.hex()}/rounds/{round}/uploads/{shuffler}"
         headers = {

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ from dovetail.events import (
     Personalized,
     Poisson,
     SampledSubject,
-    SplitAndMix,
+    SkellamNoise,
 )
 from dovetail.learners.client import private_update
 from dovetail.mechanisms import ClipLaplace
@@ -114,6 +115,8 @@ CASES = [
     Case("ss_topk", {**LAPLACE, "k": TOP, "decoys": 9, "pad_to": 60, "published": True}, largest(0.1), soak=True),
     Case("privunit", {"clip_norm": 0.5, "eps_local": 6.0}, by_norm(0.5), exact=True),
     Case("split_and_mix", {"clip_norm": 0.5, "noise_multiplier": 2.0, "shares": 5}, by_norm(0.5), bias=1e-3),
+    Case("secagg", {"clip_norm": 0.5, "noise_multiplier": 2.0}, by_norm(0.5), bias=1e-3),
+    Case("secagg", {**CENTRAL, "noise": "aggregators", "aggregators": 3}, by_norm(0.5), bias=1e-3),
     Case("apes", PERSONAL, by_value(0.1), bias=0.02, exact=True),
     Case("s_apes", {**PERSONAL, "keep": 0.5}, by_value(0.1), bias=0.04, exact=True),
     Case("unis", PERSONAL, by_value(0.1), exact=True, quiet=1e-9),
@@ -135,7 +138,7 @@ def listed(chosen):
     return [pytest.param(case, marks=[pytest.mark.soak] if case.soak else [], id=label(case)) for case in chosen]
 
 
-@pytest.fixture(params=listed(CASES))
+@pytest.fixture(scope="module", params=listed(CASES))  # all tests of a case one after the other, in one process
 def case(request):
     return request.param
 
@@ -314,7 +317,7 @@ def test_the_sum_path_has_the_law_of_the_message_path(case, protocol, updates):
     way = protocols.fast_path(protocol, DIM)
     scale = way.scaling(jnp.linalg.norm(updates, axis=1), protocol.init(DIM))
     if scale is None:
-        assert case.name not in ("fedavg", "dp_fl", "central_sub", "split_and_mix") or case.adaptive
+        assert case.name not in ("fedavg", "dp_fl", "central_sub", "split_and_mix", "secagg") or case.adaptive
         return
     total = (updates * scale[:, None]).sum(axis=0)
 
@@ -358,11 +361,13 @@ def test_events_match_what_ran(case, protocol, updates):
             assert mechanism.eps_locals == protocol.budgets
             assert mechanism.coordinates == DIM
             largest_ratio(protocol, ClipLaplace if mechanism.kind == "clip_laplace" else RealLaplace)
-        case SplitAndMix():
+        case SkellamNoise():
             noise = estimates(protocol, jnp.zeros_like(updates), faithful) * CLIENTS * mechanism.scale
-            assert noise.var() == pytest.approx(mechanism.noise_variance, rel=0.06), "of all users, who are all honest"
-            assert mechanism.num_users == CLIENTS
-            assert protocol.layout(DIM).slots == DIM * mechanism.shares
+            whole = getattr(protocol, "noise", "users") == "aggregators"
+            times = protocol.aggregators if whole else 1  # all users are honest; of the aggregators one is counted
+            assert noise.var() == pytest.approx(times * mechanism.noise_variance, rel=0.06)
+            assert mechanism.num_users == (0 if whole else CLIENTS)
+            assert protocol.layout(DIM).slots == DIM * getattr(mechanism, "shares", 1)
             big = np.asarray(jax.vmap(lambda key: protocol.encoding(DIM)(1e6 * jnp.ones(DIM), key=key))(client_keys(0)))
             norm = rounded_norm(
                 clip_norm=mechanism.clip_norm,
@@ -457,11 +462,18 @@ def test_poisoned_updates_change_the_estimate_no_more_than_any_others(case, prot
     assert change <= 1.5 * most + 1e-6
 
 
-@pytest.mark.parametrize(
-    "participation",
-    [Everyone(), Disjoint(epoch=0), FixedSize(size=CLIENTS, population=3000), Poisson(prob=0.1)],
-    ids=lambda p: type(p).__name__,
-)
+PARTICIPATIONS = [Everyone(), Disjoint(epoch=0), FixedSize(size=CLIENTS, population=3000), Poisson(prob=0.1)]
+
+
+def sampled_cases():
+    """Every case has one kind of participation in `make test`, by turns."""
+    for number, (case, one) in enumerate(itertools.product(CASES, PARTICIPATIONS)):
+        row, column = divmod(number, len(PARTICIPATIONS))
+        soak = case.soak or row % len(PARTICIPATIONS) != column
+        yield pytest.param(case, one, marks=[pytest.mark.soak] * soak, id=f"{label(case)}-{type(one).__name__}")
+
+
+@pytest.mark.parametrize(("case", "participation"), list(sampled_cases()), indirect=["case"])
 def test_every_view_certifies_or_says_why_not(case, protocol, participation):
     size = protocols.Cohort(participation=participation, size=CLIENTS, min_size=CLIENTS if protocol.shuffled else 0)
     try:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from grids import diagonal
 
 import dovetail
 from dovetail import protocols, references
@@ -27,8 +28,7 @@ USERS = 50
 OWN_CHOICES = ("audit/cases.py", "papers/", "parties/demo.py")
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
-@pytest.mark.parametrize("size", [4, 200])
+@pytest.mark.parametrize(("name", "size"), diagonal(list(PROTOCOLS), [4, 200]))
 def test_the_example_settings_build_settle_and_are_quoted(name, size):
     cls = PROTOCOLS[name]
     dim = cls.only_dim or size

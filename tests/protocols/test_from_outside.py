@@ -90,12 +90,24 @@ def test_compare_ranks_it_by_its_defaults(ask, tmp_path):
     assert rows["sign_bits"]["certified"]["eps"] <= 4
 
 
-def test_a_fleet_of_processes_trains_with_it(installed, tmp_path):
+def in_a_process(installed, *words):
     tests = HERE.parent
     environment = os.environ | {"PYTHONPATH": f"{tests.parent}:{installed}:{tests}", "JAX_PLATFORMS": "cpu"}
-    sets = [word for key in ("task.name=tiny:TASK", "privacy.eps=200") for word in ("--set", key)]
-    command = [sys.executable, "-m", "dovetail.cli", "fleet", "demo", "--protocol", "sign_bits", "--clients", "3"]
-    command += ["--rounds", "1", "--processes", "1", "--folder", str(tmp_path / "fleet"), *sets, "--json"]
+    command = [sys.executable, "-m", "dovetail.cli", *words, "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout)["privacy"]["history"][0]["outcome"] != "void"
+    return json.loads(done.stdout)
+
+
+def test_a_new_process_finds_it(installed):
+    """Which is what a fleet's processes need beyond what every deployable protocol has."""
+    said = in_a_process(installed, "account", "protocol", "sign_bits", *SIZE, *SET)
+    assert said["certified"]["verdict"] == Verdict.DECLARED.value
+
+
+@pytest.mark.soak
+def test_a_fleet_of_processes_trains_with_it(installed, tmp_path):
+    sets = [word for key in ("task.name=tiny:TASK", "privacy.eps=200") for word in ("--set", key)]
+    words = ("fleet", "demo", "--protocol", "sign_bits", "--clients", "3", "--rounds", "1", "--processes", "1")
+    said = in_a_process(installed, *words, "--folder", str(tmp_path / "fleet"), *sets)
+    assert said["privacy"]["history"][0]["outcome"] != "void"

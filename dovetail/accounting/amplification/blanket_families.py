@@ -26,6 +26,7 @@ __all__ = ["clip_laplace_floors", "laplace_floors", "laplace_frontier", "level_f
 _DOWN = 1 - 1e-12
 _CELLS = 64  # of a part of the line or of the box; more would not be seen
 _LEAST_PLATEAU, _LARGEST_PLATEAU = 1e-3, 100.0
+_AT_ONCE = 32
 _MOST_BOXES = 5000  # of budgets and inputs that are looked at
 _SLACK = 1e-10  # more than the relative error of a ratio of differences
 _LEVELS = 256  # ratios at which frontiers are compared
@@ -114,19 +115,21 @@ class _Thresholded:
         self._cuts = np.concatenate([-outer[::-1], outer])
         self._middle = _CELLS  # the cell between -threshold and threshold
         self._anew = threshold  # the blanket's mass that is drawn anew
-        self._fresh = self._masses(fresh, 0.0)
-        self._drawn = self._extremes(fresh, 0.0)
-        self._blanket = self._pushed(np.diff(self._cuts) / 2)
+        fresh_rate, at_0 = np.array([fresh]), np.zeros(1)
+        self._fresh = self._masses(fresh_rate, at_0)[0]
+        self._drawn = self._extremes(fresh_rate, at_0)
+        self._blanket = self._pushed(np.diff(self._cuts)[None] / 2)[0]
 
-    def _masses(self, eps_local: float, x: float) -> np.ndarray:
-        """The cells' masses under Clip-Laplace at x."""
-        below = -np.sign(self._cuts - x) * np.expm1(-eps_local / 2 * np.abs(self._cuts - x))
-        return np.diff(below) / (below[-1] - below[0])
+    def _masses(self, eps_local: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """The cells' masses under Clip-Laplace at every x, one row each."""
+        away = self._cuts - x[:, None]
+        below = -np.sign(away) * np.expm1(-eps_local[:, None] / 2 * np.abs(away))
+        return np.diff(below) / (below[:, -1:] - below[:, :1])
 
-    def _extremes(self, eps_local: float, x: float) -> tuple[np.ndarray, np.ndarray]:
+    def _extremes(self, eps_local: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The least and the largest density of every cell under Clip-Laplace at x, against the uniform law."""
-        rate = eps_local / 2
-        peak = -2 * rate / (math.expm1(-rate * (1 - x)) + math.expm1(-rate * (1 + x)))
+        rate, x = eps_local[:, None] / 2, x[:, None]
+        peak = -2 * rate / (np.expm1(-rate * (1 - x)) + np.expm1(-rate * (1 + x)))
         left, right = self._cuts[:-1], self._cuts[1:]
         nearest = np.maximum(np.maximum(left - x, x - right), 0.0)
         furthest = np.maximum(np.abs(left - x), np.abs(right - x))
@@ -134,34 +137,36 @@ class _Thresholded:
 
     def _pushed(self, masses: np.ndarray) -> np.ndarray:
         """The cells' masses after small reports are drawn anew."""
-        anew = float(masses[self._middle])
-        pushed = masses + anew * self._fresh
-        pushed[self._middle] = anew * self._fresh[self._middle]
+        anew = masses[:, self._middle]
+        pushed = masses + anew[:, None] * self._fresh
+        pushed[:, self._middle] = anew * self._fresh[self._middle]
         return pushed
 
-    def near(self, eps_local: float, x: float, slack: float, at: np.ndarray) -> np.ndarray:
-        """E[(r - t)_+] at every t for every law whose density is within this log ratio of that of the report on x.
+    def near(self, eps_local: np.ndarray, x: np.ndarray, slack: np.ndarray, at: np.ndarray) -> np.ndarray:
+        """E[(r - t)_+] at every t, a row for all laws with a density within this log ratio of that of the report on x.
 
         r is the ratio to the blanket; it is rounded up by splitting the mass of cells.
 
         At a point beyond the threshold r = (R + a f)/(1 + c f), with R the report's density, f that of a draw anew, a
         and c the masses that are drawn anew. It is monotone in R and in f: its extremes are at the corners of theirs.
         """
-        masses, drawn = self._masses(eps_local, x), self._drawn
-        anew = float(masses[self._middle])
-        corners = [(r + anew * f) / (1 + self._anew * f) for r in self._extremes(eps_local, x) for f in drawn]
+        masses = self._masses(eps_local, x)
+        anew = masses[:, self._middle, None]
+        corners = [(r + anew * f) / (1 + self._anew * f) for r in self._extremes(eps_local, x) for f in self._drawn]
         low, high = np.minimum.reduce(corners), np.maximum.reduce(corners)
-        low[self._middle] = high[self._middle] = anew / self._anew
+        low[:, self._middle] = high[:, self._middle] = anew[:, 0] / self._anew
         ratio, mass = frontier.split(self._blanket, self._pushed(masses), low, high)
-        above = np.append(np.cumsum(mass[::-1])[::-1], 0.0)
-        first = np.append(np.cumsum((mass * ratio)[::-1])[::-1], 0.0)
+        none = np.zeros((len(ratio), 1))
+        above = np.hstack([np.cumsum(mass[:, ::-1], axis=1)[:, ::-1], none])
+        first = np.hstack([np.cumsum((mass * ratio)[:, ::-1], axis=1)[:, ::-1], none])
 
-        def excess(t: np.ndarray) -> np.ndarray:
-            place = np.searchsorted(ratio, t)
-            return first[place] - t * above[place]
+        def excess(factor: np.ndarray) -> np.ndarray:
+            t = at * factor[:, None]
+            place = np.stack([np.searchsorted(*row) for row in zip(ratio, t, strict=True)])
+            return np.take_along_axis(first, place, axis=1) - t * np.take_along_axis(above, place, axis=1)
 
-        more, less = math.exp(slack), math.exp(-slack)
-        return np.minimum(more * excess(at * less), 1 - less + less * excess(at * more))
+        more, less = np.exp(slack)[:, None], np.exp(-slack)[:, None]
+        return np.minimum(more * excess(less[:, 0]), 1 - less + less * excess(more[:, 0]))
 
 
 @functools.lru_cache(maxsize=64)
@@ -186,23 +191,28 @@ def _covered(laws: _Thresholded, eps_local: float, close: float) -> Frontier | N
     """The frontier of all boxes, halved until their laws are so close; None where that takes too many."""
     bottom, top = eps_local / math.expm1(eps_local), eps_local / -math.expm1(-eps_local)  # of all densities
     at = np.linspace(bottom * _DOWN, top / _DOWN, _LEVELS)
-    known = laws.near(eps_local, 1.0, close, at)
-    boxes, looked_at = [(0.0, eps_local, 0.0, 1.0)], 0
-    while boxes:
-        looked_at += 1
+    known = laws.near(np.array([eps_local]), np.ones(1), np.array([close]), at)[0]
+    boxes, looked_at = np.array([[0.0, eps_local, 0.0, 1.0]]), 0
+    while len(boxes):
+        now, boxes = boxes[-_AT_ONCE:], boxes[:-_AT_ONCE]
+        looked_at += len(now)
         if looked_at > _MOST_BOXES:
             return None
-        low, high, left, right = boxes.pop()
+        low, high, left, right = now.T
         budget, x = (low + high) / 2, (left + right) / 2
         slack = (high - low) / 2 + high * (right - left) / 2
         found = laws.near(budget, x, slack, at)
-        if slack <= close:
-            known = np.maximum(known, found)
-        elif not (found <= known).all():
-            if high - low > high * (right - left):
-                boxes += [(low, budget, left, right), (budget, high, left, right)]
-            else:
-                boxes += [(low, high, left, x), (low, high, x, right)]
+        leaf = slack <= close
+        known = np.max([known, *found[leaf]], axis=0)
+        open_ = ~leaf & ~(found <= known).all(axis=1)
+        tall, wide = open_ & (high - low > high * (right - left)), open_ & (high - low <= high * (right - left))
+        halves = [
+            np.stack([low, budget, left, right], axis=1)[tall],
+            np.stack([budget, high, left, right], axis=1)[tall],
+            np.stack([low, high, left, x], axis=1)[wide],
+            np.stack([low, high, x, right], axis=1)[wide],
+        ]
+        boxes = np.concatenate([boxes, *halves])
     known = np.maximum(known * (1 + 1e-12), np.maximum(1 - at, 0.0))
     known[0], known[-1] = 1 - at[0], 0.0
     return frontier.from_excess(at, known)

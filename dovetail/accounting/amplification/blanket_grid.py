@@ -27,6 +27,9 @@ __all__ = ["MOST_POINTS", "BinomialDraws", "CountedDraws", "Draws", "Grid", "mea
 MOST_POINTS = 2**21
 _FFT_ERROR = 2e-14  # of one Fourier coefficient of a probability vector, as computed
 _CELL_ERROR = 1e-15  # times the number of points: what rounding may do to the splits between neighbours
+_DECAY, _WIDE = 36.0, 13.0  # a circle is so many times 1/slope, and deviations of the sum: what is left wraps around
+_NEAR = 0.3  # how far the best log slope may be from that of a Gaussian sum
+_AT_ONCE = 200_000  # powers that are held at once
 _NEGLIGIBLE = -60.0  # log of Fourier coefficients, and of terms, that are bounded instead of summed
 
 
@@ -191,10 +194,14 @@ class CountedDraws(Draws):
 
 
 def _polynomial(terms: np.ndarray, powers: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """The sum of terms at^powers, the powers rising, by Horner's rule."""
-    steps = {gap: at**gap for gap in set(np.diff(powers).tolist())}
+    """The sum of terms at^powers, the powers rising: by Horner's rule, or all powers at once where they are few."""
+    gaps = np.diff(powers)
+    if len(gaps) and (gaps == gaps[0]).all() and at.size * len(powers) <= _AT_ONCE:
+        rising = np.cumprod(np.broadcast_to(at ** gaps[0], (len(gaps), at.size)), axis=0)
+        return (terms[0] + terms[1:] @ rising) * at ** powers[0]
+    steps = {gap: at**gap for gap in set(gaps.tolist())}
     total = np.full(at.shape, terms[-1], dtype=at.dtype)
-    for term, gap in zip(terms[-2::-1].tolist(), np.diff(powers)[::-1].tolist(), strict=True):
+    for term, gap in zip(terms[-2::-1].tolist(), gaps[::-1].tolist(), strict=True):
         total = total * steps[gap] + term
     return total * at ** powers[0]
 
@@ -213,7 +220,7 @@ def mean_excess(grid: Grid, draws: Draws) -> float:
     slope = _tilt(values, law, draws)
     log_mgf, tilted, spread = _tilted(values, law, slope)
     count = draws.mean(log_mgf)
-    reach = max(45 / slope, 16 * math.sqrt(count) * spread, values[-1] - values[0] + 2 * step)
+    reach = max(_DECAY / slope, _WIDE * math.sqrt(count) * spread, values[-1] - values[0] + 2 * step)
     size = next_fast_len(min(math.ceil(reach / step), 2 * MOST_POINTS), real=True)
     circle = np.bincount(np.arange(grid.first, grid.first + law.size) % size, weights=tilted, minlength=size)
     k, share, off, rest = draws.shares(log_mgf, rfft(circle), error)
@@ -244,8 +251,17 @@ def _tilt(values: np.ndarray, law: np.ndarray, draws: Draws) -> float:
         log_mgf, tilted, _ = _tilted(values, law, slope)
         return slope * draws.mean(log_mgf) * float((tilted * values).sum()) - 2
 
+    mean, crowd = float(values @ law), draws.mean(0.0)
+    variance = max(float((values - mean) ** 2 @ law), 1e-300)
+    guess = 4 / crowd / (mean + math.sqrt(mean * mean + 8 * variance / crowd))  # of a sum that is about Gaussian
     scale = math.log(values[-1])
-    low, high = -scale - 40.0, -scale + 6.0
-    if derivative(high) <= 0:
-        return math.exp(high)
-    return math.exp(brentq(derivative, low, high, xtol=0.03))
+    lowest, highest = -scale - 40.0, -scale + 6.0
+    middle = min(max(math.log(guess), lowest + _NEAR), highest - _NEAR) if guess > 0 else lowest + _NEAR
+    low, high = middle - _NEAR, middle + _NEAR
+    if derivative(low) > 0:
+        low, high = lowest, low
+    elif derivative(high) <= 0:
+        low, high = high, highest
+        if derivative(high) <= 0:
+            return math.exp(high)
+    return math.exp(brentq(derivative, low, high, xtol=0.08))

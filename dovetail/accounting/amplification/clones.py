@@ -13,10 +13,10 @@ randomizers: docs/proofs/personalized-clones.md (all budgets equal) proves it fo
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
-from scipy.stats import binom
 
 from dovetail import _validate
 from dovetail.accounting import numerics
@@ -52,7 +52,9 @@ FMT23 = Theorem(
 
 _TAIL = 1e-10  # window of counts: outside mass relative to delta
 _WIDEST, _BLOCKS = 2**15, 2**13
+_WIDE, _FEW_BLOCKS = 2**12, 2**10
 _TINY = 1e-290  # stands for everything that may underflow
+_FINE_USERS = 10**8  # more of them are told apart less finely: delta is then a little larger
 _MOST_USERS = 10**12  # delta falls in n, so fewer users give an upper bound
 _LARGEST_EXPONENT = 700.0  # what is subtracted may be less
 _MOST_EPS_LOCAL = 500.0  # beyond, e^-eps_local leaves no clone at any number of users that fits
@@ -96,17 +98,21 @@ def one_step(counts: np.ndarray, *, eps: float, eps_local: float) -> np.ndarray:
     threshold = math.tanh(eps / 2) / math.tanh(eps_local / 2)
     k = np.minimum(np.floor((counts + 1) * (1 + threshold) / 2), counts) + 1
     rounding = numerics.binomial_outward(counts) - 1
-    at_edge = u * binom.pmf(k - 1, counts, 0.5)
-    beyond = math.expm1(min(eps, _LARGEST_EXPONENT)) * binom.sf(k - 1, counts, 0.5) if eps else np.zeros(counts.shape)
+    at_edge = u * numerics.binomial_pmf(k - 1, counts, 0.5)
+    beyond = (
+        math.expm1(min(eps, _LARGEST_EXPONENT)) * numerics.binomial_sf(k - 1, counts, 0.5)
+        if eps
+        else np.zeros(counts.shape)
+    )
     steps = np.clip(at_edge * (1 + rounding) - beyond * (1 - rounding), 0.0, 1.0)
     return np.where(np.isnan(steps), 1.0, steps)
 
 
-def binomial_counts(trials: int, prob: float, *, tail: float) -> CloneCounts:
+def binomial_counts(trials: int, prob: float, *, tail: float, coarse: bool = False) -> CloneCounts:
     """C ~ Bin(trials, prob) on a window that misses at most `tail` on either side, which is charged in full.
 
-    A window of more than 2^15 counts is cut into 2^13 blocks, each standing at its lowest count: fewer clones, which is
-    the safe side for anything that falls in the number of clones.
+    A window of more than 2^15 counts is cut into 2^13 blocks (if coarse, one of 2^12 into 2^10), each standing at its
+    lowest count: fewer clones, which is the safe side for anything that falls in the number of clones.
 
     Guarantees:
         The weights and both sides sum to 1 or a little more.
@@ -121,11 +127,12 @@ def binomial_counts(trials: int, prob: float, *, tail: float) -> CloneCounts:
     reach += 1 + 1e-12 * trials
     low, high = max(0, math.floor(mean - reach)), min(trials, math.ceil(mean + reach))
     rounding = numerics.binomial_outward(trials) - 1
-    if high - low < _WIDEST:
+    widest, blocks = (_WIDE, _FEW_BLOCKS) if coarse else (_WIDEST, _BLOCKS)
+    if high - low < widest:
         counts = np.arange(low, high + 1)
-        weights = binom.pmf(counts, trials, prob) * (1 + rounding)
+        weights = numerics.binomial_pmf(counts, trials, prob) * (1 + rounding)
     else:
-        counts = low + (high + 1 - low) * np.arange(_BLOCKS, dtype=np.int64) // _BLOCKS
+        counts = low + (high + 1 - low) * np.arange(blocks, dtype=np.int64) // blocks
         weights = _block_masses(np.append(counts, high + 1), trials, prob, rounding)
     return CloneCounts(
         counts=counts,
@@ -138,7 +145,7 @@ def binomial_counts(trials: int, prob: float, *, tail: float) -> CloneCounts:
 def _block_masses(edges: np.ndarray, trials: int, prob: float, rounding: float) -> np.ndarray:
     """P(edges[i] <= C < edges[i + 1]), rounded up: by cdfs on the left of the mean, by tails on the right."""
     left = edges[1:] <= trials * prob
-    cdf, sf = binom.cdf(edges - 1, trials, prob), binom.sf(edges - 1, trials, prob)
+    cdf, sf = numerics.binomial_cdf(edges - 1, trials, prob), numerics.binomial_sf(edges - 1, trials, prob)
     from_left = cdf[1:] * (1 + rounding) - cdf[:-1] * (1 - rounding)
     from_right = sf[:-1] * (1 + rounding) - sf[1:] * (1 - rounding)
     return np.where(left, from_left, from_right)
@@ -160,9 +167,13 @@ def delta_of(event: Shuffled, *, eps: float, year: int = 2023) -> float:
     """The delta of one shuffled report at this eps, rounded up."""
     _validate.non_negative(eps=eps)
     n, eps_local = closed_forms.single(event)
-    prob = clone_probability(eps_local, year=year)
-    law = binomial_counts(min(n, _MOST_USERS) - 1, prob, tail=1e-100)
-    return expected_delta(law, eps=eps, eps_local=eps_local)
+    return expected_delta(_in_blocks(n, eps_local, year), eps=eps, eps_local=eps_local)
+
+
+@functools.lru_cache(maxsize=8)  # a curve asks about one law at many eps
+def _in_blocks(num_users: int, eps_local: float, year: int) -> CloneCounts:
+    prob, coarse = clone_probability(eps_local, year=year), num_users > _FINE_USERS
+    return binomial_counts(min(num_users, _MOST_USERS) - 1, prob, tail=1e-100, coarse=coarse)
 
 
 def numerical22(event: Shuffled, *, delta: float) -> Bound:
@@ -184,12 +195,16 @@ def _numerical(event: Shuffled, *, delta: float, year: int, theorem: Theorem) ->
     n, eps_local = closed_forms.single(event, delta=delta)
     if eps_local > _MOST_EPS_LOCAL:
         raise NotApplicable(f"no gain over eps_local={eps_local:.4g}: there are no clones")
-    prob = clone_probability(eps_local, year=year)
-    law = binomial_counts(min(n, _MOST_USERS) - 1, prob, tail=_TAIL * delta)
     closed = closed_forms.clones22 if year == 2022 else closed_forms.clones23
     try:
         high = closed(event, delta=delta).eps
     except NotApplicable:
         high = eps_local
-    eps = smallest_eps(lambda x: expected_delta(law, eps=x, eps_local=eps_local), delta=delta, high=high)
+    eps = _smallest(n, eps_local, delta, year, high)
     return closed_forms.gain(eps, event, delta=delta, theorem=theorem)
+
+
+@functools.lru_cache(maxsize=64)  # reports of several kinds have the same clones
+def _smallest(num_users: int, eps_local: float, delta: float, year: int, high: float) -> float:
+    law = binomial_counts(min(num_users, _MOST_USERS) - 1, clone_probability(eps_local, year=year), tail=_TAIL * delta)
+    return smallest_eps(lambda eps: expected_delta(law, eps=eps, eps_local=eps_local), delta=delta, high=high)

@@ -109,12 +109,12 @@ def from_cells(blanket: np.ndarray, report: np.ndarray, lowest: np.ndarray, high
 def split(
     blanket: np.ndarray, report: np.ndarray, lowest: np.ndarray, highest: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The rising ratios of such a law to the blanket, and the blanket's mass at each."""
+    """The rising ratios of such a law to the blanket, and the blanket's mass at each; of several laws, row by row."""
     upper = (report / blanket - lowest) / np.maximum(highest - lowest, 1e-300)
     upper = np.clip(upper, 0.0, 1.0) * blanket
-    ratios, masses = np.concatenate([highest, lowest]), np.concatenate([upper, blanket - upper])
-    order = np.argsort(ratios)
-    return ratios[order], masses[order]
+    ratios, masses = np.concatenate([highest, lowest], axis=-1), np.concatenate([upper, blanket - upper], axis=-1)
+    order = np.argsort(ratios, axis=-1)
+    return np.take_along_axis(ratios, order, axis=-1), np.take_along_axis(masses, order, axis=-1)
 
 
 def from_excess(at: np.ndarray, excess: np.ndarray) -> Frontier:

@@ -27,7 +27,7 @@ from dovetail import _validate
 from dovetail.accounting import numerics
 from dovetail.accounting.amplification.clones import binomial_counts
 from dovetail.accounting.numerics import ULP
-from dovetail.accounting.pairs.curves import pair_of
+from dovetail.accounting.pairs.curves import Nodes, nodes_for, pair_of
 from dovetail.accounting.pairs.symmetric import SymmetricPair
 from dovetail.statements import NotApplicable, Theorem
 
@@ -82,7 +82,7 @@ class BinaryReports:
     def pair(self, *, folds: int) -> SymmetricPair:
         """The pair that dominates so many coordinates, each with any inputs of the others."""
         _validate.at_least(1, folds=folds)
-        return dataclasses.replace(_one(self), folds=folds)
+        return dataclasses.replace(_one(self, nodes_for(folds)), folds=folds)
 
     def delta(self, eps: float) -> float:
         """delta at eps of one coordinate, whatever the others hold; rounded up."""
@@ -98,7 +98,7 @@ class BinaryReports:
 
 
 @functools.lru_cache(maxsize=64)
-def _one(reports: BinaryReports) -> SymmetricPair:
+def _one(reports: BinaryReports, nodes: Nodes) -> SymmetricPair:
     """One coordinate. Near eps_pure the curve is not asked: delta does not rise, so what it was before holds."""
     last = 1.0
 
@@ -110,7 +110,7 @@ def _one(reports: BinaryReports) -> SymmetricPair:
             last = min(last, reports.delta(eps))
         return last
 
-    return pair_of(falling, eps_pure=reports.eps_pure, least=_LEAST)
+    return pair_of(falling, eps_pure=reports.eps_pure, nodes=nodes, least=max(_LEAST, nodes.least))
 
 
 class _Law(NamedTuple):

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 
 import numpy as np
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from scipy.stats import binom
 
 from dovetail import _validate
 from dovetail.accounting import numerics
@@ -106,13 +105,13 @@ def _crowds(pair: BinomialPair) -> tuple[np.ndarray, np.ndarray]:
     stride = math.ceil((high + 1 - low) / max(128, _POINTS / (_WIDE / 2 * math.sqrt(pair.typical) + 64)))
     starts = np.arange(low, high + 1, stride)
     gone = [np.minimum(starts + stride - 1, high)]
-    mass = [np.add.reduceat(binom.pmf(np.arange(low, high + 1), trials, prob), starts - low)]
-    mass[0][0] += binom.cdf(low - 1, trials, prob)
+    mass = [np.add.reduceat(numerics.binomial_pmf(np.arange(low, high + 1), trials, prob), starts - low)]
+    mass[0][0] += numerics.binomial_cdf(low - 1, trials, prob)
     outward = numerics.binomial_outward(trials)
     edge, step = high, stride
     while edge < trials:  # upper tail: ever larger blocks, each with all that is beyond
         step = max(step + 1, step * 9 // 8)
-        beyond, edge = binom.sf(edge, trials, prob), min(edge + step, trials)
+        beyond, edge = numerics.binomial_sf(edge, trials, prob), min(edge + step, trials)
         gone.append(np.array([edge]))
         mass.append(np.array([beyond]))
     sizes = 1 + np.maximum(pair.others - np.concatenate(gone), 0)
@@ -135,7 +134,8 @@ def _tosses(sizes: np.ndarray, probs: np.ndarray) -> tuple[np.ndarray, np.ndarra
     first, last = start[None, :-1], np.minimum(start[None, 1:] - 1, n // 2)
     middle = (n + 1) // 2
     excess = 2 * (middle + last) - n
-    mass = np.where(excess == 0, 1, 2) * (last - first + 1) * binom.pmf(middle + first, n, 0.5) * probs[:, None]
+    at_first = numerics.binomial_pmf(middle + first, n, 0.5) * probs[:, None]
+    mass = np.where(excess == 0, 1, 2) * (last - first + 1) * at_first
     real = first <= n // 2
     mass = np.where(real, mass, 0.0) * (_MASS_OUTWARD * numerics.binomial_outward(largest))
     if stride > 1:  # blocks weigh too much: what exceeds the crowd's own weight is taken from the smallest |s|

@@ -19,7 +19,7 @@ from dovetail.accounting.amplification import blanket, blanket_grid, clones
 from dovetail.accounting.amplification.blanket_grid import CountedDraws, Grid
 from dovetail.accounting.amplification.clones import CloneCounts
 from dovetail.accounting.amplification.frontier import Frontier
-from dovetail.accounting.pairs.curves import pair_of
+from dovetail.accounting.pairs.curves import Nodes, nodes_for, pair_of
 from dovetail.accounting.pairs.symmetric import SymmetricPair
 from dovetail.events import Report, Shuffled
 from dovetail.statements import NotApplicable, Theorem
@@ -86,11 +86,11 @@ def pair(event: Shuffled) -> SymmetricPair:
     report = event.report
     if report.kind == "generic" or (report.kind == "rr" and report.levels == 2):
         raise NotApplicable("the blanket is of no use for generic and binary reports")
-    return dataclasses.replace(_one(report, event.honest), folds=event.coordinates)
+    return dataclasses.replace(_one(report, event.honest, nodes_for(event.coordinates)), folds=event.coordinates)
 
 
 @functools.lru_cache(maxsize=64)
-def _one(report: Report, num_users: int) -> SymmetricPair:
+def _one(report: Report, num_users: int, nodes: Nodes) -> SymmetricPair:
     """The pair of one coordinate of so many honest users."""
     event = Shuffled(report=report, num_users=num_users)
 
@@ -100,4 +100,4 @@ def _one(report: Report, num_users: int) -> SymmetricPair:
             found = min(found, blanket.exact_delta(event, eps=eps, coarser=_COARSER))
         return found
 
-    return pair_of(delta, eps_pure=report.eps_local)
+    return pair_of(delta, eps_pure=report.eps_local, nodes=nodes)

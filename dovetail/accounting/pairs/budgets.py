@@ -15,7 +15,7 @@ import numpy as np
 from dovetail.accounting.pairs.poisson_binomial import MANY, Coins
 from dovetail.events import Personalized
 
-__all__ = ["Classes", "ProbsOf", "budgets_of", "classes", "honest"]
+__all__ = ["Classes", "ProbsOf", "budgets_of", "classes", "honest", "order_of"]
 
 _MOST_CLASSES = 2000
 
@@ -26,6 +26,14 @@ ProbsOf = Callable[[np.ndarray], np.ndarray]  # of budgets
 def budgets_of(event: Personalized) -> np.ndarray:
     """Every user's budget."""
     found = np.array(event.eps_locals, dtype=float)
+    found.flags.writeable = False
+    return found
+
+
+@functools.lru_cache(maxsize=4)
+def order_of(event: Personalized) -> np.ndarray:
+    """All users by rising budgets."""
+    found = np.argsort(budgets_of(event), kind="stable")
     found.flags.writeable = False
     return found
 
@@ -41,7 +49,9 @@ class Classes(NamedTuple):
 @functools.lru_cache(maxsize=4)
 def classes(event: Personalized) -> Classes:
     """One class for each budget, or for neighbouring budgets where they are many."""
-    values, counts = np.unique(budgets_of(event), return_counts=True)
+    ordered = budgets_of(event)[order_of(event)]
+    firsts = np.flatnonzero(np.diff(ordered, prepend=-np.inf))
+    values, counts = ordered[firsts], np.diff(firsts, append=len(ordered))
     starts = np.arange(0, len(values), max(1, len(values) // _MOST_CLASSES))
     ends = np.append(starts[1:], len(values)) - 1
     return Classes(values[starts], values[ends], np.add.reduceat(counts, starts))

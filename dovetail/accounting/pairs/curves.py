@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dovetail import _validate
 from dovetail.accounting import numerics
 from dovetail.accounting.pairs.symmetric import SymmetricPair
 from dovetail.statements import NotApplicable
 
-__all__ = ["COARSE", "FINE", "LARGEST_LOSS", "Nodes", "kinks", "pair_of"]
+__all__ = ["COARSE", "FINE", "LARGEST_LOSS", "MANY", "Nodes", "kinks", "larger", "nodes_for", "pair_of"]
 
-_LEAST = 1e-290  # stands for every delta that may have underflowed
 _OUTWARD = 1 + 1e-10  # more than the error of the slopes between nodes
 LARGEST_LOSS = 20.0  # beyond, tanh is too close to 1
 
@@ -33,6 +33,7 @@ class Nodes(NamedTuple):
     middle: float
     middle_to: float
     ratio: float
+    least: float = 1e-290  # stands for every delta that may have underflowed, or that does not matter
 
     def at(self, std: float, eps_pure: float) -> np.ndarray:
         """The eps to ask about, when the loss has about this standard deviation."""
@@ -46,10 +47,26 @@ class Nodes(NamedTuple):
 
 FINE = Nodes(0.1, 5.5, 0.25, 9.0, 1.2)
 COARSE = Nodes(0.3, 4.8, 0.6, 9.0, 1.5)
+MANY = 1000  # folds, of whose sum the bulk of one decides
+_FINE_BULK = Nodes(0.1, 3.5, 0.3, 6.0, 1.3, least=1e-50)
+_COARSE_BULK = Nodes(0.3, 3.3, 0.8, 6.0, 1.5, least=1e-50)
+
+
+def nodes_for(folds: int, *, coarse: bool = False) -> Nodes:
+    """Where to ask about a curve that is composed so often: of many folds, less about the tails."""
+    _validate.at_least(1, folds=folds)
+    if folds < MANY:
+        return COARSE if coarse else FINE
+    return _COARSE_BULK if coarse else _FINE_BULK
 
 
 def pair_of(
-    delta_at: Callable[[float], float], *, eps_pure: float, folds: int = 1, nodes: Nodes = FINE, least: float = _LEAST
+    delta_at: Callable[[float], float],
+    *,
+    eps_pure: float,
+    folds: int = 1,
+    nodes: Nodes = FINE,
+    least: float | None = None,
 ) -> SymmetricPair:
     """A symmetric pair that dominates, in both directions, every pair whose delta(eps) is at most this curve.
 
@@ -60,6 +77,7 @@ def pair_of(
     """
     if not 0 < eps_pure <= LARGEST_LOSS:
         raise NotApplicable(f"no pair for a report with a loss of {eps_pure:.4g}")
+    least = nodes.least if least is None else least
     eps, deltas = [0.0], [delta_at(0.0)]
     for node in nodes.at(math.sqrt(2 * math.pi) * deltas[0], eps_pure):  # of a Gaussian loss, its deviation
         eps.append(float(node))
@@ -74,6 +92,21 @@ def pair_of(
     return SymmetricPair(
         points=points, mass=mass, eps_pure=2 * math.atanh(float(points[-1])) * (1 + 1e-15), folds=folds
     )
+
+
+def larger(first: SymmetricPair, second: SymmetricPair) -> SymmetricPair:
+    """A pair that dominates both of these, of as many folds: the chords of the larger of their curves.
+
+    Guarantees:
+        Never below either of them, at any eps.
+    """
+    if first.folds != second.folds:
+        raise ValueError(f"expected pairs of as many folds, got {first.folds} and {second.folds}")
+    t = np.unique(np.concatenate([[0.0], first.points, second.points]))
+    excess = np.maximum(first.excess(t), second.excess(t)) * (1 + 1e-13)
+    excess[-1] = 0.0
+    points, mass = kinks(t, excess)
+    return SymmetricPair(points=points, mass=mass, eps_pure=max(first.eps_pure, second.eps_pure), folds=first.folds)
 
 
 def kinks(t: np.ndarray, excess: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -26,9 +26,9 @@ from dovetail.accounting.amplification.clones import CloneCounts
 from dovetail.accounting.amplification.frontier import Frontier
 from dovetail.accounting.pairs import curves
 from dovetail.accounting.pairs.blanket_pair import BlanketCrowd
-from dovetail.accounting.pairs.budgets import ProbsOf, budgets_of, classes, honest
-from dovetail.accounting.pairs.curves import Nodes
+from dovetail.accounting.pairs.budgets import ProbsOf, budgets_of, classes, honest, order_of
 from dovetail.accounting.pairs.poisson_binomial import (
+    SOME,
     Coins,
     Hiding,
     PoissonBinomialPair,
@@ -47,7 +47,10 @@ _WIDTHS = (0.02, 0.1, 0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0)  # half widt
 _LEAST_BUDGET = 1e-6  # below, roundings of ratios to the blanket would matter, and clones do as well
 _MANY = 200  # users, of whom one more or less does not matter
 _ABOUT = 1.02  # a group's loss may be so much above the worst of others before it is halved
-_SIMILAR = 1.2  # ratio of losses by clones and by a plateau of which either may turn out to be smaller
+_SIMILAR, _CLEARLY = (
+    1.2,
+    0.998,
+)  # ratios of losses by clones and by a plateau of which either may be smaller, or the latter is
 _SAMPLE = 200  # budgets by which a plateau is chosen
 _DISTINCT = 4  # budgets that are looked at one by one
 _NARROW = 1.005  # ratio of budgets that are not told apart
@@ -139,16 +142,21 @@ def _blanket(event: Personalized, victims: np.ndarray) -> BlanketCrowd:
                 known = min(known, behind, key=lambda one: one.spread)
         case "laplace":
             known, floors = _plateau(event, low, high)
-            return BlanketCrowd(known, _draws(honest(event, victims, floors)))
+            return BlanketCrowd(known, _draws(event, honest(event, victims, floors)))
         case _:
             known = frontier.randomized_response(high, 1 / event.levels)
     if len(eps_locals) > _MANY:  # one user more or less: the same for all victims
         return BlanketCrowd(known, _draws_for_all(event))
-    return BlanketCrowd(known, _draws(honest(event, victims, _floors(event))))
+    return BlanketCrowd(known, _draws(event, honest(event, victims, _floors(event))))
 
 
-def _draws(coins: Coins) -> CloneCounts:
-    return coarser(clone_counts(coins), parts=4)
+def _bounded(event: Personalized) -> bool:
+    """Whether tails do not matter: of many coordinates the bulk of each decides."""
+    return event.coordinates >= curves.MANY
+
+
+def _draws(event: Personalized, coins: Coins) -> CloneCounts:
+    return coarser(clone_counts(coins, bounded=_bounded(event)), parts=4)
 
 
 def _floors(event: Personalized) -> ProbsOf:
@@ -161,7 +169,7 @@ def _floors(event: Personalized) -> ProbsOf:
 @functools.lru_cache(maxsize=4)
 def _draws_for_all(event: Personalized) -> CloneCounts:
     """The number of draws from a blanket that does not depend on the victim, less the one who hides most."""
-    return _draws(honest(event, None, _floors(event)))
+    return _draws(event, honest(event, None, _floors(event)))
 
 
 def _plateau(event: Personalized, low: float, high: float) -> tuple[Frontier, ProbsOf]:
@@ -200,18 +208,19 @@ def curve(event: Personalized, victims: np.ndarray) -> Callable[[float], float]:
     eps_locals = budgets_of(event)
     top = float(eps_locals[victims].max())
     by_clones, by_blanket = True, _LEAST_BUDGET <= top <= curves.LARGEST_LOSS
-    if (
-        len(eps_locals) > _MANY and by_blanket
-    ):  # one of them is enough in large crowds: of boxes and levels, the blanket
+    if len(eps_locals) > _MANY and by_blanket:  # one of them is enough: of boxes and levels, the blanket
         clones, plateau = _about(event, victims) if event.kind == "laplace" else (math.inf, 0.0)
         if event.kind == "rr" and event.levels == 2:  # whose blanket is the clones', which need no grid
             clones, plateau = 0.0, math.inf
-        by_clones, by_blanket = clones < _SIMILAR * plateau, plateau < _SIMILAR * clones
-    hidings = _hidings(event, victims) if by_clones else []
-    found: list[Callable[[float], float]] = [PoissonBinomialPair(hiding, top).delta for hiding in hidings]
+        alone = len(eps_locals) > SOME and _bounded(event)
+        by_blanket = plateau < (_CLEARLY if alone else _SIMILAR) * clones
+        by_clones = not by_blanket if alone else clones < _SIMILAR * plateau
+    found: list[Callable[[float], float]] = []
     if by_blanket:
-        with contextlib.suppress(NotApplicable):  # then the clones say it all
+        with contextlib.suppress(NotApplicable):
             found.append(_blanket(event, victims).delta)
+    if by_clones or not found:
+        found += [PoissonBinomialPair(hiding, top, _bounded(event)).delta for hiding in _hidings(event, victims)]
 
     def delta(eps: float) -> float:
         least = 1.0
@@ -223,9 +232,10 @@ def curve(event: Personalized, victims: np.ndarray) -> Callable[[float], float]:
     return delta
 
 
-def pair(event: Personalized, victims: np.ndarray, *, nodes: Nodes = curves.FINE) -> SymmetricPair:
+def pair(event: Personalized, victims: np.ndarray, *, coarse: bool = False) -> SymmetricPair:
     """The pair of all coordinates that dominates for each of these victims."""
     top = float(budgets_of(event)[victims].max())
+    nodes = curves.nodes_for(event.coordinates, coarse=coarse)
     return curves.pair_of(curve(event, victims), eps_pure=top, folds=event.coordinates, nodes=nodes)
 
 
@@ -236,9 +246,9 @@ def groups(event: Personalized) -> tuple[np.ndarray, ...]:
     Budgets by which all users hide a victim alike are one group: the largest is the worst. Laplace noise hides no one
     of a smaller budget, so there groups are halved while theirs may be the worst.
     """
-    order = np.argsort(budgets_of(event), kind="stable")
+    order = order_of(event)
     budgets = budgets_of(event)[order]
-    starts = np.append(np.unique(budgets, return_index=True)[1], len(order))
+    starts = np.append(np.flatnonzero(np.diff(budgets, prepend=-np.inf)), len(order))
     if len(starts) - 1 <= _DISTINCT:
         return tuple(order[a:b] for a, b in itertools.pairwise(starts))
     if event.kind != "laplace":

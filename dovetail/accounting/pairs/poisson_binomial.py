@@ -14,16 +14,22 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import ndtr
 
 from dovetail import _validate
 from dovetail.accounting import numerics
 from dovetail.accounting.amplification.clones import CloneCounts, binomial_counts, expected_delta
+from dovetail.accounting.numerics import ULP
+from dovetail.statements import NotApplicable
 
-__all__ = ["MANY", "Coins", "Hiding", "PoissonBinomialPair", "clone_counts", "coarser"]
+__all__ = ["MANY", "SOME", "Coins", "Hiding", "PoissonBinomialPair", "by_limit", "clone_counts", "coarser"]
 
 _TINY = 1e-290  # masses below this are charged, not carried
 MANY, _CLASSES = 20_000, 128  # coins, of which more are taken in classes
 _MOST_TRIALS = 2**19  # of a binomial count in one piece
+SOME, _NARROW = 1000, 0.03  # coins, and deviation over mean, of a count whose law is bounded and not computed
+_BERRY_ESSEEN = 0.5600001
+_PARTS, _DEVIATIONS, _SLOPES = 4, (17.0, 6.0), 48
 _SHALLOW = 1e-60  # masses below this are charged where there are many coins
 _DEPTH = 300.0  # nats of tail mass that are resolved
 
@@ -39,6 +45,11 @@ class Coins(NamedTuple):
         """Of the number of heads."""
         return float(self.probs @ self.counts)
 
+    @property
+    def std(self) -> float:
+        """Of the number of heads, about."""
+        return math.sqrt(float((self.probs * (1 - self.probs)) @ self.counts))
+
     def every(self) -> np.ndarray:
         """The probability of every user."""
         return np.repeat(self.probs, self.counts)
@@ -53,6 +64,7 @@ class PoissonBinomialPair:
 
     hiding: Hiding
     eps_local: float
+    bounded: bool = False  # whether laws of clones may be bounded and not computed
 
     def __post_init__(self) -> None:
         _validate.positive(eps_local=self.eps_local)
@@ -60,7 +72,7 @@ class PoissonBinomialPair:
     @functools.cached_property
     def laws(self) -> list[tuple[float, CloneCounts]]:
         """The number of clones in each region."""
-        return [(mass, coarser(clone_counts(coins))) for mass, coins in self.hiding]
+        return [(mass, coarser(clone_counts(coins, bounded=self.bounded))) for mass, coins in self.hiding]
 
     def delta(self, eps: float) -> float:
         """delta at eps, rounded up."""
@@ -69,8 +81,10 @@ class PoissonBinomialPair:
         return numerics.probability(math.fsum(terms) * (1 + 1e-14))
 
 
-def clone_counts(coins: Coins | np.ndarray) -> CloneCounts:
+def clone_counts(coins: Coins | np.ndarray, *, bounded: bool = False) -> CloneCounts:
     """The law of the number of heads, by direct convolution of positive numbers: no transform, no cancellation.
+
+    Where coins are many, or if it may be, it is `bounded` instead, which costs some of the tails' precision.
 
     Guarantees:
         With the mass below put at no clones, the law is stochastically at most the exact one.
@@ -80,6 +94,8 @@ def clone_counts(coins: Coins | np.ndarray) -> CloneCounts:
     _validate.finite_array(probs=coins.probs)
     if ((coins.probs < 0) | (coins.probs > 1)).any():
         raise ValueError(f"expected probabilities, got values from {coins.probs.min()} to {coins.probs.max()}")
+    if coins.counts.sum() > (SOME if bounded else MANY) and 2 * _PARTS <= coins.std <= _NARROW * coins.mean:
+        return by_limit(coins)
     if coins.counts.sum() > MANY:
         return _by_classes(coins)
     probs = coins.every()
@@ -121,6 +137,34 @@ def _by_classes(coins: Coins) -> CloneCounts:
     return _convolved(parts or [(np.ones(1), 0, 0.0)], _SHALLOW, int(coins.counts.sum()))
 
 
+def by_limit(coins: Coins) -> CloneCounts:
+    """The law of many heads by bounds on its lower tails, on counts that are a fourth of the deviation apart.
+
+    P(C <= k) is at most Phi((k - mean) / std) + .56 / std (Berry and Esseen's theorem with Shevtsova's constant, as
+    E|X - p|^3 <= p (1 - p) for a coin X), and at most E e^(slope (k - C)) for every slope > 0 (Chernoff). A law with
+    larger lower tails has fewer heads, and so has one that is rounded down (docs/proofs/blankets.md).
+
+    Guarantees:
+        With the mass below put at no clones, the law is stochastically at most the exact one.
+    """
+    mean, std, slack = coins.mean, coins.std, ULP * (len(coins.probs) + 16)
+    if not std >= 2 * _PARTS:
+        raise NotApplicable(f"expected many coins, whose heads deviate by more than {2 * _PARTS}, got {std:.3g}")
+    step = int(std / _PARTS)
+    first = max(0, math.floor(mean - _DEVIATIONS[0] * std))
+    counts = np.arange(first, mean + _DEVIATIONS[1] * std, step, dtype=np.int64)
+    slopes = np.linspace(0.25, _DEVIATIONS[0] + 2.0, _SLOPES) / std
+    log_mean = np.log1p(np.multiply.outer(np.expm1(-slopes), coins.probs)) @ coins.counts  # of e^(-slope C)
+    upward = np.multiply.outer(counts - 1.0, slopes)
+    chernoff = np.exp(np.minimum((upward * (1 + slack) + log_mean * (1 - slack)).min(axis=1), 0.0))
+    low, deviation = mean * (1 - slack), std * (1 + slack)
+    gauss = ndtr((counts - 1.0 - low) / np.where(counts - 1.0 < low, deviation, std * (1 - slack)))
+    fewer = np.minimum(chernoff, gauss * (1 + 1e-12) + _BERRY_ESSEEN / (std * (1 - slack))) * (counts > 0)
+    fewer = np.maximum.accumulate(np.minimum(fewer, 1.0))
+    weights = np.diff(fewer, append=1.0) * (1 + 1e-12)
+    return CloneCounts(counts=counts, weights=weights, below=float(fewer[0]) * (1 + 1e-12), above=0.0)
+
+
 def _portions(trials: int) -> list[int]:
     """So many trials in portions whose counts are few enough to be told apart one by one."""
     whole, rest = divmod(trials, _MOST_TRIALS)
@@ -144,6 +188,8 @@ def _core(law: CloneCounts, least: float) -> CloneCounts:
 
 def coarser(law: CloneCounts, *, parts: int = 8) -> CloneCounts:
     """Counts rounded down, to so many parts of their deviation in the bulk and a whole one beyond; never up."""
+    if np.any(np.diff(law.counts) != 1):
+        return law  # as `by_limit` made it
     law = _core(law, math.exp(-_DEPTH))
     counts, masses = law.counts, law.weights
     mean = float(counts @ masses) / masses.sum()

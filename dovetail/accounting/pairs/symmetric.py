@@ -16,12 +16,12 @@ from typing import Protocol
 import numpy as np
 from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from scipy.fft import next_fast_len
 from scipy.special import logsumexp
 
 from dovetail import _validate
 from dovetail.accounting import loss_distributions, numerics
 from dovetail.accounting.loss_distributions import Loss
-from dovetail.accounting.numerics import ULP
 from dovetail.statements import NotApplicable
 
 __all__ = ["Folded", "SymmetricPair", "composed_loss", "folded_loss", "renyi", "repeated_loss", "resolution", "spread"]
@@ -195,13 +195,10 @@ def _self_compose(probs: np.ndarray, folds: int) -> tuple[int, np.ndarray, float
         return -reach, probs, 0.0
     first, last = _chernoff(probs, folds)
     size = last - first + 1
-    length = 1 << (max(size, len(probs)) - 1).bit_length()
-    spectrum = np.fft.rfft(probs, length)
-    summed = np.roll(np.fft.irfft(spectrum**folds, length), -(first + reach * folds))[:size]
-    off = numerics.transform_error(length)
-    norm = math.sqrt(2 * float(np.sum((np.abs(spectrum) + off) ** (2 * (folds - 1)))))
-    error = (folds * (off + 4 * ULP) + off) * norm
-    return first, np.maximum(summed, 0.0), _TAIL * (1 + 1e-6) + error
+    length = next_fast_len(max(size, len(probs)), real=True)
+    summed, error = numerics.summed([(probs, folds)], length)
+    summed = np.roll(summed, -(first + reach * folds))[:size]
+    return first, summed, _TAIL * (1 + 1e-6) + math.sqrt(length) * error  # of all points together
 
 
 def _chernoff(probs: np.ndarray, folds: int) -> tuple[int, int]:

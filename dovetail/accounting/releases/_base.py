@@ -39,7 +39,7 @@ class Curve:
     """The privacy of a composition by one proof: eps at a delta, and delta at an eps.
 
     `best` names those of the two that no other theorem improves on. `spent` is what this proof alone spends of delta,
-    beside what the releases themselves spend.
+    beside what the releases themselves spend. `lower` is eps at a delta rounded down, where it is known as well.
     """
 
     proof: Proof
@@ -47,6 +47,7 @@ class Curve:
     delta: Callable[[float], float]
     best: frozenset[str] = frozenset()
     spent: Callable[[float], tuple[Spent, ...]] = lambda eps: ()
+    lower: Callable[[float], float] | None = None
 
 
 class Release(Generic[_Event]):

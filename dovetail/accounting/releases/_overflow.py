@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from scipy.stats import binom
-
 from dovetail import _validate
 from dovetail.accounting import numerics
 from dovetail.events import Crowd, PaddedBernoulli
@@ -27,7 +25,7 @@ def spent_delta(event: Crowd) -> float:
         case PaddedBernoulli(inclusion=inclusion):
             slots = event.pad_to - event.colluders
             if event.honest > slots:
-                full = float(binom.sf(slots - 1, event.honest - 1, inclusion))
+                full = float(numerics.binomial_sf(slots - 1, event.honest - 1, inclusion))
                 full = full * _OUTWARD * numerics.binomial_outward(event.honest) + _UNDERFLOW
                 return numerics.probability(event.coordinates * inclusion * full)
     return 0.0
@@ -39,7 +37,7 @@ def most_reports(event: PaddedBernoulli, *, delta: float) -> int:
     low, high = -1, event.coordinates
     while high - low > 1:
         middle = (low + high) // 2
-        over = float(binom.sf(middle, event.coordinates, event.inclusion)) * _OUTWARD
+        over = float(numerics.binomial_sf(middle, event.coordinates, event.inclusion)) * _OUTWARD
         over = over * numerics.binomial_outward(event.coordinates) + _UNDERFLOW
         low, high = (low, middle) if over <= delta else (middle, high)
     return high

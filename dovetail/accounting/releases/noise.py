@@ -43,6 +43,7 @@ MOST_LOSSES = 2**20  # of one release
 _ADD_REMOVE = privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE = privacy_accountant.NeighboringRelation.REPLACE_ONE
 _UP = 1 + 1e-15
+_PARTS, _FEW_PARTS, _MANY = 20, 5, 100_000  # of eps_each that an interval is, and of many queries
 
 
 @releases(Gaussian)
@@ -149,8 +150,9 @@ class LaplaceRelease(Release[Laplace]):
 
     @property
     def resolution(self) -> float:
-        """Connecting the dots costs the square of their distance over eps_each."""
-        return max(INTERVAL, self.event.eps_each / 20)
+        """Connecting the dots costs the square of their distance over eps_each, and only between the largest losses."""
+        parts = _PARTS if self.event.count < _MANY else _FEW_PARTS
+        return max(INTERVAL, self.event.eps_each / parts)
 
     @property
     def pure_eps(self) -> float:

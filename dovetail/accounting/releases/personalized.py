@@ -17,7 +17,7 @@ from dovetail.accounting import loss_distributions, numerics
 from dovetail.accounting.loss_distributions import PRIVACY_LOSS, Loss
 from dovetail.accounting.pairs import curves, personal, symmetric
 from dovetail.accounting.pairs.blanket_pair import BLANKETS
-from dovetail.accounting.pairs.budgets import budgets_of
+from dovetail.accounting.pairs.budgets import budgets_of, order_of
 from dovetail.accounting.pairs.symmetric import SymmetricPair
 from dovetail.accounting.releases import crowds
 from dovetail.accounting.releases._base import Curve, Release, Sampling, Scale, releases
@@ -33,7 +33,7 @@ CLONES = Theorem(
     url="https://arxiv.org/abs/2208.04591",
 )
 _HIDING = Proof(theorems=(CLONES, BLANKETS))
-_CLEARLY = 0.98
+_CLEARLY, _LITTLE = 0.98, 1.001  # a loss that is smaller, or larger
 _FEWEST = 4
 _GROUPS = (
     (1_000, 16),
@@ -52,7 +52,8 @@ def _victims(event: Personalized, victim: int | None) -> tuple[np.ndarray, ...]:
 def pairs(event: Personalized, victim: int | None = None) -> tuple[SymmetricPair, ...]:
     """A dominating pair of all coordinates for each group of users: of this victim, or (None) of everybody.
 
-    Groups whose loss is clearly not the largest are asked at fewer eps; pairs that another one dominates are left out.
+    Groups whose loss is clearly not the largest are asked at fewer eps. A pair that another one dominates, or would if
+    it were a little larger, is left out.
     """
     return _pairs(event, victim)
 
@@ -62,15 +63,22 @@ def _pairs(event: Personalized, victim: int | None) -> tuple[SymmetricPair, ...]
     groups = _victims(event, victim)
     if len(groups) == 1:
         return (personal.pair(event, groups[0]),)
-    rough = [personal.pair(event, members, nodes=curves.COARSE) for members in groups]
+    rough = [personal.pair(event, members, coarse=True) for members in groups]
     worst = max(pair.std_loss for pair in rough)
     found: list[SymmetricPair] = []
+    first = 0.0
     for index in np.argsort([-pair.std_loss for pair in rough]).tolist():
         pair = rough[index]
         if pair.std_loss > _CLEARLY * worst:
             pair = personal.pair(event, groups[index])
-        if not any(other.dominates(pair) for other in found):
-            found.append(pair)
+        if any(other.dominates(pair) for other in found):
+            continue
+        both = curves.larger(found[0], pair) if found and event.coordinates >= curves.MANY else None
+        if both is not None and both.std_loss <= _LITTLE * first:
+            found[0] = both  # of many folds the tails do not matter
+            continue
+        first = first or pair.std_loss
+        found.append(pair)
     return tuple(found)
 
 
@@ -137,28 +145,36 @@ def _composed(pair: SymmetricPair, delta: float, times: int = 1) -> float:
     return min(times * pair.folds * pair.eps_pure, loss_distributions.worst_eps([loss], delta=delta))
 
 
-@functools.lru_cache(maxsize=16)
 def per_user(event: Personalized, *, delta: float, times: int = 1) -> tuple[Bound, ...]:
     """eps at delta over all coordinates of so many rounds, for every user; users of similar budgets share a bound.
 
     Guarantees:
         Holds for every user; within 2 % of, or above, `eps(event, delta=delta, victim=user)`.
     """
+    answers = np.empty(len(event.eps_locals), dtype=object)
+    for members, found in _shared(event, delta, times):
+        answers[members] = found
+    return tuple(answers)
+
+
+@functools.lru_cache(maxsize=16)
+def _shared(event: Personalized, delta: float, times: int) -> tuple[tuple[np.ndarray, Bound], ...]:
+    """Groups of users of similar budgets, and what holds for each of a group."""
     _validate.in_open_interval(0, 1, delta=delta)
-    budgets = budgets_of(event)
-    order = np.argsort(budgets, kind="stable")
-    low, high = float(budgets.min()), float(budgets.max())
+    budgets, order = budgets_of(event), order_of(event)
+    ordered = budgets[order]
+    low, high = float(ordered[0]), float(ordered[-1])
     count = _FEWEST if event.threshold else next(many for most, many in _GROUPS if len(order) <= most)
     edges = np.geomspace(low, high, count + 1)[1:-1] if high > low else np.empty(0)
-    answers = np.empty(len(order), dtype=object)
-    for members in np.split(order, np.unique(np.searchsorted(budgets[order], edges, side="right"))):
+    answers = []
+    for members in np.split(order, np.unique(np.searchsorted(ordered, edges, side="right"))):
         if len(members):
-            alone = times * event.coordinates * float(budgets[members].max())
+            alone = times * event.coordinates * float(budgets[members[-1]])
             found = Bound(eps=alone, delta=delta, proof=crowds.LOCAL.proof)
             with contextlib.suppress(NotApplicable):
-                hidden = _composed(personal.pair(event, members, nodes=curves.COARSE), delta, times)
+                hidden = _composed(personal.pair(event, members, coarse=True), delta, times)
                 found = Bound(eps=min(alone, hidden), delta=delta, proof=_HIDING.then(PRIVACY_LOSS))
-            answers[members] = found
+            answers.append((members, found))
     return tuple(answers)
 
 
@@ -211,7 +227,10 @@ class PersonalizedRelease(Release[Personalized]):
 
     def per_user(self, times: int, *, delta: float) -> tuple[float, ...]:
         """What the others hide of each."""
-        return tuple([bound.eps for bound in per_user(self.event, delta=delta, times=times)])
+        answers = np.empty(len(self.event.eps_locals))
+        for members, found in _shared(self.event, delta, times):
+            answers[members] = found.eps
+        return tuple(answers.tolist())
 
     def local(self, *, delta: float) -> Bound:
         """The largest budget."""

@@ -20,14 +20,13 @@ import numpy as np
 from dovetail import _validate
 from dovetail.accounting import gaussian, near_gaussian, numerics
 from dovetail.accounting.conversion import RENYI, delta_of, eps_of
-from dovetail.accounting.loss_distributions import Loss
 from dovetail.accounting.near_gaussian import NearGaussian
 from dovetail.accounting.releases import skellam_distance
-from dovetail.accounting.releases._base import Release, Sampling, Scale, releases
+from dovetail.accounting.releases._base import releases
 from dovetail.accounting.releases.mixing import eta, modulus_for, rounded_norm, shares_for
-from dovetail.accounting.releases.noise import GaussianRelease
+from dovetail.accounting.releases.skellam_sums import ORDERS, SkellamRelease, _skellam, near, renyi
 from dovetail.accounting.search import eps_after_spending, smallest_noise
-from dovetail.events import Everyone, FixedSize, Gaussian, Poisson, SplitAndMix
+from dovetail.events import SplitAndMix
 from dovetail.statements import Bound, Neighbors, NotApplicable, Spent, Theorem
 
 __all__ = [
@@ -60,42 +59,6 @@ REMOVED = dataclasses.replace(
 _OUTWARD = 1 + 1e-9
 _LEAST = 1e-300  # stands for a distance that underflows
 _CLIMB = 1 - 4e-5  # more than `eps_after_spending` may go beyond the smallest eps
-ORDERS = np.unique(np.round(np.geomspace(2, 20_000, 160)))
-
-
-def renyi(event: SplitAndMix, orders: np.ndarray) -> np.ndarray:
-    """Skellam's Renyi divergence of the ideal sum, all coordinates; an order between integers costs the next integer.
-
-    Guarantees:
-        Never below the divergence summed from Skellam's probabilities.
-    """
-    return _skellam(_sensitivity(event), event.coordinates, event.noise_variance, np.asarray(orders, dtype=float))
-
-
-def near(event: SplitAndMix) -> NearGaussian:
-    """The Gaussian that the ideal sum is near to, all coordinates; `NotApplicable` where there is too little noise."""
-    return skellam_distance.near_gaussian(
-        sensitivity=_sensitivity(event), coordinates=event.coordinates, variance=event.noise_variance
-    )
-
-
-def _sensitivity(event: SplitAndMix) -> float:
-    """How far a user who is replaced, or removed (docs/proofs/removed-users.md), moves the sum."""
-    return event.norms_apart * rounded_norm(
-        clip_norm=event.clip_norm,
-        scale=event.scale,
-        coordinates=event.coordinates,
-        rounding_tail=event.rounding_tail,
-    )
-
-
-def _skellam(l2: float, coordinates: int, variance: float, orders: np.ndarray) -> np.ndarray:
-    l1 = min(math.sqrt(coordinates) * l2, l2**2)
-    usable = np.isfinite(orders) & (orders > 1)
-    order = np.maximum(np.ceil(np.where(usable, orders, 2.0)), 2.0)
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # the noise may be next to nothing
-        excess = np.fmin(((2 * order - 1) * l2**2 + 6 * l1) / (4 * variance * variance), 3 * l1 / (2 * variance))
-        return np.where(usable, (order * l2**2 / (2 * variance) + excess) * (1 + 1e-13), np.inf)
 
 
 def spent_delta(event: SplitAndMix, eps: float) -> float:
@@ -240,59 +203,13 @@ def calibrate(
 
 
 @releases(SplitAndMix)
-class SplitAndMixRelease(Release[SplitAndMix]):
-    """A sum by shares: Skellam noise, near to a Gaussian's, and the distance of the shares from their ideal.
-
-    A sample of who uploads amplifies nothing: it is seen. `Poisson` means that everyone uploads, and that users toss
-    secret coins for whether their data enter.
-    """
-
-    orders = ORDERS
+class SplitAndMixRelease(SkellamRelease[SplitAndMix]):
+    """A sum by mixed shares: Skellam noise, and the distance of the shares from their ideal."""
 
     @property
     def theorem(self) -> Theorem:
         """That of the sum, and what it means to be removed."""
         return _theorem(self.event)
-
-    @property
-    def near_gaussian(self) -> NearGaussian | None:
-        """Where there is enough noise."""
-        with contextlib.suppress(NotApplicable):
-            return near(self.event)
-        return None
-
-    @property
-    def _noise(self) -> GaussianRelease:
-        """That of the Gaussian it is near to."""
-        reach = _sensitivity(self.event)
-        std = reach / near(self.event).mu
-        return GaussianRelease(Gaussian(std=std, sensitivity=reach, neighbors=self.neighbors))
-
-    def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
-        """Secret coins: those of the Gaussian, from which it is no further when users are drawn (KL is convex)."""
-        known = isinstance(sampling, Poisson)
-        return self._noise.losses(sampling, interval) if known else super().losses(sampling, interval)
-
-    def scale(self, sampling: Sampling) -> Scale | None:
-        """The Gaussian's."""
-        return self._noise.scale(sampling)
-
-    def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
-        """Everyone."""
-        return renyi(self.event, np.asarray(orders)) if sampling == Everyone() else super().renyi(sampling, orders)
-
-    def holds_on(self, sampling: Sampling) -> bool:
-        """Any sample: there are `num_users` uploads at the least, or nothing is released."""
-        return not isinstance(sampling, FixedSize) or sampling.size >= self.event.num_users
-
-    def assumes(self, sampling: Sampling) -> str | None:
-        """Of coins that users toss: nobody may see how they fell."""
-        if not isinstance(sampling, Poisson):
-            return super().assumes(sampling)
-        return (
-            f"each user decides secretly and independently, with probability {sampling.prob:.4g}, whether its data "
-            "enter a round; when and how long it uploads does not depend on that choice"
-        )
 
     def spent(self, eps: float) -> tuple[Spent, ...]:
         """The more, the larger the eps of the whole is."""

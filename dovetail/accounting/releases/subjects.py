@@ -22,10 +22,9 @@ import math
 
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution as pld
-from scipy.stats import binom
 
 from dovetail import _validate
-from dovetail.accounting import gaussian, loss_distributions
+from dovetail.accounting import gaussian, loss_distributions, numerics
 from dovetail.accounting.loss_distributions import PRIVACY_LOSS, Loss
 from dovetail.accounting.pairs import mixtures
 from dovetail.accounting.pairs.mixtures import ShiftLaw
@@ -106,7 +105,7 @@ def items_in_sum(event: SampledSubject, split: tuple[int, ...]) -> np.ndarray:
         raise ValueError(f"expected a split of items={event.most_items} over users, got split={split}")
     law = np.ones(1)
     for items in split:
-        here = event.prob_user * binom.pmf(np.arange(items + 1), items, event.prob_item)
+        here = event.prob_user * numerics.binomial_pmf(np.arange(items + 1), items, event.prob_item)
         here[0] += 1 - event.prob_user
         law = np.convolve(law, here)
     return law / law.sum()
@@ -119,7 +118,7 @@ def shifts(event: SampledSubject, split: tuple[int, ...]) -> tuple[np.ndarray, n
         return np.arange(len(law), dtype=float), law
     squares = np.ones(1)
     for items in split:
-        here = binom.pmf(np.arange(items + 1), items, event.prob_item)
+        here = numerics.binomial_pmf(np.arange(items + 1), items, event.prob_item)
         grown = np.zeros(len(squares) + items**2)
         for count, mass in enumerate(here):
             grown[count**2 : count**2 + len(squares)] += mass * squares

@@ -11,6 +11,7 @@ from dovetail.audit.attacks.registry import on_own_reports
 from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact.noise import skellam
 from dovetail.protocols import Cohort
+from dovetail.protocols.sums._skellam import NoisySum
 from dovetail.protocols.sums.split_and_mix import SplitAndMixProtocol
 from dovetail.statements import NotApplicable
 
@@ -20,7 +21,7 @@ _VALUE = "the victim's own noisy value"
 
 
 @on_own_reports.register(SplitAndMixProtocol)
-def own_reports(protocol: SplitAndMixProtocol, cohort: Cohort, dim: int) -> list[ExactAttack]:
+def own_reports(protocol: NoisySum, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """A value with one client's part of the noise: its law where that fits, and Chernoff's bound on both tails."""
     shift = 2 * math.floor(protocol.known("scale") * protocol.clip_norm)
     variance = protocol.noise_part

@@ -19,10 +19,10 @@ from dovetail.audit.exact.counts import binomial_window
 from dovetail.audit.exact.ratios import RepeatedCells, likelihoods, many_alike
 from dovetail.audit.exact.registry import in_sample, on_event
 from dovetail.audit.exact.sums import ULP
-from dovetail.events import Gaussian, Laplace, SampledSubject, SplitAndMix
+from dovetail.events import Gaussian, Laplace, SampledSubject, SkellamNoise
 from dovetail.statements import Neighbors, NotApplicable
 
-__all__ = ["gaussian", "laplace", "log_cells", "sampled_gaussian", "sampled_subject", "skellam", "split_and_mix"]
+__all__ = ["gaussian", "laplace", "log_cells", "sampled_gaussian", "sampled_subject", "skellam", "skellam_sum"]
 
 _FAR = 38.0  # standard deviations: the smallest normal tail that a double holds
 _CELLS = 8000
@@ -65,11 +65,11 @@ def laplace(event: Laplace, rounds: int) -> list[ExactAttack]:
     return many_alike("log-likelihood ratios of all answers", high, low, copies)
 
 
-@on_event.register(SplitAndMix)
-def split_and_mix(event: SplitAndMix, rounds: int) -> list[ExactAttack]:
+@on_event.register(SkellamNoise)
+def skellam_sum(event: SkellamNoise, rounds: int) -> list[ExactAttack]:
     """The noisy sum of one coordinate, in which the victim holds all it may; only whole numbers, so nothing is rounded.
 
-    The shares of a coordinate add up to that sum, so it is seen, whatever else is.
+    The shares of a coordinate, mixed or added up, give that sum, so it is seen, whatever else is.
     """
     shift = event.norms_apart * math.floor(event.scale * event.clip_norm) * rounds
     return [skellam("the noisy sum of one coordinate", event.noise_variance * rounds, shift, modulus=event.modulus)]

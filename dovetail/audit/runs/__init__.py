@@ -8,10 +8,10 @@ log((p_low - delta) / q_high). The pilot's trials are not used again, so its man
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -23,7 +23,7 @@ from dovetail.audit.runs.games import Game
 from dovetail.audit.runs.scores import View, scores
 from dovetail.statements import Trust
 
-__all__ = ["default_trials", "eps_from_counts", "lower_bound"]
+__all__ = ["default_trials", "eps_from_counts", "from_scores", "lower_bound"]
 
 _PILOT = 0.5  # of the trials, for every pair of worlds
 _THRESHOLDS = 400
@@ -31,16 +31,25 @@ _WORK = 2e7  # reports that an audit draws in a world unless told otherwise
 _MOST_TRIALS, _LEAST_TRIALS = 50_000, 500
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Test:
+class _Cut(NamedTuple):
     """Says `world` where sign * score >= threshold; `promise` is the bound that the pilot expects of it."""
 
-    game: Game
-    score: str
     world: int
     sign: int
     threshold: float
     promise: float
+
+    def said(self, played: np.ndarray) -> int:
+        """In how many of these trials."""
+        return int(np.sum(self.sign * played >= self.threshold))
+
+
+class _Test(NamedTuple):
+    """A cut of a score of a game."""
+
+    game: Game
+    score: str
+    cut: _Cut
 
 
 def default_trials(game: Game) -> int:
@@ -78,15 +87,15 @@ def lower_bound(
             _scored(game, world, view, trust, pilot, jax.random.fold_in(key, 1 + number), trials) for world in (0, 1)
         ]
         for name in played[0]:
-            test = _best_test(game, name, played[0][name], played[1][name], delta, confidence)
-            chosen = test if chosen is None or test.promise > chosen.promise else chosen
+            test = _Test(game, name, _best_cut(played[0][name], played[1][name], delta, confidence))
+            chosen = test if chosen is None or test.cut.promise > chosen.cut.promise else chosen
     if chosen is None:
         raise ValueError("expected at least one pair of worlds, got none")
     if observe:
         observe(f"{chosen.score}: {chosen.game.worlds.name}")
     hits, alarms = (
         _said(chosen, world, view, trust, trials, jax.random.fold_in(key, 0))
-        for world in (chosen.world, 1 - chosen.world)
+        for world in (chosen.cut.world, 1 - chosen.cut.world)
     )
     eps = float(eps_from_counts(hits, alarms, trials, delta=delta, confidence=confidence))
     return LowerBound(
@@ -96,6 +105,23 @@ def lower_bound(
         confidence=confidence,
         trials=2 * trials,
     )
+
+
+def from_scores(scored: Mapping[str, np.ndarray], *, delta: float, confidence: float) -> LowerBound:
+    """A bound from trials that were run elsewhere: their scores in both worlds, (2, trials), by the score's name.
+
+    The first half of the trials is the pilot, the second is counted. Wrong with probability at most 1 - confidence.
+    """
+    _validate.in_open_interval(0, 1, confidence=confidence)
+    pilot = min(found.shape[1] for found in scored.values()) // 2
+    _validate.at_least(5, pilot=pilot)
+    clean = {name: np.where(np.isnan(found), np.inf, found) for name, found in scored.items()}
+    cuts = {name: _best_cut(found[0, :pilot], found[1, :pilot], delta, confidence) for name, found in clean.items()}
+    name, cut = max(cuts.items(), key=lambda item: item[1].promise)
+    counted = clean[name][:, pilot : 2 * pilot]
+    hits, alarms = (cut.said(counted[world]) for world in (cut.world, 1 - cut.world))
+    eps = float(eps_from_counts(hits, alarms, pilot, delta=delta, confidence=confidence))
+    return LowerBound(eps=max(0.0, eps), delta=delta, attack=name, confidence=confidence, trials=2 * pilot)
 
 
 def eps_from_counts(
@@ -120,13 +146,12 @@ def _scored(
 
 
 def _said(test: _Test, world: int, view: View, trust: Trust, trials: int, key: jax.Array) -> int:
-    played = _scored(test.game, world, view, trust, trials, key, trials)[test.score]
-    return int(np.sum(test.sign * played >= test.threshold))
+    return test.cut.said(_scored(test.game, world, view, trust, trials, key, trials)[test.score])
 
 
-def _best_test(game: Game, name: str, first: np.ndarray, second: np.ndarray, delta: float, confidence: float) -> _Test:
+def _best_cut(first: np.ndarray, second: np.ndarray, delta: float, confidence: float) -> _Cut:
     """What gives the largest bound on the pilot's own trials: their intervals keep rare luck from being chosen."""
-    found = _Test(game=game, score=name, world=0, sign=1, threshold=math.inf, promise=0.0)
+    found = _Cut(world=0, sign=1, threshold=math.inf, promise=0.0)
     for world, sign in itertools.product((0, 1), (1, -1)):
         ours, theirs = (np.sort(sign * played) for played in ((first, second) if world == 0 else (second, first)))
         cuts = _cuts(np.concatenate([ours, theirs]))
@@ -134,9 +159,7 @@ def _best_test(game: Game, name: str, first: np.ndarray, second: np.ndarray, del
         promise = eps_from_counts(hits, alarms, len(ours), delta=delta, confidence=confidence)
         at = int(np.argmax(promise))
         if promise[at] > found.promise:
-            found = dataclasses.replace(
-                found, world=world, sign=sign, threshold=float(cuts[at]), promise=float(promise[at])
-            )
+            found = _Cut(world, sign, float(cuts[at]), float(promise[at]))
     return found
 
 

@@ -28,7 +28,8 @@ def scores(game: Game, sight: Sight, *, view: View, trust: Trust) -> dict[str, n
     """Every score of these trials, by what it looks at, that this adversary can compute; each (trials,).
 
     The *observer* sees estimates; the *analyzer* what the party sees that the certified statement is against; shuffler
-    and analyzer *colluding* also see who sent what.
+    and analyzer *colluding* also see who sent what. Where aggregators add up shares, the sum is all there is to see:
+    the shares that some of them show are random numbers.
     """
     found = _of_estimates(game, sight)
     if view == "colluding" or (view == "analyzer" and trust is Trust.LOCAL):

@@ -1,4 +1,4 @@
-"""The analyzer's working memory: which parts it counted, the sums so far, and the models.
+"""The analyzer's working memory: whose batches, which parts of them it counted, the sums so far, and the models.
 
 A part is counted in the transaction that notes its number, so that it counts once, whenever the process dies. Memory
 and file grow with the model, not with the reports: only sums are kept. A model is on disk before the ledger releases
@@ -8,9 +8,9 @@ it, and carries the ledger's hash afterwards.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,20 +18,28 @@ import numpy as np
 from dovetail.parties.common.database import Database
 from dovetail.parties.common.wire import Closed
 
-__all__ = ["Book", "Checkpoint", "Refusals"]
+__all__ = ["Book", "Checkpoint", "Refusals", "Stale"]
 
 Outcome = Literal["released", "void", "spoiled"]
 _TABLES = """
-CREATE TABLE IF NOT EXISTS parts (round INTEGER, shuffler INTEGER, number INTEGER, messages INTEGER, unsealable INTEGER,
-                                  out_of_range INTEGER, PRIMARY KEY (round, shuffler, number)) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS batches (round INTEGER, sender INTEGER, batch BLOB NOT NULL,
+                                    PRIMARY KEY (round, sender)) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS parts (round INTEGER, sender INTEGER, number INTEGER, messages INTEGER, unsealable INTEGER,
+                                  out_of_range INTEGER, repeated INTEGER,
+                                  PRIMARY KEY (round, sender, number)) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS marks (round INTEGER, mark BLOB, PRIMARY KEY (round, mark)) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS tallies (round INTEGER PRIMARY KEY, leaves BLOB NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS closed (round INTEGER, shuffler INTEGER, said BLOB NOT NULL,
-                                   PRIMARY KEY (round, shuffler)) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS closed (round INTEGER, sender INTEGER, said BLOB NOT NULL,
+                                   PRIMARY KEY (round, sender)) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS outcomes (round INTEGER PRIMARY KEY, outcome TEXT NOT NULL, uploads INTEGER NOT NULL,
-                                     accuracy REAL) STRICT;
+                                     accuracy REAL, measured TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS models (round INTEGER PRIMARY KEY, leaves BLOB NOT NULL, digest BLOB NOT NULL,
                                    head BLOB) STRICT;
 """
+
+
+class Stale(ValueError):  # noqa: N818 - it says why a part is read again
+    """A part that was read before others that bear on it were counted."""
 
 
 class Refusals(NamedTuple):
@@ -39,6 +47,7 @@ class Refusals(NamedTuple):
 
     unsealable: int
     out_of_range: int
+    repeated: int
 
 
 class Checkpoint(NamedTuple):
@@ -61,28 +70,54 @@ class Book(Database):
     def __init__(self, path: Path) -> None:
         super().__init__(path, _TABLES)
 
-    def counted(self, round: int, shuffler: int, number: int) -> bool:
+    def batch(self, round: int, sender: int) -> bytes | None:
+        """The batch that a sender has begun to send in a round: the first of which anything counted."""
+        found = self._one("SELECT batch FROM batches WHERE round = ? AND sender = ?", round, sender)
+        return None if found is None else found[0]
+
+    def counted(self, round: int, sender: int, number: int) -> bool:
         """Whether a part was counted."""
-        query = "SELECT 1 FROM parts WHERE round = ? AND shuffler = ? AND number = ?"
-        return self._one(query, round, shuffler, number) is not None
+        query = "SELECT 1 FROM parts WHERE round = ? AND sender = ? AND number = ?"
+        return self._one(query, round, sender, number) is not None
+
+    def repeated(self, round: int, marks: Sequence[bytes]) -> set[int]:
+        """Which of these marks a round has already, in parts that were counted or earlier in this list."""
+        asked, found = ",".join("?" * len(marks)), set()
+        query = f"SELECT mark FROM marks WHERE round = ? AND mark IN ({asked})"
+        with self._lock:
+            seen = {mark for (mark,) in self._database.execute(query, (round, *marks))}
+        for place, mark in enumerate(marks):
+            if mark in seen:
+                found.add(place)
+            seen.add(mark)
+        return found
 
     def count(
         self,
         round: int,
-        shuffler: int,
+        sender: int,
+        batch: bytes,
         number: int,
         *,
         messages: int,
         refused: Refusals,
         tally: Sequence[np.ndarray],
+        marks: Sequence[bytes] = (),
     ) -> bool:
-        """Add what a part tallies to; False, and nothing changes, if it was counted before."""
+        """Add what a part of the sender's batch tallies to; False, and nothing changes, if it was counted before.
+
+        Refuses a part with marks that came in after it was read: read it again.
+        """
         with self._transaction():
-            if self.counted(round, shuffler, number):
+            if self.counted(round, sender, number):
                 return False
+            if len(self.repeated(round, marks)) != refused.repeated:
+                raise Stale("expected a part that was read after all others that were counted, got one read before")
+            self._pin(round, sender, batch)
             self._database.execute(
-                "INSERT INTO parts VALUES (?, ?, ?, ?, ?, ?)", (round, shuffler, number, messages, *refused)
+                "INSERT INTO parts VALUES (?, ?, ?, ?, ?, ?, ?)", (round, sender, number, messages, *refused)
             )
+            self._database.executemany("INSERT OR IGNORE INTO marks VALUES (?, ?)", [(round, mark) for mark in marks])
             so_far = self.tally(round)
             total = list(tally) if so_far is None else [a + b for a, b in zip(so_far, tally, strict=True)]
             self._database.execute("INSERT OR REPLACE INTO tallies VALUES (?, ?)", (round, _pack(total)))
@@ -95,34 +130,38 @@ class Book(Database):
 
     def refusals(self, round: int) -> Refusals:
         """What a round did not count."""
-        query = "SELECT COALESCE(SUM(unsealable), 0), COALESCE(SUM(out_of_range), 0) FROM parts WHERE round = ?"
-        return Refusals(*(self._one(query, round) or (0, 0)))
+        query = (
+            "SELECT COALESCE(SUM(unsealable), 0), COALESCE(SUM(out_of_range), 0), COALESCE(SUM(repeated), 0) "
+            "FROM parts WHERE round = ?"
+        )
+        return Refusals(*(self._one(query, round) or (0, 0, 0)))
 
-    def messages(self, round: int, shuffler: int | None = None) -> int:
-        """How many messages a round had, of one shuffler or of all."""
+    def messages(self, round: int, sender: int | None = None) -> int:
+        """How many messages a round had, of one sender or of all."""
         query, values = "SELECT COALESCE(SUM(messages), 0) FROM parts WHERE round = ?", [round]
-        if shuffler is not None:
-            query, values = f"{query} AND shuffler = ?", [round, shuffler]
+        if sender is not None:
+            query, values = f"{query} AND sender = ?", [round, sender]
         return int((self._one(query, *values) or (0,))[0])
 
-    def note_closed(self, round: int, shuffler: int, said: Closed) -> None:
-        """Remember what a shuffler said; refuses another word later."""
+    def note_closed(self, round: int, sender: int, said: Closed) -> None:
+        """Remember what a sender said; refuses another word later."""
         with self._transaction():
-            found = self._one("SELECT said FROM closed WHERE round = ? AND shuffler = ?", round, shuffler)
+            found = self._one("SELECT said FROM closed WHERE round = ? AND sender = ?", round, sender)
             body = msgspec.json.encode(said)
             if found is not None and found[0] != body:
-                raise ValueError(f"expected what shuffler {shuffler} said of round {round} before, got another word")
-            self._database.execute("INSERT OR IGNORE INTO closed VALUES (?, ?, ?)", (round, shuffler, body))
+                raise ValueError(f"expected what sender {sender} said of round {round} before, got another word")
+            self._pin(round, sender, said.batch)
+            self._database.execute("INSERT OR IGNORE INTO closed VALUES (?, ?, ?)", (round, sender, body))
 
     def closed(self, round: int) -> dict[int, Closed]:
-        """What each shuffler said of a round."""
+        """What each sender said of a round."""
         with self._lock:
-            rows = self._database.execute("SELECT shuffler, said FROM closed WHERE round = ?", (round,)).fetchall()
-        return {shuffler: msgspec.json.decode(said, type=Closed) for shuffler, said in rows}
+            rows = self._database.execute("SELECT sender, said FROM closed WHERE round = ?", (round,)).fetchall()
+        return {sender: msgspec.json.decode(said, type=Closed) for sender, said in rows}
 
-    def parts(self, round: int, shuffler: int) -> int:
-        """How many parts of a shuffler's batch were counted."""
-        found = self._one("SELECT COUNT(*) FROM parts WHERE round = ? AND shuffler = ?", round, shuffler)
+    def parts(self, round: int, sender: int) -> int:
+        """How many parts of a sender's batch were counted."""
+        found = self._one("SELECT COUNT(*) FROM parts WHERE round = ? AND sender = ?", round, sender)
         return int((found or (0,))[0])
 
     def propose(self, checkpoint: Checkpoint) -> None:
@@ -144,18 +183,32 @@ class Book(Database):
         )
         return None if found is None else Checkpoint(found[0], _unpack(found[1]), found[2], found[3])
 
-    def settle(self, round: int, outcome: Outcome, *, uploads: int, accuracy: float | None) -> None:
+    def settle(
+        self,
+        round: int,
+        outcome: Outcome,
+        *,
+        uploads: int,
+        accuracy: float | None,
+        measured: Mapping[str, Any] | None = None,
+    ) -> None:
         """End a round; its sums are no longer needed."""
+        said = msgspec.json.encode({"measured": measured} if measured else {}).decode()
         with self._transaction():
             self._database.execute(
-                "INSERT OR IGNORE INTO outcomes VALUES (?, ?, ?, ?)", (round, outcome, uploads, accuracy)
+                "INSERT OR IGNORE INTO outcomes VALUES (?, ?, ?, ?, ?)", (round, outcome, uploads, accuracy, said)
             )
-            self._database.execute("DELETE FROM tallies WHERE round = ?", (round,))
+            for table in ("tallies", "marks"):
+                self._database.execute(f"DELETE FROM {table} WHERE round = ?", (round,))
 
-    def outcomes(self) -> list[tuple[int, Outcome, int, float | None]]:
-        """Every round that ended: its number, how, how many uploads were in it, the accuracy after it."""
+    def _pin(self, round: int, sender: int, batch: bytes) -> None:
+        self._database.execute("INSERT OR IGNORE INTO batches VALUES (?, ?, ?)", (round, sender, batch))
+
+    def outcomes(self) -> list[tuple[int, Outcome, int, float | None, dict[str, Any]]]:
+        """Every round that ended: its number, how, how many uploads were in it, the accuracy after it, measures."""
         with self._lock:
-            return self._database.execute("SELECT * FROM outcomes ORDER BY round").fetchall()
+            rows = self._database.execute("SELECT * FROM outcomes ORDER BY round").fetchall()
+        return [(*row[:-1], msgspec.json.decode(row[-1])) for row in rows]
 
 
 def _pack(leaves: Sequence[np.ndarray]) -> bytes:

@@ -7,6 +7,7 @@ first; the sums of a round are another one. `Learner` makes them and holds none 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,9 @@ import numpy as np
 
 from dovetail.learners.moments import Moments
 from dovetail.learners.server import Server
+from dovetail.parties.common.measures import measured
 from dovetail.parties.common.task import TrainingTask
+from dovetail.shufflers import ShuffledReports
 
 __all__ = ["Learner", "Learning"]
 
@@ -40,9 +43,12 @@ class Learner:
     """The protocol of a task between its messages and the server's step."""
 
     def __init__(self, task: TrainingTask, learning: Learning) -> None:
-        if learning.initial.shape != (task.dim,):
-            raise ValueError(f"expected a model of {task.dim} numbers, got shape={learning.initial.shape}")
-        (self._protocol, self._cohort), self._messages = task.build(), task.messages()
+        if learning.initial.shape != (task.model_dim,):
+            raise ValueError(f"expected a model of {task.model_dim} numbers, got shape={learning.initial.shape}")
+        self._task = task
+        self._protocol, self._cohort = task.build()
+        self._shared = task.contribution() if task.aggregators else None
+        self._messages = None if task.aggregators else task.messages()
         self._dim, self._learning, moments = task.dim, learning, learning.moments
         std = None if moments is None else self._protocol.noise_std(self._cohort.size, task.dim)
         self._server = learning.server.over(task.rounds, moments=moments, noise_std=std)
@@ -52,30 +58,44 @@ class Learner:
         return [self._learning.initial.astype(np.float32), *_arrays(self._first_states())]
 
     def nothing(self) -> list[np.ndarray]:
-        """The sums of no messages."""
-        return _arrays(self._empty_tally())
+        """The sums of nobody's messages or contributions."""
+        return [np.zeros(self._shared.length, np.uint32)] if self._shared else _arrays(self._empty_tally())
 
     def tally(self, slot: np.ndarray, body: np.ndarray) -> tuple[list[np.ndarray], int]:
         """The sums of messages, and how many of them no honest client sends; some at a time, if they are long."""
         at_a_time = max(1, _LARGEST_BLOCK // self._dim)
         total, refused = self.nothing(), 0
         for low in range(0, len(slot), at_a_time):
-            shuffled, out_of_range = self._messages.read(slot[low : low + at_a_time], body[low : low + at_a_time])
+            shuffled, out_of_range = self._read(slot[low : low + at_a_time], body[low : low + at_a_time])
             leaves = jax.tree.leaves(self._protocol.tally(shuffled, self._dim))
             total = [a + np.asarray(b) for a, b in zip(total, leaves, strict=True)]
             refused += out_of_range
         return total, refused
 
-    def step(self, before: Sequence[np.ndarray], sums: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The model after a round with these sums, from the one before it."""
+    def step(
+        self, before: Sequence[np.ndarray], sums: Sequence[np.ndarray], *, users: int
+    ) -> tuple[list[np.ndarray], dict[str, Any]]:
+        """The model after a round with these sums over so many users, from the one before it; and what was measured."""
         params, *leaves = [jnp.asarray(leaf) for leaf in before]
         server_state, protocol_state = jax.tree.unflatten(jax.tree.structure(self._first_states()), leaves)
-        tally = jax.tree.unflatten(jax.tree.structure(self._empty_tally()), [jnp.asarray(leaf) for leaf in sums])
+        if self._shared is not None:
+            tally = self._shared.tally(sums[0] & np.uint32(2**self._shared.bits - 1), users)
+        else:
+            tally = jax.tree.unflatten(jax.tree.structure(self._empty_tally()), [jnp.asarray(leaf) for leaf in sums])
         estimate, protocol_state = self._protocol.estimate(
             tally, self._cohort.size, protocol_state, key=jax.random.key(0)
         )
-        params, server_state = self._server.step(params, server_state, estimate)
-        return _arrays((params, server_state, protocol_state))
+        found = self._measured(np.asarray(estimate))
+        params, server_state = self._server.step(params, server_state, estimate[: self._task.model_dim])
+        return _arrays((params, server_state, protocol_state)), found
+
+    def _measured(self, estimate: np.ndarray) -> dict[str, Any]:
+        task = self._task
+        if not task.measures:
+            return {}
+        std, size = self._protocol.noise_std(self._cohort.size, task.dim), self._cohort.size
+        clip_norm = getattr(self._protocol, "clip_norm", math.nan)
+        return measured(task.measures, estimate[task.model_dim :], size=size, clip_norm=clip_norm, std=std)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -97,8 +117,14 @@ class Learner:
         return self._server.init(params), self._protocol.init(self._dim)
 
     def _empty_tally(self) -> Any:
-        shuffled, _ = self._messages.read(np.zeros(0, np.int64), np.zeros((0, self._messages.size), np.uint8))
+        size = 0 if self._messages is None else self._messages.size
+        shuffled, _ = self._read(np.zeros(0, np.int64), np.zeros((0, size), np.uint8))
         return self._protocol.tally(shuffled, self._dim)
+
+    def _read(self, slot: np.ndarray, body: np.ndarray) -> tuple[ShuffledReports, int]:
+        if self._messages is None:
+            raise ValueError("expected messages from shufflers, got a task with aggregators, who send sums")
+        return self._messages.read(slot, body)
 
 
 def _arrays(tree: Any) -> list[np.ndarray]:

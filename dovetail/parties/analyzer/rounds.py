@@ -1,34 +1,35 @@
-"""The analyzer: it opens what shufflers forward, adds it up, and releases models within the privacy budget.
+"""The analyzer: it opens what shufflers or aggregators forward, adds it up, and releases models within the budget.
 
 Before a round takes in anything its cost is certified, with the task's minimum of honest users, and reserved in the
-ledger. Parts of batches are opened by worker processes, range-checked, tallied by the protocol, and added to the sums
-of the round. When every shuffler has said that it is done, the estimate moves the model; the model is kept, then the
-ledger releases it, and only then does anybody get it. Each step is durable before the next, and done again after a
-crash it gives the same.
+ledger. Parts of batches are opened and added to the sums of the round (`incoming`). When every shuffler or aggregator
+has said that it is done, the estimate moves the model; the model is kept, then the ledger releases it, and only then
+does anybody get it. Each step is durable before the next, and done again after a crash it gives the same.
 
-A round with fewer users than the minimum is void, one with shares that do not open, or with other numbers of messages
-than its users send, is spoiled: the model stays as it is, and what was reserved stays spent.
+A round with fewer users than the minimum is void. One is spoiled in which shares do not open, other numbers of messages
+came than its users send, aggregators added up different users, or somebody began a second batch or drew a part anew, as
+one whose store was restored from a copy does: the model stays as it is, and what was reserved stays spent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from dovetail.files import hold
-from dovetail.parties.analyzer.book import Book, Checkpoint, Refusals
+from dovetail.parties.analyzer.book import Book, Checkpoint, Stale
+from dovetail.parties.analyzer.incoming import incoming_of
 from dovetail.parties.analyzer.learning import Learner, Learning
+from dovetail.parties.common.costs import cost
 from dovetail.parties.common.keys import KeyRing
 from dovetail.parties.common.ledger import Ledger, Overspent
-from dovetail.parties.common.sealing import Workers
-from dovetail.parties.common.task import SignedTask, TrainingTask, cost, verify
-from dovetail.parties.common.wire import Closed, Malformed, Packed, RoundStatus, TooEarly, TooLate, vector_to
+from dovetail.parties.common.task import SignedTask, TrainingTask, verify
+from dovetail.parties.common.wire import Closed, Malformed, RoundStatus, TooEarly, TooLate, vector_to
 from dovetail.statements import Statement
 
 __all__ = ["Analyzer"]
@@ -58,10 +59,9 @@ class Analyzer:
         self.task: TrainingTask = verify(signed, signer=signer, fresh=False)
         self._learner = Learner(self.task, learning)
         self._alone = hold(folder)
-        self._key = keys.find(self.task.analyzer.key_id).opening()
-        self._messages, self._length, self._deal = self.task.messages(), self.task.length, self.task.deal()
+        key = keys.find(self.task.analyzer.key_id).opening()
+        self.incoming = incoming_of(self.task, key, self._learner, workers=workers)
         self._lock = threading.RLock()
-        self._workers = Workers(workers)
         self._book = Book(folder / "book.db")
         self.ledger = Ledger(
             folder / "ledger.db", task_id=self.task.task_id, eps=self.task.budget, delta=self.task.delta
@@ -85,43 +85,67 @@ class Analyzer:
             last = self._over and round == self._round
             return vector_to(self._learner.published(leaves) if last else leaves[0])
 
-    def take(self, shuffler: int, round: int, number: int, data: bytes) -> Literal["accepted", "known"]:
-        """Count a part of a shuffler's batch, once."""
+    def take(self, sender: int, round: int, batch: bytes, number: int, data: bytes) -> Literal["accepted", "known"]:
+        """Count a part of the batch of a shuffler or aggregator, once."""
         self._refuse_other(round)
-        if self._book.counted(round, shuffler, number):
+        self._refuse_second(sender, round, batch)
+        marks = self.incoming.marks(sender, data)
+        if self._book.counted(round, sender, number):
+            self._refuse_redrawn(sender, round, marks)
             return "known"
-        packed = Packed.decode(data, length=self._length)
-        slots = self._deal.slots[shuffler]
-        if len(packed.slots) and not packed.slots.max() < len(slots):
-            raise Malformed(f"expected slots from 0 to {len(slots) - 1}, got {int(packed.slots.max())}")
-        opened = self._workers.open_all(packed.ciphertexts(), self._key, self.task.purpose(round))
-        fine = [i for i, body in enumerate(opened) if body is not None]
-        bodies = np.frombuffer(b"".join(opened[i] or b"" for i in fine), np.uint8).reshape(
-            len(fine), self._messages.size
-        )
-        tally, out_of_range = self._learner.tally(slots[packed.slots[fine]], bodies)
-        refused = Refusals(len(opened) - len(fine), out_of_range)
-        with self._lock:
-            self._refuse_other(round)
-            if shuffler in self._book.closed(round):
-                raise Malformed(f"expected no more parts of shuffler {shuffler}, which has closed round {round}")
-            new = self._book.count(round, shuffler, number, messages=len(opened), refused=refused, tally=tally)
-        return "accepted" if new else "known"
+        while True:
+            repeated = self._book.repeated(round, marks)
+            part = self.incoming.read(sender, round, batch, data, repeated=repeated)
+            with self._lock:
+                self._refuse_other(round)
+                self._refuse_second(sender, round, batch)
+                if sender in self._book.closed(round):
+                    raise Malformed(f"expected no more parts of sender {sender}, which has closed round {round}")
+                with contextlib.suppress(Stale):
+                    if self._book.count(round, sender, batch, number, marks=marks, **part._asdict()):
+                        return "accepted"
+                    self._refuse_redrawn(sender, round, marks)
+                    return "known"
 
-    def closed(self, shuffler: int, round: int, said: Closed) -> None:
-        """Note that a shuffler is done; after the last one the round ends."""
+    def closed(self, sender: int, round: int, said: Closed) -> None:
+        """Note that a shuffler or aggregator is done; after the last one the round ends."""
         with self._lock:
             if round < self._round:
                 return  # it did not hear the answer
             self._refuse_other(round)
-            if said.state == "sent" and self._book.parts(round, shuffler) != said.parts:
-                counted = self._book.parts(round, shuffler)
-                raise Malformed(f"expected the {said.parts} parts that shuffler {shuffler} sent, got {counted}")
-            self._book.note_closed(round, shuffler, said)
+            self._refuse_second(sender, round, said.batch)
+            if said.state == "sent" and self._book.parts(round, sender) != said.parts:
+                counted = self._book.parts(round, sender)
+                raise Malformed(f"expected the {said.parts} parts that sender {sender} sent, got {counted}")
+            self._book.note_closed(round, sender, said)
             self._end_if_complete()
 
+    def _refuse_second(self, sender: int, round: int, batch: bytes) -> None:
+        """End a round in which somebody begins another batch: its store was set back, or it is not honest."""
+        with self._lock:
+            if self._book.batch(round, sender) in (None, batch):
+                return
+            self._spoil(round)
+        raise TooLate(f"expected the batch that sender {sender} has begun in round {round}, got another one")
+
+    def _refuse_redrawn(self, sender: int, round: int, marks: list[bytes]) -> None:
+        """End a round in which a part that was counted comes again with other messages: it was drawn twice.
+
+        Aggregators call a batch by its users, so that one whose store was set back comes with the same batch again.
+        """
+        with self._lock:
+            if len(self._book.repeated(round, marks)) == len(marks):
+                return
+            self._spoil(round)
+        raise TooLate(f"expected the part that sender {sender} has sent in round {round}, got another one")
+
+    def _spoil(self, round: int) -> None:
+        self._refuse_other(round)
+        self._book.settle(round, "spoiled", uploads=0, accuracy=None)
+        self._open(round + 1)
+
     def give_up(self, round: int) -> None:
-        """End a round that some shuffler never closed: nothing of it is used."""
+        """End a round that somebody never closed: nothing of it is used."""
         with self._lock:
             if round == self._round and not self._over:
                 self._book.settle(round, "void", uploads=0, accuracy=None)
@@ -151,8 +175,8 @@ class Analyzer:
                 "without_trust": local.to_json(),
                 "ledger_head": self.ledger.head.hex(),
                 "history": [
-                    {"round": number, "outcome": outcome, "uploads": uploads, "accuracy": accuracy}
-                    for number, outcome, uploads, accuracy in self._book.outcomes()
+                    {"round": number, "outcome": outcome, "uploads": uploads, "accuracy": accuracy, **found}
+                    for number, outcome, uploads, accuracy, found in self._book.outcomes()
                 ],
                 "refused_messages": self._book.refusals(self._round)._asdict(),
                 "messages": self._book.messages(self._round),
@@ -165,7 +189,7 @@ class Analyzer:
         """Let go of files and processes."""
         self.ledger.close()
         self._book.shut()
-        self._workers.shut()
+        self.incoming.shut()
         self._alone.close()
 
     def _resume(self) -> None:
@@ -219,41 +243,24 @@ class Analyzer:
 
     def _end_if_complete(self) -> None:
         said = self._book.closed(self._round)
-        if len(said) < len(self.task.shufflers):
+        if len(said) < len(self.task.intermediaries):
             return
         round, uploads = self._round, min(one.uploads for one in said.values())
         if any(one.state == "void" for one in said.values()):
             self._book.settle(round, "void", uploads=uploads, accuracy=None)
-        elif not self._whole(said):
+        elif not self.incoming.whole(round, said, self._book):
             self._book.settle(round, "spoiled", uploads=uploads, accuracy=None)
         else:
             self._release(round, uploads)
         self._open(round + 1)
 
-    def _whole(self, said: Mapping[int, Closed]) -> bool:
-        """Whether a round is what shufflers must send: as many users everywhere, all of their messages, or dummies.
-
-        Of shares, none may be missing; of other reports, those that did not open or fit are left out.
-        """
-        uploads = {one.uploads for one in said.values()}
-        if len(uploads) != 1 or not self.task.min_clients <= min(uploads) <= self.task.max_clients:
-            return False
-        layout, messages = self.task.build()[0].layout(self.task.dim), self._messages
-        for shuffler, slots in enumerate(self._deal.slots):
-            expected = min(uploads) * len(slots)
-            if layout.padding is not None:
-                expected = layout.padding.pad_to * len(slots)
-            elif messages.per_client < messages.slots:
-                expected = min(uploads) * messages.per_client
-            if self._book.messages(self._round, shuffler) != expected:
-                return False
-        return layout.shufflers == 1 or not any(self._book.refusals(self._round))
-
     def _release(self, round: int, uploads: int) -> None:
         sums = self._book.tally(round) or self._learner.nothing()
-        proposed = self._propose(round, self._learner.step(self._released(round - 1).leaves, sums))
+        leaves, found = self._learner.step(self._released(round - 1).leaves, sums, users=uploads)
+        proposed = self._propose(round, leaves)
         self._book.confirm(round, self.ledger.release(round, model=proposed.digest))
-        self._book.settle(round, "released", uploads=uploads, accuracy=self._learner.score(proposed.leaves))
+        accuracy = self._learner.score(proposed.leaves)
+        self._book.settle(round, "released", uploads=uploads, accuracy=accuracy, measured=found)
 
     def _released(self, round: int) -> Checkpoint:
         """The last model that was released up to a round."""

@@ -2,7 +2,7 @@
 
 A party seals or opens with X25519 and signs with Ed25519. A key pair has an id (16 bytes of the SHA-256 of its public
 half) and a last day. A `KeyRing` is a folder of key pairs: the one that expires last is used for new tasks, others stay
-as long as there are rounds of tasks that name them.
+as long as there are rounds of tasks that name them. Shufflers and aggregators have one of each use: `ServiceKeys`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from dovetail import _validate
 
-__all__ = ["KEY_ID", "KeyPair", "KeyRing", "PublicKey"]
+__all__ = ["KEY_ID", "KeyPair", "KeyRing", "PublicKey", "ServiceKeys", "ServicePairs"]
 
 KEY_ID = 16  # bytes: whoever pins one relies on nobody finding another key with it
 
@@ -65,6 +65,27 @@ class PublicKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def _only(self, use: Use) -> None:
         if self.use != use:
             raise ValueError(f"expected a key to {use} with, got one to {self.use} with")
+
+
+class ServiceKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What others know of a shuffler or aggregator: the key it signs with, and the one that uploads are sealed to."""
+
+    sign: PublicKey
+    seal: PublicKey
+
+    def __post_init__(self) -> None:
+        if self.sign.use != "sign" or self.seal.use != "seal":
+            uses = f"{self.sign.use!r} and {self.seal.use!r}"
+            raise ValueError(f"expected a key to sign with and one to seal with, got keys for {uses}")
+
+    @property
+    def key_id(self) -> bytes:
+        """The id of both together: what a policy pins."""
+        return hashlib.sha256(self.sign.public + self.seal.public).digest()[:KEY_ID]
+
+    def expired(self, now: float | None = None) -> bool:
+        """Whether the time of either is over."""
+        return self.sign.expired(now) or self.seal.expired(now)
 
 
 class _Stored(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -164,3 +185,28 @@ class KeyRing:
             if pair.public.key_id == key_id:
                 return pair
         raise ValueError(f"expected a key with id {key_id.hex()} in {str(self.folder)!r}, got none")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServicePairs:
+    """Both key pairs of a shuffler or an aggregator."""
+
+    sign: KeyPair
+    seal: KeyPair
+
+    @classmethod
+    def add(cls, folder: Path, *, days: int = 365) -> ServicePairs:
+        """Make both and keep them in a folder."""
+        return cls(sign=KeyRing(folder, "sign").add(days=days), seal=KeyRing(folder, "seal").add(days=days))
+
+    @classmethod
+    def find(cls, folder: Path, public: ServiceKeys) -> ServicePairs:
+        """Those of these public keys, expired or not."""
+        return cls(
+            sign=KeyRing(folder, "sign").find(public.sign.key_id), seal=KeyRing(folder, "seal").find(public.seal.key_id)
+        )
+
+    @property
+    def public(self) -> ServiceKeys:
+        """What others know of them."""
+        return ServiceKeys(sign=self.sign.public, seal=self.seal.public)

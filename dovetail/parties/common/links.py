@@ -1,11 +1,13 @@
-"""The other ends: a shuffler as its clients see it, an analyzer as its shufflers see it, over HTTPS.
+"""The other ends: a shuffler or aggregator as its clients see it, an analyzer as they see it, over HTTPS.
 
 Every call either gets an answer or raises: `Unreachable` where nobody answered or could yet (ask again: whatever is
 posted may be said twice), `Gone` where the answer is that it is too late, `Rejected` with the other side's sentence.
+Without TLS nobody is spoken to but who is on this machine.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import ssl
 from pathlib import Path
@@ -17,9 +19,17 @@ import numpy as np
 
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.task import SignedTask, task_id_of
-from dovetail.parties.common.wire import Closed, RoundStatus, Upload, signed_headers, vector_from
+from dovetail.parties.common.wire import (
+    Closed,
+    RoundStatus,
+    Upload,
+    sent_by,
+    signed_headers,
+    upload_path,
+    vector_from,
+)
 
-__all__ = ["AnalyzerLink", "Gone", "Rejected", "ShufflerLink", "Unreachable"]
+__all__ = ["AnalyzerLink", "Gone", "IntermediaryLink", "Rejected", "Unreachable"]
 
 _LARGEST = 1 << 28  # bytes of an answer: a roster of sixteen million
 _LARGEST_SENTENCE = 1 << 12
@@ -39,6 +49,7 @@ class Gone(Rejected):
 
 class _Link:
     def __init__(self, url: str, *, ca: Path | None = None, key: KeyPair | None = None, timeout: float = 30.0) -> None:
+        _refuse_plain(url)
         verify: Any = ssl.create_default_context(cafile=str(ca)) if ca is not None else True
         self.url, self._key = url.rstrip("/"), key
         self._http = httpx.Client(base_url=self.url, verify=verify, timeout=timeout, trust_env=False)
@@ -77,8 +88,16 @@ class _Link:
     def _prefix(self) -> str:
         return f"/v1/tasks/{task_id_of(self.task().body).hex()}"
 
-    def _ask(self, method: str, path: str, body: bytes = b"", *, most: int = _LARGEST) -> bytes:
-        headers = {} if self._key is None else signed_headers(self._key, method, path, body)
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        most: int = _LARGEST,
+        signed: dict[str, str] | None = None,
+    ) -> bytes:
+        headers = signed or ({} if self._key is None else signed_headers(self._key, method, path, body))
         content = bytearray()
         try:
             with self._http.stream(method, path, content=body, headers=headers) as answer:
@@ -98,16 +117,17 @@ class _Link:
         return bytes(content)
 
 
-class ShufflerLink(_Link):
-    """A shuffler, as a client or another shuffler sees it; `index` is its place among those of the task."""
+class IntermediaryLink(_Link):
+    """A shuffler or aggregator, as a client or another one sees it; `index` is its place among those of the task."""
 
     def __init__(self, url: str, *, index: int = 0, **options: Any) -> None:
         super().__init__(url, **options)
         self.index = index
 
-    def upload(self, round: int, upload: Upload) -> None:
-        """Give it an upload; it has it when this returns."""
-        self._ask("POST", f"{self._prefix}/rounds/{round}/uploads/{self.index}", upload.encode())
+    def upload(self, task_id: bytes, round: int, upload: Upload, *, sender: bytes, signature: bytes) -> None:
+        """Give it an upload that its sender has signed; it has it when this returns."""
+        path = upload_path(task_id, round, self.index)
+        self._ask("POST", path, upload.encode(), signed=sent_by(sender, signature))
 
     def roster(self, round: int) -> set[bytes] | None:
         """The report ids of a round that is closed; None as long as it is not."""
@@ -119,16 +139,29 @@ class ShufflerLink(_Link):
 
 
 class AnalyzerLink(_Link):
-    """The analyzer, as a shuffler or anybody else sees it."""
+    """The analyzer, as a shuffler, an aggregator or anybody else sees it."""
 
     def privacy(self) -> dict[str, Any]:
         """What it says of the training to machines: `Analyzer.privacy`."""
         return json.loads(self._ask("GET", "/v1/privacy"))
 
-    def part(self, round: int, number: int, packed: bytes) -> None:
+    def part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
         """Give it a part of a batch; it has it when this returns."""
-        self._ask("POST", f"{self._prefix}/rounds/{round}/parts/{number}", packed)
+        self._ask("POST", f"{self._prefix}/rounds/{round}/batches/{batch.hex()}/parts/{number}", part)
 
     def closed(self, round: int, closed: Closed) -> None:
         """Say that nothing more will come."""
         self._ask("POST", f"{self._prefix}/rounds/{round}/closed", msgspec.json.encode(closed))
+
+
+def _refuse_plain(url: str) -> None:
+    """Refuse to talk without TLS to another machine."""
+    parsed = httpx.URL(url)
+    if parsed.scheme == "https":
+        return
+    try:
+        here = ipaddress.ip_address(parsed.host).is_loopback
+    except ValueError:
+        here = parsed.host == "localhost"
+    if parsed.scheme != "http" or not here:
+        raise ValueError(f"expected an https address, or http on this machine alone, got {url!r}")

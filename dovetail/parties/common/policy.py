@@ -20,9 +20,10 @@ import msgspec
 from dovetail import _validate
 from dovetail.files import write_atomically
 from dovetail.numbers import at_most
+from dovetail.parties.common.costs import cost
 from dovetail.parties.common.ledger import Ledger, Overspent
 from dovetail.parties.common.records import read_record
-from dovetail.parties.common.task import SignedTask, TrainingTask, cost, verify
+from dovetail.parties.common.task import SignedTask, TrainingTask, verify
 
 __all__ = ["BudgetSpent", "Later", "Policy", "Refused", "Spending"]
 
@@ -44,10 +45,12 @@ class Later(Refused):
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a user insists on.
 
-    `signer` and `analyzer` are the ids of the keys that it trusts. `min_clients` is the least company it wants in a
-    round. `eps_round` bounds one round of a task, `eps_task` all of them, `eps_lifetime` and `delta_lifetime` what all
-    tasks together may cost, `eps_local` what all rounds of a task cost if nobody is trusted; None: the user does not
-    care, and takes part in tasks that promise nothing. In `epoch_seconds` it reports once at most, to whatever task.
+    `signer` and `analyzer` are the ids of the keys that it trusts. If `shufflers` or `aggregators` are given, a task's
+    must all be among these; else the signer vouches for them. `min_clients` is the least company it wants in a round.
+    `eps_round` bounds one round of a task, `eps_task` all of them, `eps_lifetime` and `delta_lifetime` what all tasks
+    together may cost, `eps_local` what all rounds of a task cost if nobody is trusted; None: the user does not care,
+    and takes part in tasks that promise nothing. In `epoch_seconds` it reports once at most, to whatever task. `number`
+    is the user's place in a task's list of personal budgets, from 0; only tasks with such budgets need one.
     """
 
     signer: bytes
@@ -59,6 +62,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     delta_lifetime: float
     eps_local: float | None = None
     epoch_seconds: float = 0.0
+    shufflers: tuple[bytes, ...] | None = None
+    aggregators: tuple[bytes, ...] | None = None
+    number: int | None = None
 
     def __post_init__(self) -> None:
         _validate.at_least(1, min_clients=self.min_clients)
@@ -66,7 +72,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             if getattr(self, name) is not None:
                 _validate.positive(**{name: getattr(self, name)})
         _validate.in_open_interval(0, 1, delta_lifetime=self.delta_lifetime)
-        _validate.non_negative(epoch_seconds=self.epoch_seconds)
+        _validate.non_negative(epoch_seconds=self.epoch_seconds, **_validate.given(number=self.number))
 
     @classmethod
     def read(cls, path: Path) -> Policy:
@@ -81,6 +87,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise Refused(str(error)) from error
         if task.analyzer.key_id != self.analyzer:
             raise Refused(f"expected the analyzer {self.analyzer.hex()}, got {task.analyzer.key_id.hex()}")
+        self._refuse_strangers(task)
+        self.budget(task)
         honest = task.min_clients - task.colluders
         if honest < self.min_clients:
             raise Refused(f"expected at least {self.min_clients} honest users in a round, got {honest}")
@@ -103,6 +111,31 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"got {at_most(local.eps, 6)} at delta {at_most(local.delta)}"
             )
         return task
+
+    def numbered(self, number: int) -> Policy:
+        """The same policy for the user at this place in lists of personal budgets."""
+        return msgspec.structs.replace(self, number=number)
+
+    def budget(self, task: TrainingTask) -> float | None:
+        """What this user spends on a coordinate, where a task has a budget for everybody; refuses to guess its own."""
+        budgets = task.build()[0].budgets
+        if budgets is None:
+            return None
+        if self.number is None or self.number >= len(budgets):
+            raise Refused(
+                f"expected this user's number, from 0 to {len(budgets) - 1}, in its policy for a task with personal "
+                f"budgets, got {self.number}"
+            )
+        return float(budgets[self.number])
+
+    def _refuse_strangers(self, task: TrainingTask) -> None:
+        for kind, keys, pinned in (
+            ("shufflers", task.shufflers, self.shufflers),
+            ("aggregators", task.aggregators, self.aggregators),
+        ):
+            for one in keys:
+                if pinned is not None and one.key_id not in pinned:
+                    raise Refused(f"expected {kind} that this user has pinned, got {one.key_id.hex()}")
 
 
 class Spending:

@@ -27,12 +27,14 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from dovetail import _validate
 from dovetail.parties.common.keys import KEY_ID
 
-__all__ = ["OVERHEAD", "VERSION", "Purpose", "Unsealable", "Workers", "open_sealed", "seal"]
+__all__ = ["OVERHEAD", "REPORT_ID", "VERSION", "Purpose", "Unsealable", "Workers", "open_sealed", "seal"]
 
 VERSION = 1
+REPORT_ID = 16  # bytes of what an upload is called
 OVERHEAD = 32 + 16  # the encapsulated key, and the tag
 _SUITE = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.AES_128_GCM)
-_ROLES = ("report", "model")  # dummies are sealed as reports: nothing may tell them apart
+_ROLES = ("report", "model", "upload", "sum")  # dummies are sealed as reports: nothing may tell them apart
+_FROM_SOMEBODY = ("upload", "sum")
 _CHUNK = 512  # messages that a worker opens at a time
 _FEW = 64  # messages that are not worth the way to another process
 
@@ -43,12 +45,18 @@ class Unsealable(ValueError):  # noqa: N818 - it says what is wrong with a messa
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Purpose:
-    """What a message is for; both ends must agree on every field."""
+    """What a message is for; both ends must agree on every field.
+
+    Uploads and sums also name their `sender`, by its key's id, and a `report`: somebody who passes on another's upload
+    as its own is not understood.
+    """
 
     task_id: bytes
     round: int
     role: str
     key_id: bytes
+    sender: bytes = b""
+    report: bytes = b""
     version: int = VERSION
 
     def __post_init__(self) -> None:
@@ -59,12 +67,18 @@ class Purpose:
         _validate.integer(round=self.round, version=self.version)
         _validate.in_interval(0, 2**32 - 1, round=self.round)
         _validate.one_of(_ROLES, role=self.role)
+        named = self.role in _FROM_SOMEBODY
+        if (len(self.sender), len(self.report)) != ((KEY_ID, REPORT_ID) if named else (0, 0)):
+            raise ValueError(
+                f"expected a sender of {KEY_ID} bytes and a report of {REPORT_ID} for uploads and sums, none for "
+                f"others, got {len(self.sender)} and {len(self.report)} for role={self.role!r}"
+            )
 
     @property
     def info(self) -> bytes:
-        """An encoding that no two purposes share: every field has a fixed place and length."""
-        role = _ROLES.index(self.role)
-        return b"dovetail" + struct.pack(">HBI", self.version, role, self.round) + self.key_id + self.task_id
+        """An encoding that no two purposes share: every field has a fixed place, and a length that the role tells."""
+        head = struct.pack(">HBI", self.version, _ROLES.index(self.role), self.round)
+        return b"dovetail" + head + self.key_id + self.task_id + self.sender + self.report
 
 
 def seal(plaintext: bytes, key: X25519PublicKey, purpose: Purpose) -> bytes:

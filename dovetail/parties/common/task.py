@@ -2,8 +2,7 @@
 
 A `TrainingTask` says everything that clients, shufflers and analyzer must agree on. Its id is the SHA-256 of its
 canonical JSON, and every sealed message is bound to that id: parties that were told different things do not understand
-each other. What a task costs a user follows from it alone (`cost`): the `Guarantee` that `dovetail account protocol`
-asks too, less what exact sampling falls short of.
+each other. What a task costs a user follows from it alone (`costs`).
 """
 
 from __future__ import annotations
@@ -12,9 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import math
-import threading
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -23,17 +20,16 @@ from cryptography.exceptions import InvalidSignature
 
 from dovetail import _validate, protocols
 from dovetail.events import Everyone
-from dovetail.guarantee import Guarantee, Spread
-from dovetail.parties.common.keys import KeyPair, PublicKey
-from dovetail.parties.common.sealing import OVERHEAD, Purpose
-from dovetail.statements import Spent, Statement, unbounded
+from dovetail.parties.common.keys import KeyPair, PublicKey, ServiceKeys
+from dovetail.parties.common.measures import Measure, measured_size, update_norm
+from dovetail.parties.common.sealing import OVERHEAD, REPORT_ID, Purpose
+from dovetail.parties.common.shares import share_size
+from dovetail.parties.common.wire import Packed
 
-__all__ = ["Deal", "SignedTask", "TrainingTask", "calibrated", "cost", "sign", "task_id_of", "verify"]
+__all__ = ["Deal", "SignedTask", "TrainingTask", "cohort_of", "sign", "task_id_of", "verify"]
 
-_VERSION = 1
+_VERSION = 2
 _LARGEST_TASK = 1 << 20  # bytes
-_ONE_AT_A_TIME = threading.Lock()
-_CHARGED = 1e-6  # of delta: for what sampling on a computer is off by
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,8 +46,11 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     A round takes in `min_clients` to `max_clients` users, of whom up to `colluders` may be fake or the adversary's, and
     is open for `round_seconds`. `eps` and `delta` are the budget of all `rounds` together; without an `eps` nothing is
-    promised. `analyzer` is the key that reports are sealed to, `shufflers` the keys that its shufflers sign with: one,
-    or more that slots are dealt to, in as many groups of equal size as the protocol has parties that shuffle.
+    promised. `analyzer` is the key that reports are sealed to. Reports travel through `shufflers`: one, or more that
+    slots are dealt to, in as many groups of equal size as the protocol has parties that shuffle. Or they travel as
+    shares of their sum between `aggregators`, two or more. Their keys are here, so that users know whom they talk to.
+    `measures` are added up beside updates, their coordinates part of `dim`; `held_out` is the share of users that
+    report them in place of an update.
     """
 
     name: str
@@ -64,9 +63,12 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     round_seconds: float
     delta: float
     analyzer: PublicKey
-    shufflers: tuple[PublicKey, ...]
+    shufflers: tuple[ServiceKeys, ...] = ()
+    aggregators: tuple[ServiceKeys, ...] = ()
     eps: float | None = None
     colluders: int = 0
+    measures: tuple[Measure, ...] = ()
+    held_out: float = 0.0
     version: int = _VERSION
 
     def __post_init__(self) -> None:
@@ -83,33 +85,78 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("round_seconds", "delta", "eps"):  # 600 and 600.0 are spelled differently, and are one task
             if getattr(self, name) is not None:
                 msgspec.structs.force_setattr(self, name, float(getattr(self, name)))
-        if self.analyzer.use != "seal" or any(key.use != "sign" for key in self.shufflers):
-            raise ValueError("expected a key to seal with for the analyzer and keys to sign with for the shufflers")
-        if len({key.public for key in self.shufflers}) < len(self.shufflers):
-            raise ValueError("expected a different key for every shuffler, got one key twice")
+        if self.analyzer.use != "seal":
+            raise ValueError("expected a key to seal with for the analyzer, got one to sign with")
+        if bool(self.shufflers) == bool(self.aggregators):
+            raise ValueError("expected either shufflers or aggregators in a task, got both or neither")
+        for use in ("sign", "seal"):
+            if len({getattr(keys, use).public for keys in self.intermediaries}) < len(self.intermediaries):
+                raise ValueError("expected different keys for every shuffler or aggregator, got one key twice")
+        self._check_measures()
+        if self.aggregators:
+            self.contribution()
+            return
         self.deal()
         padding = self.build()[0].layout(self.dim).padding
         if padding is not None and padding.overflow != "drop" and padding.pad_to < self.max_clients:
             raise ValueError(f"expected overflow = 'drop' where slots may overflow, got {padding.overflow!r}")
 
+    def _check_measures(self) -> None:
+        _validate.in_interval(0, 1, held_out=self.held_out)
+        if self.held_out and not self.measures:
+            raise ValueError(f"expected measures for users that are held out, got held_out={self.held_out} without any")
+        if not self.measures:
+            return
+        if not self.model_dim > 0:
+            raise ValueError(f"expected dim above the measures' {measured_size(self.measures)}, got dim={self.dim}")
+        clip_norm = getattr(self.build()[0], "clip_norm", None)
+        if not self.aggregators or clip_norm is None:
+            raise ValueError(f"expected measures with sums of vectors clipped in norm (secagg), got {self.protocol!r}")
+        update_norm(self.measures, clip_norm)
+
+    @property
+    def model_dim(self) -> int:
+        """Numbers of an update, without the measures beside it."""
+        return self.dim - measured_size(self.measures)
+
     def build(self) -> tuple[protocols.Protocol, protocols.Cohort]:
         """The protocol object that every party runs, and the cohort it is settled on."""
-        cohort = _cohort(self.min_clients, self.max_clients, self.colluders)
-        return protocols.build(self.protocol, self.settings).settle(cohort, self.dim), cohort
+        return _built(self.body)
 
     @property
     def budget(self) -> float:
         """The eps of all rounds; infinite if there is no guarantee."""
         return math.inf if self.eps is None else self.eps
 
+    @property
+    def intermediaries(self) -> tuple[ServiceKeys, ...]:
+        """The keys of those between users and analyzer: shufflers, or aggregators."""
+        return self.shufflers or self.aggregators
+
     def messages(self) -> protocols.Messages:
-        """What clients send."""
+        """What clients send through shufflers."""
         return self.build()[0].messages(self.dim)
+
+    def contribution(self) -> protocols.Contribution:
+        """What clients share between aggregators."""
+        protocol, cohort = self.build()
+        return protocol.contribution(cohort, self.dim)
 
     @property
     def length(self) -> int:
         """Bytes of a sealed message, the same for all."""
         return self.messages().size + OVERHEAD
+
+    @property
+    def upload_bytes(self) -> int:
+        """Bytes that a user sends in a round, to all shufflers or aggregators together, before TLS."""
+        count = len(self.intermediaries)
+        if self.aggregators:
+            shared = self.contribution()
+            content = sum(share_size(shared.length, shared.bits, last=i == count - 1) for i in range(count))
+        else:
+            content = Packed.size(self.messages().per_client, length=self.length)
+        return content + count * (REPORT_ID + OVERHEAD)
 
     def deal(self) -> Deal:
         """Slots in turn to the shufflers that may hold them."""
@@ -133,6 +180,16 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def purpose(self, round: int) -> Purpose:
         """What reports and dummies of a round are sealed for."""
         return Purpose(task_id=self.task_id, round=round, role="report", key_id=self.analyzer.key_id)
+
+    def upload_purpose(self, round: int, index: int, *, sender: bytes, report: bytes) -> Purpose:
+        """What a user's upload to a shuffler or aggregator is sealed for."""
+        key_id = self.intermediaries[index].seal.key_id
+        return Purpose(task_id=self.task_id, round=round, role="upload", key_id=key_id, sender=sender, report=report)
+
+    def sum_purpose(self, round: int, index: int, *, batch: bytes) -> Purpose:
+        """What an aggregator's sum over a batch of users is sealed for."""
+        sender, key_id = self.aggregators[index].sign.key_id, self.analyzer.key_id
+        return Purpose(task_id=self.task_id, round=round, role="sum", key_id=key_id, sender=sender, report=batch)
 
     @property
     def body(self) -> bytes:
@@ -201,93 +258,34 @@ def verify(signed: SignedTask, *, signer: bytes, fresh: bool = True) -> Training
 
 def _first_expired(task: TrainingTask, signer: PublicKey, *, now: float) -> str | None:
     """Whose key is of no use any more: users refuse the task, or the analyzer what a shuffler sends."""
-    shufflers = {f"shuffler {index}": key for index, key in enumerate(task.shufflers)}
-    keys = {"the signer": signer, "the analyzer": task.analyzer, **shufflers}
-    return next((whose for whose, key in keys.items() if key.expired(now)), None)
+    kind = "shuffler" if task.shufflers else "aggregator"
+    if signer.expired(now) or task.analyzer.expired(now):
+        return "the signer" if signer.expired(now) else "the analyzer"
+    return next((f"{kind} {index}" for index, keys in enumerate(task.intermediaries) if keys.expired(now)), None)
 
 
 def _signed(body: bytes) -> bytes:
     return b"dovetail task\0" + body
 
 
-def _cohort(min_clients: int, max_clients: int, colluders: int) -> protocols.Cohort:
-    return protocols.Cohort(participation=Everyone(), size=max_clients, min_size=min_clients, colluders=colluders)
-
-
-def calibrated(
-    *,
-    protocol: str,
-    settings: Mapping[str, Any],
-    dim: int,
-    rounds: int,
-    min_clients: int,
-    max_clients: int,
-    colluders: int,
-    eps: float | None,
-    delta: float,
-) -> dict[str, Any]:
-    """The settings with their noise set: as given, or such that all rounds together cost at most `eps`."""
-    built = protocols.build(protocol, settings)
-    if built.calibrated:
-        return dict(settings)
-    if eps is None or built.noise_field is None:
-        raise ValueError(f"expected privacy.eps or protocol.{built.noise_field}, got neither")
-    training = _guarantee(
-        built, _cohort(min_clients, max_clients, colluders), rounds, dim=dim, delta=delta * (1 - _CHARGED)
+@functools.lru_cache(maxsize=64)
+def _built(body: bytes) -> tuple[protocols.Protocol, protocols.Cohort]:
+    """By a task's JSON, which is read here without checks that would ask for this very thing."""
+    task = msgspec.json.decode(body)
+    cohort = cohort_of(
+        task["min_clients"], task["max_clients"], task["colluders"], aggregators=len(task["aggregators"]) or None
     )
-    return {**settings, built.noise_field: getattr(training.calibrated(eps).protocol, built.noise_field)}
+    return protocols.build(task["protocol"], task["settings"]).settle(cohort, task["dim"]), cohort
 
 
-def _guarantee(
-    protocol: protocols.Protocol,
-    cohort: protocols.Cohort,
-    rounds: int,
-    *,
-    dim: int,
-    delta: float,
-    assumptions: tuple[str, ...] = (),
-) -> Guarantee:
-    """So many rounds of a task, each with the fewest users that it may have."""
-    return Guarantee(
-        protocol=protocol,
-        cohorts=(cohort,) * rounds,
-        dim=dim,
-        relation=protocol.relation,
-        delta=delta,
-        spread=Spread(users=cohort.size),
-        assumptions=assumptions,
+def cohort_of(
+    min_clients: int, max_clients: int, colluders: int, *, aggregators: int | None = None
+) -> protocols.Cohort:
+    """What is public about the users of every round of a task."""
+    return protocols.Cohort(
+        participation=Everyone(),
+        size=max_clients,
+        min_size=min_clients,
+        colluders=colluders,
+        aggregators=aggregators,
     )
-
-
-@functools.lru_cache(maxsize=256)
-def _cost(body: bytes, rounds: int) -> tuple[Statement, Statement]:
-    task = msgspec.json.decode(body, type=TrainingTask)
-    protocol, cohort = task.build()
-    messages = protocol.messages(task.dim)
-    delta = task.delta * (1 - _CHARGED) if messages.distance else task.delta
-    training = _guarantee(protocol, cohort, rounds, dim=task.dim, delta=delta, assumptions=tuple(messages.assumptions))
-    record = training.record()
-    certified = dataclasses.replace(record.certified(), delta=task.delta)
-    if messages.distance and not certified.unbounded:
-        charged = Spent(task.delta * _CHARGED, "samples whose law is not exact")
-        certified = dataclasses.replace(certified, proof=certified.proof.spending(charged))
-    if messages.distance and not certified.unbounded:
-        off = messages.distance * task.max_clients * rounds
-        if not math.log1p(math.exp(min(certified.eps, 700))) + math.log(off) <= math.log(task.delta * _CHARGED):
-            reason = "not certified: sampling is too coarse for so large an eps"
-            certified = unbounded(training.scope, reason=reason, delta=task.delta).judged(record.verdict)
-    local = record.local()
-    said = dict.fromkeys((*local.assumptions, *messages.assumptions))
-    local = dataclasses.replace(local, assumptions=tuple(said))
-    return certified, local
-
-
-def cost(task: TrainingTask, rounds: int) -> tuple[Statement, Statement]:
-    """What so many rounds of a task cost a user: against the analyzer, and if nobody is trusted.
-
-    Rounds are counted with the fewest users that one may have; how many really come is nobody's promise.
-    """
-    _validate.integer(rounds=rounds)
-    _validate.in_interval(1, task.rounds, rounds=rounds)
-    with _ONE_AT_A_TIME:  # users that share a process would all compute the same
-        return _cost(task.body, rounds)

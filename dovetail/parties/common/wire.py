@@ -1,10 +1,11 @@
 """What parties say to each other: messages of fixed shape, requests that are signed, what is known of a round.
 
 Messages travel as plain bytes, so that one comparison of lengths tells a malformed one: an upload is its random report
-id, then the slots (32-bit words), then the ciphertexts, all of one length. A request is signed with the sender's
-Ed25519 key over method, path and the hash of the body; paths name task, round and, for an upload, the shuffler that it
-is for. So a request that is sent again says the same thing again, to the same party, and everything that is posted can
-be said twice without effect.
+id and what is sealed to the shuffler or aggregator that it is for. To a shuffler that is the slots (32-bit words), then
+ciphertexts for the analyzer, all of one length; to an aggregator, a share. A request is signed with the sender's
+Ed25519 key over method, path and the hash of the body; paths name task, round and, for an upload, whom it is for. So a
+request that is sent again says the same thing again, to the same party, and everything that is posted can be said twice
+without effect; who carries a request for somebody else cannot change it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import numpy as np
 from cryptography.exceptions import InvalidSignature
 
 from dovetail.parties.common.keys import KeyPair, PublicKey
+from dovetail.parties.common.sealing import REPORT_ID
 
 __all__ = [
+    "BATCH_ID",
     "PART",
     "REPORT_ID",
     "Closed",
@@ -32,15 +35,19 @@ __all__ = [
     "Upload",
     "authenticated",
     "claimed",
+    "sent_by",
+    "signature_of",
     "signed_headers",
+    "upload_path",
     "vector_from",
     "vector_to",
 ]
 
 PART = 4096  # messages that travel to the analyzer at a time
-REPORT_ID = 16  # bytes
+BATCH_ID = 16  # bytes
 _SLOT = 4  # bytes
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_Batch = Annotated[bytes, msgspec.Meta(min_length=BATCH_ID, max_length=BATCH_ID)]
 _KEY, _SIGNATURE = "dovetail-key", "dovetail-signature"
 
 
@@ -100,14 +107,17 @@ class Packed(msgspec.Struct, frozen=True):
 
 
 class Upload(msgspec.Struct, frozen=True):
-    """What a client gives to one shuffler in a round: a random id, the same whenever it is sent again, and messages."""
+    """What a client gives to one shuffler or aggregator in a round, sealed to it.
+
+    Its random id is the same whenever it is sent again, and at all that the client gives something to.
+    """
 
     report: bytes
-    packed: bytes
+    sealed: bytes
 
     def encode(self) -> bytes:
         """As bytes."""
-        return self.report + self.packed
+        return self.report + self.sealed
 
     @classmethod
     def decode(cls, data: bytes) -> Upload:
@@ -131,17 +141,36 @@ class RoundStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Closed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a shuffler says when a round of its is closed: how many parts it sent, or that it sends nothing."""
+    """What a shuffler or aggregator says when a round of its is closed: how many parts it sent, or that none comes.
+
+    `batch` is the id of what it sent: drawn once, when the round was closed; where sums are sent, the hash of whom they
+    are over.
+    """
 
     state: Literal["sent", "void"]
     parts: _Count
     uploads: _Count
+    batch: _Batch
+
+
+def upload_path(task_id: bytes, round: int, index: int) -> str:
+    """Where an upload goes, at the shuffler or aggregator with this index."""
+    return f"/v1/tasks/{task_id.hex()}/rounds/{round}/uploads/{index}"
 
 
 def signed_headers(pair: KeyPair, method: str, path: str, body: bytes) -> dict[str, str]:
     """The headers that make a request its sender's."""
-    signature = pair.sign(_request(method, path, body))
-    return {_KEY: pair.public.key_id.hex(), _SIGNATURE: signature.hex()}
+    return sent_by(pair.public.key_id, signature_of(pair, method, path, body))
+
+
+def sent_by(sender: bytes, signature: bytes) -> dict[str, str]:
+    """The headers of a request that the holder of the key with this id has signed."""
+    return {_KEY: sender.hex(), _SIGNATURE: signature.hex()}
+
+
+def signature_of(pair: KeyPair, method: str, path: str, body: bytes) -> bytes:
+    """What `sent_by` takes."""
+    return pair.sign(_request(method, path, body))
 
 
 def claimed(keys: Mapping[bytes, PublicKey], headers: Mapping[str, str]) -> PublicKey:

@@ -5,8 +5,9 @@ the agent of the node, a process of its own that holds the node's policy, ledger
 `dovetail-agent` in the node's own configuration). Metrics, numbers of examples, and the words of errors stay on the
 node: they would tell of its data what nobody has accounted for.
 
-The nodes of a simulation are virtual and have no agents: there, and only there, every node is a client in this process,
-with its files in the folder `dovetail-simulation` of the run's configuration.
+The nodes of a simulation are virtual and have no agents: there, and only there, every node is a client in this process.
+Node i has its files in `node-<i>` of the folder `dovetail-simulation` of the run's configuration, as `dovetail client
+new` makes them: services accept uploads from keys that are enrolled, so keys are made before a simulation.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from dovetail.parties.user.client import Client, Reporter
 __all__ = ["dovetail_mod"]
 
 _AGENT, _SIMULATION, _PARTITION = "dovetail-agent", "dovetail-simulation", "partition-id"
-_POLICY = "policy.json"
+_POLICY, _KEY = "policy.json", "key.json"
 Shapes = list[tuple[str, tuple[int, ...]]]
 _LOG = logging.getLogger("flwr")  # the one that Flower shows
 
@@ -103,5 +104,10 @@ def _simulated() -> bool:
 
 
 def _virtual(folder: Path, partition: int) -> Client:
-    policy = Policy.read(folder / _POLICY)
-    return Client(folder / f"node-{partition}", policy=policy, key=KeyPair.generate("sign"))
+    """A client with its own key and policy, or with a fresh key, which no service knows, and the policy of all."""
+    home = folder / f"node-{partition}"
+    policy = Policy.read(home / _POLICY if (home / _POLICY).exists() else folder / _POLICY)
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not (home / _KEY).exists():
+        KeyPair.generate("sign").save(home / _KEY)
+    return Client(home, policy=policy, key=KeyPair.load(home / _KEY))

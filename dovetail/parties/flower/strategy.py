@@ -1,4 +1,4 @@
-"""The server app's side of a training: it carries the analyzer's model to the nodes and their envelopes to shufflers.
+"""The server app's side of a training: it carries the analyzer's model to the nodes, and their envelopes to services.
 
 The analyzer decides which round is open, what it costs and what the model is; this strategy follows it. In every round
 it waits for as many nodes as the task's privacy was accounted with, and refuses the round if they do not come; it sends
@@ -19,12 +19,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from dovetail.parties.common.keys import KeyRing
+from dovetail.parties.common.keys import ServicePairs
 from dovetail.parties.common.links import AnalyzerLink, Unreachable
 from dovetail.parties.common.task import verify
 from dovetail.parties.common.wire import RoundStatus
+from dovetail.parties.flower.carrying import Carrying, Play, Relay
 from dovetail.parties.flower.records import envelope_of, flatten, instruction, unflatten
-from dovetail.parties.flower.shuffling import Play, Relay, Shuffling
 
 __all__ = ["DovetailStrategy"]
 
@@ -45,38 +45,41 @@ class DovetailStrategy:
         A reply is passed on whole or not at all, once a node, and only if it is an envelope of this task and round.
     """
 
-    def __init__(self, shuffling: Shuffling, *, signer: bytes) -> None:
-        self._shuffling, self._source = shuffling, shuffling.source
+    def __init__(self, carrying: Carrying, *, signer: bytes) -> None:
+        self._carrying, self._source = carrying, carrying.source
         self._signed = self._source.task()
         self.task = verify(self._signed, signer=signer)
+        carrying.check(self.task)
 
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> DovetailStrategy:
         """By a run's configuration.
 
         `dovetail-signer` is the id of the key that signs tasks, `dovetail-ca` the certificate that services are known
-        by. To play the shuffler: `dovetail-analyzer`, its address; `dovetail-shuffler`, a folder with the shuffler's
-        store, and its keys under `keys`. To relay: `dovetail-shufflers`, their addresses with spaces between, in the
-        order of the task; `dovetail-relay`, a folder with the nodes' keys.
+        by. To relay: `dovetail-services`, the addresses of the aggregators or shufflers with spaces between, in the
+        order of the task. To play a task's one shuffler: `dovetail-analyzer`, its address; `dovetail-shuffler`, a
+        folder with the shuffler's store, and its keys under `keys`.
         """
 
         def told(name: str) -> str:
             return str(config.get(name) or "")
 
         signer, ca = bytes.fromhex(told("dovetail-signer")), Path(told("dovetail-ca")) if told("dovetail-ca") else None
-        if urls := told("dovetail-shufflers").split():
-            return cls(Relay(Path(told("dovetail-relay")), shufflers=urls, ca=ca), signer=signer)
+        if urls := told("dovetail-services").split():
+            return cls(Relay(urls, ca=ca), signer=signer)
         if not told("dovetail-analyzer") or not told("dovetail-shuffler"):
             raise ValueError(
-                "expected dovetail-analyzer and dovetail-shuffler, or dovetail-shufflers, in the run's configuration, "
+                "expected dovetail-services, or dovetail-analyzer and dovetail-shuffler, in the run's configuration, "
                 "got neither"
             )
         folder = Path(told("dovetail-shuffler"))
         with contextlib.closing(AnalyzerLink(told("dovetail-analyzer"), ca=ca)) as link:
-            named = verify(link.task(), signer=signer, fresh=False).shufflers[0]
-        key = KeyRing(folder / "keys", "sign").find(named.key_id)  # there may be a newer one, for the next task
-        analyzer = AnalyzerLink(told("dovetail-analyzer"), ca=ca, key=key)
-        return cls(Play(folder, analyzer=analyzer, signer=signer, key=key), signer=signer)
+            named = verify(link.task(), signer=signer, fresh=False).shufflers
+        if len(named) != 1:  # the services of others, shufflers or aggregators, are in dovetail-services
+            raise ValueError(f"expected a task with one shuffler, which a server app can play, got {len(named)}")
+        keys = ServicePairs.find(folder / "keys", named[0])  # there may be newer ones, for the next task
+        analyzer = AnalyzerLink(told("dovetail-analyzer"), ca=ca, key=keys.sign)
+        return cls(Play(folder, analyzer=analyzer, signer=signer, keys=keys), signer=signer)
 
     def start(
         self,
@@ -91,12 +94,12 @@ class DovetailStrategy:
         `initial_arrays` gives the names and shapes of the model's arrays; the numbers are the analyzer's. Rounds and
         timeouts are the task's.
         """
-        if len(flatten(initial_arrays)) != self.task.dim:
-            raise ValueError(f"expected a model of {self.task.dim} numbers, got {len(flatten(initial_arrays))}")
+        if len(flatten(initial_arrays)) != self.task.model_dim:
+            raise ValueError(f"expected a model of {self.task.model_dim} numbers, got {len(flatten(initial_arrays))}")
         result, status = Result(), self._source.status()
         while True:
             done = status.round if status.over else status.round - 1
-            result.arrays = unflatten(self._source.model(done, dim=self.task.dim), initial_arrays)
+            result.arrays = unflatten(self._source.model(done, dim=self.task.model_dim), initial_arrays)
             measured = evaluate_fn(done, result.arrays) if evaluate_fn is not None else None
             if measured is not None:
                 result.evaluate_metrics_serverapp[done] = measured
@@ -110,13 +113,13 @@ class DovetailStrategy:
         ends = time.monotonic() + self.task.round_seconds
         nodes = self._gather(grid, status.round, time.monotonic() + _GATHERING * self.task.round_seconds)
         seconds = ends - time.monotonic()
-        self._shuffling.begin(status, seconds)
+        self._carrying.begin(status, seconds)
         content = instruction(arrays, config, self._signed, status.round)
         group = str(status.round)
         messages = [Message(content, node, MessageType.TRAIN, ttl=seconds, group_id=group) for node in nodes]
         taken = self._pass_on(grid.send_and_receive(messages, timeout=seconds), status.round)
         _LOG.info("round %d: %d of %d nodes reported", status.round, taken, len(nodes))
-        self._shuffling.finish(status.round)
+        self._carrying.finish(status.round)
 
     def _gather(self, grid: Grid, round: int, until: float) -> list[int]:
         """The nodes of a round: all that are there, or as many as the task lets in."""
@@ -138,7 +141,7 @@ class DovetailStrategy:
                 envelope = envelope_of(reply)
                 if (envelope.task_id, envelope.round) != (self.task.task_id, round):
                     raise ValueError("expected an envelope of this task and round, got another one")
-                self._shuffling.take(node, envelope)
+                self._carrying.take(node, envelope)
                 taken.add(node)
             except (ValueError, Unreachable) as reason:
                 _LOG.warning("a reply was not taken: %s", reason)

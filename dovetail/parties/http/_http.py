@@ -21,7 +21,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute
 
 from dovetail.parties.common.wire import Malformed, TooEarly, TooLate, Unknown
-from dovetail.parties.shuffler.arrivals import Turned
+from dovetail.parties.intermediary.arrivals import Turned
 
 __all__ = ["Counts", "Served", "body_of", "busy", "number_of", "path_of", "serve"]
 
@@ -141,7 +141,7 @@ def serve(
     ready: Callable[[str], None],
 ) -> None:
     """Serve until told to stop; `ready` gets the address as soon as connections are taken."""
-    listener = socket.create_server((host, port))
+    listener = _listener(host, port)
     scheme = "http" if certificate is None else "https"
     config = uvicorn.Config(
         app,
@@ -159,3 +159,17 @@ def serve(
     )
     ready(f"{scheme}://{host}:{listener.getsockname()[1]}")
     uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """A listening socket; asyncio sends small answers at once only where the socket says that it is TCP."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    listener.listen(1024)
+    return listener

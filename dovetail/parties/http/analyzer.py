@@ -1,4 +1,4 @@
-"""The analyzer as a service: batches in from shufflers, models out to them, a page for people, JSON for machines."""
+"""The analyzer as a service: batches in, models out, a page for people, JSON for machines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from dovetail.parties.analyzer.rounds import Analyzer
-from dovetail.parties.common.wire import PART, Closed, Malformed, Packed, authenticated, claimed
+from dovetail.parties.common.wire import BATCH_ID, Closed, Malformed, authenticated, claimed
 from dovetail.parties.http._http import Counts, Served, body_of, busy, number_of, path_of
 from dovetail.parties.http.page import status_page
 
@@ -29,8 +29,9 @@ class AnalyzerService:
 
     def __init__(self, analyzer: Analyzer, *, grace: float = 600.0) -> None:
         self._analyzer, self._grace = analyzer, grace
-        self._shufflers = {key.key_id: index for index, key in enumerate(analyzer.task.shufflers)}
-        self._keys = {key.key_id: key for key in analyzer.task.shufflers}
+        signing = [keys.sign for keys in analyzer.task.intermediaries]
+        self._senders = {key.key_id: index for index, key in enumerate(signing)}
+        self._keys = {key.key_id: key for key in signing}
         self._seen, self._since = (0, 0), time.monotonic()
         self.counts = Counts()
         prefix = "/v1/tasks/{task}"
@@ -41,7 +42,7 @@ class AnalyzerService:
             Route("/v1/status", self._get_status),
             Route("/v1/counts", self._get_counts),
             Route(f"{prefix}/models/{{round}}", self._get_model),
-            Route(f"{prefix}/rounds/{{round}}/parts/{{number}}", self._part, methods=["POST"]),
+            Route(f"{prefix}/rounds/{{round}}/batches/{{batch}}/parts/{{number}}", self._part, methods=["POST"]),
             Route(f"{prefix}/rounds/{{round}}/closed", self._closed, methods=["POST"]),
         ]
         self.app = Served(routes, self.counts, self._work).app
@@ -69,22 +70,23 @@ class AnalyzerService:
     async def _part(self, request: Request) -> Response:
         task = self._analyzer.task
         round, number = number_of(request, task.task_id), number_of(request, task.task_id, "number")
+        batch = _batch(request.path_params["batch"])
         claimed(self._keys, request.headers)
-        body = await body_of(request, most=Packed.size(PART, length=task.length))
-        shuffler = self._shufflers[authenticated(self._keys, "POST", path_of(request), request.headers, body)]
-        taken = await asyncio.to_thread(self._analyzer.take, shuffler, round, number, body)
+        body = await body_of(request, most=self._analyzer.incoming.largest)
+        sender = self._senders[authenticated(self._keys, "POST", path_of(request), request.headers, body)]
+        taken = await asyncio.to_thread(self._analyzer.take, sender, round, batch, number, body)
         self.counts[taken] += 1
         return PlainTextResponse(taken)
 
     async def _closed(self, request: Request) -> Response:
         round = number_of(request, self._analyzer.task.task_id)
         body = await body_of(request, most=1024)
-        shuffler = self._shufflers[authenticated(self._keys, "POST", path_of(request), request.headers, body)]
+        sender = self._senders[authenticated(self._keys, "POST", path_of(request), request.headers, body)]
         try:
             said = msgspec.json.decode(body, type=Closed)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Malformed(f"expected what a shuffler says of a closed round, got something else ({error})") from error
-        await asyncio.to_thread(self._analyzer.closed, shuffler, round, said)
+            raise Malformed(f"expected what is said of a closed round, got something else ({error})") from error
+        await asyncio.to_thread(self._analyzer.closed, sender, round, said)
         self.counts["closed"] += 1
         return PlainTextResponse("closed")
 
@@ -92,9 +94,19 @@ class AnalyzerService:
         await busy(1.0, self._look, lambda error: _LOG.warning("%s: %s", type(error).__name__, error))
 
     async def _look(self) -> None:
-        """Give up a round that some shuffler does not close."""
+        """Give up a round that somebody does not close."""
         progress = await asyncio.to_thread(lambda: self._analyzer.progress)
         if progress != self._seen:
             self._seen, self._since = progress, time.monotonic()
         elif time.monotonic() - self._since > self._analyzer.task.round_seconds + self._grace:
             await asyncio.to_thread(self._analyzer.give_up, progress[0])
+
+
+def _batch(text: str) -> bytes:
+    try:
+        found = bytes.fromhex(text)
+    except ValueError:
+        found = b""
+    if len(found) != BATCH_ID or text != found.hex():
+        raise Malformed(f"expected the id of a batch, {2 * BATCH_ID} hexadecimal digits, got something else")
+    return found

@@ -10,7 +10,9 @@ import asyncio
 import os
 import socket as sockets
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -35,6 +37,7 @@ class _Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     signed: SignedTask
     round: int
     update: bytes
+    facts: dict[str, float | list[float]] = {}
 
 
 class Agent:
@@ -44,9 +47,12 @@ class Agent:
         self._socket = socket
         self._http = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), timeout=timeout, trust_env=False)
 
-    def report(self, signed: SignedTask, round: int, update: np.ndarray) -> Envelope:
+    def report(
+        self, signed: SignedTask, round: int, update: np.ndarray, facts: Mapping[str, Any] | None = None
+    ) -> Envelope:
         """The envelope of a round, if the node's policy admits it."""
-        ask = msgspec.msgpack.encode(_Ask(signed=signed, round=round, update=vector_to(update)))
+        plain = {name: np.asarray(value, np.float64).tolist() for name, value in (facts or {}).items()}
+        ask = msgspec.msgpack.encode(_Ask(signed=signed, round=round, update=vector_to(update), facts=plain))
         try:
             answer = self._http.post("http://agent/v1/report", content=ask)
         except httpx.HTTPError as error:
@@ -72,7 +78,7 @@ def serve_agent(client: Client, socket: Path, *, group: bool = False) -> None:
         if len(ask.update) % 4:
             raise Malformed(f"expected an update of whole numbers of 4 bytes, got {len(ask.update)} bytes")
         with lock:
-            return client.report(ask.signed, ask.round, np.frombuffer(ask.update, "<f4")).encode()
+            return client.report(ask.signed, ask.round, np.frombuffer(ask.update, "<f4"), ask.facts).encode()
 
     async def handle(request: Request) -> Response:
         body = await body_of(request, most=_MOST)

@@ -1,9 +1,10 @@
 """A user's side: what leaves a user is randomized, sealed, and charged to its own ledger.
 
 For every round: the policy admits the task, the round is spent, the update is randomized from the operating system's
-randomness and sealed message by message; the envelope is on disk before anything is sent, so that a user who is
-interrupted sends the same envelope again and never randomizes twice. `take_part` is the loop around it: fetch the
-model, train, report, upload to every shuffler until each has it.
+randomness. Messages are sealed one by one to the analyzer, and all that is for one shuffler to that shuffler; shares
+are sealed to their aggregators. The envelope is on disk before anything is sent, so that a user who is interrupted
+sends the same envelope again and never randomizes twice. `take_part` is the loop around it: fetch the model, train,
+report, upload to every shuffler or aggregator until each has it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 from typing import Protocol as Interface
 
 import msgspec
@@ -22,24 +25,33 @@ from dovetail.files import write_atomically
 from dovetail.mechanisms import ExactSampler
 from dovetail.mechanisms.gaussian import finite_or_zero
 from dovetail.parties.common.keys import KeyPair
-from dovetail.parties.common.links import Gone, ShufflerLink, Unreachable
+from dovetail.parties.common.links import Gone, IntermediaryLink, Unreachable
+from dovetail.parties.common.measures import assembled, is_held_out
 from dovetail.parties.common.policy import BudgetSpent, Later, Policy, Refused, Spending
 from dovetail.parties.common.sealing import seal
+from dovetail.parties.common.shares import split
 from dovetail.parties.common.task import SignedTask, TrainingTask
-from dovetail.parties.common.wire import REPORT_ID, Packed, Upload
+from dovetail.parties.common.wire import REPORT_ID, Packed, Upload, signature_of, upload_path
 
 __all__ = ["Client", "Envelope", "Reporter", "Train", "take_part"]
 
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 _SHORTEST, _LONGEST = 0.05, 2.0  # seconds between questions
 Train = Callable[[np.ndarray], np.ndarray]  # from the model to the update, both flat float32 vectors
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a user sends in a round: an upload for every shuffler."""
+    """Everything that a user sends in a round: an upload for every shuffler or aggregator.
+
+    `sender` is the id of the user's key, which has signed every upload: who carries an envelope cannot change it, or
+    take it for its own.
+    """
 
     task_id: bytes
     round: int
+    sender: bytes
     uploads: tuple[Upload, ...]
+    signatures: tuple[bytes, ...]
 
     def encode(self) -> bytes:
         """As bytes."""
@@ -50,11 +62,16 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
         """From bytes."""
         return msgspec.msgpack.decode(data, type=cls)
 
+    def give(self, index: int, link: IntermediaryLink) -> None:
+        """Give one of its uploads to whom it is for."""
+        upload, signature = self.uploads[index], self.signatures[index]
+        link.upload(self.task_id, self.round, upload, sender=self.sender, signature=signature)
+
 
 class Reporter(Interface):
     """Who turns an update into an envelope: a `Client`, or the agent that runs one on this machine."""
 
-    def report(self, signed: SignedTask, round: int, update: np.ndarray) -> Envelope:
+    def report(self, signed: SignedTask, round: int, update: np.ndarray, facts: Mapping[str, Any] = ...) -> Envelope:
         """The envelope of a round."""
         ...
 
@@ -87,8 +104,13 @@ class Client:
         if not self._kept(task.task_id, round).exists():
             self._spending.refuse_early()
 
-    def report(self, signed: SignedTask, round: int, update: np.ndarray) -> Envelope:
-        """Randomize and seal the update of a round; the same round again gives the same envelope."""
+    def report(
+        self, signed: SignedTask, round: int, update: np.ndarray, facts: Mapping[str, Any] = _NOTHING
+    ) -> Envelope:
+        """Randomize and seal the update of a round; the same round again gives the same envelope.
+
+        `facts` are what the task's measures ask for: numbers by name.
+        """
         task = self._policy.admit(signed)
         path = self._kept(task.task_id, round)
         if path.exists():
@@ -96,21 +118,50 @@ class Client:
         for old in self._outbox.glob(f"{task.task_id.hex()}-*"):
             old.unlink()  # of rounds that are over
         update = np.asarray(update, np.float32)
-        if update.shape != (task.dim,):
-            raise ValueError(f"expected an update of {task.dim} numbers, got shape={update.shape}")
+        if update.shape != (task.model_dim,):
+            raise ValueError(f"expected an update of {task.model_dim} numbers, got shape={update.shape}")
+        if task.measures:
+            update = self._with_measures(task, finite_or_zero(update), facts)
         self._spending.spend(task, round)
-        sent = task.messages().randomize(finite_or_zero(update), sampler=self._sampler)
-        key, purpose = task.analyzer.sealing(), task.purpose(round)
-        sealed = [seal(body.tobytes(), key, purpose) for body in sent.body]
-        deal, report = task.deal(), secrets.token_bytes(REPORT_ID)
-        uploads = []
-        for shuffler in range(len(task.shufflers)):
-            mine = np.flatnonzero(deal.holder[sent.slot] == shuffler)
-            packed = Packed(deal.place[sent.slot[mine]], b"".join(sealed[i] for i in mine))
-            uploads.append(Upload(report, packed.encode()))
-        envelope = Envelope(task_id=task.task_id, round=round, uploads=tuple(uploads))
+        randomized = self._shares if task.aggregators else self._messages
+        envelope = self._sealed(task, round, randomized(task, round, finite_or_zero(update)))
         write_atomically(path, envelope.encode())
         return envelope
+
+    def _with_measures(self, task: TrainingTask, update: np.ndarray, facts: Mapping[str, Any]) -> np.ndarray:
+        protocol, _ = task.build()
+        held_out = is_held_out(task.task_id, self.key.public.key_id, task.held_out)
+        return assembled(task.measures, update, facts, clip_norm=getattr(protocol, "clip_norm", 0.0), held_out=held_out)
+
+    def _messages(self, task: TrainingTask, round: int, update: np.ndarray) -> list[bytes]:
+        """What every shuffler gets: messages for the analyzer, and their slots."""
+        sent = task.messages().randomize(update, sampler=self._sampler)
+        key, purpose = task.analyzer.sealing(), task.purpose(round)
+        sealed = [seal(body.tobytes(), key, purpose) for body in sent.body]
+        deal, contents = task.deal(), []
+        for shuffler in range(len(task.shufflers)):
+            mine = np.flatnonzero(deal.holder[sent.slot] == shuffler)
+            contents.append(Packed(deal.place[sent.slot[mine]], b"".join(sealed[i] for i in mine)).encode())
+        return contents
+
+    def _shares(self, task: TrainingTask, round: int, update: np.ndarray) -> list[bytes]:
+        """What every aggregator gets: its share of this user's contribution."""
+        shared, budget = task.contribution(), self._policy.budget(task)
+        drawn = shared.draw(update, sampler=self._sampler, budget=budget)
+        return split(drawn, shared.bits, len(task.aggregators))
+
+    def _sealed(self, task: TrainingTask, round: int, contents: Sequence[bytes]) -> Envelope:
+        """The contents sealed to whom they are for, and signed."""
+        sender, report = self.key.public.key_id, secrets.token_bytes(REPORT_ID)
+        uploads, signatures, task_id = [], [], task.task_id
+        for index, (keys, content) in enumerate(zip(task.intermediaries, contents, strict=True)):
+            purpose = task.upload_purpose(round, index, sender=sender, report=report)
+            uploads.append(Upload(report, seal(content, keys.seal.sealing(), purpose)))
+            path = upload_path(task_id, round, index)
+            signatures.append(signature_of(self.key, "POST", path, uploads[-1].encode()))
+        return Envelope(
+            task_id=task_id, round=round, sender=sender, uploads=tuple(uploads), signatures=tuple(signatures)
+        )
 
     def sent(self, envelope: Envelope) -> None:
         """Forget an envelope that everybody has; the round stays spent."""
@@ -122,32 +173,36 @@ class Client:
 
 def take_part(
     client: Client,
-    shufflers: Sequence[ShufflerLink],
+    links: Sequence[IntermediaryLink],
     train: Train,
     *,
+    measure: Callable[[np.ndarray], Mapping[str, Any]] | None = None,
     patience: float = 60.0,
 ) -> int:
     """Take part in a training until it is over; the number of rounds that this user reported to.
 
+    `measure` tells from a model what the task's measures ask for.
     `patience` is how many seconds in a row nobody may answer. A round that this user came too late for is skipped; what
     it spent on it stays spent.
     """
     reported, last, heard, pause = 0, 0, time.monotonic(), _SHORTEST
     while True:
         try:
-            status = shufflers[0].status()
+            status = links[0].status()
             heard = time.monotonic()
             if status.over:
                 return reported
             if status.round > last:
-                signed = shufflers[0].task()
+                signed = links[0].task()
                 task = client.admit(signed)
-                if len(shufflers) != len(task.shufflers):
-                    raise Refused(f"expected the task's {len(task.shufflers)} shufflers, got {len(shufflers)}")
+                if len(links) != len(task.intermediaries):
+                    kind, count = "aggregators" if task.aggregators else "shufflers", len(task.intermediaries)
+                    raise Refused(f"expected the task's {count} {kind}, got {len(links)}")
                 client.refuse_early(task, status.round)
-                model = shufflers[0].model(status.round - 1, dim=task.dim)
-                envelope = client.report(signed, status.round, train(model))
-                if _upload(envelope, shufflers, patience):
+                model = links[0].model(status.round - 1, dim=task.model_dim)
+                facts = measure(model) if measure is not None and task.measures else _NOTHING
+                envelope = client.report(signed, status.round, train(model), facts)
+                if _upload(envelope, links, patience):
                     reported += 1
                 client.sent(envelope)
                 last, pause = status.round, _SHORTEST
@@ -164,13 +219,13 @@ def take_part(
         pause = min(_LONGEST, 1.2 * pause)
 
 
-def _upload(envelope: Envelope, shufflers: Sequence[ShufflerLink], patience: float) -> bool:
-    """To every shuffler, again and again until it answers; whether all of them took it."""
+def _upload(envelope: Envelope, links: Sequence[IntermediaryLink], patience: float) -> bool:
+    """To each, again and again until it answers; whether all of them took it."""
     heard = time.monotonic()
-    left = list(range(len(shufflers)))
+    left = list(range(len(links)))
     while left:
         try:
-            shufflers[left[0]].upload(envelope.round, envelope.uploads[left[0]])
+            envelope.give(left[0], links[left[0]])
             left.pop(0)
             heard = time.monotonic()
         except Gone:

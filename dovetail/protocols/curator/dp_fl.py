@@ -20,11 +20,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dovetail import _validate
+from dovetail._jax import jax, jnp
 from dovetail.claims import geyer
 from dovetail.events import FixedSize, Gaussian, Mechanism, NonPrivate, Poisson, Round, View
 from dovetail.mechanisms._normal import normal
@@ -64,6 +63,7 @@ class DpFl(Protocol, Fast, Claimed):
 
     name: ClassVar[str] = "dp_fl"
     references: ClassVar[tuple[str, ...]] = ("GKN17", "MRTZ18")
+    unshared: ClassVar[str] = "needs a curator for its noise; 'secagg' is the same sum without one"
     resizable: ClassVar[bool] = True
     formula: ClassVar[Formula] = staticmethod(geyer.dp_fl)
     claimed_for: ClassVar[Literal["round", "training"]] = "training"

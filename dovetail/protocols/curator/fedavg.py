@@ -8,9 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
-
+from dovetail._jax import jax, jnp
 from dovetail.events import Mechanism, NonPrivate, Round, View
 from dovetail.protocols._base import Cohort, Protocol
 from dovetail.protocols._fast import Fast
@@ -27,6 +25,7 @@ class FedAvg(Protocol, Fast):
 
     name: ClassVar[str] = "fedavg"
     references: ClassVar[tuple[str, ...]] = ("MMRHA17",)
+    unshared: ClassVar[str] = "adds no noise, so that its sums would give no privacy"
     resizable: ClassVar[bool] = True
 
     def layout(self, dim: int) -> Layout:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import functools
 
-import jax
-import jax.numpy as jnp
-from jax import lax
+from dovetail._jax import jax, jnp, lax
 
 __all__ = ["PLANES", "before", "count", "magnitudes", "members", "num_lanes", "pick", "planes", "reaching", "total"]
 

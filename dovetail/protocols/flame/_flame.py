@@ -14,11 +14,10 @@ import dataclasses
 import math
 from typing import Any, ClassVar, Literal
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dovetail import _validate
+from dovetail._jax import jax, jnp
 from dovetail.events import DataIndependent, Mechanism, NonPrivate, Report, Round, View
 from dovetail.mechanisms import (
     BinaryRandomizedResponse,

@@ -16,11 +16,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-from jax import lax
-
 from dovetail import _validate
+from dovetail._jax import jax, jnp, lax
 from dovetail.mechanisms import _words
 from dovetail.protocols.flame import _bitsets
 

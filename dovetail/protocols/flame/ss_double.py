@@ -13,10 +13,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
-import jax
 import numpy as np
 
 from dovetail import _validate
+from dovetail._jax import jax
 from dovetail.claims import flame
 from dovetail.events import Mechanism, PaddedBernoulli, Report, Shuffled
 from dovetail.mechanisms import ExactSampler
@@ -44,6 +44,8 @@ class SsDouble(Padded, Claimed):
     name: ClassVar[str] = "ss_double"
     formula: ClassVar[Formula] = staticmethod(flame.ss_double)
 
+    unshared: ClassVar[str] = "hides in dummies, which only a shuffler that counts the reports of a slot can add"
+
     beta: float = 0.1
     inclusion: Literal["bernoulli", "fixed-k"] | None = None
 
@@ -65,6 +67,8 @@ class SsDouble(Padded, Claimed):
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
         """Pads to the cohort's size unless told otherwise."""
+        if cohort.aggregators is not None:
+            raise self.not_shared()
         pad_to = self.padded_to(cohort)
         if self.inclusion == "fixed-k" and self.fixed(dim) < 1:
             raise ValueError(f"expected beta * {dim} >= 1 reported coordinates, got beta={self.beta}")
@@ -119,6 +123,8 @@ class SsDouble(Padded, Claimed):
         of k slots has `pad_to` messages, of which at most the colluders' are no crowd. Linkable coordinates are one
         report with the budget of all.
         """
+        if cohort.aggregators is not None:
+            raise self.not_shared()
         if self.linkage == "vector":
             whole = Report(kind="generic", eps_local=self.fixed(dim) * self.report.eps_local)
             return Shuffled(report=whole, num_users=cohort.crowd(), colluders=cohort.colluders)

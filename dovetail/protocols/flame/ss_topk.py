@@ -14,16 +14,17 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dovetail import _validate
+from dovetail._jax import jax, jnp
 from dovetail.claims import flame
 from dovetail.events import DataIndependent, Mechanism, NonPrivate, PaddedTopk, Report, Shuffled
 from dovetail.mechanisms import BinaryRandomizedResponse, ExactSampler
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._claimed import Claimed, Formula
+from dovetail.protocols._contributions import Contribution
+from dovetail.protocols._level_sums import level_sums
 from dovetail.protocols._messages import Messages
 from dovetail.protocols._scopes import SLOTS_TELL_NOTHING
 from dovetail.protocols.flame._padded import Padded
@@ -79,12 +80,29 @@ class SsTopk(Padded, Claimed):
         decoys = self.per_client(dim) - self.k
         if decoys > most:
             raise ValueError(f"expected decoys from 0 to dimension - k = {most}, got decoys={decoys}")
+        if cohort.aggregators is not None:
+            return self._settled_for_sums(cohort, decoys, most)
         pad_to = self.padded_to(cohort)
         if decoys == most and pad_to < cohort.size:
             raise ValueError(
                 f"expected pad_to >= {cohort.size}, the number of users per slot, or fewer decoys, got {pad_to=}"
             )
         return dataclasses.replace(self, decoys=decoys, pad_to=pad_to)
+
+    def _settled_for_sums(self, cohort: Cohort, decoys: int, most: int) -> Self:
+        """With aggregators nobody sees what a slot lacks: everybody reports all of them, and nothing is filled up."""
+        if decoys != most:
+            raise ValueError(
+                f"expected all other coordinates as decoys where sums are shared (decoys={most}), got decoys={decoys}"
+            )
+        if self.pad_to not in (None, cohort.crowd()):
+            raise ValueError(
+                "expected no pad_to where sums are shared, for aggregators add no dummies and the crowd is "
+                f"cohort.min_size, got pad_to={self.pad_to}"
+            )
+        alone = dataclasses.replace(self, decoys=decoys, pad_to=cohort.crowd(), overflow="keep")
+        alone.padded_to(cohort)
+        return alone
 
     def per_client(self, dim: int) -> int:
         """The k largest and the decoys."""
@@ -117,6 +135,10 @@ class SsTopk(Padded, Claimed):
             )
         return super().messages(dim)
 
+    def contribution(self, cohort: Cohort, dim: int) -> Contribution:
+        """The sum of the bits on every coordinate: reports and decoys, and no dummies."""
+        return level_sums(self.messages(dim), cohort)
+
     def chosen(self, x: np.ndarray, *, sampler: ExactSampler) -> tuple[np.ndarray, np.ndarray]:
         """All coordinates, of which the k largest tell: those of `told`, by sorting, for there is one client here."""
         magnitude = np.nan_to_num(np.abs(np.asarray(x, np.float64)), nan=0.0, posinf=np.inf)
@@ -130,7 +152,8 @@ class SsTopk(Padded, Claimed):
         """The k largest alone, where reports are bits: decoys are fair coins like the dummies that fill the slots."""
         local, dim = self.local, xs.shape[1]
         bits_alone = isinstance(local, BinaryRandomizedResponse) and self.per_client(dim) in (self.k, dim)
-        if not bits_alone:  # decoys take places in slots that may overflow
+        as_many_as_come = self.per_client(dim) == dim and self.overflow == "keep"
+        if not bits_alone or as_many_as_come:  # decoys take places in slots that may overflow, or are all there is
             return super().collect(xs, present, state, keys=keys)
         ones, zeros = signed_counts(xs, self.k, self.clip_value, key=keys, present=present, gamma=local.blanket().gamma)
         return SlotSums(ones.astype(jnp.float32), ones + zeros)
@@ -147,7 +170,7 @@ class SsTopk(Padded, Claimed):
                 return NonPrivate(reason=_INDICES_SHOW)
             whole = Report(kind="generic", eps_local=self.k * self.report.eps_local)
             return Shuffled(report=whole, num_users=cohort.crowd(), colluders=cohort.colluders)
-        if self.overflow == "keep" and cohort.size > self.padding.pad_to:
+        if self.overflow == "keep" and cohort.size > self.padding.pad_to and cohort.aggregators is None:
             return NonPrivate(reason=_COUNTS_SHOW)
         return self._proven(cohort, dim)
 
@@ -174,12 +197,16 @@ class SsTopk(Padded, Claimed):
         return f"FLAME Thm. 5 allows {nu.quantity} and nu {nu.value:.4g} at the best. {nu.reason}"
 
     def _proven(self, cohort: Cohort, dim: int) -> PaddedTopk:
+        """The event of the proof; where sums are shared, with no more in a slot than the users that must be there."""
+        if cohort.aggregators is not None and self.per_client(dim) < dim:
+            raise NotApplicable("expected all other coordinates as decoys where sums are shared, got fewer")
+        shared = cohort.aggregators is not None
         return PaddedTopk(
             report=self.report,
-            num_users=cohort.size,
+            num_users=cohort.crowd() if shared else cohort.size,
             colluders=cohort.colluders,
             coordinates=dim,
-            pad_to=self.padding.pad_to,
+            pad_to=cohort.crowd() if shared else self.padding.pad_to,
             top=self.k,
             decoys=self.per_client(dim) - self.k,
         )

@@ -15,20 +15,22 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dovetail import _validate, events
+from dovetail._jax import jax, jnp
 from dovetail.events import Disjoint, Everyone, Mechanism, Round, View
+from dovetail.mechanisms import ExactSampler
 from dovetail.mechanisms._normal import normal
 from dovetail.mechanisms.gaussian import GaussianRandomizer, clip_l2
 from dovetail.mechanisms.laplace import LaplaceRandomizer
 from dovetail.protocols._base import CLIP_NORM, CLIP_VALUE, Cohort, Protocol
+from dovetail.protocols._contributions import Contribution
 from dovetail.protocols._fast import Fast
+from dovetail.protocols._grid_reports import GridReports
 from dovetail.protocols._scopes import local_scope
 from dovetail.shufflers import Layout, Reports
-from dovetail.statements import Neighbors
+from dovetail.statements import Neighbors, NotApplicable
 
 __all__ = ["LdpFl"]
 
@@ -43,7 +45,7 @@ class LdpFl(Protocol, Fast):
 
     name: ClassVar[str] = "ldp_fl"
     references: ClassVar[tuple[str, ...]] = ("FLAME", "Survey")
-    undeployed: ClassVar[str] = "sends floating-point numbers with noise, for which there is no exact sampler"
+    undeployed: ClassVar[str] = "has no messages for a shuffler; aggregators can add up its Laplace reports on a grid"
     resizable: ClassVar[bool] = True
 
     randomizer: Literal["gaussian", "laplace"] = "gaussian"
@@ -98,6 +100,17 @@ class LdpFl(Protocol, Fast):
         density = self.local.log_density(value, x)
         return density[..., None] if self.local.vector else density
 
+    def contribution(self, cohort: Cohort, dim: int) -> Contribution:
+        """Laplace reports on a grid, drawn exactly (docs/proofs/grid-reports.md); refuses Gaussian noise."""
+        local = self.local
+        if not isinstance(local, LaplaceRandomizer):
+            raise NotApplicable(
+                "expected randomizer='laplace' for reports that can be shared as sums, got 'gaussian': rounded to a "
+                "grid, an update may be longer than clip_norm, and discrete noise is not the one that is accounted"
+            )
+        budgets = local.eps_local, local.eps_local
+        return _LocalReports.of(clip_value=local.high, budgets=budgets, conditioned=False, dim=dim, users=cohort.most)
+
     def estimate(self, tally: jax.Array, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
         """The sum of the reports over the planned size."""
         return tally / size, state
@@ -141,3 +154,15 @@ class LdpFl(Protocol, Fast):
         if not isinstance(local, GaussianRandomizer):
             raise ValueError(f"expected Gaussian noise, got randomizer={self.randomizer!r}")
         return total + local.std * jnp.sqrt(count) * normal(key, total.shape, total.dtype)
+
+
+class _LocalReports(GridReports):
+    """All clients at one budget, and their plain sum."""
+
+    def draw(self, x: np.ndarray, *, sampler: ExactSampler, budget: float | None = None) -> np.ndarray:
+        """Client: its cells."""
+        return super().draw(x, sampler=sampler, budget=self.budgets[0])
+
+    def tally(self, total: np.ndarray, users: int) -> jax.Array:
+        """Analyzer: the sum of the reports."""
+        return jnp.asarray(self.total(total, users), jnp.float32)

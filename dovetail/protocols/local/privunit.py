@@ -13,11 +13,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dovetail import _validate
+from dovetail._jax import jax, jnp
 from dovetail.events import DataIndependent, Mechanism, Report, Round, Shuffled, View
 from dovetail.mechanisms import ExactSampler, SeededPrivUnit, seeds
 from dovetail.mechanisms import PrivUnitRandomizer as Randomizer
@@ -46,6 +45,8 @@ class PrivUnit(Protocol):
     name: ClassVar[str] = "privunit"
     references: ClassVar[tuple[str, ...]] = ("BDFKR18", "AFT22")
     shuffled: ClassVar[bool] = True
+
+    unshared: ClassVar[str] = "sends a seed of 16 bytes, smaller than any share of the vector it stands for"
 
     clip_norm: float = CLIP_NORM
     eps_local: float | None = None
@@ -109,6 +110,8 @@ class PrivUnit(Protocol):
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """One shuffled report per user."""
         mechanism = self.own_reports(cohort, dim)
+        if cohort.aggregators is not None:
+            raise self.not_shared()
         scope = shuffle_scope(cohort, neighbors, "the shuffler permutes the messages uniformly, with fresh randomness")
         return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)
 

@@ -16,15 +16,15 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dovetail import _validate
+from dovetail._jax import jax, jnp
 from dovetail.events import DataIndependent, Everyone, Mechanism, Personalized, Round, View
 from dovetail.mechanisms import LaplaceRandomizer, LocalRandomizer, add_laplace
 from dovetail.mechanisms._base import clamp
 from dovetail.protocols._base import CLIP_VALUE, Cohort, Protocol
+from dovetail.protocols._grid_reports import GridReports
 from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, shuffle_scope
 from dovetail.protocols.personal._budgets import resolve
 from dovetail.shufflers import Layout, Reports, ShuffledReports, SlotSums, slot_sums
@@ -52,7 +52,7 @@ class Personal(Protocol):
     """
 
     references: ClassVar[tuple[str, ...]] = ("APES",)
-    undeployed: ClassVar[str] = "sends floating-point numbers, and only integers can be deployed"
+    undeployed: ClassVar[str] = "has no messages for a shuffler; aggregators can add up its reports on a grid"
 
     budgets: Any = None  # a field, so that it is a config key; it takes the place of the property of `Protocol`
     clip_value: float = CLIP_VALUE
@@ -155,6 +155,21 @@ class Personal(Protocol):
     def estimate(self, tally: SlotSums, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
         """The average of the reports."""
         return tally.total / jnp.maximum(tally.messages, 1), state
+
+    def contribution(self, cohort: Cohort, dim: int) -> GridReports:
+        """Reports on a grid, drawn exactly (docs/proofs/grid-reports.md)."""
+        return GridReports.of(**self._sums(cohort, dim))
+
+    def _sums(self, cohort: Cohort, dim: int) -> dict[str, Any]:
+        budgets = float(self.eps_locals.min()), float(self.eps_locals.max())
+        conditioned = self.kind == "clip_laplace"
+        return {
+            "clip_value": self.clip_value,
+            "budgets": budgets,
+            "conditioned": conditioned,
+            "dim": dim,
+            "users": cohort.most,
+        }
 
     def noise_std(self, size: int, dim: int) -> float:
         """Of the average of `size` Laplace noises, whose scales are those of the settled budgets."""

@@ -11,17 +11,19 @@ import dataclasses
 import math
 from typing import Any, ClassVar, Literal
 
-import jax
 import numpy as np
 from scipy import special
 
 from dovetail import _validate, claims
+from dovetail._jax import jax
 from dovetail.events import Mechanism, NonPrivate
 from dovetail.mechanisms import ClipLaplace, LocalRandomizer, clip_laplace
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._claimed import Claimed, Formula
+from dovetail.protocols._grid_reports import GridReports
 from dovetail.protocols.personal._personal import Personal, laplace_reports
 from dovetail.shufflers import SlotSums
+from dovetail.statements import NotApplicable
 
 __all__ = ["Apes", "midpoints"]
 
@@ -86,6 +88,12 @@ class Apes(Personal, Claimed):
         if self.randomizer == "laplace":
             return average, state
         return clip_laplace.calibrate(average, self.eps_locals, self.clip_value, self.output_bound), state
+
+    def contribution(self, cohort: Cohort, dim: int) -> GridReports:
+        """Reports on a grid; refuses reports beyond the box of the inputs, about which nothing is certified."""
+        if self.output_bound > self.clip_value:
+            raise NotApplicable(f"expected reports that can be shared as sums, got bound={self.bound}: {_WIDER}")
+        return super().contribution(cohort, dim)
 
     def noise_std(self, size: int, dim: int) -> float:
         """Exact but for taking the average of the reports as normal; what is clamped is counted as clamped."""

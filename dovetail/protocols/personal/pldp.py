@@ -12,9 +12,8 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar, Literal
 
-import jax
-
 from dovetail import claims
+from dovetail._jax import jax
 from dovetail.events import Laplace, Mechanism, Round, View
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._claimed import Claimed, Formula

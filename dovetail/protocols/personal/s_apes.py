@@ -16,19 +16,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any, ClassVar, Literal, Self
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from scipy.stats import binom
 
 from dovetail import _validate, claims
+from dovetail._jax import jax, jnp
 from dovetail.events import Mechanism, NonPrivate
+from dovetail.mechanisms import ExactSampler
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._claimed import Formula
+from dovetail.protocols._grid_reports import GridReports
 from dovetail.protocols.flame._select import top_mask
 from dovetail.protocols.personal.apes import Apes, midpoints
+from dovetail.statements import NotApplicable
 
 __all__ = ["SApes"]
 
@@ -126,6 +129,18 @@ class SApes(Apes):
                 kept = np.full(sizes.shape, self.kept(dim) / dim)
         return np.mean(sizes**2 * kept, axis=1) + (1 - kept.mean(axis=1)) * fresh
 
+    def contribution(self, cohort: Cohort, dim: int) -> GridReports:
+        """Reports on a grid, sparsified; refuses the selection that couples coordinates."""
+        whole = super().contribution(cohort, dim)
+        if self.sparsify == "threshold":
+            size = Fraction(self.threshold / self.output_bound) * whole.grid.steps  # the event's threshold, in cells
+            return _Thresholded(**vars(whole), threshold=size)
+        if self.kept(dim) == dim:
+            return whole
+        if self.sparsify == "top":
+            raise NotApplicable(f"expected a selection of which something is certified, got sparsify='top': {_COUPLED}")
+        return _Chosen(**vars(whole), kept=self.kept(dim))
+
     def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
         """APES's event, seen through the threshold where there is one; nothing where coordinates are coupled."""
         if self.sparsify == "top" and self.kept(dim) < dim:
@@ -139,3 +154,37 @@ class SApes(Apes):
         """The paper's claim also depends on b."""
         about = super().published_event(cohort, dim)
         return about and (about[0], {"kept": self.kept(dim)})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Thresholded(GridReports):
+    """Continuous reports below `threshold` cells are replaced by draws around 0 at the smallest budget, then told."""
+
+    threshold: Fraction
+
+    @property
+    def distance(self) -> float:
+        """A report, a draw around 0 and a coin for every coordinate."""
+        return 2 * super().distance + math.ldexp(self.dim, -256)
+
+    def cells(self, x: np.ndarray, budget: float, *, sampler: ExactSampler) -> np.ndarray:
+        """Those that are kept, and fresh ones."""
+        edges, law = self.grid.edges(x, sampler=sampler), self.law(budget)
+        cells = law(edges, sampler=sampler)
+        replaced = np.flatnonzero(~law.at_least(self.threshold, cells, edges, sampler=sampler))
+        cells[replaced] = self.law(self.budgets[0])(np.zeros(replaced.size, np.int64), sampler=sampler)
+        return cells
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Chosen(GridReports):
+    """Reports on `kept` coordinates that do not depend on the data, and on 0 in the others."""
+
+    kept: int
+
+    def cells(self, x: np.ndarray, budget: float, *, sampler: ExactSampler) -> np.ndarray:
+        """Of x, where all but `kept` coordinates are 0."""
+        chosen = np.argpartition(sampler.integers(2**63 - 1, self.dim), self.kept)[: self.kept]
+        sparse = np.zeros_like(x)
+        sparse[chosen] = x[chosen]
+        return super().cells(sparse, budget, sampler=sampler)

@@ -17,9 +17,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
-import jax
-
 from dovetail import _validate
+from dovetail._jax import jax
 from dovetail.claims import Claim
 from dovetail.events import Disjoint, Gaussian, Mechanism, NonPrivate, Poisson, Round, SampledSubject
 from dovetail.mechanisms.gaussian import clip_l2

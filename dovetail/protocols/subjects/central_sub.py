@@ -11,9 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
-
+from dovetail._jax import jax, jnp
 from dovetail.claims import subdp
 from dovetail.events import Everyone, FixedSize, Mechanism, Poisson, Round, View
 from dovetail.mechanisms._normal import normal
@@ -38,6 +36,7 @@ class CentralSub(ItemLevel, Fast):
     """
 
     name: ClassVar[str] = "central_sub"
+    unshared: ClassVar[str] = "needs a curator to sample records and to add the noise"
     formula: ClassVar[Formula] = staticmethod(subdp.central_sub)
 
     def _records_in_reach(self, cohort: Cohort) -> float:

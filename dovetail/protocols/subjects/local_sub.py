@@ -11,10 +11,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
-
 from dovetail import _validate
+from dovetail._jax import jax, jnp
 from dovetail.claims import subdp
 from dovetail.events import Everyone, Mechanism, Round, View
 from dovetail.protocols._base import Cohort
@@ -37,6 +35,7 @@ class LocalSub(ItemLevel):
     """
 
     name: ClassVar[str] = "local_sub"
+    unshared: ClassVar[str] = "adds its noise within local training, in floating point"
     formula: ClassVar[Formula] = staticmethod(subdp.local_sub)
     undeployed: ClassVar[str] = "adds its noise within local training, in floating point, and has no shuffler to deploy"
 

@@ -14,15 +14,16 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
 from dovetail import _validate, events
+from dovetail._jax import jax, jnp
 from dovetail.events import DataIndependent, Mechanism, Report, Round, View
 from dovetail.mechanisms import ExactRandomizedResponse, ExactSampler, RandomizedResponse
 from dovetail.protocols._base import Cohort, Protocol
+from dovetail.protocols._contributions import Contribution
+from dovetail.protocols._level_sums import level_sums
 from dovetail.protocols._messages import Levels, Messages, Positions
 from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, shuffle_scope
 from dovetail.shufflers import Layout, Reports, ShuffledReports, SlotSums, slot_sums
@@ -95,6 +96,10 @@ class ReportedSum(Protocol):
         of_numbers(dim, self.name)
         local = self.local
         return _Slots(response=ExactRandomizedResponse(local.eps_local, local.levels), protocol=self)
+
+    def contribution(self, cohort: Cohort, dim: int) -> Contribution:
+        """The sum of the levels in every slot."""
+        return level_sums(self.messages(dim), cohort)
 
     def exact_positions(self, x: np.ndarray, *, sampler: ExactSampler) -> np.ndarray:
         """Deployed client: `positions`, with what is random from the sampler."""

@@ -18,22 +18,23 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
 from dovetail import _validate
+from dovetail._jax import jax, jnp
 from dovetail.events import Mechanism, View
 from dovetail.mechanisms import BinaryRandomizedResponse, ExactSampler, RandomizedResponse
 from dovetail.mechanisms._base import clamp, clamp64
 from dovetail.mechanisms.exact import round_at_random
 from dovetail.protocols._base import Cohort
+from dovetail.protocols._contributions import Contribution
 from dovetail.protocols._fast import Fast
 from dovetail.protocols._messages import Messages, Sent
 from dovetail.protocols.sums._shares import Shares
+from dovetail.protocols.sums._skellam import Collected
 from dovetail.protocols.sums._sums import ReportedSum, of_numbers
-from dovetail.protocols.sums.split_and_mix import Collected, SplitAndMixProtocol
+from dovetail.protocols.sums.split_and_mix import SplitAndMixProtocol
 from dovetail.shufflers import Layout, Reports, ShuffledReports, SlotSums
 from dovetail.statements import Neighbors
 
@@ -57,6 +58,8 @@ class RealSum(ReportedSum, Fast):
 
     name: ClassVar[str] = "real_sum"
     references: ClassVar[tuple[str, ...]] = ("BBGN19", "BBGN20", "CSUZZ19")
+
+    unshared: ClassVar[str] = "mixes shares in shufflers with method='split'; use 'secagg' or method='unary' instead"
 
     method: Literal["single", "unary", "split"] = "single"
     levels: int | None = None
@@ -141,6 +144,12 @@ class RealSum(ReportedSum, Fast):
         """A level a message, or a share."""
         of_numbers(dim, self.name)
         return super().messages(dim) if self.sharing is None else _SharesAroundZero(**vars(self.sharing.messages(dim)))
+
+    def contribution(self, cohort: Cohort, dim: int) -> Contribution:
+        """The sum of the levels in every slot; shares that shufflers mix are not for aggregators."""
+        if self.sharing is not None:
+            raise self.not_shared()
+        return super().contribution(cohort, dim)
 
     def layout(self, dim: int) -> Layout:
         """One shuffle per slot."""

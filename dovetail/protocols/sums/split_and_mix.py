@@ -4,49 +4,32 @@ A client clips its update to L2 norm `clip_norm`, encodes it in integers, adds i
 every coordinate into additive shares modulo `modulus`. Share j goes to shuffler j mod `shufflers`; each (coordinate,
 share) is a slot, permuted separately. The analyzer adds up all shares of a coordinate and sees the noisy sum and almost
 nothing else. The noise of the enforced minimum of honest clients adds up to `noise_multiplier`.
-
-Fast and faithful path encode the same integers from the same keys (up to the last bit of a float32) and add them up
-exactly; the noise, one draw per coordinate instead of one per client, agrees in distribution; shares cancel. The sum
-path draws the rounding errors as one Gaussian of the largest variance that they can have, 1/4 per client.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, Self
-
-import jax
-import jax.numpy as jnp
+from typing import Any, ClassVar, Self
 
 from dovetail import _validate, events
+from dovetail._jax import jax, jnp
 from dovetail.events import DataIndependent, Mechanism, NonPrivate, Poisson, Round, View
 from dovetail.mechanisms import ExactSkellam, skellam
-from dovetail.mechanisms._normal import normal
-from dovetail.mechanisms.gaussian import clip_l2
-from dovetail.protocols._base import CLIP_NORM, Cohort, Protocol
-from dovetail.protocols._fast import Fast
+from dovetail.protocols._base import Cohort
 from dovetail.protocols._scopes import DROPOUT, SLOTS_TELL_NOTHING, enrolment
 from dovetail.protocols.sums._shares import Shares
+from dovetail.protocols.sums._skellam import NoisySum, removal, rounding_assumption
 from dovetail.shufflers import Layout, Reports, ShuffledReports
 from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit
 
-__all__ = ["Collected", "SplitAndMixProtocol"]
+__all__ = ["SplitAndMixProtocol"]
 
-_REMOVAL = "a user that is removed stays on the public roster and uploads all shares of zero with its part of the noise"
 _ALL_SHARES = "all shufflers together see every share, and the noise of one client is too small to protect it"
 
 
-class Collected(NamedTuple):
-    """The encoded updates of some clients, added up modulo 2^32, and how many clients that were."""
-
-    residues: jax.Array
-    users: jax.Array
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SplitAndMixProtocol(Protocol, Fast):
+class SplitAndMixProtocol(NoisySum):
     """Central noise without a curator.
 
     `noise_multiplier` is the standard deviation of the honest clients' noise on a coordinate of the sum, over
@@ -65,55 +48,31 @@ class SplitAndMixProtocol(Protocol, Fast):
 
     name: ClassVar[str] = "split_and_mix"
     references: ClassVar[tuple[str, ...]] = ("BBGN20", "AKL21")
-    shuffled: ClassVar[bool] = True
-    secret_rounds: ClassVar[bool] = True
+    unshared: ClassVar[str] = "hides its sums by mixing shares in shufflers; use 'secagg' with aggregators"
 
-    clip_norm: float = CLIP_NORM
-    noise_multiplier: float | None = None
-    scale: float | None = None
-    modulus: int | None = None
     shares: int | None = None
-    honest: int | None = None
     shufflers: int = 2
     colluding_shufflers: int = 0
     mixing_error: float = 1e-12
 
     def __post_init__(self) -> None:
-        _validate.positive(clip_norm=self.clip_norm)
+        super().__post_init__()
         _validate.integer(shufflers=self.shufflers, colluding_shufflers=self.colluding_shufflers)
         _validate.in_open_interval(0, 1, mixing_error=self.mixing_error)
         if self.shufflers < 2:
             raise ValueError(f"expected shufflers >= 2 (one shuffler would hold all shares), got {self.shufflers}")
         _validate.in_interval(0, self.shufflers - 1, colluding_shufflers=self.colluding_shufflers)
-        _validate.positive(**_validate.given(noise_multiplier=self.noise_multiplier, scale=self.scale))
-        _validate.integer(**_validate.given(honest=self.honest, shares=self.shares))
-        _validate.at_least(2, **_validate.given(honest=self.honest))
+        _validate.integer(**_validate.given(shares=self.shares))
         if self.shares is not None and self.shares < self.shufflers:
             raise ValueError(
                 f"expected at least one share for each of {self.shufflers} shufflers, got shares={self.shares}"
             )
 
-    @classmethod
-    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """Noise of twice the clip norm."""
-        return {"noise_multiplier": 2.0}
-
-    @property
-    def noise_field(self) -> str:
-        """The noise multiplier."""
-        return "noise_multiplier"
-
-    @property
-    def std(self) -> float:
-        """Standard deviation of the honest clients' noise on each coordinate of the sum."""
-        return float(self.known("noise_multiplier") * self.clip_norm)
-
     def settle(self, cohort: Cohort, dim: int) -> Self:
         """Scale, modulus and shares for this cohort; every honest client of its minimum adds an equal part of noise."""
-        present = cohort.crowd() - cohort.colluders
-        honest = present if self.honest is None else self.honest
-        if not 2 <= honest <= present:
-            raise ValueError(f"expected 2 to {present} honest users (min_size - colluders), got {honest}")
+        if cohort.aggregators is not None:
+            raise self.not_shared()
+        present, honest = cohort.crowd() - cohort.colluders, self.honest_of(cohort)
         scale, modulus = skellam.resolve(
             clip_norm=self.clip_norm,
             dim=dim,
@@ -135,15 +94,6 @@ class SplitAndMixProtocol(Protocol, Fast):
         each, rest = divmod(shares, self.shufflers)
         return self.colluding_shufflers * each + min(self.colluding_shufflers, rest)
 
-    def encoding(self, dim: int) -> skellam.Encoding:
-        """How an update becomes integers."""
-        return skellam.Encoding(clip_norm=self.clip_norm, scale=self.known("scale"), dim=dim)
-
-    @property
-    def noise_part(self) -> float:
-        """The variance of one client's noise on a coordinate, in integers."""
-        return (self.std * self.known("scale")) ** 2 / self.known("honest")
-
     def layout(self, dim: int) -> Layout:
         """A slot for every share of every coordinate; the shares of a coordinate are neighbours."""
         slots = dim * self.known("shares")
@@ -156,10 +106,6 @@ class SplitAndMixProtocol(Protocol, Fast):
         noisy = self.encoding(len(x))(x, key=key_round) + noise
         shares = skellam.split(noisy, self.known("shares"), self.known("modulus"), key=key_shares)
         return Reports(slot=None, value=shares.ravel(), valid=jnp.ones((), bool))
-
-    @staticmethod
-    def _keys(key: jax.Array) -> jax.Array:
-        return jax.random.split(key, 3)
 
     def messages(self, dim: int) -> Shares:
         """A share a message."""
@@ -180,39 +126,9 @@ class SplitAndMixProtocol(Protocol, Fast):
         slots = jnp.sum(jnp.where(valid, reports.value, jnp.uint32(0)), axis=0, dtype=jnp.uint32)
         return jnp.sum(slots.reshape(dim, -1), axis=1, dtype=jnp.uint32)
 
-    def collect(
-        self, xs: jax.Array, present: jax.Array, state: Any, *, keys: jax.Array, budgets: jax.Array | None = None
-    ) -> Collected:
-        """The encoded updates, added up: those of the messages from the same keys."""
-        encode = self.encoding(xs.shape[1])
-        encoded = jax.vmap(lambda x, key: encode(x, key=self._keys(key)[0]))(xs, keys)
-        residues = jnp.sum(jnp.where(present[:, None], skellam.words(encoded), 0), axis=0, dtype=jnp.uint32)
-        return Collected(residues, jnp.sum(present, dtype=jnp.int32))
-
-    def finish(self, collected: Collected, *, key: jax.Array) -> jax.Array:
-        """The noise of all clients, in one draw a coordinate."""
-        noise = skellam.skellam(self.noise_part, collected.residues.shape, key=key, times=collected.users)
-        return collected.residues + skellam.words(noise)
-
-    def clipped(self, x: jax.Array, state: Any) -> jax.Array:
-        """To the clip norm."""
-        return clip_l2(x, self.clip_norm)
-
-    def clipped_to(self, state: Any) -> float:
-        """The clip norm; what is rounded is rounded without bias."""
-        return self.clip_norm
-
-    def tally_of_sum(self, total: jax.Array, count: jax.Array, *, key: jax.Array) -> jax.Array:
-        """The scaled sum with the noise of all clients, and a Gaussian for their rounding errors."""
-        key_round, key_noise = jax.random.split(key)
-        errors = jnp.sqrt(count / 4) * normal(key_round, total.shape, total.dtype)
-        rounded = jnp.round(total * self.known("scale") + errors).astype(jnp.int32)
-        return self.finish(Collected(skellam.words(rounded), count), key=key_noise)
-
-    def estimate(self, tally: jax.Array, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
-        """The sum, centred around zero modulo `modulus`, over the planned size."""
-        integers = skellam.centred(tally, self.known("modulus"))
-        return integers.astype(jnp.float32) / (self.known("scale") * size), state
+    def whole_noise(self, shape: tuple[int, ...], users: jax.Array, *, key: jax.Array) -> jax.Array:
+        """Every client's part."""
+        return skellam.skellam(self.noise_part, shape, key=key, times=users)
 
     def noise_std(self, size: int, dim: int) -> float:
         """The noise of all clients; zeros are encoded without rounding."""
@@ -251,7 +167,6 @@ class SplitAndMixProtocol(Protocol, Fast):
                 "the number of shares tells how many users a Poisson sample has; with cohort.kind = 'secret' all upload"
             )
         colluding = self.colluding_shufflers
-        bias = encoding.bias / self.clip_norm
         return Scope(
             trust=Trust.SHUFFLE,
             adversary=f"analyzer with {colluding} of the shufflers" if colluding else "analyzer",
@@ -266,8 +181,7 @@ class SplitAndMixProtocol(Protocol, Fast):
                 f"a round counts only users whose shares all arrived, releases nothing unless there are at least "
                 f"{cohort.min_size} of them, and {DROPOUT}",
                 f"{enrolment(cohort)}; each honest user adds its part of the noise",
-                f"every user repeats the rounding until its integers have norm at most {encoding.norm:.6g} (which "
-                f"biases its update by at most {bias:.2g} of the clip norm)",
-                *((_REMOVAL,) if neighbors is Neighbors.ADD_REMOVE else ()),
+                rounding_assumption(encoding),
+                *removal(neighbors, noise=True),
             ),
         )

@@ -1,4 +1,4 @@
-"""The server app's side: it plays the shuffler (or relays to shufflers), and tests the models that come out."""
+"""The server app's side: it relays sealed reports to the aggregators, and tests the models that come out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shuffler as a service: uploads in, rosters to the other shufflers, batches out to the analyzer.
+"""A shuffler or aggregator as a service: uploads in, rosters to the others, batches out to the analyzer.
 
 Clients see the analyzer's task, status and models through it, so that the analyzer never sees a client. Uploads that
 arrive together are written in one transaction. In the background it follows the analyzer, closes rounds that are full
@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -20,12 +21,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from dovetail.parties.common.keys import PublicKey
-from dovetail.parties.common.links import AnalyzerLink, ShufflerLink, Unreachable
+from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink, Unreachable
 from dovetail.parties.common.records import read_record
 from dovetail.parties.common.wire import (
-    REPORT_ID,
     Malformed,
-    Packed,
     RoundStatus,
     TooLate,
     Unknown,
@@ -35,11 +34,11 @@ from dovetail.parties.common.wire import (
     vector_to,
 )
 from dovetail.parties.http._http import Counts, Served, body_of, busy, number_of, path_of
-from dovetail.parties.shuffler.arrivals import Accepted, Arrival, Over, Turned, Unopened
-from dovetail.parties.shuffler.rounds import Shuffler
-from dovetail.parties.shuffler.store import State
+from dovetail.parties.intermediary.arrivals import Accepted, Arrival, Over, Turned, Unopened
+from dovetail.parties.intermediary.party import Intermediary
+from dovetail.parties.intermediary.store import State
 
-__all__ = ["ShufflerService", "read_enrolled"]
+__all__ = ["IntermediaryService", "read_enrolled"]
 
 _LOG = logging.getLogger(__name__)
 _TOGETHER = 256  # uploads that are written in one transaction
@@ -56,19 +55,19 @@ class _Unwritten(Turned):
     """An upload that the store failed to keep; its sender tries again."""
 
 
-class ShufflerService:
-    """A shuffler and its neighbours: who may upload, the other shufflers of the task, the analyzer."""
+class IntermediaryService:
+    """A shuffler or aggregator and its neighbours: who may upload, the others of the task, the analyzer."""
 
     def __init__(
         self,
-        shuffler: Shuffler,
+        party: Intermediary[Any],
         *,
         enrolled: Mapping[bytes, PublicKey],
         analyzer: AnalyzerLink,
-        peers: Sequence[ShufflerLink] = (),
+        peers: Sequence[IntermediaryLink] = (),
     ) -> None:
-        self._shuffler, self._analyzer, self._peers, self._enrolled = shuffler, analyzer, peers, enrolled
-        others = [key for i, key in enumerate(shuffler.task.shufflers) if i != shuffler.index]
+        self._party, self._analyzer, self._peers, self._enrolled = party, analyzer, peers, enrolled
+        others = [keys.sign for i, keys in enumerate(party.task.intermediaries) if i != party.index]
         self._others = {key.key_id: key for key in others}
         self._status: RoundStatus | None = None
         self._model: tuple[int, bytes] | None = None
@@ -76,8 +75,6 @@ class ShufflerService:
         self._arrived = asyncio.Event()
         self._said: set[str] = set()
         self._began = time.monotonic()
-        reports = shuffler.shape.reports or shuffler.shape.slots
-        self._most = REPORT_ID + Packed.size(reports, length=shuffler.shape.length)
         prefix = "/v1/tasks/{task}"
         self.counts = Counts()
         routes = [
@@ -92,7 +89,7 @@ class ShufflerService:
         self.app = Served(routes, self.counts, self._work).app
 
     async def _get_task(self, request: Request) -> Response:
-        return Response(msgspec.json.encode(self._shuffler.signed), media_type="application/json")
+        return Response(msgspec.json.encode(self._party.signed), media_type="application/json")
 
     async def _get_status(self, request: Request) -> Response:
         if self._status is None:
@@ -101,25 +98,25 @@ class ShufflerService:
 
     async def _get_counts(self, request: Request) -> Response:
         """For its owner alone: whoever watches the counts knows when uploads come."""
-        own = self._shuffler.key.public
+        own = self._party.key.public
         authenticated({own.key_id: own}, "GET", path_of(request), request.headers, b"")
         return JSONResponse(dict(self.counts))
 
     async def _get_model(self, request: Request) -> Response:
-        round = number_of(request, self._shuffler.task.task_id)
+        round = number_of(request, self._party.task.task_id)
         if self._model is None or self._model[0] != round:
             raise TooLate("expected the round of the current model, got another one")
         return Response(self._model[1], media_type="application/octet-stream")
 
     async def _upload(self, request: Request) -> Response:
-        task = self._shuffler.task
+        task = self._party.task
         round = number_of(request, task.task_id)
-        if request.path_params["index"] != str(self._shuffler.index):
-            raise Malformed(f"expected an upload for shuffler {self._shuffler.index}, got one for another")
+        if request.path_params["index"] != str(self._party.index):
+            raise Malformed(f"expected an upload for {self._party.kind} {self._party.index}, got one for another")
         claimed(self._enrolled, request.headers)
-        body = await body_of(request, most=self._most)
+        body = await body_of(request, most=self._party.most)
         client = authenticated(self._enrolled, "POST", path_of(request), request.headers, body)
-        arrival = self._shuffler.arrival(round, client=client, upload=Upload.decode(body))
+        arrival = await asyncio.to_thread(self._party.arrival, round, client=client, upload=Upload.decode(body))
         future: asyncio.Future[Accepted | Turned] = asyncio.get_running_loop().create_future()
         self._waiting.append((arrival, future))
         self._arrived.set()
@@ -130,7 +127,7 @@ class ShufflerService:
         return PlainTextResponse(taken)
 
     def _turned_away(self, why: Turned, round: int) -> Response:
-        """Who was not written down, or is ahead of this shuffler, asks again (503, 425); who is late does not (410)."""
+        """Who was not written down, or is ahead of this party, asks again (503, 425); who is late does not (410)."""
         if isinstance(why, _Unwritten):
             return PlainTextResponse(str(why), status_code=503)
         if not isinstance(why, Unopened | Over):
@@ -142,16 +139,16 @@ class ShufflerService:
 
     async def _roster(self, request: Request) -> Response:
         round = self._asked_by_another(request)
-        return _packed(await asyncio.to_thread(self._shuffler.store.roster, round))
+        return _packed(await asyncio.to_thread(self._party.store.roster, round))
 
     async def _agreed(self, request: Request) -> Response:
         round = self._asked_by_another(request)
-        return _packed(await asyncio.to_thread(self._shuffler.store.agreed, round))
+        return _packed(await asyncio.to_thread(self._party.store.agreed, round))
 
     def _asked_by_another(self, request: Request) -> int:
-        round = number_of(request, self._shuffler.task.task_id)
+        round = number_of(request, self._party.task.task_id)
         if not self._others:
-            raise Unknown("expected another shuffler of this task, got none that could ask")
+            raise Unknown(f"expected another {self._party.kind} of this task, got none that could ask")
         authenticated(self._others, "GET", path_of(request), request.headers, b"")
         return round
 
@@ -168,7 +165,7 @@ class ShufflerService:
             if not self._waiting:
                 self._arrived.clear()
             try:
-                taken = await asyncio.to_thread(self._shuffler.store.accept_all, [arrival for arrival, _ in batch])
+                taken = await asyncio.to_thread(self._party.store.accept_all, [arrival for arrival, _ in batch])
             except Exception as error:
                 taken = [_Unwritten("expected a store that can be written to, got an error")] * len(batch)
                 self._complain(error)
@@ -179,14 +176,16 @@ class ShufflerService:
     async def _follow(self) -> None:
         """What the analyzer says: a new round is opened here, with its model."""
         status = await asyncio.to_thread(self._analyzer.status)
-        task, store = self._shuffler.task, self._shuffler.store
+        task, store = self._party.task, self._party.store
         if status.task_id != task.task_id:
             raise ValueError("expected the analyzer of this task, got that of another one")
         if self._status is not None and status.round == self._status.round and status.over == self._status.over:
             return
         wanted = status.round if status.over else status.round - 1
         if self._model is None or self._model[0] != wanted:
-            dim = None if status.over else task.dim  # what is published may be solved from updates that are longer
+            dim = (
+                None if status.over else task.model_dim
+            )  # what is published may be solved from updates that are longer
             self._model = wanted, vector_to(await asyncio.to_thread(self._analyzer.model, wanted, dim=dim))
         if not status.over:
             closes = time.time() + task.round_seconds
@@ -196,29 +195,29 @@ class ShufflerService:
 
     async def _close(self) -> None:
         """Rounds that are full or whose time is up; what was closed is forwarded."""
-        store = self._shuffler.store
+        store = self._party.store
         for round, state, closes in await asyncio.to_thread(store.unfinished):
             if state in ("open", "frozen") and self._status is not None and round < self._status.round:
-                await asyncio.to_thread(self._shuffler.drop, round)
+                await asyncio.to_thread(self._party.drop, round)
                 continue
-            if state == "open" and (time.time() >= closes or self._shuffler.full(round)):
+            if state == "open" and (time.time() >= closes or self._party.full(round)):
                 await asyncio.to_thread(store.freeze, round)
                 state = "frozen"
             if state == "frozen":
                 state = await asyncio.to_thread(self._agree_and_close, round)
             if state in ("void", "sent"):
-                await asyncio.to_thread(self._shuffler.forward, round, self._analyzer)
+                await asyncio.to_thread(self._party.forward, round, self._analyzer)
 
     def _agree_and_close(self, round: int) -> State:
         """Nobody closes before everybody has decided, and everybody must have decided the same."""
         rosters = [roster for peer in self._peers if (roster := peer.roster(round)) is not None]
         if len(rosters) < len(self._peers):
             return "frozen"
-        self._shuffler.decide(round, rosters)
+        self._party.decide(round, rosters)
         agreed = [digest for peer in self._peers if (digest := peer.agreed(round)) is not None]
         if len(agreed) < len(self._peers):
             return "frozen"
-        return self._shuffler.close(round, rosters, agreed=agreed)
+        return self._party.close(round, rosters, agreed=agreed)
 
     def _complain(self, error: Exception) -> None:
         """Say what goes wrong once; it is tried again all the time, and services may come up later than others."""

@@ -1,0 +1,138 @@
+"""Sums of whole vectors with Skellam noise, of which nothing else is seen (Agarwal, Kairouz, Liu 2021).
+
+Vectors are clipped to `clip_norm`, scaled and rounded to integers of bounded norm (`rounded_norm`); the noise that the
+adversary does not know has variance `noise_variance`. That costs a Gaussian and Skellam's distance from it
+(`skellam_distance`), or Skellam's Renyi divergence, whichever is less. What a sum by shares of which one aggregator is
+honest shows is no more than that sum (docs/proofs/secagg.md); `split_and_mix` adds how far mixed shares are from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from typing import TypeVar
+
+import numpy as np
+
+from dovetail.accounting.loss_distributions import Loss
+from dovetail.accounting.near_gaussian import NearGaussian
+from dovetail.accounting.releases import skellam_distance
+from dovetail.accounting.releases._base import Release, Sampling, Scale, releases
+from dovetail.accounting.releases.mixing import rounded_norm
+from dovetail.accounting.releases.noise import GaussianRelease
+from dovetail.events import Everyone, FixedSize, Gaussian, Poisson, SkellamNoise, SkellamSum
+from dovetail.statements import Neighbors, NotApplicable, Theorem
+
+__all__ = ["ORDERS", "REMOVED", "SECAGG", "SkellamRelease", "near", "renyi", "sensitivity"]
+
+SECAGG = Theorem(
+    key="dovetail.secagg",
+    where="Skellam noise (Agarwal, Kairouz, Liu 2021) on a sum by additive shares, of which all but one may be seen "
+    "(docs/proofs/secagg.md)",
+    url="https://arxiv.org/abs/2110.04995",
+)
+REMOVED = dataclasses.replace(
+    SECAGG,
+    key="dovetail.secagg-removed",
+    where=f"{SECAGG.where}; for users that are removed, docs/proofs/removed-users.md",
+)
+ORDERS = np.unique(np.round(np.geomspace(2, 20_000, 160)))
+
+_Sum = TypeVar("_Sum", bound=SkellamNoise)
+
+
+def renyi(event: SkellamNoise, orders: np.ndarray) -> np.ndarray:
+    """Skellam's Renyi divergence of the sum, all coordinates; an order between integers costs the next integer.
+
+    Guarantees:
+        Never below the divergence summed from Skellam's probabilities.
+    """
+    return _skellam(sensitivity(event), event.coordinates, event.noise_variance, np.asarray(orders, dtype=float))
+
+
+def near(event: SkellamNoise) -> NearGaussian:
+    """The Gaussian that the sum is near to, all coordinates; `NotApplicable` where there is too little noise."""
+    return skellam_distance.near_gaussian(
+        sensitivity=sensitivity(event), coordinates=event.coordinates, variance=event.noise_variance
+    )
+
+
+def sensitivity(event: SkellamNoise) -> float:
+    """How far a user who is replaced, or removed (docs/proofs/removed-users.md), moves the sum of integers, in L2."""
+    return event.norms_apart * rounded_norm(
+        clip_norm=event.clip_norm,
+        scale=event.scale,
+        coordinates=event.coordinates,
+        rounding_tail=event.rounding_tail,
+    )
+
+
+def _skellam(l2: float, coordinates: int, variance: float, orders: np.ndarray) -> np.ndarray:
+    l1 = min(math.sqrt(coordinates) * l2, l2**2)
+    usable = np.isfinite(orders) & (orders > 1)
+    order = np.maximum(np.ceil(np.where(usable, orders, 2.0)), 2.0)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # the noise may be next to nothing
+        excess = np.fmin(((2 * order - 1) * l2**2 + 6 * l1) / (4 * variance * variance), 3 * l1 / (2 * variance))
+        return np.where(usable, (order * l2**2 / (2 * variance) + excess) * (1 + 1e-13), np.inf)
+
+
+class SkellamRelease(Release[_Sum]):
+    """Skellam noise on a sum, near to a Gaussian's.
+
+    A sample of who uploads amplifies nothing: it is seen. `Poisson` means that everyone uploads, and that users toss
+    secret coins for whether their data enter.
+    """
+
+    orders = ORDERS
+
+    @property
+    def near_gaussian(self) -> NearGaussian | None:
+        """Where there is enough noise."""
+        with contextlib.suppress(NotApplicable):
+            return near(self.event)
+        return None
+
+    @property
+    def _noise(self) -> GaussianRelease:
+        """That of the Gaussian it is near to."""
+        reach = sensitivity(self.event)
+        std = reach / near(self.event).mu
+        return GaussianRelease(Gaussian(std=std, sensitivity=reach, neighbors=self.neighbors))
+
+    def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
+        """Secret coins: those of the Gaussian, from which it is no further when users are drawn (KL is convex)."""
+        known = isinstance(sampling, Poisson)
+        return self._noise.losses(sampling, interval) if known else super().losses(sampling, interval)
+
+    def scale(self, sampling: Sampling) -> Scale | None:
+        """The Gaussian's."""
+        return self._noise.scale(sampling)
+
+    def renyi(self, sampling: Sampling, orders: tuple[float, ...]) -> np.ndarray:
+        """Everyone."""
+        return renyi(self.event, np.asarray(orders)) if sampling == Everyone() else super().renyi(sampling, orders)
+
+    def holds_on(self, sampling: Sampling) -> bool:
+        """Any sample: there are `num_users` uploads at the least, or nothing is released."""
+        least = getattr(self.event, "num_users", 0)
+        return not isinstance(sampling, FixedSize) or sampling.size >= least
+
+    def assumes(self, sampling: Sampling) -> str | None:
+        """Of coins that users toss: nobody may see how they fell."""
+        if not isinstance(sampling, Poisson):
+            return super().assumes(sampling)
+        return (
+            f"each user decides secretly and independently, with probability {sampling.prob:.4g}, whether its data "
+            "enter a round; when and how long it uploads does not depend on that choice"
+        )
+
+
+@releases(SkellamSum)
+class SkellamSumRelease(SkellamRelease[SkellamSum]):
+    """A sum by shares: no more than the sum is seen, as long as one aggregator is honest."""
+
+    @property
+    def theorem(self) -> Theorem:
+        """That of the sum, and what it means to be removed."""
+        return SECAGG if self.event.neighbors is Neighbors.REPLACE_ONE else REMOVED

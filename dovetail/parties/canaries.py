@@ -1,0 +1,177 @@
+"""Canary users in real rounds: what analyzer and all aggregators but one see, when one user holds one of two updates.
+
+Everything that is deployed runs: the client with its policy and ledger, sealing, the aggregators' stores, the analyzer
+with its book; only the network is left out. The adversary holds the analyzer's key and all aggregators' but the first,
+knows everybody else's update, and asks for sums again as if they had been lost. Each round is one trial, and its scores
+are what the adversary makes of it; how much they tell is for an audit to say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from dovetail.learners.server import Server
+from dovetail.parties.aggregator.rounds import Aggregator
+from dovetail.parties.analyzer.learning import Learning
+from dovetail.parties.analyzer.rounds import Analyzer
+from dovetail.parties.common.costs import cost
+from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
+from dovetail.parties.common.sealing import open_sealed
+from dovetail.parties.common.shares import add_share, decode_sum
+from dovetail.parties.common.task import SignedTask, TrainingTask, sign
+from dovetail.parties.deployment import lenient_policy
+from dovetail.parties.user.client import Client
+from dovetail.statements import Statement
+
+__all__ = ["CanaryRounds"]
+
+_TIMES = 8  # that a sum is asked for
+
+
+class CanaryRounds:
+    """A task on shares with all its parties in a folder, and a victim that holds one of two updates."""
+
+    def __init__(
+        self,
+        folder: Path,
+        protocol: str,
+        settings: Mapping[str, Any],
+        *,
+        dim: int,
+        users: int,
+        delta: float,
+        trials: int,
+        aggregators: int = 2,
+    ) -> None:
+        self._ring = KeyRing(folder / "analyzer" / "keys", "seal")
+        keys = [ServicePairs.add(folder / f"aggregator-{i}" / "keys") for i in range(aggregators)]
+        self.task = TrainingTask(
+            name="canaries",
+            protocol=protocol,
+            settings=dict(settings),
+            dim=dim,
+            rounds=trials,
+            min_clients=users,
+            max_clients=users,
+            round_seconds=3600.0,
+            delta=delta,
+            analyzer=self._ring.add().public,
+            aggregators=tuple(pair.public for pair in keys),
+        )
+        self._signed = sign(self.task, signer := KeyPair.generate("sign"))
+        asked: dict[str, Any] = {"signed": self._signed, "signer": signer.public.key_id}
+        self.parties = [
+            Aggregator(folder / f"aggregator-{i}", **asked, index=i, keys=pair) for i, pair in enumerate(keys)
+        ]
+        learning = Learning(initial=np.zeros(dim, np.float32), server=Server(learning_rate=1.0))
+        self._analyzer = Analyzer(folder / "analyzer", **asked, keys=self._ring, learning=learning, workers=1)
+        self._folder, self.present = folder, users
+        self._users: list[Client] = []
+        self._round, self._before = 0, np.zeros(self.task.contribution().length, np.uint32)
+
+    def statement(self) -> Statement:
+        """What is certified for one round."""
+        return cost(self.task, 1)[0]
+
+    def run(self, trials: int, observe: Callable[[int], None] = lambda done: None) -> dict[str, np.ndarray]:
+        """The scores of so many rounds in each world, by name: (2, trials), the worlds in turn."""
+        rows: list[list[dict[str, float]]] = [[], []]
+        for trial in range(2 * trials):
+            rows[trial % 2].append(self.play(trial % 2))
+            observe(trial + 1)
+        return {name: np.array([[row[name] for row in world] for world in rows]) for name in rows[0][0]}
+
+    def play(self, world: int) -> dict[str, float]:
+        """One round with the victim's update of this world: what the adversary computes from what it sees."""
+        self._round += 1
+        direction = self._direction()
+        for party in self.parties:
+            party.store.open_round(self._round, head=self._analyzer.status().head, closes=0.0)
+        seen = self._report(direction if world == 0 else -direction)
+        self._close()
+        sight = float(np.mean([self._estimate() for _ in range(_TIMES)], axis=0) @ direction)
+        for index, party in enumerate(self.parties):
+            party.forward(self._round, _Straight(self._analyzer, index))  # type: ignore[arg-type]
+        return {"the sum": sight, "shares beside those of the round before": self._against_before(seen) @ direction}
+
+    def _against_before(self, seen: np.ndarray) -> np.ndarray:
+        """By how much the victim's shares at the colluding aggregators have moved, as signed numbers."""
+        bits = self.task.contribution().bits
+        moved, self._before = (seen - self._before) & np.uint32(2**bits - 1), seen
+        return (moved.astype(np.int64) - (moved >= 2 ** (bits - 1)) * 2**bits)[: self.task.dim].astype(np.float64)
+
+    def shut(self) -> None:
+        """Let go of all files."""
+        for party in self.parties:
+            party.shut()
+        self._analyzer.shut()
+
+    def _direction(self) -> np.ndarray:
+        """As long as an update may be, and the same in all coordinates."""
+        protocol = self.task.build()[0]
+        clip = getattr(protocol, "clip_norm", None)
+        if clip is not None:
+            return np.full(self.task.dim, clip / math.sqrt(self.task.dim))
+        return np.full(self.task.dim, float(getattr(protocol, "clip_value", 1.0)))
+
+    def _report(self, update: np.ndarray) -> np.ndarray:
+        """Everybody reports, the victim first; what the colluding aggregators hold of the victim's shares, added up."""
+        shared, seen = self.task.contribution(), np.zeros(self.task.contribution().length, np.uint32)
+        while len(self._users) < self.present:
+            number = len(self._users)
+            self._users.append(_user(self._folder / f"user-{number}", self._signed, number))
+        for number, user in enumerate(self._users):
+            mine = update if number == 0 else np.zeros(self.task.dim)
+            envelope = user.report(self._signed, self._round, mine.astype(np.float32))
+            for party, upload in zip(self.parties, envelope.uploads, strict=True):
+                party.accept(self._round, client=envelope.sender, upload=upload)
+                if number == 0 and party.index > 0:
+                    content = party.arrival(self._round, client=envelope.sender, upload=upload).content
+                    add_share(seen, content, shared.bits, last=party.index == len(self.parties) - 1)
+            user.sent(envelope)
+        return seen
+
+    def _close(self) -> None:
+        rosters = [party.store.freeze(self._round) for party in self.parties]
+        for index, party in enumerate(self.parties):
+            others = [roster for i, roster in enumerate(rosters) if i != index]
+            party.decide(self._round, others)
+            party.close(self._round, others)
+
+    def _estimate(self) -> np.ndarray:
+        """The mean update, from sums as they are sent now."""
+        shared, key = self.task.contribution(), self._ring.find(self.task.analyzer.key_id).opening()
+        total = np.zeros(shared.length, np.uint32)
+        for index, party in enumerate(self.parties):
+            ((_, sealed),) = party.store.parts(self._round, size=1)
+            purpose = self.task.sum_purpose(self._round, index, batch=party.store.batch(self._round))
+            total += decode_sum(open_sealed(sealed, key, purpose), shared.length, shared.bits)
+        protocol, cohort = self.task.build()
+        tally = shared.tally(total & np.uint32(2**shared.bits - 1), len(self._users))
+        return np.asarray(
+            protocol.estimate(tally, cohort.size, protocol.init(self.task.dim), key=jax.random.key(0))[0], np.float64
+        )
+
+
+class _Straight:
+    """The analyzer as an aggregator sees it, without a network between them."""
+
+    def __init__(self, analyzer: Analyzer, index: int) -> None:
+        self._analyzer, self._index = analyzer, index
+
+    def part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
+        self._analyzer.take(self._index, round, batch, number, part)
+
+    def closed(self, round: int, closed: Any) -> None:
+        self._analyzer.closed(self._index, round, closed)
+
+
+def _user(folder: Path, signed: SignedTask, number: int) -> Client:
+    policy = lenient_policy(signed)
+    return Client(folder, policy=policy.numbered(number), key=KeyPair.generate("sign"))

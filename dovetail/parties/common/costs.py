@@ -1,0 +1,114 @@
+"""What a task costs a user: a `Guarantee`, as `dovetail account protocol` asks it, less what exact sampling misses."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from dovetail import _validate, protocols
+from dovetail.guarantee import Guarantee, Spread
+from dovetail.parties.common.task import TrainingTask, cohort_of
+from dovetail.statements import Spent, Statement, unbounded
+
+__all__ = ["calibrated", "cost"]
+
+_ONE_AT_A_TIME = threading.Lock()
+_CHARGED = 1e-6  # of delta: for what sampling on a computer is off by
+
+
+def calibrated(
+    *,
+    protocol: str,
+    settings: Mapping[str, Any],
+    dim: int,
+    rounds: int,
+    min_clients: int,
+    max_clients: int,
+    colluders: int,
+    eps: float | None,
+    delta: float,
+    aggregators: int | None = None,
+) -> dict[str, Any]:
+    """The settings with their noise set: as given, or such that all rounds together cost at most `eps`."""
+    built = protocols.build(protocol, settings)
+    if built.calibrated:
+        return dict(settings)
+    if eps is None or built.noise_field is None:
+        raise ValueError(f"expected privacy.eps or protocol.{built.noise_field}, got neither")
+    training = _guarantee(
+        built,
+        cohort_of(min_clients, max_clients, colluders, aggregators=aggregators),
+        rounds,
+        dim=dim,
+        delta=delta * (1 - _CHARGED),
+    )
+    return {**settings, built.noise_field: getattr(training.calibrated(eps).protocol, built.noise_field)}
+
+
+def _guarantee(
+    protocol: protocols.Protocol,
+    cohort: protocols.Cohort,
+    rounds: int,
+    *,
+    dim: int,
+    delta: float,
+    assumptions: tuple[str, ...] = (),
+) -> Guarantee:
+    """So many rounds of a task, each with the fewest users that it may have."""
+    return Guarantee(
+        protocol=protocol,
+        cohorts=(cohort,) * rounds,
+        dim=dim,
+        relation=protocol.relation,
+        delta=delta,
+        spread=Spread(users=cohort.size),
+        assumptions=assumptions,
+    )
+
+
+def _sent(task: TrainingTask) -> tuple[protocols.Messages | protocols.Contribution, float]:
+    """What leaves users, and how far the law of a round is from the one that is accounted, at most."""
+    if not task.aggregators:
+        messages = task.messages()
+        return messages, messages.distance * task.max_clients
+    shared = task.contribution()
+    return shared, shared.distance * task.max_clients + shared.noise_distance * len(task.aggregators)
+
+
+@functools.lru_cache(maxsize=256)
+def _cost(body: bytes, rounds: int) -> tuple[Statement, Statement]:
+    task = msgspec.json.decode(body, type=TrainingTask)
+    protocol, cohort = task.build()
+    sent, off = _sent(task)
+    delta = task.delta * (1 - _CHARGED) if off else task.delta
+    training = _guarantee(protocol, cohort, rounds, dim=task.dim, delta=delta, assumptions=tuple(sent.assumptions))
+    record = training.record()
+    certified = dataclasses.replace(record.certified(), delta=task.delta)
+    if off and not certified.unbounded:
+        charged = Spent(task.delta * _CHARGED, "samples whose law is not exact")
+        certified = dataclasses.replace(certified, proof=certified.proof.spending(charged))
+        total = math.log1p(math.exp(min(certified.eps, 700))) + math.log(off * rounds)
+        if not total <= math.log(task.delta * _CHARGED):
+            reason = "not certified: sampling is too coarse for so large an eps"
+            certified = unbounded(training.scope, reason=reason, delta=task.delta).judged(record.verdict)
+    local = record.local()
+    said = dict.fromkeys((*local.assumptions, *sent.assumptions))
+    local = dataclasses.replace(local, assumptions=tuple(said))
+    return certified, local
+
+
+def cost(task: TrainingTask, rounds: int) -> tuple[Statement, Statement]:
+    """What so many rounds of a task cost a user: against the analyzer, and if nobody is trusted.
+
+    Rounds are counted with the fewest users that one may have; how many really come is nobody's promise.
+    """
+    _validate.integer(rounds=rounds)
+    _validate.in_interval(1, task.rounds, rounds=rounds)
+    with _ONE_AT_A_TIME:  # users that share a process would all compute the same
+        return _cost(task.body, rounds)

@@ -1,0 +1,160 @@
+"""Statistics of users' own data, added up beside their updates: further coordinates of the same noisy sum.
+
+A measure turns what a user knows (its loss, its labels, a number) into a vector of norm at most 1. The user scales it
+to `weight` times the clip norm, and its update to what is left of the clip norm, so that the whole has the norm that is
+accounted: what a measure reveals is in the same statement and the same ledger as the model. Some users are held out:
+whether a user is follows from its key and the task, so that nobody chooses it. They send their measures beside an
+update of zero; the others send an update beside measures of zero, but for those that are about updates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+
+from dovetail import _validate
+from dovetail.mechanisms.gaussian import clip_l2
+
+__all__ = ["Measure", "assembled", "by_name", "is_held_out", "measured", "measured_size", "update_norm"]
+
+_ALL_OF_THEM = 2.0**64
+Kind = Literal["evaluation", "labels", "histogram", "within_clip"]
+
+
+class Measure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One statistic.
+
+    - `evaluation`: mean accuracy and mean loss of the held-out users, losses above `largest` counted as that;
+    - `labels`: the average user's share of every one of `classes` labels;
+    - `histogram`: of the user's number `fact` over the intervals between `edges`, and with it quantiles;
+    - `within_clip`: the share of training users whose update was no longer than the update's part of the clip norm.
+
+    `weight` is the measure's part of the clip norm: the larger, the less noise on it and the more on the model.
+    """
+
+    kind: Kind
+    weight: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.1
+    classes: int = 0
+    largest: float = 5.0
+    fact: str = ""
+    edges: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        _validate.positive(largest=self.largest)
+        if (self.classes >= 2) != (self.kind == "labels"):
+            raise ValueError(
+                f"expected classes >= 2 with 'labels' alone, got classes={self.classes} with {self.kind!r}"
+            )
+        if (len(self.edges) >= 2 and bool(self.fact)) != (self.kind == "histogram"):
+            raise ValueError(
+                f"expected a fact and two edges or more with 'histogram' alone, got them with {self.kind!r}"
+            )
+        if list(self.edges) != sorted(set(self.edges)):
+            raise ValueError(f"expected edges that grow, got {self.edges}")
+
+    @property
+    def size(self) -> int:
+        """Coordinates that it takes."""
+        return {"evaluation": 3, "labels": self.classes, "histogram": len(self.edges) + 1, "within_clip": 2}[self.kind]
+
+    def vector(self, facts: Mapping[str, Any], *, held_out: bool, within: bool) -> np.ndarray:
+        """What a user adds, of norm at most 1; zeros where it has nothing to say."""
+        if self.kind == "within_clip":
+            return np.zeros(2) if held_out else np.array([1.0, float(within)]) / math.sqrt(2)
+        if self.kind == "evaluation":
+            if not held_out:
+                return np.zeros(3)
+            loss, accuracy = (float(_told(facts, name)) for name in ("loss", "accuracy"))
+            loss = min(max(loss, 0.0), self.largest) / self.largest if math.isfinite(loss) else 1.0
+            return np.array([1.0, min(max(accuracy, 0.0), 1.0), loss]) / math.sqrt(3)
+        if self.kind == "labels":
+            counts = np.asarray(_told(facts, "labels"), np.float64)
+            if counts.shape != (self.classes,) or not (np.isfinite(counts).all() and (counts >= 0).all()):
+                raise ValueError(f"expected how many records have each of {self.classes} labels, got {counts!r}")
+            return counts / max(1.0, counts.sum())
+        place = np.searchsorted(self.edges, float(_told(facts, self.fact)), side="right")
+        return np.eye(self.size)[place]
+
+    def read(self, sums: np.ndarray, std: float) -> dict[str, Any]:
+        """The statistic, from the noisy sums of users' vectors with this standard deviation on each coordinate."""
+        if self.kind in ("evaluation", "within_clip"):
+            users = sums[0] * math.sqrt(self.size)
+            shares = sums[1:] * math.sqrt(self.size) / max(users, 1.0)
+            error = std * math.sqrt(self.size) / max(users, 1.0)
+            names = ("accuracy", "loss") if self.kind == "evaluation" else ("share",)
+            scales = (1.0, self.largest)
+            found = {name: float(share * scale) for name, share, scale in zip(names, shares, scales, strict=False)}
+            return {"users": float(users), **found, "std": float(error)}
+        total = max(1.0, float(sums.sum()))
+        said: dict[str, Any] = {"shares": (sums / total).tolist(), "std": std / total}
+        if self.kind == "histogram":
+            below = np.maximum.accumulate(np.cumsum(sums)[:-1] / total)
+            said["quantiles"] = {str(q): self._quantile(below, q) for q in (0.25, 0.5, 0.75, 0.9)}
+        return said
+
+    def _quantile(self, below: np.ndarray, q: float) -> float:
+        """The first edge below which there is that share of users, or the last edge."""
+        return float(self.edges[min(int(np.searchsorted(below, q)), len(self.edges) - 1)])
+
+
+def by_name(names: Sequence[str], *, classes: int) -> tuple[Measure, ...]:
+    """Measures that need no settings, by the names of their kinds, of users whose labels are of so many classes."""
+    kinds: tuple[Kind, ...] = ("evaluation", "labels", "within_clip")
+    for name in names:
+        _validate.one_of(kinds, measure=name)
+    return tuple(Measure(kind=kind, classes=classes if kind == "labels" else 0) for kind in kinds if kind in names)
+
+
+def measured_size(measures: Sequence[Measure]) -> int:
+    """Coordinates of all of them."""
+    return sum(measure.size for measure in measures)
+
+
+def update_norm(measures: Sequence[Measure], clip_norm: float) -> float:
+    """What is left of the clip norm for the update; refuses measures that leave nothing."""
+    left = 1.0 - sum(measure.weight**2 for measure in measures)
+    if left <= 0:
+        raise ValueError("expected measures whose squared weights add up to less than 1, got more")
+    return clip_norm * math.sqrt(left)
+
+
+def is_held_out(task_id: bytes, key_id: bytes, share: float) -> bool:
+    """Whether the user of a key is held out of a task that holds out such a share of users."""
+    drawn = int.from_bytes(hashlib.sha256(b"dovetail held out\0" + task_id + key_id).digest()[:8], "big")
+    return drawn < share * _ALL_OF_THEM
+
+
+def assembled(
+    measures: Sequence[Measure], update: np.ndarray, facts: Mapping[str, Any], *, clip_norm: float, held_out: bool
+) -> np.ndarray:
+    """What a user reports: its update, or zeros if it is held out, and its measures, each of its norm at most."""
+    most = update_norm(measures, clip_norm)
+    within = float(np.linalg.norm(np.asarray(update, np.float64))) <= most
+    kept = np.zeros(len(update)) if held_out else clip_l2(np.asarray(update, np.float64), most)
+    blocks = [
+        clip_norm * one.weight * clip_l2(one.vector(facts, held_out=held_out, within=within), 1.0) for one in measures
+    ]
+    return np.concatenate([kept, *blocks]).astype(np.float32)
+
+
+def measured(
+    measures: Sequence[Measure], means: np.ndarray, *, size: int, clip_norm: float, std: float
+) -> dict[str, Any]:
+    """What the measures say, from the mean over the planned `size` of what users added, with noise of this `std`."""
+    found: dict[str, Any] = {}
+    for measure in measures:
+        block, means = means[: measure.size].astype(np.float64), means[measure.size :]
+        scale = size / (clip_norm * measure.weight)
+        found[measure.fact or measure.kind] = measure.read(block * scale, std * scale)
+    return found
+
+
+def _told(facts: Mapping[str, Any], name: str) -> Any:
+    if name not in facts:
+        raise ValueError(f"expected {name!r} among what this user measures, got {sorted(facts)}")
+    return facts[name]

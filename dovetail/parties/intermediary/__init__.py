@@ -1,0 +1,1 @@
+"""What shufflers and aggregators have in common: rounds that open, are agreed upon, close once and are forgotten."""

@@ -1,0 +1,231 @@
+"""The memory of a shuffler or an aggregator: uploads until a round closes, then what leaves until the analyzer has it.
+
+A round is *opened*, once, with the head of the analyzer's ledger; a head that contradicts what was seen before is
+refused. It is *frozen* when its time is up: nothing more is taken, and the set of its report ids is final. With too few
+of them it is *void*: everything is deleted and nothing ever leaves. Else, in the one transaction that closes it, what
+leaves is made from the uploads, with whatever is drawn for it, and the uploads are deleted with all that says who sent
+them. What leaves is that batch and no other, however often it is sent: another draw would reveal what it hides. Its id
+is drawn with it. It is *sent* in numbered parts, so that the analyzer can ignore what it has, and deleted when
+acknowledged (*done*).
+"""
+
+from __future__ import annotations
+
+import abc
+import secrets
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from dovetail import _validate
+from dovetail.parties.common.database import Database
+from dovetail.parties.common.wire import BATCH_ID, REPORT_ID
+from dovetail.parties.intermediary.arrivals import Accepted, Arrival, Over, Turned, Unopened
+
+__all__ = ["RoundStore", "State"]
+
+State = Literal["unknown", "open", "frozen", "void", "sent", "done"]
+_TABLES = """
+CREATE TABLE IF NOT EXISTS owner (name BLOB PRIMARY KEY) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS rounds (round INTEGER PRIMARY KEY, state TEXT NOT NULL, head BLOB NOT NULL,
+                                   closes REAL NOT NULL, uploads INTEGER NOT NULL, agreed BLOB, batch BLOB) STRICT;
+CREATE TABLE IF NOT EXISTS uploads (round INTEGER, client BLOB, report BLOB, PRIMARY KEY (round, client)) STRICT,
+                                   WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS known (round INTEGER, report BLOB, PRIMARY KEY (round, report)) STRICT, WITHOUT ROWID;
+"""
+
+
+class RoundStore(Database, abc.ABC):
+    """The store of one shuffler or aggregator for one task, in one file; `owner` says of which.
+
+    Guarantees:
+        An upload is taken whole or not at all, once, and is on disk before `accept` returns.
+        A client has one upload in a round, whatever it sends.
+        A round closes once; below the minimum nothing of it ever leaves.
+        After closing, nothing in the file says who sent what, or in which order it came.
+        `parts` gives the same batch every time, until it is acknowledged.
+        Rounds only go forward, and a round is opened under one head.
+        A store belongs to one owner: another task's minimum does not apply to it.
+    """
+
+    contents: ClassVar[tuple[str, ...]]  # tables of what uploads hold, by round and report
+    additions: ClassVar[tuple[str, ...]] = ()  # tables of what is put beside them, by round
+    leaves: ClassVar[str]  # the table of what leaves, by round
+
+    def __init__(self, path: Path, tables: str, *, min_uploads: int, max_uploads: int, owner: bytes = b"") -> None:
+        _validate.at_least(1, max_uploads=max_uploads)
+        _validate.in_interval(1, max_uploads, min_uploads=min_uploads)
+        self._min_uploads, self._max_uploads = min_uploads, max_uploads
+        super().__init__(path, _TABLES + tables, "temp_store = MEMORY")
+        with self._transaction():
+            self._database.execute("INSERT INTO owner SELECT ? WHERE NOT EXISTS (SELECT 1 FROM owner)", (owner,))
+        if self._one("SELECT name FROM owner") != (owner,):
+            raise ValueError(f"expected the store of this task and party in {str(path)!r}, got another one's")
+        self._tidy()
+
+    @abc.abstractmethod
+    def check(self, arrival: Arrival) -> None:
+        """Turn away an upload with the wrong content."""
+
+    @abc.abstractmethod
+    def _keep(self, arrival: Arrival) -> None:
+        """Write down what is in an upload."""
+
+    @abc.abstractmethod
+    def _leave(self, round: int) -> None:
+        """Make what leaves from the contents of a round, once."""
+
+    @abc.abstractmethod
+    def parts(self, round: int, *, size: int) -> Iterator[tuple[int, bytes]]:
+        """What leaves of a closed round, in numbered parts of at most `size` messages."""
+
+    def open_round(self, round: int, *, head: bytes, closes: float) -> None:
+        """Begin to take uploads until the second `closes`; the same again changes nothing."""
+        with self._transaction():
+            (last,) = self._one("SELECT MAX(round) FROM rounds") or (None,)
+            if last is not None and round < last:
+                raise ValueError(f"expected round {last} or a later one, got round {round}: the analyzer was set back")
+            found = self._one("SELECT head FROM rounds WHERE round = ?", round)
+            if found:
+                if found[0] != head:
+                    raise ValueError(f"expected round {round} under the ledger that opened it, got another ledger")
+                return
+            self._database.execute("INSERT INTO rounds VALUES (?, 'open', ?, ?, 0, NULL, NULL)", (round, head, closes))
+
+    def state(self, round: int) -> State:
+        """Where a round stands."""
+        found = self._one("SELECT state FROM rounds WHERE round = ?", round)
+        return found[0] if found else "unknown"
+
+    def unfinished(self) -> list[tuple[int, State, float]]:
+        """Rounds that have something left to do: number, state, and the second in which it closes."""
+        with self._lock:
+            query = "SELECT round, state, closes FROM rounds WHERE state != 'done' ORDER BY round"
+            return self._database.execute(query).fetchall()
+
+    def uploads(self, round: int) -> int:
+        """How many uploads a round has; of a closed one, how many counted."""
+        found = self._one("SELECT uploads FROM rounds WHERE round = ?", round)
+        return int(found[0]) if found else 0
+
+    def accept(self, arrival: Arrival) -> Accepted:
+        """Take the upload of a client; the same report again is known, another one is turned away."""
+        (taken,) = self.accept_all([arrival])
+        if isinstance(taken, Turned):
+            raise taken
+        return taken
+
+    def accept_all(self, arrivals: Sequence[Arrival]) -> list[Accepted | Turned]:
+        """Take several uploads in one transaction, each whole or not at all."""
+        with self._transaction():
+            return [self._take(arrival) for arrival in arrivals]
+
+    def freeze(self, round: int) -> list[bytes]:
+        """Take nothing more; the report ids of the round, from now on always the same."""
+        with self._transaction():
+            if self.state(round) == "unknown":
+                raise ValueError(f"expected a round that was opened, got round {round}")
+            self._database.execute("UPDATE rounds SET state = 'frozen' WHERE round = ? AND state = 'open'", (round,))
+        return self.roster(round) or []
+
+    def roster(self, round: int) -> list[bytes] | None:
+        """The report ids of a round, once they are final."""
+        with self._lock:
+            if self.state(round) in ("unknown", "open"):
+                return None
+            found = self._database.execute("SELECT report FROM known WHERE round = ? ORDER BY report", (round,))
+            return [row[0] for row in found]
+
+    def agree(self, round: int, digest: bytes) -> bytes:
+        """Decide whom to count in a frozen round, by a digest; the first decision stays."""
+        with self._transaction():
+            self._database.execute("UPDATE rounds SET agreed = ? WHERE round = ? AND agreed IS NULL", (digest, round))
+        return self.agreed(round) or digest
+
+    def agreed(self, round: int) -> bytes | None:
+        """What was decided."""
+        found = self._one("SELECT agreed FROM rounds WHERE round = ?", round)
+        return found[0] if found else None
+
+    def close(self, round: int, *, roster: Collection[bytes] | None = None, batch: bytes | None = None) -> State:
+        """Close a frozen round for good with the reports on the roster (None: all); a closed round stays as it is.
+
+        `batch` is what the batch is called; it is drawn unless given.
+        """
+        with self._transaction():
+            if (state := self.state(round)) not in ("unknown", "open", "frozen"):
+                return state
+            if state != "frozen":
+                raise ValueError(f"expected a round that is frozen, got round {round}, {state}")
+            self._keep_only(round, roster)
+            count = int((self._one("SELECT COUNT(*) FROM uploads WHERE round = ?", round) or (0,))[0])
+            name = secrets.token_bytes(BATCH_ID) if batch is None else batch
+            self._database.execute("UPDATE rounds SET uploads = ?, batch = ? WHERE round = ?", (count, name, round))
+            if count >= self._min_uploads:
+                self._leave(round)
+            for table in ("uploads", *self.contents, *self.additions):
+                self._database.execute(f"DELETE FROM {table} WHERE round = ?", (round,))
+            state = "sent" if count >= self._min_uploads else "void"
+            self._database.execute("UPDATE rounds SET state = ? WHERE round = ?", (state, round))
+        self._tidy()
+        return state
+
+    def batch(self, round: int) -> bytes:
+        """What the batch of a closed round is called."""
+        found = self._one("SELECT batch FROM rounds WHERE round = ?", round)
+        if found is None or found[0] is None:
+            raise ValueError(f"expected a round that is closed, got round {round}, {self.state(round)}")
+        return found[0]
+
+    def acknowledge(self, round: int) -> None:
+        """Delete a batch that the analyzer has; of a void round, remember that it was told."""
+        with self._transaction():
+            if self.state(round) not in ("void", "sent", "done"):
+                raise ValueError(f"expected a round that is closed, got round {round}, {self.state(round)}")
+            self._database.execute(f"DELETE FROM {self.leaves} WHERE round = ?", (round,))
+            self._database.execute("UPDATE rounds SET state = 'done' WHERE round = ?", (round,))
+        self._tidy()
+
+    def _take(self, arrival: Arrival) -> Accepted | Turned:
+        """Everything is looked at before anything is written, so that one upload never spoils another's transaction."""
+        round, client, report, _ = arrival
+        try:
+            if len(report) != REPORT_ID or not 1 <= len(client) <= 64:
+                raise Turned(f"expected a client id of up to 64 bytes and a report id of {REPORT_ID}, got others")
+            self.check(arrival)
+            if self._one("SELECT 1 FROM known WHERE round = ? AND report = ?", round, report):
+                mine = "SELECT 1 FROM uploads WHERE round = ? AND client = ? AND report = ?"
+                if self.state(round) == "open" and not self._one(mine, round, client, report):
+                    raise Turned("expected a report id of the client's own, got another client's")
+                return "known"
+            if (state := self.state(round)) == "unknown":
+                raise Unopened(f"expected an upload to an open round, got one to round {round}, which is not open")
+            if state != "open":
+                raise Over(f"expected an upload to an open round, got one to round {round}, which is closed")
+            if self._one("SELECT 1 FROM uploads WHERE round = ? AND client = ?", round, client):
+                raise Turned("expected one upload per client and round, got another one")
+            if self.uploads(round) >= self._max_uploads:
+                raise Over(f"expected at most {self._max_uploads} uploads in a round, got one more")
+        except Turned as reason:
+            return reason
+        self._database.execute("INSERT INTO uploads VALUES (?, ?, ?)", (round, client, report))
+        self._database.execute("INSERT INTO known VALUES (?, ?)", (round, report))
+        self._database.execute("UPDATE rounds SET uploads = uploads + 1 WHERE round = ?", (round,))
+        self._keep(arrival)
+        return "accepted"
+
+    def _keep_only(self, round: int, roster: Collection[bytes] | None) -> None:
+        if roster is None:
+            return
+        self._database.execute("CREATE TEMP TABLE IF NOT EXISTS roster (report BLOB PRIMARY KEY) WITHOUT ROWID")
+        self._database.execute("DELETE FROM temp.roster")
+        self._database.executemany("INSERT OR IGNORE INTO temp.roster VALUES (?)", [(report,) for report in roster])
+        for table in ("uploads", *self.contents):
+            self._database.execute(
+                f"DELETE FROM {table} WHERE round = ? AND report NOT IN (SELECT report FROM temp.roster)", (round,)
+            )
+
+    def _tidy(self) -> None:
+        """What was deleted shall not linger in the log."""
+        with self._lock:
+            self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -1,0 +1,199 @@
+"""Vectors as integers with Skellam noise, added up: what sums over shares have in common, whoever adds the noise.
+
+A client clips its update to L2 norm `clip_norm` and encodes it in integers; what is added up is read modulo `modulus`.
+Fast and faithful path encode the same integers from the same keys (up to the last bit of a float32) and add them up
+exactly; the noise, one draw per coordinate instead of one per client, agrees in distribution; shares cancel. The sum
+path draws the rounding errors as one Gaussian of the largest variance that they can have, 1/4 per client.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from dovetail import _validate
+from dovetail._jax import jax, jnp
+from dovetail.mechanisms import ExactSampler, ExactSkellam, skellam
+from dovetail.mechanisms._normal import normal
+from dovetail.mechanisms.gaussian import clip_l2
+from dovetail.protocols._base import CLIP_NORM, Cohort, Protocol
+from dovetail.protocols._fast import Fast
+from dovetail.statements import Neighbors
+
+__all__ = ["Collected", "NoisySum", "WholeNoise", "removal", "resolved", "rounding_assumption"]
+
+_REMOVAL = "a user that is removed stays on the public roster and uploads all shares of zero"
+_LARGEST_PART = 2.0**26  # variance of one exact draw: a table of some hundred thousand entries
+_ROUNDING_SHARE = 0.01  # of the certified noise's variance that rounding adds at most
+
+
+class Collected(NamedTuple):
+    """The encoded updates of some clients, added up modulo 2^32, and how many clients that were."""
+
+    residues: jax.Array
+    users: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoisySum(Protocol, Fast):
+    """Central noise without a curator: `noise_multiplier` is its standard deviation on the sum over `clip_norm`.
+
+    Scale, modulus and `honest`, the number of clients that reach this noise, follow from the cohort unless given.
+    """
+
+    shuffled: ClassVar[bool] = True
+    secret_rounds: ClassVar[bool] = True
+
+    clip_norm: float = CLIP_NORM
+    noise_multiplier: float | None = None
+    scale: float | None = None
+    modulus: int | None = None
+    honest: int | None = None
+
+    def __post_init__(self) -> None:
+        _validate.positive(clip_norm=self.clip_norm)
+        _validate.positive(**_validate.given(noise_multiplier=self.noise_multiplier, scale=self.scale))
+        _validate.integer(**_validate.given(honest=self.honest))
+        _validate.at_least(2, **_validate.given(honest=self.honest))
+
+    @classmethod
+    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Noise of twice the clip norm."""
+        return {"noise_multiplier": 2.0}
+
+    @property
+    def noise_field(self) -> str:
+        """The noise multiplier."""
+        return "noise_multiplier"
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the certified noise on each coordinate of the sum."""
+        return float(self.known("noise_multiplier") * self.clip_norm)
+
+    def honest_of(self, cohort: Cohort) -> int:
+        """The clients of the enforced minimum whose noise is counted on."""
+        present = cohort.crowd() - cohort.colluders
+        honest = present if self.honest is None else self.honest
+        if not 2 <= honest <= present:
+            raise ValueError(f"expected 2 to {present} honest users (min_size - colluders), got {honest}")
+        return honest
+
+    def encoding(self, dim: int) -> skellam.Encoding:
+        """How an update becomes integers."""
+        return skellam.Encoding(clip_norm=self.clip_norm, scale=self.known("scale"), dim=dim)
+
+    @property
+    def noise_part(self) -> float:
+        """The variance of one client's noise on a coordinate, in integers."""
+        return (self.std * self.known("scale")) ** 2 / self.known("honest")
+
+    @abc.abstractmethod
+    def whole_noise(self, shape: tuple[int, ...], users: jax.Array, *, key: jax.Array) -> jax.Array:
+        """All noise on the sum of so many users, in one draw a coordinate, as int32."""
+
+    def collect(
+        self, xs: jax.Array, present: jax.Array, state: Any, *, keys: jax.Array, budgets: jax.Array | None = None
+    ) -> Collected:
+        """The encoded updates, added up: those of the messages from the same keys."""
+        encode = self.encoding(xs.shape[1])
+        encoded = jax.vmap(lambda x, key: encode(x, key=self._keys(key)[0]))(xs, keys)
+        residues = jnp.sum(jnp.where(present[:, None], skellam.words(encoded), 0), axis=0, dtype=jnp.uint32)
+        return Collected(residues, jnp.sum(present, dtype=jnp.int32))
+
+    @staticmethod
+    def _keys(key: jax.Array) -> jax.Array:
+        return jax.random.split(key, 3)
+
+    def finish(self, collected: Collected, *, key: jax.Array) -> jax.Array:
+        """All noise, in one draw a coordinate."""
+        noise = self.whole_noise(collected.residues.shape, collected.users, key=key)
+        return collected.residues + skellam.words(noise)
+
+    def clipped(self, x: jax.Array, state: Any) -> jax.Array:
+        """To the clip norm."""
+        return clip_l2(x, self.clip_norm)
+
+    def clipped_to(self, state: Any) -> float:
+        """The clip norm; what is rounded is rounded without bias."""
+        return self.clip_norm
+
+    def tally_of_sum(self, total: jax.Array, count: jax.Array, *, key: jax.Array) -> jax.Array:
+        """The scaled sum with all noise, and a Gaussian for the clients' rounding errors."""
+        key_round, key_noise = jax.random.split(key)
+        errors = jnp.sqrt(count / 4) * normal(key_round, total.shape, total.dtype)
+        rounded = jnp.round(total * self.known("scale") + errors).astype(jnp.int32)
+        return self.finish(Collected(skellam.words(rounded), count), key=key_noise)
+
+    def estimate(self, tally: Any, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
+        """The sum, centred around zero modulo `modulus`, over the planned size."""
+        integers = skellam.centred(tally, self.known("modulus"))
+        return integers.astype(jnp.float32) / (self.known("scale") * size), state
+
+
+def resolved(protocol: NoisySum, *, dim: int, num_users: int, noise_std: float) -> skellam.Resolution:
+    """Scale and modulus for a sum of so many users with so much noise in all: `skellam.resolve`, or finer.
+
+    Beside norms, which grow by at most .2 %, rounding must not add more than 1 % to the certified variance: with errors
+    of variance 1/4 or less from every user that takes scale^2 std^2 / 100 >= num_users / 4, or as much as 32 bits hold.
+    """
+    resolve = functools.partial(
+        skellam.resolve, clip_norm=protocol.clip_norm, dim=dim, num_users=num_users, noise_std=noise_std
+    )
+    found = resolve(scale=protocol.scale, modulus=protocol.modulus)
+    finer = math.sqrt(num_users / 4 / _ROUNDING_SHARE) / protocol.std
+    if protocol.scale is not None or finer <= found.scale:
+        return found
+    try:
+        return resolve(scale=finer, modulus=protocol.modulus)
+    except ValueError:
+        return resolve(modulus=protocol.modulus or 2**32)
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeNoise:
+    """Exact Skellam noise of any variance: the sum of 2^j draws of 2^-j of it, which floats divide exactly."""
+
+    variance: float
+
+    @property
+    def draws(self) -> int:
+        """2^j."""
+        return 1 << max(0, math.ceil(math.log2(self.variance / _LARGEST_PART)))
+
+    @property
+    def part(self) -> ExactSkellam:
+        """One of the draws."""
+        return ExactSkellam(self.variance / self.draws)
+
+    @property
+    def distance(self) -> float:
+        """Total variation from the Skellam law, at most."""
+        return self.draws * self.part.distance
+
+    def __call__(self, size: int, *, sampler: ExactSampler) -> np.ndarray:
+        """`size` independent draws, as int64."""
+        total, part = np.zeros(size, np.int64), self.part
+        for _ in range(self.draws):
+            total += part(size, sampler=sampler)
+        return total
+
+
+def rounding_assumption(encoding: skellam.Encoding) -> str:
+    """What every user does to bound the norm of its integers."""
+    bias = encoding.bias / encoding.clip_norm
+    return (
+        f"every user repeats the rounding until its integers have norm at most {encoding.norm:.6g} (which "
+        f"biases its update by at most {bias:.2g} of the clip norm)"
+    )
+
+
+def removal(neighbors: Neighbors, *, noise: bool) -> tuple[str, ...]:
+    """What it means to be removed, where that is what is stated."""
+    return (_REMOVAL + " with its part of the noise" * noise,) if neighbors is Neighbors.ADD_REMOVE else ()

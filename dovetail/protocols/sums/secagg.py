@@ -1,0 +1,259 @@
+"""Secure aggregation: a noisy sum of vectors by additive shares, of which all aggregators but one may collude.
+
+A client clips its update to L2 norm `clip_norm`, encodes it in integers, and shares them additively between
+`aggregators`: any but all of the shares are random numbers. Each aggregator adds up the shares of one agreed set of
+users and hands on the sum; the sums add up to that of the users' integers, and nobody sees more. Skellam noise comes
+
+- from the ``users``: each honest client of the enforced minimum adds an equal part of it to its integers, so that the
+  sum bears no more noise than it needs;
+- or from the ``aggregators``: each adds all of it to its own sum. The honest one's is enough and all that is counted
+  on; nothing depends on how many users are honest or stay, and the sum bears the noise of all.
+
+The simulation forms a client's integers and their sum; deployed parties form the shares (`Protocol.contribution`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from dovetail import _validate
+from dovetail._jax import jax, jnp
+from dovetail.events import DataIndependent, Mechanism, NonPrivate, Poisson, Round, SkellamSum, View
+from dovetail.mechanisms import ExactSampler, exact_skellam, skellam
+from dovetail.mechanisms.gaussian import finite_or_zero
+from dovetail.protocols._base import Cohort
+from dovetail.protocols._contributions import Contribution
+from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, enrolment, shares_scope
+from dovetail.protocols.sums._skellam import Collected, NoisySum, WholeNoise, removal, resolved, rounding_assumption
+from dovetail.shufflers import Layout, Reports, ShuffledReports
+from dovetail.statements import Neighbors, NotApplicable, Scope
+
+__all__ = ["SecAgg"]
+
+_NOISE = ("users", "aggregators")
+_OWN_NOISE = "all aggregators together see every share, and the noise of one client is too small to protect it"
+_NO_NOISE = "all aggregators together see every share, and clients add no noise of their own"
+_DRAWN_ONCE = (
+    "the honest aggregator draws its noise once per round, adds it to its sum before anyone sees that, and sends the "
+    "same sum again if it has to send it twice"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SecAgg(NoisySum):
+    """Central noise without a curator, and with no more trust than that not all aggregators collude.
+
+    `noise_multiplier` is the standard deviation of the certified noise on a coordinate of the sum, over `clip_norm`:
+    that of all honest clients together, or that of one aggregator.
+
+    Guarantees:
+        The estimate is unbiased for the mean of the clipped updates, but for `mechanisms.skellam.Encoding.bias`.
+        The noise of the enforced minimum of honest clients, or of one aggregator, has at least the declared variance.
+        Refuses one aggregator, which would hold all shares, and a modulus in which the sum may wrap around.
+
+    References:
+        Agarwal, Kairouz, Liu (NeurIPS 2021); Kairouz, Liu, Steinke (ICML 2021); Corrigan-Gibbs, Boneh (NSDI 2017).
+    """
+
+    name: ClassVar[str] = "secagg"
+    references: ClassVar[tuple[str, ...]] = ("AKL21",)
+    undeployed: ClassVar[str] = "shares sums between aggregators and has no messages for a shuffler"
+
+    aggregators: int = 2
+    noise: Literal["users", "aggregators"] = "users"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _validate.one_of(_NOISE, noise=self.noise)
+        _validate.integer(aggregators=self.aggregators)
+        if self.aggregators < 2:
+            raise ValueError(f"expected aggregators >= 2 (one would hold all shares), got {self.aggregators}")
+        if self.honest is not None and not self.by_users:
+            raise ValueError(f"expected no honest users to count with noise='aggregators', got honest={self.honest}")
+
+    @property
+    def by_users(self) -> bool:
+        """Whether clients bring the noise."""
+        return self.noise == "users"
+
+    @property
+    def needs_minimum(self) -> bool:
+        """Where clients bring the noise."""
+        return self.by_users
+
+    def noise_scales(self, sizes: Sequence[int]) -> tuple[float, ...]:
+        """Any sizes, where the noise does not depend on the clients."""
+        return super().noise_scales(sizes) if self.by_users else (1.0,) * len(sizes)
+
+    def settle(self, cohort: Cohort, dim: int) -> Self:
+        """Scale and modulus for this cohort; every honest client of its minimum adds an equal part of noise."""
+        self._check(cohort)
+        counted = dataclasses.replace(self, honest=self.honest_of(cohort)) if self.by_users else self
+        scale, modulus = resolved(counted, dim=dim, num_users=cohort.most, noise_std=counted._std_of_all(cohort.most))
+        return dataclasses.replace(counted, scale=scale, modulus=modulus)
+
+    def _std_of_all(self, users: int) -> float:
+        """Standard deviation of all noise on the sum of so many users."""
+        return self.std * math.sqrt(users / self.known("honest") if self.by_users else self.aggregators)
+
+    def _check(self, cohort: Cohort) -> None:
+        if cohort.aggregators not in (None, self.aggregators):
+            raise ValueError(
+                f"expected protocol.aggregators={cohort.aggregators}, as many as there are, got {self.aggregators}"
+            )
+
+    @property
+    def whole_variance(self) -> float:
+        """The variance of one aggregator's noise on a coordinate, in integers."""
+        return float((self.std * self.known("scale")) ** 2)
+
+    def layout(self, dim: int) -> Layout:
+        """The integers of a client; there is no shuffler."""
+        return Layout(slots=dim, reports_per_client=dim, shufflers=0)
+
+    def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
+        """The encoded update, with the client's part of the noise if clients bring it: what its shares add up to."""
+        key_round, key_noise, _ = self._keys(key)
+        value = self.encoding(len(x))(x, key=key_round)
+        if self.by_users:
+            value += skellam.skellam(self.noise_part, x.shape, key=key_noise)
+        return Reports(slot=None, value=skellam.words(value), valid=jnp.ones((), bool))
+
+    def tally(self, reports: ShuffledReports, dim: int) -> jax.Array | Collected:
+        """The sum of the clients' integers modulo 2^32; aggregators that bring the noise have not added it yet."""
+        valid = reports.valid if reports.valid.ndim > 1 else reports.valid[:, None]
+        total = jnp.sum(jnp.where(valid, reports.value, jnp.uint32(0)), axis=0, dtype=jnp.uint32)
+        return total if self.by_users else Collected(total, jnp.sum(valid[:, 0], dtype=jnp.int32))
+
+    def whole_noise(self, shape: tuple[int, ...], users: jax.Array, *, key: jax.Array) -> jax.Array:
+        """Every client's part, or every aggregator's noise."""
+        if self.by_users:
+            return skellam.skellam(self.noise_part, shape, key=key, times=users)
+        return skellam.skellam(self.whole_variance, shape, key=key, times=self.aggregators)
+
+    def estimate(self, tally: jax.Array | Collected, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
+        """The sum over the planned size; one of messages gets the aggregators' noise here, where they bring it."""
+        residues = self.finish(tally, key=key) if isinstance(tally, Collected) else tally
+        return super().estimate(residues, size, state, key=key)
+
+    def noise_std(self, size: int, dim: int) -> float:
+        """The noise of all clients, or of all aggregators; zeros are encoded without rounding."""
+        return self._std_of_all(size) / size
+
+    def contribution(self, cohort: Cohort, dim: int) -> Contribution:
+        """The encoded update with the client's part of the noise."""
+        self._check(cohort)
+        part = WholeNoise(self.noise_part) if self.by_users else None
+        whole = None if self.by_users else WholeNoise(self.whole_variance)
+        return _Integers(encoding=self.encoding(dim), part=part, whole=whole, modulus=self.known("modulus"))
+
+    def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
+        """The noisy sum, all that the analyzer and all aggregators but one see beside random numbers."""
+        self._check(cohort)
+        encoding = self.encoding(dim)
+        mechanism = SkellamSum(
+            num_users=cohort.crowd() if self.by_users else 0,
+            colluders=cohort.colluders if self.by_users else 0,
+            coordinates=dim,
+            clip_norm=encoding.clip_norm,
+            scale=encoding.scale,
+            noise_variance=self._certified_variance(cohort),
+            modulus=self.known("modulus"),
+            rounding_tail=encoding.rounding_tail,
+            neighbors=neighbors,
+        )
+        self._refuse_wrapping(cohort, dim)
+        scope = self._scope(cohort, encoding, neighbors)
+        return View(round=Round(mechanism=mechanism, participation=cohort.participation), scope=scope)
+
+    def _certified_variance(self, cohort: Cohort) -> float:
+        if self.by_users:
+            return self.noise_part * max(1, cohort.crowd() - cohort.colluders)
+        return self.whole_variance
+
+    def _refuse_wrapping(self, cohort: Cohort, dim: int) -> None:
+        """Refuse a cohort that is larger than the one that scale and modulus were chosen for."""
+        resolved(self, dim=dim, num_users=cohort.most, noise_std=self._std_of_all(cohort.most))
+
+    def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
+        """All shares of the update, with a small part of the noise at most."""
+        return NonPrivate(reason=_OWN_NOISE if self.by_users else _NO_NOISE)
+
+    def slots_seen(self, dim: int) -> DataIndependent:
+        """Every client shares every coordinate."""
+        return SLOTS_TELL_NOTHING
+
+    def _scope(self, cohort: Cohort, encoding: skellam.Encoding, neighbors: Neighbors) -> Scope:
+        if isinstance(cohort.participation, Poisson) and cohort.uploads is None:
+            raise NotApplicable(
+                "aggregators see how many users a Poisson sample has; with cohort.kind = 'secret' all upload"
+            )
+        honest = (f"{enrolment(cohort)}; each honest user adds its part of the noise",)
+        return shares_scope(
+            cohort,
+            neighbors,
+            *(honest if self.by_users else (_DRAWN_ONCE,)),
+            rounding_assumption(encoding),
+            *removal(neighbors, noise=self.by_users),
+            aggregators=self.aggregators,
+            users_noise=self.by_users,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Integers(Contribution):
+    """The encoded update, with `part` of the noise; `whole` is what an aggregator adds to its sum.
+
+    Guarantees:
+        `distance` and `noise_distance` cover the noise, the one thing that is not drawn exactly.
+    """
+
+    encoding: skellam.Encoding
+    part: WholeNoise | None
+    whole: WholeNoise | None
+    modulus: int
+
+    @property
+    def length(self) -> int:
+        """One integer per coordinate."""
+        return self.encoding.dim
+
+    @property
+    def bits(self) -> int:
+        """Those of the modulus."""
+        return self.modulus.bit_length() - 1
+
+    @property
+    def distance(self) -> float:
+        """That of the client's noise on every coordinate."""
+        return 0.0 if self.part is None else self.length * self.part.distance
+
+    @property
+    def noise_distance(self) -> float:
+        """That of the aggregator's noise on every coordinate."""
+        return 0.0 if self.whole is None else self.length * self.whole.distance
+
+    def draw(self, x: np.ndarray, *, sampler: ExactSampler, budget: float | None = None) -> np.ndarray:
+        """The encoded update with the client's part of the noise."""
+        if np.shape(x) != (self.length,):
+            raise ValueError(f"expected an update of shape ({self.length},), got shape={np.shape(x)}")
+        value = exact_skellam.encode(self.encoding, finite_or_zero(np.asarray(x)), sampler=sampler)
+        if self.part is not None:
+            value = value + self.part(self.length, sampler=sampler)
+        return self._residues(value)
+
+    def noise(self, *, sampler: ExactSampler) -> np.ndarray | None:
+        """All noise, where aggregators bring it."""
+        return None if self.whole is None else self._residues(self.whole(self.length, sampler=sampler))
+
+    def tally(self, total: np.ndarray, users: int) -> jax.Array:
+        """The residues, with all noise in them."""
+        return jnp.asarray(np.asarray(total, np.uint32))
+
+    def _residues(self, value: np.ndarray) -> np.ndarray:
+        return (value & (self.modulus - 1)).astype(np.uint32)

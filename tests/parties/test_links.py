@@ -1,0 +1,135 @@
+"""Between the parties: whom a user talks to, what an impostor gets, and answers that do not wait for a full packet."""
+
+from __future__ import annotations
+
+import socket
+
+import msgspec
+import numpy as np
+import pytest
+from parties.household import Household, opened, running
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from dovetail.parties.common.keys import KeyPair, ServicePairs
+from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink
+from dovetail.parties.common.policy import Refused
+from dovetail.parties.common.sealing import Unsealable, open_sealed
+from dovetail.parties.common.task import sign
+from dovetail.parties.common.wire import RoundStatus
+from dovetail.parties.user.client import Client, take_part
+
+
+@pytest.mark.parametrize("link", [IntermediaryLink, AnalyzerLink])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://shuffler.example",
+        "http://10.0.0.7:8444",
+        "http://0.0.0.0:8444",
+        "http://[2001:db8::1]:8444",
+        "http://127.0.0.1.example",
+        "http://localhost.example",
+        "http://127.0.0.1@shuffler.example",
+        "ws://127.0.0.1:8444",
+        "127.0.0.1:8444",
+    ],
+)
+def test_without_tls_nobody_on_another_machine_is_spoken_to(link, url):
+    with pytest.raises(ValueError, match="expected an https address, or http on this machine alone, got"):
+        link(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["https://shuffler.example", "http://127.0.0.1:8444", "http://[::1]:8444", "http://localhost:8444"]
+)
+def test_tls_or_this_machine_is_fine(url):
+    IntermediaryLink(url).close()
+
+
+class Impostor:
+    """Who ends the line to a shuffler without having its keys: it says what it likes, and keeps what it is given."""
+
+    def __init__(self, signed, task):
+        self._signed, self._task, self.given = signed, task, []
+
+    def task(self):
+        return self._signed
+
+    def status(self):
+        over = bool(self.given)
+        return RoundStatus(task_id=self._task.task_id, round=1, over=over, head=bytes(32))
+
+    def model(self, round, *, dim):
+        return np.zeros(dim, np.float32)
+
+    def upload(self, task_id, round, upload, *, sender, signature):
+        self.given.append(upload)
+
+
+def client_of(household):
+    return Client(household.folder / "user-0", policy=household.policy, key=household.users[0])
+
+
+def trained(model):
+    return np.ones_like(model)
+
+
+@pytest.mark.parametrize("protocol", ["privunit", "split_and_mix"])
+def test_an_impostor_without_the_shufflers_key_gets_nothing_that_it_can_open(tmp_path, protocol):
+    """Not even with the analyzer's key: between the user and the shuffler there is another seal."""
+    household = Household(tmp_path, protocol, dim=3)
+    task, analyzer = household.task, household.ring.current().opening()
+    impostors = [Impostor(household.signed, task) for _ in task.shufflers]
+    assert take_part(client_of(household), impostors, trained) == 1
+    own = ServicePairs(sign=KeyPair.generate("sign"), seal=KeyPair.generate("seal"))
+    for index, impostor in enumerate(impostors):
+        (upload,) = impostor.given
+        for keys in (own, ServicePairs(sign=own.sign, seal=household.ring.current())):
+            with pytest.raises(Unsealable):
+                opened(task, upload, keys, household.users[0], index=index)
+        body, length = upload.encode(), task.length
+        assert not any(opens(body[i : i + length], analyzer, task.purpose(1)) for i in range(len(body) - length + 1))
+        inside = opened(task, upload, household.shuffler_keys[index], household.users[0], index=index)
+        assert opens(inside[-length:], analyzer, task.purpose(1))  # the search finds what is there
+
+
+def opens(sealed, key, purpose):
+    try:
+        open_sealed(sealed, key, purpose)
+    except Unsealable:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("theirs", ["both", "sign", "seal"])
+def test_an_impostor_with_a_task_of_its_own_gets_no_report(tmp_path, theirs):
+    """Even one that the signer has signed: who has pinned shufflers reports to no others, and spends nothing."""
+    household = Household(tmp_path, "privunit", dim=3)
+    (pinned,) = household.task.shufflers
+    own = {use: KeyPair.generate(use).public for use in (("sign", "seal") if theirs == "both" else (theirs,))}
+    other = msgspec.structs.replace(household.task, shufflers=(msgspec.structs.replace(pinned, **own),))
+    impostor = Impostor(sign(other, household.signer), other)
+    with pytest.raises(Refused, match="expected shufflers that this user has pinned, got"):
+        take_part(client_of(household), [impostor], trained)
+    assert impostor.given == []
+    assert not list((tmp_path / "user-0" / "spending").glob("task-*"))
+
+
+def test_small_answers_are_sent_at_once(tmp_path, monkeypatch):
+    """Nagle's algorithm is off on every connection that is accepted: else an answer waits 40 ms for another packet."""
+    made, accepted = H11Protocol.connection_made, []
+
+    def watched(protocol, transport):
+        accepted.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        made(protocol, transport)
+
+    monkeypatch.setattr(H11Protocol, "connection_made", watched)
+    household = Household(tmp_path, "privunit")
+    with running(household, monkeypatch) as up:
+        for address, link in ((up.shuffler, IntermediaryLink), (up.analyzer, AnalyzerLink)):
+            before = len(accepted)
+            asked = link("https://{}:{}".format(*address), ca=up.authority)
+            assert asked.status().round == 1
+            asked.close()
+            assert len(accepted) > before
+    assert all(accepted)
