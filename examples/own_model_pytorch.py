@@ -25,7 +25,8 @@ from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.links import IntermediaryLink
 from dovetail.parties.deployment import lay_out, lenient_policy
 from dovetail.parties.fleet import Fleet
-from dovetail.parties.user.client import Client, Train, take_part
+from dovetail.parties.user.client import Client
+from dovetail.parties.user.participation import Train, take_part
 from dovetail.statements import Statement
 
 USERS, ROUNDS = 40, 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -128,36 +127,28 @@ def client_run(
     """Take part until the training ends: train, randomize, seal and upload."""
     from dovetail.experiment import config as configs
     from dovetail.parties.common.keys import KeyPair
-    from dovetail.parties.common.links import IntermediaryLink
+    from dovetail.parties.common.links import IntermediaryLink, trusting
     from dovetail.parties.common.policy import Policy
     from dovetail.parties.federation import federation
-    from dovetail.parties.user.client import Client, take_part
+    from dovetail.parties.user.client import Client
+    from dovetail.parties.user.participation import Participation, take_part_together
 
     os.umask(0o077)
-    numbers = _numbers(users)
+    numbers, tls = _numbers(users), trusting(ca)
     learned = federation(configs.read(config))
-    failures: list[BaseException] = []
 
-    def take(user: int) -> None:
+    def participation(user: int) -> Participation:
         home = folder / f"user-{user}"
-        try:
-            key = KeyPair.load(home / "key.json")
-            party = Client(home, policy=Policy.read(home / "policy.json"), key=key)
-            links = [IntermediaryLink(url, index=i, ca=ca) for i, url in enumerate(service)]
-            reported = take_part(party, links, learned.train(user), measure=learned.measure(user), patience=patience)
-            err_console.print(f"user {user} reported in {reported} rounds", highlight=False)
-        except Exception as error:  # a thread would swallow it
-            failures.append(error)
+        party = Client(home, policy=Policy.read(home / "policy.json"), key=KeyPair.load(home / "key.json"))
+        links = [IntermediaryLink(url, index=i, ca=tls) for i, url in enumerate(service)]
+        return Participation(party, links, learned.train(user), measure=learned.measure(user), patience=patience)
 
-    threads = [threading.Thread(target=take, args=(user,)) for user in numbers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures and not isinstance(failures[0], ValueError | OSError):
-        raise failures[0]
-    if failures:
-        raise ValueError(str(failures[0]))
+    taking_part = {user: participation(user) for user in numbers}
+    try:
+        take_part_together(taking_part.values())
+    finally:
+        for user, one in taking_part.items():
+            err_console.print(f"user {user} reported in {one.reported} rounds", highlight=False)
 
 
 @client.command("agent")

@@ -26,7 +26,7 @@ from dovetail.learners.client import ClientUpdate, cross_entropy, local_update, 
 from dovetail.learners.moments import Moments, moments_of
 from dovetail.learners.server import Server
 from dovetail.parties.analyzer.learning import Learning
-from dovetail.parties.user.client import Train
+from dovetail.parties.user.participation import Train
 
 __all__ = ["Federation", "federation"]
 

@@ -26,7 +26,8 @@ from dovetail.parties.common.links import IntermediaryLink
 from dovetail.parties.common.task import SignedTask
 from dovetail.parties.common.wire import Upload
 from dovetail.parties.deployment import lenient_policy
-from dovetail.parties.user.client import Client, take_part
+from dovetail.parties.user.client import Client
+from dovetail.parties.user.participation import take_part
 
 TRANSITIONS = ("round spent", "upload begun", "upload taken")
 _PATIENCE = 3600.0  # seconds: services are killed all the time

@@ -27,7 +27,9 @@ from dovetail.parties.common.wire import RoundStatus, Upload
 from dovetail.parties.deployment import lenient_policy
 from dovetail.parties.intermediary.arrivals import Over, Turned, Unopened
 from dovetail.parties.user import client as clients
-from dovetail.parties.user.client import Client, Envelope, take_part
+from dovetail.parties.user import participation
+from dovetail.parties.user.client import Client, Envelope
+from dovetail.parties.user.participation import take_part
 
 _PATIENCE = 0.3  # seconds of a clock that nobody waits for
 
@@ -47,7 +49,7 @@ class Populated(World):
         """Let files be written by those who live, and let no time pass."""
         clock = types.SimpleNamespace(monotonic=lambda: self._now, sleep=self._sleep)
         with patch.context() as patched:
-            patched.setattr(clients, "time", clock)
+            patched.setattr(participation, "time", clock)
             for module in (clients, policies):
                 patched.setattr(module, "write_atomically", self._write)
             yield

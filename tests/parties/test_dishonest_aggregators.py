@@ -20,7 +20,8 @@ from dovetail.parties.common.sealing import Unsealable, open_sealed
 from dovetail.parties.common.shares import add_share, decode_sum
 from dovetail.parties.common.task import sign
 from dovetail.parties.common.wire import RoundStatus, TooLate, vector_from
-from dovetail.parties.user.client import Client, take_part
+from dovetail.parties.user.client import Client
+from dovetail.parties.user.participation import take_part
 
 USERS, DIM = 8, 400
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sqlite3
 import sys
 import time
 
-import msgspec
 import numpy as np
 import pytest
 from parties.every_step import World, envelopes
@@ -16,11 +14,6 @@ from parties.mortal_users import Populated
 from parties.unique_buckets import ONE_SHUFFLER, ORACLES, THREE_AGGREGATORS, THREE_SHUFFLERS, TWO_AGGREGATORS
 
 from dovetail.parties.common.keys import KeyPair
-from dovetail.parties.common.links import Unreachable
-from dovetail.parties.common.policy import Refused
-from dovetail.parties.common.wire import RoundStatus
-from dovetail.parties.deployment import lenient_policy
-from dovetail.parties.user.client import Client, take_part
 
 
 def dying_once(tmp_path, monkeypatch, oracle, *, users, rounds, among=lambda party, statement: True):
@@ -205,87 +198,3 @@ def test_a_hundred_kills(tmp_path, oracle, kills, processes, capsys):
     assert (found.lost, found.doubled, found.overspent, found.unaccounted) == (0, 0, 0, 0)
     assert set(killing.aimed) == set(killing.every) and sum(killing.aimed.values()) == kills
     assert found.released >= 2
-
-
-class Runner:
-    """A shuffler as a user sees it, by a script: the round that it tells of, None for silence, negative when over."""
-
-    url, ends_after = "runner", None
-
-    def __init__(self, deployment, rounds):
-        self._ground, self._script, self._round, self.got = deployment, list(rounds), 0, []
-
-    def task(self):
-        return self._ground.signed
-
-    def status(self):
-        said = self._script.pop(0) if len(self._script) > 1 else self._script[0]
-        if said is None:
-            raise Unreachable("silence")
-        self._round = abs(said)
-        return RoundStatus(task_id=self._ground.task.task_id, round=self._round, over=said < 0, head=bytes(32))
-
-    def model(self, round, *, dim):
-        return np.zeros(dim, np.float32)
-
-    def upload(self, task_id, round, upload, *, sender, signature):
-        if round > self._round:
-            self.status()
-            raise Unreachable("too early")
-        self.got.append((round, upload.report))
-        if len(self.got) == self.ends_after:
-            self._script = [-self._round]
-
-
-@pytest.mark.parametrize(
-    ("scripts", "interrupted", "reported"),
-    [
-        ([[None, 1, -1], [0, 0, 1], [1]], False, {1}),  # some are silent, one hears of the round late
-        ([[1, 1, 2, -2], [2], [2]], True, {2}),  # a user that comes back to a round that it has spent
-    ],
-    ids=["late", "interrupted"],
-)
-def test_a_user_waits_for_shufflers_and_for_the_next_round(tmp_path, scripts, interrupted, reported):
-    keys = [KeyPair.generate("sign") for _ in range(2)]
-    deployment = THREE_SHUFFLERS.deployment(tmp_path / "deployment", keys, rounds=2, round_seconds=60.0)
-    client = Client(tmp_path / "user", policy=lenient_policy(deployment.signed), key=keys[0])
-    update = THREE_SHUFFLERS.update(0, 2)
-    if interrupted:
-        client.sent(client.report(deployment.signed, 1, update))
-    desks = [Runner(deployment, script) for script in scripts]
-    assert take_part(client, desks, lambda model: update, patience=5.0) == len(reported)
-    assert [{round for round, _ in runner.got} for runner in desks] == [reported] * 3
-    assert len({one for runner in desks for one in runner.got}) == len(reported)
-
-
-def test_a_user_whose_epoch_is_not_over_trains_once_and_sends_again_what_it_has(tmp_path):
-    keys = [KeyPair.generate("sign") for _ in range(2)]
-    deployment = ONE_SHUFFLER.deployment(tmp_path / "deployment", keys, rounds=2, round_seconds=60.0)
-    policy = msgspec.structs.replace(lenient_policy(deployment.signed), epoch_seconds=1.0)
-    client = Client(tmp_path / "user", policy=policy, key=keys[0])
-    update, trained = ONE_SHUFFLER.update(0, 2), []
-    first = client.report(deployment.signed, 1, update)  # and then it was interrupted
-    runner = Runner(deployment, [1, *[2] * 20, -2])
-    runner.ends_after = 2
-    assert take_part(client, [runner], lambda model: trained.append(model) or update, patience=5.0) == 2
-    assert runner.got[0] == (1, first.uploads[0].report)
-    assert len(trained) == 2  # once per round, however often it was told to wait
-
-
-def test_a_user_whose_key_has_expired_spends_nothing(tmp_path):
-    keys = [KeyPair.generate("sign") for _ in range(2)]
-    deployment = ONE_SHUFFLER.deployment(tmp_path / "deployment", keys, rounds=2, round_seconds=60.0)
-    expired = dataclasses.replace(keys[0], public=msgspec.structs.replace(keys[0].public, expires=1))
-    client = Client(tmp_path / "user", policy=lenient_policy(deployment.signed), key=expired)
-    with pytest.raises(Refused, match="expected a key of this user that has not expired"):
-        take_part(client, [Runner(deployment, [1])], lambda model: ONE_SHUFFLER.update(0, 2), patience=0.3)
-    assert not list((tmp_path / "user" / "spending").glob("task-*"))
-
-
-def test_a_user_loses_patience_with_a_shuffler_that_never_hears_of_the_round(tmp_path):
-    keys = [KeyPair.generate("sign") for _ in range(2)]
-    deployment = THREE_SHUFFLERS.deployment(tmp_path / "deployment", keys, rounds=2, round_seconds=60.0)
-    client = Client(tmp_path / "user", policy=lenient_policy(deployment.signed), key=keys[0])
-    desks = [Runner(deployment, [1]), Runner(deployment, [0]), Runner(deployment, [1])]
-    with pytest.raises(Unreachable, match="too early"):
-        take_part(client, desks, lambda model: THREE_SHUFFLERS.update(0, 2), patience=0.3)

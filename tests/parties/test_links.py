@@ -16,7 +16,8 @@ from dovetail.parties.common.policy import Refused
 from dovetail.parties.common.sealing import Unsealable, open_sealed
 from dovetail.parties.common.task import sign
 from dovetail.parties.common.wire import RoundStatus
-from dovetail.parties.user.client import Client, take_part
+from dovetail.parties.user.client import Client
+from dovetail.parties.user.participation import take_part
 
 
 @pytest.mark.parametrize("link", [IntermediaryLink, AnalyzerLink])

@@ -29,10 +29,11 @@ from dovetail.parties.common.wire import (
     vector_from,
 )
 
-__all__ = ["AnalyzerLink", "Gone", "IntermediaryLink", "Rejected", "Unreachable"]
+__all__ = ["AnalyzerLink", "Gone", "IntermediaryLink", "Rejected", "Unreachable", "trusting"]
 
 _LARGEST = 1 << 28  # bytes of an answer: a roster of sixteen million
 _LARGEST_SENTENCE = 1 << 12
+_IDLE = 25.0  # seconds that a connection is kept; services close it a little later
 
 
 class Unreachable(ConnectionError):  # noqa: N818 - it says what happened; one asks again
@@ -47,12 +48,25 @@ class Gone(Rejected):
     """Too late: the round is closed."""
 
 
+def trusting(ca: Path | None) -> ssl.SSLContext:
+    """TLS that trusts this authority alone, or the usual ones; links of one process may share it."""
+    return httpx.create_ssl_context(trust_env=False) if ca is None else ssl.create_default_context(cafile=str(ca))
+
+
 class _Link:
-    def __init__(self, url: str, *, ca: Path | None = None, key: KeyPair | None = None, timeout: float = 30.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        ca: Path | ssl.SSLContext | None = None,
+        key: KeyPair | None = None,
+        timeout: float = 30.0,
+    ) -> None:
         _refuse_plain(url)
-        verify: Any = ssl.create_default_context(cafile=str(ca)) if ca is not None else True
+        verify = ca if isinstance(ca, ssl.SSLContext) else trusting(ca)
         self.url, self._key = url.rstrip("/"), key
-        self._http = httpx.Client(base_url=self.url, verify=verify, timeout=timeout, trust_env=False)
+        limits = httpx.Limits(keepalive_expiry=_IDLE)
+        self._http = httpx.Client(base_url=self.url, verify=verify, timeout=timeout, trust_env=False, limits=limits)
         self._signed: SignedTask | None = None
 
     def close(self) -> None:

@@ -3,16 +3,13 @@
 For every round: the policy admits the task, the round is spent, the update is randomized from the operating system's
 randomness. Messages are sealed one by one to the analyzer, and all that is for one shuffler to that shuffler; shares
 are sealed to their aggregators. The envelope is on disk before anything is sent, so that a user who is interrupted
-sends the same envelope again and never randomizes twice. `take_part` is the loop around it: fetch the model, train,
-report, upload to every shuffler or aggregator until each has it.
+sends the same envelope again and never randomizes twice. `participation` is the loop around it.
 """
 
 from __future__ import annotations
 
-import random
 import secrets
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,19 +22,17 @@ from dovetail.files import write_atomically
 from dovetail.mechanisms import ExactSampler
 from dovetail.mechanisms.gaussian import finite_or_zero
 from dovetail.parties.common.keys import KeyPair
-from dovetail.parties.common.links import Gone, IntermediaryLink, Unreachable
+from dovetail.parties.common.links import IntermediaryLink
 from dovetail.parties.common.measures import assembled, is_held_out
-from dovetail.parties.common.policy import BudgetSpent, Later, Policy, Refused, Spending
+from dovetail.parties.common.policy import Policy, Refused, Spending
 from dovetail.parties.common.sealing import seal
 from dovetail.parties.common.shares import split
 from dovetail.parties.common.task import SignedTask, TrainingTask
 from dovetail.parties.common.wire import REPORT_ID, Packed, Upload, signature_of, upload_path
 
-__all__ = ["Client", "Envelope", "Reporter", "Train", "take_part"]
+__all__ = ["Client", "Envelope", "Reporter"]
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
-_SHORTEST, _LONGEST = 0.05, 2.0  # seconds between questions
-Train = Callable[[np.ndarray], np.ndarray]  # from the model to the update, both flat float32 vectors
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,69 +164,3 @@ class Client:
 
     def _kept(self, task_id: bytes, round: int) -> Path:
         return self._outbox / f"{task_id.hex()}-{round}"
-
-
-def take_part(
-    client: Client,
-    links: Sequence[IntermediaryLink],
-    train: Train,
-    *,
-    measure: Callable[[np.ndarray], Mapping[str, Any]] | None = None,
-    patience: float = 60.0,
-) -> int:
-    """Take part in a training until it is over; the number of rounds that this user reported to.
-
-    `measure` tells from a model what the task's measures ask for.
-    `patience` is how many seconds in a row nobody may answer. A round that this user came too late for is skipped; what
-    it spent on it stays spent.
-    """
-    reported, last, heard, pause = 0, 0, time.monotonic(), _SHORTEST
-    while True:
-        try:
-            status = links[0].status()
-            heard = time.monotonic()
-            if status.over:
-                return reported
-            if status.round > last:
-                signed = links[0].task()
-                task = client.admit(signed)
-                if len(links) != len(task.intermediaries):
-                    kind, count = "aggregators" if task.aggregators else "shufflers", len(task.intermediaries)
-                    raise Refused(f"expected the task's {count} {kind}, got {len(links)}")
-                client.refuse_early(task, status.round)
-                model = links[0].model(status.round - 1, dim=task.model_dim)
-                facts = measure(model) if measure is not None and task.measures else _NOTHING
-                envelope = client.report(signed, status.round, train(model), facts)
-                if _upload(envelope, links, patience):
-                    reported += 1
-                client.sent(envelope)
-                last, pause = status.round, _SHORTEST
-        except Gone:
-            pass  # the round went on meanwhile
-        except Later:
-            pass  # perhaps the round is still open then
-        except BudgetSpent:
-            last = status.round  # it was here before, and was interrupted
-        except Unreachable:
-            if time.monotonic() - heard > patience:
-                raise
-        time.sleep(pause * (0.5 + random.random()))  # not all users at once
-        pause = min(_LONGEST, 1.2 * pause)
-
-
-def _upload(envelope: Envelope, links: Sequence[IntermediaryLink], patience: float) -> bool:
-    """To each, again and again until it answers; whether all of them took it."""
-    heard = time.monotonic()
-    left = list(range(len(links)))
-    while left:
-        try:
-            envelope.give(left[0], links[left[0]])
-            left.pop(0)
-            heard = time.monotonic()
-        except Gone:
-            return False
-        except Unreachable:
-            if time.monotonic() - heard > patience:
-                raise
-            time.sleep(0.1)
-    return True

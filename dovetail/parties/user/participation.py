@@ -1,0 +1,155 @@
+"""A user's way through a training: fetch the model, train, report, upload to every shuffler or aggregator.
+
+`Participation` does it one step at a time and says when to go on, so that a few threads can run thousands of users:
+`take_part` runs one user, `take_part_together` many.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from dovetail.parties.common.links import Gone, IntermediaryLink, Unreachable
+from dovetail.parties.common.policy import BudgetSpent, Later, Refused
+from dovetail.parties.user.client import Client, Envelope
+
+__all__ = ["Participation", "Train", "take_part", "take_part_together"]
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_SHORTEST, _LONGEST = 0.05, 10.0  # seconds between questions
+_AGAIN = 0.1  # seconds until an upload is tried again
+Train = Callable[[np.ndarray], np.ndarray]  # from the model to the update, both flat float32 vectors
+
+
+class Participation:
+    """One user in one training.
+
+    `measure` tells from a model what the task's measures ask for. `patience` is how many seconds in a row nobody may
+    answer. A round that this user came too late for is skipped; what it spent on it stays spent.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        links: Sequence[IntermediaryLink],
+        train: Train,
+        *,
+        measure: Callable[[np.ndarray], Mapping[str, Any]] | None = None,
+        patience: float = 60.0,
+    ) -> None:
+        self._client, self._links, self._train, self._measure = client, links, train, measure
+        self._patience, self._heard, self._pause = patience, time.monotonic(), _SHORTEST
+        self._last = 0  # the last round that this user is done with
+        self._envelope: Envelope | None = None  # what is on its way
+        self._given = 0  # how many have it
+        self.reported = 0  # rounds
+
+    def step(self) -> float | None:
+        """Do what there is to do; the seconds after which to look again, None when the training is over."""
+        try:
+            if self._envelope is None and self._ask():
+                return None
+            if self._envelope is not None:
+                self._upload(self._envelope)
+        except Gone:
+            self._close(self._envelope)  # the round went on meanwhile
+        except Later:
+            pass  # perhaps the round is still open then
+        except Unreachable:
+            if time.monotonic() - self._heard > self._patience:
+                raise
+            if self._envelope is not None:
+                return _AGAIN
+        pause, self._pause = self._pause, min(_LONGEST, 1.2 * self._pause)
+        return pause * (0.5 + random.random())  # not all users at once
+
+    def _ask(self) -> bool:
+        """Where the training stands; a new round is reported to. Whether it is over."""
+        status = self._links[0].status()
+        self._heard = time.monotonic()
+        if not status.over and status.round > self._last:
+            try:
+                self._report(status.round)
+            except BudgetSpent:
+                self._last = status.round  # it was here before, and was interrupted
+        return status.over
+
+    def _report(self, round: int) -> None:
+        signed = self._links[0].task()
+        task = self._client.admit(signed)
+        if len(self._links) != len(task.intermediaries):
+            kind, count = "aggregators" if task.aggregators else "shufflers", len(task.intermediaries)
+            raise Refused(f"expected the task's {count} {kind}, got {len(self._links)}")
+        self._client.refuse_early(task, round)
+        model = self._links[0].model(round - 1, dim=task.model_dim)
+        facts = self._measure(model) if self._measure is not None and task.measures else _NOTHING
+        self._envelope, self._given = self._client.report(signed, round, self._train(model), facts), 0
+        self._heard = time.monotonic()  # training may take longer than patience lasts
+
+    def _upload(self, envelope: Envelope) -> None:
+        """To each that does not have it yet."""
+        while self._given < len(self._links):
+            envelope.give(self._given, self._links[self._given])
+            self._heard = time.monotonic()
+            self._given += 1
+        self.reported += 1
+        self._close(envelope)
+
+    def _close(self, envelope: Envelope | None) -> None:
+        if envelope is not None:
+            self._client.sent(envelope)
+            self._last, self._pause, self._envelope = envelope.round, _SHORTEST, None
+
+
+def take_part(client: Client, links: Sequence[IntermediaryLink], train: Train, **options: Any) -> int:
+    """Take part in a training until it is over, with a `Participation`'s options; the rounds that were reported to."""
+    participation = Participation(client, links, train, **options)
+    while (pause := participation.step()) is not None:
+        time.sleep(pause)
+    return participation.reported
+
+
+def take_part_together(participations: Iterable[Participation], *, threads: int = 4) -> None:
+    """Take part with many users at once: so many threads do whatever is due first.
+
+    A user that fails does not stop the others; the first failure is raised when all have ended.
+    """
+    now = time.monotonic()
+    due = [(now, number, participation) for number, participation in enumerate(participations)]
+    left, failures, changed = len(due), [], threading.Condition()
+
+    def work() -> None:
+        nonlocal left
+        while True:
+            with changed:
+                while left and (not due or due[0][0] > time.monotonic()):
+                    changed.wait(due[0][0] - time.monotonic() if due else None)
+                if not left:
+                    return
+                _, number, participation = heapq.heappop(due)
+            try:
+                pause = participation.step()
+            except Exception as error:  # a thread would swallow it
+                failures.append(error)
+                pause = None
+            with changed:
+                if pause is None:
+                    left -= 1
+                else:
+                    heapq.heappush(due, (time.monotonic() + pause, number, participation))
+                changed.notify_all()
+
+    workers = [threading.Thread(target=work) for _ in range(min(threads, left))]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if failures:
+        raise failures[0]
