@@ -7,6 +7,7 @@ Whoever is killed is started again at once. At the end everything is counted.
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import os
 import random
 import signal
@@ -66,11 +67,12 @@ class Killing:
             home_of(folder, user).mkdir(parents=True, mode=0o700)
             keys[user].save(home_of(folder, user) / "key.json")
         self.parties = ["analyzer", *self.deployment.services, *self._groups]
+        self._locks = {party: threading.Lock() for party in self.parties}
         steps = {**COUNTERS, "users": TRANSITIONS}
         self.every = [(party, one) for party in self.parties for one in steps[kind_of(party)]]
 
-    def run(self, targets: Iterable[tuple[str, str]]) -> None:
-        """Kill a party after each of these transitions; then let the fleet go on for a round."""
+    def run(self, targets: Iterable[tuple[str, str]], *, at_once: int = 1) -> None:
+        """Kill a party after each of these transitions, `at_once` of them at a time; then let the fleet go on."""
         with self.fleet:
             for party in self.parties:
                 self._start(party)
@@ -78,8 +80,9 @@ class Killing:
             auditing = threading.Thread(target=self._audit)
             auditing.start()
             try:
-                for party, transition in targets:
-                    self._kill(party, transition)
+                with concurrent.futures.ThreadPoolExecutor(at_once) as killers:
+                    for done in [killers.submit(self._kill, party, transition) for party, transition in targets]:
+                        done.result()
                 enough = max(2, len(self.auditor.released) + 1)
                 self._wait(lambda: len(self.auditor.released) >= enough, "another model")
             finally:
@@ -171,6 +174,15 @@ class Killing:
         return counter(self.deployment, party, transition)
 
     def _kill(self, party: str, transition: str) -> None:
+        """One death of a party at a time; what goes wrong ends the others, too."""
+        try:
+            with self._locks[party]:
+                self._kill_after(party, transition)
+        except BaseException as error:
+            self._broken.append(repr(error))
+            raise
+
+    def _kill_after(self, party: str, transition: str) -> None:
         """After the next transition of its kind, at once or a little later."""
         count = self._counter(party, transition)
         so_far = self._wait(lambda: count() + 1, f"files of {party}") - 1

@@ -183,7 +183,7 @@ def test_a_hundred_kills(tmp_path, oracle, kills, processes, capsys):
     """Of services at every step, and of half of the users where these have processes."""
     killing = Killing(tmp_path / "fleet", oracle, users=16, processes=processes, round_seconds=15.0, seed=2)
     began = time.monotonic()
-    killing.run(killing.targets(kills))
+    killing.run(killing.targets(kills), at_once=3)
     found = killing.found()
     lines = [
         f"{oracle}: {kills} kills, {found.released} rounds with {found.reports} reports in "
