@@ -25,44 +25,49 @@ __all__ = [
     "smallest_point",
 ]
 
-_LOWEST, _HIGHEST = -20 * math.log(2), 40 * math.log(2)  # logarithms of noise that are tried
+_HIGHEST = 40 * math.log(2)  # logarithm of the most noise that is tried
 _USUAL, _FLATTEST = -1.3, -0.3  # slopes of log eps along log noise
 _AT_LEAST, _PATIENCE = 0.05, 3  # a step beyond a root to be sure, and guesses that need not halve it
 _LEAST_DELTA = 1e-30  # where the search for a delta begins
 _TINY = 1e-290  # stands for a delta that may underflow
 
 
-def smallest_noise(eps_of: Callable[[float], float], *, eps: float, tolerance: float = 1e-6) -> float:
-    """The smallest noise at which `eps_of(noise) <= eps`, to a relative tolerance, from above.
+def smallest_noise(
+    eps_of: Callable[[float], float], *, eps: float, tolerance: float = 1e-6, lowest: float = 2.0**-20
+) -> float:
+    """The smallest noise, of `lowest` and more, at which `eps_of(noise) <= eps`, to a relative tolerance, from above.
 
     `eps_of` falls as noise grows. A parameter that works the other way (an `eps_local`) is calibrated through its
     inverse.
 
     Guarantees:
         eps_of(result) <= eps, always: the returned point itself was evaluated.
-        eps_of(result / (1 + 2 * tolerance)) > eps, unless the result is the smallest noise tried (2^-20).
+        eps_of(result / (1 + 2 * tolerance)) > eps, unless the result is the lowest.
     """
-    _validate.positive(eps=eps)
+    _validate.positive(eps=eps, lowest=lowest)
+
+    def noise_at(log_noise: float) -> float:
+        return max(math.exp(log_noise), lowest)
 
     def height(log_noise: float) -> float:
-        asked = numerics.eps_bound(eps_of(math.exp(log_noise)))
+        asked = numerics.eps_bound(eps_of(noise_at(log_noise)))
         if asked <= eps:
             return min(0.0, math.log(max(asked, 1e-300) / eps))
         return max(math.log(asked) - math.log(eps), 1e-300)
 
-    found = _crossing(height, tolerance)
+    found = _crossing(height, tolerance, lowest=math.log(lowest))
     if found is None:
         raise ValueError(f"expected a target that noise up to 2^40 can meet, got eps={eps}")
-    return math.exp(found)
+    return noise_at(found)
 
 
-def _crossing(height: Callable[[float], float], tolerance: float) -> float | None:
+def _crossing(height: Callable[[float], float], tolerance: float, *, lowest: float) -> float | None:
     """A point where a falling height is at most 0, with one above 0 at most a tolerance before; None without one.
 
     By secants, for the logarithm of eps is about linear in that of noise. Each guess is on the side of the secant's
     root that is still open, so that two good guesses end the search; where they do not help, the interval is halved.
     """
-    low, high, x = -math.inf, math.inf, 0.0
+    low, high, x = -math.inf, math.inf, max(0.0, lowest)
     seen: list[tuple[float, float]] = []
     width, idle, step = math.inf, 0, 0.0
     while True:
@@ -70,13 +75,13 @@ def _crossing(height: Callable[[float], float], tolerance: float) -> float | Non
         low, high = (x, high) if y > 0 else (low, x)
         if y > 0 and x >= _HIGHEST:
             return None
-        if (y <= 0 and x <= _LOWEST) or high - low <= tolerance:
+        if (y <= 0 and x <= lowest) or high - low <= tolerance:
             return high
         seen = [*seen[-1:], (x, y)] if math.isfinite(y) else seen
         root = _root(seen, x)
         if high - low == math.inf:
             step = abs(root - x) + _AT_LEAST if math.isfinite(y) else max(2 * step, math.log(2))
-            x = min(max(x + math.copysign(step, y), _LOWEST), _HIGHEST)
+            x = min(max(x + math.copysign(step, y), lowest), _HIGHEST)
             continue
         width, idle = (high - low, 0) if high - low <= width / 2 else (width, idle + 1)
         x = root + tolerance / 4 if high - root > tolerance / 2 else root - tolerance / 2

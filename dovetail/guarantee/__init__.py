@@ -22,6 +22,9 @@ from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Trust, U
 __all__ = ["Guarantee", "Quote", "Record", "Spread", "Viewed", "verdict"]
 
 
+_TRUTH = 50.0  # a report with a larger eps_local lies less often than a computer errs
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Guarantee:
     """A protocol, the cohorts of its rounds, and what is asked about them.
@@ -116,33 +119,33 @@ class Guarantee:
         except NotApplicable:
             return False
 
-    def calibrated(self, eps: float, *, largest: float = math.inf) -> Guarantee:
-        """The same training with the least noise that keeps to eps; a budget per report is at most `largest`.
+    def calibrated(self, eps: float) -> Guarantee:
+        """The same training with the least noise that keeps to eps; a budget per report is at most 50.
 
         The accountant is asked, not a formula inverted: what is calibrated is what will be certified.
         """
         refusals: list[NotApplicable] = []
+        lowest = {} if self.protocol.noise_field == "noise_multiplier" else {"lowest": 1 / _TRUTH}
         try:
-            noise = accounting.smallest_noise(self._eps_at(largest, refusals), eps=eps)
+            noise = accounting.smallest_noise(self._eps_at(refusals), eps=eps, **lowest)
         except ValueError as error:
             raise refusals[-1] if refusals else error from error
-        return self._with_noise(noise, largest)
+        return self._with_noise(noise)
 
-    def _eps_at(self, largest: float, refusals: list[NotApplicable]) -> Callable[[float], float]:
+    def _eps_at(self, refusals: list[NotApplicable]) -> Callable[[float], float]:
         at_delta = dataclasses.replace(self, eps=None)
 
         def eps_at(noise: float) -> float:
             try:
-                return at_delta._with_noise(noise, largest).bound().eps
+                return at_delta._with_noise(noise).bound().eps
             except NotApplicable as refusal:
                 refusals.append(refusal)
                 return math.inf
 
         return eps_at
 
-    def _with_noise(self, noise: float, largest: float) -> Guarantee:
-        least = 0.0 if self.protocol.noise_field == "noise_multiplier" else 1 / largest
-        return dataclasses.replace(self, protocol=self.protocol.with_noise(max(noise, least)))
+    def _with_noise(self, noise: float) -> Guarantee:
+        return dataclasses.replace(self, protocol=self.protocol.with_noise(noise))
 
     def _scope(self, relation: Neighbors) -> Scope:
         scope = self.settled.view(self.cohorts[0], self.dim, neighbors=relation).scope

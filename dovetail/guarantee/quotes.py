@@ -18,8 +18,6 @@ from dovetail.statements import Neighbors, NotApplicable
 
 __all__ = ["Quote", "Terms", "calibrate", "guarantee", "quote", "settled"]
 
-_TRUTH = 50.0  # a report with a larger eps_local lies less often than a computer errs
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Terms:
@@ -97,7 +95,7 @@ def calibrate(name: str, terms: Terms, *, eps: float, parameter: str | None = No
     parameter = parameter or own
     _validate.one_of(tuple(dict.fromkeys((own, "beta", "pad_to"))), parameter=parameter)
     if parameter == own:
-        found = guarantee(name, terms).calibrated(eps, largest=_TRUTH)
+        found = guarantee(name, terms).calibrated(eps)
         return own, getattr(found.protocol, own), found.quote()
 
     def eps_at(value: float | int) -> float:
