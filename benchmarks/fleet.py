@@ -51,6 +51,7 @@ CASES = {
     "split_and_mix": Case(3, settings=("server.learning_rate=1.0", "protocol.noise_multiplier=1.0")),
     "secagg": Case(3, settings=("server.learning_rate=1.0", "protocol.noise_multiplier=1.0")),
     "headline": Case(3, clients=1000, preset="headline"),
+    "apes": Case(3, clients=1000, settings=("task.users=1000",), preset="apes"),
 }
 
 
@@ -85,7 +86,9 @@ def one_run(name: str, *, seed: int, processes: int) -> tuple[Trained, Trained]:
 
 def simulated(config: Config, case: Case, settings: Mapping[str, Any]) -> Trained:
     """The same users and rounds by the engine."""
-    cohort = CohortConfig(kind="fixed", size=case.clients, rounds=case.rounds)
+    whole = config.task.users == case.clients
+    who = {"kind": "everyone"} if whole else {"kind": "fixed", "size": case.clients}
+    cohort = CohortConfig(rounds=case.rounds, **who)
     alike = {
         "cohort": cohort,
         "protocol": {"name": config.protocol["name"], **settings},
