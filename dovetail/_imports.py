@@ -1,4 +1,4 @@
-"""Objects that a config names as "module:name", and names of a package that are imported on first use.
+"""Objects that a config names as "module:name", and modules and names that are imported on first use.
 
 Whatever is wrong with a user's own module or object is told in one sentence.
 """
@@ -9,9 +9,10 @@ import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeGuard, TypeVar
 
-__all__ = ["load", "on_first_use"]
+__all__ = ["LateModule", "load", "on_first_use"]
 
 _Found = TypeVar("_Found")
 
@@ -46,3 +47,27 @@ def on_first_use(package: str, homes: dict[str, str]) -> Callable[[str], Any]:
         return getattr(importlib.import_module(homes[name]), name)
 
     return found
+
+
+class LateModule:
+    """A module that is imported, with others that it needs, when something of it is first asked for."""
+
+    def __init__(self, name: str, *also: str) -> None:
+        self._names = (name, *also)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        found = getattr(self._module(), name)
+        setattr(self, name, found)
+        return found
+
+    def _module(self) -> ModuleType:
+        try:
+            module, *_ = [importlib.import_module(name) for name in self._names]
+            return module
+        except ModuleNotFoundError as error:
+            package, _, _ = self._names[0].partition(".")
+            raise ModuleNotFoundError(
+                f"expected {package} to be installed to compute with {self._names[0]}, got no such package"
+            ) from error

@@ -1,38 +1,18 @@
-"""JAX, where it is installed: a client that only takes part draws its reports with NumPy and needs none.
+"""JAX, imported when something of it is first asked for, and only where it is installed.
 
-Modules that a client imports take `jax` and `jnp` from here. Without JAX they can be imported all the same, and what
+A client that takes part draws its reports with NumPy, an aggregator adds up integers: neither needs JAX, whose import
+takes most of a second. Modules that they import take `jax` and `jnp` from here. Where JAX is not installed, whatever
 would compute with it says so when it is called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Any, TypeGuard
 
-__all__ = ["ArrayLike", "jax", "jnp", "lax"]
+from dovetail._imports import LateModule
 
-
-class _Absent:
-    """In place of something of JAX's."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, name: str) -> _Absent:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Absent(f"{self._name}.{name}")
-
-    def __call__(self, *given: Any, **options: Any) -> Callable[..., Any]:
-        """As a decorator it leaves alone what it decorates; anything else would need JAX."""
-        if given and callable(given[0]):
-            return given[0]
-        raise ModuleNotFoundError(f"expected jax to be installed to compute with {self._name}, got no such package")
-
-
-class _NoArray:
-    """What no array is, where there is no JAX."""
-
+__all__ = ["ArrayLike", "is_array", "jax", "jnp", "lax"]
 
 if TYPE_CHECKING:
     import jax
@@ -41,12 +21,10 @@ if TYPE_CHECKING:
     from jax import lax
     from jax.typing import ArrayLike
 else:
-    try:
-        import jax
-        import jax.extend.random
-        import jax.numpy as jnp
-        from jax import lax
-        from jax.typing import ArrayLike
-    except ModuleNotFoundError:
-        jax, jnp, lax, ArrayLike = (_Absent(name) for name in ("jax", "jax.numpy", "jax.lax", "jax.typing.ArrayLike"))
-        jax.Array = _NoArray
+    jax, jnp, lax = LateModule("jax", "jax.extend.random"), LateModule("jax.numpy"), LateModule("jax.lax")
+    ArrayLike = Any
+
+
+def is_array(value: object) -> TypeGuard[jax.Array]:
+    """Whether it is one of JAX's arrays; where nobody has imported JAX, nothing is."""
+    return "jax" in sys.modules and isinstance(value, jax.Array)

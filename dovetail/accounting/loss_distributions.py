@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
-from dp_accounting.pld import pld_pmf
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from dovetail import _validate
 from dovetail.accounting import numerics
+from dovetail.accounting._dp_accounting import PrivacyLossDistribution, pld_pmf
 from dovetail.accounting.numerics import ULP
 from dovetail.accounting.tilting import LossPart, Total
 from dovetail.statements import Theorem
@@ -84,7 +83,7 @@ class Composition:
         return max(numerics.probability(one.delta(eps)) for one in self._directions)
 
 
-Loss: TypeAlias = PrivacyLossDistribution | Composition
+Loss: TypeAlias = "PrivacyLossDistribution | Composition"
 
 
 def _dense(pmf: pld_pmf.PLDPmf) -> tuple[int, np.ndarray, float]:

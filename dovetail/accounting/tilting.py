@@ -19,14 +19,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from scipy.fft import next_fast_len
-from scipy.signal import lfilter
 
+from dovetail._imports import LateModule
 from dovetail.accounting import numerics
 from dovetail.accounting.numerics import ULP
 from dovetail.statements import NotApplicable
 
 __all__ = ["LossPart", "Total"]
 
+_signal = LateModule("scipy.signal")  # it brings scipy.stats, whose import takes half a second
 _MOST_POINTS = 2**25  # of one transform
 _LEVEL = math.log(100.0)  # deltas within such a factor share a tilt
 _ABOVE = math.log(1e-12)  # what may lie above the window, relative to delta
@@ -263,8 +264,8 @@ class Total:
     ) -> _View:
         """Delta at every index, from the tilted law of the sum; `error` is the law's, in the Euclidean norm."""
         ratio, h = math.exp(-slope), self._interval
-        mass = lfilter([1.0], [1.0, -ratio], law[::-1])
-        excess = lfilter([0.0, ratio * -math.expm1(-h)], [1.0, -ratio * math.exp(-h)], mass)[::-1]
+        mass = _signal.lfilter([1.0], [1.0, -ratio], law[::-1])
+        excess = _signal.lfilter([0.0, ratio * -math.expm1(-h)], [1.0, -ratio * math.exp(-h)], mass)[::-1]
         excess *= 1 + 8 * ULP * (len(law) + 8)
         excess += error * numerics.decaying_norm(slope, h, len(law))
         return _View(first, excess, slope, log_scale, numerics.probability(self._infinite + above))

@@ -10,14 +10,16 @@ import math
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.stats import binom
 
 from dovetail import _validate
+from dovetail._imports import LateModule
 from dovetail.claims._claim import HOLDS, REFUTED, UNPROVEN, Claim
 from dovetail.events import Report
 from dovetail.statements import NotApplicable, Theorem
 
 __all__ = ["RATE", "bennett", "corollary1", "corollary2", "corollary3", "flame", "lemma1", "lemma2", "lemma3", "lemma4"]
+
+_stats = LateModule("scipy.stats")  # whose import takes half a second
 
 RATE = "A rate whose constant is not printed (taken as 1 here) says how a bound grows, not what it is."
 
@@ -70,7 +72,7 @@ def bennett(report: Report, *, num_users: float, delta: float) -> Claim:
         raise NotApplicable(f"the Bennett term is summed over up to {_MOST_USERS} users, got n={num_users}")
     gamma, whole = report.gamma, math.floor(num_users)
     counts = np.arange(1, whole + 1)
-    log_weights = binom.logpmf(counts, whole, gamma) - np.log(counts)
+    log_weights = _stats.binom.logpmf(counts, whole, gamma) - np.log(counts)
 
     def excess(eps: float) -> float:
         largest, square = _amplification_variable(report, eps)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail import _validate
-from dovetail._jax import ArrayLike, jax, jnp
+from dovetail._jax import ArrayLike, is_array, jax, jnp
 
 __all__ = [
     "AtInput",
@@ -207,7 +207,7 @@ def as_floating(x: ArrayLike) -> jax.Array:
 
 def namespace(*arrays: Any) -> Any:
     """jax.numpy if any of these is a JAX array (tracers are), else numpy."""
-    return jnp if any(isinstance(array, jax.Array) for array in arrays) else np
+    return jnp if any(is_array(array) for array in arrays) else np
 
 
 def clamp(x: Any, low: float, high: float) -> Any:

@@ -22,7 +22,7 @@ __all__ = ["NORMAL_CUT", "normal", "pairs_from_words"]
 NORMAL_CUT = math.sqrt(2 * 65 * math.log(2))  # no draw is farther out: 9.49
 
 
-def normal(key: jax.Array, shape: tuple[int, ...] = (), dtype: jax.typing.DTypeLike = jnp.float32) -> jax.Array:
+def normal(key: jax.Array, shape: tuple[int, ...] = (), dtype: jax.typing.DTypeLike = np.float32) -> jax.Array:
     """Independent standard normal numbers of this shape, for a key of any kind.
 
     Guarantees:

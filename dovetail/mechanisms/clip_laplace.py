@@ -20,7 +20,7 @@ import numpy.typing as npt
 from scipy import special
 
 from dovetail import _validate
-from dovetail._jax import ArrayLike, jax, jnp
+from dovetail._jax import ArrayLike, is_array, jax, jnp
 from dovetail.mechanisms._base import AtInput, LocalRandomizer, as_floating, clamp, clamp64, freeze_floats, namespace
 from dovetail.statements import NotApplicable
 
@@ -159,9 +159,9 @@ def calibrate(mean: Any, eps_local: Any, clip_value: float, bound: float) -> Any
     """
     _check_box(clip_value, bound)
     nodes = np.linspace(0.0, bound, _TABLE_SIZE + 1)
-    eps_local = eps_local if isinstance(eps_local, jax.Array) else np.asarray(eps_local, np.float64)
+    eps_local = eps_local if is_array(eps_local) else np.asarray(eps_local, np.float64)
     table = _average_mean(nodes, 2 * clip_value / eps_local, bound)
-    largest = table[-1] if isinstance(table, jax.Array) else float(table[-1])
+    largest = table[-1] if is_array(table) else float(table[-1])
     angles = namespace(table).arcsin(namespace(table).clip(table / largest, 0.0, 1.0))
     xp = namespace(mean, table)
     mean = as_floating(mean) if xp is jnp else np.asarray(mean, np.float64)
@@ -179,7 +179,7 @@ def _check_box(clip_value: float, bound: float) -> None:
 
 def _average_mean(nodes: np.ndarray, scales: Any, bound: float) -> Any:
     """M at every node, never holding more than a few nodes' terms."""
-    if isinstance(scales, jax.Array):
+    if is_array(scales):
         points = jnp.asarray(nodes, jnp.float32)
         return jax.lax.map(lambda g: _mean(g, scales, bound).mean(), points, batch_size=16)
     if np.ndim(scales) == 0:

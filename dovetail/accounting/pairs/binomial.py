@@ -16,10 +16,10 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from dovetail import _validate
 from dovetail.accounting import numerics
+from dovetail.accounting._dp_accounting import PrivacyLossDistribution
 from dovetail.accounting.numerics import ULP
 from dovetail.accounting.pairs import symmetric
 

@@ -14,11 +14,10 @@ import functools
 import math
 
 import numpy as np
-from dp_accounting.pld import pld_pmf
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy.special import ndtr
 
 from dovetail import _validate
+from dovetail.accounting._dp_accounting import PrivacyLossDistribution, pld_pmf
 from dovetail.statements import NotApplicable
 
 __all__ = ["ShiftLaw", "interval_for", "loss"]

@@ -14,13 +14,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
-from dp_accounting.pld import pld_pmf
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy.fft import next_fast_len
 from scipy.special import logsumexp
 
 from dovetail import _validate
 from dovetail.accounting import loss_distributions, numerics
+from dovetail.accounting._dp_accounting import PrivacyLossDistribution, pld_pmf
 from dovetail.accounting.loss_distributions import Loss
 from dovetail.statements import NotApplicable
 

@@ -13,11 +13,9 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from dp_accounting import dp_event, privacy_accountant
-from dp_accounting.pld import privacy_loss_distribution as pld
-from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
 from dovetail.accounting import loss_distributions
+from dovetail.accounting._dp_accounting import dp_event, pld, privacy_accountant, rdp
 from dovetail.accounting.loss_distributions import Loss
 from dovetail.accounting.releases._base import INTERVAL, Release, Sampling, Scale, releases
 from dovetail.events import (
@@ -37,11 +35,8 @@ from dovetail.statements import Bound, Neighbors, Theorem
 __all__ = ["MOST_LOSSES", "GaussianRelease", "LaplaceRelease", "NonPrivateRelease", "UnrelatedRelease"]
 
 _LOG_ERROR = 1e-12
-_SAMPLED = (dp_event.PoissonSampledDpEvent, dp_event.SampledWithoutReplacementDpEvent)
 _LARGEST_MU = 1000.0  # beyond, eps is in the hundreds of thousands, and losses are too many to tell apart
 MOST_LOSSES = 2**20  # of one release
-_ADD_REMOVE = privacy_accountant.NeighboringRelation.ADD_OR_REMOVE_ONE
-_REPLACE = privacy_accountant.NeighboringRelation.REPLACE_ONE
 _UP = 1 + 1e-15
 _PARTS, _FEW_PARTS, _MANY = 20, 5, 100_000  # of eps_each that an interval is, and of many queries
 
@@ -62,11 +57,13 @@ class GaussianRelease(Release[Gaussian]):
         noise = dp_event.GaussianDpEvent(1 / self.event.mu)
         match self.event.neighbors, sampling:
             case _, Everyone():
-                return _renyi(noise, _ADD_REMOVE, orders)
+                return _renyi(noise, orders)
             case Neighbors.ADD_REMOVE, Poisson(prob=prob):
-                return _renyi(dp_event.PoissonSampledDpEvent(prob, noise), _ADD_REMOVE, orders)
+                return _renyi(dp_event.PoissonSampledDpEvent(prob, noise), orders)
             case Neighbors.REPLACE_ONE, FixedSize(size=size, population=population):
-                return _renyi(dp_event.SampledWithoutReplacementDpEvent(population, size, noise), _REPLACE, orders)
+                return _renyi(
+                    dp_event.SampledWithoutReplacementDpEvent(population, size, noise), orders, add_remove=False
+                )
         return super().renyi(sampling, orders)
 
     def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
@@ -83,7 +80,7 @@ class GaussianRelease(Release[Gaussian]):
             self.event.std,
             sensitivity=self.event.sensitivity if add_remove else self.event.sensitivity / 2,  # which it doubles again
             sampling_prob=_prob(sampling),
-            neighboring_relation=_ADD_REMOVE if add_remove else _REPLACE,
+            neighboring_relation=_relation(add_remove),
             value_discretization_interval=interval,
         )
         one = loss_distributions.outward(one)
@@ -133,7 +130,7 @@ class LaplaceRelease(Release[Laplace]):
         if not isinstance(sampling, Everyone):
             return super().renyi(sampling, orders)
         one = dp_event.LaplaceDpEvent(self.event.scale / self.event.sensitivity)
-        return self.event.count * _renyi(one, _ADD_REMOVE, orders)
+        return self.event.count * _renyi(one, orders)
 
     def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
         """Everyone."""
@@ -189,20 +186,24 @@ def _prob(sampling: Sampling) -> float:
     return min(1.0, sampling.prob_drawn * _UP) if isinstance(sampling, FixedSize) else sampling.prob_drawn
 
 
-def _renyi(
-    event: dp_event.DpEvent, relation: privacy_accountant.NeighboringRelation, orders: tuple[float, ...]
-) -> np.ndarray:
+def _relation(add_remove: bool) -> privacy_accountant.NeighboringRelation:
+    relations = privacy_accountant.NeighboringRelation
+    return relations.ADD_OR_REMOVE_ONE if add_remove else relations.REPLACE_ONE
+
+
+def _renyi(event: dp_event.DpEvent, orders: tuple[float, ...], *, add_remove: bool = True) -> np.ndarray:
     """dp-accounting's divergences, rounded up; infinite where it gives none.
 
     Those of sampled releases are logarithms of sums, right to about 1e-13: where little is lost they may be negative.
     """
-    accountant = rdp.RdpAccountant(orders=orders, neighboring_relation=relation)
+    accountant = rdp.RdpAccountant(orders=orders, neighboring_relation=_relation(add_remove))
     with _quietly(), np.errstate(all="ignore"):
         try:
             found = np.asarray(accountant.compose(event).rdp, dtype=float)
         except ValueError:  # the logarithm of what underflowed
             return np.full(len(orders), np.inf)
-    error = _LOG_ERROR / (np.asarray(orders) - 1) if isinstance(event, _SAMPLED) else 0.0
+    sampled = (dp_event.PoissonSampledDpEvent, dp_event.SampledWithoutReplacementDpEvent)
+    error = _LOG_ERROR / (np.asarray(orders) - 1) if isinstance(event, sampled) else 0.0
     outward = np.maximum(found, 0.0) * (1 + _LOG_ERROR) + error
     return np.where(np.isfinite(found) & (found >= -error), outward, np.inf)
 

@@ -21,10 +21,10 @@ import functools
 import math
 
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution as pld
 
 from dovetail import _validate
 from dovetail.accounting import gaussian, loss_distributions, numerics
+from dovetail.accounting._dp_accounting import pld
 from dovetail.accounting.loss_distributions import PRIVACY_LOSS, Loss
 from dovetail.accounting.pairs import mixtures
 from dovetail.accounting.pairs.mixtures import ShiftLaw

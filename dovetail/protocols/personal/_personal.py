@@ -32,7 +32,7 @@ from dovetail.statements import Neighbors
 
 __all__ = ["PUBLIC_BUDGETS", "Personal", "laplace_reports"]
 
-Budget = TypeVar("Budget", float, jax.Array)
+Budget = TypeVar("Budget", float, "jax.Array")
 
 _BUDGETS = "uniform2"
 PUBLIC_BUDGETS = "users' budgets are public and do not change when a user's data is replaced"

@@ -20,9 +20,9 @@ from fractions import Fraction
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-from scipy.stats import binom
 
 from dovetail import _validate, claims
+from dovetail._imports import LateModule
 from dovetail._jax import jax, jnp
 from dovetail.events import Mechanism, NonPrivate
 from dovetail.mechanisms import ExactSampler
@@ -34,6 +34,8 @@ from dovetail.protocols.personal.apes import Apes, midpoints
 from dovetail.statements import NotApplicable
 
 __all__ = ["SApes"]
+
+_stats = LateModule("scipy.stats")  # whose import takes half a second
 
 _COUPLED = (
     "not certified: which of a client's reports are largest depends on all coordinates, so a shuffled coordinate "
@@ -123,7 +125,7 @@ class SApes(Apes):
                 kept, fresh = sizes >= self.threshold, fresh[np.argmin(budgets)]
             case "top":  # a report is kept if fewer than b of the others are larger
                 kept = np.broadcast_to(
-                    binom.cdf(self.kept(dim) - 1, dim - 1, 1 - midpoints(sizes.shape[1])), sizes.shape
+                    _stats.binom.cdf(self.kept(dim) - 1, dim - 1, 1 - midpoints(sizes.shape[1])), sizes.shape
                 )
             case _:
                 kept = np.full(sizes.shape, self.kept(dim) / dim)
