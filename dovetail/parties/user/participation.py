@@ -24,6 +24,7 @@ __all__ = ["Participation", "Train", "take_part", "take_part_together"]
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _SHORTEST, _LONGEST = 0.05, 10.0  # seconds between questions
+_LOOKS = 20  # questions in the time of a round, at least
 _AGAIN = 0.1  # seconds until an upload is tried again
 Train = Callable[[np.ndarray], np.ndarray]  # from the model to the update, both flat float32 vectors
 
@@ -46,6 +47,7 @@ class Participation:
     ) -> None:
         self._client, self._links, self._train, self._measure = client, links, train, measure
         self._patience, self._heard, self._pause = patience, time.monotonic(), _SHORTEST
+        self._longest = _LONGEST
         self._last = 0  # the last round that this user is done with
         self._envelope: Envelope | None = None  # what is on its way
         self._given = 0  # how many have it
@@ -67,7 +69,7 @@ class Participation:
                 raise
             if self._envelope is not None:
                 return _AGAIN
-        pause, self._pause = self._pause, min(_LONGEST, 1.2 * self._pause)
+        pause, self._pause = self._pause, min(self._longest, 1.2 * self._pause)
         return pause * (0.5 + random.random())  # not all users at once
 
     def _ask(self) -> bool:
@@ -87,6 +89,7 @@ class Participation:
         if len(self._links) != len(task.intermediaries):
             kind, count = "aggregators" if task.aggregators else "shufflers", len(task.intermediaries)
             raise Refused(f"expected the task's {count} {kind}, got {len(self._links)}")
+        self._longest = min(_LONGEST, task.round_seconds / _LOOKS)
         self._client.refuse_early(task, round)
         model = self._links[0].model(round - 1, dim=task.model_dim)
         facts = self._measure(model) if self._measure is not None and task.measures else _NOTHING
