@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from dovetail import _validate
+from dovetail._structs import ready
 from dovetail.events import _noise, _participation, _shuffled, _sums, _trials
 
 __all__ = ["from_plain", "register", "to_plain"]
@@ -60,7 +61,7 @@ def from_plain(data: dict[str, Any]) -> Any:
     name = str(data.get("event"))
     _validate.known("event", name, _EVENTS)
     try:
-        return msgspec.convert(fields, _EVENTS[name])
+        return msgspec.convert(fields, ready(_EVENTS[name]))
     except msgspec.ValidationError as error:
         raise ValueError(f"expected the fields of {name}, got something else ({error})") from error
 

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from dovetail import accounting
+from dovetail._structs import ready
 from dovetail.accounting.releases import release_of
 from dovetail.events import DataIndependent, NonPrivate, Round, from_plain, to_plain
 from dovetail.guarantee import units
@@ -179,7 +180,7 @@ class Record:
 
 
 def _viewed(events: Sequence[Round], data: Mapping[str, Any]) -> Viewed:
-    return Viewed(rounds=_unrolled(events, data["rounds"]), scope=msgspec.convert(data["scope"], Scope))
+    return Viewed(rounds=_unrolled(events, data["rounds"]), scope=msgspec.convert(data["scope"], ready(Scope)))
 
 
 def _unrolled(events: Sequence[Round], runs: Sequence[tuple[int, int]]) -> tuple[Round, ...]:

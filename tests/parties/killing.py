@@ -188,9 +188,14 @@ class Killing:
         so_far = self._wait(lambda: count() + 1, f"files of {party}") - 1
         several = transition.startswith("upload ")
         goal = so_far + (self._random.randint(1, self.deployment.clients) if several else 1)
-        self._wait(lambda: count() >= goal, f"{party}: {transition}", pause=0.005)
-        time.sleep(self._random.choice([0.0, self._random.uniform(0, 0.03), self._random.uniform(0, 0.3)]))
         process = self.fleet.processes[party]
+
+        def reached() -> bool:
+            assert process.poll() is None, f"{party} ended by itself with {process.returncode}"
+            return count() >= goal
+
+        self._wait(reached, f"{party}: {transition}", pause=0.005)
+        time.sleep(self._random.choice([0.0, self._random.uniform(0, 0.03), self._random.uniform(0, 0.3)]))
         assert process.poll() is None, f"{party} ended by itself with {process.returncode}"
         os.kill(process.pid, signal.SIGKILL)
         process.wait()

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from dovetail._structs import ready
 from dovetail.parties.common.database import Database
 from dovetail.parties.common.wire import Closed
 
@@ -157,7 +158,7 @@ class Book(Database):
         """What each sender said of a round."""
         with self._lock:
             rows = self._database.execute("SELECT sender, said FROM closed WHERE round = ?", (round,)).fetchall()
-        return {sender: msgspec.json.decode(said, type=Closed) for sender, said in rows}
+        return {sender: msgspec.json.decode(said, type=ready(Closed)) for sender, said in rows}
 
     def parts(self, round: int, sender: int) -> int:
         """How many parts of a sender's batch were counted."""

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from dovetail import _validate, protocols
+from dovetail._structs import ready
 from dovetail.guarantee import Guarantee, Spread
 from dovetail.parties.common.task import TrainingTask, cohort_of
 from dovetail.statements import Spent, Statement, unbounded
@@ -83,7 +84,7 @@ def _sent(task: TrainingTask) -> tuple[protocols.Messages | protocols.Contributi
 
 @functools.lru_cache(maxsize=256)
 def _cost(body: bytes, rounds: int) -> tuple[Statement, Statement]:
-    task = msgspec.json.decode(body, type=TrainingTask)
+    task = msgspec.json.decode(body, type=ready(TrainingTask))
     protocol, cohort = task.build()
     sent, off = _sent(task)
     delta = task.delta * (1 - _CHARGED) if off else task.delta

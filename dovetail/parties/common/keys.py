@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from dovetail import _validate
+from dovetail._structs import ready
 
 __all__ = ["KEY_ID", "KeyPair", "KeyRing", "PublicKey", "ServiceKeys", "ServicePairs"]
 
@@ -141,7 +142,7 @@ class KeyPair:
         if path.stat().st_mode & 0o077:
             raise ValueError(f"expected a key file that its owner alone can read (chmod 600), got {str(path)!r}")
         try:
-            stored = msgspec.json.decode(path.read_bytes(), type=_Stored)
+            stored = msgspec.json.decode(path.read_bytes(), type=ready(_Stored))
             public = _PRIVATE[stored.use].from_private_bytes(stored.private).public_key().public_bytes_raw()
         except (msgspec.DecodeError, ValueError) as error:
             raise ValueError(f"expected a key file, got {str(path)!r} ({error})") from error

@@ -19,6 +19,7 @@ from typing import Literal
 import msgspec
 
 from dovetail import _validate
+from dovetail._structs import ready
 from dovetail.parties.common.database import connect, transaction
 
 __all__ = ["Ledger", "LedgerEntry", "Overspent"]
@@ -78,7 +79,7 @@ class Ledger:
         body = _first(path)
         if not isinstance(body, bytes):
             raise ValueError(f"expected a ledger in {str(path)!r}, got none")
-        first = msgspec.json.decode(body, type=LedgerEntry)
+        first = msgspec.json.decode(body, type=ready(LedgerEntry))
         return cls(path, task_id=first.task_id, eps=first.bound, delta=first.delta)
 
     @staticmethod
@@ -189,7 +190,7 @@ class Ledger:
         for number, body, digest in self._database.execute("SELECT number, body, hash FROM entries ORDER BY number"):
             if number != len(entries) or not isinstance(body, bytes) or digest != _link(before, body):
                 raise ValueError(f"expected an unbroken ledger in {str(self._path)!r}, got one changed at {number}")
-            entries.append(msgspec.json.decode(body, type=LedgerEntry))
+            entries.append(msgspec.json.decode(body, type=ready(LedgerEntry)))
             hashes.append(digest)
             before = digest
         return entries, hashes

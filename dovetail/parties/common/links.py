@@ -17,6 +17,7 @@ import httpx
 import msgspec
 import numpy as np
 
+from dovetail._structs import ready
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.task import SignedTask, task_id_of
 from dovetail.parties.common.wire import (
@@ -77,7 +78,7 @@ class _Link:
         """The signed task; whoever uses it verifies it."""
         if self._signed is None:
             try:
-                self._signed = msgspec.json.decode(self._ask("GET", "/v1/task"), type=SignedTask)
+                self._signed = msgspec.json.decode(self._ask("GET", "/v1/task"), type=ready(SignedTask))
             except msgspec.MsgspecError as error:
                 raise Rejected(f"expected a signed task from {self.url}, got invalid content") from error
         return self._signed
@@ -85,7 +86,7 @@ class _Link:
     def status(self) -> RoundStatus:
         """Where the training stands."""
         try:
-            return msgspec.json.decode(self._ask("GET", "/v1/status"), type=RoundStatus)
+            return msgspec.json.decode(self._ask("GET", "/v1/status"), type=ready(RoundStatus))
         except msgspec.MsgspecError as error:
             raise Rejected(f"expected the status of a training from {self.url}, got invalid content") from error
 

@@ -7,6 +7,8 @@ from typing import TypeVar
 
 import msgspec
 
+from dovetail._structs import ready
+
 __all__ = ["read_record"]
 
 _Record = TypeVar("_Record")
@@ -17,6 +19,6 @@ def read_record(path: Path, kind: type[_Record], what: str) -> _Record:
     if not path.is_file():
         raise FileNotFoundError(f"expected {what} in {str(path)!r}, got no file")
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return msgspec.json.decode(path.read_bytes(), type=ready(kind))
     except msgspec.MsgspecError as error:
         raise ValueError(f"expected {what} in {str(path)!r}, got invalid content ({error})") from error

@@ -19,6 +19,7 @@ import numpy as np
 from cryptography.exceptions import InvalidSignature
 
 from dovetail import _validate, protocols
+from dovetail._structs import ready
 from dovetail.events import Everyone
 from dovetail.parties.common.keys import KeyPair, PublicKey, ServiceKeys
 from dovetail.parties.common.measures import Measure, measured_size, update_norm
@@ -246,7 +247,7 @@ def verify(signed: SignedTask, *, signer: bytes, fresh: bool = True) -> Training
     except InvalidSignature as error:
         raise ValueError("expected a task with its signer's signature, got one with a wrong signature") from error
     try:
-        task = msgspec.json.decode(signed.body, type=TrainingTask)
+        task = msgspec.json.decode(signed.body, type=ready(TrainingTask))
     except msgspec.MsgspecError as error:
         raise ValueError(f"expected a task, got invalid content ({error})") from error
     if task.body != signed.body:

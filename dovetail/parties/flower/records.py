@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+from dovetail._structs import ready
 from dovetail.parties.common.task import SignedTask
 from dovetail.parties.user.client import Envelope
 
@@ -35,7 +36,7 @@ def told(message: Message) -> tuple[SignedTask, int, ArrayRecord]:
     if not isinstance(body, bytes) or not isinstance(round, int):
         raise ValueError("expected a message with a signed task and a round, got another one")
     try:
-        signed = msgspec.json.decode(body, type=SignedTask)
+        signed = msgspec.json.decode(body, type=ready(SignedTask))
     except msgspec.MsgspecError as error:
         raise ValueError(f"expected a signed task, got something else ({error})") from error
     return signed, round, next(iter(message.content.array_records.values()))

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from dovetail._structs import ready
 from dovetail.parties.analyzer.rounds import Analyzer
 from dovetail.parties.common.wire import BATCH_ID, Closed, Malformed, authenticated, claimed
 from dovetail.parties.http._http import Counts, Served, body_of, busy, number_of, path_of
@@ -83,7 +84,7 @@ class AnalyzerService:
         body = await body_of(request, most=1024)
         sender = self._senders[authenticated(self._keys, "POST", path_of(request), request.headers, body)]
         try:
-            said = msgspec.json.decode(body, type=Closed)
+            said = msgspec.json.decode(body, type=ready(Closed))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Malformed(f"expected what is said of a closed round, got something else ({error})") from error
         await asyncio.to_thread(self._analyzer.closed, sender, round, said)

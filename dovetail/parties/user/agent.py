@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from dovetail._structs import ready
 from dovetail.parties.common.links import Rejected, Unreachable
 from dovetail.parties.common.task import SignedTask
 from dovetail.parties.common.wire import Malformed, vector_to
@@ -72,7 +73,7 @@ def serve_agent(client: Client, socket: Path, *, group: bool = False) -> None:
 
     def report(body: bytes) -> bytes:
         try:
-            ask = msgspec.msgpack.decode(body, type=_Ask)
+            ask = msgspec.msgpack.decode(body, type=ready(_Ask))
         except msgspec.MsgspecError as error:
             raise Malformed(f"expected a signed task, a round and an update, got something else ({error})") from error
         if len(ask.update) % 4:

@@ -18,6 +18,7 @@ from typing import Protocol as Interface
 import msgspec
 import numpy as np
 
+from dovetail._structs import ready
 from dovetail.files import write_atomically
 from dovetail.mechanisms import ExactSampler
 from dovetail.mechanisms.gaussian import finite_or_zero
@@ -55,7 +56,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def decode(cls, data: bytes) -> Envelope:
         """From bytes."""
-        return msgspec.msgpack.decode(data, type=cls)
+        return msgspec.msgpack.decode(data, type=ready(cls))
 
     def give(self, index: int, link: IntermediaryLink) -> None:
         """Give one of its uploads to whom it is for."""

@@ -1,0 +1,28 @@
+"""msgspec's types made ready for decoding by one thread at a time.
+
+msgspec finds out about a struct's fields when it first decodes one. Another thread that decodes the same kind at that
+moment reads what is not there yet, and the process dies of a segmentation fault (msgspec 0.22.0). Whatever several
+threads may decode is decoded as `ready(kind)`.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TypeVar
+
+import msgspec
+
+__all__ = ["ready"]
+
+_Kind = TypeVar("_Kind")
+_READY: set[type] = set()
+_ALONE = threading.Lock()
+
+
+def ready(kind: type[_Kind]) -> type[_Kind]:
+    """The same kind, about which msgspec knows everything."""
+    if kind not in _READY:
+        with _ALONE:
+            msgspec.json.Decoder(kind)
+            _READY.add(kind)
+    return kind
