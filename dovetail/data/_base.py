@@ -10,23 +10,29 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import numpy as np
 
 from dovetail import _validate
+from dovetail.data._sources import Sources
 
-__all__ = ["Clients", "Dataset", "LoadData", "Model", "Task"]
+if TYPE_CHECKING:
+    from dovetail.data.readers.recipes import Recipe
+
+__all__ = ["Clients", "Dataset", "LoadData", "Model", "Task", "as_inputs"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Dataset:
+class Dataset(Sources):
     """Labelled records for training and testing.
 
     `inputs` is uint8 (read as value / 255) or float32, first axis the record; labels are int32 in [0, num_classes).
-    `subjects`, int32 and >= 0, says whom each training record is about; None if unknown. With several `views` of each
-    training record, rows r * views to r * views + views - 1 of `inputs` are those of record r, its own first.
+    `subjects`, int32 and >= 0, says whom each training record is about, and `users` who holds it; None if unknown. With
+    several `views` of each training record, rows r * views to r * views + views - 1 of `inputs` are those of record r,
+    its own first. `notes` are what else every statement about these data assumes; `recipe` says how rows of the table
+    that they came from became inputs. `from_csv`, `from_pandas` and others make a dataset of what you have.
 
     Guarantees:
         Inputs and labels are held in the types that compute, other floats and whole numbers converted to them.
@@ -40,6 +46,9 @@ class Dataset:
     num_classes: int
     subjects: np.ndarray | None = None
     views: int = 1
+    users: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
+    recipe: Recipe | None = None
 
     def __post_init__(self) -> None:
         _validate.integer(views=self.views)
@@ -52,12 +61,13 @@ class Dataset:
                 rows = "record" if views == 1 else f"{views} rows"
                 raise ValueError(f"expected one label for each {rows} of {part}, got {len(inputs)} and {len(labels)}")
             object.__setattr__(self, of, _as_labels(f"labels of {part}", labels, self.num_classes))
-            object.__setattr__(self, part, _as_inputs(part, inputs))
-        if self.subjects is not None:
-            _check_subjects(self.subjects, len(self.labels))
+            object.__setattr__(self, part, as_inputs(part, inputs))
+        for name in ("subjects", "users"):
+            if (ids := getattr(self, name)) is not None:
+                _check_ids(name, ids, len(self.labels))
 
 
-def _as_inputs(name: str, inputs: np.ndarray) -> np.ndarray:
+def as_inputs(name: str, inputs: np.ndarray) -> np.ndarray:
     """Inputs as the model reads them, each a number: uint8 as they are, floats as float32."""
     if inputs.dtype == np.uint8:
         return inputs
@@ -87,14 +97,14 @@ def _as_labels(name: str, labels: np.ndarray, num_classes: int) -> np.ndarray:
     return labels.astype(np.int32, copy=False)
 
 
-def _check_subjects(subjects: np.ndarray, num_records: int) -> None:
-    if subjects.shape != (num_records,):
+def _check_ids(name: str, ids: np.ndarray, num_records: int) -> None:
+    if ids.shape != (num_records,):
         raise ValueError(
-            f"expected one subject for each of the {num_records} records of inputs, got subjects of {subjects.shape}"
+            f"expected one {name[:-1]} for each of the {num_records} records of inputs, got {name} of {ids.shape}"
         )
-    if subjects.dtype != np.int32:
-        raise ValueError(f"expected subjects to be int32, got {subjects.dtype}")
-    _validate.at_least(0, subjects=int(subjects.min()))
+    if ids.dtype != np.int32:
+        raise ValueError(f"expected {name} to be int32, got {ids.dtype}")
+    _validate.at_least(0, **{name: int(ids.min())})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -16,11 +16,12 @@ import numpy as np
 
 from dovetail import features, protocols
 from dovetail.data import Clients, Dataset, Model, Task, resolve, views
+from dovetail.data.readers.recipes import with_recipe
 from dovetail.engine import Engine, Performance, devices
 from dovetail.experiment.calibration import calibrated, guarantee_of
 from dovetail.experiment.cohorts import schedule_of
 from dovetail.experiment.config import Config
-from dovetail.experiment.holdings import dealt, spread_of
+from dovetail.experiment.holdings import dealt, settled, spread_of
 from dovetail.experiment.plan import Plan
 from dovetail.learners import models
 from dovetail.learners.client import ClientUpdate
@@ -48,8 +49,8 @@ class Guests(typing.Protocol):
 def load(config: Config, *, task: Task | None = None) -> tuple[Dataset, Clients, Model]:
     """The data of a config as its model reads it, whose it is, and the model."""
     task = task or resolve(config.task.name)
-    dataset = task.load(folder=None if config.task.folder is None else Path(config.task.folder))
-    clients = dealt(config.task, dataset, seed=config.seed)
+    dataset = with_recipe(task.load(folder=None if config.task.folder is None else Path(config.task.folder)))
+    clients = dealt(settled(config, dataset).task, dataset, seed=config.seed)
     dataset = views.expanded(dataset, config.client.views)
     chosen = config.task.all_features
     if task.model is not None:
@@ -67,6 +68,7 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
 
     task = task or resolve(config.task.name)
     dataset, clients, model = load(config, task=task)
+    config = settled(config, dataset)
     if guests is not None:
         dataset, clients = guests.join(dataset, clients)
     held = usable(protocol, clients, dataset.subjects)
@@ -76,7 +78,7 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
     moments = moments_of(trainer.update, model)
     said = trainer.server.over(schedule.rounds, moments=moments).notes
     dim = _dimension(model) if moments is None else moments.dim
-    guarantee = guarantee_of(config, protocol, schedule, dim, spread, said=said)
+    guarantee = guarantee_of(config, protocol, schedule, dim, spread, said=(*said, *dataset.notes))
     protocol, noise_of = calibrated(guarantee, eps=config.privacy.eps)
 
     if guests is not None:

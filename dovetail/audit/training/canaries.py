@@ -91,6 +91,7 @@ class Canaries:
             inputs=np.concatenate([real, inputs]),
             labels=np.concatenate([dataset.labels, labels]),
             subjects=None if about is None else np.concatenate([dataset.subjects, about]),
+            users=None,  # `clients` says whose records are
         )
         before, records = clients.entries()
         new = len(dataset.labels) + np.arange(self._records_of_a_world)
