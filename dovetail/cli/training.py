@@ -47,7 +47,7 @@ def run(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Train a model. Writes config.toml, metrics.jsonl, privacy.json, ledger.json, model.npz and report.html."""
+    """Train a model. Writes the config, metrics, statement, ledger, model, recipe of its inputs, and a report."""
     from dovetail import experiment
     from dovetail.engine import devices
     from dovetail.experiment import config as configs
@@ -183,6 +183,7 @@ def data(
         "classes": dataset.num_classes,
         "majority": max(Counter(dataset.test_labels.tolist()).values()) / len(dataset.test_labels),
         "subjects": None if dataset.subjects is None else len(set(dataset.subjects.tolist())),
+        "users": None if dataset.users is None else len(set(dataset.users.tolist())),
     }
     if as_json:
         print_json(facts)

@@ -35,6 +35,7 @@ from dovetail.engine.devices import AXIS, chunk_bytes, make_mesh, on_every_devic
 from dovetail.engine.diagnostics import Diagnostics, diagnosed, seen
 from dovetail.engine.shares import Share
 from dovetail.events import Disjoint, Poisson
+from dovetail.learners import trees
 from dovetail.learners.client import ClientUpdate
 from dovetail.learners.moments import moments_of
 from dovetail.learners.server import Server
@@ -242,8 +243,7 @@ class Engine:
 
     def model_arrays(self, training: Training) -> dict[str, np.ndarray]:
         """The parameters of the model to publish by name, for `model.npz`."""
-        leaves, _ = jax.tree_util.tree_flatten_with_path(self._unravel(self._published(training)))
-        return {jax.tree_util.keystr(path).strip("[]'") or "params": np.asarray(leaf) for path, leaf in leaves}
+        return trees.named(self._unravel(self._published(training)))
 
     def _published(self, training: Training) -> jax.Array:
         params, state = jax.tree.map(lambda leaf: jnp.asarray(to_host(leaf)), (training.params, training.server))

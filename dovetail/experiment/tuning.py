@@ -211,6 +211,7 @@ def _concluded(
         uploads=told.pop("uploads", best.result.uploads),
         seconds_per_round=told.pop("seconds_per_round", best.result.seconds_per_round),
         out=out,
+        provenance=None,  # its ledger is that of all trials
     )
     facts = {
         "by": way.name,
@@ -223,9 +224,8 @@ def _concluded(
     }
     tuned = Tuned(result=result, record=record, facts=facts)
     if out is not None:
-        folder = RunFolder.create(out, to_toml(best.plan.config))
         stated = {**tuned.to_json(), "protocol": described(best.plan.protocol)}
-        folder.finish(stated, record, result.parameters)
+        RunFolder.create(out, to_toml(best.plan.config)).finish(stated, record, result.parameters, result.recipe)
     return tuned
 
 
