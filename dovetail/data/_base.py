@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import jax
 import numpy as np
@@ -21,14 +21,21 @@ from dovetail.data._sources import Sources
 if TYPE_CHECKING:
     from dovetail.data.readers.recipes import Recipe
 
-__all__ = ["Clients", "Dataset", "LoadData", "Model", "Task", "as_inputs"]
+__all__ = ["Clients", "Dataset", "LoadData", "Model", "Target", "Task", "as_inputs"]
+
+Target = Literal["classes", "number", "labels"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset(Sources):
     """Labelled records for training and testing.
 
-    `inputs` is uint8 (read as value / 255) or float32, first axis the record; labels are int32 in [0, num_classes).
+    `inputs` is uint8 (read as value / 255) or float32, first axis the record. What labels are, `target` says:
+
+    - "classes": one class per record, int32 in [0, num_classes);
+    - "number": one number per record, float32, for regression; num_classes is 1;
+    - "labels": several labels per record, float32 zeros and ones of shape (records, num_classes).
+
     `subjects`, int32 and >= 0, says whom each training record is about, and `users` who holds it; None if unknown. With
     several `views` of each training record, rows r * views to r * views + views - 1 of `inputs` are those of record r,
     its own first. `notes` are what else every statement about these data assumes; `recipe` says how rows of the table
@@ -46,6 +53,7 @@ class Dataset(Sources):
     num_classes: int
     subjects: np.ndarray | None = None
     views: int = 1
+    target: Target = "classes"
     users: np.ndarray | None = None
     notes: tuple[str, ...] = ()
     recipe: Recipe | None = None
@@ -53,18 +61,29 @@ class Dataset(Sources):
     def __post_init__(self) -> None:
         _validate.integer(views=self.views)
         _validate.at_least(1, views=self.views)
+        _validate.one_of(get_args(Target), target=self.target)
+        if self.target == "number" and self.num_classes != 1:
+            raise ValueError(f'expected num_classes=1 with target="number", got num_classes={self.num_classes}')
+        columns = (self.num_classes,) if self.target == "labels" else ()
         for part, of, views in (("inputs", "labels", self.views), ("test_inputs", "test_labels", 1)):
             inputs, labels = np.asanyarray(getattr(self, part)), np.asanyarray(getattr(self, of))
-            if inputs.ndim == 0 or labels.ndim != 1:
-                raise ValueError(f"expected one label for each record of {part}, got labels of shape {labels.shape}")
+            if inputs.ndim == 0 or labels.ndim == 0 or labels.shape[1:] != columns:
+                each = f"a row of {self.num_classes} labels" if columns else "one label"
+                raise ValueError(f"expected {each} for each record of {part}, got labels of shape {labels.shape}")
             if len(inputs) != len(labels) * views or len(inputs) == 0:
                 rows = "record" if views == 1 else f"{views} rows"
                 raise ValueError(f"expected one label for each {rows} of {part}, got {len(inputs)} and {len(labels)}")
-            object.__setattr__(self, of, _as_labels(f"labels of {part}", labels, self.num_classes))
+            object.__setattr__(self, of, self._held(f"labels of {part}", labels))
             object.__setattr__(self, part, as_inputs(part, inputs))
         for name in ("subjects", "users"):
             if (ids := getattr(self, name)) is not None:
                 _check_ids(name, ids, len(self.labels))
+
+    def _held(self, name: str, labels: np.ndarray) -> np.ndarray:
+        """Labels in the type that computes; refuses those that are not what the target says."""
+        if self.target == "classes":
+            return _as_classes(name, labels, self.num_classes)
+        return _as_numbers(name, labels) if self.target == "number" else _as_zeros_and_ones(name, labels)
 
 
 def as_inputs(name: str, inputs: np.ndarray) -> np.ndarray:
@@ -86,15 +105,33 @@ def as_inputs(name: str, inputs: np.ndarray) -> np.ndarray:
     return converted
 
 
-def _as_labels(name: str, labels: np.ndarray, num_classes: int) -> np.ndarray:
+def _as_classes(name: str, labels: np.ndarray, num_classes: int) -> np.ndarray:
     """Labels as int32 in [0, num_classes)."""
     if labels.dtype.kind not in "biuf":
         raise ValueError(f"expected {name} as whole numbers, got {labels.dtype}")
     if labels.dtype.kind == "f" and (broken := np.count_nonzero(~(labels == np.floor(labels)) | np.isinf(labels))):
-        raise ValueError(f"expected {name} to be whole numbers, got {broken} that are not")
+        raise ValueError(
+            f'expected {name} to be whole numbers, got {broken} that are not: pass target="number" for regression'
+        )
     if labels.min() < 0 or labels.max() >= num_classes:
         raise ValueError(f"expected {name} in [0, {num_classes}), got {labels.min()}..{labels.max()}")
     return labels.astype(np.int32, copy=False)
+
+
+def _as_numbers(name: str, labels: np.ndarray) -> np.ndarray:
+    """Labels as finite float32."""
+    if labels.dtype.kind not in "biuf":
+        raise ValueError(f"expected {name} as numbers, got {labels.dtype}")
+    return as_inputs(name, labels if labels.dtype.kind == "f" else labels.astype(np.float64))
+
+
+def _as_zeros_and_ones(name: str, labels: np.ndarray) -> np.ndarray:
+    """Labels as float32, each 0 or 1."""
+    if labels.dtype.kind not in "biuf":
+        raise ValueError(f"expected {name} as zeros and ones, got {labels.dtype}")
+    if broken := np.count_nonzero((labels != 0) & (labels != 1)):
+        raise ValueError(f"expected {name} to be zeros and ones, got {broken} that are neither")
+    return labels.astype(np.float32, copy=False)
 
 
 def _check_ids(name: str, ids: np.ndarray, num_records: int) -> None:

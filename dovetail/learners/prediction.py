@@ -75,8 +75,7 @@ def model_for(name: str, recipe: Recipe, features: Features) -> Model:
     blank = np.zeros((1, *shape), np.float32)
     answer = recipe.answer
     label = np.zeros((1, answer.size) if answer.kind == "labels" else 1, np.float32)
-    other: dict[str, Any] = {} if answer.kind == "classes" else {"target": answer.kind}
     dataset = Dataset(
-        inputs=blank, labels=label, test_inputs=blank, test_labels=label, num_classes=answer.size, **other
+        inputs=blank, labels=label, test_inputs=blank, test_labels=label, num_classes=answer.size, target=answer.kind
     )
     return models.sized(name, dataset, features=features)

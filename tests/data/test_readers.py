@@ -16,9 +16,6 @@ from dovetail.data.readers.assembly import CLASSES_NOTE, TESTED_NOTE, held_out
 from dovetail.data.readers.recipes import Answer, Recipe, recipe_of, with_recipe
 from dovetail.data.readers.tables import Table
 
-HAS_TARGET = "target" in {field.name for field in dataclasses.fields(Dataset)}
-other_targets = pytest.mark.skipif(not HAS_TARGET, reason="datasets of numbers and labels are not there yet")
-
 COLUMNS = {
     "patient": ["ann", "bob", "ann", "cy", "bob", "dee"],
     "age": [20, 40, 60, 80, 100, 30],
@@ -476,7 +473,6 @@ def test_answers():
     )
 
 
-@other_targets
 def test_a_target_of_floating_point_numbers_is_a_number():
     data = Dataset.from_pandas(COLUMNS, target="dose", user="patient", inputs=["age"], test_share=0.5, test_seed=1)
     assert (data.target, data.num_classes, data.labels.dtype) == ("number", 1, np.float32)
@@ -485,7 +481,6 @@ def test_a_target_of_floating_point_numbers_is_a_number():
     assert forced.labels.tolist() == COLUMNS["age"]
 
 
-@other_targets
 def test_a_list_of_targets_is_a_set_of_labels():
     columns = {"x": COLUMNS["dose"], "a": [0, 1, 0, 1, 0, 1], "b": COLUMNS["smoker"]}
     data = Dataset.from_pandas(columns, target=["a", "b"], test=columns)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -82,7 +81,6 @@ def assembled(
         answer=answer,
         columns=columns,
     )
-    other: dict[str, Any] = {} if answer.kind == "classes" else {"target": answer.kind}
     return Dataset(
         inputs=records.inputs[kept],
         labels=labels[kept],
@@ -93,7 +91,7 @@ def assembled(
         subjects=ids_of(records.subjects, kept),
         notes=(*(() if declared or answer.kind != "classes" else (CLASSES_NOTE,)), TESTED_NOTE),
         recipe=recipe,
-        **other,
+        target=answer.kind,
     )
 
 

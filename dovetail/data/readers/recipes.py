@@ -10,18 +10,17 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
 
 from dovetail import _validate
-from dovetail.data._base import Dataset, as_inputs
+from dovetail.data._base import Dataset, Target, as_inputs
 from dovetail.data.readers.tables import Table, is_table, plain
 
-__all__ = ["Answer", "AnswerKind", "InputColumn", "Recipe", "matrix", "recipe_of", "with_recipe"]
+__all__ = ["Answer", "InputColumn", "Recipe", "matrix", "recipe_of", "with_recipe"]
 
-AnswerKind = Literal["classes", "number", "labels"]
 Value = bool | int | float | str
 
 _MOST_CLASSES = 1000  # that are read off the data
@@ -59,7 +58,7 @@ class InputColumn(msgspec.Struct, frozen=True, kw_only=True):
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What a model tells: one of the classes, a number, or which labels apply; `size` outputs, from these columns."""
 
-    kind: AnswerKind
+    kind: Target
     size: int
     classes: tuple[Value, ...] | None = None
     columns: tuple[str, ...] = ()
@@ -71,13 +70,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         tables: Sequence[Table],
         *,
         target: str | Sequence[str],
-        kind: AnswerKind | None,
+        kind: Target | None,
         classes: Sequence[Value] | None,
         bounds: tuple[float, float] | None = None,
     ) -> Answer:
         """What the target columns of these tables ask for; classes that are not declared are read off the data."""
         if kind is not None:
-            _validate.one_of(("classes", "number", "labels"), kind=kind)
+            _validate.one_of(get_args(Target), kind=kind)
         if not isinstance(target, str):
             if kind not in (None, "labels") or classes is not None or bounds is not None or not target:
                 raise ValueError(
@@ -206,8 +205,7 @@ def recipe_of(dataset: Dataset) -> Recipe:
     if dataset.recipe is not None and dataset.recipe.shape == shape:
         return dataset.recipe
     dtype: Any = "uint8" if dataset.inputs.dtype == np.uint8 else "float32"
-    kind: Any = getattr(dataset, "target", "classes")
-    return Recipe(shape=shape, dtype=dtype, answer=Answer(kind=kind, size=dataset.num_classes))
+    return Recipe(shape=shape, dtype=dtype, answer=Answer(kind=dataset.target, size=dataset.num_classes))
 
 
 def with_recipe(dataset: Dataset) -> Dataset:

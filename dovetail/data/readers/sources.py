@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from dovetail import _validate
-from dovetail.data._base import Dataset
+from dovetail.data._base import Dataset, Target
 from dovetail.data.readers.assembly import Records, assembled
-from dovetail.data.readers.recipes import Answer, AnswerKind, InputColumn, matrix
+from dovetail.data.readers.recipes import Answer, InputColumn, matrix
 from dovetail.data.readers.tables import Table, needed
 
 __all__ = ["from_arrays", "from_huggingface", "from_items", "from_table"]
@@ -31,7 +31,7 @@ def from_table(
     categories: Mapping[str, Sequence[Any]] | None = None,
     bounds: Mapping[str, tuple[float, float]] | None = None,
     classes: Sequence[Any] | None = None,
-    kind: AnswerKind | None = None,
+    kind: Target | None = None,
     test: Any = None,
     test_share: float | None = None,
     test_seed: int = 0,
@@ -73,7 +73,7 @@ def from_arrays(
     user: Sequence[Any] | None = None,
     subject: Sequence[Any] | None = None,
     classes: Sequence[Any] | None = None,
-    kind: AnswerKind | None = None,
+    kind: Target | None = None,
     test: tuple[Any, Any] | None = None,
     test_share: float | None = None,
     test_seed: int = 0,
