@@ -65,6 +65,7 @@ def train(
     data: dict[str, Any] = {"task": {"name": name}, "protocol": {"name": protocol}}
     if own:
         data["cohort"] = default_cohort(settings or {})
+        data["privacy"] = {"neighbors": protocols.find(protocol).relation.value}
     if name in presets() and not own:
         data = msgspec.to_builtins(read(name))
         if data["protocol"]["name"] != protocol:

@@ -16,6 +16,7 @@ import dovetail
 from dovetail.data import Dataset, Model, Task
 from dovetail.data.readers.assembly import CLASSES_NOTE, TESTED_NOTE
 from dovetail.experiment import config as configs
+from dovetail.experiment import training
 from dovetail.experiment._offered import default_cohort
 from dovetail.experiment.preparation import prepare
 from dovetail.experiment.verify import verify
@@ -255,6 +256,15 @@ def test_settings_change_the_default_cohort():
         ({"cohort": {"rounds": 5}}, {}),
     ):
         assert default_cohort(settings) == expected
+
+
+def test_a_dataset_is_stated_under_the_relation_of_the_protocol(data, monkeypatch):
+    asked = []
+    monkeypatch.setattr(training, "prepare", lambda config, task: asked.append(config))
+    monkeypatch.setattr(training, "run", lambda plan, out: None)
+    for protocol in ("secagg", "central_sub"):
+        dovetail.train(data, protocol=protocol, eps=1.0)
+    assert [config.privacy.neighbors for config in asked] == ["replace-one", "add-remove"]
 
 
 # the command line
