@@ -24,10 +24,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail.data._base import Model
+from dovetail.data._base import Loss, Model
 from dovetail.engine import examples, gram, linear
 from dovetail.engine.diagnostics import Seen, seen
 from dovetail.learners.client import ClientUpdate, local_update, private_update, visiting_order
+from dovetail.learners.losses import cross_entropy
 from dovetail.learners.moments import Moments
 from dovetail.mechanisms.gaussian import finite_or_zero
 from dovetail.protocols import Fast, Protocol
@@ -74,7 +75,8 @@ def best_way(model: Model, fast: Fast, state: Any, update: ClientUpdate, *, reco
 class ClientWork:
     """What clients compute in a round; `unravel` gives the model's own parameters from the flat vector of them.
 
-    With `moments` their updates are statistics of the records, of which a client has up to `records` rows.
+    With `moments` their updates are statistics of the records, of which a client has up to `records` rows. Otherwise
+    they descend on `loss`.
 
     Guarantees:
         All ways add up to the same, up to float summation order and as far as the protocol says they do.
@@ -90,6 +92,7 @@ class ClientWork:
     diagnostics: bool
     moments: Moments | None = None
     records: int = 1
+    loss: Loss = cross_entropy
 
     @property
     def forms_updates(self) -> bool:
@@ -138,7 +141,8 @@ class ClientWork:
         inputs, labels, counts = self._gather(data, ids, keys.order)
         if self.moments is not None:
             return jax.vmap(self.moments)(inputs, labels, counts)
-        return jax.vmap(local_update(self.update, self.logits), (None, 0, 0, 0))(params, inputs, labels, counts)
+        update = local_update(self.update, self.logits, self.loss)
+        return jax.vmap(update, (None, 0, 0, 0))(params, inputs, labels, counts)
 
     def _private_update(self, data: Data) -> Callable[..., jax.Array]:
         """The update of a client whose protocol has its noise inside the local steps."""
@@ -166,7 +170,7 @@ class ClientWork:
 
         def scaled_sum(scaling: linear.Scaling) -> jax.Array:
             return linear.scaled_sum(
-                self.unravel(params), cast(float, self.model.constant), chunk, self.update, scaling
+                self.unravel(params), cast(float, self.model.constant), chunk, self.update, scaling, self.loss
             )
 
         total, count = scaled_sum(scaling), jnp.sum(ids >= 0).astype(params.dtype)
@@ -200,7 +204,9 @@ class ClientWork:
         return (-total, jnp.sum(ids >= 0).astype(params.dtype)), None
 
     def _clipped_sum(self, params: jax.Array, inputs: Any, labels: Any, present: Any, clip_norm: Any) -> jax.Array:
-        return examples.clipped_sum(self.model, self.unravel, params, inputs, labels, present, clip_norm=clip_norm)
+        return examples.clipped_sum(
+            self.model, self.unravel, params, inputs, labels, present, clip_norm=clip_norm, loss=self.loss
+        )
 
     def _gather(self, data: Data, ids: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Inputs, labels and counts of a chunk of clients; a client that is not there has no records.

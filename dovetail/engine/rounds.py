@@ -35,6 +35,7 @@ from dovetail.engine.devices import AXIS, chunk_bytes, make_mesh, on_every_devic
 from dovetail.engine.diagnostics import Diagnostics, diagnosed, seen
 from dovetail.engine.shares import Share
 from dovetail.events import Disjoint, Poisson
+from dovetail.learners import losses
 from dovetail.learners.client import ClientUpdate
 from dovetail.learners.moments import moments_of
 from dovetail.learners.server import Server
@@ -109,6 +110,7 @@ class Engine:
         diagnostics: bool = False,
     ) -> None:
         performance = performance or Performance()
+        self.loss = losses.chosen(model, dataset)
         self._protocol, self.server, self._size, self._diagnostics = protocol, server, cohort_size, diagnostics
         self._randomness = randomness
         first, self._unravel = first_parameters(model, randomness.seed)
@@ -129,6 +131,7 @@ class Engine:
             diagnostics=diagnostics,
             moments=moments,
             records=records,
+            loss=losses.function(self.loss),
         )
         self._faithful = self._layout.shufflers > 0 and not (performance.fast and self._fast.summable)
         self.mesh = make_mesh(performance.devices)

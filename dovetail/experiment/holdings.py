@@ -13,6 +13,10 @@ __all__ = ["dealt", "spread_of"]
 
 def dealt(task: TaskConfig, dataset: Dataset, *, seed: int) -> Clients:
     """The records of a task, dealt to users."""
+    if dataset.target != "classes" and task.partition in ("dirichlet", "shards"):
+        raise ValueError(
+            f"expected a partition that does not go by classes for target {dataset.target!r}, got {task.partition!r}"
+        )
     return partition.build(
         task.partition,
         dataset.labels,

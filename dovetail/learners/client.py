@@ -21,6 +21,8 @@ import jax
 import jax.numpy as jnp
 
 from dovetail import _validate
+from dovetail.data._base import Loss
+from dovetail.learners.losses import cross_entropy
 from dovetail.mechanisms._normal import normal
 
 __all__ = ["ClientUpdate", "Logits", "cross_entropy", "local_update", "private_update", "visiting_order"]
@@ -83,19 +85,15 @@ def visiting_order(count: jax.Array, records: int, *, key: jax.Array) -> jax.Arr
     return (jnp.sort(last | tag | position) & ((1 << width) - 1)).astype(jnp.int32)
 
 
-def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """The loss of each record."""
-    return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)[:, 0]
-
-
-def local_update(settings: ClientUpdate, logits: Logits) -> Callable[..., jax.Array]:
+def local_update(settings: ClientUpdate, logits: Logits, loss: Loss = cross_entropy) -> Callable[..., jax.Array]:
     """The update function of one client: (params, inputs, labels, count) -> a vector like params.
 
-    `logits(params, inputs)` takes the flat parameter vector. Of the records only the first `count` are real.
+    `logits(params, inputs)` takes the flat parameter vector; `loss` is of `learners.losses` or one's own. Of the
+    records only the first `count` are real.
     """
 
     def mean_loss(params: jax.Array, inputs: jax.Array, labels: jax.Array, weight: jax.Array) -> jax.Array:
-        losses = cross_entropy(logits(params, inputs), labels)
+        losses = loss(logits(params, inputs), labels)
         return jnp.sum(losses * weight) / jnp.maximum(jnp.sum(weight), 1.0)
 
     gradient = jax.grad(mean_loss)
