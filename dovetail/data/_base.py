@@ -200,7 +200,7 @@ class Model:
 
     name: str
     init: Callable[[jax.Array], Any]
-    apply: Callable[[Any, jax.Array], jax.Array]
+    apply: Callable[[Any, Any], Any]
     constant: float | None = None
     loss: str | Loss | None = None
     learner: HostLearner | None = None
@@ -216,7 +216,11 @@ class HostLearner(Protocol):
 
     gradients: bool
     settled: bool
-    code: tuple[Any, ...]
+
+    @property
+    def code(self) -> tuple[Any, ...]:
+        """See above."""
+        ...
 
     def updates(
         self,

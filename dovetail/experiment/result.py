@@ -14,15 +14,21 @@ from dovetail import protocols
 from dovetail.guarantee import Quote
 from dovetail.statements import Bound, Statement, Unit
 
-__all__ = ["Progress", "Result", "described"]
+__all__ = ["Progress", "Result", "described", "headline"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a run ended with."""
+    """What a run ended with.
 
-    accuracy: float
+    `metrics` are all scores on the test records, `baseline` those of the best constant guess and, as "rule", what it
+    is. Both look at the test records alone, which are held to be public (see `engine.scoring`).
+    """
+
+    accuracy: float | None  # None where labels are numbers
     auc: float | None  # of two classes
+    metrics: Mapping[str, Any]
+    baseline: Mapping[str, Any]
     rounds: int
     planned_rounds: int
     seconds_per_round: float
@@ -43,6 +49,8 @@ class Result:
         return {
             "accuracy": self.accuracy,
             "auc": self.auc,
+            "metrics": dict(self.metrics),
+            "baseline": dict(self.baseline),
             "rounds": self.rounds,
             "planned_rounds": self.planned_rounds,
             "seconds_per_round": self.seconds_per_round,
@@ -56,12 +64,13 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The state of a run after a round; accuracy and spent budget are those of the last evaluation."""
+    """The state of a run after a round; accuracy, metrics and spent budget are those of the last evaluation."""
 
     round: int
     rounds: int
     accuracy: float | None
     spent: Bound | None
+    metrics: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A line of `metrics.jsonl`; an unbounded eps is null."""
@@ -71,7 +80,22 @@ class Progress:
             "accuracy": self.accuracy,
             "eps": None if spent is None else spent.eps,
             "delta": None if spent is None else spent.delta,
+            "metrics": None if self.metrics is None else dict(self.metrics),
         }
+
+
+def headline(metrics: Mapping[str, Any], baseline: Mapping[str, Any]) -> str:
+    """The scores that a report begins with, each with that of the best constant guess beside it."""
+    shown = {"accuracy": "accuracy", "r2": "R2", "rmse": "RMSE"} if baseline else {}
+    told = []
+    for name, title in shown.items():
+        if metrics.get(name) is not None:
+            ours, guess = (
+                f"{value:.2%}" if name == "accuracy" else f"{value:.4g}" for value in (metrics[name], baseline[name])
+            )
+            told.append(f"{title} {ours} ({baseline['rule']}: {guess})")
+    told += [f"AUC {metrics['auc']:.4f}"] if metrics.get("auc") is not None else []
+    return ", ".join(told) or f"loss {metrics['loss']:.4g}"
 
 
 def described(protocol: protocols.Protocol) -> dict[str, Any]:
