@@ -8,7 +8,7 @@ number of clients: a client is a row of indices.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
@@ -21,9 +21,22 @@ from dovetail.data._sources import Sources
 if TYPE_CHECKING:
     from dovetail.data.readers.recipes import Recipe
 
-__all__ = ["Clients", "Dataset", "LoadData", "Model", "Target", "Task", "as_inputs"]
+__all__ = [
+    "Clients",
+    "Dataset",
+    "HostLearner",
+    "LoadData",
+    "Loss",
+    "Metric",
+    "Model",
+    "Target",
+    "Task",
+    "as_inputs",
+]
 
 Target = Literal["classes", "number", "labels"]
+Loss = Callable[[Any, Any], Any]  # outputs and labels of some records -> one loss per record
+Metric = Callable[[np.ndarray, np.ndarray], float]  # outputs and labels of all test records -> a number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -200,12 +213,58 @@ class Model:
     A model with a `constant` is linear: its parameters are one array of shape (features + 1, classes), and its logits
     are ``inputs @ params[:-1] + constant * params[-1]`` on flattened inputs. The engine then never forms a client's
     gradient (see `engine`).
+
+    `loss` is a name of `learners.losses.LOSSES` or a function of one's own; without one it follows from the dataset's
+    target. A model with a `learner` trains outside JAX: the learner computes updates and outputs, and `apply` may not
+    be compiled.
     """
 
     name: str
     init: Callable[[jax.Array], Any]
-    apply: Callable[[Any, jax.Array], jax.Array]
+    apply: Callable[[Any, Any], Any]
     constant: float | None = None
+    loss: str | Loss | None = None
+    learner: HostLearner | None = None
+
+
+class HostLearner(Protocol):
+    """What trains a model outside JAX: NumPy arrays in, NumPy arrays out, parameters as one flat vector.
+
+    `gradients` says whether an update of "fedsgd" is the negative gradient of the mean loss, which protocols need that
+    clip records one by one; `settled`, whether the learner decides by itself how a client trains; `code` are the
+    objects whose source a resumed run must have in common with the run it goes on from.
+    """
+
+    gradients: bool
+    settled: bool
+
+    @property
+    def code(self) -> tuple[Any, ...]:
+        """See above."""
+        ...
+
+    def updates(
+        self,
+        settings: Any,
+        loss: str | Loss,
+        parameters: np.ndarray,
+        inputs: np.ndarray,
+        labels: np.ndarray,
+        counts: np.ndarray,
+    ) -> np.ndarray:
+        """Updates of some clients, (clients, dim), by `settings`, a `learners.client.ClientUpdate`.
+
+        Inputs and labels are (clients, records, ...), of which the first `counts` of each client are real.
+        """
+        ...
+
+    def outputs(self, parameters: Any, inputs: np.ndarray) -> np.ndarray:
+        """The model's outputs for some records, at parameters in the model's own shape."""
+        ...
+
+    def losses(self, loss: str | Loss, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """The loss of each record."""
+        ...
 
 
 class LoadData(Protocol):
@@ -218,8 +277,13 @@ class LoadData(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """Data and, if it brings its own, a model; `model` overrides the model named in a config."""
+    """Data and, if it brings its own, a model; `model` overrides the model named in a config.
+
+    `metrics` are functions of the model's outputs and the labels of all test records, reported by name beside accuracy
+    and the like.
+    """
 
     name: str
     load: LoadData
     model: Model | None = None
+    metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict)

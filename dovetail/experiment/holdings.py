@@ -27,6 +27,10 @@ def dealt(task: TaskConfig, dataset: Dataset, *, seed: int) -> Clients:
             "expected task.partition = 'by-user' for data that name their users (leave out user= to deal records in "
             f"another way), got {task.partition!r}"
         )
+    if dataset.target != "classes" and task.partition in ("dirichlet", "shards"):
+        raise ValueError(
+            f"expected a partition that does not go by classes for target {dataset.target!r}, got {task.partition!r}"
+        )
     return partition.build(
         task.partition,
         dataset.labels,

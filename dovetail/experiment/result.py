@@ -21,7 +21,7 @@ from dovetail.numbers import at_most
 from dovetail.protocols._claimed import FROM_DATA
 from dovetail.statements import Bound, Statement, Unit
 
-__all__ = ["Progress", "Provenance", "Result", "described", "facts_of", "in_short"]
+__all__ = ["Progress", "Provenance", "Result", "described", "facts_of", "headline", "in_short"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,10 +35,16 @@ class Provenance:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Result:
-    """What a run ended with, the trained model among it: `predict`, `predict_proba`, `save`."""
+    """What a run ended with, the trained model among it: `predict`, `predict_proba`, `save`.
 
-    accuracy: float
+    `metrics` are all scores on the test records, `baseline` those of the best constant guess and, as "rule", what it
+    is. Both look at the test records alone, which are held to be public (see `engine.scoring`).
+    """
+
+    accuracy: float | None  # None where labels are numbers
     auc: float | None  # of two classes
+    metrics: Mapping[str, Any]
+    baseline: Mapping[str, Any]
     rounds: int
     planned_rounds: int
     seconds_per_round: float
@@ -114,6 +120,8 @@ class Result:
         return {
             "accuracy": self.accuracy,
             "auc": self.auc,
+            "metrics": dict(self.metrics),
+            "baseline": dict(self.baseline),
             "rounds": self.rounds,
             "planned_rounds": self.planned_rounds,
             "seconds_per_round": self.seconds_per_round,
@@ -127,12 +135,13 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The state of a run after a round; accuracy and spent budget are those of the last evaluation."""
+    """The state of a run after a round; accuracy, metrics and spent budget are those of the last evaluation."""
 
     round: int
     rounds: int
     accuracy: float | None
     spent: Bound | None
+    metrics: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A line of `metrics.jsonl`; an unbounded eps is null."""
@@ -142,14 +151,30 @@ class Progress:
             "accuracy": self.accuracy,
             "eps": None if spent is None else spent.eps,
             "delta": None if spent is None else spent.delta,
+            "metrics": None if self.metrics is None else dict(self.metrics),
         }
+
+
+def headline(metrics: Mapping[str, Any], baseline: Mapping[str, Any]) -> str:
+    """The scores that a report begins with, each with that of the best constant guess beside it."""
+    shown = {"accuracy": "accuracy", "r2": "R2", "rmse": "RMSE"} if baseline else {}
+    told = []
+    for name, title in shown.items():
+        if metrics.get(name) is not None:
+            ours, guess = (
+                f"{value:.2%}" if name == "accuracy" else f"{value:.4g}" for value in (metrics[name], baseline[name])
+            )
+            told.append(f"{title} {ours} ({baseline['rule']}: {guess})")
+    told += [f"AUC {metrics['auc']:.4f}"] if metrics.get("auc") is not None else []
+    return ", ".join(told) or f"loss {metrics['loss']:.4g}"
 
 
 def facts_of(summary: Mapping[str, Any], statement: Statement, *, out: Path | None) -> dict[str, str]:
     """What is worth a glance of a run: how good, how private, how long, and where it is."""
     planned = "" if summary["rounds"] == summary["planned_rounds"] else f" of {summary['planned_rounds']}"
-    accuracy = summary["accuracy"]
-    found = {} if accuracy is None else {"accuracy": f"{accuracy:.2%}"}
+    scores = summary.get("metrics") or {"accuracy": summary["accuracy"]}
+    best = next((name for name in ("accuracy", "r2", "loss") if scores.get(name) is not None), None)
+    found = {} if best is None else {best: f"{scores[best]:.2%}" if best == "accuracy" else f"{scores[best]:.4g}"}
     found |= {"privacy": _numbers(statement), "rounds": f"{summary['rounds']}{planned}"}
     return found if out is None else {**found, "folder": str(out)}
 

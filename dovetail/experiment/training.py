@@ -23,6 +23,7 @@ from dovetail import protocols
 from dovetail.data import Dataset, Task
 from dovetail.engine import Diagnostics, Training
 from dovetail.engine.devices import to_host
+from dovetail.engine.scoring import baseline
 from dovetail.experiment._offered import default_cohort, task_of
 from dovetail.experiment.config import parse, presets, read, to_toml
 from dovetail.experiment.due import rounds_due
@@ -176,10 +177,12 @@ class _Run:
 def _result(
     plan: Plan, training: Training, record: Record, released: list[int], seconds: list[float], out: Path | None
 ) -> Result:
-    predictor = plan.predictor(training)
+    predictor, scores = plan.predictor(training), plan.engine.metrics(training)
     return Result(
-        accuracy=plan.engine.accuracy(training),
-        auc=plan.engine.auc(training),
+        accuracy=scores.get("accuracy"),
+        auc=scores.get("auc"),
+        metrics=scores,
+        baseline=baseline(plan.dataset),
         rounds=len(released),
         planned_rounds=len(plan.rounds),
         seconds_per_round=float(np.median(seconds[1:] or seconds or [0.0])),  # the first one compiles
@@ -245,7 +248,8 @@ def _begin(plan: Plan, folder: RunFolder | None, saved: Saved | None, identity: 
 
 
 def _evaluated(plan: Plan, training: Training, released: list[int], progress: Progress) -> Progress:
-    return dataclasses.replace(progress, accuracy=plan.engine.accuracy(training), spent=plan.spent(released))
+    scores = plan.engine.metrics(training)
+    return dataclasses.replace(progress, accuracy=scores.get("accuracy"), metrics=scores, spent=plan.spent(released))
 
 
 def _diagnosed(diagnostics: Diagnostics) -> dict[str, float]:

@@ -164,8 +164,8 @@ def tune(
         RunFolder.refuse_taken(out)
     config = _with(config, {"privacy.eps": eps})
     first = prepare(_with(config, space.settings[0]), task=task)
-    if score == "auc" and first.dataset.num_classes != 2:
-        raise ValueError(f"expected score='accuracy' of more than two classes, got score={score!r}")
+    if first.dataset.target != "classes" or (score == "auc" and first.dataset.num_classes != 2):
+        raise ValueError(f"expected score='accuracy' of more than two classes, and classes, got score={score!r}")
     selects = by == "selection" or (by == "auto" and first.scope.trust is Trust.CURATOR)
     way = _Selection(config, space, number, eta) if selects else _Composition(config, space, number)
     configs = _calibrated([_with(config, one) for one in way.settings], way, eps=eps, task=task)

@@ -54,6 +54,8 @@ class Predictor:
         floats = fixed.as_floats(inputs)
         if self.features.kind != "none":
             floats = self._pipeline.apply(floats)
+        if self.model.learner is not None:
+            return np.asarray(self.model.learner.outputs(self._tree, floats))
         return np.asarray(self._compiled(self._tree, floats))
 
     @functools.cached_property

@@ -459,6 +459,10 @@ def test_answers():
     np.testing.assert_allclose(
         classes.probabilities(logits), np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     )
+    two = Answer(kind="classes", size=2, classes=(False, True))
+    for one_output in (np.array([[-2.0], [3.0]]), np.array([-2.0, 3.0])):
+        assert two.told(one_output).tolist() == [False, True]
+        np.testing.assert_allclose(two.probabilities(one_output)[:, 1], 1 / (1 + np.exp([2.0, -3.0])))
     labels = Answer(kind="labels", size=3)
     assert labels.told(logits).tolist() == [[1, 0, 0], [0, 0, 1]]
     np.testing.assert_allclose(labels.probabilities(logits), 1 / (1 + np.exp(-logits)))

@@ -20,6 +20,7 @@ from dovetail.experiment import training
 from dovetail.experiment._offered import default_cohort
 from dovetail.experiment.preparation import prepare
 from dovetail.experiment.verify import verify
+from dovetail.learners import functions
 
 ROWS = 600
 HOW = {
@@ -192,6 +193,60 @@ def test_folders_that_hold_no_finished_run_are_refused(result, tmp_path):
     (tmp_path / "config.toml").write_bytes((result.out / "config.toml").read_bytes())
     with pytest.raises(ValueError, match=r"expected a finished run with privacy\.json"):
         dovetail.load(tmp_path)
+
+
+def test_numbers_are_predicted_in_their_own_unit(tmp_path):
+    rng = np.random.default_rng(0)
+    size = rng.uniform(20, 200, 800)
+    table = {"size": size, "price": 1000.0 * size + rng.normal(0, 5000, 800), "seller": rng.integers(0, 200, 800)}
+    bounds = {"size": (0, 200), "price": (0, 200_000)}
+    data = Dataset.from_pandas(table, user="seller", target="price", bounds=bounds, test_share=0.2)
+    settings = {"noise": "seeded", "cohort.rounds": 40, "server.learning_rate": 0.5, "protocol.clip_norm": 1.0}
+    result = dovetail.train(data, eps=8.0, settings=settings, out=tmp_path / "run")
+    assert result.accuracy is None
+    assert result.metrics["r2"] > 0.8  # 0.98 with its seed
+    assert "r2: 0.9" in repr(result)
+    told = dovetail.load(tmp_path / "run").predict({"size": [50.0, 150.0]})
+    np.testing.assert_allclose(told, [50_000, 150_000], atol=20_000)
+    np.testing.assert_array_equal(told, result.predict({"size": [50.0, 150.0]}))
+    with pytest.raises(ValueError, match="expected a model of classes or labels for probabilities"):
+        result.predict_proba(table)
+
+
+def test_several_labels_are_predicted_at_once(tmp_path, command):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(600, 2))
+    table = {"x": x[:, 0], "y": x[:, 1], "right": x[:, 0] > 0, "up": (x[:, 1] > 0).astype(int)}
+    data = Dataset.from_pandas(table, target=["right", "up"], test_share=0.2)
+    settings = {"noise": "seeded", "server.learning_rate": 2.0}
+    result = dovetail.train(data, eps=8.0, settings=settings, out=tmp_path / "run")
+    assert result.accuracy > 0.9  # 0.99 with its seed; 0.69 where records get the labels of others
+    new = {"x": [2.0, -2.0], "y": [2.0, 2.0]}
+    assert result.predict(new).tolist() == [[1, 1], [0, 1]]
+    assert result.predict_proba(new).shape == (2, 2)
+    (tmp_path / "new.csv").write_text("x,y\n2,2\n-2,2\n")
+    status, out, err = command("predict", str(tmp_path / "run"), str(tmp_path / "new.csv"))
+    assert status == 0, err
+    assert out.splitlines()[0] == "right,up,p(right),p(up)"
+    assert [line[:4] for line in out.splitlines()[1:]] == ["1,1,", "0,1,"]
+
+
+def test_a_model_outside_jax_predicts_too(tmp_path):
+    def towards_the_mean(parameters, records):
+        step = np.stack([records.inputs[records.labels == k].sum(axis=0) for k in range(3)], axis=1)
+        return {"weights": parameters["weights"] + step / len(records.labels)}
+
+    model = functions.model(
+        {"weights": np.zeros((3, 3))},
+        update=towards_the_mean,
+        predict=lambda parameters, inputs: inputs @ parameters["weights"],
+    )
+    task = Task(name="own", load=tiny.load, model=model)
+    result = dovetail.train(task, eps=8.0, settings={**QUICK, "cohort.kind": "everyone"}, out=tmp_path / "run")
+    data = tiny.load()
+    assert np.mean(result.predict(data.test_inputs) == data.test_labels) == pytest.approx(result.accuracy)
+    again = dovetail.load(tmp_path / "run", model=model).predict(data.test_inputs)
+    np.testing.assert_array_equal(again, result.predict(data.test_inputs))
 
 
 # who is a user

@@ -73,6 +73,8 @@ class Canaries:
 
     def join(self, dataset: Dataset, clients: Clients) -> tuple[Dataset, Clients]:
         """The dataset with the records of both worlds, and the federation in which everybody is in the first."""
+        if dataset.target != "classes":
+            raise ValueError(f"expected a task of classes to hide canaries in, got target={dataset.target!r}")
         rng = np.random.default_rng((_PLACES, self.seed))
         real = _as_float(dataset.inputs)
         directions, labels = _looks(self.count, math.prod(real.shape[1:]), dataset.num_classes, rng)

@@ -17,14 +17,14 @@ from dovetail.data._base import Dataset
 from dovetail.data.readers.recipes import Answer, InputColumn, Recipe
 from dovetail.data.readers.tables import Table
 
-__all__ = ["CLASSES_NOTE", "TESTED_NOTE", "Records", "assembled", "held_out", "ids_of"]
+__all__ = ["CLASSES_NOTE", "TESTED_NOTE", "Rows", "assembled", "held_out", "ids_of"]
 
 CLASSES_NOTE = "the list of classes is public (it was read off the data)"
 TESTED_NOTE = "the test records are public: what is measured on them has no noise"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Records:
+class Rows:
     """Inputs, the columns of their targets, and by name the users and the subjects, where they are known."""
 
     inputs: np.ndarray
@@ -48,10 +48,10 @@ class Records:
 
 
 def assembled(
-    records: Records,
+    records: Rows,
     answer: Answer,
     *,
-    test: Records | None,
+    test: Rows | None,
     test_share: float | None,
     test_seed: int,
     declared: bool,

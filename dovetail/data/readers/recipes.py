@@ -117,16 +117,19 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return np.stack(columns, axis=1)
 
     def told(self, logits: np.ndarray) -> np.ndarray:
-        """The answers that a model's outputs (rows, size) stand for: class values, numbers, or zeros and ones."""
+        """The answers that a model's outputs (rows, size) stand for: class values, numbers, or zeros and ones.
+
+        Of two classes, a model may have one output, which is positive for the second.
+        """
         if self.kind == "labels":
             return (logits > 0).astype(np.int32)
         if self.kind == "number":
-            values = logits[:, 0].astype(np.float64)
+            values = logits.reshape(len(logits), -1)[:, 0].astype(np.float64)
             if self.bounds is None:
                 return values
             low, high = self.bounds
             return low + (values + 1) / 2 * (high - low)
-        best = np.argmax(logits, axis=1)
+        best = np.argmax(_both(logits), axis=1)
         return best if self.classes is None else np.asarray(self.classes)[best]
 
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
@@ -135,7 +138,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("expected a model of classes or labels for probabilities, got one of numbers")
         if self.kind == "labels":
             return 0.5 * (1 + np.tanh(logits.astype(np.float64) / 2))
-        raised = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+        logits = _both(logits).astype(np.float64)
+        raised = np.exp(logits - logits.max(axis=1, keepdims=True))
         return raised / raised.sum(axis=1, keepdims=True)
 
 
@@ -213,6 +217,12 @@ def with_recipe(dataset: Dataset) -> Dataset:
     found = copy.copy(dataset)
     object.__setattr__(found, "recipe", recipe_of(dataset))
     return found
+
+
+def _both(logits: np.ndarray) -> np.ndarray:
+    """Logits of all classes, also where a model of two classes has one output: the second less the first."""
+    one = logits.reshape(len(logits), -1)
+    return np.concatenate([np.zeros_like(one), one], axis=1) if one.shape[1] == 1 else one
 
 
 def _scaled(table: Table, name: str, bounds: tuple[float, float] | None, *, hint: str = "") -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.data._base import Dataset, Target
-from dovetail.data.readers.assembly import Records, assembled
+from dovetail.data.readers.assembly import Rows, assembled
 from dovetail.data.readers.recipes import Answer, InputColumn, matrix
 from dovetail.data.readers.tables import Table, needed
 
@@ -52,13 +52,13 @@ def from_table(
         classes=classes,
         bounds=(bounds or {}).get(target) if isinstance(target, str) else None,
     )
-    records = Records(
+    records = Rows(
         inputs=matrix(table, columns), targets=table, users=_names(table, user), subjects=_names(table, subject)
     )
     return assembled(
         records,
         answer,
-        test=None if other is None else Records(inputs=matrix(other, columns), targets=other),
+        test=None if other is None else Rows(inputs=matrix(other, columns), targets=other),
         test_share=test_share,
         test_seed=test_seed,
         declared=classes is not None,
@@ -92,11 +92,11 @@ def from_arrays(
     else:
         target = _LABEL
 
-    def records(of: Any, told: Any, users: Any = None, subjects: Any = None) -> Records:
+    def records(of: Any, told: Any, users: Any = None, subjects: Any = None) -> Rows:
         found = np.asarray(told)
         columns = {_LABEL: found} if isinstance(target, str) else dict(zip(target, found.T, strict=True))
         table = Table(name="the labels", columns=columns)
-        return Records(inputs=np.asarray(of), targets=table, users=_text(users), subjects=_text(subjects))
+        return Rows(inputs=np.asarray(of), targets=table, users=_text(users), subjects=_text(subjects))
 
     train, other = records(inputs, labels, user, subject), None if test is None else records(*test)
     tables = [train.targets] if other is None else [train.targets, other.targets]
