@@ -65,8 +65,13 @@ def load(folder: str | Path, *, model: Model | None = None) -> LoadedRun:
     run = RunFolder(Path(folder))
     config, privacy, recipe = read(run.config), run.privacy(), run.recipe()
     features = config.task.all_features
+    found = model or _model_of(config) or model_for(config.task.model, recipe, features)
+    if model is None and found.name != recipe.model:
+        raise ValueError(
+            f"expected the model {recipe.model!r} of {str(folder)!r}, got {found.name!r}: pass your own as model="
+        )
     predictor = Predictor(
-        model=model or _model_of(config) or model_for(config.task.model, recipe, features),
+        model=found,
         parameters=run.parameters(),
         recipe=recipe,
         features=features,
@@ -74,7 +79,7 @@ def load(folder: str | Path, *, model: Model | None = None) -> LoadedRun:
     try:
         predictor.check()
     except ValueError as error:
-        raise ValueError(f"expected the model of {str(folder)!r} (model= gives one of your own): {error}") from error
+        raise ValueError(f"expected the model of {str(folder)!r}, got one that does not fit: {error}") from error
     return LoadedRun(
         folder=run.path,
         config=config,

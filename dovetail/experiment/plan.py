@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from dovetail import protocols
@@ -90,7 +91,7 @@ class Plan:
         return Predictor(
             model=self.model,
             parameters=self.engine.model_arrays(training),
-            recipe=self.dataset.recipe or recipe_of(self.dataset),
+            recipe=msgspec.structs.replace(self.dataset.recipe or recipe_of(self.dataset), model=self.model.name),
             features=self.config.task.all_features,
         )
 

@@ -168,8 +168,13 @@ def test_a_model_of_ones_own_is_imported_with_its_task_or_given(tmp_path, monkey
     monkeypatch.setattr(tiny, "OWN", task, raising=False)
     np.testing.assert_array_equal(dovetail.load(out).predict(inputs), result.predict(inputs))
     monkeypatch.setattr(tiny, "OWN", tiny.TASK)
-    with pytest.raises(ValueError, match=r"\(model= gives one of your own\): expected the parameters params \(4, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"expected the model 'two layers' of .*, got 'logistic': pass your own as model="
+    ):
         dovetail.load(out)
+    other = dataclasses.replace(model, init=lambda key: jnp.zeros((4, 3)))
+    with pytest.raises(ValueError, match=r"got one that does not fit: expected the parameters params \(4, 3\), got in"):
+        dovetail.load(out, model=other)
 
 
 def test_a_run_on_features_predicts_from_images(tmp_path):

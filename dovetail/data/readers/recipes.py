@@ -144,12 +144,16 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trained model needs to know of its data: a record's shape and type, its columns if any, and the answer."""
+    """What a trained model needs to know of its data: a record's shape and type, its columns if any, and the answer.
+
+    `model` is the name of the model, once there is one: another of the same shapes is not taken for it.
+    """
 
     shape: tuple[int, ...]
     dtype: Literal["uint8", "float32"]
     answer: Answer
     columns: tuple[InputColumn, ...] | None = None
+    model: str | None = None
 
     def inputs(self, rows: Any) -> np.ndarray:
         """Rows as the model reads them.
