@@ -10,12 +10,12 @@ from dovetail._version import __version__
 if TYPE_CHECKING:
     from dovetail import events
     from dovetail.data import Dataset, Model, Task
-    from dovetail.experiment import Result, train
+    from dovetail.experiment import Result, load, train
     from dovetail.protocols import Protocol
     from dovetail.statements import Statement
 
 # [public]
-__all__ = ["Dataset", "Model", "Protocol", "Result", "Statement", "Task", "__version__", "events", "train"]
+__all__ = ["Dataset", "Model", "Protocol", "Result", "Statement", "Task", "__version__", "events", "load", "train"]
 # [end]
 
 _HOMES = {
@@ -25,6 +25,7 @@ _HOMES = {
     "Result": "dovetail.experiment",
     "Statement": "dovetail.statements",
     "Task": "dovetail.data",
+    "load": "dovetail.experiment",
     "train": "dovetail.experiment",
 }
 

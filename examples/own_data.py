@@ -68,7 +68,7 @@ def train() -> dovetail.Result:
         eps=4.0,
         delta=1e-5,
         settings={
-            "task.partition": "writers",  # every subject is one user; "one-record" would make every record one user
+            "task.partition": "by-user",  # every subject is one user; "one-record" would make every record one user
             "cohort.kind": "everyone",
             "cohort.rounds": 40,
             "client.update": "fedavg",

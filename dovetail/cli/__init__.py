@@ -14,7 +14,7 @@ import typer
 from rich.logging import RichHandler
 
 from dovetail import __version__
-from dovetail.cli import accounts, audits, fleets, parties, studies, tasks, training, tuning, users
+from dovetail.cli import accounts, audits, fleets, parties, predictions, studies, tasks, training, tuning, users
 from dovetail.cli._shared import Command, Group, err_console, flag, out_console
 
 __all__ = ["app", "main"]
@@ -29,6 +29,7 @@ app = typer.Typer(
 for _command in (
     training.run,
     training.verify,
+    predictions.predict,
     tuning.tune,
     accounts.calibrate,
     audits.audit,

@@ -47,10 +47,11 @@ def run(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Train a model. Writes config.toml, metrics.jsonl, privacy.json, ledger.json, model.npz and report.html."""
+    """Train a model. Writes the config, metrics, statement, ledger, model, recipe of its inputs, and a report."""
     from dovetail import experiment
     from dovetail.engine import devices
     from dovetail.experiment import config as configs
+    from dovetail.experiment.result import headline
 
     if presets:
         _print_presets(configs.described_presets(), as_json=as_json)
@@ -74,8 +75,7 @@ def run(
     if as_json:
         print_json(result.to_json())
         return
-    auc = "" if result.auc is None else f", AUC {result.auc:.4f},"
-    out_console.print(f"test accuracy {result.accuracy:.2%}{auc} after {_rounds(result)}", highlight=False)
+    out_console.print(f"test {headline(result.metrics, result.baseline)} after {_rounds(result)}", highlight=False)
     out_console.print(str(result.statement), markup=False, highlight=False)
     out_console.print(_unit_table(result.units))
     out_console.print(_deployed(plan), markup=False, highlight=False)
@@ -183,6 +183,7 @@ def data(
         "classes": dataset.num_classes,
         "majority": max(Counter(dataset.test_labels.tolist()).values()) / len(dataset.test_labels),
         "subjects": None if dataset.subjects is None else len(set(dataset.subjects.tolist())),
+        "users": None if dataset.users is None else len(set(dataset.users.tolist())),
     }
     if as_json:
         print_json(facts)
@@ -228,19 +229,26 @@ def _progress_bar(rounds: int, *, reproducible: bool) -> Iterator[Any]:
 
         def observe(progress: Any) -> None:
             said = ""
-            if progress.accuracy is not None:
+            if progress.metrics is not None:
                 spent = progress.spent
                 eps = (
                     f"({at_most(spent.eps)}, {at_most(spent.delta)})-DP"
                     if spent and spent.eps < float("inf")
                     else "no guarantee"
                 )
-                said = f"accuracy {progress.accuracy:.2%}, {eps}{' (noise is reproducible)' * reproducible}"
+                said = f"{_score(progress)}, {eps}{' (noise is reproducible)' * reproducible}"
             bar.update(task, completed=progress.round, description=said)
             if not err_console.is_terminal and progress.round % max(1, rounds // 10) == 0:
                 err_console.print(f"round {progress.round}/{rounds} {said}", highlight=False, markup=False)
 
         yield observe
+
+
+def _score(progress: Any) -> str:
+    if progress.accuracy is not None:
+        return f"accuracy {progress.accuracy:.2%}"
+    name = "r2" if progress.metrics.get("r2") is not None else "loss"
+    return f"{name.upper() if name == 'r2' else name} {progress.metrics[name]:.4g}"
 
 
 def _unit_table(units: Any) -> Table:

@@ -51,6 +51,7 @@ def tune(
     from dovetail import pages
     from dovetail.engine import devices
     from dovetail.experiment import config as configs
+    from dovetail.experiment.result import headline
     from dovetail.experiment.space import parse_space
     from dovetail.experiment.tuning import tune as tuned
 
@@ -78,10 +79,10 @@ def tune(
         return
     _print_trials(found.facts)
     result = found.result
-    auc = "" if result.auc is None else f", AUC {result.auc:.4f}"
     chosen = _told(found.chosen)
     out_console.print(f"chosen: {chosen}", markup=False, highlight=False)
-    out_console.print(f"test accuracy {result.accuracy:.2%}{auc} after {result.rounds} rounds", highlight=False)
+    said = headline(result.metrics, result.baseline)
+    out_console.print(f"test {said} after {result.rounds} rounds", highlight=False)
     out_console.print(str(result.statement), markup=False, highlight=False)
     out_console.print(f"report: {target / 'report.html'}", markup=False, highlight=False)
 

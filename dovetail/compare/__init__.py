@@ -86,6 +86,8 @@ def _outcome(contender: Contender, task: Task | None, seeds: int, observe: Calla
             plan = experiment.prepare(_seeded(config, seed), task=task)
         except ValueError as refusal:  # no noise meets the target, or a theorem does not apply
             return Outcome(protocol=name, reason=str(refusal))
+        if plan.dataset.target == "number":
+            raise ValueError("expected a task with an accuracy to compare protocols by, got target='number'")
         config = _with_noise(config, plan.protocol)
         results.append(experiment.run(plan, evaluate_every=len(plan.rounds)))
     observe(f"{name}, costs")
@@ -93,7 +95,7 @@ def _outcome(contender: Contender, task: Task | None, seeds: int, observe: Calla
     return Outcome(
         protocol=name,
         run=Run(
-            accuracies=tuple(result.accuracy for result in results),
+            accuracies=tuple(result.metrics["accuracy"] for result in results),
             certified=first.statement.without_users(),
             local=first.quote.local.without_users(),
             shuffler=None if first.quote.shuffler is None else first.quote.shuffler.without_users(),

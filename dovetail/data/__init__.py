@@ -6,9 +6,21 @@ from typing import TypeGuard
 
 from dovetail import _imports, _validate
 from dovetail.data import adult, cifar10, digits, fashion_mnist, mnist, mnist_writers, qmnist, toxicity
-from dovetail.data._base import Clients, Dataset, LoadData, Model, Task
+from dovetail.data._base import Clients, Dataset, HostLearner, LoadData, Loss, Metric, Model, Target, Task
 
-__all__ = ["TASKS", "Clients", "Dataset", "LoadData", "Model", "Task", "resolve"]
+__all__ = [
+    "TASKS",
+    "Clients",
+    "Dataset",
+    "HostLearner",
+    "LoadData",
+    "Loss",
+    "Metric",
+    "Model",
+    "Target",
+    "Task",
+    "resolve",
+]
 
 TASKS: dict[str, Task] = {
     task.name: task

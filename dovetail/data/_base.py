@@ -8,25 +8,51 @@ number of clients: a client is a row of indices.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import jax
 import numpy as np
 
 from dovetail import _validate
+from dovetail.data._sources import Sources
 
-__all__ = ["Clients", "Dataset", "LoadData", "Model", "Task"]
+if TYPE_CHECKING:
+    from dovetail.data.readers.recipes import Recipe
+
+__all__ = [
+    "Clients",
+    "Dataset",
+    "HostLearner",
+    "LoadData",
+    "Loss",
+    "Metric",
+    "Model",
+    "Target",
+    "Task",
+    "as_inputs",
+]
+
+Target = Literal["classes", "number", "labels"]
+Loss = Callable[[Any, Any], Any]  # outputs and labels of some records -> one loss per record
+Metric = Callable[[np.ndarray, np.ndarray], float]  # outputs and labels of all test records -> a number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Dataset:
+class Dataset(Sources):
     """Labelled records for training and testing.
 
-    `inputs` is uint8 (read as value / 255) or float32, first axis the record; labels are int32 in [0, num_classes).
-    `subjects`, int32 and >= 0, says whom each training record is about; None if unknown. With several `views` of each
-    training record, rows r * views to r * views + views - 1 of `inputs` are those of record r, its own first.
+    `inputs` is uint8 (read as value / 255) or float32, first axis the record. What labels are, `target` says:
+
+    - "classes": one class per record, int32 in [0, num_classes);
+    - "number": one number per record, float32, for regression; num_classes is 1;
+    - "labels": several labels per record, float32 zeros and ones of shape (records, num_classes).
+
+    `subjects`, int32 and >= 0, says whom each training record is about, and `users` who holds it; None if unknown. With
+    several `views` of each training record, rows r * views to r * views + views - 1 of `inputs` are those of record r,
+    its own first. `notes` are what else every statement about these data assumes; `recipe` says how rows of the table
+    that they came from became inputs. `from_csv`, `from_pandas` and others make a dataset of what you have.
 
     Guarantees:
         Inputs and labels are held in the types that compute, other floats and whole numbers converted to them.
@@ -40,24 +66,40 @@ class Dataset:
     num_classes: int
     subjects: np.ndarray | None = None
     views: int = 1
+    target: Target = "classes"
+    users: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
+    recipe: Recipe | None = None
 
     def __post_init__(self) -> None:
         _validate.integer(views=self.views)
         _validate.at_least(1, views=self.views)
+        _validate.one_of(get_args(Target), target=self.target)
+        if self.target == "number" and self.num_classes != 1:
+            raise ValueError(f'expected num_classes=1 with target="number", got num_classes={self.num_classes}')
+        columns = (self.num_classes,) if self.target == "labels" else ()
         for part, of, views in (("inputs", "labels", self.views), ("test_inputs", "test_labels", 1)):
             inputs, labels = np.asanyarray(getattr(self, part)), np.asanyarray(getattr(self, of))
-            if inputs.ndim == 0 or labels.ndim != 1:
-                raise ValueError(f"expected one label for each record of {part}, got labels of shape {labels.shape}")
+            if inputs.ndim == 0 or labels.ndim == 0 or labels.shape[1:] != columns:
+                each = f"a row of {self.num_classes} labels" if columns else "one label"
+                raise ValueError(f"expected {each} for each record of {part}, got labels of shape {labels.shape}")
             if len(inputs) != len(labels) * views or len(inputs) == 0:
                 rows = "record" if views == 1 else f"{views} rows"
                 raise ValueError(f"expected one label for each {rows} of {part}, got {len(inputs)} and {len(labels)}")
-            object.__setattr__(self, of, _as_labels(f"labels of {part}", labels, self.num_classes))
-            object.__setattr__(self, part, _as_inputs(part, inputs))
-        if self.subjects is not None:
-            _check_subjects(self.subjects, len(self.labels))
+            object.__setattr__(self, of, self._held(f"labels of {part}", labels))
+            object.__setattr__(self, part, as_inputs(part, inputs))
+        for name in ("subjects", "users"):
+            if (ids := getattr(self, name)) is not None:
+                _check_ids(name, ids, len(self.labels))
+
+    def _held(self, name: str, labels: np.ndarray) -> np.ndarray:
+        """Labels in the type that computes; refuses those that are not what the target says."""
+        if self.target == "classes":
+            return _as_classes(name, labels, self.num_classes)
+        return _as_numbers(name, labels) if self.target == "number" else _as_zeros_and_ones(name, labels)
 
 
-def _as_inputs(name: str, inputs: np.ndarray) -> np.ndarray:
+def as_inputs(name: str, inputs: np.ndarray) -> np.ndarray:
     """Inputs as the model reads them, each a number: uint8 as they are, floats as float32."""
     if inputs.dtype == np.uint8:
         return inputs
@@ -76,25 +118,43 @@ def _as_inputs(name: str, inputs: np.ndarray) -> np.ndarray:
     return converted
 
 
-def _as_labels(name: str, labels: np.ndarray, num_classes: int) -> np.ndarray:
+def _as_classes(name: str, labels: np.ndarray, num_classes: int) -> np.ndarray:
     """Labels as int32 in [0, num_classes)."""
     if labels.dtype.kind not in "biuf":
         raise ValueError(f"expected {name} as whole numbers, got {labels.dtype}")
     if labels.dtype.kind == "f" and (broken := np.count_nonzero(~(labels == np.floor(labels)) | np.isinf(labels))):
-        raise ValueError(f"expected {name} to be whole numbers, got {broken} that are not")
+        raise ValueError(
+            f'expected {name} to be whole numbers, got {broken} that are not: pass target="number" for regression'
+        )
     if labels.min() < 0 or labels.max() >= num_classes:
         raise ValueError(f"expected {name} in [0, {num_classes}), got {labels.min()}..{labels.max()}")
     return labels.astype(np.int32, copy=False)
 
 
-def _check_subjects(subjects: np.ndarray, num_records: int) -> None:
-    if subjects.shape != (num_records,):
+def _as_numbers(name: str, labels: np.ndarray) -> np.ndarray:
+    """Labels as finite float32."""
+    if labels.dtype.kind not in "biuf":
+        raise ValueError(f"expected {name} as numbers, got {labels.dtype}")
+    return as_inputs(name, labels if labels.dtype.kind == "f" else labels.astype(np.float64))
+
+
+def _as_zeros_and_ones(name: str, labels: np.ndarray) -> np.ndarray:
+    """Labels as float32, each 0 or 1."""
+    if labels.dtype.kind not in "biuf":
+        raise ValueError(f"expected {name} as zeros and ones, got {labels.dtype}")
+    if broken := np.count_nonzero((labels != 0) & (labels != 1)):
+        raise ValueError(f"expected {name} to be zeros and ones, got {broken} that are neither")
+    return labels.astype(np.float32, copy=False)
+
+
+def _check_ids(name: str, ids: np.ndarray, num_records: int) -> None:
+    if ids.shape != (num_records,):
         raise ValueError(
-            f"expected one subject for each of the {num_records} records of inputs, got subjects of {subjects.shape}"
+            f"expected one {name[:-1]} for each of the {num_records} records of inputs, got {name} of {ids.shape}"
         )
-    if subjects.dtype != np.int32:
-        raise ValueError(f"expected subjects to be int32, got {subjects.dtype}")
-    _validate.at_least(0, subjects=int(subjects.min()))
+    if ids.dtype != np.int32:
+        raise ValueError(f"expected {name} to be int32, got {ids.dtype}")
+    _validate.at_least(0, **{name: int(ids.min())})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -153,12 +213,58 @@ class Model:
     A model with a `constant` is linear: its parameters are one array of shape (features + 1, classes), and its logits
     are ``inputs @ params[:-1] + constant * params[-1]`` on flattened inputs. The engine then never forms a client's
     gradient (see `engine`).
+
+    `loss` is a name of `learners.losses.LOSSES` or a function of one's own; without one it follows from the dataset's
+    target. A model with a `learner` trains outside JAX: the learner computes updates and outputs, and `apply` may not
+    be compiled.
     """
 
     name: str
     init: Callable[[jax.Array], Any]
-    apply: Callable[[Any, jax.Array], jax.Array]
+    apply: Callable[[Any, Any], Any]
     constant: float | None = None
+    loss: str | Loss | None = None
+    learner: HostLearner | None = None
+
+
+class HostLearner(Protocol):
+    """What trains a model outside JAX: NumPy arrays in, NumPy arrays out, parameters as one flat vector.
+
+    `gradients` says whether an update of "fedsgd" is the negative gradient of the mean loss, which protocols need that
+    clip records one by one; `settled`, whether the learner decides by itself how a client trains; `code` are the
+    objects whose source a resumed run must have in common with the run it goes on from.
+    """
+
+    gradients: bool
+    settled: bool
+
+    @property
+    def code(self) -> tuple[Any, ...]:
+        """See above."""
+        ...
+
+    def updates(
+        self,
+        settings: Any,
+        loss: str | Loss,
+        parameters: np.ndarray,
+        inputs: np.ndarray,
+        labels: np.ndarray,
+        counts: np.ndarray,
+    ) -> np.ndarray:
+        """Updates of some clients, (clients, dim), by `settings`, a `learners.client.ClientUpdate`.
+
+        Inputs and labels are (clients, records, ...), of which the first `counts` of each client are real.
+        """
+        ...
+
+    def outputs(self, parameters: Any, inputs: np.ndarray) -> np.ndarray:
+        """The model's outputs for some records, at parameters in the model's own shape."""
+        ...
+
+    def losses(self, loss: str | Loss, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """The loss of each record."""
+        ...
 
 
 class LoadData(Protocol):
@@ -171,8 +277,13 @@ class LoadData(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """Data and, if it brings its own, a model; `model` overrides the model named in a config."""
+    """Data and, if it brings its own, a model; `model` overrides the model named in a config.
+
+    `metrics` are functions of the model's outputs and the labels of all test records, reported by name beside accuracy
+    and the like.
+    """
 
     name: str
     load: LoadData
     model: Model | None = None
+    metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict)

@@ -1,10 +1,11 @@
 """Who owns which records: ways to deal a dataset to users.
 
 iid and one-record deal at random; shards gives every user two runs of the records sorted by label (McMahan et al. 2017,
-Geyer et al. 2017); dirichlet draws each class's shares of the users (Hsu, Qi, Brown 2019). Two partitions go by whom a
-record is about: writers makes every subject a user; silos spreads each subject over a few of the users, as a patient's
-files lie in several hospitals (Marathe, Kanani 2022). All randomness comes from the seed. A row shorter than the widest
-is filled with the user's own first record, never with someone else's (with record 0 if it has none).
+Geyer et al. 2017); dirichlet draws each class's shares of the users (Hsu, Qi, Brown 2019). by-user gives every record
+to the user that the data name, or, where they name none, to whom it is about ("writers" is its older name); silos
+spreads each subject over a few of the users, as a patient's files lie in several hospitals (Marathe, Kanani 2022). All
+randomness comes from the seed. A row shorter than the widest is filled with the user's own first record, never with
+someone else's (with record 0 if it has none).
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import numpy as np
 from dovetail import _validate
 from dovetail.data._base import Clients
 
-__all__ = ["PARTITIONS", "build", "dirichlet", "iid", "one_record", "shards", "silos", "writers"]
+__all__ = ["BY_USER", "PARTITIONS", "build", "by_user", "dirichlet", "iid", "one_record", "shards", "silos"]
 
-PARTITIONS = ("dirichlet", "iid", "one-record", "shards", "silos", "writers")
+BY_USER = ("by-user", "writers")  # the second is an older name of the first
+PARTITIONS = (*BY_USER, "dirichlet", "iid", "one-record", "shards", "silos")
 
 
 def build(
@@ -29,21 +31,29 @@ def build(
     seed: int,
     concentration: float = 0.5,
     subjects: np.ndarray | None = None,
+    owners: np.ndarray | None = None,
     spread: int = 1,
 ) -> Clients:
     """The partition of this name.
 
-    `users=None` goes with one-record, as many as records, and with writers, as many as subjects. For silos, `users` is
-    the number of silos. `subjects`, whom each record is about, is for these last two.
+    `users=None` goes with one-record, as many as records, and with by-user, as many as there are. For silos, `users` is
+    the number of silos. `subjects`, whom each record is about, is for silos, and for by-user where the data do not name
+    the `owners` of records.
     """
     _validate.known("partition", name, PARTITIONS)
-    if name in ("silos", "writers"):
+    if name in BY_USER:
+        known = subjects if owners is None else owners
+        if known is None:
+            raise ValueError(
+                f"expected a task with users or subjects for partition {name!r}, got one without (user= of "
+                "Dataset.from_csv names them; mnist-writers has subjects)"
+            )
+        return by_user(known, users=users)
+    if name == "silos":
         if subjects is None:
             raise ValueError(
                 f"expected a task with subjects for partition {name!r}, got one without (mnist-writers has them)"
             )
-        if name == "writers":
-            return writers(subjects, users=users)
         if users is None:
             raise ValueError("expected the number of silos for partition 'silos', got silos=None")
         return silos(subjects, num_silos=users, spread=spread, seed=seed)
@@ -128,12 +138,12 @@ def dirichlet(labels: np.ndarray, *, users: int, concentration: float, seed: int
     return Clients.from_owners(order, owner, num_clients=users)
 
 
-def writers(subjects: np.ndarray, *, users: int | None = None) -> Clients:
-    """Every subject is a user, in the order of their ids, and holds all its records; `users` can only confirm that."""
-    ids, user = np.unique(subjects, return_inverse=True)
+def by_user(owners: np.ndarray, *, users: int | None = None) -> Clients:
+    """Every owner is a user, in the order of their ids, and holds all its records; `users` can only confirm that."""
+    ids, user = np.unique(owners, return_inverse=True)
     if users is not None and users != len(ids):
-        raise ValueError(f"expected {len(ids)} users for partition 'writers', one for each subject, got users={users}")
-    return Clients.from_owners(np.arange(len(subjects)), user, num_clients=len(ids))
+        raise ValueError(f"expected {len(ids)} users for partition 'by-user', as the data have, got users={users}")
+    return Clients.from_owners(np.arange(len(owners)), user, num_clients=len(ids))
 
 
 def silos(subjects: np.ndarray, *, num_silos: int, spread: int, seed: int) -> Clients:

@@ -24,17 +24,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail.data._base import Model
+from dovetail.data._base import Loss, Model
 from dovetail.engine import examples, gram, linear
 from dovetail.engine.diagnostics import Seen, seen
 from dovetail.learners.client import ClientUpdate, local_update, private_update, visiting_order
+from dovetail.learners.losses import cross_entropy
 from dovetail.learners.moments import Moments
 from dovetail.mechanisms.gaussian import finite_or_zero
 from dovetail.protocols import Fast, Protocol
 from dovetail.protocols.subjects import record_level
 from dovetail.shufflers import Reports, masked
 
-__all__ = ["ESTIMATE", "SHUFFLE", "TALLY", "ClientWork", "Data", "Keys", "Way", "Work", "as_float", "best_way"]
+__all__ = [
+    "ESTIMATE",
+    "SHUFFLE",
+    "TALLY",
+    "ClientWork",
+    "Data",
+    "Keys",
+    "Way",
+    "Work",
+    "as_float",
+    "best_way",
+]
 
 Way = Literal["general", "linear", "moments", "clipped"]
 Work = tuple[jax.Array, Any]  # the users of a round or a chunk (-1: nobody), the records of their private steps or None
@@ -60,6 +72,8 @@ class Keys(NamedTuple):
 
 def best_way(model: Model, fast: Fast, state: Any, update: ClientUpdate, *, records: int, diagnostics: bool) -> Way:
     """The fastest way that serves; `state` is the protocol's first, `records` the most that a client has."""
+    if model.learner is not None:
+        return "general"
     rescales = fast.scaling(jnp.ones(1), state) is not None
     if update.update == "moments":
         return "moments" if rescales and not diagnostics else "general"
@@ -74,7 +88,8 @@ def best_way(model: Model, fast: Fast, state: Any, update: ClientUpdate, *, reco
 class ClientWork:
     """What clients compute in a round; `unravel` gives the model's own parameters from the flat vector of them.
 
-    With `moments` their updates are statistics of the records, of which a client has up to `records` rows.
+    With `moments` their updates are statistics of the records, of which a client has up to `records` rows. Otherwise
+    they descend on `loss`.
 
     Guarantees:
         All ways add up to the same, up to float summation order and as far as the protocol says they do.
@@ -90,6 +105,7 @@ class ClientWork:
     diagnostics: bool
     moments: Moments | None = None
     records: int = 1
+    loss: Loss = cross_entropy
 
     @property
     def forms_updates(self) -> bool:
@@ -114,8 +130,10 @@ class ClientWork:
                 return self._moments(state, data, part, keys)
             case "clipped":
                 return self._clipped(params, state, data, part, keys)
-        ids, _ = part
-        updates = self.updates(params, data, part, keys)
+        return self.collected(self.updates(params, data, part, keys), part[0], state, keys)
+
+    def collected(self, updates: jax.Array, ids: jax.Array, state: Any, keys: Keys) -> Any:
+        """The same, of clients with these updates."""
         own = _client_keys(ids, keys.noise)
         collected = self.fast.collect(updates, ids >= 0, state, keys=own, budgets=self._budgets(ids))
         return collected, seen(updates, ids >= 0) if self.diagnostics else None
@@ -133,12 +151,17 @@ class ClientWork:
     def _raw_updates(self, params: jax.Array, data: Data, part: Work, keys: Keys) -> jax.Array:
         ids, items = part
         if self.protocol.private_steps:
-            own = _client_keys(ids, jax.random.fold_in(keys.noise, STEPS))
+            own = self.step_keys(ids, keys)
             return jax.lax.map(lambda one: self._private_update(data)(params, *one), (*items, own))
-        inputs, labels, counts = self._gather(data, ids, keys.order)
+        inputs, labels, counts = self.gather(data, ids, keys.order)
         if self.moments is not None:
             return jax.vmap(self.moments)(inputs, labels, counts)
-        return jax.vmap(local_update(self.update, self.logits), (None, 0, 0, 0))(params, inputs, labels, counts)
+        update = local_update(self.update, self.logits, self.loss)
+        return jax.vmap(update, (None, 0, 0, 0))(params, inputs, labels, counts)
+
+    def step_keys(self, ids: jax.Array, keys: Keys) -> jax.Array:
+        """The keys of the noise inside the steps of these clients."""
+        return _client_keys(ids, jax.random.fold_in(keys.noise, STEPS))
 
     def _private_update(self, data: Data) -> Callable[..., jax.Array]:
         """The update of a client whose protocol has its noise inside the local steps."""
@@ -155,7 +178,7 @@ class ClientWork:
 
     def _linear(self, params: jax.Array, state: Any, data: Data, part: Work, keys: Keys) -> Any:
         ids, _ = part
-        inputs, labels, counts = self._gather(data, ids, keys.order)
+        inputs, labels, counts = self.gather(data, ids, keys.order)
         products = jax.tree.map(lambda leaf: leaf[jnp.maximum(ids, 0)], data.products)
         chunk = linear.Chunk(inputs.reshape(*inputs.shape[:2], -1), labels, counts, products)
         norms: list[jax.Array] = []
@@ -166,7 +189,7 @@ class ClientWork:
 
         def scaled_sum(scaling: linear.Scaling) -> jax.Array:
             return linear.scaled_sum(
-                self.unravel(params), cast(float, self.model.constant), chunk, self.update, scaling
+                self.unravel(params), cast(float, self.model.constant), chunk, self.update, scaling, self.loss
             )
 
         total, count = scaled_sum(scaling), jnp.sum(ids >= 0).astype(params.dtype)
@@ -179,7 +202,7 @@ class ClientWork:
     def _moments(self, state: Any, data: Data, part: Work, keys: Keys) -> Any:
         """One record a client: norms are products of norms, and no vector is formed; several: one vector a client."""
         moments, (ids, _) = cast(Moments, self.moments), part
-        inputs, labels, counts = self._gather(data, ids, keys.order)
+        inputs, labels, counts = self.gather(data, ids, keys.order)
         present = counts > 0
         if inputs.shape[1] > 1:
             updates = self.updates(jnp.zeros(0), data, part, keys)
@@ -195,14 +218,16 @@ class ClientWork:
 
     def _clipped(self, params: jax.Array, state: Any, data: Data, part: Work, keys: Keys) -> Any:
         ids, _ = part
-        inputs, labels, counts = self._gather(data, ids, keys.order)
+        inputs, labels, counts = self.gather(data, ids, keys.order)
         total = self._clipped_sum(params, inputs[:, 0], labels[:, 0], counts, self.fast.clipped_to(state))
         return (-total, jnp.sum(ids >= 0).astype(params.dtype)), None
 
     def _clipped_sum(self, params: jax.Array, inputs: Any, labels: Any, present: Any, clip_norm: Any) -> jax.Array:
-        return examples.clipped_sum(self.model, self.unravel, params, inputs, labels, present, clip_norm=clip_norm)
+        return examples.clipped_sum(
+            self.model, self.unravel, params, inputs, labels, present, clip_norm=clip_norm, loss=self.loss
+        )
 
-    def _gather(self, data: Data, ids: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def gather(self, data: Data, ids: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Inputs, labels and counts of a chunk of clients; a client that is not there has no records.
 
         Padding is read as the client's own first record, so that nobody computes with another's.
@@ -230,4 +255,5 @@ def as_float(inputs: jax.Array) -> jax.Array:
 
 
 def _client_keys(ids: jax.Array, key: jax.Array) -> jax.Array:
+    """One key for each of these clients."""
     return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, RANDOMIZE), ids)

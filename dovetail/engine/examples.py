@@ -20,10 +20,11 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from dovetail.data._base import Model
+from dovetail.data._base import Loss, Model
 from dovetail.engine import linear
 from dovetail.engine.devices import chunk_bytes
-from dovetail.learners.client import ClientUpdate, cross_entropy
+from dovetail.learners.client import ClientUpdate
+from dovetail.learners.losses import cross_entropy
 from dovetail.mechanisms.gaussian import clip_factor
 
 __all__ = ["clipped_sum"]
@@ -44,6 +45,7 @@ def clipped_sum(
     present: jax.Array,
     *,
     clip_norm: Any,
+    loss: Loss = cross_entropy,
 ) -> jax.Array:
     """The sum over the examples of the gradients of their losses, each scaled down to `clip_norm` where it is longer.
 
@@ -59,21 +61,21 @@ def clipped_sum(
     examples = _Examples(_where(present, inputs), labels, present)
     weights = unravel(params)
     if model.constant is not None:
-        return _linear(weights, model.constant, examples, clip_norm).ravel()
+        return _linear(weights, model.constant, examples, clip_norm, loss).ravel()
     uses = _uses(model, weights, inputs[:1])
     if uses is None:
-        total = _chunked(_formed(model, weights, clip_norm), examples, floats=3 * len(params))
+        total = _chunked(_formed(model, weights, clip_norm, loss), examples, floats=3 * len(params))
     else:
         floats = sum(use.floats for use in uses)
-        total = _chunked(_factored(model, weights, uses, clip_norm), examples, floats=floats)
+        total = _chunked(_factored(model, weights, uses, clip_norm, loss), examples, floats=floats)
     return ravel_pytree(total)[0]
 
 
-def _linear(weights: jax.Array, constant: float, examples: _Examples, clip_norm: Any) -> jax.Array:
+def _linear(weights: jax.Array, constant: float, examples: _Examples, clip_norm: Any, loss: Loss) -> jax.Array:
     inputs = examples.inputs.reshape(len(examples.labels), 1, -1)
     chunk = linear.Chunk(inputs, examples.labels[:, None], examples.present.astype(jnp.int32))
     scaling = functools.partial(clip_factor, clip_norm=clip_norm)
-    return -linear.scaled_sum(weights, constant, chunk, ClientUpdate(), scaling)
+    return -linear.scaled_sum(weights, constant, chunk, ClientUpdate(), scaling, loss)
 
 
 def _chunked(add_up: Callable[[_Examples], Any], examples: _Examples, *, floats: int) -> Any:
@@ -98,31 +100,31 @@ def _chunked(add_up: Callable[[_Examples], Any], examples: _Examples, *, floats:
     return jax.lax.scan(add, zero, cuts)[0]
 
 
-def _formed(model: Model, weights: Any, clip_norm: Any) -> Callable[[_Examples], Any]:
+def _formed(model: Model, weights: Any, clip_norm: Any, loss: Loss) -> Callable[[_Examples], Any]:
     """Any model: one gradient an example."""
 
-    def loss(weights: Any, x: jax.Array, label: jax.Array) -> jax.Array:
-        return cross_entropy(model.apply(weights, x[None]), label[None])[0]
+    def of_one(weights: Any, x: jax.Array, label: jax.Array) -> jax.Array:
+        return loss(model.apply(weights, x[None]), label[None])[0]
 
     def add_up(examples: _Examples) -> Any:
-        gradients = jax.vmap(jax.grad(loss), (None, 0, 0))(weights, examples.inputs, examples.labels)
+        gradients = jax.vmap(jax.grad(of_one), (None, 0, 0))(weights, examples.inputs, examples.labels)
         factor = _factor([_Formed(leaf) for leaf in jax.tree.leaves(gradients)], examples, clip_norm)
         return jax.tree.map(lambda leaf: _Formed(leaf).scaled_sum(factor), gradients)
 
     return add_up
 
 
-def _factored(model: Model, weights: Any, uses: list[_Use], clip_norm: Any) -> Callable[[_Examples], Any]:
+def _factored(model: Model, weights: Any, uses: list[_Use], clip_norm: Any, loss: Loss) -> Callable[[_Examples], Any]:
     """Models whose parameters are used as `uses` says: gradients as products, where that is shorter."""
     leaves, structure = jax.tree.flatten(weights)
 
-    def loss(probes: list[jax.Array], x: jax.Array, label: jax.Array) -> tuple[jax.Array, list[jax.Array | None]]:
+    def of_one(probes: list[jax.Array], x: jax.Array, label: jax.Array) -> tuple[jax.Array, list[jax.Array | None]]:
         taps = [_Tap(leaf, probe) for leaf, probe in zip(leaves, probes, strict=True)]
-        value = cross_entropy(model.apply(jax.tree.unflatten(structure, taps), x[None]), label[None])[0]
+        value = loss(model.apply(jax.tree.unflatten(structure, taps), x[None]), label[None])[0]
         return value, [tap.left for tap in taps]
 
     probes = [jnp.zeros(use.out.shape, use.out.dtype) for use in uses]
-    backward = jax.vmap(jax.grad(loss, has_aux=True), (None, 0, 0))
+    backward = jax.vmap(jax.grad(of_one, has_aux=True), (None, 0, 0))
 
     def add_up(examples: _Examples) -> Any:
         slopes, lefts = backward(probes, examples.inputs, examples.labels)

@@ -1,4 +1,4 @@
-"""Local training of linear softmax models, and the sum of the clients' rescaled updates, by matrix products alone.
+"""Local training of linear models, and the sum of the clients' rescaled updates, by matrix products alone.
 
 Three forms, chosen by shape:
 
@@ -11,6 +11,9 @@ Three forms, chosen by shape:
 A norm is computed from what is added up, or exactly as a product, or as a difference plus a proven bound on its
 rounding: Gram matrices cancel for records that are nearly equal, and clipping by bare differences is not clipping.
 The bias is a feature of constant value; it is never appended to the data.
+
+Whatever the loss, a record's gradient is the record times the slope of its loss in the logits: probability less target
+for the softmax cross-entropy, and for any other loss its derivative, taken record by record.
 """
 
 from __future__ import annotations
@@ -23,8 +26,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dovetail.data._base import Loss
 from dovetail.engine import gram
 from dovetail.learners.client import ClientUpdate
+from dovetail.learners.losses import cross_entropy
 
 __all__ = ["Chunk", "Scaling", "lengths", "scaled_sum", "worthwhile"]
 
@@ -52,7 +57,12 @@ def worthwhile(settings: ClientUpdate, records: int) -> bool:
 
 
 def scaled_sum(
-    weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUpdate, scaling: Scaling
+    weights: jax.Array,
+    constant: float,
+    chunk: Chunk,
+    settings: ClientUpdate,
+    scaling: Scaling,
+    loss: Loss = cross_entropy,
 ) -> jax.Array:
     """The sum over the chunk of each client's update times `scaling` of its norm, shaped like the weights.
 
@@ -72,18 +82,18 @@ def scaled_sum(
         if settings.local:
             raise ValueError(f"expected products of records with update = 'fedsgd' only, got {settings.update!r}")
         form = functools.partial(_gram, chunk.products)
-    return form(weights, constant, chunk, settings, of_finite)
+    return form(weights, constant, chunk, settings, of_finite, loss)
 
 
 def _one_record(
-    weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUpdate, scaling: Scaling
+    weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUpdate, scaling: Scaling, loss: Loss
 ) -> jax.Array:
     inputs = chunk.inputs[:, 0]
     start = _logits(weights, constant, chunk.inputs)
     square = jnp.sum(inputs * inputs, axis=1) + constant**2
     reach = jnp.hypot(lengths(inputs), constant)
     rows = jnp.zeros_like(start)
-    for step in _steps(chunk, settings, weights.shape[1]):
+    for step in _steps(chunk, settings, weights.shape[1], loss):
         residual = step.residual(start - square[:, None, None] * rows if step.later else start)
         rows = (step.keep * rows if settings.mu else rows) + residual
     rows = rows[:, 0]
@@ -97,8 +107,9 @@ def _gram(
     chunk: Chunk,
     settings: ClientUpdate,
     scaling: Scaling,
+    loss: Loss,
 ) -> jax.Array:
-    (step,) = _steps(chunk, settings, weights.shape[1])
+    (step,) = _steps(chunk, settings, weights.shape[1], loss)
     residual = step.residual(_logits(weights, constant, chunk.inputs))
     residual = jax.lax.optimization_barrier(residual)  # what is measured is what is added up, to the last bit
     scaled = _times(residual, scaling(gram.norms(products, residual)))
@@ -122,14 +133,16 @@ def _added_up(scaled: jax.Array, inputs: jax.Array, constant: float, *, numbers:
     return -jnp.concatenate([product.T, constant * scaled.sum(axis=0, keepdims=True)])
 
 
-def _explicit(weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUpdate, scaling: Scaling) -> jax.Array:
+def _explicit(
+    weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUpdate, scaling: Scaling, loss: Loss
+) -> jax.Array:
     inputs = chunk.inputs
     clients, _, features = inputs.shape
     classes = weights.shape[1]
     start = _logits(weights, constant, inputs)
     slopes = jnp.zeros((clients, classes, features), inputs.dtype)
     bias = jnp.zeros((clients, classes), inputs.dtype)
-    for step in _steps(chunk, settings, classes):
+    for step in _steps(chunk, settings, classes, loss):
         part = inputs[:, step.batch]
         moved = jnp.einsum("nbf,ncf->nbc", part, slopes) + constant * bias[:, None] if step.later else 0.0
         residual = step.residual(start[:, step.batch] + moved)
@@ -160,17 +173,27 @@ class _Step(NamedTuple):
     keep: jax.Array
     weight: jax.Array
     targets: jax.Array
+    loss: Loss
 
     def residual(self, logits: jax.Array) -> jax.Array:
-        """The step's coefficient for each record: learning rate x record weight x (probability - target)."""
-        return (jax.nn.softmax(logits) - self.targets) * self.weight
+        """The step's coefficient for each record: learning rate x record weight x slope of its loss."""
+        if self.loss is cross_entropy:
+            return (jax.nn.softmax(logits) - self.targets) * self.weight
+        return _slopes(self.loss, logits, self.targets) * self.weight
 
 
-def _steps(chunk: Chunk, settings: ClientUpdate, classes: int) -> Iterator[_Step]:
+def _slopes(loss: Loss, logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """The derivative of each record's loss in its own logits; no record meets another."""
+    one = jax.grad(lambda row, label: loss(row[None], label[None])[0])
+    return jax.vmap(jax.vmap(one))(logits, labels)
+
+
+def _steps(chunk: Chunk, settings: ClientUpdate, classes: int, loss: Loss) -> Iterator[_Step]:
     records, dtype = chunk.inputs.shape[1], chunk.inputs.dtype
     size = settings.batch_size(records)
     rate = settings.learning_rate if settings.local else 1.0
-    targets = jax.nn.one_hot(chunk.labels, classes, dtype=dtype)
+    softmax = loss is cross_entropy
+    targets = jax.nn.one_hot(chunk.labels, classes, dtype=dtype) if softmax else chunk.labels
     real = (jnp.arange(records) < chunk.counts[:, None]).astype(dtype)
     for number in range(settings.num_steps(records)):
         low = number % math.ceil(records / size) * size
@@ -178,7 +201,7 @@ def _steps(chunk: Chunk, settings: ClientUpdate, classes: int) -> Iterator[_Step
         held = real[:, batch].sum(axis=1, keepdims=True)
         keep = jnp.where(held > 0, 1 - rate * settings.mu, 1.0)[..., None]
         weight = (rate * real[:, batch] / jnp.maximum(held, 1.0))[..., None]
-        yield _Step(batch, number > 0, keep, weight, targets[:, batch])
+        yield _Step(batch, number > 0, keep, weight, targets[:, batch], loss)
 
 
 def _logits(weights: jax.Array, constant: float, inputs: jax.Array) -> jax.Array:

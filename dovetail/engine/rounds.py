@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -28,13 +28,16 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
 from dovetail import _validate
-from dovetail.data._base import Clients, Dataset, Model
-from dovetail.engine import gram, scoring
+from dovetail.data._base import Clients, Dataset, Metric, Model
+from dovetail.engine import gram
 from dovetail.engine.chunks import ESTIMATE, SHUFFLE, ClientWork, Data, Keys, Work, as_float, best_way
 from dovetail.engine.devices import AXIS, chunk_bytes, make_mesh, on_every_device, split_over_devices, to_host
 from dovetail.engine.diagnostics import Diagnostics, diagnosed, seen
+from dovetail.engine.hosted import HostRound
+from dovetail.engine.scoring import Scores
 from dovetail.engine.shares import Share
 from dovetail.events import Disjoint, Poisson
+from dovetail.learners import losses, trees
 from dovetail.learners.client import ClientUpdate
 from dovetail.learners.moments import moments_of
 from dovetail.learners.server import Server
@@ -107,8 +110,10 @@ class Engine:
         randomness: Randomness,
         performance: Performance | None = None,
         diagnostics: bool = False,
+        metrics: Mapping[str, Metric] | None = None,
     ) -> None:
         performance = performance or Performance()
+        self.loss = losses.chosen(model, dataset)
         self._protocol, self.server, self._size, self._diagnostics = protocol, server, cohort_size, diagnostics
         self._randomness = randomness
         first, self._unravel = first_parameters(model, randomness.seed)
@@ -129,16 +134,18 @@ class Engine:
             diagnostics=diagnostics,
             moments=moments,
             records=records,
+            loss=losses.cross_entropy if model.learner is not None else losses.function(self.loss),
         )
         self._faithful = self._layout.shufflers > 0 and not (performance.fast and self._fast.summable)
-        self.mesh = make_mesh(performance.devices)
+        self.mesh = make_mesh(performance.devices if model.learner is None else 1)
         self._chunk = performance.chunk or self._default_chunk(records * math.prod(dataset.inputs.shape[1:]))
         self._data = self._placed(dataset, clients)
-        self._test = (dataset.test_inputs, dataset.test_labels)
+        self._scores = Scores(model, self._unravel, dataset, self.loss, metrics or {})
         self.ran: list[Ran] = []
         self._epochs: dict[int, set[int]] = {}
-        self._compiled = jax.jit(self._round, donate_argnums=0)
-        self._compiled_logits = jax.jit(self._tested)  # as a static argument the engine would never be let go
+        self._compiled: Callable[..., Training] = jax.jit(self._round, donate_argnums=0)
+        if model.learner is not None:
+            self._compiled = HostRound(self._clients, self.loss, self._faithful, self._keys, self._closed)
 
     def _placed(self, dataset: Dataset, clients: Clients) -> Data:
         """The data on the devices; a table of rows says whose they are."""
@@ -146,7 +153,7 @@ class Engine:
         one_step = work.way == "linear" and not (work.update.local or work.diagnostics)
         if one_step and gram.serves(clients.index.shape[1], dataset.num_classes):
             products = gram.products(dataset.inputs, clients, constant=cast(float, work.model.constant))
-        labels = np.repeat(dataset.labels, dataset.views)
+        labels = np.repeat(dataset.labels, dataset.views, axis=0)
         data = (dataset.inputs, labels, clients.index, clients.counts, products)
         return Data(*jax.tree.map(lambda array: on_every_device(array, self.mesh), data))
 
@@ -224,26 +231,17 @@ class Engine:
                 raise ValueError(f"expected batches of an epoch without common users, got user {min(again)} twice")
             seen.update(users.tolist())
 
-    def accuracy(self, training: Training) -> float:
-        """The share of test records that the model to publish gets right."""
-        return float(np.mean(np.argmax(self._logits(training), axis=1) == self._test[1]))
+    def accuracy(self, training: Training) -> float | None:
+        """The share of test records that the model to publish gets right; None where labels are numbers."""
+        return self._scores.accuracy(self._scores.outputs(self._published(training)))
 
-    def auc(self, training: Training) -> float | None:
-        """The area under the model's ROC curve on the test records, where there are two classes; otherwise None."""
-        logits = self._logits(training)
-        return scoring.auc(logits[:, 1] - logits[:, 0], self._test[1]) if logits.shape[1] == 2 else None
-
-    def _logits(self, training: Training) -> np.ndarray:
-        """Those of the model to publish on all test records, some at a time."""
-        params, inputs = self._published(training), self._test[0]
-        batch = max(1, 2**26 // max(1, math.prod(inputs.shape[1:]) * 4))
-        parts = [self._compiled_logits(params, inputs[low : low + batch]) for low in range(0, len(inputs), batch)]
-        return np.concatenate([np.asarray(part) for part in parts])
+    def metrics(self, training: Training) -> dict[str, Any]:
+        """All scores of the model to publish on the test records."""
+        return self._scores.of(self._scores.outputs(self._published(training)))
 
     def model_arrays(self, training: Training) -> dict[str, np.ndarray]:
         """The parameters of the model to publish by name, for `model.npz`."""
-        leaves, _ = jax.tree_util.tree_flatten_with_path(self._unravel(self._published(training)))
-        return {jax.tree_util.keystr(path).strip("[]'") or "params": np.asarray(leaf) for path, leaf in leaves}
+        return trees.named(self._unravel(self._published(training)))
 
     def _published(self, training: Training) -> jax.Array:
         params, state = jax.tree.map(lambda leaf: jnp.asarray(to_host(leaf)), (training.params, training.server))
@@ -254,14 +252,10 @@ class Engine:
         fitting = chunk_bytes(self.mesh.devices.flat[0].platform) // (4 * floats)
         return max(1, min(fitting, math.ceil(self._size / self.mesh.size)))
 
-    def _tested(self, params: jax.Array, inputs: jax.Array) -> jax.Array:
-        return self._clients.logits(params, as_float(inputs))
-
     def _round(
         self, training: Training, data: Data, work: Work, used: jax.Array, public: _Public, secret: jax.Array
     ) -> Training:
-        order, noise = jax.random.key(self._randomness.seed), Randomness.key(secret)
-        keys = Keys(*(jax.random.fold_in(key, public.round) for key in (order, noise)))
+        keys = self._keys(public, secret)
         split, same = PartitionSpec(None, AXIS), PartitionSpec()
         per_device = functools.partial(
             jax.shard_map, mesh=self.mesh, in_specs=(same, same, same, split, same), check_vma=False
@@ -274,13 +268,24 @@ class Engine:
         if self._faithful:
             everyone = per_device(functools.partial(share.updates, keys=keys), out_specs=split)
             updates = everyone(training.params, state, data, work, used).reshape(-1, self.dim)
-            ids = work[0].ravel()
-            reports = self._clients.reports(updates, ids, state, keys.noise)
-            messages = shuffle(reports, self._layout, key=jax.random.fold_in(keys.noise, SHUFFLE))
-            tally, raw = self._protocol.tally(messages, self.dim), seen(updates, ids >= 0)
+            return self._closed(training, state, updates, work[0].ravel(), public, keys)
+        collect = per_device(functools.partial(share.tally, keys=keys), out_specs=same)
+        return self._closed(training, state, collect(training.params, state, data, work, used), None, public, keys)
+
+    def _keys(self, public: _Public, secret: jax.Array) -> Keys:
+        order, noise = jax.random.key(self._randomness.seed), Randomness.key(secret)
+        return Keys(*(jax.random.fold_in(key, public.round) for key in (order, noise)))
+
+    def _closed(
+        self, training: Training, state: Any, found: Any, ids: jax.Array | None, public: _Public, keys: Keys
+    ) -> Training:
+        """The state after a round: `found` is the tally and what was seen of raw updates; with `ids`, every update."""
+        if ids is None:
+            tally, raw = found
         else:
-            collect = per_device(functools.partial(share.tally, keys=keys), out_specs=same)
-            tally, raw = collect(training.params, state, data, work, used)
+            reports = self._clients.reports(found, ids, state, keys.noise)
+            messages = shuffle(reports, self._layout, key=jax.random.fold_in(keys.noise, SHUFFLE))
+            tally, raw = self._protocol.tally(messages, self.dim), seen(found, ids >= 0)
         estimate, protocol = self._protocol.estimate(
             tally, cast(int, public.size), state, key=jax.random.fold_in(keys.noise, ESTIMATE)
         )

@@ -1,11 +1,94 @@
-"""Scores of a model on test records."""
+"""Scores of a model on test records, and of a constant guess beside them.
+
+Test records are held to be public, or nobody's, as they are wherever an accuracy is reported: scores and baselines are
+computed on them alone, without noise, and never on what anybody trains with. The constant guess is the best one for the
+test records themselves (their commonest class, their mean), which is the hardest to beat.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
 import numpy as np
 from scipy.stats import rankdata
 
-__all__ = ["auc"]
+from dovetail.data._base import Dataset, Loss, Metric, Model
+from dovetail.engine.chunks import as_float
+from dovetail.learners import losses
+
+__all__ = ["Scores", "auc", "baseline"]
+
+_BUILT_IN = ("loss", "accuracy", "auc", "macro_f1", "recall", "r2", "rmse", "mae")
+
+
+class Scores:
+    """The scores of models of one shape on the test records of a dataset, with the user's `own` among them.
+
+    Guarantees:
+        Own metrics get the model's outputs and the labels of all test records; none has the name of a built-in one.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        unravel: Callable[[jax.Array], Any],
+        dataset: Dataset,
+        loss: str | Loss,
+        own: Mapping[str, Metric],
+    ) -> None:
+        for name in own:
+            if name in _BUILT_IN:
+                raise ValueError(f"expected a metric of another name than the built-in ones, got {name!r}")
+        self._model, self._unravel, self._dataset, self._loss, self._own = model, unravel, dataset, loss, own
+        self._compiled = jax.jit(self._tested)
+
+    def outputs(self, params: jax.Array) -> np.ndarray:
+        """Those of the model with these flat parameters on all test records, some at a time."""
+        inputs = self._dataset.test_inputs
+        batch = max(1, 2**26 // max(1, math.prod(inputs.shape[1:]) * 4))
+        batches = [inputs[low : low + batch] for low in range(0, len(inputs), batch)]
+        if (learner := self._model.learner) is not None:
+            parameters = self._unravel(params)
+            return np.concatenate(
+                [learner.outputs(parameters, np.asarray(as_float(jax.numpy.asarray(part)))) for part in batches]
+            )
+        return np.concatenate([np.asarray(self._compiled(params, part)) for part in batches])
+
+    def _tested(self, params: jax.Array, inputs: jax.Array) -> jax.Array:
+        return self._model.apply(self._unravel(params), as_float(inputs))
+
+    def of(self, outputs: np.ndarray) -> dict[str, Any]:
+        """Scores by name; "recall" is a list with one number per class, None for a class without test records."""
+        data, labels = self._dataset, self._dataset.test_labels
+        found: dict[str, Any] = {"loss": float(np.mean(self._losses(outputs)))}
+        if data.target == "number":
+            found |= _of_numbers(outputs.reshape(len(labels), -1)[:, 0], labels)
+        elif data.target == "labels":
+            found |= _of_labels(outputs, labels) if outputs.shape == labels.shape else {}
+        else:
+            found |= _of_classes(outputs, labels, data.num_classes)
+        return found | {name: float(metric(outputs, labels)) for name, metric in self._own.items()}
+
+    def _losses(self, outputs: np.ndarray) -> np.ndarray:
+        labels = self._dataset.test_labels
+        if (learner := self._model.learner) is not None:
+            return learner.losses(self._loss, outputs, labels)
+        return np.asarray(losses.function(self._loss)(jax.numpy.asarray(outputs), jax.numpy.asarray(labels)))
+
+    def accuracy(self, outputs: np.ndarray) -> float | None:
+        """The share of test records, or of their labels, that are right; None for numbers."""
+        data, labels = self._dataset, self._dataset.test_labels
+        if data.target == "classes":
+            return float(np.mean(_predicted(outputs) == labels))
+        return float(np.mean((outputs > 0) == labels)) if outputs.shape == labels.shape and labels.ndim == 2 else None
+
+    def auc(self, outputs: np.ndarray) -> float | None:
+        """The area under the ROC curve, where there are two classes; otherwise None."""
+        two = self._dataset.target == "classes" and self._dataset.num_classes == 2
+        return auc(_score(outputs), self._dataset.test_labels) if two else None
 
 
 def auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
@@ -19,3 +102,68 @@ def auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
     if high == 0 or low == 0:
         return None
     return float((rankdata(scores)[positive].sum() - high * (high + 1) / 2) / (high * low))
+
+
+def baseline(dataset: Dataset) -> dict[str, Any]:
+    """The scores of the best constant guess on the test records, and what that guess is ("rule")."""
+    labels = dataset.test_labels
+    if dataset.target == "classes":
+        return {"rule": "always the commonest class", "accuracy": float(np.bincount(labels).max() / len(labels))}
+    if dataset.target == "labels":
+        share = labels.mean(axis=0, dtype=np.float64)
+        return {
+            "rule": "always the commoner value of each label",
+            "accuracy": float(np.maximum(share, 1 - share).mean()),
+        }
+    away = labels - labels.mean(dtype=np.float64)
+    rmse, mae = float(np.sqrt(np.mean(away**2))), float(np.mean(np.abs(away)))
+    return {"rule": "always the mean", "r2": 0.0, "rmse": rmse, "mae": mae}
+
+
+def _of_numbers(predicted: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+    away = predicted.astype(np.float64) - labels
+    spread = float(np.mean((labels - labels.mean(dtype=np.float64)) ** 2))
+    square = float(np.mean(away**2))
+    return {
+        "r2": None if spread == 0 else 1 - square / spread,
+        "rmse": math.sqrt(square),
+        "mae": float(np.mean(np.abs(away))),
+    }
+
+
+def _of_labels(outputs: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+    chosen = outputs > 0
+    right = [_counted(chosen[:, i], labels[:, i] == 1) for i in range(labels.shape[1])]
+    return {"accuracy": float(np.mean(chosen == labels)), **_averaged(right)}
+
+
+def _of_classes(outputs: np.ndarray, labels: np.ndarray, num_classes: int) -> dict[str, Any]:
+    predicted = _predicted(outputs)
+    right = [_counted(predicted == i, labels == i) for i in range(num_classes)]
+    found: dict[str, Any] = {"accuracy": float(np.mean(predicted == labels)), **_averaged(right)}
+    if num_classes == 2:
+        found["auc"] = auc(_score(outputs), labels)
+    return found
+
+
+def _counted(chosen: np.ndarray, true: np.ndarray) -> tuple[int, int, int]:
+    return int(np.sum(chosen & true)), int(chosen.sum()), int(true.sum())
+
+
+def _averaged(counts: list[tuple[int, int, int]]) -> dict[str, Any]:
+    """Recall of each class, and the mean of F1 over the classes that occur or were chosen."""
+    f1 = [2 * both / (chosen + true) for both, chosen, true in counts if chosen + true]
+    recall = [None if true == 0 else both / true for both, _, true in counts]
+    return {"macro_f1": float(np.mean(f1)) if f1 else None, "recall": recall}
+
+
+def _predicted(outputs: np.ndarray) -> np.ndarray:
+    return np.argmax(outputs, axis=1) if _wide(outputs) else (outputs.ravel() > 0).astype(np.int32)
+
+
+def _score(outputs: np.ndarray) -> np.ndarray:
+    return outputs[:, 1] - outputs[:, 0] if _wide(outputs) else outputs.ravel()
+
+
+def _wide(outputs: np.ndarray) -> bool:
+    return outputs.ndim == 2 and outputs.shape[1] > 1

@@ -51,7 +51,7 @@ class TaskConfig(_Section, frozen=True, kw_only=True):
     symmetric: bool = False
     patches: tuple[tuple[int, int], ...] | None = None
     whiten: Whitening | None = None
-    partition: str = "one-record"
+    partition: str | None = None
     users: int | None = None
     silos: int | None = None
     spread: int = 1

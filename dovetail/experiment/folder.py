@@ -4,7 +4,8 @@ Files are replaced atomically, so that whatever a kill leaves behind is a comple
 appended to; on resume, lines after the checkpoint are dropped and written again by the rounds that are run again.
 
 `checkpoint.npz` holds all that a run needs to go on, the root of its noise among it: its owner alone can read it, and
-it is deleted when the run ends. `ledger.json` holds what was released, in privacy terms, for `dovetail verify`.
+it is deleted when the run ends. `ledger.json` holds what was released, in privacy terms, for `dovetail verify`;
+`recipe.json` says how new rows are read, for `dovetail predict`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from dovetail import protocols
+from dovetail.data.readers.recipes import Recipe
 from dovetail.files import make_folder, write_atomically, write_json
 from dovetail.guarantee.record import Record
 
@@ -31,7 +33,7 @@ __all__ = ["BANNER", "SETTINGS", "RunFolder", "Saved"]
 SETTINGS = ("noise", "protocol", "uploads", "tuning")  # of privacy.json, that the ledger has too
 BANNER = "diagnostics of raw updates: not covered by the statement, not for release"
 
-_CONFIG, _METRICS, _DIAGNOSTICS, _CHECKPOINT, _PRIVACY, _MODEL, _LEDGER = (
+_CONFIG, _METRICS, _DIAGNOSTICS, _CHECKPOINT, _PRIVACY, _MODEL, _LEDGER, _RECIPE = (
     "config.toml",
     "metrics.jsonl",
     "diagnostics.jsonl",
@@ -39,6 +41,7 @@ _CONFIG, _METRICS, _DIAGNOSTICS, _CHECKPOINT, _PRIVACY, _MODEL, _LEDGER = (
     "privacy.json",
     "model.npz",
     "ledger.json",
+    "recipe.json",
 )
 
 
@@ -170,9 +173,12 @@ class RunFolder:
                 f"expected a checkpoint of this version of the library in {str(path)!r}, got one of another version"
             ) from error
 
-    def finish(self, privacy: Mapping[str, Any], record: Record, parameters: Mapping[str, np.ndarray]) -> None:
+    def finish(
+        self, privacy: Mapping[str, Any], record: Record, parameters: Mapping[str, np.ndarray], recipe: Recipe
+    ) -> None:
         """Write model, ledger and, last, the statement; then delete the checkpoint, and with it the noise's root."""
         write_atomically(self.path / _MODEL, _npz(parameters))
+        write_json(self.path / _RECIPE, recipe.to_json())
         write_json(
             self.path / _LEDGER, {**record.to_json(), **{name: privacy[name] for name in SETTINGS if name in privacy}}
         )
@@ -210,6 +216,25 @@ class RunFolder:
     def privacy(self) -> dict[str, Any]:
         """What the run states."""
         return self._read(_PRIVACY)
+
+    def recipe(self) -> Recipe:
+        """How new rows are read."""
+        return Recipe.from_json(self._read(_RECIPE))
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """The arrays of the model by name."""
+        path = self.path / _MODEL
+        if not path.is_file():
+            raise ValueError(f"expected a finished run with {_MODEL}, got {str(self.path)!r}, which has none")
+        with np.load(path) as found:
+            return dict(found)
+
+    @property
+    def config(self) -> Path:
+        """The file of its config."""
+        if not (self.path / _CONFIG).is_file():
+            raise ValueError(f"expected the folder of a run, got {str(self.path)!r}, which has no {_CONFIG}")
+        return self.path / _CONFIG
 
     def _read(self, name: str) -> dict[str, Any]:
         if not self.path.is_dir():

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from dovetail.data import Clients, Dataset, partition, subjects
-from dovetail.experiment.config import TaskConfig
+from dovetail.experiment.config import Config, TaskConfig
 from dovetail.guarantee import units
 
-__all__ = ["dealt", "spread_of"]
+__all__ = ["dealt", "settled", "spread_of"]
+
+
+def settled(config: Config, dataset: Dataset) -> Config:
+    """The config with its partition, where it leaves that open: by user if the data name their users."""
+    named = config.task.partition or ("one-record" if dataset.users is None else partition.BY_USER[0])
+    return msgspec.structs.replace(config, task=msgspec.structs.replace(config.task, partition=named))
 
 
 def dealt(task: TaskConfig, dataset: Dataset, *, seed: int) -> Clients:
-    """The records of a task, dealt to users."""
+    """The records of a task, dealt to users; refuses to deal them to others than the data name."""
+    if task.partition is None:
+        raise ValueError("expected a partition that is settled, got task.partition=None")
+    if dataset.users is not None and task.partition not in partition.BY_USER:
+        raise ValueError(
+            "expected task.partition = 'by-user' for data that name their users (leave out user= to deal records in "
+            f"another way), got {task.partition!r}"
+        )
+    if dataset.target != "classes" and task.partition in ("dirichlet", "shards"):
+        raise ValueError(
+            f"expected a partition that does not go by classes for target {dataset.target!r}, got {task.partition!r}"
+        )
     return partition.build(
         task.partition,
         dataset.labels,
@@ -20,6 +38,7 @@ def dealt(task: TaskConfig, dataset: Dataset, *, seed: int) -> Clients:
         seed=seed,
         concentration=task.concentration,
         subjects=dataset.subjects,
+        owners=dataset.users,
         spread=task.spread,
     )
 

@@ -6,14 +6,17 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from dovetail import protocols
 from dovetail.data import Clients, Dataset, Model, Task
+from dovetail.data.readers.recipes import recipe_of
 from dovetail.engine import Engine, Ran, Training, devices
 from dovetail.events import Round
 from dovetail.experiment.config import Config
 from dovetail.guarantee import Guarantee, Quote, Record
+from dovetail.learners.prediction import Predictor
 from dovetail.randomness import Randomness
 from dovetail.sampling import Sampler, Schedule
 from dovetail.statements import Bound, NotApplicable, Scope, Statement, Unit
@@ -82,6 +85,15 @@ class Plan:
     def quote(self, released: Sequence[int]) -> Quote:
         """That statement, beside what the paper claims, what the shuffler learns, and what is left without trust."""
         return self.guarantee.quote(self._cohorts(released))
+
+    def predictor(self, training: Training) -> Predictor:
+        """The model to publish, ready to be asked."""
+        return Predictor(
+            model=self.model,
+            parameters=self.engine.model_arrays(training),
+            recipe=msgspec.structs.replace(self.dataset.recipe or recipe_of(self.dataset), model=self.model.name),
+            features=self.config.task.all_features,
+        )
 
     def _cohorts(self, released: Sequence[int]) -> list[protocols.Cohort]:
         return [self.guarantee.cohorts[index] for index in released]

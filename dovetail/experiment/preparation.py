@@ -16,11 +16,12 @@ import numpy as np
 
 from dovetail import features, protocols
 from dovetail.data import Clients, Dataset, Model, Task, resolve, views
+from dovetail.data.readers.recipes import with_recipe
 from dovetail.engine import Engine, Performance, devices
 from dovetail.experiment.calibration import calibrated, guarantee_of
 from dovetail.experiment.cohorts import schedule_of
-from dovetail.experiment.config import Config
-from dovetail.experiment.holdings import dealt, spread_of
+from dovetail.experiment.config import ClientConfig, Config
+from dovetail.experiment.holdings import dealt, settled, spread_of
 from dovetail.experiment.plan import Plan
 from dovetail.learners import models
 from dovetail.learners.client import ClientUpdate
@@ -46,10 +47,23 @@ class Guests(typing.Protocol):
 
 
 def load(config: Config, *, task: Task | None = None) -> tuple[Dataset, Clients, Model]:
-    """The data of a config as its model reads it, whose it is, and the model."""
-    task = task or resolve(config.task.name)
-    dataset = task.load(folder=None if config.task.folder is None else Path(config.task.folder))
-    clients = dealt(config.task, dataset, seed=config.seed)
+    """The data of a config as its model reads it, whose it is, and the model, for parties that train by cross-entropy.
+
+    Guarantees:
+        Refuses what only a simulation can train: other targets than classes, a loss of its own, a model outside JAX.
+    """
+    dataset, clients, model = _loaded(config, task or resolve(config.task.name))
+    if dataset.target != "classes" or model.loss not in (None, "cross_entropy") or model.learner is not None:
+        raise ValueError(
+            "expected classes, cross-entropy and a JAX model for training by parties, "
+            f"got target={dataset.target!r} and model {model.name!r}"
+        )
+    return dataset, clients, model
+
+
+def _loaded(config: Config, task: Task) -> tuple[Dataset, Clients, Model]:
+    dataset = with_recipe(task.load(folder=None if config.task.folder is None else Path(config.task.folder)))
+    clients = dealt(settled(config, dataset).task, dataset, seed=config.seed)
     dataset = views.expanded(dataset, config.client.views)
     chosen = config.task.all_features
     if task.model is not None:
@@ -66,7 +80,9 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
     _check_sections(config, protocol)
 
     task = task or resolve(config.task.name)
-    dataset, clients, model = load(config, task=task)
+    dataset, clients, model = _loaded(config, task)
+    _check_model(config, dataset, model)
+    config = settled(config, dataset)
     if guests is not None:
         dataset, clients = guests.join(dataset, clients)
     held = usable(protocol, clients, dataset.subjects)
@@ -76,7 +92,7 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
     moments = moments_of(trainer.update, model)
     said = trainer.server.over(schedule.rounds, moments=moments).notes
     dim = _dimension(model) if moments is None else moments.dim
-    guarantee = guarantee_of(config, protocol, schedule, dim, spread, said=said)
+    guarantee = guarantee_of(config, protocol, schedule, dim, spread, said=(*said, *dataset.notes))
     protocol, noise_of = calibrated(guarantee, eps=config.privacy.eps)
 
     if guests is not None:
@@ -158,6 +174,28 @@ def _check_sections(config: Config, protocol: protocols.Protocol) -> None:
         raise ValueError(
             f"expected privacy.stop = 'eps' for a unit that {protocol.name!r} does not protect directly, got 'delta'"
         )
+
+
+def _check_model(config: Config, dataset: Dataset, model: Model) -> None:
+    """Refuse what moments cannot learn, and settings that a model's own learner would ignore."""
+    client, learner = config.client, model.learner
+    if client.update == "moments" and (dataset.target != "classes" or model.loss not in (None, "cross_entropy")):
+        raise ValueError(
+            "expected classes and no loss of the model's own with client.update = 'moments', which solves for the "
+            f"model, got target={dataset.target!r}"
+        )
+    if learner is None:
+        return
+    if config.client.update == "moments":
+        raise ValueError(f"expected a linear model with client.update = 'moments', got model={model.name!r}")
+    changed = [name for name, value in ClientConfig().steps.items() if client.steps[name] != value]
+    if learner.settled and changed:
+        raise ValueError(
+            f"expected no settings of [client] with model {model.name!r}, which trains by its own function, "
+            f"got client.{changed[0]}"
+        )
+    if jax.process_count() > 1:
+        raise ValueError(f"expected one process for model {model.name!r}, which trains outside JAX, got several")
 
 
 def _dimension(model: Model) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,18 +12,39 @@ from typing import Any
 import numpy as np
 
 from dovetail import protocols
-from dovetail.guarantee import Quote
+from dovetail.data.readers.recipes import Recipe
+from dovetail.experiment.config import Config, to_toml
+from dovetail.experiment.folder import RunFolder
+from dovetail.guarantee import Quote, Record
+from dovetail.learners.prediction import Predictor
+from dovetail.numbers import at_most
+from dovetail.protocols._claimed import FROM_DATA
 from dovetail.statements import Bound, Statement, Unit
 
-__all__ = ["Progress", "Result", "described"]
+__all__ = ["Progress", "Provenance", "Result", "described", "facts_of", "headline", "in_short"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Result:
-    """What a run ended with."""
+class Provenance:
+    """What a result comes from, for the folder that it is saved in: config, settled protocol, what was released."""
 
-    accuracy: float
+    config: Config
+    protocol: Mapping[str, Any]
+    record: Record
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Result:
+    """What a run ended with, the trained model among it: `predict`, `predict_proba`, `save`.
+
+    `metrics` are all scores on the test records, `baseline` those of the best constant guess and, as "rule", what it
+    is. Both look at the test records alone, which are held to be public (see `engine.scoring`).
+    """
+
+    accuracy: float | None  # None where labels are numbers
     auc: float | None  # of two classes
+    metrics: Mapping[str, Any]
+    baseline: Mapping[str, Any]
     rounds: int
     planned_rounds: int
     seconds_per_round: float
@@ -32,6 +54,61 @@ class Result:
     parameters: Mapping[str, np.ndarray]
     noise: str
     out: Path | None
+    predictor: Predictor | None = dataclasses.field(default=None, compare=False)
+    provenance: Provenance | None = dataclasses.field(default=None, compare=False)
+
+    def predict(self, rows: Any) -> np.ndarray:
+        """One answer per row: a class, a number, or zeros and ones for labels.
+
+        `rows` is an array like `Dataset.inputs`; or, where the dataset came from a table, a data frame or a file with
+        the same columns, whose bounds and categories are applied.
+        """
+        return self._predictor.predict(rows)
+
+    def predict_proba(self, rows: Any) -> np.ndarray:
+        """The probability of every class, (rows, classes), or of every label, by the model."""
+        return self._predictor.predict_proba(rows)
+
+    @property
+    def recipe(self) -> Recipe:
+        """How rows become the model's inputs, and its outputs answers."""
+        return self._predictor.recipe
+
+    @property
+    def _predictor(self) -> Predictor:
+        if self.predictor is None:
+            raise ValueError("expected a result with its model, got one without")
+        return self.predictor
+
+    def save(self, folder: str | Path) -> Path:
+        """Write config, model, statement, ledger and recipe into a new folder, for `dovetail.load` and `verify`."""
+        path = Path(folder)
+        saved = RunFolder.create(path, to_toml(self._provenance.config))
+        dataclasses.replace(self, out=path).write(saved)
+        return path
+
+    def write(self, folder: RunFolder) -> None:
+        """End a run in its folder; a claim that was computed from raw data is written under the diagnostics' banner."""
+        stated = {**self.to_json(), "protocol": self._provenance.protocol}
+        if self.quote.claimed is not None and FROM_DATA in self.quote.claimed.assumptions:
+            folder.diagnose({"claimed": stated["claimed"]})
+            stated["claimed"] = None
+        folder.finish(stated, self._provenance.record, self.parameters, self.recipe)
+
+    @property
+    def _provenance(self) -> Provenance:
+        if self.provenance is None:
+            raise ValueError("expected the result of one run, got one of tuning, which is written where out= says")
+        return self.provenance
+
+    def __repr__(self) -> str:
+        return f"Result({', '.join(f'{key}: {value}' for key, value in self._facts().items())})"
+
+    def _repr_html_(self) -> str:
+        return in_short("Result", self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        return facts_of(self.to_json(), self.statement, out=self.out)
 
     @property
     def statement(self) -> Statement:
@@ -43,6 +120,8 @@ class Result:
         return {
             "accuracy": self.accuracy,
             "auc": self.auc,
+            "metrics": dict(self.metrics),
+            "baseline": dict(self.baseline),
             "rounds": self.rounds,
             "planned_rounds": self.planned_rounds,
             "seconds_per_round": self.seconds_per_round,
@@ -56,12 +135,13 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The state of a run after a round; accuracy and spent budget are those of the last evaluation."""
+    """The state of a run after a round; accuracy, metrics and spent budget are those of the last evaluation."""
 
     round: int
     rounds: int
     accuracy: float | None
     spent: Bound | None
+    metrics: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A line of `metrics.jsonl`; an unbounded eps is null."""
@@ -71,7 +151,50 @@ class Progress:
             "accuracy": self.accuracy,
             "eps": None if spent is None else spent.eps,
             "delta": None if spent is None else spent.delta,
+            "metrics": None if self.metrics is None else dict(self.metrics),
         }
+
+
+def headline(metrics: Mapping[str, Any], baseline: Mapping[str, Any]) -> str:
+    """The scores that a report begins with, each with that of the best constant guess beside it."""
+    shown = {"accuracy": "accuracy", "r2": "R2", "rmse": "RMSE"} if baseline else {}
+    told = []
+    for name, title in shown.items():
+        if metrics.get(name) is not None:
+            ours, guess = (
+                f"{value:.2%}" if name == "accuracy" else f"{value:.4g}" for value in (metrics[name], baseline[name])
+            )
+            told.append(f"{title} {ours} ({baseline['rule']}: {guess})")
+    told += [f"AUC {metrics['auc']:.4f}"] if metrics.get("auc") is not None else []
+    return ", ".join(told) or f"loss {metrics['loss']:.4g}"
+
+
+def facts_of(summary: Mapping[str, Any], statement: Statement, *, out: Path | None) -> dict[str, str]:
+    """What is worth a glance of a run: how good, how private, how long, and where it is."""
+    planned = "" if summary["rounds"] == summary["planned_rounds"] else f" of {summary['planned_rounds']}"
+    scores = summary.get("metrics") or {"accuracy": summary["accuracy"]}
+    best = next((name for name in ("accuracy", "r2", "loss") if scores.get(name) is not None), None)
+    found = {} if best is None else {best: f"{scores[best]:.2%}" if best == "accuracy" else f"{scores[best]:.4g}"}
+    found |= {"privacy": _numbers(statement), "rounds": f"{summary['rounds']}{planned}"}
+    return found if out is None else {**found, "folder": str(out)}
+
+
+def in_short(title: str, facts: Mapping[str, str]) -> str:
+    """A few facts as a small table for a notebook."""
+    left = "style='text-align: left'"
+    rows = "".join(
+        f"<tr><th {left}>{html.escape(key)}</th><td {left}>{html.escape(value)}</td></tr>"
+        for key, value in facts.items()
+    )
+    return f"<table><caption>{html.escape(title)}</caption>{rows}</table>"
+
+
+def _numbers(statement: Statement) -> str:
+    """A statement in one phrase."""
+    if statement.unbounded:
+        return "no guarantee"
+    numbers = f"({at_most(statement.eps)}, {at_most(statement.delta)})-DP"
+    return f"{numbers} per {statement.unit.value}, {statement.trust.value}, {statement.verdict.value}"
 
 
 def described(protocol: protocols.Protocol) -> dict[str, Any]:

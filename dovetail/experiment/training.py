@@ -20,17 +20,18 @@ import msgspec
 import numpy as np
 
 from dovetail import protocols
-from dovetail.data import Task
+from dovetail.data import Dataset, Task
 from dovetail.engine import Diagnostics, Training
 from dovetail.engine.devices import to_host
+from dovetail.engine.scoring import baseline
+from dovetail.experiment._offered import default_cohort, task_of
 from dovetail.experiment.config import parse, presets, read, to_toml
 from dovetail.experiment.due import rounds_due
 from dovetail.experiment.fingerprint import difference, fingerprint
 from dovetail.experiment.folder import RunFolder, Saved
 from dovetail.experiment.preparation import Plan, prepare
-from dovetail.experiment.result import Progress, Result, described
+from dovetail.experiment.result import Progress, Provenance, Result, described
 from dovetail.guarantee import Record
-from dovetail.protocols._claimed import FROM_DATA
 
 __all__ = ["Finished", "Progress", "Result", "prepare", "run", "train"]
 
@@ -40,7 +41,7 @@ class Finished(ValueError):  # noqa: N818 - nothing is wrong
 
 
 def train(
-    task: str | Task,
+    task: str | Task | Dataset,
     *,
     protocol: str = "dp_fl",
     eps: float | None = None,
@@ -50,17 +51,23 @@ def train(
 ) -> Result:
     """Train a model with differential privacy: the simplest entry point.
 
-    `task` is a registered name, ``"module:name"`` or a `Task`; `settings` overrides config keys by dotted path, for
-    example ``{"cohort.rounds": 50}``. Without `out` nothing is written.
+    `task` is a `Dataset`, a `Task`, a registered name or ``"module:name"``; `settings` overrides config keys by dotted
+    path, for example ``{"cohort.rounds": 50}``. Without `out` nothing is written.
 
     If a preset has the name of the task, training starts from it: model, cohort, server, the protocol's settings if
     it is the same protocol, and the privacy target if `eps` or `delta` is not given, which is (2, 1e-05) for "digits"
     and (1, 5e-06) for "mnist". Other tasks have a `delta` of 1e-05 and no `eps`; without `eps`, `settings` must give
-    the noise. Every protocol has defaults for all other settings, including its clip norm.
+    the noise. Every protocol has defaults for all other settings, including its clip norm. On a `Dataset`, all users
+    take part in each of 30 rounds, unless `settings` say otherwise.
     """
+    own = isinstance(task, Dataset)
+    task = task_of(task)
     name = task if isinstance(task, str) else task.name
     data: dict[str, Any] = {"task": {"name": name}, "protocol": {"name": protocol}}
-    if name in presets():
+    if own:
+        data["cohort"] = default_cohort(settings or {})
+        data["privacy"] = {"neighbors": protocols.find(protocol).relation.value}
+    if name in presets() and not own:
         data = msgspec.to_builtins(read(name))
         if data["protocol"]["name"] != protocol:
             data["protocol"] = {"name": protocol}
@@ -161,29 +168,32 @@ class _Run:
             raise RuntimeError(
                 "the engine did not run what the plan states, so nothing is certified and nothing was written"
             )
-        result = _result(plan, self.training, self.released, self.seconds, out)
+        result = _result(plan, self.training, self.record, self.released, self.seconds, out)
         if self.folder:
-            stated = {**result.to_json(), "protocol": described(plan.protocol)}
-            if result.quote.claimed is not None and FROM_DATA in result.quote.claimed.assumptions:
-                self.folder.diagnose({"claimed": stated["claimed"]})
-                stated["claimed"] = None
-            self.folder.finish(stated, self.record, result.parameters)
+            result.write(self.folder)
         return result
 
 
-def _result(plan: Plan, training: Training, released: list[int], seconds: list[float], out: Path | None) -> Result:
+def _result(
+    plan: Plan, training: Training, record: Record, released: list[int], seconds: list[float], out: Path | None
+) -> Result:
+    predictor, scores = plan.predictor(training), plan.engine.metrics(training)
     return Result(
-        accuracy=plan.engine.accuracy(training),
-        auc=plan.engine.auc(training),
+        accuracy=scores.get("accuracy"),
+        auc=scores.get("auc"),
+        metrics=scores,
+        baseline=baseline(plan.dataset),
         rounds=len(released),
         planned_rounds=len(plan.rounds),
         seconds_per_round=float(np.median(seconds[1:] or seconds or [0.0])),  # the first one compiles
         uploads=sum(plan.schedule.uploads_of(index) for index in released),
         quote=plan.quote(released),
         units=plan.table(released),
-        parameters=plan.engine.model_arrays(training),
+        parameters=predictor.parameters,
         noise=plan.config.noise,
         out=out,
+        predictor=predictor,
+        provenance=Provenance(config=plan.config, protocol=described(plan.protocol), record=record),
     )
 
 
@@ -238,7 +248,8 @@ def _begin(plan: Plan, folder: RunFolder | None, saved: Saved | None, identity: 
 
 
 def _evaluated(plan: Plan, training: Training, released: list[int], progress: Progress) -> Progress:
-    return dataclasses.replace(progress, accuracy=plan.engine.accuracy(training), spent=plan.spent(released))
+    scores = plan.engine.metrics(training)
+    return dataclasses.replace(progress, accuracy=scores.get("accuracy"), metrics=scores, spent=plan.spent(released))
 
 
 def _diagnosed(diagnostics: Diagnostics) -> dict[str, float]:

@@ -164,8 +164,8 @@ def tune(
         RunFolder.refuse_taken(out)
     config = _with(config, {"privacy.eps": eps})
     first = prepare(_with(config, space.settings[0]), task=task)
-    if score == "auc" and first.dataset.num_classes != 2:
-        raise ValueError(f"expected score='accuracy' of more than two classes, got score={score!r}")
+    if first.dataset.target != "classes" or (score == "auc" and first.dataset.num_classes != 2):
+        raise ValueError(f"expected score='accuracy' of more than two classes, and classes, got score={score!r}")
     selects = by == "selection" or (by == "auto" and first.scope.trust is Trust.CURATOR)
     way = _Selection(config, space, number, eta) if selects else _Composition(config, space, number)
     configs = _calibrated([_with(config, one) for one in way.settings], way, eps=eps, task=task)
@@ -211,6 +211,7 @@ def _concluded(
         uploads=told.pop("uploads", best.result.uploads),
         seconds_per_round=told.pop("seconds_per_round", best.result.seconds_per_round),
         out=out,
+        provenance=None,  # its ledger is that of all trials
     )
     facts = {
         "by": way.name,
@@ -223,9 +224,8 @@ def _concluded(
     }
     tuned = Tuned(result=result, record=record, facts=facts)
     if out is not None:
-        folder = RunFolder.create(out, to_toml(best.plan.config))
         stated = {**tuned.to_json(), "protocol": described(best.plan.protocol)}
-        folder.finish(stated, record, result.parameters)
+        RunFolder.create(out, to_toml(best.plan.config)).finish(stated, record, result.parameters, result.recipe)
     return tuned
 
 

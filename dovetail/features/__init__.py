@@ -16,10 +16,10 @@ import numpy as np
 from dovetail.data import Dataset
 from dovetail.data.download import cache_folder
 from dovetail.features import _cache
-from dovetail.features._pipeline import Pipeline, chunks
+from dovetail.features._pipeline import Pipeline, as_floats, chunks
 from dovetail.features._settings import KINDS, Features, Whitening
 
-__all__ = ["CONSTANT", "KINDS", "Features", "Whitening", "of"]
+__all__ = ["CONSTANT", "KINDS", "Features", "Pipeline", "Whitening", "as_floats", "of", "pipeline_of"]
 
 CONSTANT = 0.3  # the constant feature of a linear model on features of unit norm
 
@@ -39,10 +39,19 @@ def of(dataset: Dataset, features: Features, *, cache: Path | None = None) -> Da
     shape, test_shape = dataset.inputs.shape[1:], dataset.test_inputs.shape[1:]
     if shape != test_shape:
         raise ValueError(f"expected records for testing of {shape}, got records of {test_shape}")
-    folder = cache_folder() / "features" if cache is None else cache
+    folder = _folder(cache)
     pipeline = Pipeline(features, shape, folder)
     inputs, test_inputs = (_rows(pipeline, images, folder) for images in (dataset.inputs, dataset.test_inputs))
     return dataclasses.replace(dataset, inputs=inputs, test_inputs=test_inputs)
+
+
+def pipeline_of(features: Features, shape: tuple[int, ...], *, cache: Path | None = None) -> Pipeline:
+    """The function from float32 records of this shape to their features, which are not cached."""
+    return Pipeline(features, shape, _folder(cache))
+
+
+def _folder(cache: Path | None) -> Path:
+    return cache_folder() / "features" if cache is None else cache
 
 
 def _rows(pipeline: Pipeline, images: np.ndarray, folder: Path) -> np.ndarray:

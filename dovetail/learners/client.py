@@ -21,9 +21,19 @@ import jax
 import jax.numpy as jnp
 
 from dovetail import _validate
+from dovetail.data._base import Loss
+from dovetail.learners.losses import cross_entropy
 from dovetail.mechanisms._normal import normal
 
-__all__ = ["ClientUpdate", "Logits", "cross_entropy", "local_update", "private_update", "visiting_order"]
+__all__ = [
+    "ClientUpdate",
+    "Logits",
+    "cross_entropy",
+    "local_update",
+    "private_step",
+    "private_update",
+    "visiting_order",
+]
 
 Logits = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -83,19 +93,15 @@ def visiting_order(count: jax.Array, records: int, *, key: jax.Array) -> jax.Arr
     return (jnp.sort(last | tag | position) & ((1 << width) - 1)).astype(jnp.int32)
 
 
-def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """The loss of each record."""
-    return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)[:, 0]
-
-
-def local_update(settings: ClientUpdate, logits: Logits) -> Callable[..., jax.Array]:
+def local_update(settings: ClientUpdate, logits: Logits, loss: Loss = cross_entropy) -> Callable[..., jax.Array]:
     """The update function of one client: (params, inputs, labels, count) -> a vector like params.
 
-    `logits(params, inputs)` takes the flat parameter vector. Of the records only the first `count` are real.
+    `logits(params, inputs)` takes the flat parameter vector; `loss` is of `learners.losses` or one's own. Of the
+    records only the first `count` are real.
     """
 
     def mean_loss(params: jax.Array, inputs: jax.Array, labels: jax.Array, weight: jax.Array) -> jax.Array:
-        losses = cross_entropy(logits(params, inputs), labels)
+        losses = loss(logits(params, inputs), labels)
         return jnp.sum(losses * weight) / jnp.maximum(jnp.sum(weight), 1.0)
 
     gradient = jax.grad(mean_loss)
@@ -130,6 +136,16 @@ def local_update(settings: ClientUpdate, logits: Logits) -> Callable[..., jax.Ar
     return descend if settings.local else fedsgd
 
 
+def private_step(*, learning_rate: float, batch: float, std: float) -> Callable[..., jax.Array]:
+    """One noisy step: (current, clipped sum, noise_scale, key) -> where the client's model moves."""
+
+    def move(current: jax.Array, total: jax.Array, scale: jax.Array, key: jax.Array) -> jax.Array:
+        noise = std * scale * normal(key, current.shape, current.dtype)
+        return current - learning_rate / batch * (total + noise)
+
+    return move
+
+
 def private_update(
     clipped_sum: Callable[[jax.Array, jax.Array], jax.Array], *, learning_rate: float, batch: float, std: float
 ) -> Callable[..., jax.Array]:
@@ -138,12 +154,12 @@ def private_update(
     `clipped_sum(params, rows)` is the sum of the clipped gradients of the records in `rows`, of which there are as many
     rows as steps. A step moves by the noised sum over `batch`, a public constant.
     """
+    move = private_step(learning_rate=learning_rate, batch=batch, std=std)
 
     def update(params: jax.Array, rows: jax.Array, noise_scale: jax.Array, key: jax.Array) -> jax.Array:
         def step(current: jax.Array, data: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, None]:
             row, scale, step_key = data
-            noise = std * scale * normal(step_key, current.shape, current.dtype)
-            return current - learning_rate / batch * (clipped_sum(current, row) + noise), None
+            return move(current, clipped_sum(current, row), scale, step_key), None
 
         final, _ = jax.lax.scan(step, params, (rows, noise_scale, jax.random.split(key, len(rows))))
         return final - params

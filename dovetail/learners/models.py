@@ -19,7 +19,7 @@ from dovetail import features as fixed
 from dovetail.data._base import Dataset, Model
 from dovetail.features import CONSTANT, Features
 
-__all__ = ["MODELS", "Layers", "build", "cnn", "linear", "mlp"]
+__all__ = ["MODELS", "Layers", "build", "cnn", "linear", "mlp", "sized"]
 
 Layers = list[dict[str, jax.Array]]  # one {"kernel", "bias"} a layer
 
@@ -39,9 +39,15 @@ def build(name: str, dataset: Dataset, *, features: Features = _NONE) -> tuple[D
     if name == "scatter" and features.kind == "none":
         features = Features(kind="scatter")
     dataset = fixed.of(dataset, features)
+    return dataset, sized(name, dataset, features=features)
+
+
+def sized(name: str, dataset: Dataset, *, features: Features = _NONE) -> Model:
+    """The named model for a dataset that holds these features already."""
+    _validate.known("model", name, MODELS)
     if name in ("logistic", "scatter"):
-        return dataset, linear(name, dataset, constant=1.0 if features.kind == "none" else CONSTANT)
-    return dataset, mlp(dataset) if name == "mlp" else cnn(dataset)
+        return linear(name, dataset, constant=1.0 if features.kind == "none" else CONSTANT)
+    return mlp(dataset) if name == "mlp" else cnn(dataset)
 
 
 def linear(name: str, dataset: Dataset, *, constant: float) -> Model:

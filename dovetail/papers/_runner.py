@@ -50,7 +50,7 @@ class Trained:
     @property
     def measured(self) -> Measured:
         """Test accuracies."""
-        return Measured(metric="accuracy", values=tuple(result.accuracy for result in self.results))
+        return Measured(metric="accuracy", values=tuple(result.metrics["accuracy"] for result in self.results))
 
 
 class Runner:

@@ -85,6 +85,60 @@ def test_a_dataset_that_makes_no_sense_is_refused(changed, sentence):
         Dataset(**{**good, **changed})
 
 
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"target": "classes"}, r'to be whole numbers, got 1 that are not: pass target="number" for regression'),
+        ({"labels": np.array([0.5, np.inf])}, "got 1 NaN or infinite values in labels of inputs"),
+        ({"test_labels": np.array([1e300])}, "got 1 values beyond it in labels of test_inputs"),
+        ({"labels": np.array(["a", "b"])}, "expected labels of inputs as numbers, got <U1"),
+        ({"labels": np.zeros((2, 1))}, r"expected one label for each record of inputs, got labels of shape \(2, 1\)"),
+        ({"num_classes": 2}, 'expected num_classes=1 with target="number", got num_classes=2'),
+        ({"target": "numbers"}, "expected target to be one of classes, number, labels, got target='numbers'"),
+    ],
+)
+def test_numbers_to_predict_are_finite_and_one_per_record(changed, sentence):
+    good = {
+        "inputs": np.zeros((2, 2), np.float32),
+        "labels": np.array([0.5, -3.0]),
+        "test_inputs": np.zeros((1, 2), np.float32),
+        "test_labels": np.array([2]),
+        "num_classes": 1,
+        "target": "number",
+    }
+    data = Dataset(**good)
+    assert data.labels.dtype == data.test_labels.dtype == np.float32
+    np.testing.assert_array_equal(data.labels, np.array([0.5, -3.0], np.float32))
+    with pytest.raises(ValueError, match=sentence):
+        Dataset(**{**good, **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"labels": np.array([[0, 2, 1], [1, 0.5, np.nan]])}, "to be zeros and ones, got 3 that are neither"),
+        ({"labels": np.zeros((2, 2))}, r"expected a row of 3 labels for each record of inputs, .* \(2, 2\)"),
+        ({"test_labels": np.zeros(1)}, r"expected a row of 3 labels for each record of test_inputs, .* \(1,\)"),
+        ({"labels": np.full((2, 3), "0")}, "expected labels of inputs as zeros and ones, got <U1"),
+        ({"labels": np.zeros((3, 3))}, "expected one label for each record of inputs, got 2 and 3"),
+    ],
+)
+def test_several_labels_are_zeros_and_ones(changed, sentence):
+    good = {
+        "inputs": np.zeros((2, 2), np.float32),
+        "labels": np.array([[0, 1, 1], [1, 0, 0]]),
+        "test_inputs": np.zeros((1, 2), np.float32),
+        "test_labels": np.array([[True, False, True]]),
+        "num_classes": 3,
+        "target": "labels",
+    }
+    data = Dataset(**good)
+    assert data.labels.dtype == data.test_labels.dtype == np.float32
+    np.testing.assert_array_equal(data.test_labels, [[1, 0, 1]])
+    with pytest.raises(ValueError, match=sentence):
+        Dataset(**{**good, **changed})
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float64, np.longdouble])
 def test_floats_are_held_as_float32_and_labels_as_int32(dtype):
     inputs = np.array([[0.5, 1e-5], [3.0, 6e-8]]).astype(dtype)

@@ -15,7 +15,7 @@ MAKERS = {
     "shards": lambda seed: partition.shards(LABELS, users=30, seed=seed, records_per_user=100),
     "dirichlet": lambda seed: partition.dirichlet(LABELS, users=40, concentration=0.3, seed=seed),
     "silos": lambda seed: partition.silos(SUBJECTS, num_silos=8, spread=3, seed=seed),
-    "writers": lambda seed: partition.writers(SUBJECTS),
+    "by-user": lambda seed: partition.by_user(SUBJECTS),
 }
 
 
@@ -39,7 +39,7 @@ def test_nobody_shares_a_record_and_padding_is_the_clients_own(make):
     assert clients.index.dtype == clients.counts.dtype == np.int32
 
 
-@pytest.mark.parametrize("make", [MAKERS[name] for name in MAKERS if name != "writers"])
+@pytest.mark.parametrize("make", [MAKERS[name] for name in MAKERS if name != "by-user"])
 def test_the_seed_decides_everything(make):
     first, again, other = make(3), make(3), make(4)
     np.testing.assert_array_equal(first.index, again.index)
@@ -47,7 +47,7 @@ def test_the_seed_decides_everything(make):
     assert first.index.shape != other.index.shape or (first.index != other.index).any()
 
 
-@pytest.mark.parametrize("name", ["iid", "shards", "dirichlet", "silos", "writers"])
+@pytest.mark.parametrize("name", ["iid", "shards", "dirichlet", "silos", "by-user"])
 def test_all_records_are_dealt(name):
     np.testing.assert_array_equal(np.sort(np.concatenate(owned(MAKERS[name](0)))), np.arange(3000))
 
@@ -164,25 +164,25 @@ def test_build_finds_a_partition_by_its_name():
         "shards": partition.build("shards", LABELS, users=30, seed=0),
         "dirichlet": partition.build("dirichlet", LABELS, users=40, seed=0, concentration=0.3),
         "silos": partition.build("silos", LABELS, users=8, seed=0, subjects=SUBJECTS, spread=3),
+        "by-user": partition.build("by-user", LABELS, users=None, seed=0, owners=SUBJECTS),
         "writers": partition.build("writers", LABELS, users=None, seed=0, subjects=SUBJECTS),
     }
     assert sorted(built) == sorted(partition.PARTITIONS)
     made = {**MAKERS, "shards": lambda seed: partition.shards(LABELS, users=30, seed=seed)}
+    made["writers"] = made["by-user"]
     for name, clients in built.items():
         np.testing.assert_array_equal(clients.index, made[name](0).index)
     assert partition.build("one-record", LABELS, users=None, seed=0).num_clients == 3000
 
 
-def test_a_writer_is_a_user_with_all_its_records():
+def test_by_user_every_owner_is_a_user_with_all_its_records():
     ids = np.unique(SUBJECTS)
-    for clients in (partition.writers(SUBJECTS), partition.writers(SUBJECTS, users=len(ids))):
+    for clients in (partition.by_user(SUBJECTS), partition.by_user(SUBJECTS, users=len(ids))):
         assert clients.num_clients == len(ids)
         for mine, subject in zip(owned(clients), ids, strict=True):
             np.testing.assert_array_equal(mine, np.flatnonzero(subject == SUBJECTS))
-    with pytest.raises(
-        ValueError, match="expected 60 users for partition 'writers', one for each subject, got users=5"
-    ):
-        partition.writers(SUBJECTS, users=5)
+    with pytest.raises(ValueError, match="expected 60 users for partition 'by-user', as the data have, got users=5"):
+        partition.by_user(SUBJECTS, users=5)
 
 
 def held(clients, subjects) -> np.ndarray:
@@ -246,9 +246,11 @@ def test_silos_that_nobody_draws_are_empty():
 
 
 def test_build_says_what_it_misses():
-    for name in ("silos", "writers"):
-        sentence = rf"expected a task with subjects for partition '{name}', got one without \(mnist-writers has them\)"
-        with pytest.raises(ValueError, match=sentence):
+    sentence = r"expected a task with subjects for partition 'silos', got one without \(mnist-writers has them\)"
+    with pytest.raises(ValueError, match=sentence):
+        partition.build("silos", LABELS, users=3, seed=0)
+    for name in partition.BY_USER:
+        with pytest.raises(ValueError, match=f"expected a task with users or subjects for partition '{name}', got one"):
             partition.build(name, LABELS, users=3, seed=0)
     with pytest.raises(ValueError, match="expected the number of silos for partition 'silos', got silos=None"):
         partition.build("silos", LABELS, users=None, seed=0, subjects=SUBJECTS)

@@ -18,7 +18,8 @@ from jax.flatten_util import ravel_pytree
 from dovetail.audit.training.canaries import Canaries
 from dovetail.data import Clients
 from dovetail.experiment.preparation import Plan
-from dovetail.learners.client import ClientUpdate, cross_entropy, local_update
+from dovetail.learners import losses
+from dovetail.learners.client import ClientUpdate, local_update
 from dovetail.learners.moments import moments_of
 from dovetail.learners.server import Ridge
 from dovetail.statements import Unit
@@ -54,7 +55,10 @@ class Attacker:
         _, self._unravel = ravel_pytree(plan.model.init(jax.random.key(0)))
         update = ClientUpdate(**plan.config.client.steps)
         moments = moments_of(update, plan.model)
-        one = local_update(update, self._logits) if moments is None else lambda _, *held: moments(*held)
+        if plan.model.learner is not None:
+            raise ValueError(f"expected a model in JAX to audit a training, got model {plan.model.name!r}")
+        self._loss = losses.function(plan.engine.loss)
+        one = local_update(update, self._logits, self._loss) if moments is None else lambda _, *held: moments(*held)
         self._one = jax.vmap(one, (None, 0, 0, 0))
         self._clipped = jax.jit(self._clip)
 
@@ -105,7 +109,7 @@ class Attacker:
         params = jnp.asarray(params)
         params = self.server.published(params, ()) if isinstance(self.server, Ridge) else params
         logits = self._logits(params, self._inputs[rows * self._views])
-        return np.asarray(cross_entropy(logits, self._labels[rows]))
+        return np.asarray(self._loss(logits, self._labels[rows]))
 
     def _updates(self, seen: AttackerView, rows: np.ndarray) -> np.ndarray:
         counts = np.ones(len(rows), np.int32)

@@ -73,6 +73,8 @@ class Canaries:
 
     def join(self, dataset: Dataset, clients: Clients) -> tuple[Dataset, Clients]:
         """The dataset with the records of both worlds, and the federation in which everybody is in the first."""
+        if dataset.target != "classes":
+            raise ValueError(f"expected a task of classes to hide canaries in, got target={dataset.target!r}")
         rng = np.random.default_rng((_PLACES, self.seed))
         real = _as_float(dataset.inputs)
         directions, labels = _looks(self.count, math.prod(real.shape[1:]), dataset.num_classes, rng)
@@ -91,6 +93,7 @@ class Canaries:
             inputs=np.concatenate([real, inputs]),
             labels=np.concatenate([dataset.labels, labels]),
             subjects=None if about is None else np.concatenate([dataset.subjects, about]),
+            users=None,  # `clients` says whose records are
         )
         before, records = clients.entries()
         new = len(dataset.labels) + np.arange(self._records_of_a_world)

@@ -1,0 +1,63 @@
+"""The command that asks a trained model: `predict`."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dovetail.cli._shared import JsonFlag, err_console, out_console, print_json
+
+__all__ = ["predict"]
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    data: Annotated[Path, typer.Argument(help="Rows to predict: .csv, .tsv, .parquet, or an array in .npy.")],
+    out: Annotated[Path | None, typer.Option(help="CSV file to write. Default: standard output.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Predict rows with a trained model: a column of answers, and the probability of every class or label."""
+    from dovetail import experiment
+    from dovetail.files import write_table
+
+    with err_console.status("predicting"):
+        model = experiment.load(run)
+        rows = _rows(model.predictor, data)
+    if out is not None:
+        write_table(out, rows)
+    if as_json:
+        print_json({"rows": len(rows), "predictions": rows, "out": None if out is None else str(out)})
+    elif out is None:
+        writer = csv.DictWriter(sys.stdout, list(rows[0]) if rows else [], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        out_console.print(f"{len(rows)} predictions: {out}", markup=False, highlight=False)
+
+
+def _rows(predictor: Any, data: Path) -> list[dict[str, Any]]:
+    """One row per record: the answer, and beside it what the model thinks of every other."""
+    import numpy as np
+
+    if not data.is_file():
+        raise FileNotFoundError(f"expected a file of rows, got {str(data)!r}, which is not a file")
+    logits = predictor.logits(np.load(data, allow_pickle=False) if data.suffix == ".npy" else data)
+    answer = predictor.recipe.answer
+    told, names = answer.told(logits), answer.classes or tuple(range(answer.size))
+    if answer.kind == "number":
+        return [{"prediction": float(value)} for value in told]
+    shares = answer.probabilities(logits).tolist()
+    if answer.kind == "labels":
+        return [
+            dict(zip(map(str, names), ones, strict=True))
+            | {f"p({name})": p for name, p in zip(names, row, strict=True)}
+            for ones, row in zip(told.tolist(), shares, strict=True)
+        ]
+    return [
+        {"prediction": value, **{f"p({name})": p for name, p in zip(names, row, strict=True)}}
+        for value, row in zip(told.tolist(), shares, strict=True)
+    ]

@@ -1,0 +1,126 @@
+"""From records to a `Dataset`: whose they are, what they are to tell, and which are for testing.
+
+Whether a user is held out depends on the user's own id and a public seed alone (a hash), never on who else there is: a
+user more or less moves nobody else from one side to the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from dovetail import _validate
+from dovetail.data._base import Dataset
+from dovetail.data.readers.recipes import Answer, InputColumn, Recipe
+from dovetail.data.readers.tables import Table
+
+__all__ = ["CLASSES_NOTE", "TESTED_NOTE", "Rows", "assembled", "held_out", "ids_of"]
+
+CLASSES_NOTE = "the list of classes is public (it was read off the data)"
+TESTED_NOTE = "the test records are public: what is measured on them has no noise"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Rows:
+    """Inputs, the columns of their targets, and by name the users and the subjects, where they are known."""
+
+    inputs: np.ndarray
+    targets: Table
+    users: Sequence[str] | None = None
+    subjects: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        for name, found in (("target", self.targets.rows), *((key, len(ids)) for key, ids in self._owners)):
+            if found != len(self.inputs):
+                raise ValueError(f"expected one {name} for each of {len(self.inputs)} records, got {found}")
+
+    @property
+    def _owners(self) -> list[tuple[str, Sequence[str]]]:
+        return [(key, ids) for key, ids in (("user", self.users), ("subject", self.subjects)) if ids is not None]
+
+    @property
+    def units(self) -> Sequence[str]:
+        """What stays together when some are held out: users, or else subjects, or else single records."""
+        return self.users or self.subjects or [str(number) for number in range(len(self.inputs))]
+
+
+def assembled(
+    records: Rows,
+    answer: Answer,
+    *,
+    test: Rows | None,
+    test_share: float | None,
+    test_seed: int,
+    declared: bool,
+    columns: tuple[InputColumn, ...] | None = None,
+) -> Dataset:
+    """The dataset, with what its statements have to say; `declared`: the classes were not read off the data."""
+    if (test is None) == (test_share is None):
+        raise ValueError(
+            "expected either test= (records to test on) or test_share= (the share of users to hold out for that, such "
+            f"as 0.2), got {'neither' if test is None else 'both'}"
+        )
+    labels = answer.labels(records.targets)
+    if test is not None:
+        kept = np.ones(len(records.inputs), bool)
+        test_inputs, test_labels = test.inputs, answer.labels(test.targets)
+        if test_inputs.shape[1:] != records.inputs.shape[1:] or test_inputs.dtype != records.inputs.dtype:
+            raise ValueError(
+                f"expected test records like those to train on, {records.inputs.dtype} of {records.inputs.shape[1:]}, "
+                f"got {test_inputs.dtype} of {test_inputs.shape[1:]}"
+            )
+    else:
+        kept = ~held_out(records.units, share=float(test_share or 0), seed=test_seed)
+        test_inputs, test_labels = records.inputs[~kept], labels[~kept]
+    recipe = Recipe(
+        shape=records.inputs.shape[1:],
+        dtype="uint8" if records.inputs.dtype == np.uint8 else "float32",
+        answer=answer,
+        columns=columns,
+    )
+    return Dataset(
+        inputs=records.inputs[kept],
+        labels=labels[kept],
+        test_inputs=test_inputs,
+        test_labels=test_labels,
+        num_classes=answer.size,
+        users=ids_of(records.users, kept),
+        subjects=ids_of(records.subjects, kept),
+        notes=(*(() if declared or answer.kind != "classes" else (CLASSES_NOTE,)), TESTED_NOTE),
+        recipe=recipe,
+        target=answer.kind,
+    )
+
+
+def held_out(names: Sequence[str], *, share: float, seed: int) -> np.ndarray:
+    """Which records are for testing: those of about this share of the names.
+
+    Guarantees:
+        All records of a name are on one side, which depends on the name and the seed alone.
+    """
+    _validate.in_open_interval(0, 1, test_share=share)
+    _validate.integer(test_seed=seed)
+    different = set(names)
+    chosen = {name for name in different if _uniform(f"{seed}:{name}") < share}
+    if not 0 < len(chosen) < len(different):
+        raise ValueError(
+            f"expected a test_share that leaves someone on both sides, got test_share={share} with {len(chosen)} of "
+            f"{len(different)} held out (test_seed={seed})"
+        )
+    return np.fromiter((name in chosen for name in names), bool, len(names))
+
+
+def ids_of(names: Sequence[str] | None, kept: np.ndarray) -> np.ndarray | None:
+    """Numbers 0, 1, ... for the names of the records that are kept, in the order of the names; None if unknown."""
+    if names is None:
+        return None
+    mine = [name for name, keep in zip(names, kept, strict=True) if keep]
+    number = {name: place for place, name in enumerate(sorted(set(mine)))}
+    return np.fromiter((number[name] for name in mine), np.int32, len(mine))
+
+
+def _uniform(text: str) -> float:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) / 2**64

@@ -1,0 +1,277 @@
+"""A recipe: how rows of a table become a model's inputs, and how its outputs become answers.
+
+A number with declared bounds (low, high) is clipped to them and becomes 2 (x - low) / (high - low) - 1, in [-1, 1];
+without bounds it stays as it is. A declared category becomes as many zeros and ones as there are declared values. All
+of it is public, so a run's folder keeps it (`recipe.json`), and new rows are read like those that were trained on.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import msgspec
+import numpy as np
+
+from dovetail import _validate
+from dovetail.data._base import Dataset, Target, as_inputs
+from dovetail.data.readers.tables import Table, is_table, plain
+
+__all__ = ["Answer", "InputColumn", "Recipe", "matrix", "recipe_of", "with_recipe"]
+
+Value = bool | int | float | str
+
+_MOST_CLASSES = 1000  # that are read off the data
+
+
+class InputColumn(msgspec.Struct, frozen=True, kw_only=True):
+    """A column that a model reads: numbers, within bounds if they are given, or one of the declared values."""
+
+    name: str
+    bounds: tuple[float, float] | None = None
+    categories: tuple[Value, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.bounds is not None:
+            _check_bounds(self.name, self.bounds)
+        if self.categories is not None:
+            if self.bounds is not None:
+                raise ValueError(f"expected bounds or categories of column {self.name!r}, got both")
+            _check_declared(f"categories of column {self.name!r}", self.categories)
+
+    @property
+    def width(self) -> int:
+        """How many inputs it makes."""
+        return 1 if self.categories is None else len(self.categories)
+
+    def read(self, table: Table) -> np.ndarray:
+        """Its inputs, float32 (rows, width)."""
+        if self.categories is not None:
+            found = _places(table, self.name, self.categories, what="categories")
+            return np.eye(len(self.categories), dtype=np.float32)[found]
+        hint = f"; declare its values in categories={{{self.name!r}: [...]}} or leave it out of inputs"
+        return _scaled(table, self.name, self.bounds, hint=hint)[:, None]
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model tells: one of the classes, a number, or which labels apply; `size` outputs, from these columns."""
+
+    kind: Target
+    size: int
+    classes: tuple[Value, ...] | None = None
+    columns: tuple[str, ...] = ()
+    bounds: tuple[float, float] | None = None
+
+    @classmethod
+    def found(
+        cls,
+        tables: Sequence[Table],
+        *,
+        target: str | Sequence[str],
+        kind: Target | None,
+        classes: Sequence[Value] | None,
+        bounds: tuple[float, float] | None = None,
+    ) -> Answer:
+        """What the target columns of these tables ask for; classes that are not declared are read off the data."""
+        if kind is not None:
+            _validate.one_of(get_args(Target), kind=kind)
+        if not isinstance(target, str):
+            if kind not in (None, "labels") or classes is not None or bounds is not None or not target:
+                raise ValueError(
+                    f"expected columns of 0 and 1, and neither classes nor bounds, with a list of targets, got {target}"
+                )
+            return cls(kind="labels", size=len(target), classes=tuple(target), columns=tuple(target))
+        if kind is None:
+            numeric = all(table.kind(target) == "number" for table in tables)
+            kind = "number" if numeric and classes is None else "classes"
+        if kind == "labels":
+            raise ValueError(f"expected a list of columns of 0 and 1 for kind='labels', got target={target!r}")
+        if kind == "number":
+            if classes is not None:
+                raise ValueError("expected kind='classes' with classes, got kind='number'")
+            if bounds is not None:
+                _check_bounds(target, bounds)
+            return cls(kind="number", size=1, columns=(target,), bounds=bounds)
+        if bounds is not None:
+            raise ValueError(f"expected bounds of numbers, got bounds of column {target!r}, which are classes")
+        declared = _read_off(tables, target) if classes is None else tuple(plain(value) for value in classes)
+        _check_declared(f"classes of column {target!r}", declared)
+        if len(declared) < 2:
+            raise ValueError(f"expected at least two classes in column {target!r}, got {len(declared)}")
+        return cls(kind="classes", size=len(declared), classes=declared, columns=(target,))
+
+    def labels(self, table: Table) -> np.ndarray:
+        """The labels of a table's rows as a `Dataset` holds them."""
+        if self.kind == "number":
+            return _scaled(table, self.columns[0], self.bounds)
+        if self.kind == "classes":
+            return _places(table, self.columns[0], self.classes or (), what="classes").astype(np.int32)
+        columns = []
+        for name in self.columns:
+            column = table.numbers(name)
+            if broken := int(np.count_nonzero((column != 0) & (column != 1))):
+                raise ValueError(f"expected 0 or 1 in column {name!r}, got {broken} of {table.rows} rows with another")
+            columns.append(column.astype(np.float32))
+        return np.stack(columns, axis=1)
+
+    def told(self, logits: np.ndarray) -> np.ndarray:
+        """The answers that a model's outputs (rows, size) stand for: class values, numbers, or zeros and ones.
+
+        Of two classes, a model may have one output, which is positive for the second.
+        """
+        if self.kind == "labels":
+            return (logits > 0).astype(np.int32)
+        if self.kind == "number":
+            values = logits.reshape(len(logits), -1)[:, 0].astype(np.float64)
+            if self.bounds is None:
+                return values
+            low, high = self.bounds
+            return low + (values + 1) / 2 * (high - low)
+        best = np.argmax(_both(logits), axis=1)
+        return best if self.classes is None else np.asarray(self.classes)[best]
+
+    def probabilities(self, logits: np.ndarray) -> np.ndarray:
+        """For every row the probability of each class (they add up to 1), or of each label."""
+        if self.kind == "number":
+            raise ValueError("expected a model of classes or labels for probabilities, got one of numbers")
+        if self.kind == "labels":
+            return 0.5 * (1 + np.tanh(logits.astype(np.float64) / 2))
+        logits = _both(logits).astype(np.float64)
+        raised = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return raised / raised.sum(axis=1, keepdims=True)
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trained model needs to know of its data: a record's shape and type, its columns if any, and the answer.
+
+    `model` is the name of the model, once there is one: another of the same shapes is not taken for it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Literal["uint8", "float32"]
+    answer: Answer
+    columns: tuple[InputColumn, ...] | None = None
+    model: str | None = None
+
+    def inputs(self, rows: Any) -> np.ndarray:
+        """Rows as the model reads them.
+
+        A table (a data frame, a file, a mapping) goes through the recipe; what else it holds is ignored. An array is
+        taken as it is, like `Dataset.inputs`.
+        """
+        if is_table(rows):
+            return self._of_table(Table.of(rows))
+        found = as_inputs("inputs", np.asarray(rows))
+        if found.shape[1:] != self.shape or found.ndim == 0:
+            raise ValueError(f"expected inputs of shape (rows, {', '.join(map(str, self.shape))}), got {found.shape}")
+        return found
+
+    def _of_table(self, table: Table) -> np.ndarray:
+        if self.columns is None:
+            size = math.prod(self.shape)
+            if len(table.columns) != size or self.dtype == "uint8":
+                raise ValueError(
+                    f"expected an array of {self.dtype} of shape (rows, {', '.join(map(str, self.shape))}), for the "
+                    f"model was not trained on a table, got {table.name} with {len(table.columns)} columns"
+                )
+            plainly = tuple(InputColumn(name=name) for name in table.columns)
+            return matrix(table, plainly).reshape(-1, *self.shape)
+        missing = [column.name for column in self.columns if column.name not in table.columns]
+        if missing:
+            names = ", ".join(map(repr, missing))
+            raise ValueError(f"expected the columns that were trained on in {table.name}, got none called {names}")
+        return matrix(table, self.columns)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for `recipe.json`."""
+        return msgspec.to_builtins(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Recipe:
+        """The recipe that `to_json` wrote."""
+        try:
+            return msgspec.convert(data, cls)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"expected a recipe that this version of the library wrote, got {error}") from error
+
+
+def matrix(table: Table, columns: Sequence[InputColumn]) -> np.ndarray:
+    """The inputs of a table's rows, float32, in the order of the columns."""
+    found = np.empty((table.rows, sum(column.width for column in columns)), np.float32)
+    start = 0
+    for column in columns:
+        found[:, start : start + column.width] = column.read(table)
+        start += column.width
+    return found
+
+
+def recipe_of(dataset: Dataset) -> Recipe:
+    """The recipe of a dataset as it was loaded: its own, or one that takes arrays of this shape as they are."""
+    shape = dataset.inputs.shape[1:]
+    if dataset.recipe is not None and dataset.recipe.shape == shape:
+        return dataset.recipe
+    dtype: Any = "uint8" if dataset.inputs.dtype == np.uint8 else "float32"
+    return Recipe(shape=shape, dtype=dtype, answer=Answer(kind=dataset.target, size=dataset.num_classes))
+
+
+def with_recipe(dataset: Dataset) -> Dataset:
+    """The dataset with its recipe, before views or features change what its inputs are; nothing is copied."""
+    found = copy.copy(dataset)
+    object.__setattr__(found, "recipe", recipe_of(dataset))
+    return found
+
+
+def _both(logits: np.ndarray) -> np.ndarray:
+    """Logits of all classes, also where a model of two classes has one output: the second less the first."""
+    one = logits.reshape(len(logits), -1)
+    return np.concatenate([np.zeros_like(one), one], axis=1) if one.shape[1] == 1 else one
+
+
+def _scaled(table: Table, name: str, bounds: tuple[float, float] | None, *, hint: str = "") -> np.ndarray:
+    numbers = table.numbers(name, hint=hint)
+    if bounds is not None:
+        low, high = bounds
+        numbers = 2 * (np.clip(numbers, low, high) - low) / (high - low) - 1
+    if beyond := int(np.count_nonzero(np.abs(numbers) > np.finfo(np.float32).max)):
+        raise ValueError(
+            f"expected numbers that float32 can hold in column {name!r}, got {beyond} of {table.rows} rows beyond it"
+        )
+    return numbers.astype(np.float32)
+
+
+def _places(table: Table, name: str, declared: Sequence[Value], *, what: str) -> np.ndarray:
+    """Of every row, the place of its value among the declared ones."""
+    place = {value: number for number, value in enumerate(declared)}
+    found = np.array([place.get(value, -1) for value in table.values(name, like=declared)])
+    if unknown := int(np.count_nonzero(found < 0)):
+        raise ValueError(
+            f"expected one of the {len(declared)} declared {what} in column {name!r} of {table.name}, got "
+            f"{unknown} of {table.rows} rows with another value"
+        )
+    return found
+
+
+def _read_off(tables: Sequence[Table], target: str) -> tuple[Value, ...]:
+    values = {value for table in tables for value in table.values(target)}
+    if len(values) > _MOST_CLASSES:
+        raise ValueError(
+            f"expected at most {_MOST_CLASSES} classes in column {target!r}, or kind='number', or classes=[...], got "
+            f"{len(values)} different values"
+        )
+    if len({isinstance(value, str) for value in values}) != 1:
+        raise ValueError(f"expected classes of one type in column {target!r}, got text and numbers")
+    return tuple(sorted(values))
+
+
+def _check_bounds(name: str, bounds: tuple[float, float]) -> None:
+    low, high = bounds
+    _validate.finite(low=low, high=high)
+    if not low < high:
+        raise ValueError(f"expected bounds (low, high) with low < high of column {name!r}, got {bounds}")
+
+
+def _check_declared(what: str, values: Sequence[Value]) -> None:
+    if not values or len(set(values)) != len(values):
+        raise ValueError(f"expected different {what}, got {list(values)}")

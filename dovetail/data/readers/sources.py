@@ -1,0 +1,224 @@
+"""What `Dataset.from_...` do, for tables, arrays and datasets of other libraries.
+
+A table's columns are inputs unless they are named as user, subject or target. Arrays are taken as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dovetail import _validate
+from dovetail.data._base import Dataset, Target
+from dovetail.data.readers.assembly import Rows, assembled
+from dovetail.data.readers.recipes import Answer, InputColumn, matrix
+from dovetail.data.readers.tables import Table, needed
+
+__all__ = ["from_arrays", "from_huggingface", "from_items", "from_table"]
+
+_LABEL = "labels"
+
+
+def from_table(
+    source: Any,
+    *,
+    target: str | Sequence[str],
+    user: str | Sequence[Any] | None = None,
+    subject: str | Sequence[Any] | None = None,
+    inputs: Sequence[str] | None = None,
+    categories: Mapping[str, Sequence[Any]] | None = None,
+    bounds: Mapping[str, tuple[float, float]] | None = None,
+    classes: Sequence[Any] | None = None,
+    kind: Target | None = None,
+    test: Any = None,
+    test_share: float | None = None,
+    test_seed: int = 0,
+) -> Dataset:
+    """Rows of a table, each input column read as it is declared."""
+    table, other = Table.of(source), None if test is None else Table.of(test)
+    targets = [target] if isinstance(target, str) else list(target)
+    spoken_for = [*targets, *(column for column in (user, subject) if isinstance(column, str))]
+    for name in spoken_for:
+        table.column(name)
+    names = [name for name in table.columns if name not in spoken_for] if inputs is None else list(inputs)
+    columns = _columns(names, categories or {}, bounds or {}, targets=targets)
+    tables = [table] if other is None else [table, other]
+    answer = Answer.found(
+        tables,
+        target=target,
+        kind=kind,
+        classes=classes,
+        bounds=(bounds or {}).get(target) if isinstance(target, str) else None,
+    )
+    records = Rows(
+        inputs=matrix(table, columns), targets=table, users=_names(table, user), subjects=_names(table, subject)
+    )
+    return assembled(
+        records,
+        answer,
+        test=None if other is None else Rows(inputs=matrix(other, columns), targets=other),
+        test_share=test_share,
+        test_seed=test_seed,
+        declared=classes is not None,
+        columns=columns,
+    )
+
+
+def from_arrays(
+    inputs: Any,
+    labels: Any,
+    *,
+    user: Sequence[Any] | None = None,
+    subject: Sequence[Any] | None = None,
+    classes: Sequence[Any] | None = None,
+    kind: Target | None = None,
+    test: tuple[Any, Any] | None = None,
+    test_share: float | None = None,
+    test_seed: int = 0,
+) -> Dataset:
+    """Arrays as they are: whole numbers only as uint8, and one label, or one row of labels, per record."""
+    if test is not None and len(test) != 2:
+        raise ValueError(f"expected test=(inputs, labels), got {len(test)} parts")
+    several = np.asarray(labels).ndim == 2
+    if several and kind in (None, "labels"):
+        kind = "labels"
+        count = np.asarray(labels).shape[1]
+        names = [str(value) for value in (range(count) if classes is None else classes)]
+        if len(names) != count:
+            raise ValueError(f"expected a name for each of {count} labels, got {len(names)} classes")
+        target: str | list[str] = names
+    else:
+        target = _LABEL
+
+    def records(of: Any, told: Any, users: Any = None, subjects: Any = None) -> Rows:
+        found = np.asarray(told)
+        columns = {_LABEL: found} if isinstance(target, str) else dict(zip(target, found.T, strict=True))
+        table = Table(name="the labels", columns=columns)
+        return Rows(inputs=np.asarray(of), targets=table, users=_text(users), subjects=_text(subjects))
+
+    train, other = records(inputs, labels, user, subject), None if test is None else records(*test)
+    tables = [train.targets] if other is None else [train.targets, other.targets]
+    answer = Answer.found(tables, target=target, kind=kind, classes=None if several else classes)
+    return assembled(
+        train,
+        answer,
+        test=other,
+        test_share=test_share,
+        test_seed=test_seed,
+        declared=classes is not None,
+    )
+
+
+def from_items(
+    items: Any, *, test: Any = None, channels_first: bool = False, what: str = "a torch dataset", **how: Any
+) -> Dataset:
+    """Pairs (input, label) by number, such as torch's datasets hold."""
+    stacked = [_stacked(one, channels_first, what) for one in (items, test) if one is not None]
+    return from_arrays(*stacked[0], test=stacked[1] if test is not None else None, **how)
+
+
+def from_huggingface(
+    source: Any, *, target: str | Sequence[str], inputs: str | Sequence[str] | None = None, test: Any = None, **how: Any
+) -> Dataset:
+    """A dataset's columns as a table; or, with one name as `inputs`, a column of images or of vectors."""
+    if isinstance(source, str):
+        splits = needed("datasets", of="a Hugging Face dataset by name", install="datasets").load_dataset(source)
+        _validate.known(f"split of {source}", "train", splits)
+        source = splits["train"]
+        if test is None and how.get("test_share") is None:
+            test = splits.get("test")
+    schema = _schema(source, target)
+    if how.get("classes") is None and schema is not None:
+        how, source, test = {**how, "classes": schema}, _named(source, target, schema), _named(test, target, schema)
+    if not isinstance(inputs, str):
+        return from_table(source, target=target, inputs=inputs, test=test, **how)
+    if any(how.pop(declared, None) for declared in ("categories", "bounds")):
+        raise ValueError(f"expected neither categories nor bounds with one column of arrays, got inputs={inputs!r}")
+    tables = [Table.of(one) for one in (source, test) if one is not None]
+    names = [target] if isinstance(target, str) else list(target)
+
+    def arrays(table: Table) -> tuple[np.ndarray, np.ndarray]:
+        labels = [np.asarray(table.values(name)) for name in names]
+        return _one_shape(table.column(inputs), what=f"column {inputs!r}"), (
+            labels[0] if isinstance(target, str) else np.stack(labels, axis=1)
+        )
+
+    for owner in ("user", "subject"):
+        if isinstance(how.get(owner), str):
+            how = {**how, owner: tables[0].names(how[owner])}
+    return from_arrays(*arrays(tables[0]), test=arrays(tables[1]) if test is not None else None, **how)
+
+
+def _columns(
+    names: Sequence[str],
+    categories: Mapping[str, Sequence[Any]],
+    bounds: Mapping[str, tuple[float, float]],
+    *,
+    targets: Sequence[str],
+) -> tuple[InputColumn, ...]:
+    """How each column is read; refuses a declaration about a column that is not an input."""
+    if not names:
+        raise ValueError("expected at least one column of inputs, got none")
+    for what, declared in (("categories", categories), ("bounds", bounds)):
+        for name in declared:
+            if not (what == "bounds" and name in targets):
+                _validate.known(f"input column in {what}", name, names)
+    return tuple(
+        InputColumn(
+            name=name,
+            bounds=None if name not in bounds else (float(bounds[name][0]), float(bounds[name][1])),
+            categories=None if name not in categories else tuple(categories[name]),
+        )
+        for name in names
+    )
+
+
+def _names(table: Table, column: str | Sequence[Any] | None) -> list[str] | None:
+    return table.names(column) if isinstance(column, str) else _text(column)
+
+
+def _text(ids: Sequence[Any] | None) -> list[str] | None:
+    if ids is None:
+        return None
+    return Table(name="the ids", columns={"ids": ids if isinstance(ids, list | tuple) else np.asarray(ids)}).names(
+        "ids"
+    )
+
+
+def _stacked(items: Any, channels_first: bool, what: str) -> tuple[np.ndarray, np.ndarray]:
+    if not (hasattr(items, "__len__") and hasattr(items, "__getitem__")):
+        raise ValueError(f"expected {what} with a length and numbered items, got {type(items).__name__}")
+    pairs = [items[number] for number in range(len(items))]
+    if not pairs or any(not isinstance(pair, tuple | list) or len(pair) != 2 for pair in pairs):
+        raise ValueError(f"expected {what} of pairs (input, label), got {len(pairs)} items of another form")
+    inputs = _one_shape([pair[0] for pair in pairs], what="inputs")
+    labels = np.stack([np.asarray(pair[1]) for pair in pairs])
+    return np.moveaxis(inputs, 1, -1) if channels_first else inputs, labels
+
+
+def _one_shape(values: Any, *, what: str) -> np.ndarray:
+    """Records that came one by one as one array."""
+    arrays = [np.asarray(value) for value in values]
+    shapes = {array.shape for array in arrays}
+    if len(shapes) != 1:
+        raise ValueError(f"expected records of one shape in {what}, got {len(shapes)} shapes in {len(arrays)} records")
+    found = np.stack(arrays)
+    return found.astype(np.float32) if found.dtype.kind in "biu" and found.dtype != np.uint8 else found
+
+
+def _schema(source: Any, target: str | Sequence[str]) -> list[str] | None:
+    """The names of the classes, where the dataset's schema declares them."""
+    features = getattr(source, "features", None)
+    found = features.get(target) if isinstance(features, Mapping) and isinstance(target, str) else None
+    return getattr(found, "names", None)
+
+
+def _named(source: Any, target: Any, names: Sequence[str]) -> Table | None:
+    """A table whose classes are named, not numbered."""
+    if source is None:
+        return None
+    table = Table.of(source)
+    column = [names[value] for value in table.values(target)]
+    return Table(name=table.name, columns={**table.columns, target: column})

@@ -1,0 +1,247 @@
+"""A table of named columns, wherever it comes from: CSV, Parquet, a data frame, a Hugging Face dataset, a mapping.
+
+CSV needs the standard library alone: its cells stay text until it is known what a column is for. A column is numbers
+(or true and false), or it is text; missing values are refused, with the column and how many rows lack one.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import gzip
+import importlib
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from dovetail import _validate
+
+__all__ = ["Kind", "Table", "is_table", "needed", "plain"]
+
+Kind = Literal["truth", "whole", "number", "text"]
+
+_MISSING = frozenset(("", "na", "n/a", "nan", "none", "null"))  # in CSV, in any case
+_TRUTHS = frozenset(("true", "false"))
+_DELIMITERS = ",;\t|"
+_CSV, _PARQUET = (".csv", ".tsv", ".csv.gz", ".tsv.gz"), (".parquet", ".pq")
+
+
+def needed(module: str, *, of: str, install: str) -> Any:
+    """An optional package, imported; if it is not there, one sentence says what to install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ModuleNotFoundError(f"{of} needs {module.partition('.')[0]}: pip install {install}") from error
+
+
+def plain(value: Any) -> Any:
+    """A NumPy scalar as Python's own, which JSON can hold; anything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def is_table(source: object) -> bool:
+    """Whether this has named columns, or is the path of a file that has."""
+    return isinstance(source, str | Path | Mapping | Table) or hasattr(source, "columns") or _is_arrow(source)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Table:
+    """Columns of one length by name; `name` is what sentences call the table, `text` whether its cells are unread."""
+
+    name: str
+    columns: Mapping[str, Sequence[Any] | np.ndarray]
+    text: bool = False
+
+    def __post_init__(self) -> None:
+        lengths = {len(column) for column in self.columns.values()}
+        if len(lengths) != 1 or 0 in lengths:
+            raise ValueError(f"expected columns of one length and at least one row in {self.name}, got {lengths}")
+
+    @classmethod
+    def of(cls, source: object) -> Table:
+        """The table in a file, a data frame, a Hugging Face dataset or a mapping from names to columns."""
+        if isinstance(source, Table):
+            return source
+        if isinstance(source, str | Path):
+            return _from_file(Path(source))
+        if hasattr(source, "column_names"):
+            names = source.column_names
+            if isinstance(names, Mapping):  # a dictionary of splits
+                raise ValueError(f"expected one split, such as dataset['train'], got several: {', '.join(names)}")
+            return cls(name="the dataset", columns={name: _listed(source[name]) for name in names})  # type: ignore[index]
+        if isinstance(source, Mapping):
+            return cls(name="the mapping", columns={str(key): column for key, column in source.items()})
+        if hasattr(source, "columns"):
+            named = {name: source[name] for name in source.columns}  # type: ignore[index]
+            return cls(name="the data frame", columns={str(name): np.asarray(named[name]) for name in named})
+        raise ValueError(f"expected a data frame, a mapping of columns or a file, got {type(source).__name__}")
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return len(next(iter(self.columns.values())))
+
+    def column(self, name: str) -> Sequence[Any] | np.ndarray:
+        """The column of this name as it came."""
+        _validate.known(f"column of {self.name}", name, self.columns)
+        return self.columns[name]
+
+    def kind(self, name: str) -> Kind:
+        """What a column holds; whole numbers and truths are numbers too."""
+        column = self._whole(name)
+        if isinstance(column, np.ndarray) and column.dtype.kind in "biuf":
+            return {"b": "truth", "i": "whole", "u": "whole", "f": "number"}[column.dtype.kind]  # type: ignore[return-value]
+        if self.text:
+            return _kind_of_texts(column)
+        kinds = {_kind_of(value) for value in column}
+        for kind in ("text", "number", "whole"):
+            if kind in kinds:
+                return kind
+        return "truth"
+
+    def numbers(self, name: str, *, hint: str = "") -> np.ndarray:
+        """A column of numbers, or of true and false, as float64; refuses text, and what is missing or infinite."""
+        if self.text and (read := _all_finite(self.column(name))) is not None:
+            return read
+        column, kind = self._whole(name), self.kind(name)
+        if kind == "text":
+            raise ValueError(
+                f"expected numbers in column {name!r} of {self.name}, got text in its {self.rows} rows{hint}"
+            )
+        if self.text and kind == "truth":
+            column = [text.lower() == "true" for text in column]
+        found = np.asarray(column).astype(np.float64)
+        if broken := int(np.count_nonzero(~np.isfinite(found))):
+            raise ValueError(
+                f"expected finite numbers in column {name!r} of {self.name}, got {broken} of {self.rows} rows without"
+            )
+        return found
+
+    def values(self, name: str, *, like: Sequence[Any] | None = None) -> list[Any]:
+        """A column's values as Python's own; those of CSV are read as what they look like, or like these."""
+        column = self._whole(name)
+        if not self.text:
+            return column.tolist() if isinstance(column, np.ndarray) else [plain(value) for value in column]
+        if like is not None and all(isinstance(value, str) for value in like):
+            return list(column)
+        match self.kind(name):
+            case "truth":
+                return [text.lower() == "true" for text in column]
+            case "whole":
+                return [int(text) for text in column]
+            case "number":
+                return [float(text) for text in column]
+        return list(column)
+
+    def names(self, name: str) -> list[str]:
+        """A column of ids of any type, as text."""
+        column = self._whole(name)
+        return [str(value) for value in (column.tolist() if isinstance(column, np.ndarray) else column)]
+
+    def _whole(self, name: str) -> Sequence[Any] | np.ndarray:
+        """A column in which nothing is missing."""
+        column = self.column(name)
+        if isinstance(column, np.ndarray) and column.dtype.kind in "biufUSM":
+            missing = int(np.count_nonzero(column != column)) if column.dtype.kind in "fM" else 0
+        elif self.text:
+            missing = sum(text.lower() in _MISSING for text in column)
+        else:
+            missing = sum(_is_missing(value) for value in column)
+        if missing:
+            raise ValueError(
+                f"expected a value in every row of column {name!r} of {self.name}, got {missing} of {self.rows} rows "
+                "without one"
+            )
+        return column
+
+
+def _from_file(path: Path) -> Table:
+    name = path.name.lower()
+    if not path.is_file():
+        raise FileNotFoundError(f"expected a file of rows, got {str(path)!r}, which is not a file")
+    if name.endswith(_CSV):
+        return _from_csv(path)
+    if name.endswith(_PARQUET):
+        found = needed("pyarrow.parquet", of="a Parquet file", install="pyarrow").read_table(path)
+        return Table(name=repr(path.name), columns={name: found[name].to_numpy() for name in found.column_names})
+    raise ValueError(f"expected a file that ends in {', '.join(_CSV + _PARQUET)}, got {path.name!r}")
+
+
+def _from_csv(path: Path) -> Table:
+    """The rows under a header; the delimiter is the one of , ; tab and | that is in the header most often."""
+    content = path.read_bytes()
+    if path.name.lower().endswith(".gz"):
+        content = gzip.decompress(content)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"expected UTF-8 in {path.name!r}, got byte {error.start} that is not") from error
+    header = text.partition("\n")[0]
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=max(_DELIMITERS, key=header.count))
+    names = [name.strip() for name in next(rows, [])]
+    if not all(names) or len(set(names)) != len(names) or not names:
+        raise ValueError(f"expected a header of different names in {path.name!r}, got {names}")
+    cells: list[list[str]] = []
+    for row in rows:
+        if len(row) != len(names):
+            if not row:
+                continue
+            raise ValueError(
+                f"expected {len(names)} cells in every row of {path.name!r}, got {len(row)} in line {rows.line_num}"
+            )
+        cells.append(row)
+    if not cells:
+        raise ValueError(f"expected rows under the header of {path.name!r}, got none")
+    columns = {
+        name: [cell.strip() for cell in column] for name, column in zip(names, zip(*cells, strict=True), strict=True)
+    }
+    return Table(name=repr(path.name), columns=columns, text=True)
+
+
+def _listed(column: Any) -> Sequence[Any] | np.ndarray:
+    return column.to_numpy() if hasattr(column, "to_numpy") else list(column)  # the first is Arrow's
+
+
+def _is_arrow(source: object) -> bool:
+    return hasattr(source, "column_names")
+
+
+def _is_missing(value: Any) -> bool:
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, float | np.floating) and bool(value != value)
+
+
+def _kind_of(value: Any) -> Kind:
+    if isinstance(value, bool | np.bool_):
+        return "truth"
+    if isinstance(value, int | np.integer):
+        return "whole"
+    return "number" if isinstance(value, float | np.floating) else "text"
+
+
+def _kind_of_texts(column: Sequence[str] | np.ndarray) -> Kind:
+    if all(text.lower() in _TRUTHS for text in column):
+        return "truth"
+    try:
+        for text in column:
+            float(text)
+    except ValueError:
+        return "text"
+    return "whole" if all(map(_is_whole, column)) else "number"
+
+
+def _all_finite(column: Sequence[str] | np.ndarray) -> np.ndarray | None:
+    """Texts as numbers in one pass, as most columns can be; None if one of them is not a finite number."""
+    try:
+        found = np.fromiter(map(float, column), np.float64, len(column))
+    except ValueError:
+        return None
+    return found if np.isfinite(found).all() else None
+
+
+def _is_whole(text: str) -> bool:
+    return text.removeprefix("-").removeprefix("+").isdigit()

@@ -1,0 +1,155 @@
+"""A round of a model that trains outside JAX: updates come from its learner, everything else is compiled as ever.
+
+The learner is called between compiled programs, never from inside one: a callback waits for its arguments on threads
+that the program itself holds, which is a deadlock on a machine with few cores. Chunk by chunk, records are gathered in
+the order in which a JAX model would visit them, the learner makes the updates, and the protocol's own code takes them;
+memory is one chunk of updates, unless the protocol needs every report at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail.data._base import HostLearner, Loss
+from dovetail.engine.chunks import TALLY, ClientWork, Data, Keys, Work, as_float
+from dovetail.learners.client import ClientUpdate, private_step
+from dovetail.mechanisms.gaussian import clip_factor, finite_or_zero
+from dovetail.protocols.subjects import record_level
+
+__all__ = ["HostRound"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HostRound:
+    """What `Engine` compiles for other models, as a function of the same arguments; `clients` is what clients do.
+
+    `keys_of(public, secret)` are the keys of a round, `closed` makes the state after it from what was collected or,
+    with `faithful`, from every update.
+
+    Guarantees:
+        The protocol sees the updates, the keys and the noise that it would see from a JAX model with these updates.
+    """
+
+    clients: ClientWork
+    loss: str | Loss
+    faithful: bool
+    keys_of: Callable[..., Keys]
+    closed: Callable[..., Any]
+
+    def __call__(self, training: Any, data: Data, work: Work, used: Any, public: Any, secret: Any) -> Any:
+        """The state after a round."""
+        keys, protocol = self._keys(public, secret), self.clients.protocol
+        params, norms = np.asarray(training.params), None
+        chunks = [jax.tree.map(lambda leaf, at=i: leaf[at, 0], work) for i in range(len(work[0]))]
+        if protocol.measured:
+            found = [self._norms(updates, ids) for updates, ids in self._updates(params, data, chunks, keys)]
+            norms = jnp.concatenate(found)
+        state = protocol.prepare(training.protocol, noise_scale=public.noise_scale, norms=norms)
+        if self.faithful:
+            every = [updates for updates, _ in self._updates(params, data, chunks, keys)]
+            ids = jnp.concatenate([part[0] for part in chunks])
+            return self._closed(training, state, jnp.concatenate(every), ids, public, keys)
+        total = None
+        for updates, ids in self._updates(params, data, chunks[: max(1, int(used))], keys):
+            part = self._collected(updates, ids, state, keys)
+            total = part if total is None else self._added(total, part)
+        return self._closed(training, state, self._finished(total, keys), None, public, keys)
+
+    def _updates(
+        self, params: np.ndarray, data: Data, chunks: list[Work], keys: Keys
+    ) -> Iterator[tuple[jax.Array, jax.Array]]:
+        """The updates of each chunk, finite, and whose they are."""
+        for ids, items in chunks:
+            if self.clients.protocol.private_steps:
+                yield self._finite(self._stepped(params, data, ids, items, keys)), ids
+            else:
+                held = map(np.asarray, self._gather(data, ids, keys.order))
+                yield self._finite(self._learned(self.clients.update, params, *held)), ids
+
+    def _learned(self, settings: ClientUpdate, params: Any, inputs: Any, labels: Any, counts: Any) -> np.ndarray:
+        learner = cast(HostLearner, self.clients.model.learner)
+        updates = np.asarray(learner.updates(settings, self.loss, params, inputs, labels, counts), np.float32)
+        if updates.shape != (len(counts), len(params)):
+            raise ValueError(
+                f"expected updates of shape {(len(counts), len(params))} from model {self.clients.model.name!r}, "
+                f"got {updates.shape}"
+            )
+        return updates
+
+    def _stepped(self, params: np.ndarray, data: Data, ids: jax.Array, items: Any, keys: Keys) -> np.ndarray:
+        """Updates of clients whose noise is inside their steps; one client and one step at a time."""
+        protocol = record_level(self.clients.protocol)
+        move = jax.jit(
+            private_step(
+                learning_rate=self.clients.update.learning_rate, batch=cast(float, protocol.batch), std=protocol.std
+            )
+        )
+        own = self.clients.step_keys(ids, keys)
+        updates = []
+        for rows, scales, key in zip(np.asarray(items.rows), items.noise_scale, own, strict=True):
+            current = jnp.asarray(params)
+            for row, scale, step_key in zip(rows, scales, jax.random.split(key, len(rows)), strict=True):
+                total = self._clipped_sum(np.asarray(current), data, row, protocol.clip_norm)
+                current = move(current, total, scale, step_key)
+            updates.append(np.asarray(current) - params)
+        return np.stack(updates)
+
+    def _clipped_sum(self, params: np.ndarray, data: Data, row: np.ndarray, clip_norm: float) -> jax.Array:
+        """The sum of the clipped gradients of the records in a row, each that of a client with one record."""
+        at = jnp.maximum(row, 0)
+        inputs, labels = np.asarray(as_float(data.inputs[at])), np.asarray(data.labels[at])
+        present = (row >= 0).astype(np.int32)
+        ours = self._learned(ClientUpdate(), params, inputs[:, None], labels[:, None], present)
+        return self._clipped(ours, present, clip_norm)
+
+    @functools.cached_property
+    def _clipped(self) -> Callable[..., jax.Array]:
+        def clipped(updates: jax.Array, present: jax.Array, clip_norm: float) -> jax.Array:
+            kept = finite_or_zero(jnp.where(present[:, None] > 0, updates, 0.0))
+            scale = clip_factor(jnp.linalg.norm(kept, axis=1), clip_norm)
+            return -jnp.einsum("n,nd->d", scale, kept, precision=jax.lax.Precision.HIGHEST)
+
+        return jax.jit(clipped)
+
+    @functools.cached_property
+    def _gather(self) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
+        return jax.jit(self.clients.gather)
+
+    @functools.cached_property
+    def _finite(self) -> Callable[[Any], jax.Array]:
+        return jax.jit(finite_or_zero)
+
+    @functools.cached_property
+    def _norms(self) -> Callable[..., jax.Array]:
+        return jax.jit(lambda updates, ids: jnp.where(ids >= 0, jnp.linalg.norm(updates, axis=1), jnp.nan))
+
+    @functools.cached_property
+    def _collected(self) -> Callable[..., Any]:
+        return jax.jit(self.clients.collected)
+
+    @functools.cached_property
+    def _added(self) -> Callable[..., Any]:
+        return jax.jit(lambda left, right: jax.tree.map(jnp.add, left, right))
+
+    @functools.cached_property
+    def _finished(self) -> Callable[..., Any]:
+        def finished(total: Any, keys: Keys) -> Any:
+            collected, raw = total
+            return self.clients.fast.finish(collected, key=jax.random.fold_in(keys.noise, TALLY)), raw
+
+        return jax.jit(finished)
+
+    @functools.cached_property
+    def _keys(self) -> Callable[..., Keys]:
+        return jax.jit(self.keys_of)
+
+    @functools.cached_property
+    def _closed(self) -> Callable[..., Any]:
+        return jax.jit(self.closed)

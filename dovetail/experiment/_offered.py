@@ -1,0 +1,46 @@
+"""What may be handed to `dovetail.train`: a task, its name, a dataset; and what to do with anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.data import Dataset, Task
+
+__all__ = ["default_cohort", "task_of"]
+
+_OWN, _ROUNDS = "dataset", 30
+_FILES = {".csv": "from_csv", ".gz": "from_csv", ".parquet": "from_parquet", ".pq": "from_parquet", ".tsv": "from_csv"}
+
+
+def task_of(offered: object) -> str | Task:
+    """A task or the name of one; refuses tables and files, which do not say whose their rows are."""
+    if isinstance(offered, Dataset):
+        return Task(name=_OWN, load=lambda *, folder: offered)
+    if isinstance(offered, Task):
+        return offered
+    if isinstance(offered, str | Path):
+        reader = _FILES.get(Path(offered).suffix.lower())
+        if reader is None and isinstance(offered, str):
+            return offered
+        reader = reader or "from_folder"
+        raise ValueError(_sentence(f"Dataset.{reader}({str(offered)!r}, ...)", f"the path {str(offered)!r}"))
+    if hasattr(offered, "columns"):
+        raise ValueError(_sentence("Dataset.from_pandas(frame, ...)", f"a {type(offered).__name__}"))
+    raise ValueError(f"expected a Dataset, a Task or the name of a task, got {type(offered).__name__}")
+
+
+def default_cohort(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Everyone in each of 30 rounds, as far as these settings leave it open."""
+    found: dict[str, Any] = {}
+    if not {"cohort", "cohort.kind", "cohort.size", "cohort.epochs"} & settings.keys():
+        found["kind"] = "everyone"
+    if not {"cohort", "cohort.rounds", "cohort.epochs"} & settings.keys():
+        found["rounds"] = _ROUNDS
+    return found
+
+
+def _sentence(call: str, got: str) -> str:
+    asked = "target=, what to predict, user=, whose a row is, and test_share= or test="
+    return f"expected a Dataset, made by {call} with {asked}, got {got}"

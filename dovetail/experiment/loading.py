@@ -1,0 +1,95 @@
+"""The model of a finished run, back from its folder: ready to be asked, with its config and its statement.
+
+The data are not needed: `recipe.json` says what the model reads, `config.toml` which model and features it is. A model
+of one's own is imported with its task ("module:name"), or given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dovetail.data import TASKS, Model, resolve
+from dovetail.experiment.config import Config, read
+from dovetail.experiment.folder import RunFolder
+from dovetail.experiment.result import facts_of, in_short
+from dovetail.learners.prediction import Predictor, model_for
+from dovetail.statements import Statement
+
+__all__ = ["LoadedRun", "load"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class LoadedRun:
+    """A finished run: its model, what it states, and how it was made; `privacy` is the content of `privacy.json`."""
+
+    folder: Path
+    config: Config
+    statement: Statement
+    privacy: Mapping[str, Any]
+    predictor: Predictor
+
+    @property
+    def parameters(self) -> Mapping[str, np.ndarray]:
+        """The model's arrays by name."""
+        return self.predictor.parameters
+
+    def predict(self, rows: Any) -> np.ndarray:
+        """One answer per row, of an array, a data frame or a file: see `Result.predict`."""
+        return self.predictor.predict(rows)
+
+    def predict_proba(self, rows: Any) -> np.ndarray:
+        """The probability of every class, (rows, classes), or of every label, by the model."""
+        return self.predictor.predict_proba(rows)
+
+    def __repr__(self) -> str:
+        return f"LoadedRun({', '.join(f'{key}: {value}' for key, value in self._facts().items())})"
+
+    def _repr_html_(self) -> str:
+        return in_short("Run", self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        return facts_of(self.privacy, self.statement, out=self.folder)
+
+
+def load(folder: str | Path, *, model: Model | None = None) -> LoadedRun:
+    """The model of the finished run in a folder, with its statement and its config.
+
+    `model` is for runs whose model is your own and was not named as "module:name"; a parameter that does not fit is
+    refused. The statement is what the run states; `dovetail verify` recomputes it.
+    """
+    run = RunFolder(Path(folder))
+    config, privacy, recipe = read(run.config), run.privacy(), run.recipe()
+    features = config.task.all_features
+    found = model or _model_of(config) or model_for(config.task.model, recipe, features)
+    if model is None and found.name != recipe.model:
+        raise ValueError(
+            f"expected the model {recipe.model!r} of {str(folder)!r}, got {found.name!r}: pass your own as model="
+        )
+    predictor = Predictor(
+        model=found,
+        parameters=run.parameters(),
+        recipe=recipe,
+        features=features,
+    )
+    try:
+        predictor.check()
+    except ValueError as error:
+        raise ValueError(f"expected the model of {str(folder)!r}, got one that does not fit: {error}") from error
+    return LoadedRun(
+        folder=run.path,
+        config=config,
+        statement=Statement.from_json(privacy["certified"]),
+        privacy=privacy,
+        predictor=predictor,
+    )
+
+
+def _model_of(config: Config) -> Model | None:
+    """The model that the task brings, if it can be found by its name."""
+    name = config.task.name
+    return resolve(name).model if ":" in name or name in TASKS else None

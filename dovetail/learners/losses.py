@@ -1,0 +1,140 @@
+"""Losses: one number per record, from the model's outputs for it and its label.
+
+Which one a model is trained with follows from the dataset's target unless the model brings its own: classes have the
+softmax cross-entropy, or the sigmoid's where a model has one output for two classes; numbers the squared error; several
+labels the sum of their sigmoid cross-entropies. A loss of one's own is `loss(outputs, labels)`, both with the record as
+first axis, and returns one loss per record, which depends on no other record: clipping and noise are per record or per
+user, and so hold for any loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail import _validate
+from dovetail.data._base import Dataset, Loss, Model
+
+__all__ = [
+    "LOSSES",
+    "binary_cross_entropy",
+    "chosen",
+    "cross_entropy",
+    "function",
+    "huber",
+    "sigmoid_cross_entropy",
+    "squared_error",
+]
+
+_DEFAULTS = {"classes": "cross_entropy", "number": "squared_error", "labels": "sigmoid_cross_entropy"}
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """The softmax cross-entropy of each record, of labels that are classes."""
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise ValueError(f"expected classes as labels for cross_entropy, got {labels.dtype}")
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)[:, 0]
+
+
+def binary_cross_entropy(outputs: jax.Array, labels: jax.Array) -> jax.Array:
+    """The sigmoid cross-entropy of each record: one output, the logit of class 1."""
+    return _sigmoid(outputs.reshape(labels.shape), labels)
+
+
+def squared_error(outputs: jax.Array, labels: jax.Array) -> jax.Array:
+    """The squared difference of output and label of each record, without a factor of 1/2."""
+    return (outputs.reshape(labels.shape) - labels) ** 2
+
+
+def huber(outputs: jax.Array, labels: jax.Array) -> jax.Array:
+    """Half the squared difference up to 1, beyond it the difference less 1/2 (Huber 1964)."""
+    distance = jnp.abs(outputs.reshape(labels.shape) - labels)
+    return jnp.where(distance <= 1, distance**2 / 2, distance - 0.5)
+
+
+def sigmoid_cross_entropy(outputs: jax.Array, labels: jax.Array) -> jax.Array:
+    """The sum over a record's labels of their sigmoid cross-entropies."""
+    return jnp.sum(_sigmoid(outputs, labels), axis=1)
+
+
+def _sigmoid(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    return jax.nn.softplus(logits) - logits * labels
+
+
+LOSSES: dict[str, Loss] = {
+    "binary_cross_entropy": binary_cross_entropy,
+    "cross_entropy": cross_entropy,
+    "huber": huber,
+    "sigmoid_cross_entropy": sigmoid_cross_entropy,
+    "squared_error": squared_error,
+}
+
+
+def function(loss: str | Loss) -> Loss:
+    """The loss of this name, or a loss as it is."""
+    if not isinstance(loss, str):
+        return loss
+    _validate.known("loss", loss, LOSSES)
+    return LOSSES[loss]
+
+
+def chosen(model: Model, dataset: Dataset) -> str | Loss:
+    """What a model is trained with on a dataset: a name of `LOSSES`, or the model's own function.
+
+    Guarantees:
+        Refuses outputs that do not fit the labels, and a loss of its own that is not one number per record.
+    """
+    own, outputs = model.loss, _outputs(model, dataset)
+    if own is None:
+        one_for_two = dataset.target == "classes" and dataset.num_classes == 2 and outputs.shape[1:] in ((), (1,))
+        own = "binary_cross_entropy" if one_for_two else _DEFAULTS[dataset.target]
+    if not isinstance(own, str):
+        if model.learner is None:
+            _check_own(own, outputs, dataset)
+        return own
+    _validate.known("loss", own, LOSSES)
+    _check_fit(own, outputs, dataset)
+    return own
+
+
+def _outputs(model: Model, dataset: Dataset) -> jax.ShapeDtypeStruct:
+    """The shape of a model's outputs for two records."""
+    shape = (2, *dataset.test_inputs.shape[1:])
+    if model.learner is None:
+        parameters = jax.eval_shape(model.init, jax.random.key(0))
+        return jax.eval_shape(model.apply, parameters, jax.ShapeDtypeStruct(shape, jnp.float32))
+    given = model.learner.outputs(model.init(jax.random.key(0)), np.zeros(shape, np.float32))
+    return jax.ShapeDtypeStruct(given.shape, given.dtype)
+
+
+def _check_own(loss: Callable[..., Any], outputs: jax.ShapeDtypeStruct, dataset: Dataset) -> None:
+    labels = jax.ShapeDtypeStruct((2, *dataset.labels.shape[1:]), dataset.labels.dtype)
+    given = getattr(jax.eval_shape(loss, outputs, labels), "shape", None)
+    if given != (2,):
+        raise ValueError(f"expected loss(outputs, labels) to return one number per record, got shape {given} for two")
+
+
+def _check_fit(name: str, outputs: jax.ShapeDtypeStruct, dataset: Dataset) -> None:
+    """Refuse a loss for other labels, and outputs that cannot be compared with the labels."""
+    target = {"cross_entropy": "classes", "binary_cross_entropy": "classes", "sigmoid_cross_entropy": "labels"}
+    if dataset.target != target.get(name, "number"):
+        raise ValueError(
+            f"expected a loss for labels of target {dataset.target!r}, such as {_DEFAULTS[dataset.target]!r}, "
+            f"got loss={name!r}"
+        )
+    width = outputs.shape[1] if len(outputs.shape) == 2 else 1
+    classes = dataset.num_classes
+    if name == "cross_entropy":
+        fits, wanted = len(outputs.shape) == 2 and width >= classes, f"({classes},)"
+    elif name == "sigmoid_cross_entropy":
+        fits, wanted = outputs.shape[1:] == (classes,), f"({classes},)"
+    else:
+        fits, wanted = outputs.shape[1:] in ((), (1,)), "(1,)"
+    if not fits:
+        raise ValueError(
+            f"expected outputs of shape {wanted} per record from the model for loss {name!r}, got {outputs.shape[1:]}"
+        )

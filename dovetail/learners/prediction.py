@@ -1,0 +1,83 @@
+"""A trained model that can be asked: rows in, answers out, by the recipe of the data that it was trained on."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from dovetail import features as fixed
+from dovetail.data import Dataset, Model
+from dovetail.data.readers.recipes import Recipe
+from dovetail.features import Features
+from dovetail.learners import models, trees
+
+__all__ = ["Predictor", "model_for"]
+
+_BATCH_BYTES = 1 << 26
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Predictor:
+    """A model, its parameters by name, and what it reads: a recipe, and features of what that makes."""
+
+    model: Model
+    parameters: Mapping[str, np.ndarray]
+    recipe: Recipe
+    features: Features
+
+    def predict(self, rows: Any) -> np.ndarray:
+        """One answer per row: a class, a number, or zeros and ones for labels."""
+        return self.recipe.answer.told(self.logits(rows))
+
+    def predict_proba(self, rows: Any) -> np.ndarray:
+        """The probability of every class, (rows, classes), or of every label, by the model."""
+        return self.recipe.answer.probabilities(self.logits(rows))
+
+    def logits(self, rows: Any) -> np.ndarray:
+        """The model's outputs, (rows, outputs)."""
+        inputs = self.recipe.inputs(rows)
+        batch = max(1, _BATCH_BYTES // max(1, 4 * math.prod(inputs.shape[1:])))
+        parts = [self._apply(inputs[low : low + batch]) for low in range(0, len(inputs), batch)]
+        return np.concatenate(parts) if parts else np.zeros((0, self.recipe.answer.size), np.float32)
+
+    def check(self) -> None:
+        """Refuse parameters that are not the model's."""
+        _ = self._tree
+
+    def _apply(self, inputs: np.ndarray) -> np.ndarray:
+        floats = fixed.as_floats(inputs)
+        if self.features.kind != "none":
+            floats = self._pipeline.apply(floats)
+        if self.model.learner is not None:
+            return np.asarray(self.model.learner.outputs(self._tree, floats))
+        return np.asarray(self._compiled(self._tree, floats))
+
+    @functools.cached_property
+    def _pipeline(self) -> fixed.Pipeline:
+        return fixed.pipeline_of(self.features, self.recipe.shape)
+
+    @functools.cached_property
+    def _compiled(self) -> Callable[[Any, np.ndarray], jax.Array]:
+        return jax.jit(self.model.apply)
+
+    @functools.cached_property
+    def _tree(self) -> Any:
+        return trees.placed(jax.eval_shape(self.model.init, jax.random.key(0)), self.parameters)
+
+
+def model_for(name: str, recipe: Recipe, features: Features) -> Model:
+    """The model of this name for data of this recipe, without the data."""
+    shape = recipe.shape if features.kind == "none" else fixed.pipeline_of(features, recipe.shape).row_shape
+    blank = np.zeros((1, *shape), np.float32)
+    answer = recipe.answer
+    label = np.zeros((1, answer.size) if answer.kind == "labels" else 1, np.float32)
+    dataset = Dataset(
+        inputs=blank, labels=label, test_inputs=blank, test_labels=label, num_classes=answer.size, target=answer.kind
+    )
+    return models.sized(name, dataset, features=features)

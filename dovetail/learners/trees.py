@@ -1,0 +1,42 @@
+"""Names for the arrays of a model: "params/Dense_0/bias" for what a tree holds there; a single array is "params"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+__all__ = ["named", "placed"]
+
+
+def named(tree: Any) -> dict[str, np.ndarray]:
+    """The arrays of a tree by name.
+
+    Guarantees:
+        `placed(tree, named(tree))` is the tree.
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    found = {_name(path): np.asarray(leaf) for path, leaf in leaves}
+    if len(found) != len(leaves):
+        raise ValueError(f"expected different names for the {len(leaves)} arrays of a model, got {len(found)}")
+    return found
+
+
+def placed(like: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    """The tree of this form (of arrays, or of their shapes) that holds these arrays; refuses what does not fit."""
+    leaves, form = jax.tree_util.tree_flatten_with_path(like)
+    wanted = {_name(path): tuple(leaf.shape) for path, leaf in leaves}
+    found = {name: array.shape for name, array in arrays.items()}
+    if wanted != found:
+        raise ValueError(f"expected the parameters {_listed(wanted)}, got {_listed(found)}")
+    return jax.tree_util.tree_unflatten(form, [arrays[name] for name in wanted])
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/") or "params"
+
+
+def _listed(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {shape}" for name, shape in shapes.items())
