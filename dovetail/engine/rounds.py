@@ -153,7 +153,7 @@ class Engine:
         one_step = work.way == "linear" and not (work.update.local or work.diagnostics)
         if one_step and gram.serves(clients.index.shape[1], dataset.num_classes):
             products = gram.products(dataset.inputs, clients, constant=cast(float, work.model.constant))
-        labels = np.repeat(dataset.labels, dataset.views)
+        labels = np.repeat(dataset.labels, dataset.views, axis=0)
         data = (dataset.inputs, labels, clients.index, clients.counts, products)
         return Data(*jax.tree.map(lambda array: on_every_device(array, self.mesh), data))
 
