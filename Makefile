@@ -27,20 +27,21 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 unit: $(READY)
-	$(BIN)/pytest -m "not soak and not flower and not browser" -n 2 --dist worksteal
+	$(BIN)/pytest -m "not soak and not flower and not torch and not browser" -n 2 --dist worksteal
 
 # The tests of one folder, in under a minute: make room ROOM=accounting; ROOM=core is the files at the top of tests.
 room: $(READY)
 	@test -n "$(ROOM)" || { echo "expected make room ROOM=<a folder of tests, or core>, got none"; exit 2; }
-	$(BIN)/pytest -m "$(ROOM) and not soak and not flower and not browser" -n 2 --dist worksteal
+	$(BIN)/pytest -m "$(ROOM) and not soak and not flower and not torch and not browser" -n 2 --dist worksteal
 
 soak: $(READY)
-	$(BIN)/pytest -m "soak and not flower and not browser"
+	$(BIN)/pytest -m "soak and not flower and not torch and not browser"
 
-# Flower pins versions of its own and brings Ray: an environment of its own. Needs `unshare` and `ip` (util-linux,
+# Flower pins versions of its own and brings Ray: an environment of its own, with PyTorch, Flax and Equinox, whose tests
+# run there, too. Needs `unshare` and `ip` (util-linux,
 # iproute2), for Ray listens on all addresses; with nginx it also tries the example's proxy.
 flower: $(FLOWER)/.ready
-	$(FLOWER)/bin/pytest -m flower
+	$(FLOWER)/bin/pytest -m "flower or torch"
 
 # The site, in docs/_build/html. Warnings are errors: a broken link or a page that fetches something from elsewhere.
 docs: $(VENV)/.docs
@@ -68,7 +69,7 @@ $(READY): pyproject.toml
 $(FLOWER)/.ready: pyproject.toml
 	$(PYTHON) -m venv --clear $(FLOWER)
 	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,flower]' torch==2.13.0
+	$(FLOWER)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,flower]' torch==2.13.0 flax equinox
 	@touch $@
 
 $(VENV)/.docs: $(READY)

@@ -46,7 +46,7 @@ MODULES = {  # a page: what it shows, in this order; a package stands for all it
     "pages": ("dovetail.pages", "dovetail.figures", "dovetail.references"),
 }
 _MEANINGS = Path(__file__).with_name("meanings.toml")
-_WITH_FLOWER = ("dovetail.parties.flower",)  # which the site is built without; a tutorial shows it
+_WITH_OTHERS = ("dovetail.learners.torch", "dovetail.parties.flower")  # of packages that the site is built without
 
 
 def modules_of(name: str) -> Iterator[str]:
@@ -54,7 +54,7 @@ def modules_of(name: str) -> Iterator[str]:
     yield name
     module = importlib.import_module(name)
     for found in pkgutil.iter_modules(getattr(module, "__path__", []), f"{name}."):
-        if not found.name.rpartition(".")[2].startswith("_") and found.name not in _WITH_FLOWER:
+        if not found.name.rpartition(".")[2].startswith("_") and found.name not in _WITH_OTHERS:
             yield from modules_of(found.name)
 
 

@@ -6,7 +6,6 @@ import contextlib
 import runpy
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -169,6 +168,7 @@ def data(
 ) -> None:
     """Fetch and verify a dataset."""
     from dovetail.data import TASKS, resolve
+    from dovetail.engine import scoring
 
     if name is None:
         print_names(sorted(TASKS), as_json=as_json)
@@ -181,17 +181,19 @@ def data(
         "test_records": len(dataset.test_labels),
         "shape": list(dataset.inputs.shape[1:]),
         "classes": dataset.num_classes,
-        "majority": max(Counter(dataset.test_labels.tolist()).values()) / len(dataset.test_labels),
+        "majority": scoring.baseline(dataset).get("accuracy"),
         "subjects": None if dataset.subjects is None else len(set(dataset.subjects.tolist())),
         "users": None if dataset.users is None else len(set(dataset.users.tolist())),
     }
     if as_json:
         print_json(facts)
         return
+    guess = "labels are numbers"
+    if facts["majority"] is not None:
+        guess = f"the most frequent class is {facts['majority']:.2%} of the test records"
     out_console.print(
         f"{name}: {facts['records']} training and {facts['test_records']} test records, shape {facts['shape']}, "
-        f"{facts['classes']} classes, {facts['subjects'] or 'no known'} subjects, verified; the most frequent class "
-        f"is {facts['majority']:.2%} of the test records",
+        f"{facts['classes']} classes, {facts['subjects'] or 'no known'} subjects, verified; {guess}",
         highlight=False,
     )
 

@@ -279,11 +279,14 @@ class LoadData(Protocol):
 class Task:
     """Data and, if it brings its own, a model; `model` overrides the model named in a config.
 
+    It is a `Model`, a module of PyTorch, Flax or Equinox, or a function from the dataset to one of these. `loss`
+    overrides that of the model.
     `metrics` are functions of the model's outputs and the labels of all test records, reported by name beside accuracy
-    and the like.
+    and the like. Test records are held to be public.
     """
 
     name: str
     load: LoadData
-    model: Model | None = None
+    model: Any = None
+    loss: str | Loss | None = None
     metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict)

@@ -35,7 +35,11 @@ def fingerprint(
 
     Of code from outside the package, that of the task, its model, views and the protocol, the files it is in count.
     """
-    model = [] if task.model is None else [task.model.init, task.model.apply]
+    own = [task.loss, *task.metrics.values()]
+    if task.model is not None:
+        own += [task.model.init, task.model.apply, task.model.loss]
+        own += task.model.learner.code if task.model.learner is not None else ()
+    own = [one for one in own if one is not None and not isinstance(one, str)]
     asked = msgspec.to_builtins(config)
     del asked["performance"]
     settled = {
@@ -49,7 +53,7 @@ def fingerprint(
         "data": _digest(*data, *subjects),
         "roster": _digest(clients.index, clients.counts),
         "first model": _digest(parameters),
-        "own code": _code(type(protocol), task.load, *model, *views.parse(config.client.views))
+        "own code": _code(type(protocol), task.load, *own, *views.parse(config.client.views))
         | _code_at(config.task.features),
         "library": f"dovetail {__version__}, jax {jax.__version__}, numpy {np.__version__}",
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -15,7 +16,7 @@ import msgspec
 import numpy as np
 
 from dovetail import features, protocols
-from dovetail.data import Clients, Dataset, Model, Task, resolve, views
+from dovetail.data import Clients, Dataset, Metric, Model, Task, resolve, views
 from dovetail.data.readers.recipes import with_recipe
 from dovetail.engine import Engine, Performance, devices
 from dovetail.experiment.calibration import calibrated, guarantee_of
@@ -25,6 +26,7 @@ from dovetail.experiment.holdings import dealt, settled, spread_of
 from dovetail.experiment.plan import Plan
 from dovetail.learners import models
 from dovetail.learners.client import ClientUpdate
+from dovetail.learners.modules import model_of
 from dovetail.learners.moments import moments_of
 from dovetail.learners.server import Server
 from dovetail.randomness import Randomness
@@ -67,9 +69,11 @@ def _loaded(config: Config, task: Task) -> tuple[Dataset, Clients, Model]:
     dataset = views.expanded(dataset, config.client.views)
     chosen = config.task.all_features
     if task.model is not None:
-        return features.of(dataset, chosen), clients, task.model
-    dataset, model = models.build(config.task.model, dataset, features=chosen)
-    return dataset, clients, model
+        dataset = features.of(dataset, chosen)
+        model = model_of(task.model, dataset)
+    else:
+        dataset, model = models.build(config.task.model, dataset, features=chosen)
+    return dataset, clients, model if task.loss is None else dataclasses.replace(model, loss=task.loss)
 
 
 def prepare(config: Config, *, task: Task | None = None, guests: Guests | None = None) -> Plan:
@@ -81,8 +85,10 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
 
     task = task or resolve(config.task.name)
     dataset, clients, model = _loaded(config, task)
-    _check_model(config, dataset, model)
+    _check_model(config, protocol, dataset, model)
     config = settled(config, dataset)
+    if task.model is not None:
+        task = dataclasses.replace(task, model=model)
     if guests is not None:
         dataset, clients = guests.join(dataset, clients)
     held = usable(protocol, clients, dataset.subjects)
@@ -106,7 +112,7 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
         config=config,
         sampler=sampler,
         guarantee=guarantee,
-        engine=trainer.engine(sampler, dataset, model, diagnostics=config.diagnostics),
+        engine=trainer.engine(sampler, dataset, model, diagnostics=config.diagnostics, metrics=task.metrics),
         task=task,
         model=model,
         dataset=dataset,
@@ -138,7 +144,9 @@ class _Trainer:
             Performance(**msgspec.structs.asdict(config.performance)),
         )
 
-    def engine(self, sampler: Sampler, dataset: Dataset, model: Model, *, diagnostics: bool) -> Engine:
+    def engine(
+        self, sampler: Sampler, dataset: Dataset, model: Model, *, diagnostics: bool, metrics: Mapping[str, Metric]
+    ) -> Engine:
         """An engine for what the sampler draws; diagnostics are of users' updates: none where records are drawn."""
         moments = moments_of(self.update, model)
         std = None if moments is None else sampler.noise_std(0, dim=moments.dim) / sampler.divisor(0, learning_rate=1)
@@ -153,6 +161,7 @@ class _Trainer:
             randomness=sampler.schedule.randomness,
             performance=self.performance,
             diagnostics=diagnostics and sampler.protocol.samples == "users",
+            metrics=metrics,
         )
 
 
@@ -176,7 +185,7 @@ def _check_sections(config: Config, protocol: protocols.Protocol) -> None:
         )
 
 
-def _check_model(config: Config, dataset: Dataset, model: Model) -> None:
+def _check_model(config: Config, protocol: protocols.Protocol, dataset: Dataset, model: Model) -> None:
     """Refuse what moments cannot learn, and settings that a model's own learner would ignore."""
     client, learner = config.client, model.learner
     if client.update == "moments" and (dataset.target != "classes" or model.loss not in (None, "cross_entropy")):
@@ -193,6 +202,11 @@ def _check_model(config: Config, dataset: Dataset, model: Model) -> None:
         raise ValueError(
             f"expected no settings of [client] with model {model.name!r}, which trains by its own function, "
             f"got client.{changed[0]}"
+        )
+    if protocol.samples == "records" and not learner.gradients:
+        raise ValueError(
+            f"expected a model with gradients under {protocol.name!r}, which clips every record by itself, "
+            f"got model {model.name!r}, which trains by its own function"
         )
     if jax.process_count() > 1:
         raise ValueError(f"expected one process for model {model.name!r}, which trains outside JAX, got several")

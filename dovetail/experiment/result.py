@@ -115,6 +115,15 @@ class Result:
         """What is certified."""
         return self.quote.certified
 
+    def state_dict(self) -> dict[str, Any]:
+        """The parameters as PyTorch tensors by the module's own names, for `module.load_state_dict`.
+
+        What was not trained is not in it: pass ``strict=False`` for a module with buffers or frozen parameters.
+        """
+        import torch
+
+        return {name: torch.from_numpy(np.array(value)) for name, value in self.parameters.items()}
+
     def to_json(self) -> dict[str, Any]:
         """The machine-readable summary."""
         return {

@@ -20,15 +20,15 @@ import msgspec
 import numpy as np
 
 from dovetail import protocols
-from dovetail.data import Dataset, Task
+from dovetail.data import Dataset, Loss, Metric, Task
 from dovetail.engine import Diagnostics, Training
 from dovetail.engine.devices import to_host
 from dovetail.engine.scoring import baseline
-from dovetail.experiment._offered import default_cohort, task_of
 from dovetail.experiment.config import parse, presets, read, to_toml
 from dovetail.experiment.due import rounds_due
 from dovetail.experiment.fingerprint import difference, fingerprint
 from dovetail.experiment.folder import RunFolder, Saved
+from dovetail.experiment.own import default_cohort, task_of
 from dovetail.experiment.preparation import Plan, prepare
 from dovetail.experiment.result import Progress, Provenance, Result, described
 from dovetail.guarantee import Record
@@ -43,6 +43,9 @@ class Finished(ValueError):  # noqa: N818 - nothing is wrong
 def train(
     task: str | Task | Dataset,
     *,
+    model: Any = None,
+    loss: str | Loss | None = None,
+    metrics: Mapping[str, Metric] | None = None,
     protocol: str = "dp_fl",
     eps: float | None = None,
     delta: float | None = None,
@@ -51,8 +54,11 @@ def train(
 ) -> Result:
     """Train a model with differential privacy: the simplest entry point.
 
-    `task` is a `Dataset`, a `Task`, a registered name or ``"module:name"``; `settings` overrides config keys by dotted
-    path, for example ``{"cohort.rounds": 50}``. Without `out` nothing is written.
+    `task` is a registered name, ``"module:name"``, a `Task` or a `Dataset`. `model` is a bundled model by name, a
+    `Model`, a module of PyTorch, Flax or Equinox, or a function from the dataset to one of these; `loss` is a name of
+    `learners.losses.LOSSES` or a function ``(outputs, labels) -> one loss per record``; `metrics` are functions
+    ``(outputs, labels) -> number`` of the test records, by name. `settings` overrides config keys by dotted path, for
+    example ``{"cohort.rounds": 50}``. Without `out` nothing is written.
 
     If a preset has the name of the task, training starts from it: model, cohort, server, the protocol's settings if
     it is the same protocol, and the privacy target if `eps` or `delta` is not given, which is (2, 1e-05) for "digits"
@@ -60,9 +66,9 @@ def train(
     the noise. Every protocol has defaults for all other settings, including its clip norm. On a `Dataset`, all users
     take part in each of 30 rounds, unless `settings` say otherwise.
     """
-    own = isinstance(task, Dataset)
-    task = task_of(task)
-    name = task if isinstance(task, str) else task.name
+    own, named = isinstance(task, Dataset), {"task.model": model} if isinstance(model, str) else {}
+    chosen_task = task_of(task, model=None if named else model, loss=loss, metrics=metrics)
+    name = task if isinstance(task, str) else chosen_task.name
     data: dict[str, Any] = {"task": {"name": name}, "protocol": {"name": protocol}}
     if own:
         data["cohort"] = default_cohort(settings or {})
@@ -72,9 +78,9 @@ def train(
         if data["protocol"]["name"] != protocol:
             data["protocol"] = {"name": protocol}
             data["privacy"]["neighbors"] = protocols.find(protocol).relation.value
-    overrides = {"privacy.eps": eps, "privacy.delta": delta}
+    overrides = {**named, "privacy.eps": eps, "privacy.delta": delta}
     chosen = [(key, value) for key, value in overrides.items() if value is not None] + list((settings or {}).items())
-    plan = prepare(parse(data, chosen), task=task if isinstance(task, Task) else None)
+    plan = prepare(parse(data, chosen), task=chosen_task)
     return run(plan, out=None if out is None else Path(out))
 
 

@@ -4,15 +4,16 @@ Updates are those of `learners.client`, computed by PyTorch: the same batches in
 loss by `functional_call`, vectorised over clients by `vmap`. Parameters are one flat vector, by sorted name. A module
 starts from its own weights and is not changed; parameters without `requires_grad` and all buffers stay as they are.
 What a client's steps would change beside parameters, the statistics of batch normalisation, is refused, and so is
-dropout, whose masks no seed covers: `module.eval()` trains without both. PyTorch runs on the CPU.
+dropout, whose masks no seed covers: `module.eval()` trains without both. PyTorch runs on the CPU, on one thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -114,7 +115,19 @@ class TorchLearner:
         labels: np.ndarray,
         counts: np.ndarray,
     ) -> np.ndarray:
-        """Updates of some clients, all at once."""
+        """Updates of some clients, all at once, on one thread: threads cost more than they save on small chunks."""
+        with _one_thread():
+            return self._moved(settings, loss, parameters, inputs, labels, counts)
+
+    def _moved(
+        self,
+        settings: ClientUpdate,
+        loss: str | Loss,
+        parameters: np.ndarray,
+        inputs: np.ndarray,
+        labels: np.ndarray,
+        counts: np.ndarray,
+    ) -> np.ndarray:
         start, x, y = _tensor(parameters), _tensor(inputs), _tensor(labels)
         records = x.shape[1]
         real = (torch.arange(records) < _tensor(counts)[:, None]).to(torch.float32)
@@ -180,6 +193,16 @@ class TorchLearner:
             return loss
         _validate.known("loss", loss, _LOSSES)
         return _LOSSES[loss]
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _sigmoid(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -79,11 +79,23 @@ def _facts(statement: Statement, summary: dict[str, Any]) -> list[tuple[str, str
     return [
         ("eps", "none" if statement.unbounded else at_most(statement.eps)),
         ("delta", "none" if statement.unbounded else at_most(statement.delta)),
-        ("test accuracy", f"{summary['accuracy']:.2%}"),
+        *_score(summary),
         ("rounds", f"{summary['rounds']:,}" + (f" of {planned:,}" if planned != summary["rounds"] else "")),
         ("uploads", f"{summary['uploads']:,}"),
         ("protocol", summary["protocol"]["name"]),
     ]
+
+
+def _score(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """The first score on the test records, with that of the best constant guess."""
+    if summary.get("accuracy") is not None:
+        beside, ours, name = summary.get("baseline", {}), f"{summary['accuracy']:.2%}", "accuracy"
+        guess = f"{beside['accuracy']:.2%}" if beside else ""
+    else:
+        name, beside = ("R2", summary["baseline"]) if summary["metrics"].get("r2") is not None else ("loss", {})
+        ours = number(summary["metrics"][name.lower()])
+        guess = number(beside["r2"]) if beside else ""
+    return [(f"test {name}", ours), *([(beside["rule"], guess)] if guess else [])]
 
 
 def _scope(
@@ -104,10 +116,7 @@ def _curves(metrics: list[dict[str, Any]], statement: Statement, config: str) ->
     if len(metrics) < 2:
         return []
     rounds = [line["round"] for line in metrics]
-    accuracy = Line(name="", x=rounds, y=[line["accuracy"] for line in metrics])
-    drawn = [
-        Figure(title="Accuracy", x_label="round", y_label="test accuracy", lines=[accuracy], percent_y=True),
-    ]
+    drawn = [_quality(rounds, metrics)]
     spent = [line.get("eps") for line in metrics]
     if all(eps is None for eps in spent):
         return drawn
@@ -117,6 +126,15 @@ def _curves(metrics: list[dict[str, Any]], statement: Statement, config: str) ->
         lines.append(Line(name=f"budget: eps {number(target)}", x=[0, rounds[-1]], y=[target] * 2, style="dashed"))
     said = f"eps at delta {number(statement.delta)}"
     return [*drawn, Figure(title="Budget", x_label="round", y_label=said, lines=lines)]
+
+
+def _quality(rounds: list[int], metrics: list[dict[str, Any]]) -> Figure:
+    """Accuracy round by round, or the loss where there is none."""
+    if all(line["accuracy"] is not None for line in metrics):
+        accuracy = Line(name="", x=rounds, y=[line["accuracy"] for line in metrics])
+        return Figure(title="Accuracy", x_label="round", y_label="test accuracy", lines=[accuracy], percent_y=True)
+    loss = Line(name="", x=rounds, y=[line["metrics"]["loss"] for line in metrics])
+    return Figure(title="Loss", x_label="round", y_label="test loss", lines=[loss])
 
 
 def _histogram(per_user: Sequence[float] | None) -> list[Figure]:

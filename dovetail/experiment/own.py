@@ -1,12 +1,13 @@
-"""What may be handed to `dovetail.train`: a task, its name, a dataset; and what to do with anything else."""
+"""What a call of `train` brings of its own: a dataset, a model, a loss, metrics; and what to do with anything else."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail.data import Dataset, Task
+from dovetail.data import Dataset, Loss, Metric, Task, resolve
 
 __all__ = ["default_cohort", "task_of"]
 
@@ -14,8 +15,20 @@ _OWN, _ROUNDS = "dataset", 30
 _FILES = {".csv": "from_csv", ".gz": "from_csv", ".parquet": "from_parquet", ".pq": "from_parquet", ".tsv": "from_csv"}
 
 
-def task_of(offered: object) -> str | Task:
-    """A task or the name of one; refuses tables and files, which do not say whose their rows are."""
+def task_of(
+    offered: object,
+    *,
+    model: Any = None,
+    loss: str | Loss | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+) -> Task:
+    """The task with what is given in place of its own; refuses tables and files, which do not say whose rows are."""
+    changes = {"model": model, "loss": loss, "metrics": metrics}
+    given = {name: value for name, value in changes.items() if value is not None}
+    return dataclasses.replace(_resolved(offered), **given)
+
+
+def _resolved(offered: object) -> Task:
     if isinstance(offered, Dataset):
         return Task(name=_OWN, load=lambda *, folder: offered)
     if isinstance(offered, Task):
@@ -23,7 +36,7 @@ def task_of(offered: object) -> str | Task:
     if isinstance(offered, str | Path):
         reader = _FILES.get(Path(offered).suffix.lower())
         if reader is None and isinstance(offered, str):
-            return offered
+            return resolve(offered)
         reader = reader or "from_folder"
         raise ValueError(_sentence(f"Dataset.{reader}({str(offered)!r}, ...)", f"the path {str(offered)!r}"))
     if hasattr(offered, "columns"):

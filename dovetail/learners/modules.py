@@ -1,0 +1,90 @@
+"""Modules of other libraries as models: Flax, Equinox and PyTorch, each as it is.
+
+None of these libraries is a dependency, and none is imported unless a module of it is given. Parameters are whatever
+the library trains by gradients; a module with any other state that training would change is refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dovetail.data._base import Dataset, Model
+
+__all__ = ["equinox_model", "flax_model", "model_of"]
+
+
+def model_of(given: Any, dataset: Dataset) -> Model:
+    """A `Model` as it is, a module of Flax, Equinox or PyTorch, or a function from the dataset to one of these."""
+    if isinstance(given, Model):
+        return given
+    if _is(given, "torch.nn", "Module"):
+        from dovetail.learners import torch
+
+        return torch.model(given)
+    if _is(given, "flax.linen", "Module") or _is(given, "flax.nnx", "Module"):
+        return flax_model(given, dataset)
+    if _is(given, "equinox", "Module"):
+        return equinox_model(given)
+    if callable(given):
+        return model_of(given(dataset), dataset)
+    raise ValueError(
+        "expected a dovetail.Model, a module of PyTorch, Flax or Equinox, or a function from the dataset to one, "
+        f"got a {type(given).__name__}"
+    )
+
+
+def flax_model(module: Any, dataset: Dataset) -> Model:
+    """The model of a Flax module: `linen`, initialised for records of this dataset, or `nnx`, with its own weights."""
+    if _is(module, "flax.nnx", "Module"):
+        return _nnx_model(module)
+    one = jnp.zeros((1, *dataset.test_inputs.shape[1:]), jnp.float32)
+    others = sorted(set(jax.eval_shape(module.init, jax.random.key(0), one)) - {"params"})
+    if others:
+        raise ValueError(f"expected a Flax module whose state is its parameters, got {', '.join(others)} beside them")
+    return Model(
+        name=type(module).__name__,
+        init=lambda key: module.init(key, one)["params"],
+        apply=lambda params, inputs: module.apply({"params": params}, inputs),
+    )
+
+
+def _nnx_model(module: Any) -> Model:
+    nnx = sys.modules["flax.nnx"]
+    graph, first, rest = nnx.split(module, nnx.Param, ...)
+    if jax.tree.leaves(rest):
+        raise ValueError("expected a Flax module whose state is its parameters, got other variables beside them")
+    return Model(
+        name=type(module).__name__,
+        init=lambda key: nnx.to_pure_dict(first),
+        apply=lambda params, inputs: nnx.merge(graph, _like(first, params), rest)(inputs),
+    )
+
+
+def _like(state: Any, values: Any) -> Any:
+    """The state with these values."""
+    return jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(values))
+
+
+def equinox_model(module: Any) -> Model:
+    """The model of an Equinox module, which is called record by record and starts from its own weights.
+
+    Its arrays of floating-point numbers are trained, everything else stays.
+    """
+    equinox = sys.modules["equinox"]
+    first, rest = equinox.partition(module, equinox.is_inexact_array)
+    leaves, structure = jax.tree.flatten(first)
+
+    def apply(params: list[jax.Array], inputs: jax.Array) -> jax.Array:
+        return jax.vmap(equinox.combine(jax.tree.unflatten(structure, params), rest))(inputs)
+
+    return Model(name=type(module).__name__, init=lambda key: list(map(jnp.asarray, leaves)), apply=apply)
+
+
+def _is(given: Any, module: str, name: str) -> bool:
+    """Whether this is an object of a class of a library that is imported."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(given, kind)
