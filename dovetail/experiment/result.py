@@ -129,7 +129,7 @@ class Result:
         return {
             "accuracy": self.accuracy,
             "auc": self.auc,
-            "metrics": dict(self.metrics),
+            "metrics": _plain(self.metrics),
             "baseline": dict(self.baseline),
             "rounds": self.rounds,
             "planned_rounds": self.planned_rounds,
@@ -160,8 +160,16 @@ class Progress:
             "accuracy": self.accuracy,
             "eps": None if spent is None else spent.eps,
             "delta": None if spent is None else spent.delta,
-            "metrics": None if self.metrics is None else dict(self.metrics),
+            "metrics": None if self.metrics is None else _plain(self.metrics),
         }
+
+
+def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics with null for what JSON has no number for, such as the loss of a training that diverged."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in metrics.items()
+    }
 
 
 def headline(metrics: Mapping[str, Any], baseline: Mapping[str, Any]) -> str:

@@ -93,7 +93,8 @@ def _score(summary: dict[str, Any]) -> list[tuple[str, str]]:
         guess = f"{beside['accuracy']:.2%}" if beside else ""
     else:
         name, beside = ("R2", summary["baseline"]) if summary["metrics"].get("r2") is not None else ("loss", {})
-        ours = number(summary["metrics"][name.lower()])
+        score = summary["metrics"][name.lower()]
+        ours = "not a number" if score is None else number(score)
         guess = number(beside["r2"]) if beside else ""
     return [(f"test {name}", ours), *([(beside["rule"], guess)] if guess else [])]
 
@@ -116,7 +117,7 @@ def _curves(metrics: list[dict[str, Any]], statement: Statement, config: str) ->
     if len(metrics) < 2:
         return []
     rounds = [line["round"] for line in metrics]
-    drawn = [_quality(rounds, metrics)]
+    drawn = _quality(rounds, metrics)
     spent = [line.get("eps") for line in metrics]
     if all(eps is None for eps in spent):
         return drawn
@@ -128,13 +129,14 @@ def _curves(metrics: list[dict[str, Any]], statement: Statement, config: str) ->
     return [*drawn, Figure(title="Budget", x_label="round", y_label=said, lines=lines)]
 
 
-def _quality(rounds: list[int], metrics: list[dict[str, Any]]) -> Figure:
+def _quality(rounds: list[int], metrics: list[dict[str, Any]]) -> list[Figure]:
     """Accuracy round by round, or the loss where there is none."""
     if all(line["accuracy"] is not None for line in metrics):
         accuracy = Line(name="", x=rounds, y=[line["accuracy"] for line in metrics])
-        return Figure(title="Accuracy", x_label="round", y_label="test accuracy", lines=[accuracy], percent_y=True)
-    loss = Line(name="", x=rounds, y=[line["metrics"]["loss"] for line in metrics])
-    return Figure(title="Loss", x_label="round", y_label="test loss", lines=[loss])
+        return [Figure(title="Accuracy", x_label="round", y_label="test accuracy", lines=[accuracy], percent_y=True)]
+    known = [line for line in metrics if line["metrics"]["loss"] is not None]
+    loss = Line(name="", x=[line["round"] for line in known], y=[line["metrics"]["loss"] for line in known])
+    return [Figure(title="Loss", x_label="round", y_label="test loss", lines=[loss])] if len(known) > 1 else []
 
 
 def _histogram(per_user: Sequence[float] | None) -> list[Figure]:

@@ -124,6 +124,23 @@ def test_own_metrics_are_in_the_result_the_log_and_the_report(tmp_path):
         dovetail.train(data, metrics={"r2": within_one}, protocol="fedavg", settings=EVERYONE)
 
 
+@pytest.mark.parametrize("target", ["number", "classes"])
+def test_a_training_that_diverges_is_written_as_json(tmp_path, target):
+    wild = Model(name="wild", init=lambda key: jnp.ones((5, 1)), apply=lambda w, x: jnp.exp(500 * jnp.abs(x @ w)))
+    settings = {**EVERYONE, "cohort.rounds": 3}
+    result = dovetail.train(dataset(target), model=wild, protocol="fedavg", settings=settings, out=tmp_path / "run")
+    assert not np.isfinite(result.metrics["loss"])
+
+    def refuse(name):
+        raise ValueError(name)
+
+    for file in ("metrics.jsonl", "privacy.json"):
+        text = (tmp_path / "run" / file).read_text()
+        for part in text.splitlines() if file == "metrics.jsonl" else [text]:
+            assert json.loads(part, parse_constant=refuse)["metrics"]["loss"] is None
+    pages.write(tmp_path / "run")
+
+
 def least_squares(parameters, records):
     """A client's own fit, halfway from the model that it was given."""
     x = np.column_stack([records.inputs, np.ones(len(records.inputs))])
