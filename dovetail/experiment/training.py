@@ -24,11 +24,11 @@ from dovetail.data import Dataset, Loss, Metric, Task
 from dovetail.engine import Diagnostics, Training
 from dovetail.engine.devices import to_host
 from dovetail.engine.scoring import baseline
+from dovetail.experiment._own import default_cohort, task_of
 from dovetail.experiment.config import parse, presets, read, to_toml
 from dovetail.experiment.due import rounds_due
 from dovetail.experiment.fingerprint import difference, fingerprint
 from dovetail.experiment.folder import RunFolder, Saved
-from dovetail.experiment.own import default_cohort, task_of
 from dovetail.experiment.preparation import Plan, prepare
 from dovetail.experiment.result import Progress, Provenance, Result, described
 from dovetail.guarantee import Record

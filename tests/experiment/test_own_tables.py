@@ -17,7 +17,7 @@ from dovetail.data import Dataset, Model, Task
 from dovetail.data.readers.assembly import CLASSES_NOTE, TESTED_NOTE
 from dovetail.experiment import config as configs
 from dovetail.experiment import training
-from dovetail.experiment._offered import default_cohort
+from dovetail.experiment._own import default_cohort
 from dovetail.experiment.preparation import prepare
 from dovetail.experiment.verify import verify
 from dovetail.learners import functions
