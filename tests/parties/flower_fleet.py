@@ -302,12 +302,13 @@ def searching(folder: Path, deployment: Path) -> Iterator[None]:
     over = threading.Event()
 
     def look() -> None:
-        task = task_of(deployment)
-        while not over.wait(3.0):
+        wanted = {"task": [task_of(deployment).task_id], "sealed": [], "share": [], "update": planted()[:1]}
+        while not over.wait(1.0):
             told = told_by_a_node(deployment)
-            wanted = {"task": [task.task_id], "sealed": [], "share": [], "update": planted()[:1]}
             if told is not None:
-                wanted.update(sealed=[told.sealed[1][:_WINDOW]], share=told.secrets[:4])
+                if (sealed := told.sealed[1][:_WINDOW]) not in wanted["sealed"]:
+                    wanted["sealed"].append(sealed)
+                    wanted["share"] += told.secrets[:4]
                 files = [path.read_bytes() for path in (deployment / "aggregator-0").glob("store.db*")]
                 count(seen["aggregator's file"], {"share": any(told.seed in data for data in files)})
             for kind, process in processes():
