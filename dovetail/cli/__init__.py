@@ -14,7 +14,19 @@ import typer
 from rich.logging import RichHandler
 
 from dovetail import __version__
-from dovetail.cli import accounts, audits, fleets, parties, predictions, studies, tasks, training, tuning, users
+from dovetail.cli import (
+    accounts,
+    audits,
+    choices,
+    fleets,
+    parties,
+    predictions,
+    studies,
+    tasks,
+    training,
+    tuning,
+    users,
+)
 from dovetail.cli._shared import Command, Group, err_console, flag, out_console
 
 __all__ = ["app", "main"]
@@ -31,6 +43,7 @@ for _command in (
     training.verify,
     predictions.predict,
     tuning.tune,
+    choices.choose,
     accounts.calibrate,
     audits.audit,
     studies.compare,
