@@ -12,7 +12,7 @@ from dovetail.guarantee import quotes
 from dovetail.protocols import PROTOCOLS
 from dovetail.statements import Trust
 
-SMALL = choosing.Situation(trust="curator", users=400, dim=20, rounds=2, eps=2.0, delta=1e-4)
+SMALL = choosing.Situation(trust="curator", users=1000, dim=7850, rounds=20, eps=0.5, delta=1e-6)
 LEVELS = {
     "nobody": {Trust.LOCAL},
     "aggregators": {Trust.LOCAL, Trust.SHARES},
@@ -64,20 +64,20 @@ def test_no_more_trust_is_asked_for_than_there_is(everything, trust):
 
 
 def test_disjoint_batches_cost_a_user_one_round_per_epoch():
-    batches = dataclasses.replace(SMALL, per_round=100, rounds=5)
+    batches = dataclasses.replace(SMALL, per_round=100, rounds=11)
     assert batches.kind == "disjoint"
-    assert batches.terms("dp_fl").rounds == 2  # four rounds make an epoch
+    assert batches.terms("dp_fl").rounds == 2  # ten rounds make an epoch
     assert batches.terms("dp_fl").num_users == 100
 
 
 def test_a_sample_by_coins_rules_out_what_would_show_its_size():
-    poisson = dataclasses.replace(SMALL, per_round=100, participation="poisson", trust="aggregators")
+    poisson = dataclasses.replace(SMALL, per_round=300, rounds=1, participation="poisson", trust="aggregators")
     reasons = {one.protocol: one.reason for one in choosing.choose(poisson).ruled_out}
     assert "aggregators see how many users a Poisson sample has" in reasons["secagg"]
     secret = choosing.choose(dataclasses.replace(poisson, participation="secret"))
     (secagg,) = (one for one in secret.fitting if one.protocol == "secagg")
     assert secret.source is None
-    everyone = dataclasses.replace(SMALL, trust="aggregators")
+    everyone = dataclasses.replace(SMALL, rounds=1, trust="aggregators")
     (other,) = (one for one in choosing.choose(everyone).fitting if one.protocol == "secagg")
     assert secagg.value < other.value, "the sample amplifies"
     assert secagg.std > secagg.value / SMALL.users, "the noise of all, over the users whose data enter"
@@ -101,8 +101,8 @@ def test_accuracies_come_from_a_comparison_that_is_near():
     ("change", "sentence"),
     [
         ({"trust": "everybody"}, "expected trust to be one of nobody"),
-        ({"per_round": 500}, "per_round <= 400"),
-        ({"per_round": 100, "participation": "everyone"}, "expected per_round=400 if everyone takes part"),
+        ({"per_round": 5000}, "per_round <= 1000"),
+        ({"per_round": 100, "participation": "everyone"}, "expected per_round=1000 if everyone takes part"),
         ({"participation": "poisson"}, "expected per_round with participation='poisson', got none"),
         ({"eps": math.nan}, "eps"),
         ({"dim": 0}, "expected dim >= 1"),
