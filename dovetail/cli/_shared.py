@@ -25,6 +25,7 @@ __all__ = [
     "JsonFlag",
     "Measures",
     "Overrides",
+    "Participation",
     "Population",
     "Relation",
     "Rounds",
@@ -40,6 +41,7 @@ __all__ = [
     "print_names",
     "print_statement",
     "relation_of",
+    "settings_of",
 ]
 
 _WIDE = None if sys.stdout.isatty() else 200  # tables in files and pipes are not cut to a screen that is not there
@@ -72,6 +74,13 @@ class Group(_PlainHelp, typer.core.TyperGroup):
 JsonFlag = Annotated[bool, flag("--json", "Print one JSON object on stdout.")]
 Users = Annotated[int, typer.Option("--n", help="Number of users per round.")]
 Population = Annotated[int | None, typer.Option(help="Number of users from which each round samples --n in secret.")]
+Participation = Annotated[
+    str | None,
+    typer.Option(
+        help="How --n of the --population take part: fixed (exactly so many), poisson (on average), secret (on "
+        "average, and all upload) or everyone. Default: fixed with --population, else everyone."
+    ),
+]
 Colluders = Annotated[int, typer.Option("--colluders", help="Number of users assumed to be fake or to collude.")]
 Relation = Annotated[
     str | None,
@@ -141,3 +150,11 @@ def relation_of(text: str | None) -> Neighbors | None:
         return None
     _validate.one_of([relation.value for relation in Neighbors], neighbors=text)
     return Neighbors(text)
+
+
+def settings_of(texts: Sequence[str] | None) -> dict[str, Any]:
+    """The protocol's own settings: `clip_norm=1`, or `protocol.clip_norm=1` as a config spells it."""
+    from dovetail.experiment import config
+
+    pairs = (config.parse_override(text) for text in texts or ())
+    return {key.removeprefix("protocol."): value for key, value in pairs}

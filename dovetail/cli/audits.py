@@ -26,6 +26,7 @@ from dovetail.cli._shared import (
     print_json,
     print_statement,
     relation_of,
+    settings_of,
 )
 from dovetail.numbers import at_least, at_most
 
@@ -80,16 +81,16 @@ def audit(
         files.check(plot)
     target = _one_target(name, everything, training)
     _validate.one_of((*audits.VIEWS, "shuffler"), view=view)
-    chosen = dict(config.parse_override(text) for text in set_ or [])
     if training is not None:
-        _audit_training(config.read(training, list(chosen.items())), canaries, black_box, confidence, seed, as_json)
+        changes = [config.parse_override(text) for text in set_ or []]
+        _audit_training(config.read(training, changes), canaries, black_box, confidence, seed, as_json)
         return
     if everything:
         _audit_all(quick, trials, confidence, seed, as_json)
         return
     plan = audits.plan_for(
         *(target, n, dim, delta),
-        chosen=chosen,
+        chosen=settings_of(set_),
         colluders=colluders,
         rounds=rounds,
         population=population,
