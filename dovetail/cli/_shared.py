@@ -27,6 +27,7 @@ __all__ = [
     "Overrides",
     "Participation",
     "Population",
+    "Quiet",
     "Relation",
     "Rounds",
     "Settings",
@@ -40,12 +41,17 @@ __all__ = [
     "print_json",
     "print_names",
     "print_statement",
+    "progress_console",
     "relation_of",
     "settings_of",
 ]
 
 _WIDE = None if sys.stdout.isatty() else 200  # tables in files and pipes are not cut to a screen that is not there
 out_console, err_console = Console(soft_wrap=True, width=_WIDE), Console(stderr=True, soft_wrap=True)
+progress_console = Console(stderr=True, soft_wrap=True)  # what `--quiet` silences; errors and results stay
+
+
+_COMPLETION = ("install_completion", "show_completion")
 
 
 def flag(name: str, says: str) -> Any:
@@ -54,13 +60,14 @@ def flag(name: str, says: str) -> Any:
 
 
 class _PlainHelp:
-    """A command whose `--help` shows no type for `--help` itself."""
+    """A command whose `--help` shows no type for flags that typer adds itself."""
 
-    def get_help_option(self, ctx: Any) -> Any:
-        option = super().get_help_option(ctx)  # type: ignore[misc]
-        if option is not None:
-            option.metavar = ""
-        return option
+    def get_params(self, ctx: Any) -> Any:
+        params = super().get_params(ctx)  # type: ignore[misc]
+        for option in params:
+            if getattr(option, "is_flag", False) or option.name in _COMPLETION:
+                option.metavar = ""
+        return params
 
 
 class Command(_PlainHelp, typer.core.TyperCommand):
@@ -71,7 +78,15 @@ class Group(_PlainHelp, typer.core.TyperGroup):
     """A group of commands."""
 
 
+def _silence(quiet: bool) -> bool:
+    progress_console.quiet = quiet
+    return quiet
+
+
 JsonFlag = Annotated[bool, flag("--json", "Print one JSON object on stdout.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", help="Show no progress on stderr.", metavar="", callback=_silence, expose_value=False)
+]
 Users = Annotated[int, typer.Option("--n", help="Number of users per round.")]
 Population = Annotated[int | None, typer.Option(help="Number of users from which each round samples --n in secret.")]
 Participation = Annotated[

@@ -15,14 +15,15 @@ from dovetail.cli._shared import (
     JsonFlag,
     Participation,
     Population,
+    Quiet,
     Relation,
     Rounds,
     Settings,
     Users,
-    err_console,
     out_console,
     print_json,
     print_statement,
+    progress_console,
     relation_of,
     settings_of,
 )
@@ -102,13 +103,14 @@ def account_protocol(
     colluders: Colluders = 0,
     neighbors: Relation = None,
     set_: Settings = None,
+    quiet: Quiet = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Print the certified, claimed and local statements of a protocol."""
     from dovetail.guarantee import quotes
 
     plan = _plan(n, dim, delta, rounds, colluders, neighbors, set_)
-    with err_console.status("accounting"):
+    with progress_console.status("accounting"):
         quote = quotes.quote(name, _sampled(plan, participation, population))
     if as_json:
         print_json(_quote_json(quote))
@@ -134,13 +136,14 @@ def calibrate(
     colluders: Colluders = 0,
     neighbors: Relation = None,
     set_: Settings = None,
+    quiet: Quiet = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Find the protocol parameter that meets a target (eps, delta), rounded conservatively."""
     from dovetail.guarantee import quotes
 
     plan = _sampled(_plan(n, dim, delta, rounds, colluders, neighbors, set_), participation, population)
-    with err_console.status("calibrating"):
+    with progress_console.status("calibrating"):
         chosen, value, quote = quotes.calibrate(name, plan, eps=eps, parameter=parameter)
     if as_json:
         print_json({**_quote_json(quote), "parameter": chosen, "value": value})

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dovetail.cli._progress import steps
-from dovetail.cli._shared import JsonFlag, out_console, print_json
+from dovetail.cli._shared import JsonFlag, Quiet, out_console, print_json
 from dovetail.numbers import at_least, at_most
 
 __all__ = ["choose"]
@@ -51,6 +51,7 @@ def choose(
     records_per_user: Annotated[
         int, typer.Option(min=1, help="Number of records per user; all of a user's records are protected together.")
     ] = 1,
+    quiet: Quiet = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Say which protocols fit: noise, bytes, seconds and accuracy at the same privacy, and why others do not fit.

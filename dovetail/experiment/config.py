@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 import tomli_w
 
-from dovetail import _validate
+from dovetail import _imports, _validate
 from dovetail.experiment._overrides import apply, parse_override
 from dovetail.features import Features, Whitening
 
@@ -181,10 +181,14 @@ def described_presets() -> dict[str, str]:
 
 
 def read(source: str | Path, overrides: Iterable[tuple[str, Any]] = ()) -> Config:
-    """The config in a file, or the preset of this name, with overrides applied."""
+    """The config in a file, or the preset of this name, with overrides applied.
+
+    Objects that a file names as "module:name" may lie beside it.
+    """
     path = Path(source)
     if path.is_file():
         text = path.read_text()
+        _imports.look_in(path.parent)
     elif str(source) in presets():
         text = (resources.files("dovetail") / "presets" / f"{source}.toml").read_text()
     elif path.suffix == ".toml" or path.exists():
