@@ -16,7 +16,7 @@ from dovetail.numbers import at_least, at_most
 __all__ = ["choose"]
 
 _QUESTIONS = {
-    "trust": "Whom may users have to trust: nobody, aggregators (one of them is honest), shuffler, or curator",
+    "trust": "Whom may users have to trust: nobody, aggregators (of which one is honest), shuffler, or curator",
     "users": "How many users are there",
     "per_round": "How many of them take part in a round",
     "rounds": "How many rounds are there",

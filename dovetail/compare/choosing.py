@@ -15,7 +15,7 @@ from typing import Any, Literal
 from dovetail import _validate, protocols
 from dovetail.compare._committed import Committed, near
 from dovetail.compare._costs import Costs, costs
-from dovetail.compare._trusting import whom
+from dovetail.compare._trusting import may_collude, whom
 from dovetail.events import Everyone
 from dovetail.guarantee import quotes
 from dovetail.protocols import Protocol
@@ -209,9 +209,11 @@ def _unfit(name: str, situation: Situation) -> str | None:
     if built.noise_field == "budget_scale":
         return _PERSONAL.format(name=name)
     guarantee = quotes.guarantee(name, dataclasses.replace(terms, participation=Everyone(), uploads=None))
-    trust = guarantee.scope.trust
-    if TRUST.index(_LEVELS[trust]) > TRUST.index(situation.trust):
-        return f"it needs more trust: {whom(trust, guarantee.settled, situation.dim)}"
+    trust, settled = guarantee.scope.trust, guarantee.settled
+    one_of_several = trust is Trust.SHUFFLE and may_collude(settled) > 0  # the same trust as in aggregators
+    level = _LEVELS[Trust.SHARES if one_of_several else trust]
+    if TRUST.index(level) > TRUST.index(situation.trust):
+        return f"it needs more trust: {whom(trust, settled, situation.dim)}"
     return None
 
 

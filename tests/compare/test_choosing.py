@@ -15,7 +15,7 @@ from dovetail.statements import Trust
 SMALL = choosing.Situation(trust="curator", users=1000, dim=7850, rounds=20, eps=0.5, delta=1e-6)
 LEVELS = {
     "nobody": {Trust.LOCAL},
-    "aggregators": {Trust.LOCAL, Trust.SHARES},
+    "aggregators": {Trust.LOCAL, Trust.SHARES, Trust.SHUFFLE},  # of shufflers, one of two that mix shares
     "shuffler": {Trust.LOCAL, Trust.SHARES, Trust.SHUFFLE},
     "curator": {Trust.LOCAL, Trust.SHARES, Trust.SHUFFLE, Trust.CURATOR},
 }
@@ -59,6 +59,8 @@ def test_costs_are_those_of_compare(everything):
 def test_no_more_trust_is_asked_for_than_there_is(everything, trust):
     found = choosing.choose(dataclasses.replace(SMALL, trust=trust))
     assert {one.certified.trust for one in found.fitting} == LEVELS[trust]
+    assert ("split_and_mix" in names(found)) == (trust != "nobody")
+    assert ("ss_topk" in names(found)) == (trust in ("shuffler", "curator"))
     gone = names(everything) - names(found)
     assert all("it needs more trust" in one.reason for one in found.ruled_out if one.protocol in gone)
 
