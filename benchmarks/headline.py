@@ -1,4 +1,7 @@
-"""The README's table, from the comparisons in papers/results/compare; `--check` only says whether it is theirs."""
+"""The README's table and what `dovetail choose` knows of accuracies, from the comparisons in papers/results/compare.
+
+`--check` only says whether they are theirs.
+"""
 
 import argparse
 import json
@@ -9,6 +12,8 @@ from dovetail import compare
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, README = ROOT / "papers" / "results" / "compare", ROOT / "README.md"
+CHOOSING = ROOT / "dovetail" / "comparisons" / "results.json"
+USERS = {"mnist": 60_000}  # one per training record
 BEGIN, END = "<!-- headline: written by benchmarks/headline.py -->", "<!-- end of headline -->"
 MODELS, EPS = ("logistic", "scatter"), ("0.24", "1", "2.5")
 
@@ -42,6 +47,30 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def per_round(data: dict, name: str) -> int:
+    """How many users took part in a round of a protocol's."""
+    (contender,) = compare.line_up(eps=data["eps"], delta=data["delta"], model=data["model"], protocols=[name])
+    return contender.config.cohort.size or USERS[data["task"]]
+
+
+def in_short() -> str:
+    """Every comparison's terms and accuracies as JSON."""
+    found = {}
+    for folder in sorted(RESULTS.iterdir()):
+        data = json.loads((folder / "comparison.json").read_text())
+        rows = {row["protocol"]: row for row in data["rows"] if not row["reason"]}
+        found[folder.name] = {
+            **{name: data[name] for name in ("task", "model", "eps", "delta", "seeds")},
+            "users": USERS[data["task"]],
+            "dim": rows["fedavg"]["bytes_per_client"] // 4,
+            "runs": {
+                name: {"accuracy": round(row["mean"], 4), "rounds": row["rounds"], "per_round": per_round(data, name)}
+                for name, row in sorted(rows.items())
+            },
+        }
+    return json.dumps(found, indent=1) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
@@ -51,10 +80,13 @@ def main() -> None:
     _, _, after = rest.partition(END)
     written = f"{before}{BEGIN}\n{table()}\n{END}{after}"
     if arguments.check:
-        sys.exit(
-            0 if written == text else "expected the README's table to be benchmarks/headline.py's, got another one"
-        )
+        if written != text:
+            sys.exit("expected the README's table to be benchmarks/headline.py's, got another one")
+        if CHOOSING.read_text() != in_short():
+            sys.exit(f"expected {CHOOSING.name} to be benchmarks/headline.py's, got another one")
+        return
     README.write_text(written)
+    CHOOSING.write_text(in_short())
 
 
 if __name__ == "__main__":

@@ -12,20 +12,27 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeGuard, TypeVar
 
-__all__ = ["LateModule", "load", "on_first_use"]
+__all__ = ["LateModule", "load", "look_in", "on_first_use"]
 
 _Found = TypeVar("_Found")
+_beside: list[Path] = []
+
+
+def look_in(folder: Path) -> None:
+    """Let `load` find modules in this folder too, after the working directory: a config's, for its own modules."""
+    if (found := folder.resolve()) not in _beside:
+        _beside.append(found)
 
 
 def load(text: str, *, what: str, kind: str, accept: Callable[[object], TypeGuard[_Found]]) -> _Found:
-    """The object "module:name", imported from the working directory or the Python path, if it is one to `accept`.
+    """The object "module:name", from the Python path, the working directory or `look_in`, if it is one to `accept`.
 
     `what` and `kind` name such an object in a refusal: "task", "dovetail.data.Task".
     """
     module_name, _, name = text.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # last, and for good: the module may import its neighbours later
+    for folder in (Path.cwd(), *_beside):
+        if str(folder) not in sys.path and not (folder == Path.cwd() and "" in sys.path):
+            sys.path.append(str(folder))  # last, and for good: the module may import its neighbours later
     try:
         importlib.invalidate_caches()
         found = getattr(importlib.import_module(module_name), name, None)

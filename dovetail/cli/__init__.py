@@ -14,8 +14,20 @@ import typer
 from rich.logging import RichHandler
 
 from dovetail import __version__
-from dovetail.cli import accounts, audits, fleets, parties, predictions, studies, tasks, training, tuning, users
-from dovetail.cli._shared import Command, Group, err_console, flag, out_console
+from dovetail.cli import (
+    accounts,
+    audits,
+    choices,
+    fleets,
+    parties,
+    predictions,
+    studies,
+    tasks,
+    training,
+    tuning,
+    users,
+)
+from dovetail.cli._shared import Command, Group, err_console, flag, out_console, progress_console
 
 __all__ = ["app", "main"]
 
@@ -23,14 +35,15 @@ app = typer.Typer(
     name="dovetail",
     help="Train models on data that stays with its owners, and prove a bound on what can leak.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _command in (
     training.run,
     training.verify,
     predictions.predict,
     tuning.tune,
+    choices.choose,
     accounts.calibrate,
     audits.audit,
     studies.compare,
@@ -61,7 +74,7 @@ def main() -> None:
         handlers=[RichHandler(console=err_console, show_time=False, show_path=False, markup=False)],
     )
     try:
-        app()
+        app(prog_name="dovetail")
     except (ValueError, OSError, ModuleNotFoundError) as error:
         err_console.print(f"dovetail: {' '.join(str(error).split())}", style="red", markup=False, highlight=False)
         sys.exit(2)
@@ -69,6 +82,7 @@ def main() -> None:
 
 @app.callback(invoke_without_command=True)
 def _root(version: Annotated[bool, flag("--version", "Print the version and exit.")] = False) -> None:
+    progress_console.quiet = False  # unless the command is told otherwise
     if version:
         out_console.print(__version__)
         raise typer.Exit

@@ -25,7 +25,9 @@ __all__ = [
     "JsonFlag",
     "Measures",
     "Overrides",
+    "Participation",
     "Population",
+    "Quiet",
     "Relation",
     "Rounds",
     "Settings",
@@ -39,11 +41,17 @@ __all__ = [
     "print_json",
     "print_names",
     "print_statement",
+    "progress_console",
     "relation_of",
+    "settings_of",
 ]
 
 _WIDE = None if sys.stdout.isatty() else 200  # tables in files and pipes are not cut to a screen that is not there
 out_console, err_console = Console(soft_wrap=True, width=_WIDE), Console(stderr=True, soft_wrap=True)
+progress_console = Console(stderr=True, soft_wrap=True)  # what `--quiet` silences; errors and results stay
+
+
+_COMPLETION = ("install_completion", "show_completion")
 
 
 def flag(name: str, says: str) -> Any:
@@ -52,13 +60,14 @@ def flag(name: str, says: str) -> Any:
 
 
 class _PlainHelp:
-    """A command whose `--help` shows no type for `--help` itself."""
+    """A command whose `--help` shows no type for flags that typer adds itself."""
 
-    def get_help_option(self, ctx: Any) -> Any:
-        option = super().get_help_option(ctx)  # type: ignore[misc]
-        if option is not None:
-            option.metavar = ""
-        return option
+    def get_params(self, ctx: Any) -> Any:
+        params = super().get_params(ctx)  # type: ignore[misc]
+        for option in params:
+            if getattr(option, "is_flag", False) or option.name in _COMPLETION:
+                option.metavar = ""
+        return params
 
 
 class Command(_PlainHelp, typer.core.TyperCommand):
@@ -69,9 +78,24 @@ class Group(_PlainHelp, typer.core.TyperGroup):
     """A group of commands."""
 
 
+def _silence(quiet: bool) -> bool:
+    progress_console.quiet = quiet
+    return quiet
+
+
 JsonFlag = Annotated[bool, flag("--json", "Print one JSON object on stdout.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", help="Show no progress on stderr.", metavar="", callback=_silence, expose_value=False)
+]
 Users = Annotated[int, typer.Option("--n", help="Number of users per round.")]
 Population = Annotated[int | None, typer.Option(help="Number of users from which each round samples --n in secret.")]
+Participation = Annotated[
+    str | None,
+    typer.Option(
+        help="How --n of the --population take part: fixed (exactly so many), poisson (on average), secret (on "
+        "average, and all upload) or everyone. Default: fixed with --population, else everyone."
+    ),
+]
 Colluders = Annotated[int, typer.Option("--colluders", help="Number of users assumed to be fake or to collude.")]
 Relation = Annotated[
     str | None,
@@ -141,3 +165,11 @@ def relation_of(text: str | None) -> Neighbors | None:
         return None
     _validate.one_of([relation.value for relation in Neighbors], neighbors=text)
     return Neighbors(text)
+
+
+def settings_of(texts: Sequence[str] | None) -> dict[str, Any]:
+    """The protocol's own settings: `clip_norm=1`, or `protocol.clip_norm=1` as a config spells it."""
+    from dovetail.experiment import config
+
+    pairs = (config.parse_override(text) for text in texts or ())
+    return {key.removeprefix("protocol."): value for key, value in pairs}

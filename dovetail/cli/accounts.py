@@ -13,16 +13,19 @@ from dovetail.cli._shared import (
     Delta,
     Dim,
     JsonFlag,
+    Participation,
     Population,
+    Quiet,
     Relation,
     Rounds,
     Settings,
     Users,
-    err_console,
     out_console,
     print_json,
     print_statement,
+    progress_console,
     relation_of,
+    settings_of,
 )
 from dovetail.numbers import at_least, at_most
 
@@ -96,16 +99,19 @@ def account_protocol(
     delta: Delta,
     rounds: Rounds = 1,
     population: Population = None,
+    participation: Participation = None,
     colluders: Colluders = 0,
     neighbors: Relation = None,
     set_: Settings = None,
+    quiet: Quiet = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Print the certified, claimed and local statements of a protocol."""
     from dovetail.guarantee import quotes
 
-    with err_console.status("accounting"):
-        quote = quotes.quote(name, _plan(n, dim, delta, rounds, population, colluders, neighbors, set_))
+    plan = _plan(n, dim, delta, rounds, colluders, neighbors, set_)
+    with progress_console.status("accounting"):
+        quote = quotes.quote(name, _sampled(plan, participation, population))
     if as_json:
         print_json(_quote_json(quote))
         return
@@ -125,16 +131,19 @@ def calibrate(
         ),
     ] = None,
     rounds: Rounds = 1,
+    population: Population = None,
+    participation: Participation = None,
     colluders: Colluders = 0,
     neighbors: Relation = None,
     set_: Settings = None,
+    quiet: Quiet = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Find the protocol parameter that meets a target (eps, delta), rounded conservatively."""
     from dovetail.guarantee import quotes
 
-    plan = _plan(n, dim, delta, rounds, None, colluders, neighbors, set_)
-    with err_console.status("calibrating"):
+    plan = _sampled(_plan(n, dim, delta, rounds, colluders, neighbors, set_), participation, population)
+    with progress_console.status("calibrating"):
         chosen, value, quote = quotes.calibrate(name, plan, eps=eps, parameter=parameter)
     if as_json:
         print_json({**_quote_json(quote), "parameter": chosen, "value": value})
@@ -151,14 +160,11 @@ def _plan(
     dim: int,
     delta: float,
     rounds: int,
-    population: int | None,
     colluders: int,
     neighbors: str | None,
     set_: list[str] | None,
 ) -> Any:
     """The plan that these options describe, with no setting but those that were given."""
-    from dovetail.events import Everyone, FixedSize
-    from dovetail.experiment import config
     from dovetail.guarantee import quotes
 
     return quotes.Terms(
@@ -167,10 +173,23 @@ def _plan(
         delta=delta,
         rounds=rounds,
         colluders=colluders,
-        participation=Everyone() if population is None else FixedSize(size=n, population=population),
-        settings=dict(config.parse_override(text) for text in set_ or []),
+        settings=settings_of(set_),
         neighbors=relation_of(neighbors),
     )
+
+
+def _sampled(plan: Any, participation: str | None, population: int | None) -> Any:
+    """The plan for a sample of the population."""
+    from dovetail import _validate
+    from dovetail.guarantee import quotes
+
+    if participation is not None:
+        _validate.one_of(quotes.SAMPLED, participation=participation)
+    if population is None and participation not in (None, "everyone"):
+        raise ValueError(f"expected --population with --participation {participation}, got none")
+    if population is None:
+        return plan
+    return quotes.sampled(plan, participation or "fixed", population)
 
 
 def _print_quote(quote: Any) -> None:

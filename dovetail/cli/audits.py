@@ -16,16 +16,18 @@ from dovetail.cli._shared import (
     Dim,
     JsonFlag,
     Population,
+    Quiet,
     Relation,
     Rounds,
     Settings,
     Users,
-    err_console,
     flag,
     out_console,
     print_json,
     print_statement,
+    progress_console,
     relation_of,
+    settings_of,
 )
 from dovetail.numbers import at_least, at_most
 
@@ -65,6 +67,7 @@ def audit(
         str | None, typer.Option(help="With --view shuffler: use this task's gradients instead of synthetic ones.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Plot delta against eps to this file (.svg, .png or .pdf).")] = None,
+    quiet: Quiet = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Attack a protocol to find a lower bound on eps, next to the certified and the claimed value.
@@ -80,23 +83,23 @@ def audit(
         files.check(plot)
     target = _one_target(name, everything, training)
     _validate.one_of((*audits.VIEWS, "shuffler"), view=view)
-    chosen = dict(config.parse_override(text) for text in set_ or [])
     if training is not None:
-        _audit_training(config.read(training, list(chosen.items())), canaries, black_box, confidence, seed, as_json)
+        changes = [config.parse_override(text) for text in set_ or []]
+        _audit_training(config.read(training, changes), canaries, black_box, confidence, seed, as_json)
         return
     if everything:
         _audit_all(quick, trials, confidence, seed, as_json)
         return
     plan = audits.plan_for(
         *(target, n, dim, delta),
-        chosen=chosen,
+        chosen=settings_of(set_),
         colluders=colluders,
         rounds=rounds,
         population=population,
         neighbors=relation_of(neighbors),
     )
     if view == "shuffler":
-        with err_console.status("attacking indices"):
+        with progress_console.status("attacking indices"):
             indices = _indices(target, plan, task, confidence, seed)
         print_json(indices.to_json()) if as_json else _print_indices(indices)
         return
@@ -221,7 +224,7 @@ def _audit_training(settings: Any, canaries: int, black_box: bool, confidence: f
     from dovetail.engine import devices
 
     devices.use_all_cores()
-    with err_console.status("training with canaries"):
+    with progress_console.status("training with canaries"):
         found = trainings.audit(
             settings,
             canaries=canaries,

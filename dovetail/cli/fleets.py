@@ -16,12 +16,14 @@ from dovetail.cli._shared import (
     JsonFlag,
     Measures,
     Overrides,
+    Quiet,
     Settings,
     err_console,
     out_console,
     print_costs,
     print_json,
     print_statement,
+    progress_console,
 )
 from dovetail.numbers import at_least, at_most
 
@@ -49,6 +51,7 @@ def fleet_demo(
     folder: Annotated[Path | None, typer.Option(help="Keep everything in this new folder.")] = None,
     processes: Annotated[int, typer.Option(min=1, help="Number of processes that run the users.")] = 2,
     seconds: Annotated[float, typer.Option(help="Seconds after which to give up.")] = 1800.0,
+    quiet: Quiet = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Start users, aggregators or shufflers, and an analyzer as processes, train, and print who saw what."""
@@ -64,7 +67,7 @@ def fleet_demo(
     else:
         chosen = configs.read(config, [configs.parse_override(text) for text in set_ or []])
     with tempfile.TemporaryDirectory(prefix="dovetail-fleet-") as temporary:
-        with err_console.status("making keys, certificates and the task"):
+        with progress_console.status("making keys, certificates and the task"):
             home = folder or Path(temporary) / "fleet"
             deployment = set_up(
                 home,
@@ -76,7 +79,8 @@ def fleet_demo(
                 measures=measure or (),
                 held_out=held_out,
             )
-        bar = Progress(TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), console=err_console, transient=True)
+        columns = (TextColumn("rounds"), BarColumn(), MofNCompleteColumn())
+        bar = Progress(*columns, console=progress_console, transient=True)
         with bar, Fleet(deployment) as running:
             line = bar.add_task("rounds", total=rounds)
             running.start(processes=processes)
@@ -129,6 +133,7 @@ def fleet_audit(
     trials: Annotated[int, typer.Option(min=10, help="Rounds for each of the two updates of the canary.")] = 200,
     confidence: Annotated[float, typer.Option(help="Confidence level of the bound.")] = 0.95,
     set_: Settings = None,
+    quiet: Quiet = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Attack deployed rounds: real clients, aggregators and analyzer, with a canary that holds one of two updates.

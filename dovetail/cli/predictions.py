@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dovetail.cli._shared import JsonFlag, err_console, out_console, print_json
+from dovetail.cli._shared import JsonFlag, Quiet, out_console, print_json, progress_console
 
 __all__ = ["predict"]
 
@@ -18,13 +18,14 @@ def predict(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     data: Annotated[Path, typer.Argument(help="Rows to predict: .csv, .tsv, .parquet, or an array in .npy.")],
     out: Annotated[Path | None, typer.Option(help="CSV file to write. Default: standard output.")] = None,
+    quiet: Quiet = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Predict rows with a trained model: a column of answers, and the probability of every class or label."""
     from dovetail import experiment
     from dovetail.files import write_table
 
-    with err_console.status("predicting"):
+    with progress_console.status("predicting"):
         model = experiment.load(run)
         rows = _rows(model.predictor, data)
     if out is not None:

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dovetail.cli._progress import steps
-from dovetail.cli._shared import JsonFlag, err_console, flag, out_console, print_json
+from dovetail.cli._shared import JsonFlag, Quiet, flag, out_console, print_json, progress_console
 from dovetail.numbers import at_least, at_most
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def compare(
             help="Folder to write to; earlier results there at the same privacy are kept. Default: runs/compare-<time>."
         ),
     ] = None,
+    quiet: Quiet = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Train every protocol at the same certified privacy; writes comparison.json, comparison.csv and report.html."""
@@ -114,6 +115,7 @@ def reproduce(
     quick: Annotated[bool, flag("--quick", "Fewer points: about 3 minutes per paper on 2 cores.")] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Number of training runs per config.")] = 1,
     parts: Annotated[str | None, typer.Option(help="Only these tables and figures.", metavar="A,B")] = None,
+    quiet: Quiet = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Recompute a paper's tables and figures: printed, claimed, certified, audited and measured values.
@@ -134,7 +136,7 @@ def reproduce(
     if not quick and not only:
         place = "gpu" if machine.has_accelerator() else "cpu"
         minutes = seeds * sum(one.minutes[place] for one in chosen) / 3
-        err_console.print(f"this takes about {max(1, round(minutes))} minutes here", highlight=False)
+        progress_console.print(f"this takes about {max(1, round(minutes))} minutes here", highlight=False)
     folders = {one.name: out / one.name if paper == "all" else out for one in chosen}
     total = sum(not only or part.key in only for one in chosen for part in one.parts)
     if paper == "all":

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
 import runpy
+import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from dovetail.cli._shared import JsonFlag, Overrides, err_console, flag, out_console, print_json, print_names
+from dovetail.cli._progress import rounds_bar
+from dovetail.cli._shared import (
+    JsonFlag,
+    Overrides,
+    Quiet,
+    err_console,
+    flag,
+    out_console,
+    print_json,
+    print_names,
+    progress_console,
+)
 from dovetail.numbers import at_most
 
 __all__ = ["bench", "data", "run", "verify"]
 
 DEFAULT_PRESET, FALLBACK_PRESET = "headline", "digits"
+_INTERRUPTED = 130
 
 
 def run(
@@ -44,6 +55,7 @@ def run(
             "At the end, attack one round exactly and add the result to the report; takes seconds to minutes.",
         ),
     ] = False,
+    quiet: Quiet = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Train a model. Writes the config, metrics, statement, ledger, model, recipe of its inputs, and a report."""
@@ -66,8 +78,12 @@ def run(
     source = config or (str(out / "config.toml") if resume and out is not None else DEFAULT_PRESET)
     plan = _prepared(source, set_ or [], fall_back=config is None and source == DEFAULT_PRESET)
     target = out or Path("runs") / f"{Path(source).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    with _progress_bar(len(plan.rounds), reproducible=plan.randomness.reproducible) as observe:
-        result = experiment.run(plan, out=target, resume=resume, checkpoint_every=checkpoint_every, observe=observe)
+    try:
+        with rounds_bar(len(plan.rounds), reproducible=plan.randomness.reproducible) as observe:
+            result = experiment.run(plan, out=target, resume=resume, checkpoint_every=checkpoint_every, observe=observe)
+    except KeyboardInterrupt:
+        _say_interrupted(target, config, set_ or [])
+        raise typer.Exit(_INTERRUPTED) from None
     if process_id != 0:
         return
     _write_report(plan, target, audit=audit)
@@ -89,6 +105,19 @@ def _deployed(plan: Any) -> str:
     return f"this was a simulation on one machine; deployed, {found}"
 
 
+def _say_interrupted(folder: Path, config: str | None, overrides: Sequence[str]) -> None:
+    """How to go on after Ctrl-C: with the same config and changes, whose modules may lie beside it."""
+    from dovetail.experiment.folder import RunFolder
+
+    if RunFolder(folder).resumable:
+        changes = [word for text in overrides for word in ("--set", text)]
+        words = ["dovetail", "run", *([config] if config else []), *changes, "--resume", "--out", str(folder)]
+        said = f"interrupted; to continue from the last checkpoint: {shlex.join(words)}"
+    else:
+        said = f"interrupted before the first checkpoint: there is nothing to resume in {str(folder)!r}"
+    err_console.print(said, markup=False, highlight=False)
+
+
 def _say_finished(folder: Path, *, as_json: bool) -> None:
     from dovetail.experiment.folder import RunFolder
 
@@ -103,12 +132,13 @@ def _say_finished(folder: Path, *, as_json: bool) -> None:
 
 def verify(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    quiet: Quiet = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Recompute a run's statements from its ledger; exits with status 1 if privacy.json disagrees."""
     from dovetail.experiment.verify import verify as verified
 
-    with err_console.status("accounting"):
+    with progress_console.status("accounting"):
         found = verified(run)
     if as_json:
         print_json(found.to_json())
@@ -139,7 +169,7 @@ def _prepared(source: str, overrides: Sequence[str], *, fall_back: bool) -> Any:
     from dovetail.experiment import config as configs
 
     changes = [configs.parse_override(text) for text in overrides]
-    with err_console.status("loading data and calibrating the noise"):
+    with progress_console.status("loading data and calibrating the noise"):
         try:
             return experiment.prepare(configs.read(source, changes))
         except FileNotFoundError as error:
@@ -156,7 +186,7 @@ def _write_report(plan: Any, folder: Path, *, audit: bool) -> None:
     if audit:
         from dovetail.audit import curves
 
-        with err_console.status("attacking one round"):
+        with progress_console.status("attacking one round"):
             curves.write(plan, folder)
         pages.write(folder)
 
@@ -164,6 +194,7 @@ def _write_report(plan: Any, folder: Path, *, audit: bool) -> None:
 def data(
     name: Annotated[str | None, typer.Argument(help="A task; omit it to list all tasks.")] = None,
     folder: Annotated[Path | None, typer.Option(help="Folder that already holds the files.")] = None,
+    quiet: Quiet = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Fetch and verify a dataset."""
@@ -173,7 +204,7 @@ def data(
     if name is None:
         print_names(sorted(TASKS), as_json=as_json)
         return
-    with err_console.status(f"loading {name}"):
+    with progress_console.status(f"loading {name}"):
         dataset = resolve(name).load(folder=folder)
     facts = {
         "task": name,
@@ -216,41 +247,6 @@ def bench(
     sys.path.insert(0, str(folder))
     sys.argv = [str(folder / f"{name}.py"), *(["--json"] if as_json else [])]
     runpy.run_path(sys.argv[0], run_name="__main__")
-
-
-@contextlib.contextmanager
-def _progress_bar(rounds: int, *, reproducible: bool) -> Iterator[Any]:
-    columns = (
-        TextColumn("round {task.completed}/{task.total}"),
-        BarColumn(),
-        TextColumn("{task.description}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=err_console, transient=True) as bar:
-        task = bar.add_task("", total=rounds)
-
-        def observe(progress: Any) -> None:
-            said = ""
-            if progress.metrics is not None:
-                spent = progress.spent
-                eps = (
-                    f"({at_most(spent.eps)}, {at_most(spent.delta)})-DP"
-                    if spent and spent.eps < float("inf")
-                    else "no guarantee"
-                )
-                said = f"{_score(progress)}, {eps}{' (noise is reproducible)' * reproducible}"
-            bar.update(task, completed=progress.round, description=said)
-            if not err_console.is_terminal and progress.round % max(1, rounds // 10) == 0:
-                err_console.print(f"round {progress.round}/{rounds} {said}", highlight=False, markup=False)
-
-        yield observe
-
-
-def _score(progress: Any) -> str:
-    if progress.accuracy is not None:
-        return f"accuracy {progress.accuracy:.2%}"
-    name = "r2" if progress.metrics.get("r2") is not None else "loss"
-    return f"{name.upper() if name == 'r2' else name} {progress.metrics[name]:.4g}"
 
 
 def _unit_table(units: Any) -> Table:

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from dovetail.cli._shared import JsonFlag, Overrides, err_console, flag, out_console, print_json
+from dovetail.cli._shared import JsonFlag, Overrides, Quiet, flag, out_console, print_json, progress_console
 
 __all__ = ["tune"]
 
@@ -45,6 +45,7 @@ def tune(
     seed: Annotated[int | None, typer.Option(help="The seed of everything public. Default: the config's.")] = None,
     set_: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write to. Default: runs/tune-<config>-<time>.")] = None,
+    quiet: Quiet = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Choose settings by training with several, under one statement that covers everything that was tried."""
@@ -61,7 +62,7 @@ def tune(
     base, tried = configs.read(config, changes), parse_space(space)
     target = out or Path("runs") / f"tune-{Path(config).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     devices.use_all_cores()
-    with err_console.status("calibrating the noise and training"):
+    with progress_console.status("calibrating the noise and training"):
         found = tuned(
             base,
             tried,

@@ -18,6 +18,7 @@ from dovetail import __version__, _validate, experiment, machine
 from dovetail.compare._contenders import Contender, line_up, models
 from dovetail.compare._costs import Costs, costs, in_bytes, packed_size, sealed_size
 from dovetail.compare._ranking import Comparison, Outcome, Run
+from dovetail.compare._trusting import may_collude, whom
 from dovetail.data import Task
 from dovetail.experiment.config import Config
 from dovetail.files import make_folder
@@ -101,7 +102,7 @@ def _outcome(contender: Contender, task: Task | None, seeds: int, observe: Calla
             shuffler=None if first.quote.shuffler is None else first.quote.shuffler.without_users(),
             trust=_trust(first.statement, protocol, dim),
             shufflers=protocol.layout(dim).shufflers,
-            may_collude=_may_collude(protocol),
+            may_collude=may_collude(protocol),
             costs=costs(protocol, plan.schedule.uploads_of(0), dim),
             rounds=first.rounds,
             seconds_per_round=first.seconds_per_round,
@@ -140,25 +141,8 @@ def noise_of(protocol: Protocol) -> dict[str, Any]:
     )
 
 
-def _may_collude(protocol: Protocol) -> int:
-    many = getattr(protocol, "aggregators", None)
-    return getattr(protocol, "colluding_shufflers", 0) if many is None else many - 1
-
-
 def _trust(statement: Statement, protocol: Protocol, dim: int) -> str:
     """Whom a user must trust, in words."""
     if statement.unbounded and statement.trust not in (Trust.SHUFFLE, Trust.SHARES):
         return "everybody"
-    match statement.trust:
-        case Trust.CURATOR:
-            return "a curator who sees every update"
-        case Trust.SHUFFLE:
-            many = protocol.layout(dim).shufflers
-            if many == 1:
-                return "one shuffler that does not collude"
-            return f"{many} shufflers, of which {_may_collude(protocol) or 'none'} may collude"
-        case Trust.SHARES:
-            may = _may_collude(protocol)
-            return f"{may + 1} aggregators, of which {may} may collude"
-        case _:
-            return "nobody"
+    return whom(statement.trust, protocol, dim)

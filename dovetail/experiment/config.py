@@ -18,7 +18,8 @@ from typing import Any, Literal
 import msgspec
 import tomli_w
 
-from dovetail import _validate
+from dovetail import _imports, _validate
+from dovetail.experiment._overrides import apply, parse_override
 from dovetail.features import Features, Whitening
 
 __all__ = [
@@ -180,10 +181,14 @@ def described_presets() -> dict[str, str]:
 
 
 def read(source: str | Path, overrides: Iterable[tuple[str, Any]] = ()) -> Config:
-    """The config in a file, or the preset of this name, with overrides applied."""
+    """The config in a file, or the preset of this name, with overrides applied.
+
+    Objects that a file names as "module:name" may lie beside it.
+    """
     path = Path(source)
     if path.is_file():
         text = path.read_text()
+        _imports.look_in(path.parent)
     elif str(source) in presets():
         text = (resources.files("dovetail") / "presets" / f"{source}.toml").read_text()
     elif path.suffix == ".toml" or path.exists():
@@ -200,8 +205,7 @@ def read(source: str | Path, overrides: Iterable[tuple[str, Any]] = ()) -> Confi
 def parse(data: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] = ()) -> Config:
     """The config in plain data."""
     tree: dict[str, Any] = copy.deepcopy(dict(data))
-    for path, value in overrides:
-        _assign(tree, path, value)
+    apply(tree, overrides, known=[field.name for field in msgspec.structs.fields(Config)])
     _check_keys(tree)
     try:
         config = msgspec.convert(tree, Config)
@@ -220,31 +224,9 @@ def parse(data: Mapping[str, Any], overrides: Iterable[tuple[str, Any]] = ()) ->
     return config
 
 
-def parse_override(text: str) -> tuple[str, Any]:
-    """``key.path=value`` as a pair; the value is read as TOML, or else as a plain string."""
-    path, separator, value = text.partition("=")
-    if not separator or not path.strip():
-        raise ValueError(f"expected --set key.path=value, got {text!r}")
-    try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value
-    return path.strip(), parsed
-
-
 def to_toml(config: Config) -> str:
     """The config as TOML, complete: what it leaves open is not written, what it decides is."""
     return tomli_w.dumps(_without_none(msgspec.to_builtins(config)))
-
-
-def _assign(tree: dict[str, Any], path: str, value: Any) -> None:
-    *parents, last = path.split(".")
-    node = tree
-    for name in parents:
-        node = node.setdefault(name, {})
-        if not isinstance(node, dict):
-            raise ValueError(f"expected a section at {name!r}, got a value in {path!r}")
-    node[last] = copy.deepcopy(value)
 
 
 def _check_keys(tree: Mapping[str, Any]) -> None:

@@ -95,6 +95,11 @@ class RunFolder:
         """Whether the run has ended."""
         return (self.path / _PRIVACY).exists()
 
+    @property
+    def resumable(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return (self.path / _CHECKPOINT).exists()
+
     def drop_after(self, last: int) -> None:
         """Leave out the lines of later rounds, which will be run again."""
         for name in (_METRICS, _DIAGNOSTICS):

@@ -119,15 +119,16 @@ class Guarantee:
         except NotApplicable:
             return False
 
-    def calibrated(self, eps: float) -> Guarantee:
+    def calibrated(self, eps: float, *, tolerance: float = 1e-6) -> Guarantee:
         """The same training with the least noise that keeps to eps; a budget per report is at most 50.
 
-        The accountant is asked, not a formula inverted: what is calibrated is what will be certified.
+        The accountant is asked, not a formula inverted: what is calibrated is what will be certified. The noise is at
+        most a relative `tolerance` above the least.
         """
         refusals: list[NotApplicable] = []
         lowest = {} if self.protocol.noise_field == "noise_multiplier" else {"lowest": 1 / _TRUTH}
         try:
-            noise = accounting.smallest_noise(self._eps_at(refusals), eps=eps, **lowest)
+            noise = accounting.smallest_noise(self._eps_at(refusals), eps=eps, tolerance=tolerance, **lowest)
         except ValueError as error:
             raise refusals[-1] if refusals else error from error
         return self._with_noise(noise)

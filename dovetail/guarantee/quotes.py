@@ -16,7 +16,10 @@ from dovetail.events import Everyone, FixedSize, Participation, Poisson
 from dovetail.guarantee import Guarantee, Quote, Spread
 from dovetail.statements import Neighbors, NotApplicable
 
-__all__ = ["Quote", "Terms", "calibrate", "guarantee", "quote", "settled"]
+__all__ = ["SAMPLED", "Quote", "Terms", "calibrate", "guarantee", "quote", "sampled", "settled"]
+
+SAMPLED = ("everyone", "fixed", "poisson", "secret")  # ways to take part, by their names in a config
+_NO_COMMON_NOISE = "there is no sum in which the noise of all users adds up"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,7 @@ class Terms:
     rounds: int = 1
     colluders: int = 0
     min_size: int | None = None  # users that a round must have; all of them unless given, where they hide each other
+    uploads: int | None = None  # users that upload, where each decides in secret whether its data enter a round
     noise_scale: float = 1.0
     participation: Participation = dataclasses.field(default_factory=Everyone)
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -43,6 +47,8 @@ class Terms:
     @property
     def population(self) -> int:
         """The users of the federation."""
+        if self.uploads is not None:
+            return self.uploads
         match self.participation:
             case FixedSize(population=population):
                 return population
@@ -57,6 +63,27 @@ class Terms:
     def with_setting(self, key: str, value: Any) -> Terms:
         """The same terms with one setting changed."""
         return dataclasses.replace(self, settings={**self.settings, key: value})
+
+
+def sampled(terms: Terms, kind: str, population: int) -> Terms:
+    """The same terms where `num_users` of a population take part in a round, in one of the ways of `SAMPLED`.
+
+    With "poisson" and "secret" they are so many on average; with "secret" the whole population uploads.
+    """
+    _validate.one_of(SAMPLED, participation=kind)
+    _validate.integer(population=population)
+    _validate.at_least(terms.num_users, population=population)
+    taking = Poisson(prob=terms.num_users / population)
+    match kind:
+        case "fixed":
+            return dataclasses.replace(terms, participation=FixedSize(size=terms.num_users, population=population))
+        case "poisson":
+            return dataclasses.replace(terms, participation=taking)
+        case "secret":
+            return dataclasses.replace(terms, participation=taking, uploads=population)
+    if population != terms.num_users:
+        raise ValueError(f"expected population={terms.num_users} if everyone takes part, got population={population}")
+    return terms
 
 
 def guarantee(name: str, terms: Terms) -> Guarantee:
@@ -83,11 +110,13 @@ def settled(name: str, terms: Terms) -> tuple[protocols.Protocol, protocols.Coho
     return protocol.settle(cohort, terms.dim), cohort
 
 
-def calibrate(name: str, terms: Terms, *, eps: float, parameter: str | None = None) -> tuple[str, float | int, Quote]:
+def calibrate(
+    name: str, terms: Terms, *, eps: float, parameter: str | None = None, tolerance: float = 1e-6
+) -> tuple[str, float | int, Quote]:
     """The parameter that meets a central eps, and the quote at it; always rounded conservatively.
 
     `parameter` is the protocol's own noise (eps_local, noise_multiplier, budget_scale) unless beta or pad_to is asked
-    for.
+    for; noise is at most a relative `tolerance` above the least.
     """
     own = protocols.build(name, terms.settings).noise_field
     if own is None:
@@ -95,7 +124,7 @@ def calibrate(name: str, terms: Terms, *, eps: float, parameter: str | None = No
     parameter = parameter or own
     _validate.one_of(tuple(dict.fromkeys((own, "beta", "pad_to"))), parameter=parameter)
     if parameter == own:
-        found = guarantee(name, terms).calibrated(eps)
+        found = guarantee(name, terms).calibrated(eps, tolerance=tolerance)
         return own, getattr(found.protocol, own), found.quote()
 
     def eps_at(value: float | int) -> float:
@@ -114,11 +143,15 @@ def calibrate(name: str, terms: Terms, *, eps: float, parameter: str | None = No
 
 def _built(name: str, terms: Terms) -> tuple[protocols.Protocol, protocols.Cohort]:
     protocol = protocols.build(name, terms.settings)
+    if terms.uploads is not None and not protocol.secret_rounds:
+        raise NotApplicable(f"users of {name!r} cannot decide in secret whether their data enter: {_NO_COMMON_NOISE}")
+    most = terms.num_users if terms.uploads is None else terms.uploads
     cohort = protocols.Cohort(
         participation=terms.participation,
         size=terms.num_users,
-        min_size=(terms.num_users if protocol.needs_minimum else 0) if terms.min_size is None else terms.min_size,
+        min_size=(most if protocol.needs_minimum else 0) if terms.min_size is None else terms.min_size,
         colluders=terms.colluders,
         noise_scale=terms.noise_scale,
+        uploads=terms.uploads,
     )
     return protocol, cohort

@@ -51,6 +51,7 @@ __all__ = [
     "build",
     "curator_scope",
     "fast_path",
+    "fields",
     "filled",
     "find",
     "local_scope",
@@ -87,7 +88,8 @@ def _is_protocol(found: object) -> TypeGuard[type[Protocol]]:
     return isinstance(found, type) and issubclass(found, Protocol)
 
 
-def _fields(name: str) -> dict[str, dataclasses.Field[Any]]:
+def fields(name: str) -> dict[str, dataclasses.Field[Any]]:
+    """The settings of a protocol by name."""
     return {field.name: field for field in dataclasses.fields(find(name))}  # type: ignore[arg-type]
 
 
@@ -98,10 +100,10 @@ def filled(name: str, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 def build(name: str, parameters: Mapping[str, Any]) -> Protocol:
     """The protocol of this name with these parameters."""
-    fields = _fields(name)
+    known = fields(name)
     for key in parameters:
-        _validate.known(f"key of protocol {name!r}", key, fields)
-    for key, field in fields.items():
+        _validate.known(f"key of protocol {name!r}", key, known)
+    for key, field in known.items():
         if key not in parameters and field.default is dataclasses.MISSING:
             raise ValueError(f"expected protocol.{key} for {name!r}, got none")
     return find(name)(**parameters)

@@ -143,6 +143,7 @@ class Protocol(abc.ABC):
     samples: ClassVar[Literal["users", "records"]] = "users"  # what is drawn, clipped and noised
     secret_rounds: ClassVar[bool] = False  # whether users may decide secretly whether their data enter a round
     uncompared: ClassVar[str | None] = None  # why it is in no comparison of trainings, where there is a reason
+    same_noise_as: ClassVar[str | None] = None  # a protocol whose estimate has the same law, and so the same accuracy
 
     @classmethod
     def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,6 +63,7 @@ class SecAgg(NoisySum):
     name: ClassVar[str] = "secagg"
     references: ClassVar[tuple[str, ...]] = ("AKL21",)
     undeployed: ClassVar[str] = "shares sums between aggregators and has no messages for a shuffler"
+    same_noise_as: ClassVar[str | None] = "split_and_mix"
 
     aggregators: int = 2
     noise: Literal["users", "aggregators"] = "users"

@@ -1,0 +1,5 @@
+"""`python -m dovetail`."""
+
+from dovetail.cli import main
+
+main()

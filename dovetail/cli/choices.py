@@ -1,0 +1,154 @@
+"""The command `choose`: which protocols fit, what they cost, and why the others do not fit."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from dovetail.cli._progress import steps
+from dovetail.cli._shared import JsonFlag, Quiet, out_console, print_json
+from dovetail.numbers import at_least, at_most
+
+__all__ = ["choose"]
+
+_QUESTIONS = {
+    "trust": "Whom may users have to trust: nobody, aggregators (of which one is honest), shuffler, or curator",
+    "users": "How many users are there",
+    "per_round": "How many of them take part in a round",
+    "rounds": "How many rounds are there",
+    "dim": "How many parameters has the model",
+}
+_COUNTS = ("users", "per_round", "rounds", "dim")
+
+
+def choose(
+    trust: Annotated[
+        str | None,
+        typer.Option(
+            help="The most trust that users accept: nobody; aggregators, of which one is honest; a shuffler that does "
+            "not collude; or a curator who sees every update."
+        ),
+    ] = None,
+    users: Annotated[int | None, typer.Option(help="Number of users.")] = None,
+    per_round: Annotated[int | None, typer.Option(help="Number of users per round. Default: all.")] = None,
+    participation: Annotated[
+        str | None,
+        typer.Option(
+            help="How they take part: everyone, disjoint (batches, the default with --per-round), fixed or poisson (a "
+            "secret sample), or secret (all upload, and each decides secretly whether its data enter)."
+        ),
+    ] = None,
+    dim: Annotated[int | None, typer.Option(help="Number of parameters of the model.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
+    eps: Annotated[float, typer.Option(help="The eps of the whole training.")] = 1.0,
+    delta: Annotated[
+        float | None, typer.Option(help="The delta of the whole training. Default: a tenth of 1/users, at most 1e-5.")
+    ] = None,
+    records_per_user: Annotated[
+        int, typer.Option(min=1, help="Number of records per user; all of a user's records are protected together.")
+    ] = 1,
+    quiet: Quiet = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Say which protocols fit: noise, bytes, seconds and accuracy at the same privacy, and why others do not fit.
+
+    On a terminal, it asks for what is not given.
+    """
+    from dovetail import protocols
+    from dovetail.compare import choosing
+
+    given = {"trust": trust, "users": users, "per_round": per_round, "rounds": rounds, "dim": dim}
+    answers = _answered(given, participation)
+    count = answers["users"]
+    situation = choosing.Situation(
+        **answers,
+        participation=participation,
+        eps=eps,
+        delta=min(1e-5, 0.1 / max(1, count)) if delta is None else delta,
+        records_per_user=records_per_user,
+    )
+    with steps(len(protocols.PROTOCOLS)) as bar:
+        found = choosing.choose(situation, observe=bar.begin)
+    if as_json:
+        print_json(found.to_json())
+        return
+    _print(found)
+
+
+def _answered(given: dict[str, Any], participation: str | None) -> dict[str, Any]:
+    """What was given, and on a terminal what is answered to the rest."""
+    optional = () if participation in ("fixed", "poisson", "secret") else ("per_round",)
+    missing = [name for name, value in given.items() if value is None and name not in optional]
+    if missing and not sys.stdin.isatty():
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
+        raise ValueError(f"expected {options} (asked for only on a terminal), got none")
+    if not missing:
+        return given
+    answers = dict(given)
+    for name, question in _QUESTIONS.items():
+        if answers[name] is None:
+            default = {"per_round": answers["users"], "trust": "aggregators"}.get(name)
+            kind = int if name in _COUNTS else str
+            answers[name] = typer.prompt(question, default=default, type=kind, err=True)
+    return answers
+
+
+def _print(found: Any) -> None:
+    asked = found.situation
+    lines = [
+        f"({at_most(asked.eps)}, {at_most(asked.delta)})-DP for {asked.rounds:,} rounds of {asked.size:,} of "
+        f"{asked.users:,} users ({asked.kind}), {asked.dim:,} coordinates, trust at most: {asked.trust}"
+    ]
+    if asked.records_per_user > 1:
+        lines.append(f"all {asked.records_per_user:,} records of a user are protected together, at the same noise")
+    out_console.print("\n".join(lines), markup=False, highlight=False)
+    out_console.print(_table(found) if found.fitting else "no protocol fits", highlight=False)
+    for one in found.ruled_out:
+        out_console.print(f"{one.protocol}: ruled out, {one.reason}", markup=False, highlight=False)
+    out_console.print(_source(found), markup=False, highlight=False)
+
+
+def _table(found: Any) -> Table:
+    columns = ("protocol", "trusts", "eps", "eps without trust", "noise", "std per coordinate of the mean",
+               "sent per user and round", "client s", "server s", "accuracy")  # fmt: skip
+    table = Table(*columns, box=None)
+    for one in found.fitting:
+        safe = at_most if one.parameter == "noise_multiplier" else at_least  # more noise, smaller budgets
+        cells = (
+            one.protocol,
+            one.trust,
+            at_most(one.certified.eps),
+            "unbounded" if one.local.unbounded else at_most(one.local.eps),
+            f"{one.parameter} {safe(one.value)}",
+            f"{one.std:.3g} x {one.clip}",
+            _sent(one.costs),
+            "-" if one.costs.client_seconds is None else f"{one.costs.client_seconds:.2g}",
+            f"{one.costs.server_seconds:.2g}",
+            "-" if one.accuracy is None else f"{one.accuracy:.1%}",
+        )
+        table.add_row(*(escape(cell) for cell in cells))
+    return table
+
+
+def _sent(costs: Any) -> str:
+    from dovetail.compare import in_bytes
+
+    return in_bytes(costs.bytes)
+
+
+def _source(found: Any) -> str:
+    """Where accuracies come from, or why there are none."""
+    if found.source is None:
+        return (
+            "accuracy: unknown, for no earlier comparison is near; `dovetail compare` trains every protocol "
+            "(users in secret samples were never compared)"
+        )
+    ceiling = found.source.runs["fedavg"]["accuracy"]
+    return (
+        f"accuracy: from the comparison {found.source}, with clip, step and sparsity tuned there, {ceiling:.1%} "
+        "without privacy; '-' where its rounds were of another size or number"
+    )

@@ -1,0 +1,244 @@
+"""Which protocols fit a situation: whom users trust, how many they are, how often they come, how large the model is.
+
+Every protocol that asks for no more trust than there is gets the least noise that meets one target (eps, delta), by the
+accountant that certifies runs; its messages are counted and timed as `compare` does. Accuracies are those of an earlier
+comparison, where one is near. Every other protocol is ruled out with a reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+from dovetail import _validate, protocols
+from dovetail.compare._committed import Committed, near
+from dovetail.compare._costs import Costs, costs
+from dovetail.compare._trusting import may_collude, whom
+from dovetail.events import Everyone
+from dovetail.guarantee import quotes
+from dovetail.protocols import Protocol
+from dovetail.statements import Statement, Trust
+
+__all__ = ["PARTICIPATION", "TRUST", "Choice", "Fitting", "RuledOut", "Situation", "choose"]
+
+TRUST = ("nobody", "aggregators", "shuffler", "curator")  # each suffices for what those before it suffice for
+PARTICIPATION = ("everyone", "disjoint", "fixed", "poisson", "secret")
+_LEVELS = {Trust.LOCAL: "nobody", Trust.SHARES: "aggregators", Trust.SHUFFLE: "shuffler", Trust.CURATOR: "curator"}
+_MEASURED = ("everyone", "disjoint")  # how users took part in the comparisons that there are
+_TOLERANCE = 1e-3  # of the noise, from above: finer searches take longer and print the same
+_NO_NOISE = "it adds no noise and promises nothing"
+_PERSONAL = "it is for users who have budgets of their own: see `dovetail calibrate {name}`, which may take minutes"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What is known before a protocol is chosen.
+
+    `trust` is the most that users accept. `per_round` users take part in each of `rounds` rounds, all unless given: in
+    disjoint batches, which are public, unless another participation is given. All records of a user are protected
+    together, however many there are.
+    """
+
+    trust: Literal["nobody", "aggregators", "shuffler", "curator"]
+    users: int
+    dim: int
+    rounds: int
+    eps: float
+    delta: float
+    per_round: int | None = None
+    participation: str | None = None
+    records_per_user: int = 1
+
+    def __post_init__(self) -> None:
+        _validate.one_of(TRUST, trust=self.trust)
+        counts = {
+            "users": self.users,
+            "dim": self.dim,
+            "rounds": self.rounds,
+            "records_per_user": self.records_per_user,
+        }
+        _validate.integer(**counts, **_validate.given(per_round=self.per_round))
+        _validate.at_least(2, users=self.users)
+        _validate.at_least(1, dim=self.dim, rounds=self.rounds, records_per_user=self.records_per_user)
+        _validate.in_interval(2, self.users, **_validate.given(per_round=self.per_round))
+        _validate.positive(eps=self.eps)
+        _validate.in_open_interval(0, 1, delta=self.delta)
+        _validate.one_of(PARTICIPATION, participation=self.kind)
+        if self.kind == "everyone" and self.size != self.users:
+            raise ValueError(f"expected per_round={self.users} if everyone takes part, got per_round={self.size}")
+        if self.kind not in ("everyone", "disjoint") and self.per_round is None:
+            raise ValueError(f"expected per_round with participation={self.kind!r}, got none")
+
+    @property
+    def size(self) -> int:
+        """Users whose data enter a round, where they are sampled by coins on average."""
+        return self.users if self.per_round is None else self.per_round
+
+    @property
+    def kind(self) -> str:
+        """How users take part, as a config names it."""
+        return self.participation or ("everyone" if self.size == self.users else "disjoint")
+
+    @property
+    def uploads(self) -> int:
+        """Users that upload in a round."""
+        return self.users if self.kind == "secret" else self.size
+
+    def terms(self, name: str) -> quotes.Terms:
+        """What a protocol is calibrated for, with its own example of settings beside its noise.
+
+        Of several shufflers all but one may collude. Disjoint batches cost a user one round per epoch.
+        """
+        settings = protocols.filled(name, self.dim, {})
+        if hasattr(protocols.find(name), "colluding_shufflers"):
+            settings["colluding_shufflers"] = protocols.build(name, settings).shufflers - 1  # type: ignore[attr-defined]
+        epochs = math.ceil(self.rounds / (self.users // self.size))
+        terms = quotes.Terms(
+            num_users=self.size,
+            dim=self.dim,
+            delta=self.delta,
+            rounds=epochs if self.kind == "disjoint" else self.rounds,
+            settings=settings,
+        )
+        return terms if self.kind in ("everyone", "disjoint") else quotes.sampled(terms, self.kind, self.users)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fitting:
+    """A protocol that fits: its statements, its noise and what a round costs.
+
+    `std` is the standard deviation of the noise on a coordinate of the mean update, over the clip norm or clip value.
+    """
+
+    protocol: str
+    trust: str  # whom a user must trust, in words
+    certified: Statement
+    local: Statement  # what is left if nobody is trusted
+    parameter: str
+    value: float
+    std: float
+    clip: str
+    costs: Costs
+    accuracy: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine-readable form."""
+        return {
+            "protocol": self.protocol,
+            "trust": self.trust,
+            "certified": self.certified.to_json(),
+            "local": self.local.to_json(),
+            self.parameter: self.value,
+            "parameter": self.parameter,
+            "noise_std": self.std,
+            "noise_std_over": self.clip,
+            "messages_per_user": self.costs.messages,
+            "bytes_per_user": self.costs.bytes,
+            "client_seconds": self.costs.client_seconds,
+            "server_seconds": self.costs.server_seconds,
+            "accuracy": self.accuracy,
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RuledOut:
+    """A protocol that does not fit, and why."""
+
+    protocol: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+    """All protocols for a situation: the most accurate first, or those that send least where no accuracy is known."""
+
+    situation: Situation
+    fitting: tuple[Fitting, ...]
+    ruled_out: tuple[RuledOut, ...]
+    source: Committed | None  # of the accuracies
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine-readable form."""
+        asked = dataclasses.asdict(self.situation)
+        return {
+            **asked,
+            "per_round": self.situation.size,
+            "participation": self.situation.kind,
+            "protocols": [one.to_json() for one in self.fitting],
+            "ruled_out": [dataclasses.asdict(one) for one in self.ruled_out],
+            "accuracy_from": None if self.source is None else dataclasses.asdict(self.source),
+        }
+
+
+def choose(situation: Situation, *, observe: Callable[[str], None] = lambda name: None) -> Choice:
+    """Every protocol at the target, or why it is ruled out; `observe` is told each protocol's name before it is asked.
+
+    Guarantees:
+        What is certified of a fitting protocol is at most the target, and asks for no more trust than there is.
+        Every bundled protocol is in exactly one of the two lists.
+    """
+    source = None
+    if situation.kind in _MEASURED:
+        source = near(eps=situation.eps, users=situation.users, dim=situation.dim)
+    fitting, ruled_out = [], []
+    for name in protocols.PROTOCOLS:
+        observe(name)
+        try:
+            reason = _unfit(name, situation)
+            found = None if reason else _fitting(name, situation, source)
+        except ValueError as refusal:  # no noise meets the target, or a theorem does not apply
+            reason = str(refusal)
+        if reason:
+            ruled_out.append(RuledOut(protocol=name, reason=reason))
+        elif found is not None:
+            fitting.append(found)
+    ranked = sorted(fitting, key=lambda one: (-(one.accuracy or 0.0), one.costs.bytes))
+    return Choice(situation=situation, fitting=tuple(ranked), ruled_out=tuple(ruled_out), source=source)
+
+
+def _unfit(name: str, situation: Situation) -> str | None:
+    """Why a protocol need not be calibrated."""
+    if (uncompared := protocols.find(name).uncompared) is not None:
+        return uncompared
+    terms = situation.terms(name)
+    built = protocols.build(name, terms.settings)
+    if built.noise_field is None:
+        return _NO_NOISE
+    if built.noise_field == "budget_scale":
+        return _PERSONAL.format(name=name)
+    guarantee = quotes.guarantee(name, dataclasses.replace(terms, participation=Everyone(), uploads=None))
+    trust, settled = guarantee.scope.trust, guarantee.settled
+    one_of_several = trust is Trust.SHUFFLE and may_collude(settled) > 0  # the same trust as in aggregators
+    level = _LEVELS[Trust.SHARES if one_of_several else trust]
+    if TRUST.index(level) > TRUST.index(situation.trust):
+        return f"it needs more trust: {whom(trust, settled, situation.dim)}"
+    return None
+
+
+def _fitting(name: str, situation: Situation, source: Committed | None) -> Fitting:
+    terms = situation.terms(name)
+    parameter, value, quote = quotes.calibrate(name, terms, eps=situation.eps, tolerance=_TOLERANCE)
+    protocol, _ = quotes.settled(name, terms.with_setting(parameter, value))
+    clip, length = _clip_of(protocol)
+    return Fitting(
+        protocol=name,
+        trust=whom(quote.certified.trust, protocol, situation.dim),
+        certified=quote.certified,
+        local=quote.certified if quote.certified.trust is Trust.LOCAL else quote.local,
+        parameter=parameter,
+        value=value,
+        std=protocol.noise_std(situation.uploads, situation.dim) * situation.uploads / situation.size / length,
+        clip=clip,
+        costs=costs(protocol, situation.uploads, situation.dim),
+        accuracy=None if source is None else source.accuracy(name, rounds=situation.rounds, per_round=situation.size),
+    )
+
+
+def _clip_of(protocol: Protocol) -> tuple[str, float]:
+    """The field that bounds an update, and its value."""
+    for field in ("clip_norm", "clip_value"):
+        if isinstance(value := getattr(protocol, field, None), int | float):
+            return field, float(value)
+    return "update", 1.0
