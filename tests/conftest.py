@@ -1,4 +1,4 @@
-"""Two host devices for every test, so that sharding is always exercised; a cache that no test shares with the user."""
+"""Two host devices for every test, so that sharding is always exercised; no test shares the user's cache or key."""
 
 import atexit
 import gc
@@ -55,13 +55,18 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session", autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory):
-    before = os.environ.get("DOVETAIL_CACHE")
-    os.environ["DOVETAIL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    places = {
+        "DOVETAIL_CACHE": str(tmp_path_factory.mktemp("cache")),
+        "DOVETAIL_DATA_KEY": str(tmp_path_factory.mktemp("key") / "data.key"),
+    }
+    before = {name: os.environ.get(name) for name in places}
+    os.environ.update(places)
     yield
-    if before is None:
-        del os.environ["DOVETAIL_CACHE"]
-    else:
-        os.environ["DOVETAIL_CACHE"] = before
+    for name, value in before.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
 
 
 @pytest.fixture

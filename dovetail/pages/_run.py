@@ -13,7 +13,7 @@ from typing import Any
 from dovetail import __version__, references
 from dovetail.experiment.folder import BANNER, RunFolder
 from dovetail.figures import Figure, Line
-from dovetail.pages import _page, _words
+from dovetail.pages import _page, _ran, _words
 from dovetail.pages._numbers import at_least, at_most, number
 from dovetail.pages._proof import shown
 from dovetail.protocols import PROTOCOLS
@@ -52,6 +52,7 @@ def write(folder: Path) -> Path:
         **_promise(statement),
         **_scope(statement, others, summary, diagnostics=_write_diagnostics(run)),
         facts=_facts(statement, summary),
+        ran=_ran.rows(statement, summary),
         curves=_page.drawn(_curves(run.metrics(), statement, config)),
         histogram=_page.drawn(_histogram(statement.per_user)),
         audit=_audit(folder),
@@ -79,11 +80,20 @@ def _facts(statement: Statement, summary: dict[str, Any]) -> list[tuple[str, str
     return [
         ("eps", "none" if statement.unbounded else at_most(statement.eps)),
         ("delta", "none" if statement.unbounded else at_most(statement.delta)),
-        ("test accuracy", f"{summary['accuracy']:.2%}"),
+        _score(summary),
         ("rounds", f"{summary['rounds']:,}" + (f" of {planned:,}" if planned != summary["rounds"] else "")),
         ("uploads", f"{summary['uploads']:,}"),
         ("protocol", summary["protocol"]["name"]),
     ]
+
+
+def _score(summary: dict[str, Any]) -> tuple[str, str]:
+    """How good the model is, by the first of these scores that its labels have."""
+    if summary["accuracy"] is not None:
+        return "test accuracy", f"{summary['accuracy']:.2%}"
+    found = summary.get("metrics") or {}
+    name = next((name for name in ("r2", "loss") if found.get(name) is not None), None)
+    return ("test score", "-") if name is None else (f"test {name}", number(found[name]))
 
 
 def _scope(
@@ -104,10 +114,12 @@ def _curves(metrics: list[dict[str, Any]], statement: Statement, config: str) ->
     if len(metrics) < 2:
         return []
     rounds = [line["round"] for line in metrics]
-    accuracy = Line(name="", x=rounds, y=[line["accuracy"] for line in metrics])
-    drawn = [
-        Figure(title="Accuracy", x_label="round", y_label="test accuracy", lines=[accuracy], percent_y=True),
-    ]
+    drawn = []
+    if all(line["accuracy"] is not None for line in metrics):  # labels may be numbers
+        accuracy = Line(name="", x=rounds, y=[line["accuracy"] for line in metrics])
+        drawn.append(
+            Figure(title="Accuracy", x_label="round", y_label="test accuracy", lines=[accuracy], percent_y=True)
+        )
     spent = [line.get("eps") for line in metrics]
     if all(eps is None for eps in spent):
         return drawn
