@@ -14,7 +14,19 @@ import typer
 from rich.logging import RichHandler
 
 from dovetail import __version__
-from dovetail.cli import accounts, audits, fleets, parties, predictions, studies, tasks, training, tuning, users
+from dovetail.cli import (
+    accounts,
+    audits,
+    fleets,
+    parties,
+    predictions,
+    reports,
+    studies,
+    tasks,
+    training,
+    tuning,
+    users,
+)
 from dovetail.cli._shared import Command, Group, err_console, flag, out_console
 
 __all__ = ["app", "main"]
@@ -29,6 +41,7 @@ app = typer.Typer(
 for _command in (
     training.run,
     training.verify,
+    reports.report,
     predictions.predict,
     tuning.tune,
     accounts.calibrate,
