@@ -27,9 +27,12 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers and tests' own processes inherit it: one compiles for all
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="dovetail-programs-")
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+# before tests copy the environment for processes of their own
+os.environ["DOVETAIL_DATA_KEY"] = str(Path(tempfile.mkdtemp(prefix="dovetail-key-")) / "data.key")
 
 import jax
 
+atexit.register(shutil.rmtree, Path(os.environ["DOVETAIL_DATA_KEY"]).parent, ignore_errors=True)
 jax.config.update("jax_num_cpu_devices", 2)
 hypothesis.settings.register_profile("the same examples in every run", derandomize=True, database=None)
 hypothesis.settings.load_profile("the same examples in every run")
@@ -55,18 +58,13 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session", autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory):
-    places = {
-        "DOVETAIL_CACHE": str(tmp_path_factory.mktemp("cache")),
-        "DOVETAIL_DATA_KEY": str(tmp_path_factory.mktemp("key") / "data.key"),
-    }
-    before = {name: os.environ.get(name) for name in places}
-    os.environ.update(places)
+    before = os.environ.get("DOVETAIL_CACHE")
+    os.environ["DOVETAIL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     yield
-    for name, value in before.items():
-        if value is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = value
+    if before is None:
+        del os.environ["DOVETAIL_CACHE"]
+    else:
+        os.environ["DOVETAIL_CACHE"] = before
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def rows(statement: Statement, summary: Mapping[str, Any]) -> list[tuple[str, st
         ("Setting", setting_in_words(origin.get("setting"))),
         ("Users", _count(origin.get("users"))),
         ("Records", _count(origin.get("records"))),
-        ("Privacy unit", f"one {unit}: {_words.whom(statement).partition(';')[0]}"),
+        ("Privacy unit", _words.whom(statement).partition(";")[0]),
         ("Neighbours", _RELATIONS[statement.neighbors].format(unit=unit)),
         ("Delta", delta_in_words(statement)),
         ("Noise", noise_in_words(summary)),
