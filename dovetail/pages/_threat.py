@@ -52,7 +52,9 @@ def parties(
     return [users, *between(statement, protocol, local, shuffler), public]
 
 
-def _curator(statement: Statement, protocol: Mapping[str, Any], *others: Statement | None) -> list[Party]:
+def _curator(
+    statement: Statement, protocol: Mapping[str, Any], local: Statement | None, shuffler: Statement | None
+) -> list[Party]:
     return [
         Party(
             name="Curator",
@@ -63,7 +65,9 @@ def _curator(statement: Statement, protocol: Mapping[str, Any], *others: Stateme
     ]
 
 
-def _server(statement: Statement, protocol: Mapping[str, Any], *others: Statement | None) -> list[Party]:
+def _server(
+    statement: Statement, protocol: Mapping[str, Any], local: Statement | None, shuffler: Statement | None
+) -> list[Party]:
     return [
         Party(
             name="Server",
@@ -116,7 +120,9 @@ def _shared(
     return [first, second]
 
 
-def _nobody(statement: Statement, protocol: Mapping[str, Any], *others: Statement | None) -> list[Party]:
+def _nobody(
+    statement: Statement, protocol: Mapping[str, Any], local: Statement | None, shuffler: Statement | None
+) -> list[Party]:
     return [Party(name="Server", sees="every user's update", trusted="with everything", holds="no guarantee")]
 
 
