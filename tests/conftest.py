@@ -1,4 +1,4 @@
-"""Two host devices for every test, so that sharding is always exercised; a cache that no test shares with the user."""
+"""Two host devices for every test, so that sharding is always exercised; no test shares the user's cache or key."""
 
 import atexit
 import gc
@@ -27,9 +27,12 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers and tests' own processes inherit it: one compiles for all
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="dovetail-programs-")
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+# before tests copy the environment for processes of their own
+os.environ["DOVETAIL_DATA_KEY"] = str(Path(tempfile.mkdtemp(prefix="dovetail-key-")) / "data.key")
 
 import jax
 
+atexit.register(shutil.rmtree, Path(os.environ["DOVETAIL_DATA_KEY"]).parent, ignore_errors=True)
 jax.config.update("jax_num_cpu_devices", 2)
 hypothesis.settings.register_profile("the same examples in every run", derandomize=True, database=None)
 hypothesis.settings.load_profile("the same examples in every run")

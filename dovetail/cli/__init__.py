@@ -21,6 +21,7 @@ from dovetail.cli import (
     fleets,
     parties,
     predictions,
+    reports,
     studies,
     tasks,
     training,
@@ -41,6 +42,7 @@ app = typer.Typer(
 for _command in (
     training.run,
     training.verify,
+    reports.report,
     predictions.predict,
     tuning.tune,
     choices.choose,

@@ -133,13 +133,17 @@ def _say_finished(folder: Path, *, as_json: bool) -> None:
 def verify(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     quiet: Quiet = False,
+    data_key: Annotated[
+        Path | None,
+        typer.Option(help="The key of the data's fingerprint: load the config's data, check that they are the run's."),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Recompute a run's statements from its ledger; exits with status 1 if privacy.json disagrees."""
+    """Recompute a run's statements from its ledger; exits with status 1 if privacy.json, or the data, disagree."""
     from dovetail.experiment.verify import verify as verified
 
     with progress_console.status("accounting"):
-        found = verified(run)
+        found = verified(run, data_key=data_key)
     if as_json:
         print_json(found.to_json())
     else:
@@ -149,6 +153,8 @@ def verify(
         verdict = "agrees" if found.agrees else "does not agree"
         said = f"privacy.json {verdict} with the ledger of {found.rounds} round{'s' * (found.rounds != 1)}"
         out_console.print(said, markup=False, highlight=False)
+        if data_key is not None:
+            out_console.print(f"data: {found.data or 'the same as in the run'}", markup=False, highlight=False)
     if not found.agrees:
         raise typer.Exit(1)
 

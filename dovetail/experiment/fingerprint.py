@@ -18,7 +18,7 @@ from dovetail._version import __version__
 from dovetail.data import Clients, Dataset, Task, views
 from dovetail.experiment.config import Config
 
-__all__ = ["difference", "fingerprint"]
+__all__ = ["difference", "fingerprint", "own_code"]
 
 _BLOCK = 1 << 26
 
@@ -35,11 +35,6 @@ def fingerprint(
 
     Of code from outside the package, that of the task, its model, views and the protocol, the files it is in count.
     """
-    own = [task.loss, *task.metrics.values()]
-    if task.model is not None:
-        own += [task.model.init, task.model.apply, task.model.loss]
-        own += task.model.learner.code if task.model.learner is not None else ()
-    own = [one for one in own if one is not None and not isinstance(one, str)]
     asked = msgspec.to_builtins(config)
     del asked["performance"]
     settled = {
@@ -53,10 +48,20 @@ def fingerprint(
         "data": _digest(*data, *subjects),
         "roster": _digest(clients.index, clients.counts),
         "first model": _digest(parameters),
-        "own code": _code(type(protocol), task.load, *own, *views.parse(config.client.views))
-        | _code_at(config.task.features),
+        "own code": own_code(config, task, protocol),
         "library": f"dovetail {__version__}, jax {jax.__version__}, numpy {np.__version__}",
     }
+
+
+def own_code(config: Config, task: Task, protocol: protocols.Protocol) -> dict[str, str]:
+    """Fingerprints of the files outside the package that task, model, views, features and protocol are written in."""
+    own: list[Any] = [task.loss, *task.metrics.values()]
+    if task.model is not None:
+        own += [task.model.init, task.model.apply, task.model.loss]
+        own += task.model.learner.code if task.model.learner is not None else ()
+    own = [one for one in own if one is not None and not isinstance(one, str)]
+    found = _code(type(protocol), task.load, *own, *views.parse(config.client.views))
+    return found | _code_at(config.task.features)
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:

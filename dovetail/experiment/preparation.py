@@ -33,7 +33,7 @@ from dovetail.randomness import Randomness
 from dovetail.sampling import Sampler, sampler_of, usable
 from dovetail.statements import Unit
 
-__all__ = ["Guests", "Plan", "load", "prepare", "protocol_of"]
+__all__ = ["Guests", "Plan", "load", "loaded", "prepare", "protocol_of"]
 
 
 class Guests(typing.Protocol):
@@ -54,7 +54,7 @@ def load(config: Config, *, task: Task | None = None) -> tuple[Dataset, Clients,
     Guarantees:
         Refuses what only a simulation can train: other targets than classes, a loss of its own, a model outside JAX.
     """
-    dataset, clients, model = _loaded(config, task or resolve(config.task.name))
+    dataset, clients, model = loaded(config, task or resolve(config.task.name))
     if dataset.target != "classes" or model.loss not in (None, "cross_entropy") or model.learner is not None:
         raise ValueError(
             "expected classes, cross-entropy and a JAX model for training by parties, "
@@ -63,7 +63,8 @@ def load(config: Config, *, task: Task | None = None) -> tuple[Dataset, Clients,
     return dataset, clients, model
 
 
-def _loaded(config: Config, task: Task) -> tuple[Dataset, Clients, Model]:
+def loaded(config: Config, task: Task) -> tuple[Dataset, Clients, Model]:
+    """The data of a config as its model reads it, whose it is, and the model."""
     dataset = with_recipe(task.load(folder=None if config.task.folder is None else Path(config.task.folder)))
     clients = dealt(settled(config, dataset).task, dataset, seed=config.seed)
     dataset = views.expanded(dataset, config.client.views)
@@ -84,7 +85,7 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
     _check_sections(config, protocol)
 
     task = task or resolve(config.task.name)
-    dataset, clients, model = _loaded(config, task)
+    dataset, clients, model = loaded(config, task)
     _check_model(config, protocol, dataset, model)
     config = settled(config, dataset)
     if task.model is not None:

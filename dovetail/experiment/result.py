@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,19 @@ __all__ = ["Progress", "Provenance", "Result", "described", "facts_of", "headlin
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """What a result comes from, for the folder that it is saved in: config, settled protocol, what was released."""
+    """What a result comes from, for the folder that it is saved in: config, settled protocol, what was released.
+
+    `origin` says where the run comes from, given the folder; only then are the data read, and their key is made.
+    """
 
     config: Config
     protocol: Mapping[str, Any]
     record: Record
+    origin: Callable[[Path], Mapping[str, Any]]
+
+    def told(self, folder: Path) -> dict[str, Any]:
+        """What `privacy.json` says besides the result."""
+        return {"protocol": self.protocol, "origin": self.origin(folder)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -83,20 +91,25 @@ class Result:
     def save(self, folder: str | Path) -> Path:
         """Write config, model, statement, ledger and recipe into a new folder, for `dovetail.load` and `verify`."""
         path = Path(folder)
-        saved = RunFolder.create(path, to_toml(self._provenance.config))
-        dataclasses.replace(self, out=path).write(saved)
+        told = self.comes_from.told(path)
+        saved = RunFolder.create(path, to_toml(self.comes_from.config))
+        dataclasses.replace(self, out=path)._write(saved, told)
         return path
 
     def write(self, folder: RunFolder) -> None:
         """End a run in its folder; a claim that was computed from raw data is written under the diagnostics' banner."""
-        stated = {**self.to_json(), "protocol": self._provenance.protocol}
+        self._write(folder, self.comes_from.told(folder.path))
+
+    def _write(self, folder: RunFolder, told: Mapping[str, Any]) -> None:
+        stated = {**self.to_json(), **told}
         if self.quote.claimed is not None and FROM_DATA in self.quote.claimed.assumptions:
             folder.diagnose({"claimed": stated["claimed"]})
             stated["claimed"] = None
-        folder.finish(stated, self._provenance.record, self.parameters, self.recipe)
+        folder.finish(stated, self.comes_from.record, self.parameters, self.recipe)
 
     @property
-    def _provenance(self) -> Provenance:
+    def comes_from(self) -> Provenance:
+        """What it comes from; refused of tuning."""
         if self.provenance is None:
             raise ValueError("expected the result of one run, got one of tuning, which is written where out= says")
         return self.provenance

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from dovetail.data import Dataset, Loss, Metric, Task
 from dovetail.engine import Diagnostics, Training
 from dovetail.engine.devices import to_host
 from dovetail.engine.scoring import baseline
+from dovetail.experiment._origin import check_key, origin_of
 from dovetail.experiment._own import default_cohort, task_of
 from dovetail.experiment.config import parse, presets, read, to_toml
 from dovetail.experiment.due import rounds_due
@@ -199,7 +201,14 @@ def _result(
         noise=plan.config.noise,
         out=out,
         predictor=predictor,
-        provenance=Provenance(config=plan.config, protocol=described(plan.protocol), record=record),
+        provenance=Provenance(
+            config=plan.config,
+            protocol=described(plan.protocol),
+            record=record,
+            origin=functools.partial(
+                origin_of, plan.config, plan.task, plan.protocol, plan.dataset, plan.guarantee.spread
+            ),
+        ),
     )
 
 
@@ -220,6 +229,7 @@ def _open(
     if folder is None:
         if not first:
             return None, None, identity
+        check_key(out)
         folder = RunFolder.create(out, to_toml(plan.config))
         held.enter_context(folder.held())
         return folder, None, identity

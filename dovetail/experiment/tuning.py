@@ -30,7 +30,7 @@ from dovetail.data import Task
 from dovetail.experiment.config import Config, parse, to_toml
 from dovetail.experiment.folder import RunFolder
 from dovetail.experiment.preparation import Plan, prepare, protocol_of
-from dovetail.experiment.result import Result, described
+from dovetail.experiment.result import Result
 from dovetail.experiment.space import Space
 from dovetail.experiment.training import run
 from dovetail.guarantee import Guarantee, Quote, Record, trials
@@ -224,7 +224,7 @@ def _concluded(
     }
     tuned = Tuned(result=result, record=record, facts=facts)
     if out is not None:
-        stated = {**tuned.to_json(), "protocol": described(best.plan.protocol)}
+        stated = {**tuned.to_json(), **best.result.comes_from.told(out)}
         RunFolder.create(out, to_toml(best.plan.config)).finish(stated, record, result.parameters, result.recipe)
     return tuned
 

@@ -1,7 +1,7 @@
 """Whether a finished run states what it did: its statements anew, from its ledger, by the accountant alone.
 
 No plan is made; of the config only the name of the protocol is read, which may bring events of its own. The ledger is
-what the engine noted round by round; `privacy.json` is what the run states.
+what the engine noted round by round; `privacy.json` is what the run states. Data are read only if their key is given.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dovetail.data import Task
+from dovetail.experiment._origin import different_data
 from dovetail.experiment.folder import RunFolder
 from dovetail.statements import Statement
 
@@ -28,11 +30,13 @@ class Verification:
     rounds: int
     statement: Statement
     differences: tuple[str, ...]
+    data_checked: bool = False
+    data: str | None = None  # why the data are not the run's, where that was checked
 
     @property
     def agrees(self) -> bool:
-        """Whether the run states what its ledger gives."""
-        return not self.differences
+        """Whether the run states what its ledger gives, and the data, if they were checked, are the run's."""
+        return not self.differences and self.data is None
 
     def to_json(self) -> dict[str, Any]:
         """The machine-readable form."""
@@ -42,11 +46,15 @@ class Verification:
             "rounds": self.rounds,
             "certified": self.statement.to_json(),
             "differences": list(self.differences),
+            **({"same_data": self.data is None, "data": self.data} if self.data_checked else {}),
         }
 
 
-def verify(run: Path) -> Verification:
+def verify(run: Path, *, data_key: Path | None = None, task: Task | None = None) -> Verification:
     """Recompute the statements of a finished run from its ledger.
+
+    With `data_key`, the file of the key that the run's data were fingerprinted with, the data are checked as well:
+    those that its config names, or those of `task`.
 
     Guarantees:
         Every statement of `privacy.json` but the paper's claim is compared, and every part of it; so are the noise's
@@ -63,6 +71,8 @@ def verify(run: Path) -> Verification:
         rounds=len(record.own.rounds),
         statement=record.certified(),
         differences=tuple(_differences("", computed, {name: stated.get(name) for name in computed})),
+        data_checked=data_key is not None,
+        data=None if data_key is None else different_data(run, data_key, task=task),
     )
 
 

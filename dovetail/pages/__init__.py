@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dovetail.pages._comparison import comparison
 from dovetail.pages._papers import index, reproduction
+from dovetail.pages._registry import registry
 from dovetail.pages._run import write
 
-__all__ = ["comparison", "index", "reproduction", "write"]
+__all__ = ["comparison", "index", "registry", "reproduction", "write"]

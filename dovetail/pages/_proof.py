@@ -39,6 +39,7 @@ class Shown:
     neighbors: str
     key: str
     where: str
+    links: tuple[tuple[str, str], ...]
     assumptions: tuple[str, ...]
     new: tuple[str, ...]
     premises: tuple[Shown, ...]
@@ -68,6 +69,9 @@ def shown(statement: Statement, *, said: tuple[str, ...] = ()) -> Shown:
         neighbors=statement.neighbors.value,
         key=statement.proof.key,
         where=str(statement.proof),
+        links=tuple(
+            (one.key, one.url) for one in statement.proof.theorems if one.url and one.url.startswith("https://")
+        ),
         assumptions=statement.assumptions,
         new=() if nothing else tuple(text for text in statement.assumptions if text not in said),
         premises=tuple(shown(premise, said=said + statement.assumptions) for premise in statement.premises),

@@ -13,7 +13,7 @@ from typing import Any
 from dovetail import __version__, references
 from dovetail.experiment.folder import BANNER, RunFolder
 from dovetail.figures import Figure, Line
-from dovetail.pages import _page, _words
+from dovetail.pages import _checklist, _page, _ran, _threat, _words
 from dovetail.pages._numbers import at_least, at_most, number
 from dovetail.pages._proof import shown
 from dovetail.protocols import PROTOCOLS
@@ -52,12 +52,30 @@ def write(folder: Path) -> Path:
         **_promise(statement),
         **_scope(statement, others, summary, diagnostics=_write_diagnostics(run)),
         facts=_facts(statement, summary),
+        ran=_ran.rows(statement, summary),
+        **_review(statement, others, summary),
         curves=_page.drawn(_curves(run.metrics(), statement, config)),
         histogram=_page.drawn(_histogram(statement.per_user)),
         audit=_audit(folder),
         config=config,
         **_references([statement, *map(others.get, ("claimed", "local", "shuffler"))], summary["protocol"]["name"]),
     )
+
+
+def _review(statement: Statement, others: Mapping[str, Statement], summary: dict[str, Any]) -> dict[str, Any]:
+    """What a reviewer goes through before signing: who sees what, how, under which assumptions, at which cost."""
+    origin, protocol = summary.get("origin") or {}, summary["protocol"]
+    settings = {key: value for key, value in protocol.items() if isinstance(value, str | int | float)}
+    return {
+        "parties": _threat.parties(statement, protocol, local=others.get("local"), shuffler=others.get("shuffler")),
+        "setting": origin.get("setting"),
+        "exposure": _threat.exposure(statement, origin.get("setting")),
+        "mechanism": [
+            (key, value if isinstance(value, str | bool) else number(value)) for key, value in settings.items()
+        ],
+        "checklist": _checklist.items(statement, origin),
+        "tuning": _checklist.tuning(statement, summary),
+    }
 
 
 def _promise(statement: Statement) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Every page in a real browser: wide, on a phone, dark, printed. Pictures stay in pytest's temporary folder."""
 
+import base64
+
 import pytest
 import report_samples as samples
 from headless import Browser, executable
@@ -156,3 +158,59 @@ def test_a_saved_figure_opens_alone(browser, tmp_path):
     browser.open(tmp_path / "alone.svg", width=800)
     assert browser.complaints() == []
     assert browser.evaluate("document.documentElement.getBoundingClientRect().height") > 100
+
+
+def test_a_reviewer_can_tick_sign_and_follow_the_page(browser, pages_drawn):
+    browser.open(pages_drawn["run"], width=390)
+    boxes = browser.evaluate(
+        """[...document.querySelectorAll('.boxes li')].map(li => {
+            const box = li.querySelector('input'); box.click();
+            const frame = box.getBoundingClientRect();
+            return [box.checked, Math.min(frame.width, frame.height) >= 15, li.querySelector('.owner').innerText];
+        })"""
+    )
+    assert len(boxes) > 5
+    assert all(ticked and large and owner for ticked, large, owner in boxes)
+    fields = browser.evaluate("[...document.querySelectorAll('.sign thead th')].map(th => th.innerText.trim())")
+    assert fields == ["", "Name", "Role", "Date", "Signature"]
+    blank = "[...document.querySelectorAll('.sign td')].every(td => td.getBoundingClientRect().height >= 40)"
+    assert browser.evaluate(blank), "room to write"
+    lost = "[...document.querySelectorAll('a[href^=\"#\"]')].filter(a => !document.querySelector(a.hash)).length"
+    assert browser.evaluate(lost) == 0
+
+
+@pytest.mark.parametrize(("width", "row"), [(1280, True), (390, False)])
+def test_the_picture_of_who_sees_what_follows_the_data(browser, pages_drawn, width, row):
+    browser.open(pages_drawn["run"], width=width)
+    frames = browser.evaluate(
+        "[...document.querySelectorAll('.flow li')].map(li => li.getBoundingClientRect()).map(r => [r.left, r.top])"
+    )
+    assert len(frames) == 4
+    across, down = zip(*frames, strict=True)
+    along, apart = (across, down) if row else (down, across)
+    assert list(along) == sorted(set(along))
+    assert len(set(apart)) == 1
+
+
+@pytest.mark.parametrize(("name", "width", "height"), [("A4", 8.27, 11.69), ("Letter", 8.5, 11.0)])
+@pytest.mark.parametrize("page", ["run", "personal", "nothing"])
+def test_no_table_is_cut_by_a_page_break(browser, pages_drawn, tmp_path, page, name, width, height):
+    """Each table fits on one sheet, and print forbids to break it."""
+    browser.open(pages_drawn[page], width=1280)
+    data = browser.ask("Page.printToPDF", printBackground=True, paperWidth=width, paperHeight=height)["data"]
+    (tmp_path / f"{page}-{name}.pdf").write_bytes(base64.b64decode(data))
+    inner_width, inner_height = (round((side - margin / 25.4) * 96) for side, margin in ((width, 28), (height, 32)))
+    browser.ask(
+        "Emulation.setDeviceMetricsOverride", width=inner_width, height=inner_height, deviceScaleFactor=1, mobile=False
+    )
+    browser.ask("Emulation.setEmulatedMedia", media="print", features=[])
+    tables = browser.evaluate(
+        "[...document.querySelectorAll('table')].map(t => [t.getBoundingClientRect().height, t.scrollWidth, "
+        "getComputedStyle(t).breakInside])"
+    )
+    browser.ask("Emulation.setEmulatedMedia", media="", features=[])
+    assert len(tables) >= 4
+    for high, wide, breaks in tables:
+        assert high <= inner_height
+        assert wide <= inner_width
+        assert breaks == "avoid"

@@ -17,12 +17,12 @@ from dovetail import experiment, pages
 from dovetail.audit import curves
 from dovetail.experiment import config
 from dovetail.experiment.folder import BANNER
-from dovetail.pages import _words
+from dovetail.pages import _ran, _words
 from dovetail.pages._numbers import at_least, at_most, number
 from dovetail.statements import Bound, Neighbors, Scope, Statement, Theorem, Trust, Unit, Verdict, unbounded
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "privacy.schema.json").read_text())
-VOID = {"meta", "br", "path", "line", "polyline", "polygon", "rect"}
+VOID = {"meta", "br", "input", "path", "line", "polyline", "polygon", "rect"}
 RUN = {
     "task": {"name": "tiny"},
     "protocol": {"name": "dp_fl", "clip_norm": 1.0},
@@ -127,6 +127,8 @@ def test_privacy_json_is_as_its_schema_says(runs, name):
         lambda data: data["units"].pop("subject"),
         lambda data: data["certified"].update(note="x"),
         lambda data: data["certified"]["theorem"].update(where=""),
+        lambda data: data["origin"].update(setting="somewhere"),
+        lambda data: data["origin"]["data"].update(sha256="0" * 64),
     ],
 )
 def test_a_broken_privacy_json_is_refused(runs, broken):
@@ -153,9 +155,69 @@ def test_a_report_says_everything_and_loads_nothing(runs, name):
     assert "dovetail run --audit" in page.text
     assert BANNER not in page.text
     assert "@misc{" in page.text or "@inproceedings{" in page.text
-    assert all(link.startswith("https://arxiv.org/abs/") for link in page.links)
+    assert all(link.startswith(("https://", "#")) for link in page.links)
     opening = "This was a simulation" if summary["noise"] == "seeded" else "This training protects"
     assert page.text.index("No guarantee" if statement.unbounded else opening) < 400
+
+
+@pytest.mark.parametrize("name", ["dp_fl", "ss_topk", "apes"])
+def test_a_report_says_what_ran_on_what(runs, name):
+    folder, _ = runs(name)
+    page = read(folder / "report.html").text
+    origin = json.loads((folder / "privacy.json").read_text())["origin"]
+    for text in (
+        "one machine held the data of all users",
+        f"Users {origin['users']}",
+        f"Records {origin['records']}",
+        "one user, including all of that user's data",
+        "is replaced by any other; the number of users stays" if name != "dp_fl" else "Neighbours",
+        "times smaller than 1/n",
+        {"dp_fl": "noise multiplier", "ss_topk": "eps_local 0.5", "apes": "local budgets of users from 0.5 to 2"}[name],
+        origin["library"]["version"],
+        origin["library"]["code"],
+        origin["data"]["hmac_sha256"],
+        origin["data"]["key_file"],
+    ):
+        assert text in page
+
+
+def test_a_run_of_an_older_version_says_what_is_not_known(runs, tmp_path):
+    folder, _ = runs("dp_fl")
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    data = json.loads((folder / "privacy.json").read_text())
+    del data["origin"]
+    (tmp_path / "privacy.json").write_text(json.dumps(data))
+    page = read(pages.write(tmp_path)).text
+    assert "Not recorded by the version of Dovetail that ran it." in page
+    assert "no fingerprint: not recorded" in page
+
+
+def test_labels_that_are_numbers_have_a_score_and_no_accuracy(runs, tmp_path):
+    folder, _ = runs("dp_fl")
+    (tmp_path / "config.toml").write_bytes((folder / "config.toml").read_bytes())
+    lines = [json.dumps({"round": index, "accuracy": None, "eps": 1.0}) for index in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    data = json.loads((folder / "privacy.json").read_text())
+    (tmp_path / "privacy.json").write_text(json.dumps({**data, "accuracy": None, "metrics": {"r2": 0.51}}))
+    page = read(pages.write(tmp_path)).text
+    assert "test r2 0.51" in page
+    assert "test accuracy" not in page
+
+
+@pytest.mark.parametrize(
+    ("delta", "population", "words"),
+    [
+        (0.0, 100, "no exceptions"),
+        (1e-6, None, "cannot be compared"),
+        (1e-2, 100, "not below 1/n: publishing the data of one of them, chosen at random, would satisfy it"),
+        (5e-3, 100, "2 times smaller than 1/n, which is little"),
+        (1e-5, 1000, "where 1/n is 0.001 for n = 1,000 users: 100 times smaller than 1/n"),
+    ],
+)
+def test_delta_is_compared_with_the_number_of_users(delta, population, words):
+    scope = dataclasses.replace(SCOPE, population=population)
+    assert words in _ran.delta_in_words(stated(delta=delta, scope=scope))
 
 
 def test_the_order_is_the_reviewers(runs):
@@ -164,14 +226,20 @@ def test_the_order_is_the_reviewers(runs):
         "This was a simulation with noise from a known seed",
         "What eps means",
         "test accuracy",
+        "What ran, on what",
         "Who is protected",
+        "Who sees what",
+        "Mechanism",
         "The proof",
         "Assumptions",
+        "What tuning cost",
+        "Data collection",
         "What is not covered",
         "Accuracy and budget",
         "Eps per user",
         "What the shuffler learns",
         "Audit",
+        "Sign-off",
         "Config",
         "References",
     )

@@ -1,0 +1,172 @@
+"""Where a run comes from: the data under a key that is kept elsewhere, the code, and nothing that tells of a record."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import stat
+
+import numpy as np
+import pytest
+from tiny import TASK
+
+from dovetail import experiment
+from dovetail.experiment import _origin, config
+from dovetail.experiment.verify import verify
+
+RUN = {
+    "task": {"name": "tiny"},
+    "protocol": {"name": "dp_fl", "clip_norm": 1.0},
+    "cohort": {"kind": "everyone", "rounds": 2},
+    "privacy": {"eps": 3.0, "delta": 1e-5},
+}
+
+
+def trained(folder, task=TASK):
+    return experiment.run(experiment.prepare(config.parse(RUN, ()), task=task), out=folder)
+
+
+@pytest.fixture
+def key(tmp_path, monkeypatch):
+    path = tmp_path / "kept" / "data.key"
+    monkeypatch.setenv(_origin.VARIABLE, str(path))
+    return path
+
+
+def origin(folder):
+    return json.loads((folder / "privacy.json").read_text())["origin"]
+
+
+def other_task(**changes):
+    """The same task with some arrays changed."""
+
+    def load(**given):
+        dataset = TASK.load(**given)
+        return dataclasses.replace(
+            dataset, **{name: change(getattr(dataset, name)) for name, change in changes.items()}
+        )
+
+    return dataclasses.replace(TASK, load=load)
+
+
+def test_the_key_is_made_once_outside_the_folder_and_for_its_owner_alone(tmp_path, key):
+    trained(tmp_path / "one")
+    made = key.read_text()
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert [file.name for file in key.parent.iterdir()] == ["data.key"]
+    trained(tmp_path / "two")
+    assert key.read_text() == made
+    assert origin(tmp_path / "one")["data"] == origin(tmp_path / "two")["data"]
+    assert made.strip() not in "".join(file.read_text("latin-1") for file in (tmp_path / "one").iterdir())
+
+
+def test_the_fingerprint_says_nothing_without_the_key(tmp_path, key, monkeypatch):
+    trained(tmp_path / "one")
+    monkeypatch.setenv(_origin.VARIABLE, str(tmp_path / "other.key"))
+    trained(tmp_path / "two")
+    one, two = (origin(tmp_path / name)["data"] for name in ("one", "two"))
+    assert one["hmac_sha256"] != two["hmac_sha256"]
+    assert one["key_id"] != two["key_id"]
+    inputs = np.ascontiguousarray(TASK.load(folder=None).inputs)
+    written = b"".join(file.read_bytes() for file in (tmp_path / "one").iterdir())
+    for bare in (hashlib.sha256(inputs), hashlib.blake2b(inputs, digest_size=16)):
+        assert bare.hexdigest().encode() not in written
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"inputs": lambda x: np.where(np.arange(len(x))[:, None] == 7, np.nextafter(x, 9), x).astype(x.dtype)},
+        {"labels": lambda y: np.roll(y, 1)},
+        {"test_labels": lambda y: np.roll(y, 1)},
+    ],
+)
+def test_one_changed_record_is_found(tmp_path, key, changes):
+    trained(tmp_path / "run")
+    assert verify(tmp_path / "run", data_key=key, task=TASK).agrees
+    found = verify(tmp_path / "run", data_key=key, task=other_task(**changes))
+    assert not found.agrees
+    assert found.to_json()["data"] == "the data are not those of the run"
+
+
+def test_another_key_is_told_from_other_data(tmp_path, key):
+    trained(tmp_path / "run")
+    _origin.data_key(tmp_path / "other.key")
+    assert "another key" in verify(tmp_path / "run", data_key=tmp_path / "other.key", task=TASK).data
+    with pytest.raises(ValueError, match="expected the file of the data's key"):
+        verify(tmp_path / "run", data_key=tmp_path / "none.key", task=TASK)
+    assert "same_data" not in verify(tmp_path / "run").to_json()
+
+
+def test_a_key_that_others_can_read_is_refused_before_the_run_starts(tmp_path, key):
+    _origin.data_key(key)
+    key.chmod(0o644)
+    with pytest.raises(ValueError, match="its owner alone can read"):
+        trained(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_key_in_the_runs_folder_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv(_origin.VARIABLE, str(tmp_path / "run" / "data.key"))
+    with pytest.raises(ValueError, match="outside the run's folder"):
+        trained(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_that_is_no_key_is_refused(tmp_path, key):
+    key.parent.mkdir()
+    key.write_text("secret\n")
+    key.chmod(0o600)
+    with pytest.raises(ValueError, match="64 hexadecimal digits"):
+        trained(tmp_path / "run")
+
+
+def test_where_no_key_can_be_made_the_run_says_so(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.delenv(_origin.VARIABLE)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+    trained(tmp_path / "run")
+    assert "no key could be made" in origin(tmp_path / "run")["data"]["missing"]
+    assert "has no fingerprint" in verify(tmp_path / "run", data_key=tmp_path / "any", task=TASK).data
+
+
+def test_the_key_stands_in_the_users_configuration(tmp_path, monkeypatch):
+    monkeypatch.delenv(_origin.VARIABLE)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert _origin.key_path() == tmp_path / "dovetail" / "data.key"
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert _origin.key_path() == tmp_path / ".config" / "dovetail" / "data.key"
+
+
+def test_a_saved_result_comes_from_the_same_data_and_nothing_is_made_without_a_folder(tmp_path, key):
+    result = trained(None)
+    assert not key.exists()
+    result.save(tmp_path / "saved")
+    trained(tmp_path / "run")
+    assert origin(tmp_path / "saved") == origin(tmp_path / "run")
+    key.chmod(0o644)
+    with pytest.raises(ValueError, match="its owner alone can read"):
+        result.save(tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+def test_counts_and_code_are_recorded(tmp_path, key):
+    trained(tmp_path / "run")
+    found = origin(tmp_path / "run")
+    assert (found["setting"], found["users"], found["records"]) == ("simulation", 300, 300)
+    assert len(found["library"]["code"]) == 64
+    assert found["own_code"]["tiny"], "the task is outside the package"
+
+
+def test_two_that_make_the_key_at_once_get_the_same(tmp_path, monkeypatch):
+    path, link = tmp_path / "data.key", os.link
+
+    def late(source, target):
+        monkeypatch.setattr(os, "link", link)
+        _origin.data_key(path)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", late)
+    assert _origin.data_key(path).hex() == path.read_text().strip()
+    assert [file.name for file in tmp_path.iterdir()] == ["data.key"]
