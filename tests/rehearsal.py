@@ -30,7 +30,12 @@ class Rehearsal(_runner.Runner):
         quotes.settled(config.protocol["name"], plan)
         self.asked.append(config)
         result = types.SimpleNamespace(
-            quote=types.SimpleNamespace(claimed=None), statement=None, rounds=60, uploads=60_000, accuracy=0.5
+            quote=types.SimpleNamespace(claimed=None),
+            statement=None,
+            rounds=60,
+            uploads=60_000,
+            accuracy=0.5,
+            metrics={"accuracy": 0.5},
         )
         return _runner.Trained(
             results=(result,),  # type: ignore[arg-type]

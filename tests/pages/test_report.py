@@ -196,12 +196,13 @@ def test_a_run_of_an_older_version_says_what_is_not_known(runs, tmp_path):
 def test_labels_that_are_numbers_have_a_score_and_no_accuracy(runs, tmp_path):
     folder, _ = runs("dp_fl")
     (tmp_path / "config.toml").write_bytes((folder / "config.toml").read_bytes())
-    lines = [json.dumps({"round": index, "accuracy": None, "eps": 1.0}) for index in (1, 2)]
+    lines = [json.dumps({"round": index, "accuracy": None, "metrics": {"loss": 2.0}, "eps": 1.0}) for index in (1, 2)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     data = json.loads((folder / "privacy.json").read_text())
-    (tmp_path / "privacy.json").write_text(json.dumps({**data, "accuracy": None, "metrics": {"r2": 0.51}}))
+    scores = {"accuracy": None, "metrics": {"r2": 0.51}, "baseline": {"rule": "always the mean", "r2": 0.0}}
+    (tmp_path / "privacy.json").write_text(json.dumps({**data, **scores}))
     page = read(pages.write(tmp_path)).text
-    assert "test r2 0.51" in page
+    assert "test R2 0.51 always the mean 0" in page
     assert "test accuracy" not in page
 
 
