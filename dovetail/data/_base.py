@@ -232,11 +232,17 @@ class HostLearner(Protocol):
 
     `gradients` says whether an update of "fedsgd" is the negative gradient of the mean loss, which protocols need that
     clip records one by one; `settled`, whether the learner decides by itself how a client trains; `code` are the
-    objects whose source a resumed run must have in common with the run it goes on from.
+    objects whose source a resumed run must have in common with the run it goes on from; `notes`, what every statement
+    about models that it trained assumes.
     """
 
     gradients: bool
     settled: bool
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """See above."""
+        ...
 
     @property
     def code(self) -> tuple[Any, ...]:

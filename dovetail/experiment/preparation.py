@@ -99,7 +99,8 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
     moments = moments_of(trainer.update, model)
     said = trainer.server.over(schedule.rounds, moments=moments).notes
     dim = _dimension(model) if moments is None else moments.dim
-    guarantee = guarantee_of(config, protocol, schedule, dim, spread, said=(*said, *dataset.notes))
+    learned = () if model.learner is None else model.learner.notes
+    guarantee = guarantee_of(config, protocol, schedule, dim, spread, said=(*said, *dataset.notes, *learned))
     protocol, noise_of = calibrated(guarantee, eps=config.privacy.eps)
 
     if guests is not None:

@@ -95,6 +95,7 @@ class TorchLearner:
     vectorized: bool = True
     gradients = True
     settled = False
+    notes = ()
 
     @property
     def code(self) -> tuple[Any, ...]:

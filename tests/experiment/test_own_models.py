@@ -164,6 +164,9 @@ def test_any_function_of_parameters_and_records_trains():
     np.testing.assert_allclose(free.parameters["slope"], SLOPES, atol=0.1)
     private = dovetail.train(data, model=own, protocol="privunit", eps=8.0, settings=settings)
     assert private.statement.eps <= 8
+    assert (
+        "the function that trains a user's model keeps nothing of one user for another" in private.statement.assumptions
+    )
     with pytest.raises(ValueError, match=r"expected no settings of \[client\] with model 'own'.*client.learning_rate"):
         dovetail.train(data, model=own, protocol="fedavg", settings={**settings, "client.learning_rate": 0.5})
     item = {"privacy.unit": "item", "privacy.neighbors": "add-remove"}
