@@ -110,10 +110,11 @@ def _print(found: Any) -> None:
     for one in found.ruled_out:
         out_console.print(f"{one.protocol}: ruled out, {one.reason}", markup=False, highlight=False)
     out_console.print(_source(found), markup=False, highlight=False)
+    out_console.print("what each statement assumes: dovetail account protocol NAME, or --json here", highlight=False)
 
 
 def _table(found: Any) -> Table:
-    columns = ("protocol", "trusts", "eps", "eps without trust", "noise", "std per coordinate of the mean",
+    columns = ("protocol", "trusts", "certified", "without trust", "noise", "std per coordinate of the mean",
                "sent per user and round", "client s", "server s", "accuracy")  # fmt: skip
     table = Table(*columns, box=None)
     for one in found.fitting:
@@ -121,8 +122,8 @@ def _table(found: Any) -> Table:
         cells = (
             one.protocol,
             one.trust,
-            at_most(one.certified.eps),
-            "unbounded" if one.local.unbounded else at_most(one.local.eps),
+            f"{_pair(one.certified)}, {one.certified.neighbors.value}",
+            "no guarantee" if one.local.unbounded else _pair(one.local),
             f"{one.parameter} {safe(one.value)}",
             f"{one.std:.3g} x {one.clip}",
             _sent(one.costs),
@@ -132,6 +133,10 @@ def _table(found: Any) -> Table:
         )
         table.add_row(*(escape(cell) for cell in cells))
     return table
+
+
+def _pair(statement: Any) -> str:
+    return f"({at_most(statement.eps)}, {at_most(statement.delta)})"
 
 
 def _sent(costs: Any) -> str:
