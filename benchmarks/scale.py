@@ -45,9 +45,7 @@ def seconds_a_round(dataset: Dataset, count: int, *, rounds: int) -> float:
     engine = Engine(
         model=logistic(),
         dataset=dataset,
-        clients=Clients(
-            index=rng.integers(0, POOL, (count, SAMPLES), dtype=np.int32), counts=np.full(count, SAMPLES, np.int32)
-        ),
+        clients=Clients.from_rows(rng.integers(0, POOL, (count, SAMPLES), dtype=np.int32)),
         update=ClientUpdate(update="fedavg", batch=10),
         protocol=build("dp_fl", {"clip_norm": 1.0, "noise_multiplier": 1.0}),
         server=Server(),

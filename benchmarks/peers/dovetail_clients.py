@@ -29,10 +29,7 @@ def engine(name: str, *, count: int, samples: int, batch: int) -> Engine:
     built = Engine(
         model=model,
         dataset=dataset,
-        clients=Clients(
-            index=np.arange(count * samples, dtype=np.int32).reshape(count, samples),
-            counts=np.full(count, samples, np.int32),
-        ),
+        clients=Clients.from_rows(np.arange(count * samples).reshape(count, samples)),
         update=ClientUpdate(update="fedavg", learning_rate=workload.LEARNING_RATE, epochs=1, batch=batch),
         protocol=build("dp_fl", {"clip_norm": workload.CLIP, "noise_multiplier": workload.NOISE}),
         server=Server(),

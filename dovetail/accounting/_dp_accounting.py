@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from dp_accounting import dp_event, privacy_accountant
     from dp_accounting.pld import pld_pmf
     from dp_accounting.pld import privacy_loss_distribution as pld
+    from dp_accounting.pld import privacy_loss_mechanism as pld_mechanism
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
     from dp_accounting.rdp import rdp_privacy_accountant as rdp
 else:
@@ -17,6 +18,7 @@ else:
     privacy_accountant = LateModule("dp_accounting.privacy_accountant")
     pld_pmf = LateModule("dp_accounting.pld.pld_pmf")
     pld = LateModule("dp_accounting.pld.privacy_loss_distribution")
+    pld_mechanism = LateModule("dp_accounting.pld.privacy_loss_mechanism")
     rdp = LateModule("dp_accounting.rdp.rdp_privacy_accountant")
 
     def PrivacyLossDistribution(*sides):  # noqa: N802 - it stands for the class
@@ -24,4 +26,4 @@ else:
         return pld.PrivacyLossDistribution(*sides)
 
 
-__all__ = ["PrivacyLossDistribution", "dp_event", "pld", "pld_pmf", "privacy_accountant", "rdp"]
+__all__ = ["PrivacyLossDistribution", "dp_event", "pld", "pld_mechanism", "pld_pmf", "privacy_accountant", "rdp"]

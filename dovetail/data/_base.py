@@ -2,7 +2,7 @@
 
 A `Dataset` holds records as NumPy arrays and, where that is known, whom each is about; a `Clients` table says which
 records belong to which client, a `Model` maps parameters and inputs to logits. Records are stored once, whatever the
-number of clients: a client is a row of indices.
+number of clients: a client is a list of indices.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from dovetail import _validate
+from dovetail.data._clients import Clients
 from dovetail.data._sources import Sources
 
 if TYPE_CHECKING:
@@ -155,55 +156,6 @@ def _check_ids(name: str, ids: np.ndarray, num_records: int) -> None:
     if ids.dtype != np.int32:
         raise ValueError(f"expected {name} to be int32, got {ids.dtype}")
     _validate.at_least(0, **{name: int(ids.min())})
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Clients:
-    """Who owns which records: row i of `index` lists client i's records, the first `counts[i]` entries of it count.
-
-    The rest of a row is padding: valid records that nobody may read as the client's. A client may own nothing at all.
-    """
-
-    index: np.ndarray
-    counts: np.ndarray
-
-    def __post_init__(self) -> None:
-        if self.index.ndim != 2 or self.counts.shape != self.index.shape[:1]:
-            raise ValueError(f"expected index (clients, records) and counts (clients,), got {self.index.shape}")
-        if self.index.size == 0:
-            raise ValueError(f"expected at least one client and room for one record, got index {self.index.shape}")
-        low, high = self.counts.min(), self.counts.max()
-        if low < 0 or high > self.index.shape[1]:
-            raise ValueError(f"expected clients of 0 to {self.index.shape[1]} records, got {low}..{high}")
-
-    @classmethod
-    def from_owners(cls, records: np.ndarray, owners: np.ndarray, *, num_clients: int) -> Clients:
-        """The table in which `records[i]` belongs to `owners[i]`; a client's records stay in the order given.
-
-        Rows are padded with the client's own first record, never with someone else's, except that there is no choice
-        for a client without any: its row holds record 0.
-        """
-        counts = np.bincount(owners, minlength=num_clients)
-        grouped = np.append(records[np.argsort(owners, kind="stable")], 0)
-        starts = np.where(counts > 0, np.cumsum(counts) - counts, len(records))
-        column = np.arange(max(1, counts.max()))
-        places = starts[:, None] + np.where(column < counts[:, None], column, 0)
-        return cls(index=grouped[places].astype(np.int32), counts=counts.astype(np.int32))
-
-    def entries(self) -> tuple[np.ndarray, np.ndarray]:
-        """The table without its padding, row by row: the client of every entry, and its record."""
-        real = np.arange(self.index.shape[1]) < self.counts[:, None]
-        return np.nonzero(real)[0], self.index[real]
-
-    def with_views(self, views: int) -> Clients:
-        """The table of rows of inputs, of which each record has so many: more records, as far as training goes."""
-        rows = self.index[:, :, None] * views + np.arange(views, dtype=self.index.dtype)
-        return Clients(index=rows.reshape(len(self.index), -1), counts=self.counts * views)
-
-    @property
-    def num_clients(self) -> int:
-        """How many clients there are."""
-        return len(self.counts)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,7 @@ iid and one-record deal at random; shards gives every user two runs of the recor
 Geyer et al. 2017); dirichlet draws each class's shares of the users (Hsu, Qi, Brown 2019). by-user gives every record
 to the user that the data name, or, where they name none, to whom it is about ("writers" is its older name); silos
 spreads each subject over a few of the users, as a patient's files lie in several hospitals (Marathe, Kanani 2022). All
-randomness comes from the seed. A row shorter than the widest is filled with the user's own first record, never with
-someone else's (with record 0 if it has none).
+randomness comes from the seed.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def one_record(num_records: int, *, users: int | None = None, seed: int) -> Clie
     users = num_records if users is None else users
     _check_users(users, num_records)
     order = np.random.default_rng(seed).permutation(num_records)[:users]
-    return Clients(index=order.astype(np.int32)[:, None], counts=np.ones(users, np.int32))
+    return Clients.from_rows(order[:, None])
 
 
 def shards(
@@ -113,8 +112,7 @@ def shards(
     ]
     dealt = starts[np.concatenate(passes)[:users]]
     places = (dealt[:, :, None] + np.arange(size)).reshape(users, records_per_user)
-    index = rng.permuted(order[places], axis=1)
-    return Clients(index=index.astype(np.int32), counts=np.full(users, records_per_user, np.int32))
+    return Clients.from_rows(rng.permuted(order[places], axis=1))
 
 
 def dirichlet(labels: np.ndarray, *, users: int, concentration: float, seed: int) -> Clients:

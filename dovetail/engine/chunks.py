@@ -1,14 +1,16 @@
 """What a chunk of clients adds to a round: their updates, or the sum of their updates without any being formed.
 
-Four ways:
+Five ways:
 
 - *general*: every client's local training under `vmap`, then the protocol's `collect`;
+- *scaled*: the same training, then the sum of rescaled updates, beside clients of another size that go a way below;
 - *linear*, for linear models under protocols that only rescale updates: the matrix forms of `engine.linear`, of which
   that by Gram matrices needs the `products` of each client's rows;
 - *moments*, for statistics of records in place of updates, under protocols that only rescale: one matrix product where
   clients have one record;
 - *clipped*, for clients of one record under protocols that only clip: the products of `engine.examples`.
 
+Clients of a chunk are of one size class (`engine.sizes`), and each class has its own way.
 A client's keys are folded from the round's keys and its own number, so that nothing depends on who shares a chunk.
 Nor does it on what they hold: an update without a finite squared norm counts as zero, randomized and counted like any
 other, and is masked before it meets anything of another client's.
@@ -17,7 +19,7 @@ other, and is masked before it meets anything of another client's.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import jax
@@ -44,23 +46,30 @@ __all__ = [
     "Keys",
     "Way",
     "Work",
+    "Works",
     "as_float",
-    "best_way",
+    "best_ways",
 ]
 
-Way = Literal["general", "linear", "moments", "clipped"]
+Way = Literal["general", "scaled", "linear", "moments", "clipped"]
 Work = tuple[jax.Array, Any]  # the users of a round or a chunk (-1: nobody), the records of their private steps or None
+Works = tuple[Work, ...]  # one for each size class of clients
 ORDER, RANDOMIZE, ESTIMATE, TALLY, SHUFFLE, STEPS = range(1, 7)  # what a key of a round is folded with
 
 
 class Data(NamedTuple):
-    """Rows of inputs and their labels, the clients' table of rows and how many count, and products for *gram*."""
+    """Inputs and their labels; the rows of all clients, one client after the other, where each begins and how many.
 
-    inputs: jax.Array
-    labels: jax.Array
-    table: jax.Array
-    counts: jax.Array
-    products: gram.Products | None = None
+    For *gram* there are `products` of a class's rows, or None, and the `places` of clients in their class.
+    """
+
+    inputs: Any
+    labels: Any
+    rows: Any
+    starts: Any
+    counts: Any
+    places: Any
+    products: tuple[gram.Products | None, ...]
 
 
 class Keys(NamedTuple):
@@ -70,8 +79,19 @@ class Keys(NamedTuple):
     noise: jax.Array
 
 
-def best_way(model: Model, fast: Fast, state: Any, update: ClientUpdate, *, records: int, diagnostics: bool) -> Way:
-    """The fastest way that serves; `state` is the protocol's first, `records` the most that a client has."""
+def best_ways(
+    model: Model, fast: Fast, state: Any, update: ClientUpdate, *, widths: Sequence[int], diagnostics: bool
+) -> list[Way]:
+    """The fastest way for each class of clients, up to so many records wide; `state` is the protocol's first.
+
+    Guarantees:
+        What is collected adds up over classes: sums of updates in all of them, or in none.
+    """
+    ways = [_best_way(model, fast, state, update, records=width, diagnostics=diagnostics) for width in widths]
+    return ways if len(set(ways)) == 1 else ["scaled" if way == "general" else way for way in ways]
+
+
+def _best_way(model: Model, fast: Fast, state: Any, update: ClientUpdate, *, records: int, diagnostics: bool) -> Way:
     if model.learner is not None:
         return "general"
     rescales = fast.scaling(jnp.ones(1), state) is not None
@@ -88,8 +108,8 @@ def best_way(model: Model, fast: Fast, state: Any, update: ClientUpdate, *, reco
 class ClientWork:
     """What clients compute in a round; `unravel` gives the model's own parameters from the flat vector of them.
 
-    With `moments` their updates are statistics of the records, of which a client has up to `records` rows. Otherwise
-    they descend on `loss`.
+    They are those of size class `number`, with up to `width` rows of inputs each; in any class there are up to `most`.
+    With `moments` their updates are statistics of the records. Otherwise they descend on `loss`.
 
     Guarantees:
         All ways add up to the same, up to float summation order and as far as the protocol says they do.
@@ -104,13 +124,15 @@ class ClientWork:
     way: Way
     diagnostics: bool
     moments: Moments | None = None
-    records: int = 1
+    number: int = 0
+    width: int = 1
+    most: int = 1
     loss: Loss = cross_entropy
 
     @property
     def forms_updates(self) -> bool:
         """Whether memory grows with the clients of a chunk times the numbers of an update."""
-        return self.way == "general" or (self.way == "moments" and self.records > 1)
+        return self.way in ("general", "scaled") or (self.way == "moments" and self.width > 1)
 
     @property
     def sums_updates(self) -> bool:
@@ -130,6 +152,8 @@ class ClientWork:
                 return self._moments(state, data, part, keys)
             case "clipped":
                 return self._clipped(params, state, data, part, keys)
+            case "scaled":
+                return self._scaled(self.updates(params, data, part, keys), part[0], state)
         return self.collected(self.updates(params, data, part, keys), part[0], state, keys)
 
     def collected(self, updates: jax.Array, ids: jax.Array, state: Any, keys: Keys) -> Any:
@@ -179,7 +203,10 @@ class ClientWork:
     def _linear(self, params: jax.Array, state: Any, data: Data, part: Work, keys: Keys) -> Any:
         ids, _ = part
         inputs, labels, counts = self.gather(data, ids, keys.order)
-        products = jax.tree.map(lambda leaf: leaf[jnp.maximum(ids, 0)], data.products)
+        products = data.products[self.number]
+        if products is not None:
+            at = data.places[jnp.maximum(ids, 0)]
+            products = jax.tree.map(lambda leaf: leaf[at], products)
         chunk = linear.Chunk(inputs.reshape(*inputs.shape[:2], -1), labels, counts, products)
         norms: list[jax.Array] = []
 
@@ -192,7 +219,7 @@ class ClientWork:
                 self.unravel(params), cast(float, self.model.constant), chunk, self.update, scaling, self.loss
             )
 
-        total, count = scaled_sum(scaling), jnp.sum(ids >= 0).astype(params.dtype)
+        total, count = scaled_sum(scaling).ravel(), jnp.sum(ids >= 0).astype(params.dtype)
         if not self.diagnostics:
             return (total, count), None
         square = jnp.sum(jnp.where(ids >= 0, norms[0] ** 2, 0))
@@ -202,19 +229,22 @@ class ClientWork:
     def _moments(self, state: Any, data: Data, part: Work, keys: Keys) -> Any:
         """One record a client: norms are products of norms, and no vector is formed; several: one vector a client."""
         moments, (ids, _) = cast(Moments, self.moments), part
+        if self.width > 1:
+            return self._scaled(self.updates(jnp.zeros(0), data, part, keys), ids, state)
         inputs, labels, counts = self.gather(data, ids, keys.order)
-        present = counts > 0
-        if inputs.shape[1] > 1:
-            updates = self.updates(jnp.zeros(0), data, part, keys)
-            scale = cast(jax.Array, self.fast.scaling(jnp.linalg.norm(updates, axis=1), state)) * present
-            total = jnp.einsum("c,cd->d", scale, updates, precision=jax.lax.Precision.HIGHEST)
-        else:
-            z = moments.rows(inputs[:, 0].reshape(len(inputs), -1))
-            norms = moments.norm(linear.lengths(z))
-            counted = present & jnp.isfinite(norms * norms)
-            scale = cast(jax.Array, self.fast.scaling(jnp.where(counted, norms, 0.0), state)) * counted
-            total = moments.summed(jnp.where(counted[:, None], z, 0.0), moments.targets(labels[:, 0]), scale)
+        z = moments.rows(inputs[:, 0].reshape(len(inputs), -1))
+        norms = moments.norm(linear.lengths(z))
+        counted = (counts > 0) & jnp.isfinite(norms * norms)
+        scale = cast(jax.Array, self.fast.scaling(jnp.where(counted, norms, 0.0), state)) * counted
+        total = moments.summed(jnp.where(counted[:, None], z, 0.0), moments.targets(labels[:, 0]), scale)
         return (total, jnp.sum(ids >= 0).astype(total.dtype)), None
+
+    def _scaled(self, updates: jax.Array, ids: jax.Array, state: Any) -> Any:
+        """The sum of rescaled updates, each of them formed."""
+        present = ids >= 0
+        scale = cast(jax.Array, self.fast.scaling(jnp.linalg.norm(updates, axis=1), state)) * present
+        total = jnp.einsum("c,cd->d", scale, updates, precision=jax.lax.Precision.HIGHEST)
+        return (total, jnp.sum(present).astype(total.dtype)), seen(updates, present) if self.diagnostics else None
 
     def _clipped(self, params: jax.Array, state: Any, data: Data, part: Work, keys: Keys) -> Any:
         ids, _ = part
@@ -232,16 +262,15 @@ class ClientWork:
 
         Padding is read as the client's own first record, so that nobody computes with another's.
         """
-        records, labels, table, counts, _ = data
-        present = ids >= 0
-        rows = table[jnp.maximum(ids, 0)]
-        count = jnp.where(present, counts[jnp.maximum(ids, 0)], 0)
+        at = jnp.maximum(ids, 0)
+        count = jnp.where(ids >= 0, data.counts[at], 0)
+        places = jnp.broadcast_to(jnp.arange(self.width), (len(ids), self.width))
         if self.update.local:
             keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, ORDER), ids)
-            order = jax.vmap(lambda n, k: visiting_order(n, table.shape[1], key=k))(count, keys)
-            rows = jnp.take_along_axis(rows, order, axis=1)
-        rows = jnp.where(jnp.arange(rows.shape[1]) < count[:, None], rows, rows[:, :1])
-        return as_float(records[rows]), labels[rows], count
+            places = jax.vmap(lambda n, k: visiting_order(n, self.width, most=self.most, key=k))(count, keys)
+        own = jnp.where(jnp.arange(self.width) < count[:, None], places, places[:, :1])
+        rows = data.rows[jnp.minimum(data.starts[at][:, None] + own, len(data.rows) - 1)]
+        return as_float(data.inputs[rows]), data.labels[rows], count
 
     def _budgets(self, ids: jax.Array) -> jax.Array | None:
         if self.protocol.budgets is None:

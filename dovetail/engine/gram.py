@@ -49,7 +49,7 @@ def products(inputs: np.ndarray, clients: Clients, *, constant: float) -> Produc
         A length is not below that of its row, a cosine is that of the lengths as stated, each up to float32 rounding.
         Rows that do not count have length and cosines zero.
     """
-    rows = clients.index.shape[1]
+    rows = clients.most
     real = np.arange(rows) < clients.counts[:, None]
     cosines = np.zeros((len(real), rows, rows), np.float32)
     lengths = np.zeros((len(real), rows), np.float32)
@@ -58,7 +58,7 @@ def products(inputs: np.ndarray, clients: Clients, *, constant: float) -> Produc
     with np.errstate(over="ignore", invalid="ignore"):
         for low in range(0, len(real), size):
             part = slice(low, low + size)
-            held = flat[clients.index[part]]
+            held = flat[clients.rows(np.arange(len(real))[part], width=rows)]
             held = held * np.float32(1 / 255) if held.dtype == np.uint8 else held
             double = held.astype(np.float64)
             both = real[part, :, None] & real[part, None]

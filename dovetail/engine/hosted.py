@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail.data._base import HostLearner, Loss
-from dovetail.engine.chunks import TALLY, ClientWork, Data, Keys, Work, as_float
+from dovetail.engine.chunks import TALLY, ClientWork, Data, Keys, Work, Works, as_float
 from dovetail.learners.client import ClientUpdate, private_step
 from dovetail.mechanisms.gaussian import clip_factor, finite_or_zero
 from dovetail.protocols.subjects import record_level
@@ -28,8 +28,9 @@ __all__ = ["HostRound"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HostRound:
-    """What `Engine` compiles for other models, as a function of the same arguments; `clients` is what clients do.
+    """What `Engine` compiles for other models, as a function of the same arguments.
 
+    `classes` is what clients of each size class do, which differs only in how many records they have.
     `keys_of(public, secret)` are the keys of a round, `closed` makes the state after it from what was collected or,
     with `faithful`, from every update.
 
@@ -37,40 +38,49 @@ class HostRound:
         The protocol sees the updates, the keys and the noise that it would see from a JAX model with these updates.
     """
 
-    clients: ClientWork
+    classes: tuple[ClientWork, ...]
     loss: str | Loss
     faithful: bool
     keys_of: Callable[..., Keys]
     closed: Callable[..., Any]
 
-    def __call__(self, training: Any, data: Data, work: Work, used: Any, public: Any, secret: Any) -> Any:
+    @property
+    def clients(self) -> ClientWork:
+        """What clients do, but for gathering their records."""
+        return self.classes[0]
+
+    def __call__(self, training: Any, data: Data, works: Works, used: Any, public: Any, secret: Any) -> Any:
         """The state after a round."""
         keys, protocol = self._keys(public, secret), self.clients.protocol
         params, norms = np.asarray(training.params), None
-        chunks = [jax.tree.map(lambda leaf, at=i: leaf[at, 0], work) for i in range(len(work[0]))]
+        chunks = [
+            (number, jax.tree.map(lambda leaf, at=i: leaf[at, 0], work))
+            for number, work in enumerate(works)
+            for i in range(len(work[0]) if self.faithful or protocol.measured else max(number == 0, int(used[number])))
+        ]
         if protocol.measured:
             found = [self._norms(updates, ids) for updates, ids in self._updates(params, data, chunks, keys)]
             norms = jnp.concatenate(found)
         state = protocol.prepare(training.protocol, noise_scale=public.noise_scale, norms=norms)
         if self.faithful:
             every = [updates for updates, _ in self._updates(params, data, chunks, keys)]
-            ids = jnp.concatenate([part[0] for part in chunks])
+            ids = jnp.concatenate([part[0] for _, part in chunks])
             return self._closed(training, state, jnp.concatenate(every), ids, public, keys)
         total = None
-        for updates, ids in self._updates(params, data, chunks[: max(1, int(used))], keys):
+        for updates, ids in self._updates(params, data, chunks, keys):
             part = self._collected(updates, ids, state, keys)
             total = part if total is None else self._added(total, part)
         return self._closed(training, state, self._finished(total, keys), None, public, keys)
 
     def _updates(
-        self, params: np.ndarray, data: Data, chunks: list[Work], keys: Keys
+        self, params: np.ndarray, data: Data, chunks: list[tuple[int, Work]], keys: Keys
     ) -> Iterator[tuple[jax.Array, jax.Array]]:
         """The updates of each chunk, finite, and whose they are."""
-        for ids, items in chunks:
+        for number, (ids, items) in chunks:
             if self.clients.protocol.private_steps:
                 yield self._finite(self._stepped(params, data, ids, items, keys)), ids
             else:
-                held = map(np.asarray, self._gather(data, ids, keys.order))
+                held = map(np.asarray, self._gather[number](data, ids, keys.order))
                 yield self._finite(self._learned(self.clients.update, params, *held)), ids
 
     def _learned(self, settings: ClientUpdate, params: Any, inputs: Any, labels: Any, counts: Any) -> np.ndarray:
@@ -119,8 +129,8 @@ class HostRound:
         return jax.jit(clipped)
 
     @functools.cached_property
-    def _gather(self) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
-        return jax.jit(self.clients.gather)
+    def _gather(self) -> list[Callable[..., tuple[jax.Array, jax.Array, jax.Array]]]:
+        return [jax.jit(clients.gather) for clients in self.classes]
 
     @functools.cached_property
     def _finite(self) -> Callable[[Any], jax.Array]:

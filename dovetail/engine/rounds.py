@@ -4,7 +4,8 @@ The cohort is dealt to the devices; each takes its clients in chunks that fit it
 runs local training, `randomize` and `tally`, and adds up: memory is one chunk of updates, never clients x parameters.
 The tallies are summed over devices, `estimate` and the server's step follow in the same program.
 
-What a chunk adds is found in one of three ways (`engine.chunks`). Without `fast`, and where sums do not serve,
+Clients are taken by classes of similar size (`engine.sizes`), so that a large one costs what it has and no more. What a
+chunk adds is found in one of several ways (`engine.chunks`). Without `fast`, and where sums do not serve,
 protocols with a shuffler take the *faithful* path: it holds every report of the round, shuffles and pads them. Keys are
 folded by round and client, so results depend on neither chunk size nor device count, up to the order of floating-point
 sums.
@@ -18,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -29,13 +30,14 @@ from jax.sharding import PartitionSpec
 
 from dovetail import _validate
 from dovetail.data._base import Clients, Dataset, Metric, Model
-from dovetail.engine import gram
-from dovetail.engine.chunks import ESTIMATE, SHUFFLE, ClientWork, Data, Keys, Work, as_float, best_way
-from dovetail.engine.devices import AXIS, chunk_bytes, make_mesh, on_every_device, split_over_devices, to_host
+from dovetail.engine.chunks import ESTIMATE, SHUFFLE, ClientWork, Data, Keys, Works, as_float, best_ways
+from dovetail.engine.dealing import Dealer, placed
+from dovetail.engine.devices import AXIS, chunk_bytes, make_mesh, on_every_device, to_host
 from dovetail.engine.diagnostics import Diagnostics, diagnosed, seen
 from dovetail.engine.hosted import HostRound
 from dovetail.engine.scoring import Scores
 from dovetail.engine.shares import Share
+from dovetail.engine.sizes import size_classes
 from dovetail.events import Disjoint, Poisson
 from dovetail.learners import losses, trees
 from dovetail.learners.client import ClientUpdate
@@ -43,7 +45,7 @@ from dovetail.learners.moments import moments_of
 from dovetail.learners.server import Server
 from dovetail.protocols import Cohort, Protocol, fast_path
 from dovetail.randomness import Randomness
-from dovetail.sampling import Drawn, Items
+from dovetail.sampling import Drawn
 from dovetail.shufflers import shuffle
 
 __all__ = ["Engine", "Performance", "Ran", "Training", "as_float", "first_parameters"]
@@ -56,11 +58,12 @@ class Performance:
     devices: int | None = None
     chunk: int | None = None
     fast: bool = True
+    size_classes: int | None = None
 
     def __post_init__(self) -> None:
-        chunk = _validate.given(chunk=self.chunk)
-        _validate.integer(**chunk)
-        _validate.at_least(1, **chunk)
+        given = _validate.given(chunk=self.chunk, size_classes=self.size_classes)
+        _validate.integer(**given)
+        _validate.at_least(1, **given)
 
 
 class Training(NamedTuple):
@@ -92,7 +95,8 @@ class Engine:
     """Rounds of one federation: its data, model, clients, protocol and server.
 
     Guarantees:
-        Any chunk size and any number of devices give the same model up to float summation order.
+        Any chunk size, any number of devices and any classes of clients by size give the same model up to float
+        summation order.
         The linear path gives the same model too; fast and faithful path as far as the protocol says they do.
         Peak memory grows with the chunk, not with the number of clients times the number of parameters.
     """
@@ -122,40 +126,42 @@ class Engine:
         self.dim = len(self.first)
         self._layout, self._fast = protocol.layout(self.dim), fast_path(protocol, self.dim)
         clients = clients.with_views(dataset.views)
-        records = clients.index.shape[1]
-        way = best_way(model, self._fast, protocol.init(self.dim), update, records=records, diagnostics=diagnostics)
-        self._clients = ClientWork(
-            model=model,
-            unravel=self._unravel,
-            protocol=protocol,
-            fast=self._fast,
-            update=update,
-            way=way if performance.fast else "general",
-            diagnostics=diagnostics,
-            moments=moments,
-            records=records,
-            loss=losses.cross_entropy if model.learner is not None else losses.function(self.loss),
+        numbers = math.prod(dataset.inputs.shape[1:])
+        most = 1 if protocol.private_steps else performance.size_classes
+        classes = size_classes(clients.counts, numbers=numbers, most=most)
+        widths = [one.width for one in classes]
+        ways = best_ways(model, self._fast, protocol.init(self.dim), update, widths=widths, diagnostics=diagnostics)
+        self._classes = tuple(
+            ClientWork(
+                model=model,
+                unravel=self._unravel,
+                protocol=protocol,
+                fast=self._fast,
+                update=update,
+                way=way if performance.fast else "general",
+                diagnostics=diagnostics,
+                moments=moments,
+                number=number,
+                width=width,
+                most=clients.most,
+                loss=losses.cross_entropy if model.learner is not None else losses.function(self.loss),
+            )
+            for number, (way, width) in enumerate(zip(ways, widths, strict=True))
         )
         self._faithful = self._layout.shufflers > 0 and not (performance.fast and self._fast.summable)
         self.mesh = make_mesh(performance.devices if model.learner is None else 1)
-        self._chunk = performance.chunk or self._default_chunk(records * math.prod(dataset.inputs.shape[1:]))
-        self._data = self._placed(dataset, clients)
+        sizes = [
+            performance.chunk or self._default_chunk(work, numbers, len(one.members))
+            for work, one in zip(self._classes, classes, strict=True)
+        ]
+        self._dealer = Dealer(classes, sizes, self.mesh)
+        self._data = placed(dataset, clients, list(zip(self._classes, classes, strict=True)), self.mesh)
         self._scores = Scores(model, self._unravel, dataset, self.loss, metrics or {})
         self.ran: list[Ran] = []
         self._epochs: dict[int, set[int]] = {}
         self._compiled: Callable[..., Training] = jax.jit(self._round, donate_argnums=0)
         if model.learner is not None:
-            self._compiled = HostRound(self._clients, self.loss, self._faithful, self._keys, self._closed)
-
-    def _placed(self, dataset: Dataset, clients: Clients) -> Data:
-        """The data on the devices; a table of rows says whose they are."""
-        work, products = self._clients, None
-        one_step = work.way == "linear" and not (work.update.local or work.diagnostics)
-        if one_step and gram.serves(clients.index.shape[1], dataset.num_classes):
-            products = gram.products(dataset.inputs, clients, constant=cast(float, work.model.constant))
-        labels = np.repeat(dataset.labels, dataset.views, axis=0)
-        data = (dataset.inputs, labels, clients.index, clients.counts, products)
-        return Data(*jax.tree.map(lambda array: on_every_device(array, self.mesh), data))
+            self._compiled = HostRound(self._classes, self.loss, self._faithful, self._keys, self._closed)
 
     def start(self) -> Training:
         """The state before the first round, of which `ran` knows nothing yet."""
@@ -194,29 +200,15 @@ class Engine:
             self._refuse(users, cohort)
             drawn = drawn or Drawn(users=users, size=cohort.size, noise_scale=cohort.noise_scale)
         drawn = drawn or Drawn(users=users, size=self._size)
-        width = self.mesh.size * self._chunk
-        chunks = max(1, math.ceil(max(capacity, len(drawn.users)) / width))
-        used = on_every_device(np.int32(math.ceil(len(drawn.users) / width)), self.mesh)
+        works, used = self._dealer.dealt(drawn, capacity)
         public = _Public(np.int32(index), np.float32(drawn.size), np.float32(drawn.noise_scale))
         public, secret = jax.tree.map(
             lambda leaf: on_every_device(leaf, self.mesh), (public, (randomness or self._randomness).key_data)
         )
-        after = self._compiled(training, self._data, self._dealt(drawn, chunks), used, public, secret)
+        after = self._compiled(training, self._data, works, used, public, secret)
         if cohort is not None:
             self.ran.append(Ran(index, cohort))
         return after
-
-    def _dealt(self, drawn: Drawn, chunks: int) -> Work:
-        """What a round works on, over so many chunks of every device; -1 where nobody is."""
-        shape = (chunks, self.mesh.size, self._chunk)
-
-        def dealt(rows: np.ndarray, empty: float) -> jax.Array:
-            padded = np.full((math.prod(shape), *rows.shape[1:]), empty, rows.dtype)
-            padded[: len(rows)] = rows
-            return split_over_devices(padded.reshape(*shape, *rows.shape[1:]), self.mesh, axis=1)
-
-        ids, items = dealt(np.asarray(drawn.users, np.int32), -1), drawn.items
-        return ids, None if items is None else Items(dealt(items.rows, -1), dealt(items.noise_scale, 1.0))
 
     def _refuse(self, users: np.ndarray, cohort: Cohort) -> None:
         """Who takes part is who was said to."""
@@ -247,30 +239,31 @@ class Engine:
         params, state = jax.tree.map(lambda leaf: jnp.asarray(to_host(leaf)), (training.params, training.server))
         return self.server.published(params, state)
 
-    def _default_chunk(self, inputs_a_client: int) -> int:
-        floats = inputs_a_client + (3 * self.dim if self._clients.forms_updates else 0)
+    def _default_chunk(self, work: ClientWork, numbers: int, members: int) -> int:
+        floats = work.width * numbers + (3 * self.dim if work.forms_updates else 0)
         fitting = chunk_bytes(self.mesh.devices.flat[0].platform) // (4 * floats)
-        return max(1, min(fitting, math.ceil(self._size / self.mesh.size)))
+        return max(1, min(fitting, math.ceil(min(self._size, members) / self.mesh.size)))
 
     def _round(
-        self, training: Training, data: Data, work: Work, used: jax.Array, public: _Public, secret: jax.Array
+        self, training: Training, data: Data, works: Works, used: jax.Array, public: _Public, secret: jax.Array
     ) -> Training:
         keys = self._keys(public, secret)
         split, same = PartitionSpec(None, AXIS), PartitionSpec()
         per_device = functools.partial(
             jax.shard_map, mesh=self.mesh, in_specs=(same, same, same, split, same), check_vma=False
         )
-        share, norms = Share(self._clients), None
+        share, norms = Share(self._classes), None
         if self._protocol.measured:
             measure = per_device(functools.partial(share.norms, keys=keys), out_specs=split)
-            norms = measure(training.params, training.protocol, data, work, used).ravel()
+            norms = _joined(measure(training.params, training.protocol, data, works, used))
         state = self._protocol.prepare(training.protocol, noise_scale=public.noise_scale, norms=norms)
         if self._faithful:
             everyone = per_device(functools.partial(share.updates, keys=keys), out_specs=split)
-            updates = everyone(training.params, state, data, work, used).reshape(-1, self.dim)
-            return self._closed(training, state, updates, work[0].ravel(), public, keys)
+            updates = _joined(everyone(training.params, state, data, works, used)).reshape(-1, self.dim)
+            ids = _joined([work[0] for work in works])
+            return self._closed(training, state, updates, ids, public, keys)
         collect = per_device(functools.partial(share.tally, keys=keys), out_specs=same)
-        return self._closed(training, state, collect(training.params, state, data, work, used), None, public, keys)
+        return self._closed(training, state, collect(training.params, state, data, works, used), None, public, keys)
 
     def _keys(self, public: _Public, secret: jax.Array) -> Keys:
         order, noise = jax.random.key(self._randomness.seed), Randomness.key(secret)
@@ -283,7 +276,7 @@ class Engine:
         if ids is None:
             tally, raw = found
         else:
-            reports = self._clients.reports(found, ids, state, keys.noise)
+            reports = self._classes[0].reports(found, ids, state, keys.noise)
             messages = shuffle(reports, self._layout, key=jax.random.fold_in(keys.noise, SHUFFLE))
             tally, raw = self._protocol.tally(messages, self.dim), seen(found, ids >= 0)
         estimate, protocol = self._protocol.estimate(
@@ -291,6 +284,11 @@ class Engine:
         )
         params, server = self.server.step(training.params, training.server, estimate)
         return Training(params, server, protocol, diagnosed(raw, self.dim) if self._diagnostics else ())
+
+
+def _joined(parts: Sequence[jax.Array]) -> jax.Array:
+    """All numbers of the parts, one after the other."""
+    return jnp.concatenate([part.ravel() for part in parts])
 
 
 def first_parameters(model: Model, seed: int) -> tuple[jax.Array, Callable[[jax.Array], Any]]:

@@ -1,17 +1,20 @@
 """A device's share of a round: the chunks that were dealt to it, one after the other.
 
-`work` is (chunks, 1, chunk, ...), the axis of length 1 being the device's own; `used` is how many chunks hold anybody.
+For each size class of clients there is `work` of shape (chunks, 1, chunk, ...), the axis of length 1 being the device's
+own, and a number in `used`: how many chunks hold anybody.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from dovetail.engine.chunks import TALLY, ClientWork, Data, Keys, Work
+from dovetail.engine.chunks import TALLY, ClientWork, Data, Keys, Work, Works
 from dovetail.engine.devices import AXIS
 
 __all__ = ["Share"]
@@ -19,37 +22,47 @@ __all__ = ["Share"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Share:
-    """What a device adds to a round, under `shard_map`; `clients` is what those of a chunk compute."""
+    """What a device adds to a round, under `shard_map`; `classes` are what clients of each size class compute."""
 
-    clients: ClientWork
+    classes: tuple[ClientWork, ...]
 
-    def tally(self, params: jax.Array, state: Any, data: Data, work: Work, used: jax.Array, *, keys: Keys) -> Any:
+    def tally(self, params: jax.Array, state: Any, data: Data, works: Works, used: jax.Array, *, keys: Keys) -> Any:
         """The tally of all clients of all devices, and what was seen of their raw updates."""
 
-        def chunk(i: jax.Array | int) -> Any:
-            return self.clients.collect(params, state, data, jax.tree.map(lambda leaf: leaf[i, 0], work), keys)
+        def added(clients: ClientWork, work: Work, used: jax.Array) -> Any:
+            def chunk(i: jax.Array | int) -> Any:
+                return clients.collect(params, state, data, jax.tree.map(lambda leaf: leaf[i, 0], work), keys)
 
-        zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(lambda: chunk(0)))
-        add_chunk = lambda i, total: jax.tree.map(jnp.add, total, chunk(i))  # noqa: E731
-        total, raw = jax.lax.psum(jax.lax.fori_loop(0, used, add_chunk, zero), AXIS)
-        fast, key_tally = self.clients.fast, jax.random.fold_in(keys.noise, TALLY)
-        if not self.clients.sums_updates:
-            return fast.finish(total, key=key_tally), raw
+            zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(lambda: chunk(0)))
+            return jax.lax.fori_loop(0, used, lambda i, total: jax.tree.map(jnp.add, total, chunk(i)), zero)
+
+        first, *others = (added(*one) for one in zip(self.classes, works, used, strict=True))
+        total, raw = jax.lax.psum(jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), first, *others), AXIS)
+        clients, key_tally = self.classes[0], jax.random.fold_in(keys.noise, TALLY)
+        if not clients.sums_updates:
+            return clients.fast.finish(total, key=key_tally), raw
         update, count = total
-        return fast.tally_of_sum(update.ravel(), count, key=key_tally), raw
+        return clients.fast.tally_of_sum(update, count, key=key_tally), raw
 
-    def norms(self, params: jax.Array, state: Any, data: Data, work: Work, used: jax.Array, *, keys: Keys) -> jax.Array:
-        """The norm of every update, of shape (chunks, 1, chunk); NaN where nobody is."""
+    def norms(
+        self, params: jax.Array, state: Any, data: Data, works: Works, used: jax.Array, *, keys: Keys
+    ) -> tuple[jax.Array, ...]:
+        """The norm of every update, of shape (chunks, 1, chunk) in each class; NaN where nobody is."""
 
-        def chunk(part: Work) -> jax.Array:
-            norms = jnp.linalg.norm(self.clients.updates(params, data, part, keys), axis=1)
+        def chunk(clients: ClientWork, part: Work) -> jax.Array:
+            norms = jnp.linalg.norm(clients.updates(params, data, part, keys), axis=1)
             return jnp.where(part[0] >= 0, norms, jnp.nan)
 
-        return jax.lax.map(chunk, jax.tree.map(lambda leaf: leaf[:, 0], work))[:, None]
+        return self._mapped(chunk, works)
 
     def updates(
-        self, params: jax.Array, state: Any, data: Data, work: Work, used: jax.Array, *, keys: Keys
-    ) -> jax.Array:
-        """Faithful path: every update, of shape (chunks, 1, chunk, dim)."""
-        parts = jax.tree.map(lambda leaf: leaf[:, 0], work)
-        return jax.lax.map(lambda part: self.clients.updates(params, data, part, keys), parts)[:, None]
+        self, params: jax.Array, state: Any, data: Data, works: Works, used: jax.Array, *, keys: Keys
+    ) -> tuple[jax.Array, ...]:
+        """Faithful path: every update, of shape (chunks, 1, chunk, dim) in each class."""
+        return self._mapped(lambda clients, part: clients.updates(params, data, part, keys), works)
+
+    def _mapped(self, function: Callable[[ClientWork, Work], jax.Array], works: Works) -> tuple[jax.Array, ...]:
+        return tuple(
+            jax.lax.map(functools.partial(function, clients), jax.tree.map(lambda leaf: leaf[:, 0], work))[:, None]
+            for clients, work in zip(self.classes, works, strict=True)
+        )

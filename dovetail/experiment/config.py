@@ -141,6 +141,7 @@ class PerformanceConfig(_Section, frozen=True, kw_only=True):
     devices: int | None = None
     chunk: int | None = None
     fast: bool = True
+    size_classes: int | None = None
 
 
 class Config(_Section, frozen=True, kw_only=True):

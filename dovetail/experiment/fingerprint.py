@@ -46,7 +46,7 @@ def fingerprint(
         "config": asked,
         "protocol": {"class": f"{type(protocol).__module__}:{type(protocol).__qualname__}", **settled},
         "data": _digest(*data, *subjects),
-        "roster": _digest(clients.index, clients.counts),
+        "roster": _digest(clients.records, clients.counts),
         "first model": _digest(parameters),
         "own code": own_code(config, task, protocol),
         "library": f"dovetail {__version__}, jax {jax.__version__}, numpy {np.__version__}",

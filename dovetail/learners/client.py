@@ -35,6 +35,8 @@ __all__ = [
     "visiting_order",
 ]
 
+_AT_ONCE = 512  # records whose gradient is computed at once: that of more needs memory for all of them
+
 Logits = Callable[[jax.Array, jax.Array], jax.Array]
 
 
@@ -80,13 +82,16 @@ class ClientUpdate:
         return self.epochs * math.ceil(records / self.batch) if self.local else 1
 
 
-def visiting_order(count: jax.Array, records: int, *, key: jax.Array) -> jax.Array:
+def visiting_order(count: jax.Array, records: int, *, most: int | None = None, key: jax.Array) -> jax.Array:
     """A random order of the first `count` of `records` positions, the rest behind them.
 
     Each position is the low end of a random word, so that one sort of plain words gives the order; it is uniform up to
     ties in the other bits.
+
+    Guarantees:
+        With the same `most` (default: `records`), the first `count` are the same for any number of `records`.
     """
-    width = max(1, (records - 1).bit_length())
+    width = max(1, ((most or records) - 1).bit_length())
     position = jnp.arange(records, dtype=jnp.uint32)
     tag = jax.random.bits(key, (records,), jnp.uint32) >> (width + 1) << width
     last = jnp.uint32(1 << 31) * (position >= count).astype(jnp.uint32)
@@ -108,19 +113,20 @@ def local_update(settings: ClientUpdate, logits: Logits, loss: Loss = cross_entr
 
     def fedsgd(params: jax.Array, inputs: jax.Array, labels: jax.Array, count: jax.Array) -> jax.Array:
         weight = (jnp.arange(len(labels)) < count).astype(params.dtype)
-        return -gradient(params, inputs, labels, weight)
+        if len(labels) <= _AT_ONCE:
+            return -gradient(params, inputs, labels, weight)
+
+        def add(total: jax.Array, block: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
+            return total + jnp.sum(block[2]) * gradient(params, *block), None
+
+        total, _ = jax.lax.scan(add, jnp.zeros_like(params), _batches(_AT_ONCE, inputs, labels, weight))
+        return -total / jnp.maximum(jnp.sum(weight), 1.0)
 
     def descend(params: jax.Array, inputs: jax.Array, labels: jax.Array, count: jax.Array) -> jax.Array:
-        records, size = len(labels), settings.batch_size(len(labels))
-        batches = math.ceil(records / size)
-        spare = batches * size - records
+        weight = (jnp.arange(len(labels)) < count).astype(params.dtype)
+        batches = _batches(settings.batch_size(len(labels)), inputs, labels, weight)
 
-        def batched(x: jax.Array) -> jax.Array:
-            return jnp.pad(x, [(0, spare)] + [(0, 0)] * (x.ndim - 1)).reshape(batches, size, *x.shape[1:])
-
-        weights = batched((jnp.arange(records) < count).astype(params.dtype))
-
-        def step(current: jax.Array, data: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        def step(current: jax.Array, data: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
             direction = gradient(current, *data)
             if settings.mu:
                 direction += settings.mu * (current - params)
@@ -128,12 +134,19 @@ def local_update(settings: ClientUpdate, logits: Logits, loss: Loss = cross_entr
             return jnp.where(jnp.sum(data[2]) > 0, moved, current), None
 
         def epoch(current: jax.Array, _: None) -> tuple[jax.Array, None]:
-            return jax.lax.scan(step, current, (batched(inputs), batched(labels), weights))
+            return jax.lax.scan(step, current, batches)
 
         final, _ = jax.lax.scan(epoch, params, None, length=settings.epochs)
         return final - params
 
     return descend if settings.local else fedsgd
+
+
+def _batches(size: int, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """The arrays cut along their first axis into parts of this size, the last filled up with zeros."""
+    count = math.ceil(len(arrays[0]) / size)
+    spare = count * size - len(arrays[0])
+    return tuple(jnp.pad(x, [(0, spare)] + [(0, 0)] * (x.ndim - 1)).reshape(count, size, *x.shape[1:]) for x in arrays)
 
 
 def private_step(*, learning_rate: float, batch: float, std: float) -> Callable[..., jax.Array]:

@@ -79,10 +79,12 @@ class Federation:
         return measure
 
     def _records(self, user: int) -> tuple[jax.Array, jax.Array, int]:
-        """A user's inputs and labels, in as many rows as the largest user has, and how many of them are its own."""
+        """A user's inputs and labels, in a power of two of rows (few programs serve all), and how many are its own."""
         if not 0 <= user < self.clients.num_clients:
             raise ValueError(f"expected a user from 0 to {self.clients.num_clients - 1}, got user={user}")
-        rows, count = self._table.index[user], int(self._table.counts[user])
+        count = int(self._table.counts[user])
+        width = min(self._table.most, 1 << max(0, count - 1).bit_length())
+        rows = self._table.rows(np.array([user]), width=width)[0]
         labels = jnp.asarray(self.dataset.labels[rows // self.dataset.views])
         return as_float(jnp.asarray(self.dataset.inputs[rows])), labels, count
 

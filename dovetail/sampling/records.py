@@ -56,8 +56,7 @@ class RecordSampler(Sampler):
         """Users with steps of their own, or every record by itself."""
         if self.protocol.private_steps:
             return self.clients
-        records = np.arange(int(self.clients.index.max()) + 1, dtype=np.int32)
-        return Clients(index=records[:, None], counts=np.ones(len(records), np.int32))
+        return Clients.from_rows(np.arange(_beyond(self.clients), dtype=np.int32)[:, None])
 
     @property
     def size(self) -> int:
@@ -148,4 +147,9 @@ def usable(protocol: ItemLevel, clients: Clients, about: np.ndarray | None) -> C
 
 def _subjects(clients: Clients, about: np.ndarray | None) -> np.ndarray:
     """Whom each record is about; where nobody knows, its user."""
-    return subjects.one_per_user(clients, int(clients.index.max()) + 1) if about is None else about
+    return subjects.one_per_user(clients, _beyond(clients)) if about is None else about
+
+
+def _beyond(clients: Clients) -> int:
+    """The first number that is beyond all records of the clients."""
+    return int(clients.records.max(initial=0)) + 1

@@ -129,7 +129,7 @@ class UserSampler(Sampler):
 
     def joined(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """A user a row."""
-        return self.clients.index[users], self.clients.counts[users]
+        return self.clients.rows(users, width=self.clients.most), self.clients.counts[users]
 
     def times(self, index: int, *, records: int) -> float:
         """Once, where drawn, with all records."""
@@ -155,8 +155,8 @@ class SecretSampler(UserSampler):
     @property
     def table(self) -> Clients:
         """The users, and then their twins."""
-        index, counts = self.clients.index, self.clients.counts
-        return Clients(index=np.concatenate([index, index]), counts=np.concatenate([counts, np.zeros_like(counts)]))
+        counts = self.clients.counts
+        return Clients(records=self.clients.records, counts=np.concatenate([counts, np.zeros_like(counts)]))
 
     @property
     def size(self) -> int:

@@ -212,7 +212,7 @@ def test_who_was_removed_contributes_nothing_and_who_was_replaced_something_else
     data, clients = replaced.join(load(), partition.one_record(RECORDS, users=None, seed=0))
     held = replaced.toss(clients, len(data.labels))
     first, second = replaced.rows(len(data.labels))
-    np.testing.assert_array_equal(held.index[RECORDS:, 0], np.where(coins, first, second))
+    np.testing.assert_array_equal(held.records[RECORDS:], np.where(coins, first, second))
     np.testing.assert_array_equal(data.inputs[first], -data.inputs[second])
 
 
@@ -262,7 +262,7 @@ def test_the_attacker_explains_a_released_sum_up_to_its_noise(overrides):
         middle, half = attacker.worlds(seen)
         explained = attacker.others(seen) + weights @ middle + (weights * signs) @ half
         scale = np.abs(explained).max()
-        few_records = prepared.clients.index.shape[1] == 1
+        few_records = prepared.clients.most == 1
         np.testing.assert_allclose(attacker.released_sum(seen), explained, atol=(1e-4 if few_records else 0.05) * scale)
 
 

@@ -5,24 +5,23 @@ from dovetail.data import Clients, Dataset
 
 
 @pytest.mark.parametrize(
-    ("index", "counts"),
-    [
-        (np.zeros((2, 3)), [1, 4]),
-        (np.zeros((2, 3)), [-1, 3]),
-        (np.zeros((0, 3)), []),
-        (np.zeros((2, 0)), [0, 0]),
-        (np.zeros((2, 3)), [1, 2, 3]),
-        (np.zeros(3), [1, 1, 1]),
-    ],
-    ids=["too many", "negative", "nobody", "no room", "too many counts", "flat"],
+    ("records", "counts"),
+    [([1, 2, 3], [1, 4]), ([1, 2], [-1, 3]), ([], []), ([1, 2], [1]), ([[1, 2]], [2]), ([1, 2], [[2]])],
+    ids=["too many", "negative", "nobody", "too few", "records in rows", "counts in rows"],
 )
-def test_clients_that_make_no_sense_are_refused(index, counts):
-    with pytest.raises(ValueError, match=r"expected (clients of 0 to 3 records|at least one client|index \(clients, )"):
-        Clients(index=index.astype(np.int32), counts=np.array(counts, np.int32))
+def test_clients_that_make_no_sense_are_refused(records, counts):
+    with pytest.raises(ValueError, match=r"expected (counts >= 0 that add up|a list of records and the counts)"):
+        Clients(records=np.array(records, np.int32), counts=np.array(counts, np.int32))
+
+
+@pytest.mark.parametrize("counts", [[1, 4], [1, 2, 3]])
+def test_rows_that_are_too_short_or_too_few_are_refused(counts):
+    with pytest.raises(ValueError, match="expected a count of at most 3 for each of the 2 rows"):
+        Clients.from_rows(np.zeros((2, 3), np.int32), np.array(counts))
 
 
 def test_a_client_may_own_nothing():
-    clients = Clients(index=np.full((2, 3), 7, np.int32), counts=np.array([0, 3], np.int32))
+    clients = Clients.from_rows(np.full((2, 3), 7, np.int32), np.array([0, 3]))
     assert clients.num_clients == 2
     users, records = clients.entries()
     assert (users.tolist(), records.tolist()) == ([1, 1, 1], [7, 7, 7])
@@ -32,13 +31,15 @@ def test_a_client_may_own_nothing():
 def test_owners_make_a_table_with_room_for_those_who_own_nothing(owners):
     records = np.array([9, 4, 6, 5])[: len(owners)]
     clients = Clients.from_owners(records, np.array(owners, np.int64), num_clients=4)
-    for user, (row, count) in enumerate(zip(clients.index, clients.counts, strict=True)):
+    for user, (row, count) in enumerate(zip(clients.rows(np.arange(4)), clients.counts, strict=True)):
         mine = [record for record, owner in zip(records, owners, strict=True) if owner == user]
-        assert row[:count].tolist() == mine
+        assert row[:count].tolist() == clients.of(user).tolist() == mine
         assert set(row[count:].tolist()) <= {mine[0] if mine else 0}
     users, kept = clients.entries()
     assert sorted(zip(users, kept, strict=True)) == sorted(zip(owners, records, strict=True))
-    assert clients.index.dtype == clients.counts.dtype == np.int32
+    some = clients.only(np.array([3, 0]))
+    assert [some.of(i).tolist() for i in range(2)] == [clients.of(3).tolist(), clients.of(0).tolist()]
+    assert clients.records.dtype == clients.counts.dtype == np.int32
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ MAKERS = {
 
 
 def owned(clients) -> list[np.ndarray]:
-    return [row[:count] for row, count in zip(clients.index, clients.counts, strict=True)]
+    return [clients.of(user) for user in range(clients.num_clients)]
 
 
 @pytest.fixture(params=MAKERS)
@@ -34,17 +34,17 @@ def test_nobody_shares_a_record_and_padding_is_the_clients_own(make):
     assert len(np.unique(records)) == len(records)
     assert records.min() >= 0
     assert records.max() < 3000
-    for row, mine in zip(clients.index, owned(clients), strict=True):
+    for row, mine in zip(clients.rows(np.arange(clients.num_clients)), owned(clients), strict=True):
         assert set(row) == set(mine)
-    assert clients.index.dtype == clients.counts.dtype == np.int32
+    assert clients.records.dtype == clients.counts.dtype == np.int32
 
 
 @pytest.mark.parametrize("make", [MAKERS[name] for name in MAKERS if name != "by-user"])
 def test_the_seed_decides_everything(make):
     first, again, other = make(3), make(3), make(4)
-    np.testing.assert_array_equal(first.index, again.index)
+    np.testing.assert_array_equal(first.records, again.records)
     np.testing.assert_array_equal(first.counts, again.counts)
-    assert first.index.shape != other.index.shape or (first.index != other.index).any()
+    assert (first.records != other.records).any()
 
 
 @pytest.mark.parametrize("name", ["iid", "shards", "dirichlet", "silos", "by-user"])
@@ -66,8 +66,8 @@ def test_iid_is_not_in_order_and_mixes_labels():
 
 def test_one_record_is_by_default_as_many_users_as_records():
     clients = partition.one_record(500, seed=0)
-    np.testing.assert_array_equal(np.sort(clients.index[:, 0]), np.arange(500))
-    assert (clients.index[:, 0] != np.arange(500)).any()
+    np.testing.assert_array_equal(np.sort(clients.records), np.arange(500))
+    assert (clients.records != np.arange(500)).any()
     assert clients.counts.tolist() == [1] * 500
 
 
@@ -107,8 +107,8 @@ def test_a_shard_is_a_run_of_one_label():
 
 def test_shards_are_repeated_when_the_data_are_not_enough():
     clients = partition.shards(SORTED_EVENLY, users=100, seed=0, records_per_user=300)
-    assert clients.index.shape == (100, 300)
-    assert set(np.bincount(clients.index.ravel(), minlength=3000)) == {10}
+    assert clients.counts.tolist() == [300] * 100
+    assert set(np.bincount(clients.records, minlength=3000)) == {10}
     assert all(len(set(mine)) == 300 for mine in owned(clients))
     assert all(len(set(SORTED_EVENLY[mine])) <= 2 for mine in owned(clients))
 
@@ -171,7 +171,7 @@ def test_build_finds_a_partition_by_its_name():
     made = {**MAKERS, "shards": lambda seed: partition.shards(LABELS, users=30, seed=seed)}
     made["writers"] = made["by-user"]
     for name, clients in built.items():
-        np.testing.assert_array_equal(clients.index, made[name](0).index)
+        np.testing.assert_array_equal(clients.records, made[name](0).records)
     assert partition.build("one-record", LABELS, users=None, seed=0).num_clients == 3000
 
 

@@ -109,6 +109,6 @@ def test_what_cannot_be_expanded_is_refused(monkeypatch):
 
 
 def test_views_of_a_clients_records_are_the_clients_rows():
-    held = Clients(index=np.array([[2, 0], [1, 1]], np.int32), counts=np.array([2, 1], np.int32)).with_views(3)
-    np.testing.assert_array_equal(held.index, [[6, 7, 8, 0, 1, 2], [3, 4, 5, 3, 4, 5]])
+    held = Clients.from_rows(np.array([[2, 0], [1, 1]]), np.array([2, 1])).with_views(3)
+    np.testing.assert_array_equal(held.records, [6, 7, 8, 0, 1, 2, 3, 4, 5])
     np.testing.assert_array_equal(held.counts, [6, 3])

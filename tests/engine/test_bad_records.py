@@ -116,12 +116,10 @@ def dataset():
 
 
 def table(records):
-    """User 0, whom absent ones are read as, will be the bad one; user 3's padding is its record."""
-    index = np.arange(USERS * WIDTH, dtype=np.int32).reshape(USERS, WIDTH)[:, :records].copy()
+    """User 0, whom absent ones are read as, will be the bad one; user 3 has one record."""
     counts = np.full(USERS, records, np.int32)
-    if records > 1:
-        index[3, 1:], counts[3] = 0, 1
-    return Clients(index=index, counts=counts)
+    counts[3] = 1
+    return Clients.from_rows(np.arange(USERS * WIDTH).reshape(USERS, WIDTH)[:, :records], counts)
 
 
 def slope(params, inputs):
@@ -166,7 +164,7 @@ class Bench:
 
     def round(self, record=None, *, holds=True):
         """The model and the diagnostics after a round in which user 0's first record is this one, or it has none."""
-        inputs, index, counts = (np.array(leaf) for leaf in (self.data.inputs, *self.data[2:4]))
+        inputs, counts = np.array(self.data.inputs), np.array(self.data.counts)
         if record is not None:
             inputs[0] = record
         if not holds:
@@ -174,7 +172,8 @@ class Bench:
         self.engine._data = self.engine.place(self.data._replace(inputs=inputs, counts=counts))
         items = None
         if self.steps:
-            rows = np.tile(np.stack([index[:, 0], index[:, 0] + 1], axis=1)[:, None], (1, self.steps, 1))
+            first = np.asarray(self.data.rows)[np.asarray(self.data.starts)]
+            rows = np.tile(np.stack([first, first + 1], axis=1)[:, None], (1, self.steps, 1))
             rows[0, :, 0] = rows[0, :, 0] if holds else -1
             items = Items(rows.astype(np.int32), np.ones((USERS, self.steps), np.float32))
         users = np.arange(USERS, dtype=np.int32)
@@ -187,7 +186,7 @@ class Bench:
 def test_a_bad_record_counts_as_an_update_of_zero(name, settings, path):
     bench = Bench(name, settings, path)
     if name == "dp_fl" and "clip" not in settings:
-        assert bench.engine._clients.way == path.way
+        assert bench.engine._classes[0].way == path.way
     nothing, nothing_seen = bench.round(holds=False)
     usual, _ = bench.round()
     assert np.isfinite(nothing).all()

@@ -41,7 +41,7 @@ def dataset(dtype=np.float32):
 def clients(width=WIDTH):
     rng = np.random.default_rng(1)
     counts = rng.integers(1, width + 1, NUM_CLIENTS).astype(np.int32)
-    return Clients(index=rng.integers(0, 200, (NUM_CLIENTS, width)).astype(np.int32), counts=counts)
+    return Clients.from_rows(rng.integers(0, 200, (NUM_CLIENTS, width)), counts)
 
 
 UPDATES = {
@@ -122,9 +122,9 @@ LINEAR = [
 @pytest.mark.parametrize(("update", "protocol", "width"), LINEAR)
 def test_the_linear_forms_equal_the_general_path(update, protocol, width):
     slow, engine, _ = train(update=update, protocol=protocol, width=width, fast=False)
-    assert engine._clients.way == "general"
+    assert engine._classes[0].way == "general"
     fast, engine, _ = train(update=update, protocol=protocol, width=width, fast=True)
-    assert engine._clients.way == "linear"
+    assert engine._classes[0].way == "linear"
     assert np.abs(slow).max() > 0.01
     np.testing.assert_allclose(fast, slow, atol=2e-5)
 

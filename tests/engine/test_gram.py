@@ -1,6 +1,5 @@
 """Norms by Gram matrices are upper bounds, close ones, and clip like the gradients themselves."""
 
-import dataclasses
 import functools
 
 import jax
@@ -19,7 +18,8 @@ from dovetail.protocols import Cohort, build
 from dovetail.randomness import Randomness
 
 USERS, ROWS, FEATURES, CLASSES, CONSTANT = 200, 7, 40, 10, 0.3
-EVERYBODY = Clients(index=np.arange(USERS * ROWS, dtype=np.int32).reshape(USERS, -1), counts=np.full(USERS, ROWS))
+ALL_ROWS = np.arange(USERS * ROWS).reshape(USERS, -1)
+EVERYBODY = Clients.from_rows(ALL_ROWS)
 bounds = jax.jit(gram.norms)
 
 
@@ -100,7 +100,7 @@ def test_without_the_bound_on_rounding_it_would_be_below(monkeypatch):
 def test_lengths_are_rounded_up_and_padding_is_nothing():
     inputs = np.random.default_rng(0).normal(size=(6, FEATURES)).astype(np.float32)
     known = gram.products(
-        inputs, Clients(index=np.array([[0, 1, 2], [3, 3, 3]]), counts=np.array([3, 1])), constant=CONSTANT
+        inputs, Clients.from_rows(np.array([[0, 1, 2], [3, 3, 3]]), np.array([3, 1])), constant=CONSTANT
     )
     truth = np.sqrt(np.sum(inputs.astype(np.float64) ** 2, axis=1) + CONSTANT**2)
     assert np.all(known.lengths[0] >= truth[:3])
@@ -137,9 +137,7 @@ def test_the_sum_is_that_of_the_explicit_form():
     rng = np.random.default_rng(3)
     inputs = alike(rng)[0].astype(np.float32)
     counts = rng.integers(0, ROWS + 1, USERS).astype(np.int32)
-    known = gram.products(
-        inputs.reshape(-1, FEATURES), dataclasses.replace(EVERYBODY, counts=counts), constant=CONSTANT
-    )
+    known = gram.products(inputs.reshape(-1, FEATURES), Clients.from_rows(ALL_ROWS, counts), constant=CONSTANT)
     weights = jnp.asarray(rng.normal(size=(FEATURES + 1, CLASSES)), jnp.float32)
     fast, slow = (summed(products)(weights, chunk_of(inputs, counts), known) for products in (True, False))
     assert np.abs(slow).max() > 0.1
@@ -152,7 +150,7 @@ def test_no_client_adds_more_than_the_clip_norm(size, rows):
     """Nearly equal records with different labels: where a bare difference cancels."""
     rng = np.random.default_rng(2)
     inputs = (size * (rng.normal(size=(1, FEATURES)) + 1e-6 * rng.normal(size=(rows, FEATURES)))).astype(np.float32)
-    one = Clients(index=np.arange(rows)[None], counts=np.array([rows]))
+    one = Clients.from_rows(np.arange(rows)[None])
     known = gram.products(inputs, one, constant=CONSTANT)
     weights = jnp.asarray(rng.normal(size=(FEATURES + 1, CLASSES)) / size, jnp.float32)
     total = summed(True)(weights, chunk_of(inputs[None], np.array([rows])), known)
@@ -166,9 +164,7 @@ def test_a_client_without_a_finite_norm_adds_nothing(bad):
     counts = np.full(USERS, ROWS)
     without = counts.copy()
     without[5] = 0
-    known = gram.products(
-        inputs.reshape(-1, FEATURES), dataclasses.replace(EVERYBODY, counts=without), constant=CONSTANT
-    )
+    known = gram.products(inputs.reshape(-1, FEATURES), Clients.from_rows(ALL_ROWS, without), constant=CONSTANT)
     expected = summed(True)(weights, chunk_of(inputs, without), known)
     inputs = inputs.copy()  # what was asked for may still be under way, on the array itself
     inputs[5, 2, :3] = bad
@@ -182,7 +178,7 @@ def test_padding_that_is_no_number_meets_nobody():
     inputs = rng.normal(size=(4, FEATURES)).astype(np.float32)
     inputs[0] = np.nan
     index, weights = np.array([[0, 0, 0], [1, 2, 3]]), jnp.zeros((FEATURES + 1, CLASSES))
-    known = gram.products(inputs, Clients(index=index, counts=np.array([1, 3])), constant=CONSTANT)
+    known = gram.products(inputs, Clients.from_rows(index, np.array([1, 3])), constant=CONSTANT)
     both = summed(True)(weights, chunk_of(inputs[index], np.array([1, 3])), known)
     alone = summed(True)(weights, chunk_of(inputs[index], np.array([0, 3])), known)
     assert np.isfinite(both).all()
@@ -226,11 +222,11 @@ def test_training_on_views_is_training_on_more_records(dtype):
     labels = rng.integers(0, 5, 30).astype(np.int32)
     few = {"test_inputs": inputs, "test_labels": np.zeros(60), "num_classes": 5}
     data = Dataset(inputs=inputs, labels=labels, views=2, **few)
-    clients = Clients(index=rng.permutation(30)[:20, None].astype(np.int32), counts=np.ones(20, np.int32))
+    clients = Clients.from_rows(rng.permutation(30)[:20, None])
     viewed = engine(data, clients)
-    assert viewed._data.products is not None
+    assert viewed._data.products[0] is not None
     more = Dataset(inputs=inputs, labels=np.repeat(labels, 2), **few)
     plain = engine(more, clients.with_views(2), fast=False)
-    assert plain._data.products is None
+    assert plain._data.products[0] is None
     np.testing.assert_allclose(trained(viewed), trained(plain), rtol=1e-3, atol=1e-4)
-    assert engine(data, clients, update=ClientUpdate(update="fedavg"))._data.products is None
+    assert engine(data, clients, update=ClientUpdate(update="fedavg"))._data.products[0] is None

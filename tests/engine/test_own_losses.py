@@ -72,7 +72,7 @@ def test_gram_matrices_serve_every_loss(case):
     from dovetail.data import Clients
 
     loss, width, labels = CASES[case]
-    table = Clients(index=np.arange(CLIENTS * RECORDS, dtype=np.int32).reshape(CLIENTS, RECORDS), counts=COUNTS)
+    table = Clients.from_rows(np.arange(CLIENTS * RECORDS).reshape(CLIENTS, RECORDS), COUNTS)
     products = gram.products(INPUTS.reshape(-1, FEATURES), table, constant=CONSTANT)
     chunk = linear.Chunk(jnp.asarray(INPUTS), jnp.asarray(labels), jnp.asarray(COUNTS), products)
     scaling = functools.partial(clip_factor, clip_norm=0.5)

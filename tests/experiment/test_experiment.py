@@ -454,7 +454,7 @@ def raw_updates(ready, params, users):
     table = np.asarray(held[2])
     inputs, labels = data.inputs[table[users, 0]], data.labels[table[users, 0]]
     if ready.config.task.model == "logistic":
-        constant = ready.engine._clients.model.constant
+        constant = ready.engine._classes[0].model.constant
         weights = params.reshape(4, 3)
         logits = inputs @ weights[:-1] + constant * weights[-1]
         shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
@@ -481,7 +481,7 @@ def raw_updates(ready, params, users):
 def test_diagnostics_are_those_of_the_raw_updates(tmp_path, overrides):
     short = [("cohort.kind", "disjoint"), ("cohort.rounds", 3)]
     ready = prepared({"privacy": {}}, *short, ("diagnostics", True), *overrides)
-    assert (ready.engine._clients.way == "linear") == (overrides[-1] == ("protocol.noise_multiplier", 1.0))
+    assert (ready.engine._classes[0].way == "linear") == (overrides[-1] == ("protocol.noise_multiplier", 1.0))
     assert ready.engine._faithful == (overrides[-1] == ("performance.fast", False))
     experiment.run(ready, out=tmp_path / "run")
     first, *lines = [json.loads(line) for line in (tmp_path / "run" / "diagnostics.jsonl").read_text().splitlines()]

@@ -65,8 +65,8 @@ def test_a_deployed_user_computes_what_the_simulated_one_does():
     ready = prepared(["flip"])
     held = Federation(config=ready.config, dataset=ready.dataset, clients=ready.clients, model=ready.model)
     params = np.zeros(held.dim, np.float32)
-    inputs = images().inputs[ready.clients.index[3, 0]]
-    label = images().labels[ready.clients.index[3, 0]]
+    inputs = images().inputs[ready.clients.records[3]]
+    label = images().labels[ready.clients.records[3]]
     rows = np.append((inputs.ravel() + inputs[:, ::-1].ravel()) / 2, 1.0)
     expected = np.outer(rows, np.eye(2)[label] - 0.5)
     np.testing.assert_allclose(held.train(3)(params).reshape(-1, 2), expected, atol=1e-6)

@@ -29,7 +29,7 @@ def same_order(request, monkeypatch):
     """Whether both sides visit a user's records as they lie there, or each in a random order of its own."""
     if request.param:
         for module in (chunks, federation):
-            monkeypatch.setattr(module, "visiting_order", lambda count, records, *, key: np.arange(records))
+            monkeypatch.setattr(module, "visiting_order", lambda count, records, *, most=None, key: np.arange(records))
     return request.param
 
 
@@ -68,7 +68,7 @@ def test_users_send_the_moments_of_the_simulation():
 def test_a_user_measures_its_own_records(config):
     learned = federation.federation(config)
     facts = learned.measure(3)(learned.initial)
-    rows = learned.clients.index[3][: learned.clients.counts[3]]
+    rows = learned.clients.of(3)
     counts = np.bincount(learned.dataset.labels[rows], minlength=learned.dataset.num_classes)
     assert np.array_equal(facts["labels"], counts)
     assert 0 <= facts["accuracy"] <= 1

@@ -16,6 +16,7 @@ import numpy as np
 
 from dovetail.accounting import loss_distributions
 from dovetail.accounting._dp_accounting import dp_event, pld, privacy_accountant, rdp
+from dovetail.accounting._gaussian_losses import gaussian_losses
 from dovetail.accounting.loss_distributions import Loss
 from dovetail.accounting.releases._base import INTERVAL, Release, Sampling, Scale, releases
 from dovetail.events import (
@@ -76,12 +77,12 @@ class GaussianRelease(Release[Gaussian]):
         if not 0 < self.event.mu <= _LARGEST_MU or (add_remove and spliced):
             return super().losses(sampling, interval)
         add_remove |= spliced
-        one = pld.from_gaussian_mechanism(
+        one = gaussian_losses(
             self.event.std,
             sensitivity=self.event.sensitivity if add_remove else self.event.sensitivity / 2,  # which it doubles again
-            sampling_prob=_prob(sampling),
-            neighboring_relation=_relation(add_remove),
-            value_discretization_interval=interval,
+            prob=_prob(sampling),
+            add_remove=add_remove,
+            interval=interval,
         )
         one = loss_distributions.outward(one)
         return (loss_distributions.mirrored(one) if spliced else one,)

@@ -64,7 +64,7 @@ def gradients(task: str | Task, *, users: int, rounds: int, learning_rate: float
     _validate.at_least(1, rounds=rounds)
     _validate.positive(learning_rate=learning_rate)
     dataset, model = models.build("logistic", resolve(task).load(folder=None))
-    records = partition.one_record(len(dataset.labels), users=users, seed=seed).index
+    records = partition.one_record(len(dataset.labels), users=users, seed=seed).records[:, None]
     inputs = dataset.inputs[records] / np.float32(255 if dataset.inputs.dtype == np.uint8 else 1)
     first = model.init(jax.random.key(seed))
     update = local_update(ClientUpdate(), lambda params, x: model.apply(params.reshape(first.shape), x))

@@ -16,7 +16,6 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from dovetail.audit.training.canaries import Canaries
-from dovetail.data import Clients
 from dovetail.experiment.preparation import Plan
 from dovetail.learners import losses
 from dovetail.learners.client import ClientUpdate, local_update
@@ -117,8 +116,8 @@ class Attacker:
 
     def _held(self, index: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """What users with these records train on: inputs, labels and how many rows of them count."""
-        table = Clients(index=index, counts=counts).with_views(self._views)
-        return self._inputs[table.index], self._labels[table.index // self._views], table.counts
+        rows = (index[:, :, None] * self._views + np.arange(self._views)).reshape(len(index), -1)
+        return self._inputs[rows], self._labels[rows // self._views], counts * self._views
 
     def _summed(self, seen: AttackerView, index: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """The sum of the clipped updates of users with these records, a chunk at a time."""
