@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from grids import diagonal
 from jax.flatten_util import ravel_pytree
 
 from dovetail.data import Model
@@ -49,7 +50,7 @@ def logits(width, params, inputs):
 
 def one_by_one(case, update, clip_norm):
     loss, width, labels = CASES[case]
-    step = local_update(update, functools.partial(logits, width), loss)
+    step = jax.jit(local_update(update, functools.partial(logits, width), loss))
     total = np.zeros((FEATURES + 1) * width)
     for x, y, count in zip(INPUTS, labels, COUNTS, strict=True):
         found = np.asarray(step(jnp.asarray(weights(width)).ravel(), x, y, count), np.float64)
@@ -57,13 +58,16 @@ def one_by_one(case, update, clip_norm):
     return total
 
 
-@pytest.mark.parametrize("update", UPDATES)
-@pytest.mark.parametrize("case", CASES)
+@functools.partial(jax.jit, static_argnames=("update", "loss"))
+def clipped(params, chunk, update, loss):
+    return linear.scaled_sum(params, CONSTANT, chunk, update, functools.partial(clip_factor, clip_norm=0.5), loss)
+
+
+@pytest.mark.parametrize(("case", "update"), diagonal(list(CASES), list(UPDATES)))
 def test_linear_models_add_up_to_the_general_way(case, update):
     loss, width, labels = CASES[case]
     chunk = linear.Chunk(jnp.asarray(INPUTS), jnp.asarray(labels), jnp.asarray(COUNTS))
-    scaling = functools.partial(clip_factor, clip_norm=0.5)
-    ours = linear.scaled_sum(weights(width), CONSTANT, chunk, UPDATES[update], scaling, loss)
+    ours = clipped(weights(width), chunk, UPDATES[update], loss)
     np.testing.assert_allclose(np.ravel(ours), one_by_one(case, UPDATES[update], 0.5), atol=1e-5)
 
 
@@ -75,13 +79,11 @@ def test_gram_matrices_serve_every_loss(case):
     table = Clients.from_rows(np.arange(CLIENTS * RECORDS).reshape(CLIENTS, RECORDS), COUNTS)
     products = gram.products(INPUTS.reshape(-1, FEATURES), table, constant=CONSTANT)
     chunk = linear.Chunk(jnp.asarray(INPUTS), jnp.asarray(labels), jnp.asarray(COUNTS), products)
-    scaling = functools.partial(clip_factor, clip_norm=0.5)
-    ours = linear.scaled_sum(weights(width), CONSTANT, chunk, ClientUpdate(), scaling, loss)
+    ours = clipped(weights(width), chunk, ClientUpdate(), loss)
     np.testing.assert_allclose(np.ravel(ours), one_by_one(case, ClientUpdate(), 0.5), atol=2e-5)
 
 
-@pytest.mark.parametrize("kind", ["linear", "factored", "formed"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "kind"), diagonal(list(CASES), ["linear", "factored", "formed"]))
 def test_records_are_clipped_one_by_one_under_every_loss(case, kind):
     loss, width, labels = CASES[case]
 
@@ -98,10 +100,11 @@ def test_records_are_clipped_one_by_one_under_every_loss(case, kind):
     model = Model(name="own", init=init, apply=apply, constant=CONSTANT if kind == "linear" else None)
     params, unravel = ravel_pytree(init(None))
     x, y = INPUTS.reshape(-1, FEATURES), labels.reshape(CLIENTS * RECORDS, *labels.shape[2:])
-    one = jax.grad(lambda params, x, y: loss(apply(unravel(params), x), y)[0])
+    one = jax.jit(jax.grad(lambda params, x, y: loss(apply(unravel(params), x), y)[0]))
     gradients = np.stack([np.asarray(one(params, x[i : i + 1], y[i : i + 1])) for i in range(len(x))])
     norms = np.linalg.norm(gradients, axis=1)
     clip_norm = float(np.median(norms))
     expected = np.sum(gradients * np.minimum(1, clip_norm / np.maximum(norms, 1e-30))[:, None], axis=0)
-    ours = examples.clipped_sum(model, unravel, params, x, y, np.ones(len(x)), clip_norm=clip_norm, loss=loss)
+    together = functools.partial(examples.clipped_sum, model, unravel, clip_norm=clip_norm, loss=loss)
+    ours = jax.jit(together)(params, x, y, np.ones(len(x)))
     np.testing.assert_allclose(ours, expected, atol=1e-5 * max(1, np.abs(expected).max()))

@@ -115,7 +115,7 @@ def test_what_cannot_be_certified_says_so():
     [
         ("ss_simple", {}, None),
         ("ss_topk", {"k": 10}, "eps_local"),
-        ("ss_double", {"beta": 0.3, "pad_to": 500}, "eps_local"),
+        pytest.param("ss_double", {"beta": 0.3, "pad_to": 500}, "eps_local", marks=pytest.mark.soak),
         pytest.param("ss_double", {"eps_local": 0.5, "pad_to": 300}, "beta", marks=pytest.mark.soak),
         pytest.param("ss_double", {"eps_local": 0.5, "beta": 0.02}, "pad_to", marks=pytest.mark.soak),
         ("privunit", {}, None),

@@ -5,6 +5,7 @@ import shutil
 import msgspec
 import numpy as np
 import pytest
+from grids import diagonal, later
 from sharing import Sharing, Straight, close, open_round
 
 from dovetail.mechanisms import ExactSampler
@@ -31,8 +32,7 @@ def whole_round(sharing, updates, *, round=1, parties=None, analyzer=None):
     return analyzer, parties, links
 
 
-@pytest.mark.parametrize("aggregators", [2, 3])
-@pytest.mark.parametrize("noise", ["users", "aggregators"])
+@pytest.mark.parametrize(("aggregators", "noise"), diagonal([2, 3], ["users", "aggregators"]))
 def test_a_round_gives_the_mean_with_its_noise(tmp_path, aggregators, noise):
     """8 users hold .3 in every one of 400 coordinates; mean within 6 standard errors, std within 20 percent."""
     settings = {"noise": noise, "aggregators": aggregators, "clip_norm": 6.0, "noise_multiplier": 0.2}
@@ -44,7 +44,7 @@ def test_a_round_gives_the_mean_with_its_noise(tmp_path, aggregators, noise):
     assert analyzer.privacy()["history"] == [{"round": 1, "outcome": "released", "uploads": 8, "accuracy": None}]
 
 
-@pytest.mark.parametrize("protocol", ["ss_simple", "ss_topk"])
+@pytest.mark.parametrize("protocol", [later("ss_simple"), "ss_topk"])
 def test_counts_travel_as_shares_too(tmp_path, protocol):
     sharing = Sharing(tmp_path, protocol, dim=6, clients=40)
     update = np.array([1, 1, 0, 0, 0, 0], np.float32)

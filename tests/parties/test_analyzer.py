@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+from grids import later
 from parties.household import Direct, opened
 
 from dovetail.learners.moments import Moments
@@ -112,11 +113,11 @@ def play(small, analyzer, shufflers, *, users=range(USERS), round=None):
 @pytest.mark.parametrize(
     ("protocol", "settings", "shufflers"),
     [
-        ("ss_simple", LOUD, 1),
+        later("ss_simple", LOUD, 1),
         ("ss_simple", LOUD, 3),  # coordinates dealt to three processes
-        ("ss_topk", {**LOUD, "k": DIM}, 2),
+        later("ss_topk", {**LOUD, "k": DIM}, 2),
         ("split_and_mix", {"clip_norm": 4.0, "noise_multiplier": 1e-6, "shufflers": 3, "shares": 5}, 3),
-        ("split_and_mix", {"clip_norm": 4.0, "noise_multiplier": 1e-6, "shufflers": 2, "shares": 4}, 4),
+        later("split_and_mix", {"clip_norm": 4.0, "noise_multiplier": 1e-6, "shufflers": 2, "shares": 4}, 4),
     ],
 )
 def test_a_round_is_the_sum_of_its_reports(tmp_path, protocol, settings, shufflers):
