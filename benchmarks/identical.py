@@ -4,7 +4,7 @@
     python benchmarks/identical.py compare before.json
 
 Asks the command line, which stays when modules move: `account`, `calibrate`, exact and counted audits, and trainings on
-scikit-learn's digits with seeded noise. A number is the same if it is the same float; a model, if all its bytes are.
+the bundled digits with seeded noise. A number is the same if it is the same float; a model, if all its bytes are.
 Numbers that came or went are told, too. Other machines may compute other last digits: record on the one you compare on.
 """
 

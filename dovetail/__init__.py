@@ -10,15 +10,28 @@ from dovetail._version import __version__
 if TYPE_CHECKING:
     from dovetail import events
     from dovetail.data import Dataset, Model, Task
-    from dovetail.experiment import Result, load, train
+    from dovetail.experiment import Callback, Result, load, train
     from dovetail.protocols import Protocol
     from dovetail.statements import Statement
 
 # [public]
-__all__ = ["Dataset", "Model", "Protocol", "Result", "Statement", "Task", "__version__", "events", "load", "train"]
+__all__ = [
+    "Callback",
+    "Dataset",
+    "Model",
+    "Protocol",
+    "Result",
+    "Statement",
+    "Task",
+    "__version__",
+    "events",
+    "load",
+    "train",
+]
 # [end]
 
 _HOMES = {
+    "Callback": "dovetail.experiment",
     "Dataset": "dovetail.data",
     "Model": "dovetail.data",
     "Protocol": "dovetail.protocols",

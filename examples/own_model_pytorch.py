@@ -1,7 +1,7 @@
 """Your own model in PyTorch: users, shuffler and analyzer as separate parties on this machine.
 
 A user is a function from the current model to an update, both flat NumPy vectors; you write that function. The analyzer
-starts from any flat vector. Here both come from PyTorch: 40 users share the digits that come with scikit-learn, each
+starts from any flat vector. Here both come from PyTorch: 40 users share the bundled digits, each
 with its own records and its own ledger, and the two services run as processes with TLS.
 
     python examples/own_model_pytorch.py

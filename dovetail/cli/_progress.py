@@ -43,9 +43,40 @@ def steps(total: int) -> Iterator[Steps]:
         yield Steps(bar, bar.add_task("", total=total))
 
 
+class RoundsBar:
+    """A bar over the rounds of a training, with its scores; lines now and then where nobody watches."""
+
+    def __init__(self, bar: Progress, rounds: int, *, reproducible: bool) -> None:
+        self._bar, self._task, self._rounds = bar, bar.add_task("", total=rounds), rounds
+        self._suffix = " (noise is reproducible)" * reproducible
+
+    def update(self, progress: Any) -> None:
+        """Where the training stands."""
+        said = ""
+        if progress.metrics is not None:
+            spent = progress.spent
+            eps = (
+                f"({at_most(spent.eps)}, {at_most(spent.delta)})-DP"
+                if spent and spent.eps < float("inf")
+                else "no guarantee"
+            )
+            said = f"{_score(progress)}, {eps}{self._suffix}"
+        self._bar.update(self._task, completed=progress.round, description=said)
+        if not progress_console.is_terminal and progress.round % max(1, self._rounds // 10) == 0:
+            progress_console.print(f"round {progress.round}/{self._rounds} {said}", highlight=False, markup=False)
+
+
 @contextlib.contextmanager
 def rounds_bar(rounds: int, *, reproducible: bool) -> Iterator[Any]:
-    """A bar over the rounds of a training, with its scores; lines now and then where nobody watches."""
+    """A callback that moves a bar on stderr, which goes away at the end."""
+    from dovetail.experiment import Callback
+
+    class Watcher(Callback):
+        """Moves the bar."""
+
+        def on_round(self, progress: Any) -> None:
+            shown.update(progress)
+
     columns = (
         TextColumn("round {task.completed}/{task.total}"),
         BarColumn(),
@@ -53,23 +84,8 @@ def rounds_bar(rounds: int, *, reproducible: bool) -> Iterator[Any]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=progress_console, transient=True) as bar:
-        task = bar.add_task("", total=rounds)
-
-        def observe(progress: Any) -> None:
-            said = ""
-            if progress.metrics is not None:
-                spent = progress.spent
-                eps = (
-                    f"({at_most(spent.eps)}, {at_most(spent.delta)})-DP"
-                    if spent and spent.eps < float("inf")
-                    else "no guarantee"
-                )
-                said = f"{_score(progress)}, {eps}{' (noise is reproducible)' * reproducible}"
-            bar.update(task, completed=progress.round, description=said)
-            if not progress_console.is_terminal and progress.round % max(1, rounds // 10) == 0:
-                progress_console.print(f"round {progress.round}/{rounds} {said}", highlight=False, markup=False)
-
-        yield observe
+        shown = RoundsBar(bar, rounds, reproducible=reproducible)
+        yield Watcher()
 
 
 def _score(progress: Any) -> str:

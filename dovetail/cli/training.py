@@ -55,6 +55,9 @@ def run(
             "At the end, attack one round exactly and add the result to the report; takes seconds to minutes.",
         ),
     ] = False,
+    live: Annotated[
+        bool, flag("--live", "Also write live.html, a page that reloads itself and shows where the training stands.")
+    ] = False,
     quiet: Quiet = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -76,11 +79,14 @@ def run(
     if coordinator is not None:
         devices.join(coordinator, processes=processes, process_id=process_id)
     source = config or (str(out / "config.toml") if resume and out is not None else DEFAULT_PRESET)
-    plan = _prepared(source, set_ or [], fall_back=config is None and source == DEFAULT_PRESET)
+    plan = _prepared(source, set_ or [], fall_back=config is None and source == DEFAULT_PRESET, resume=resume)
     target = out or Path("runs") / f"{Path(source).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
-        with rounds_bar(len(plan.rounds), reproducible=plan.randomness.reproducible) as observe:
-            result = experiment.run(plan, out=target, resume=resume, checkpoint_every=checkpoint_every, observe=observe)
+        with rounds_bar(len(plan.rounds), reproducible=plan.randomness.reproducible) as bar:
+            watchers = [bar, *(_live_page(target) if live else ())]
+            result = experiment.run(
+                plan, out=target, resume=resume, checkpoint_every=checkpoint_every, callbacks=watchers
+            )
     except KeyboardInterrupt:
         _say_interrupted(target, config, set_ or [])
         raise typer.Exit(_INTERRUPTED) from None
@@ -95,6 +101,15 @@ def run(
     out_console.print(_unit_table(result.units))
     out_console.print(_deployed(plan), markup=False, highlight=False)
     out_console.print(f"report: {target / 'report.html'}", markup=False, highlight=False)
+
+
+def _live_page(folder: Path) -> list[Any]:
+    """The page that follows the run, and where it is."""
+    from dovetail.watching import LivePage
+
+    page = folder / "live.html"
+    err_console.print(f"live page: {page.resolve().as_uri()}", markup=False, highlight=False)
+    return [LivePage(page)]
 
 
 def _deployed(plan: Any) -> str:
@@ -169,12 +184,15 @@ def _print_presets(described: Mapping[str, str], *, as_json: bool) -> None:
     out_console.print(table)
 
 
-def _prepared(source: str, overrides: Sequence[str], *, fall_back: bool) -> Any:
+def _prepared(source: str, overrides: Sequence[str], *, fall_back: bool, resume: bool) -> Any:
     """The plan of a config; if its data are not there, that of the bundled digits."""
     from dovetail import experiment
+    from dovetail.experiment import _own
     from dovetail.experiment import config as configs
 
     changes = [configs.parse_override(text) for text in overrides]
+    if resume:
+        _own.refuse_unnamed(configs.read(source, changes).task.name)
     with progress_console.status("loading data and calibrating the noise"):
         try:
             return experiment.prepare(configs.read(source, changes))
@@ -269,7 +287,9 @@ def _unit_table(units: Any) -> Table:
 
 def _rounds(result: Any) -> str:
     text = f"{result.rounds} rounds ({result.seconds_per_round:.3g} s each, {result.uploads} uploads)"
-    if result.rounds < result.planned_rounds:
+    if result.charged_rounds > result.rounds:
+        text += f" of {result.planned_rounds} planned: it was ended early, and {result.charged_rounds} are charged"
+    elif result.rounds < result.planned_rounds:
         text += (
             f" of {result.planned_rounds} planned: the next round would exceed the budget, or too few users took part"
         )

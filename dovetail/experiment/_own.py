@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dovetail.data import Dataset, Loss, Metric, Task, resolve
+from dovetail.data import TASKS, Dataset, Loss, Metric, Task, resolve
 
-__all__ = ["default_cohort", "task_of"]
+__all__ = ["default_cohort", "refuse_unnamed", "task_of"]
 
 _OWN, _ROUNDS = "dataset", 30
 _FILES = {".csv": "from_csv", ".gz": "from_csv", ".parquet": "from_parquet", ".pq": "from_parquet", ".tsv": "from_csv"}
@@ -42,6 +42,15 @@ def _resolved(offered: object) -> Task:
     if hasattr(offered, "columns"):
         raise ValueError(_sentence("Dataset.from_pandas(frame, ...)", f"a {type(offered).__name__}"))
     raise ValueError(f"expected a Dataset, a Task or the name of a task, got {type(offered).__name__}")
+
+
+def refuse_unnamed(task: str) -> None:
+    """Refuse to load by its name what a program gave to `train`: only the program has it."""
+    if ":" not in task and task not in TASKS:
+        raise ValueError(
+            "expected a task that a config can name, got data or a task of a Python program "
+            f"(task.name = {task!r}): call dovetail.train again with the same arguments, the same out= and resume=True"
+        )
 
 
 def default_cohort(settings: Mapping[str, Any]) -> dict[str, Any]:

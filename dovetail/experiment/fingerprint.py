@@ -21,6 +21,7 @@ from dovetail.experiment.config import Config
 __all__ = ["difference", "fingerprint", "own_code"]
 
 _BLOCK = 1 << 26
+_HINTS = {"first model": " (a module of your own must start from the same weights: set a seed before it is made)"}
 
 
 def fingerprint(
@@ -75,7 +76,7 @@ def _differences(where: str, before: Any, now: Any) -> Iterator[str]:
             yield from _differences(f"{where}.{name}" if where else name, before.get(name), now.get(name))
     elif _plain(before) != _plain(now):
         name = where.removeprefix("config.")
-        yield f"{name} was {_short(before)} and is {_short(now)}"
+        yield f"{name} was {_short(before)} and is {_short(now)}{_HINTS.get(name, '')}"
 
 
 def _plain(value: Any) -> Any:

@@ -98,6 +98,13 @@ class Plan:
     def _cohorts(self, released: Sequence[int]) -> list[protocols.Cohort]:
         return [self.guarantee.cohorts[index] for index in released]
 
+    def assuming(self, said: str) -> Plan:
+        """The same plan, whose statements rest on this too."""
+        said_before = self.guarantee.assumptions
+        return dataclasses.replace(
+            self, guarantee=dataclasses.replace(self.guarantee, assumptions=(*said_before, said))
+        )
+
     def renewed(self) -> Plan:
         """The same plan for another run, which has noise and samples of its own."""
         if self.randomness.reproducible:

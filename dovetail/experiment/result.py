@@ -55,6 +55,7 @@ class Result:
     baseline: Mapping[str, Any]
     rounds: int
     planned_rounds: int
+    charged_rounds: int  # more than `rounds` where a callback ended the training
     seconds_per_round: float
     uploads: int
     quote: Quote
@@ -146,6 +147,7 @@ class Result:
             "baseline": dict(self.baseline),
             "rounds": self.rounds,
             "planned_rounds": self.planned_rounds,
+            **({"charged_rounds": self.charged_rounds} if self.charged_rounds != self.rounds else {}),
             "seconds_per_round": self.seconds_per_round,
             "uploads": self.uploads,
             **{key: value for key, value in self.quote.to_json().items() if key != "protocol"},
@@ -157,13 +159,17 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The state of a run after a round; accuracy, metrics and spent budget are those of the last evaluation."""
+    """The state of a run after a round; accuracy, metrics and spent budget are those of the last evaluation.
+
+    `fresh` says whether that was in this round.
+    """
 
     round: int
     rounds: int
     accuracy: float | None
     spent: Bound | None
     metrics: Mapping[str, Any] | None = None
+    fresh: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """A line of `metrics.jsonl`; an unbounded eps is null."""

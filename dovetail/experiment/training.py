@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from dovetail.data import Dataset, Loss, Metric, Task
 from dovetail.engine import Diagnostics, Training
 from dovetail.engine.devices import to_host
 from dovetail.engine.scoring import baseline
+from dovetail.experiment._callbacks import Callback, Callbacks, Diagnosis, Outset
 from dovetail.experiment._origin import check_key, origin_of
 from dovetail.experiment._own import default_cohort, task_of
 from dovetail.experiment.config import parse, presets, read, to_toml
@@ -36,6 +37,9 @@ from dovetail.experiment.result import Progress, Provenance, Result, described
 from dovetail.guarantee import Record
 
 __all__ = ["Finished", "Progress", "Result", "prepare", "run", "train"]
+
+
+_STOPPED = "the training was ended by looking at released models and at public test records alone"
 
 
 class Finished(ValueError):  # noqa: N818 - nothing is wrong
@@ -53,6 +57,8 @@ def train(
     delta: float | None = None,
     settings: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Train a model with differential privacy: the simplest entry point.
 
@@ -60,7 +66,8 @@ def train(
     `Model`, a module of PyTorch, Flax or Equinox, or a function from the dataset to one of these; `loss` is a name of
     `learners.losses.LOSSES` or a function ``(outputs, labels) -> one loss per record``; `metrics` are functions
     ``(outputs, labels) -> number`` of the test records, by name. `settings` overrides config keys by dotted path, for
-    example ``{"cohort.rounds": 50}``. Without `out` nothing is written.
+    example ``{"cohort.rounds": 50}``. Without `out` nothing is written; with `resume`, the run that was interrupted
+    there goes on, given the same arguments. `callbacks` watch (see `Callback`).
 
     If a preset has the name of the task, training starts from it: model, cohort, server, the protocol's settings if
     it is the same protocol, and the privacy target if `eps` or `delta` is not given, which is (2, 1e-05) for "digits"
@@ -83,7 +90,9 @@ def train(
     overrides = {**named, "privacy.eps": eps, "privacy.delta": delta}
     chosen = [(key, value) for key, value in overrides.items() if value is not None] + list((settings or {}).items())
     plan = prepare(parse(data, chosen), task=chosen_task)
-    return run(plan, out=None if out is None else Path(out))
+    if resume and out is None:
+        raise ValueError("expected out=, the folder of the run to resume, got resume=True without it")
+    return run(plan, out=None if out is None else Path(out), resume=resume, callbacks=callbacks)
 
 
 def run(
@@ -93,7 +102,7 @@ def run(
     resume: bool = False,
     checkpoint_every: int = 10,
     evaluate_every: int | None = None,
-    observe: Callable[[Progress], None] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Train a plan; writes into `out` if given, and continues from its last checkpoint if `resume`.
 
@@ -104,15 +113,17 @@ def run(
         is nothing left to do; nothing is written then.
         The statement describes the rounds as the engine recorded them, or nothing is written.
         No two runs have the same noise, even of the same plan, unless the noise is seeded.
+        Callbacks see what the statement covers, and diagnostics under their banner; where one of them ends the
+        training, the statement is that of all rounds that were planned and could be paid for.
     """
-    with contextlib.ExitStack() as held:
+    watching = Callbacks(callbacks if jax.process_index() == 0 else ())
+    with contextlib.ExitStack() as held, watching.told_of_failure():
         run = _begin(plan, *_open(plan, out, resume, held))
-        run.train(checkpoint_every=checkpoint_every, evaluate_every=evaluate_every, observe=observe or _look_away)
-        return run.finish(out)
-
-
-def _look_away(progress: Progress) -> None:
-    pass
+        watching.on_start(Outset.of(plan, round=run.progress.round, folder=out))
+        run.train(checkpoint_every=checkpoint_every, evaluate_every=evaluate_every, watching=watching)
+        result = run.finish(out)
+        watching.on_end(result)
+        return result
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -127,25 +138,35 @@ class _Run:
     released: list[int]
     progress: Progress
     seconds: list[float] = dataclasses.field(default_factory=list)
+    forgone: list[int] = dataclasses.field(default_factory=list)  # charged, and not run
 
-    def train(self, *, checkpoint_every: int, evaluate_every: int | None, observe: Callable[[Progress], None]) -> None:
-        """Run the rounds that are left and fit the budget."""
+    def train(self, *, checkpoint_every: int, evaluate_every: int | None, watching: Callbacks) -> None:
+        """Run the rounds that are left and fit the budget, until a callback has seen enough."""
         plan, every = self.plan, evaluate_every or max(1, len(self.plan.rounds) // 20)
         if self.progress.round == 0:
             self.save()
         for index, users in rounds_due(plan, self.released, start=self.progress.round):
             if len(users) >= plan.schedule.min_size:
-                self.step(index, users)
-            self.progress = dataclasses.replace(self.progress, round=index + 1)
+                self.step(index, users, watching)
+            self.progress = dataclasses.replace(self.progress, round=index + 1, fresh=False)
             if self.progress.round % every == 0:
                 self.progress = _evaluated(plan, self.training, self.released, self.progress)
                 if self.folder:
                     self.folder.log(self.progress.to_json())
             if self.progress.round % checkpoint_every == 0:
                 self.save()
-            observe(self.progress)
+            if watching.on_round(self.progress):
+                self.forgo()
+                break
 
-    def step(self, index: int, users: np.ndarray) -> None:
+    def forgo(self) -> None:
+        """Charge the rounds that are left, for the models decided that they are not run."""
+        charged = list(self.released)
+        for index, users in rounds_due(self.plan, charged, start=self.progress.round):
+            charged += [index] if len(users) >= self.plan.schedule.min_size else []
+        self.forgone = charged[len(self.released) :]
+
+    def step(self, index: int, users: np.ndarray, watching: Callbacks) -> None:
         """Run one round, and note what it was."""
         began = time.perf_counter()
         self.training = self.plan.step(self.training, index, users)
@@ -153,8 +174,11 @@ class _Run:
         self.seconds.append(time.perf_counter() - began)
         self.released.append(index)
         self.record = self.record.followed_by(self.plan.record_of(self.plan.engine.ran[-1:]))
-        if self.folder and isinstance(self.training.diagnostics, Diagnostics):
-            self.folder.diagnose({"round": index + 1, **_diagnosed(self.training.diagnostics)})
+        if isinstance(self.training.diagnostics, Diagnostics):
+            values = _diagnosed(self.training.diagnostics)
+            if self.folder:
+                self.folder.diagnose({"round": index + 1, **values})
+            watching.on_diagnostics(Diagnosis(round=index + 1, values=values))
 
     def save(self) -> None:
         """Replace the checkpoint, where there is a folder for one."""
@@ -176,40 +200,42 @@ class _Run:
             raise RuntimeError(
                 "the engine did not run what the plan states, so nothing is certified and nothing was written"
             )
-        result = _result(plan, self.training, self.record, self.released, self.seconds, out)
+        result = self.result(out)
         if self.folder:
             result.write(self.folder)
         return result
 
-
-def _result(
-    plan: Plan, training: Training, record: Record, released: list[int], seconds: list[float], out: Path | None
-) -> Result:
-    predictor, scores = plan.predictor(training), plan.engine.metrics(training)
-    return Result(
-        accuracy=scores.get("accuracy"),
-        auc=scores.get("auc"),
-        metrics=scores,
-        baseline=baseline(plan.dataset),
-        rounds=len(released),
-        planned_rounds=len(plan.rounds),
-        seconds_per_round=float(np.median(seconds[1:] or seconds or [0.0])),  # the first one compiles
-        uploads=sum(plan.schedule.uploads_of(index) for index in released),
-        quote=plan.quote(released),
-        units=plan.table(released),
-        parameters=predictor.parameters,
-        noise=plan.config.noise,
-        out=out,
-        predictor=predictor,
-        provenance=Provenance(
-            config=plan.config,
-            protocol=described(plan.protocol),
-            record=record,
-            origin=functools.partial(
-                origin_of, plan.config, plan.task, plan.protocol, plan.dataset, plan.guarantee.spread
+    def result(self, out: Path | None) -> Result:
+        """What it ended with, and what is stated of the rounds that are charged."""
+        plan, released, charged = self.plan, self.released, [*self.released, *self.forgone]
+        if self.forgone:
+            plan = plan.assuming(_STOPPED)
+        predictor, scores = plan.predictor(self.training), plan.engine.metrics(self.training)
+        return Result(
+            accuracy=scores.get("accuracy"),
+            auc=scores.get("auc"),
+            metrics=scores,
+            baseline=baseline(plan.dataset),
+            rounds=len(released),
+            planned_rounds=len(plan.rounds),
+            charged_rounds=len(charged),
+            seconds_per_round=float(np.median(self.seconds[1:] or self.seconds or [0.0])),  # the first one compiles
+            uploads=sum(plan.schedule.uploads_of(index) for index in released),
+            quote=plan.quote(charged),
+            units=plan.table(charged),
+            parameters=predictor.parameters,
+            noise=plan.config.noise,
+            out=out,
+            predictor=predictor,
+            provenance=Provenance(
+                config=plan.config,
+                protocol=described(plan.protocol),
+                record=plan.record(charged),
+                origin=functools.partial(
+                    origin_of, plan.config, plan.task, plan.protocol, plan.dataset, plan.guarantee.spread
+                ),
             ),
-        ),
-    )
+        )
 
 
 def _open(
@@ -265,7 +291,9 @@ def _begin(plan: Plan, folder: RunFolder | None, saved: Saved | None, identity: 
 
 def _evaluated(plan: Plan, training: Training, released: list[int], progress: Progress) -> Progress:
     scores = plan.engine.metrics(training)
-    return dataclasses.replace(progress, accuracy=scores.get("accuracy"), metrics=scores, spent=plan.spent(released))
+    return dataclasses.replace(
+        progress, accuracy=scores.get("accuracy"), metrics=scores, spent=plan.spent(released), fresh=True
+    )
 
 
 def _diagnosed(diagnostics: Diagnostics) -> dict[str, float]:

@@ -65,7 +65,8 @@ def verify(run: Path, *, data_key: Path | None = None, task: Task | None = None)
     settings = folder.settings()
     tuning = settings["tuning"]
     rounds = tuning.get("rounds") if isinstance(tuning, Mapping) else len(record.own.rounds)
-    computed = {**record.statements(), **settings, "rounds": rounds}
+    counted = "charged_rounds" if "charged_rounds" in stated else "rounds"  # a callback may have ended it
+    computed = {**record.statements(), **settings, counted: rounds}
     return Verification(
         run=run,
         rounds=len(record.own.rounds),

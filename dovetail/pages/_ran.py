@@ -40,8 +40,18 @@ def rows(statement: Statement, summary: Mapping[str, Any]) -> list[tuple[str, st
         ("Neighbours", _RELATIONS[statement.neighbors].format(unit=unit)),
         ("Delta", delta_in_words(statement)),
         ("Noise", noise_in_words(summary)),
+        *_ended_early(summary),
         *_code(origin),
         *_data(origin.get("data") or {}),
+    ]
+
+
+def _ended_early(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    charged = summary.get("charged_rounds")
+    if charged is None:
+        return []
+    return [
+        ("Rounds", f"{summary['rounds']:,} were run: scores of models ended the training. All {charged:,} are charged.")
     ]
 
 

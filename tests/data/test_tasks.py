@@ -1,4 +1,3 @@
-import builtins
 import dataclasses
 import gzip
 import hashlib
@@ -7,6 +6,7 @@ import sys
 import idx_files
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from dovetail import data
 from dovetail.data import digits, fashion_mnist, mnist, qmnist
@@ -99,17 +99,13 @@ def test_digits_are_scaled_and_split_the_same_way_always():
     assert set(data.test_labels.tolist()) == set(range(10))
 
 
-def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name.startswith("sklearn"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'dovetail-fl\[digits\]'"):
-        digits.TASK.load(folder=None)
+def test_bundled_digits_are_those_of_scikit_learn():
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(labels))
+    data = digits.TASK.load(folder=None)
+    ours = np.concatenate([data.inputs, data.test_inputs])
+    np.testing.assert_array_equal(ours.reshape(-1, 64), (images[order] / 16).astype(np.float32))
+    np.testing.assert_array_equal(np.concatenate([data.labels, data.test_labels]), labels[order])
 
 
 def test_registered_tasks_are_found_by_name():

@@ -369,3 +369,27 @@ def test_the_command_refuses_in_one_sentence(result, table_file, command, tmp_pa
     status, _, err = command("predict", str(folder), str(table_file if file == "patients.csv" else tmp_path / file))
     assert status == 2
     assert sentence in err
+
+
+class _Killed(dovetail.Callback):
+    def on_round(self, progress):
+        if progress.round == 11:
+            raise KeyboardInterrupt
+
+
+def test_a_run_on_data_of_a_program_is_resumed_by_the_program(data, tmp_path, command):
+    asked = {"eps": 5.0, "out": tmp_path / "run", "settings": {"cohort.rounds": 12, "noise": "seeded"}}
+    whole = dovetail.train(data, **{**asked, "out": None})
+    with pytest.raises(KeyboardInterrupt):
+        dovetail.train(data, **asked, callbacks=[_Killed()])
+    status, _, err = command("run", "--resume", "--out", str(tmp_path / "run"))
+    assert status == 2
+    assert "call dovetail.train again with the same arguments, the same out= and resume=True" in " ".join(err.split())
+    again = dovetail.train(data, **asked, resume=True)
+    for name, array in whole.parameters.items():
+        np.testing.assert_array_equal(array, again.parameters[name])
+    assert again.statement == whole.statement
+    with pytest.raises(training.Finished):
+        dovetail.train(data, **asked, resume=True)
+    with pytest.raises(ValueError, match="expected out="):
+        dovetail.train(data, eps=5.0, resume=True)

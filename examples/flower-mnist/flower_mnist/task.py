@@ -10,7 +10,7 @@ from dovetail import data
 
 
 def load(dataset: str) -> data.Dataset:
-    """The images: `digits` (8 x 8, comes with scikit-learn) or `mnist` (28 x 28, from the cache of `dovetail data`)."""
+    """The images: `digits` (8 x 8, bundled) or `mnist` (28 x 28, from the cache of `dovetail data`)."""
     return data.resolve(dataset).load(folder=None)
 
 

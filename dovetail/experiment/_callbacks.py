@@ -1,0 +1,165 @@
+"""How to watch a training: an object that is called when it starts, after each round, and when it ends.
+
+A callback is told what the statement covers and nothing else: the config, scores of released models on the test
+records, which are held to be public, and what was spent. What raw updates were like it is told apart from that, by
+`on_diagnostics`, and only where the config asks for diagnostics.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import msgspec
+
+from dovetail import _validate
+from dovetail.experiment.folder import BANNER
+from dovetail.experiment.plan import Plan
+from dovetail.experiment.result import Progress, Result, described
+
+__all__ = ["Callback", "Callbacks", "Diagnosis", "EarlyStopping", "Outset"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outset:
+    """What is known of a training before its first round: its settings, and where it starts and is written to.
+
+    `round` is 0, or the round of the checkpoint that it goes on from.
+    """
+
+    config: Mapping[str, Any]
+    protocol: Mapping[str, Any]
+    round: int
+    rounds: int
+    eps: float | None  # the target
+    delta: float
+    folder: Path | None
+
+    @classmethod
+    def of(cls, plan: Plan, *, round: int, folder: Path | None) -> Outset:
+        """The outset of a plan."""
+        return cls(
+            config=msgspec.to_builtins(plan.config),
+            protocol=described(plan.protocol),
+            round=round,
+            rounds=len(plan.rounds),
+            eps=plan.config.privacy.eps,
+            delta=plan.config.privacy.delta,
+            folder=folder,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What the raw updates of a round were like; `banner` says that no statement covers it."""
+
+    round: int
+    values: Mapping[str, float]
+    banner: str = BANNER
+
+
+class Callback:
+    """Something that watches a training: override what you need.
+
+    An exception in a callback ends the training as any other error does: nothing is certified, and a run with a folder
+    can be resumed. Of several processes that train together, the first alone calls, and none can end the training.
+    """
+
+    def on_start(self, outset: Outset) -> None:
+        """The first round is about to begin, or the first one after a checkpoint."""
+
+    def on_round(self, progress: Progress) -> bool | None:
+        """A round has ended; True ends the training here.
+
+        What decides that must be public: `progress`, and no data of users. All rounds that were planned are charged,
+        also those that are not run, for which of them are run depends on the models.
+        """
+        return None
+
+    def on_diagnostics(self, diagnosis: Diagnosis) -> None:
+        """A round has ended of which the config asks for diagnostics, which no statement covers: not for release."""
+
+    def on_end(self, result: Result) -> None:
+        """The training has ended, and its folder is written."""
+
+    def on_failure(self, error: BaseException) -> None:
+        """The training ends without a result: by an error, or by Ctrl-C (KeyboardInterrupt)."""
+
+
+class EarlyStopping(Callback):
+    """Ends a training when a score on the test records has not improved for a while.
+
+    The test records must be public, which `public_test=True` declares. `patience` counts evaluations without a better
+    score; a run has about twenty. All planned rounds are charged: stopping saves time, not privacy.
+    """
+
+    def __init__(
+        self, metric: str = "loss", *, public_test: bool, patience: int = 3, lower_is_better: bool | None = None
+    ) -> None:
+        if not public_test:
+            raise ValueError("expected public_test=True, for whoever sees when it stops learns of the test records")
+        _validate.positive(patience=patience)
+        self.metric, self.patience = metric, patience
+        self._sign = -1 if (metric in ("loss", "rmse", "mae") if lower_is_better is None else lower_is_better) else 1
+        self._best, self._since = float("-inf"), 0
+
+    def on_start(self, outset: Outset) -> None:
+        """Forget what an earlier training scored."""
+        self._best, self._since = float("-inf"), 0
+
+    def on_round(self, progress: Progress) -> bool | None:
+        """True where the last `patience` evaluations brought nothing better."""
+        if not progress.fresh or progress.metrics is None:
+            return None
+        if self.metric not in progress.metrics:
+            known = ", ".join(sorted(progress.metrics))
+            raise ValueError(f"expected a metric of this training ({known}), got metric={self.metric!r}")
+        score = progress.metrics[self.metric]
+        better = isinstance(score, int | float) and self._sign * score > self._best
+        self._best, self._since = (self._sign * score, 0) if better else (self._best, self._since + 1)
+        return self._since >= self.patience
+
+
+class Callbacks(Callback):
+    """Several callbacks as one, called in their order."""
+
+    def __init__(self, members: Sequence[Callback]) -> None:
+        for one in members:
+            if not isinstance(one, Callback):
+                raise ValueError(f"expected callbacks that are dovetail.Callback objects, got {type(one).__name__}")
+        self._members = tuple(members)
+
+    def on_start(self, outset: Outset) -> None:
+        """Tell all."""
+        for one in self._members:
+            one.on_start(outset)
+
+    def on_round(self, progress: Progress) -> bool:
+        """Tell all; True if one of them says so."""
+        asked = [one.on_round(progress) for one in self._members]
+        return any(asked) and jax.process_count() == 1
+
+    def on_diagnostics(self, diagnosis: Diagnosis) -> None:
+        """Tell all."""
+        for one in self._members:
+            one.on_diagnostics(diagnosis)
+
+    def on_end(self, result: Result) -> None:
+        """Tell all."""
+        for one in self._members:
+            one.on_end(result)
+
+    @contextlib.contextmanager
+    def told_of_failure(self) -> Iterator[None]:
+        """Tell all if the block fails; what goes wrong in one of them hides neither the others nor the error."""
+        try:
+            yield
+        except BaseException as error:
+            for one in self._members:
+                with contextlib.suppress(Exception):
+                    one.on_failure(error)
+            raise

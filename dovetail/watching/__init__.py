@@ -1,0 +1,18 @@
+"""Watching trainings: loggers and a live page as callbacks, and finished runs side by side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dovetail._imports import on_first_use
+
+if TYPE_CHECKING:
+    from dovetail.experiment import EarlyStopping
+    from dovetail.watching.live import LivePage
+    from dovetail.watching.loggers import MLflow, TensorBoard, WandB
+
+__all__ = ["EarlyStopping", "LivePage", "MLflow", "TensorBoard", "WandB"]
+
+_HOMES = dict.fromkeys(("MLflow", "TensorBoard", "WandB"), "dovetail.watching.loggers")
+_HOMES |= {"EarlyStopping": "dovetail.experiment", "LivePage": "dovetail.watching.live"}
+__getattr__ = on_first_use(__name__, _HOMES)

@@ -1,0 +1,133 @@
+"""A page that shows a training while it runs: a file that reloads itself, without a server, a port or a script.
+
+It is written anew after rounds, complete or not at all, and says at the end how the training ended: from then on it no
+longer reloads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dovetail.experiment import Callback, Outset, Progress, Result
+from dovetail.experiment.folder import RunFolder
+from dovetail.figures import STYLE, Figure, Line, svg
+from dovetail.files import make_folder, write_atomically
+from dovetail.numbers import at_most
+from dovetail.templating import Markup, render
+
+__all__ = ["LivePage"]
+
+_RELOAD = 2  # seconds
+
+
+class LivePage(Callback):
+    """Writes a page to `path` that follows a training: scores, spent eps, rounds, and how long it will still take."""
+
+    def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.path, self._clock = Path(path), clock
+        self._outset: Outset | None = None
+        self._history: list[dict[str, Any]] = []
+        self._began = self._written = 0.0
+
+    def on_start(self, outset: Outset) -> None:
+        """The page of a training that has not done a round, or goes on from a checkpoint."""
+        self._outset, self._began = outset, self._clock()
+        self._history = RunFolder(outset.folder).metrics() if outset.round and outset.folder else []
+        make_folder(self.path.parent)
+        self._write(outset.round, "runs")
+
+    def on_round(self, progress: Progress) -> None:
+        """The page again, where there is news or the last one is a while old."""
+        if progress.fresh:
+            self._history.append(progress.to_json())
+        if progress.fresh or self._clock() - self._written >= _RELOAD:
+            self._write(progress.round, "runs")
+
+    def on_end(self, result: Result) -> None:
+        """The last page, with the statement."""
+        self._write(result.rounds, "finished", said=str(result.statement), report=result.out is not None)
+
+    def on_failure(self, error: BaseException) -> None:
+        """The last page, which says that there is no result."""
+        stopped = isinstance(error, KeyboardInterrupt)
+        done = self._history[-1]["round"] if self._history else 0
+        self._write(done, "interrupted" if stopped else "failed", said="" if stopped else str(error))
+
+    def _write(self, done: int, state: str, *, said: str = "", report: bool = False) -> None:
+        outset = self._outset
+        if outset is None:  # it failed before it began
+            return
+        self._written = self._clock()
+        page = render(
+            "live.html.jinja",
+            title=outset.config["task"]["name"],
+            protocol=outset.protocol["name"],
+            state=state,
+            reload=_RELOAD if state == "runs" else None,
+            done=done,
+            rounds=outset.rounds,
+            share=f"{100 * done / max(1, outset.rounds):.1f}",
+            tiles=self._tiles(outset, done, state),
+            said=said,
+            report=report,
+            resumable=outset.folder,
+            figures=[Markup(svg(figure, style=False)) for figure in self._figures()],
+            figure_style=Markup(STYLE),
+        )
+        write_atomically(self.path, page.encode())
+
+    def _tiles(self, outset: Outset, done: int, state: str) -> list[tuple[str, str]]:
+        """The figures of the last evaluation, and the time."""
+        last = self._history[-1] if self._history else None
+        tiles = [("round", f"{done} of {outset.rounds}")]
+        if last is not None:
+            tiles.append(_score(last))
+            spent = "no guarantee" if last["eps"] is None else f"({at_most(last['eps'])}, {at_most(last['delta'])})"
+            tiles.append(("(eps, delta) spent", spent))
+        if outset.eps is not None:
+            tiles.append(("target", f"({at_most(outset.eps)}, {at_most(outset.delta)})"))
+        took = self._clock() - self._began
+        tiles.append(("elapsed", _duration(took)))
+        if state == "runs" and done > outset.round:
+            left = took / (done - outset.round) * (outset.rounds - done)
+            tiles.append(("left, about", _duration(left)))
+        return tiles
+
+    def _figures(self) -> list[Figure]:
+        """Score and budget, round by round."""
+        if len(self._history) < 2:
+            return []
+        rounds = [line["round"] for line in self._history]
+        name, _ = _score(self._history[-1])
+        percent = name == "accuracy"
+        values = [line["accuracy"] if percent else (line["metrics"] or {}).get(name) for line in self._history]
+        found = [
+            Figure(
+                title=name, x_label="round", y_label=f"test {name}", lines=[Line(name="", x=rounds, y=values)],
+                percent_y=percent,
+            )
+        ]  # fmt: skip
+        spent = [line["eps"] for line in self._history]
+        if any(eps is not None for eps in spent):
+            label = f"eps at delta {self._history[-1]['delta']}"
+            found.append(
+                Figure(title="spent", x_label="round", y_label=label, lines=[Line(name="", x=rounds, y=spent)])
+            )
+        return found
+
+
+def _score(line: dict[str, Any]) -> tuple[str, str]:
+    if line["accuracy"] is not None:
+        return "accuracy", f"{line['accuracy']:.2%}"
+    metrics = line["metrics"] or {}
+    name = "r2" if metrics.get("r2") is not None else "loss"
+    return name, "not a number" if metrics.get(name) is None else f"{metrics[name]:.4g}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

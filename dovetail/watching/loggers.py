@@ -1,0 +1,178 @@
+"""TensorBoard, MLflow and W&B as callbacks: scores and spent budget by round, settings, and the statement at the end.
+
+What they write, and may send to a service, is what the statement covers: diagnostics of raw updates are left out. A
+spent eps is named with its delta, and the whole statement, with its assumptions, goes along as text.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dovetail.experiment import Callback, Outset, Progress, Result
+
+__all__ = ["MLflow", "TensorBoard", "WandB", "flattened", "scores"]
+
+_LONGEST = 500  # characters of a parameter that every version of MLflow accepts
+
+
+def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted path, as a config spells them; what is not set is left out."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= flattened(value, f"{prefix}{key}.")
+        elif value is not None:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def scores(progress: Progress) -> dict[str, float]:
+    """The finite numbers of an evaluation by name, lists by class among them, and what was spent until then."""
+    found = _numbers(progress.metrics or {})
+    if progress.spent is not None and math.isfinite(progress.spent.eps):
+        found[f"privacy/eps_at_delta_{progress.spent.delta:g}"] = progress.spent.eps
+    return found
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        parts = value if isinstance(value, list | tuple) else [value]
+        names = [f"{name}/{i}" for i in range(len(parts))] if parts is value else [name]
+        pairs = zip(names, parts, strict=True)
+        found |= {key: float(one) for key, one in pairs if isinstance(one, int | float) and math.isfinite(one)}
+    return found
+
+
+def _module(name: str, *, title: str, extra: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ModuleNotFoundError(f"logging to {title} needs {name}: pip install 'dovetail-fl[{extra}]'") from error
+
+
+class TensorBoard(Callback):
+    """Writes event files into a folder for `tensorboard --logdir`."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._open = _module("tensorboardX", title="TensorBoard", extra="tensorboard").SummaryWriter
+        self.folder = Path(folder)
+        self._writer: Any = None
+
+    def on_start(self, outset: Outset) -> None:
+        """Settings as text."""
+        self._writer = self._open(str(self.folder))
+        settings = flattened({**outset.config, "protocol": outset.protocol})
+        self._writer.add_text("config", "\n".join(f"    {key} = {value}" for key, value in settings.items()), 0)
+
+    def on_round(self, progress: Progress) -> None:
+        """Scores, where there are new ones."""
+        if self._writer is not None and progress.fresh:
+            for name, value in scores(progress).items():
+                self._writer.add_scalar(name, value, progress.round)
+
+    def on_end(self, result: Result) -> None:
+        """The last model's scores, and the statement as text."""
+        if self._writer is not None:
+            for name, value in _numbers(result.metrics).items():
+                self._writer.add_scalar(f"final/{name}", value, result.rounds)
+            indented = "".join(f"    {line}\n" for line in str(result.statement).splitlines())
+            self._writer.add_text("privacy/statement", indented, result.rounds)
+        self._close()
+
+    def on_failure(self, error: BaseException) -> None:
+        """Keep what was written."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+class MLflow(Callback):
+    """Logs to MLflow: to the run that is active, or to one of its own in `experiment`.
+
+    Where MLflow writes is MLflow's own matter (`mlflow.set_tracking_uri`, MLFLOW_TRACKING_URI): a folder or a server.
+    """
+
+    def __init__(self, *, experiment: str | None = None, name: str | None = None) -> None:
+        self._mlflow = _module("mlflow", title="MLflow", extra="mlflow")
+        self.experiment, self.name, self._own = experiment, name, False
+
+    def on_start(self, outset: Outset) -> None:
+        """Settings as parameters."""
+        self._own = self._mlflow.active_run() is None
+        if self._own:
+            if self.experiment is not None:
+                self._mlflow.set_experiment(self.experiment)
+            self._mlflow.start_run(run_name=self.name)
+        settings = flattened({**outset.config, "protocol": outset.protocol})
+        self._mlflow.log_params({key: str(value)[:_LONGEST] for key, value in settings.items()})
+
+    def on_round(self, progress: Progress) -> None:
+        """Scores, where there are new ones."""
+        if progress.fresh:
+            self._mlflow.log_metrics(scores(progress), step=progress.round)
+
+    def on_end(self, result: Result) -> None:
+        """The last model's scores, and the statement as an artifact and, in its first line, as a tag."""
+        self._mlflow.log_metrics({f"final/{name}": value for name, value in _numbers(result.metrics).items()})
+        self._mlflow.set_tag("privacy.statement", str(result.statement).splitlines()[0])
+        self._mlflow.log_text(str(result.statement), "statement.txt")
+        self._close("FINISHED")
+
+    def on_failure(self, error: BaseException) -> None:
+        """End the run as killed or failed."""
+        self._close("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+
+    def _close(self, status: str) -> None:
+        if self._own:
+            self._mlflow.end_run(status)
+            self._own = False
+
+
+class WandB(Callback):
+    """Logs to Weights & Biases as one run of `project`.
+
+    `mode` is "online", "offline" (files on this machine, for `wandb sync`) or "disabled"; `settings` are other
+    arguments of `wandb.init`.
+    """
+
+    def __init__(
+        self, project: str = "dovetail", *, name: str | None = None, mode: str | None = None, **settings: Any
+    ) -> None:
+        self._wandb = _module("wandb", title="Weights & Biases", extra="wandb")
+        self._settings: dict[str, Any] = {"project": project, "name": name, "mode": mode, **settings}
+        self._run: Any = None
+
+    def on_start(self, outset: Outset) -> None:
+        """Settings as the run's config."""
+        settings = {**outset.config, "protocol": dict(outset.protocol)}
+        self._run = self._wandb.init(**self._settings, config=settings)
+
+    def on_round(self, progress: Progress) -> None:
+        """Scores, where there are new ones."""
+        if self._run is not None and progress.fresh:
+            self._run.log(scores(progress), step=progress.round)
+
+    def on_end(self, result: Result) -> None:
+        """The last model's scores and the statement, in the run's summary."""
+        if self._run is not None:
+            final = {f"final/{name}": value for name, value in _numbers(result.metrics).items()}
+            self._run.summary.update({**final, "privacy/statement": str(result.statement)})
+        self._close(0)
+
+    def on_failure(self, error: BaseException) -> None:
+        """End the run as failed."""
+        self._close(1)
+
+    def _close(self, status: int) -> None:
+        if self._run is not None:
+            self._run.finish(exit_code=status)
+            self._run = None

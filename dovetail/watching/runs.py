@@ -1,0 +1,204 @@
+"""Runs side by side: what is in a folder, what differs between runs, and how their scores grew.
+
+Only the files of runs are read: config, statement and scores. Nothing is recomputed (`dovetail verify` does that).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import math
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dovetail.experiment.folder import RunFolder
+from dovetail.figures import Figure, Line
+from dovetail.numbers import at_most
+from dovetail.statements import Statement
+from dovetail.watching.loggers import flattened
+
+__all__ = ["RunFacts", "differences", "figure", "found", "read"]
+
+_DEEPEST = 4  # folders below the one that is searched
+_SCORES = ("accuracy", "r2", "loss")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What one run's folder says: `summary` is its privacy.json, None until it has ended."""
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any]
+    metrics: Sequence[Mapping[str, Any]]
+    summary: Mapping[str, Any] | None
+    resumable: bool
+    when: datetime.datetime
+
+    @property
+    def state(self) -> str:
+        """Whether it has ended, can go on, or neither."""
+        return "finished" if self.summary is not None else "can be resumed" if self.resumable else "unfinished"
+
+    @property
+    def statement(self) -> Statement | None:
+        """What is certified; None until it has ended."""
+        return None if self.summary is None else Statement.from_json(self.summary["certified"])
+
+    @property
+    def scores(self) -> Mapping[str, Any]:
+        """The scores of the final model, or of the last one that was evaluated."""
+        if self.summary is not None:
+            return self.summary.get("metrics") or {"accuracy": self.summary["accuracy"]}
+        last = self.metrics[-1] if self.metrics else {}
+        return {**(last.get("metrics") or {}), "accuracy": last.get("accuracy")}
+
+    def row(self) -> dict[str, Any]:
+        """The run as plain data."""
+        summary, statement = self.summary or {}, self.statement
+        score = next((name for name in _SCORES if self.scores.get(name) is not None), None)
+        rounds = summary.get("rounds", self.metrics[-1]["round"] if self.metrics else 0)
+        return {
+            "name": self.name,
+            "folder": str(self.folder),
+            "state": self.state,
+            "task": self.config["task"]["name"],
+            "protocol": self.config["protocol"]["name"],
+            "statement": None if statement is None else statement.to_json(),
+            "score": score,
+            "value": None if score is None else self.scores[score],
+            "baseline": None if score is None else (summary.get("baseline") or {}).get(score),
+            "rounds": rounds,
+            "seconds_per_round": summary.get("seconds_per_round"),
+            "when": self.when.isoformat(timespec="seconds"),
+        }
+
+
+def found(folder: Path) -> list[RunFacts]:
+    """The runs in a folder and below it, the latest first."""
+    if not folder.is_dir():
+        raise ValueError(f"expected a folder of runs, got {str(folder)!r}, which is no folder")
+    runs = [read(path, name=str(path.relative_to(folder)) if path != folder else path.name) for path in _runs(folder)]
+    return sorted(runs, key=lambda run: run.when, reverse=True)
+
+
+def _runs(folder: Path, depth: int = 0) -> Iterator[Path]:
+    if _holds_run(folder):
+        yield folder
+    elif depth < _DEEPEST:
+        for below in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
+            yield from _runs(below, depth + 1)
+
+
+def _holds_run(folder: Path) -> bool:
+    run = RunFolder(folder)
+    return (folder / "config.toml").is_file() and (run.finished or run.resumable or (folder / "metrics.jsonl").exists())
+
+
+def read(folder: Path, *, name: str | None = None) -> RunFacts:
+    """One run; refuses a folder that holds none."""
+    if not _holds_run(folder):
+        raise ValueError(f"expected the folder of a run, got {str(folder)!r}, which holds none")
+    run = RunFolder(folder)
+    try:
+        config = tomllib.loads(run.config.read_text())
+        config["task"]["name"], config["protocol"]["name"]
+        summary = run.privacy() if run.finished else None
+        if summary is not None:
+            Statement.from_json(summary["certified"])
+    except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"expected the files of a run in {str(folder)!r}, got {type(error).__name__}: {error}"
+        ) from error
+    last = folder / ("privacy.json" if run.finished else "config.toml")
+    when = datetime.datetime.fromtimestamp(last.stat().st_mtime, datetime.UTC)
+    return RunFacts(
+        name=name or str(folder),
+        folder=folder,
+        config=config,
+        metrics=run.metrics(),
+        summary=summary,
+        resumable=run.resumable,
+        when=when,
+    )
+
+
+def differences(runs: Sequence[RunFacts]) -> dict[str, list[Any]]:
+    """What is not the same in all of these runs, by name: settings first, then what came out; one value per run."""
+    settings = [_settings(run) for run in runs]
+    results = [_outcome(run) for run in runs]
+    listed: dict[str, list[Any]] = {}
+    for part in (settings, results):
+        for key in dict.fromkeys(key for one in part for key in one):
+            values = [one.get(key) for one in part]
+            if any(value != values[0] for value in values):
+                listed[key] = values
+    return listed
+
+
+def _settings(run: RunFacts) -> dict[str, Any]:
+    """The config, and the protocol's settings as they were in the end."""
+    protocol = (run.summary or {}).get("protocol") or {}
+    return flattened({**run.config, "protocol": {**run.config["protocol"], **protocol}})
+
+
+def _outcome(run: RunFacts) -> dict[str, Any]:
+    summary, statement = run.summary or {}, run.statement
+    shown = {name: value for name, value in run.scores.items() if isinstance(value, int | float)}
+    told: dict[str, Any] = {"state": run.state, **{f"test {name}": value for name, value in shown.items()}}
+    if statement is not None:
+        told |= {
+            "certified eps": None if statement.unbounded else statement.eps,
+            "delta": statement.delta,
+            "neighbours": statement.neighbors.value,
+            "unit": statement.unit.value,
+            "trust": statement.trust.value,
+            "against": statement.adversary,
+            "assumptions": json.dumps(list(statement.assumptions)),
+        }
+    return told | {name: summary.get(name) for name in ("rounds", "uploads", "seconds_per_round")}
+
+
+def figure(runs: Sequence[RunFacts], *, over: str = "rounds") -> Figure:
+    """A score of all these runs against the rounds, or against the eps that was spent until then."""
+    if over not in ("rounds", "eps"):
+        raise ValueError(f"expected rounds or eps to plot over, got over={over!r}")
+    score = next((name for name in _SCORES if all(_has(run, name) for run in runs)), None)
+    if not runs or score is None:
+        raise ValueError(
+            "expected runs with the same kind of score in metrics.jsonl, at two rounds or more, got "
+            + (", ".join(f"{run.name} ({len(run.metrics)} evaluations)" for run in runs) or "no run")
+        )
+    lines = []
+    for run in runs:
+        points = [(line["eps"] if over == "eps" else line["round"], _value(line, score)) for line in run.metrics]
+        points = [(x, y) for x, y in points if x is not None and y is not None]
+        name = f"{run.name} {_relation(run)}" if over == "eps" else run.name
+        lines.append(Line(name=name, x=[x for x, _ in points], y=[y for _, y in points]))
+    return Figure(
+        title=f"Test {score} of {len(runs)} run{'s' * (len(runs) != 1)}",
+        x_label="round" if over == "rounds" else "eps spent, at the delta and for the neighbours of each run",
+        y_label=f"test {score}",
+        lines=lines,
+        percent_y=score == "accuracy",
+    )
+
+
+def _has(run: RunFacts, score: str) -> bool:
+    return sum(_value(line, score) is not None for line in run.metrics) > 1
+
+
+def _value(line: Mapping[str, Any], score: str) -> float | None:
+    value = (line.get("metrics") or {}).get(score, line.get(score))
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _relation(run: RunFacts) -> str:
+    """At which delta and for which neighbours its eps is."""
+    privacy = run.config.get("privacy", {})
+    neighbors = privacy.get("neighbors", "replace-one") if run.statement is None else run.statement.neighbors.value
+    delta = next((line["delta"] for line in run.metrics if line.get("delta") is not None), privacy.get("delta"))
+    return f"({'' if delta is None else f'delta {at_most(delta)}, '}{neighbors})"
