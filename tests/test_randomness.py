@@ -9,6 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from scipy import stats
 from tiny import TASK
+from watchers import AfterRound
 
 import dovetail
 from dovetail import experiment, pages
@@ -178,7 +179,7 @@ def test_the_root_is_kept_for_its_owner_while_the_run_lasts_and_nowhere_after(tm
         file = out / "checkpoint.npz"
         seen.append((stat.S_IMODE(file.stat().st_mode), RunFolder(out).saved().root))
 
-    experiment.run(ready, out=out, checkpoint_every=1, observe=look)
+    experiment.run(ready, out=out, checkpoint_every=1, callbacks=[AfterRound(look)])
     pages.write(out)
     assert set(seen) == {(0o600, root)}
     assert not (out / "checkpoint.npz").exists()

@@ -86,7 +86,7 @@ class LivePage(Callback):
         if last is not None:
             tiles.append(_score(last))
             spent = "no guarantee" if last["eps"] is None else f"({at_most(last['eps'])}, {at_most(last['delta'])})"
-            tiles.append(("(eps, delta) spent", spent))
+            tiles.append((f"(eps, delta) spent, {outset.config['privacy']['neighbors']}", spent))
         if outset.eps is not None:
             tiles.append(("target", f"({at_most(outset.eps)}, {at_most(outset.delta)})"))
         took = self._clock() - self._began

@@ -11,13 +11,14 @@ from dovetail import experiment, pages
 from dovetail.audit import curves
 from dovetail.experiment import config
 from dovetail.figures import Figure, Line
+from dovetail.watching import LivePage
 
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(executable() is None, reason="needs Chromium"),
 ]
 
-PAGES = ("run", "personal", "nothing", "comparison", "paper", "index")
+PAGES = ("run", "personal", "nothing", "live", "comparison", "paper", "index")
 RUN = {
     "task": {"name": "tiny"},
     "protocol": {"name": "ss_topk", "clip_value": 0.3, "k": 3},
@@ -28,7 +29,7 @@ RUN = {
 
 def trained(folder, *overrides):
     plan = experiment.prepare(config.parse(RUN, overrides), task=TASK)
-    experiment.run(plan, out=folder)
+    experiment.run(plan, out=folder, callbacks=[LivePage(folder / "live.html")])
     curves.write(plan, folder)
     return pages.write(folder)
 
@@ -44,6 +45,7 @@ def pages_drawn(tmp_path_factory):
     return {
         "run": trained(folder / "run"),
         "personal": trained(folder / "personal", personal, no_target),
+        "live": folder / "run" / "live.html",
         "nothing": trained(folder / "nothing", ("protocol", {"name": "fedavg"}), no_target),
         "comparison": pages.comparison(samples.comparison(folder / "comparison")),
         "paper": papers / "flame" / "report.html",

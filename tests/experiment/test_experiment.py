@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 from tiny import TASK, TASK_WITH_SUBJECTS
+from watchers import AfterRound
 
 import dovetail
 from dovetail import accounting, experiment, pages
@@ -101,7 +102,7 @@ def test_a_round_below_the_minimum_releases_nothing_and_costs_nothing():
 def test_folder_holds_config_metrics_statement_model(tmp_path):
     ready = known()
     seen = []
-    result = experiment.run(ready, out=tmp_path / "run", evaluate_every=4, observe=seen.append)
+    result = experiment.run(ready, out=tmp_path / "run", evaluate_every=4, callbacks=[AfterRound(seen.append)])
     assert config.read(tmp_path / "run" / "config.toml") == ready.config
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [4, 8, 12]
@@ -143,7 +144,9 @@ def test_an_interrupted_run_resumes_to_the_same_end(tmp_path, stop_at):
             raise Interruption
 
     with pytest.raises(Interruption):
-        experiment.run(ready, out=tmp_path / "cut", checkpoint_every=2, evaluate_every=3, observe=interrupt)
+        experiment.run(
+            ready, out=tmp_path / "cut", checkpoint_every=2, evaluate_every=3, callbacks=[AfterRound(interrupt)]
+        )
     left = {file.name: file.read_bytes() for file in (tmp_path / "cut").iterdir()}
     RunFolder.reopen(tmp_path / "cut").saved()
     assert {file.name: file.read_bytes() for file in (tmp_path / "cut").iterdir()} == left, "a look changes nothing"
@@ -415,7 +418,9 @@ def test_adaptive_clipping_and_schedules_survive_a_kill(tmp_path):
             raise Interruption
 
     with pytest.raises(Interruption):
-        experiment.run(ready, out=tmp_path / "cut", checkpoint_every=3, evaluate_every=2, observe=interrupt)
+        experiment.run(
+            ready, out=tmp_path / "cut", checkpoint_every=3, evaluate_every=2, callbacks=[AfterRound(interrupt)]
+        )
     assert len((tmp_path / "cut" / "diagnostics.jsonl").read_text().splitlines()) == 1 + 4
     resumed = experiment.run(ready, out=tmp_path / "cut", resume=True, checkpoint_every=3, evaluate_every=2)
     np.testing.assert_array_equal(resumed.parameters["params"], whole.parameters["params"])

@@ -6,6 +6,7 @@ import tomllib
 import numpy as np
 import pytest
 from tiny import TASK
+from watchers import AfterRound
 
 from dovetail import experiment
 from dovetail.data import Dataset, Task
@@ -57,7 +58,9 @@ def test_a_resumed_run_has_the_same_features(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        experiment.run(plan(("task.whiten", WHITEN)), out=tmp_path / "run", observe=stop, checkpoint_every=1)
+        experiment.run(
+            plan(("task.whiten", WHITEN)), out=tmp_path / "run", callbacks=[AfterRound(stop)], checkpoint_every=1
+        )
     with pytest.raises(ValueError, match=r"task\.whiten\.ridge was 0\.1 and is 0\.2"):
         experiment.run(plan(("task.whiten", {**WHITEN, "ridge": 0.2})), out=tmp_path / "run", resume=True)
     source = tmp_path / "own_features.py"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from grids import later
 from tiny import TASK
+from watchers import AfterRound
 
 from dovetail import accounting, experiment
 from dovetail.accounting.releases import release_of
@@ -127,7 +128,7 @@ def test_a_run_is_resumed_verified_and_counts_uploads(tmp_path):
 
     whole = experiment.run(plan(), out=tmp_path / "whole")
     with pytest.raises(Interruption):
-        experiment.run(plan(), out=tmp_path / "run", checkpoint_every=1, observe=interrupt)
+        experiment.run(plan(), out=tmp_path / "run", checkpoint_every=1, callbacks=[AfterRound(interrupt)])
     result = experiment.run(plan(), out=tmp_path / "run", resume=True)
     assert result.uploads == 4 * USERS
     assert all(np.array_equal(result.parameters[name], whole.parameters[name]) for name in whole.parameters)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny import TASK, TASK_WITH_SUBJECTS
+from watchers import AfterRound
 
 from dovetail import experiment
 from dovetail.data.subjects import holdings
@@ -191,7 +192,7 @@ def test_a_resumed_run_goes_on_with_the_same_draws_and_the_same_ledger(tmp_path)
     ready = plan(("protocol", LOCAL))
     whole = experiment.run(ready, out=tmp_path / "whole")
     with pytest.raises(Interruption):
-        experiment.run(ready, out=tmp_path / "cut", checkpoint_every=1, observe=interrupt)
+        experiment.run(ready, out=tmp_path / "cut", checkpoint_every=1, callbacks=[AfterRound(interrupt)])
     resumed = experiment.run(plan(("protocol", LOCAL)), out=tmp_path / "cut", resume=True)
     np.testing.assert_array_equal(resumed.parameters["params"], whole.parameters["params"])
     assert resumed.statement == whole.statement

@@ -13,6 +13,7 @@ from grids import later
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import TASK, TASK_WITH_SUBJECTS, load
+from watchers import AfterRound
 
 from dovetail import accounting, events, experiment, pages
 from dovetail.audit import curves
@@ -54,7 +55,7 @@ def interrupted(ready, out, *, after=4):
             raise Interruption
 
     with pytest.raises(Interruption):
-        experiment.run(ready, out=out, checkpoint_every=2, observe=interrupt)
+        experiment.run(ready, out=out, checkpoint_every=2, callbacks=[AfterRound(interrupt)])
 
 
 @pytest.fixture(scope="module")

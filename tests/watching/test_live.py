@@ -49,7 +49,7 @@ def test_it_shows_scores_budget_and_time_while_it_runs(tmp_path):
     assert "0 of 6" in seen[0]
     assert "3 of 6" in seen[3]
     assert "accuracy" in seen[2]
-    assert "(eps, delta) spent" in seen[2]
+    assert "(eps, delta) spent, replace-one" in seen[2]
     assert "left, about" in seen[3]
     assert "<svg" in seen[4]
     last = (tmp_path / "run" / "live.html").read_text()
