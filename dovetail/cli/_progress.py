@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from dovetail.cli._shared import progress_console
+from dovetail.cli._shared import err_console, progress_console
 from dovetail.numbers import at_most
 
-__all__ = ["Steps", "rounds_bar", "steps"]
+__all__ = ["RoundsBar", "Steps", "live_page", "rounds_bar", "steps"]
 
 
 class Steps:
@@ -86,6 +87,15 @@ def rounds_bar(rounds: int, *, reproducible: bool) -> Iterator[Any]:
     with Progress(*columns, console=progress_console, transient=True) as bar:
         shown = RoundsBar(bar, rounds, reproducible=reproducible)
         yield Watcher()
+
+
+def live_page(folder: Path) -> list[Any]:
+    """The page that follows the run, and where it is."""
+    from dovetail.watching import LivePage
+
+    page = folder / "live.html"
+    err_console.print(f"live page: {page.resolve().as_uri()}", markup=False, highlight=False)
+    return [LivePage(page)]
 
 
 def _score(progress: Any) -> str:

@@ -66,7 +66,7 @@ def compare(
     if as_json:
         print_json({**found.to_json(), "out": str(target)})
         return
-    out_console.print(_ranking(found.runs))
+    out_console.print(_ranking(found.runs, found.baseline))
     for outcome in found.outcomes:
         if outcome.reason:
             out_console.print(f"{outcome.protocol}: not run, {outcome.reason}", markup=False, highlight=False)
@@ -79,14 +79,20 @@ def compare(
     best = found.best_single_shuffler
     if best is not None:
         out_console.print(f"best with one shuffler: {best} ({found.runs[best].mean:.2%})", highlight=False)
+    if guessing := [name for name, run in found.runs.items() if not run.learned]:
+        said = f"no better than a constant guess, so their order means nothing: {', '.join(guessing)}"
+        out_console.print(said, markup=False, highlight=False)
     out_console.print(f"report: {target / 'report.html'}", markup=False, highlight=False)
 
 
-def _ranking(runs: Mapping[str, Run]) -> Table:
+def _ranking(runs: Mapping[str, Run], baseline: float | None) -> Table:
     columns = ("protocol", "accuracy", "rounds", "eps", "verdict", "trusts", "eps without trust", "messages per user",
                "bytes per user and round", "server s")  # fmt: skip
     table = Table(*columns, box=None)
     for name, run in runs.items():
+        if baseline is not None and not run.mean > baseline:
+            table.add_row("best constant guess", f"{baseline:.2%}")
+            baseline = None
         row = run.to_json()
         spread = f" +- {row['spread']:.2%}" if row["spread"] is not None else ""
         cells = (
@@ -102,6 +108,8 @@ def _ranking(runs: Mapping[str, Run]) -> Table:
             f"{run.costs.server_seconds:.3g}",
         )
         table.add_row(*(escape(cell) for cell in cells))
+    if baseline is not None:
+        table.add_row("best constant guess", f"{baseline:.2%}")
     return table
 
 

@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from dovetail.cli._progress import rounds_bar
+from dovetail.cli._progress import live_page, rounds_bar
 from dovetail.cli._shared import (
     JsonFlag,
     Overrides,
@@ -32,6 +32,9 @@ __all__ = ["bench", "data", "run", "verify"]
 
 DEFAULT_PRESET, FALLBACK_PRESET = "headline", "digits"
 _INTERRUPTED = 130
+_NOT_LEARNED = (
+    "it did not learn: no better than a constant guess; `dovetail choose` shows which protocols need less noise"
+)
 
 
 def run(
@@ -83,7 +86,7 @@ def run(
     target = out or Path("runs") / f"{Path(source).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         with rounds_bar(len(plan.rounds), reproducible=plan.randomness.reproducible) as bar:
-            watchers = [bar, *(_live_page(target) if live else ())]
+            watchers = [bar, *(live_page(target) if live else ())]
             result = experiment.run(
                 plan, out=target, resume=resume, checkpoint_every=checkpoint_every, callbacks=watchers
             )
@@ -97,19 +100,12 @@ def run(
         print_json(result.to_json())
         return
     out_console.print(f"test {headline(result.metrics, result.baseline)} after {_rounds(result)}", highlight=False)
+    if result.learned is False:
+        out_console.print(_NOT_LEARNED, markup=False, highlight=False)
     out_console.print(str(result.statement), markup=False, highlight=False)
     out_console.print(_unit_table(result.units))
     out_console.print(_deployed(plan), markup=False, highlight=False)
     out_console.print(f"report: {target / 'report.html'}", markup=False, highlight=False)
-
-
-def _live_page(folder: Path) -> list[Any]:
-    """The page that follows the run, and where it is."""
-    from dovetail.watching import LivePage
-
-    page = folder / "live.html"
-    err_console.print(f"live page: {page.resolve().as_uri()}", markup=False, highlight=False)
-    return [LivePage(page)]
 
 
 def _deployed(plan: Any) -> str:

@@ -110,6 +110,7 @@ def _outcome(contender: Contender, task: Task | None, seeds: int, observe: Calla
             server_step=config.server.learning_rate,
             version=__version__,
             machine=machine.describe(),
+            baseline=first.baseline.get("accuracy"),
         ),
     )
 

@@ -40,6 +40,12 @@ class Run:
     server_step: float
     version: str
     machine: str
+    baseline: float | None = None  # the accuracy of the best constant guess; not recorded by earlier versions
+
+    @property
+    def learned(self) -> bool:
+        """Whether it beats the best constant guess with every seed, as far as that is known."""
+        return self.baseline is None or min(self.accuracies) > self.baseline
 
     @property
     def mean(self) -> float:
@@ -73,6 +79,8 @@ class Run:
             "no_trusted_party": self.no_trusted_party,
             "accuracies": list(self.accuracies),
             "mean": self.mean,
+            "baseline": self.baseline,
+            "learned": self.learned,
             "spread": statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None,
             "certified": self.certified.to_json(),
             "local": self.local.to_json(),
@@ -97,6 +105,7 @@ class Run:
         return cls(
             **{name: row[name] for name in same},
             accuracies=tuple(row["accuracies"]),
+            baseline=row.get("baseline"),
             certified=Statement.from_json(row["certified"]),
             local=Statement.from_json(row["local"]),
             shuffler=None if row["shuffler"] is None else Statement.from_json(row["shuffler"]),
@@ -157,14 +166,21 @@ class Comparison:
 
     @property
     def best_single_shuffler(self) -> str | None:
-        """The most accurate private protocol with one shuffler."""
-        return next((name for name, run in self.runs.items() if run.private and run.shufflers == 1), None)
+        """The most accurate private protocol with one shuffler, of those that learned."""
+        ranked = (name for name, run in self.runs.items() if run.private and run.learned and run.shufflers == 1)
+        return next(ranked, None)
+
+    @property
+    def baseline(self) -> float | None:
+        """The accuracy of the best constant guess."""
+        return next((run.baseline for run in self.runs.values() if run.baseline is not None), None)
 
     def to_json(self) -> dict[str, Any]:
         """The machine-readable form."""
         return {
             **self.terms,
             "neighbors": "replace-one",
+            "baseline": self.baseline,
             "best_single_shuffler": self.best_single_shuffler,
             "rows": [outcome.to_json() for outcome in self.outcomes],
             "figures": [self.figure().to_json()],
@@ -231,8 +247,8 @@ class Comparison:
 def _flat(outcome: Outcome) -> dict[str, Any]:
     """The outcome for a spreadsheet."""
     row, run = outcome.to_json(), outcome.run
-    shown = ("protocol", "trust", "no_trusted_party", "mean", "spread", "messages_per_client", "bytes_per_client",
-             "client_seconds", "server_seconds", "rounds", "machine", "reason")  # fmt: skip
+    shown = ("protocol", "trust", "no_trusted_party", "mean", "spread", "baseline", "messages_per_client",
+             "bytes_per_client", "client_seconds", "server_seconds", "rounds", "machine", "reason")  # fmt: skip
     eps = (
         {}
         if run is None

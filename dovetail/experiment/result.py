@@ -21,7 +21,7 @@ from dovetail.numbers import at_most
 from dovetail.protocols._claimed import FROM_DATA
 from dovetail.statements import Bound, Statement, Unit
 
-__all__ = ["Progress", "Provenance", "Result", "described", "facts_of", "headline", "in_short"]
+__all__ = ["Progress", "Provenance", "Result", "described", "facts_of", "headline", "in_short", "learned"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,6 +129,11 @@ class Result:
         """What is certified."""
         return self.quote.certified
 
+    @property
+    def learned(self) -> bool | None:
+        """Whether the model beats the best constant guess on the test records; None where there is none."""
+        return learned(self.metrics, self.baseline)
+
     def state_dict(self) -> dict[str, Any]:
         """The parameters as PyTorch tensors by the module's own names, for `module.load_state_dict`.
 
@@ -191,6 +196,14 @@ def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def learned(metrics: Mapping[str, Any], baseline: Mapping[str, Any]) -> bool | None:
+    """Whether scores beat those of the best constant guess; None where that has none."""
+    name = next((name for name in ("accuracy", "r2") if name in baseline), None)
+    if name is None:
+        return None
+    return metrics.get(name) is not None and metrics[name] > baseline[name]
+
+
 def headline(metrics: Mapping[str, Any], baseline: Mapping[str, Any]) -> str:
     """The scores that a report begins with, each with that of the best constant guess beside it."""
     shown = {"accuracy": "accuracy", "r2": "R2", "rmse": "RMSE"} if baseline else {}
@@ -211,6 +224,8 @@ def facts_of(summary: Mapping[str, Any], statement: Statement, *, out: Path | No
     scores = summary.get("metrics") or {"accuracy": summary["accuracy"]}
     best = next((name for name in ("accuracy", "r2", "loss") if scores.get(name) is not None), None)
     found = {} if best is None else {best: f"{scores[best]:.2%}" if best == "accuracy" else f"{scores[best]:.4g}"}
+    if best is not None and learned(scores, summary.get("baseline") or {}) is False:
+        found[best] += f", no better than a constant guess ({summary['baseline']['rule']})"
     found |= {"privacy": _numbers(statement), "rounds": f"{summary['rounds']}{planned}"}
     return found if out is None else {**found, "folder": str(out)}
 

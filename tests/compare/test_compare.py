@@ -1,11 +1,15 @@
 """Comparisons: everything at the same certified privacy, ranked, with the costs of real messages."""
 
+import dataclasses
 import json
 
 import pytest
+import report_samples as samples
 from tiny import TASK
 
-from dovetail import compare, data
+from dovetail import compare, data, pages
+from dovetail.cli import studies
+from dovetail.compare import Comparison, Outcome
 from dovetail.events import Everyone
 from dovetail.experiment.config import Config
 from dovetail.numbers import at_most
@@ -172,3 +176,23 @@ def test_every_column_of_the_ranking_has_its_name(command, tmp_path):
 def test_personal_budgets_are_not_written_user_by_user(tiny):
     found = compare.compare(contenders("pldp"), task="mnist", model="logistic", eps=EPS, delta=DELTA, seeds=1)
     assert found.runs["pldp"].settings["budgets"] == "uniform2"
+
+
+def test_what_does_not_beat_a_constant_guess_is_not_called_best(tmp_path):
+    folder = samples.comparison(tmp_path / "out")
+    found = Comparison.read(folder)
+    assert found.best_single_shuffler == "ss_topk"
+    assert found.baseline is None
+    guess = {name: dataclasses.replace(run, baseline=0.885) for name, run in found.runs.items()}
+    for name, run in guess.items():
+        found = found.having(Outcome(protocol=name, run=run))
+    assert {name for name, run in found.runs.items() if run.learned} == {"dp_fl", "split_and_mix"}
+    assert found.best_single_shuffler is None, "ss_topk is above it with two seeds of three"
+    found.write(folder)
+    assert Comparison.read(folder) == found
+    page = pages.comparison(folder).read_text()
+    assert page.count("no better than a constant guess") == 2
+    assert "best constant guess" in page
+    assert "best with one shuffler" not in page
+    table = str(studies._ranking(found.runs, found.baseline).columns[0]._cells)
+    assert table.index("split_and_mix") < table.index("ss_topk") < table.index("best constant guess")

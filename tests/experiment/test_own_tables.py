@@ -393,3 +393,15 @@ def test_a_run_on_data_of_a_program_is_resumed_by_the_program(data, tmp_path, co
         dovetail.train(data, **asked, resume=True)
     with pytest.raises(ValueError, match="expected out="):
         dovetail.train(data, eps=5.0, resume=True)
+
+
+def test_a_result_that_did_not_learn_says_so(result, command, tmp_path):
+    assert result.learned
+    assert "constant guess" not in repr(result)
+    lost = dataclasses.replace(result, metrics={**result.metrics, "accuracy": result.baseline["accuracy"]})
+    assert lost.learned is False
+    assert "no better than a constant guess (always the commonest class)" in repr(lost)
+    drowned = ("--set", "cohort.rounds=1", "--set", "protocol.name=ldp_fl", "--set", "privacy.eps=0.01", "--quiet")
+    status, out, _ = command("run", "digits", *drowned, "--out", str(tmp_path / "run"))
+    assert status == 0
+    assert "it did not learn: no better than a constant guess" in out
