@@ -21,7 +21,9 @@ from dovetail.experiment.folder import BANNER
 from dovetail.experiment.plan import Plan
 from dovetail.experiment.result import Progress, Result, described
 
-__all__ = ["Callback", "Callbacks", "Diagnosis", "EarlyStopping", "Outset"]
+__all__ = ["STOPPED", "Callback", "Callbacks", "Diagnosis", "EarlyStopping", "Outset"]
+
+STOPPED = "the training was ended by looking at released models and at public test records alone"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dovetail.data import TASKS, Dataset, Loss, Metric, Task, resolve
 
-__all__ = ["default_cohort", "refuse_unnamed", "task_of"]
+__all__ = ["default_cohort", "default_server", "refuse_unnamed", "task_of"]
 
 _OWN, _ROUNDS = "dataset", 30
 _FILES = {".csv": "from_csv", ".gz": "from_csv", ".parquet": "from_parquet", ".pq": "from_parquet", ".tsv": "from_csv"}
@@ -61,6 +62,16 @@ def default_cohort(settings: Mapping[str, Any]) -> dict[str, Any]:
     if not {"cohort", "cohort.rounds", "cohort.epochs"} & settings.keys():
         found["rounds"] = _ROUNDS
     return found
+
+
+def default_server(dataset: Dataset, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A step at which squared loss does not diverge on inputs in [-1, 1], where labels are numbers and nothing is set.
+
+    With d inputs, a linear model's loss has a second derivative of at most 2 (1 + d): steps below 1 / (1 + d) converge.
+    """
+    if dataset.target != "number" or any(key.partition(".")[0] in ("server", "client") for key in settings):
+        return {}
+    return {"learning_rate": 1 / (2 + math.prod(dataset.inputs.shape[1:]))}
 
 
 def _sentence(call: str, got: str) -> str:

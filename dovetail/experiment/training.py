@@ -25,9 +25,9 @@ from dovetail.data import Dataset, Loss, Metric, Task
 from dovetail.engine import Diagnostics, Training
 from dovetail.engine.devices import to_host
 from dovetail.engine.scoring import baseline
-from dovetail.experiment._callbacks import Callback, Callbacks, Diagnosis, Outset
+from dovetail.experiment._callbacks import STOPPED, Callback, Callbacks, Diagnosis, Outset
 from dovetail.experiment._origin import check_key, origin_of
-from dovetail.experiment._own import default_cohort, task_of
+from dovetail.experiment._own import default_cohort, default_server, task_of
 from dovetail.experiment.config import parse, presets, read, to_toml
 from dovetail.experiment.due import rounds_due
 from dovetail.experiment.fingerprint import difference, fingerprint
@@ -37,9 +37,6 @@ from dovetail.experiment.result import Progress, Provenance, Result, described
 from dovetail.guarantee import Record
 
 __all__ = ["Finished", "Progress", "Result", "prepare", "run", "train"]
-
-
-_STOPPED = "the training was ended by looking at released models and at public test records alone"
 
 
 class Finished(ValueError):  # noqa: N818 - nothing is wrong
@@ -73,16 +70,18 @@ def train(
     it is the same protocol, and the privacy target if `eps` or `delta` is not given, which is (2, 1e-05) for "digits"
     and (1, 5e-06) for "mnist". Other tasks have a `delta` of 1e-05 and no `eps`; without `eps`, `settings` must give
     the noise. Every protocol has defaults for all other settings, including its clip norm. On a `Dataset`, all users
-    take part in each of 30 rounds, unless `settings` say otherwise.
+    take part in each of 30 rounds, unless `settings` say otherwise; where labels are numbers, the server's step is
+    1 / (2 + number of inputs), at which squared loss on inputs in [-1, 1] does not diverge.
     """
-    own, named = isinstance(task, Dataset), {"task.model": model} if isinstance(model, str) else {}
+    named = {"task.model": model} if isinstance(model, str) else {}
     chosen_task = task_of(task, model=None if named else model, loss=loss, metrics=metrics)
     name = task if isinstance(task, str) else chosen_task.name
     data: dict[str, Any] = {"task": {"name": name}, "protocol": {"name": protocol}}
-    if own:
+    if isinstance(task, Dataset):
         data["cohort"] = default_cohort(settings or {})
+        data["server"] = default_server(task, settings or {})
         data["privacy"] = {"neighbors": protocols.find(protocol).relation.value}
-    if name in presets() and not own:
+    elif name in presets():
         data = msgspec.to_builtins(read(name))
         if data["protocol"]["name"] != protocol:
             data["protocol"] = {"name": protocol}
@@ -90,8 +89,6 @@ def train(
     overrides = {**named, "privacy.eps": eps, "privacy.delta": delta}
     chosen = [(key, value) for key, value in overrides.items() if value is not None] + list((settings or {}).items())
     plan = prepare(parse(data, chosen), task=chosen_task)
-    if resume and out is None:
-        raise ValueError("expected out=, the folder of the run to resume, got resume=True without it")
     return run(plan, out=None if out is None else Path(out), resume=resume, callbacks=callbacks)
 
 
@@ -121,8 +118,7 @@ def run(
         run = _begin(plan, *_open(plan, out, resume, held))
         watching.on_start(Outset.of(plan, round=run.progress.round, folder=out))
         run.train(checkpoint_every=checkpoint_every, evaluate_every=evaluate_every, watching=watching)
-        result = run.finish(out)
-        watching.on_end(result)
+        watching.on_end(result := run.finish(out))
         return result
 
 
@@ -209,7 +205,7 @@ class _Run:
         """What it ended with, and what is stated of the rounds that are charged."""
         plan, released, charged = self.plan, self.released, [*self.released, *self.forgone]
         if self.forgone:
-            plan = plan.assuming(_STOPPED)
+            plan = plan.assuming(STOPPED)
         predictor, scores = plan.predictor(self.training), plan.engine.metrics(self.training)
         return Result(
             accuracy=scores.get("accuracy"),
@@ -242,6 +238,8 @@ def _open(
     plan: Plan, out: Path | None, resume: bool, held: contextlib.ExitStack
 ) -> tuple[RunFolder | None, Saved | None, Mapping[str, Any]]:
     """The run's folder (the first process alone writes to it), the checkpoint to go on from, and what the run is."""
+    if out is None and resume:
+        raise ValueError("expected out=, the folder of the run to resume, got resume=True without it")
     if out is None:
         return None, None, {}
     first = jax.process_index() == 0

@@ -283,6 +283,6 @@ def test_what_a_page_fetches_from_elsewhere_is_found():
 
 def test_the_five_lines_of_the_readme_are_an_example():
     readme = (ROOT / "README.md").read_text()
-    (lines,) = re.findall(r"```python\n(.*?)```", readme, re.S)
+    _ten, lines = re.findall(r"```python\n(.*?)```", readme, re.S)
     example = (ROOT / "examples" / "first_model.py").read_text()
     assert lines == example[example.index("import dovetail") :].replace("  # noqa: T201", "")

@@ -17,7 +17,7 @@ from dovetail.data import Dataset, Model, Task
 from dovetail.data.readers.assembly import CLASSES_NOTE, TESTED_NOTE
 from dovetail.experiment import config as configs
 from dovetail.experiment import training
-from dovetail.experiment._own import default_cohort
+from dovetail.experiment._own import default_cohort, default_server
 from dovetail.experiment.preparation import prepare
 from dovetail.experiment.verify import verify
 from dovetail.learners import functions
@@ -318,10 +318,22 @@ def test_settings_change_the_default_cohort():
         assert default_cohort(settings) == expected
 
 
+def test_the_default_step_of_a_regression_does_not_diverge():
+    rng = np.random.default_rng(0)
+    inputs = rng.uniform(-1, 1, (400, 5)).astype(np.float32)
+    inputs[:, 0] = 0.9  # as badly scaled as bounds allow
+    labels = inputs @ np.array([0.1, 0.4, -0.3, 0.2, 0.1]) + 0.3
+    data = Dataset.from_arrays(inputs, labels, test=(inputs[:100], labels[:100]), kind="number")
+    found = dovetail.train(data, protocol="fedavg")
+    assert found.learned
+    assert found.metrics["r2"] > 0.5
+    assert default_server(data, {"server.learning_rate": 1.0}) == {} == default_server(data, {"client": {}})
+
+
 def test_a_dataset_is_stated_under_the_relation_of_the_protocol(data, monkeypatch):
     asked = []
     monkeypatch.setattr(training, "prepare", lambda config, task: asked.append(config))
-    monkeypatch.setattr(training, "run", lambda plan, out: None)
+    monkeypatch.setattr(training, "run", lambda plan, **settings: None)
     for protocol in ("secagg", "central_sub"):
         dovetail.train(data, protocol=protocol, eps=1.0)
     assert [config.privacy.neighbors for config in asked] == ["replace-one", "add-remove"]
