@@ -128,7 +128,7 @@ class UserSampler(Sampler):
         return Drawn(users, self.schedule.size_of(index), self.schedule.noise_scale_of(index))
 
     def joined(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """A user a row."""
+        """One user per row."""
         return self.clients.rows(users, width=self.clients.most), self.clients.counts[users]
 
     def times(self, index: int, *, records: int) -> float:
@@ -170,7 +170,7 @@ class SecretSampler(UserSampler):
         return Drawn(rows, self.schedule.size_of(index), self.schedule.noise_scale_of(index))
 
     def joined(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """A user a row, of those whose data enter."""
+        """One user per row, of those whose data enter."""
         return super().joined(index, users[self.schedule.entering(index)[users]])
 
     def noise_std(self, index: int, *, dim: int) -> float:
