@@ -31,16 +31,18 @@ class LivePage(Callback):
         self._outset: Outset | None = None
         self._history: list[dict[str, Any]] = []
         self._began = self._written = 0.0
+        self._first: tuple[int, float] | None = None  # the first round, which compiles, and when it was over
 
     def on_start(self, outset: Outset) -> None:
         """The page of a training that has not done a round, or goes on from a checkpoint."""
-        self._outset, self._began = outset, self._clock()
+        self._outset, self._began, self._first = outset, self._clock(), None
         self._history = RunFolder(outset.folder).metrics() if outset.round and outset.folder else []
         make_folder(self.path.parent)
         self._write(outset.round, "runs")
 
     def on_round(self, progress: Progress) -> None:
         """The page again, where there is news or the last one is a while old."""
+        self._first = self._first or (progress.round, self._clock())
         if progress.fresh:
             self._history.append(progress.to_json())
         if progress.fresh or self._clock() - self._written >= _RELOAD:
@@ -89,10 +91,10 @@ class LivePage(Callback):
             tiles.append((f"(eps, delta) spent, {outset.config['privacy']['neighbors']}", spent))
         if outset.eps is not None:
             tiles.append(("target", f"({at_most(outset.eps)}, {at_most(outset.delta)})"))
-        took = self._clock() - self._began
-        tiles.append(("elapsed", _duration(took)))
-        if state == "runs" and done > outset.round:
-            left = took / (done - outset.round) * (outset.rounds - done)
+        now = self._clock()
+        tiles.append(("elapsed", _duration(now - self._began)))
+        if state == "runs" and self._first is not None and done > self._first[0]:
+            left = (now - self._first[1]) / (done - self._first[0]) * (outset.rounds - done)
             tiles.append(("left, about", _duration(left)))
         return tiles
 
