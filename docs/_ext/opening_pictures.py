@@ -82,7 +82,7 @@ ROWS = (
         "Trust one of several aggregators",
         "secagg",
         Box("Users", "their own records", noise=True),
-        Box("Aggregators", "who uploads; each one share, which alone looks random"),
+        Box("Aggregators", "who uploads; each gets one share, which alone looks random"),
         Box("Analyzer", "the sum over all users, with noise"),
     ),
     (
