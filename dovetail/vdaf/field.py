@@ -1,0 +1,224 @@
+"""Prime fields on NumPy arrays, with roots of unity of every order that transforms need.
+
+Elements are canonical, from 0 to modulus - 1, in arrays of any shape. `FIELD64` has a modulus for which products reduce
+by shifts and additions; `FIELD32` lets uint64 do the work; `FIELD128` holds Python integers, for tests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+__all__ = ["FIELD32", "FIELD64", "FIELD128", "Field", "Malencoded", "padded"]
+
+_LOW = np.uint64(2**32 - 1)
+_HALF = np.uint64(32)
+_P64 = np.uint64(2**64 - 2**32 + 1)
+_BLOCK = 1 << 14  # products at a time: what they need stays in a cache
+_WRAPPING = np.errstate(over="ignore")  # NumPy warns of scalars alone
+
+
+class Malencoded(ValueError):  # noqa: N818 - it says what is wrong with bytes
+    """Bytes that do not encode what they should."""
+
+
+def padded(x: np.ndarray, after: int, *, before: int = 0, axis: int = -1) -> np.ndarray:
+    """The array with so many zeros before and after it along an axis."""
+    if not before and not after:
+        return x
+    axis %= x.ndim
+    shape = [*x.shape]
+    shape[axis] += before + after
+    found = np.zeros(shape, x.dtype)  # np.pad would put NumPy's integers among Python's
+    found[(slice(None),) * axis + (slice(before, before + x.shape[axis]),)] = x
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """Integers modulo a prime; `size` bytes encode an element, `root` has order 2^`log_order`.
+
+    Guarantees:
+        Whatever comes out is canonical if what goes in is.
+        `decode` refuses what `encode` does not write.
+    """
+
+    name: str
+    modulus: int
+    size: int
+    root: int
+    log_order: int
+
+    @property
+    def dtype(self) -> type:
+        """Of arrays of elements."""
+        return np.uint64 if self.size <= 8 else object
+
+    def zeros(self, *shape: int) -> np.ndarray:
+        """So many zeros."""
+        return np.zeros(shape, self.dtype)
+
+    def elements(self, integers: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Integers of either sign, as elements."""
+        values = np.asarray(integers)
+        if values.dtype == np.int64 and self.size <= 8:
+            lifted = values if self.size == 8 else values % self.modulus
+            return lifted.view(np.uint64) + (lifted < 0) * np.uint64(self.modulus)  # 2^63 is below a modulus of 64 bits
+        return np.mod(values.astype(object), self.modulus).astype(self.dtype)
+
+    def centred(self, x: np.ndarray) -> np.ndarray:
+        """Elements as the integers of least magnitude that they stand for: int64, or Python's."""
+        small = x <= (self.modulus - 1) // 2
+        if self.dtype is object:
+            return np.where(small, x, x - self.modulus)
+        return np.where(small, x, x - np.uint64(self.modulus)).view(np.int64)
+
+    def add(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """The sum, element by element."""
+        return (a + b) % self._p
+
+    def sub(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """The difference."""
+        return (a + (self._p - b)) % self._p
+
+    def mul(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """The product."""
+        return (a * b) % self._p
+
+    def sum(self, x: np.ndarray, axis: int = -1) -> np.ndarray:
+        """The sum along an axis."""
+        return np.asarray(np.sum(x, axis=axis) % self._p, self.dtype)
+
+    def dot(self, a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
+        """The sum of products along an axis."""
+        return self.sum(self.mul(a, b), axis=axis)
+
+    def scalar(self, value: int) -> np.ndarray:
+        """One element, of shape ()."""
+        return np.asarray(value % self.modulus, self.dtype)
+
+    def inverse(self, value: int) -> int:
+        """1 / value."""
+        return pow(value, -1, self.modulus)
+
+    def root_of(self, order: int) -> int:
+        """The root of unity of this order, a power of two."""
+        return pow(self.root, (1 << self.log_order) // order, self.modulus)
+
+    def powers(self, x: np.ndarray, count: int) -> np.ndarray:
+        """1, x, ..., x^(count-1) along a new last axis."""
+        x = np.asarray(x, self.dtype)
+        found = np.broadcast_to(self.scalar(1), (*x.shape, 1))
+        step = x[..., None]  # x^(number found)
+        while found.shape[-1] < count:
+            found = np.concatenate([found, self.mul(found, step)], axis=-1)
+            step = self.mul(step, step)
+        return found[..., :count]
+
+    def power(self, x: np.ndarray, exponent: int) -> np.ndarray:
+        """x^exponent, element by element."""
+        found: np.ndarray = np.broadcast_to(self.scalar(1), np.shape(x))
+        square: np.ndarray = np.asarray(x, self.dtype)
+        while exponent:
+            if exponent & 1:
+                found = self.mul(found, square)
+            square, exponent = self.mul(square, square), exponent >> 1
+        return found
+
+    def encode(self, x: np.ndarray) -> bytes:
+        """Elements one after the other, each little endian."""
+        if self.dtype is object:
+            return b"".join(int(value).to_bytes(self.size, "little") for value in x.reshape(-1))
+        return np.ascontiguousarray(x, f"<u{self.size}").tobytes()
+
+    def read(self, data: bytes) -> np.ndarray:
+        """The integers in these bytes, canonical or not."""
+        if len(data) % self.size:
+            raise Malencoded(f"expected elements of {self.size} bytes, got {len(data)} bytes in all")
+        if self.dtype is object:
+            found = [int.from_bytes(data[i : i + self.size], "little") for i in range(0, len(data), self.size)]
+            return np.array(found, object)
+        return np.frombuffer(data, f"<u{self.size}").astype(np.uint64)
+
+    def decode(self, data: bytes) -> np.ndarray:
+        """The elements in these bytes."""
+        found = self.read(data)
+        if np.any(found >= self.modulus):
+            raise Malencoded("expected elements below the modulus, got a larger one")
+        return found
+
+    @property
+    def _p(self) -> int | np.uint64:
+        return self.modulus if self.dtype is object else np.uint64(self.modulus)
+
+
+@_WRAPPING
+def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Modulo 2^64 - 2^32 + 1, from the products of halves."""
+    a_low, b_low, a_high, b_high = a & _LOW, b & _LOW, a >> _HALF, b >> _HALF
+    low = np.asarray(a_low * b_low)
+    middle = np.asarray(a_high * b_low)
+    middle += low >> _HALF
+    other = np.asarray(a_low * b_high)
+    other += middle & _LOW
+    high = np.asarray(a_high * b_high)
+    high += middle >> _HALF
+    high += other >> _HALF
+    other <<= _HALF
+    low &= _LOW
+    low |= other
+    return _reduced(low, high)
+
+
+@_WRAPPING
+def _reduced(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """low + 2^64 high, for 2^64 is 2^32 - 1 and 2^96 is -1: the upper half of high counts -1, the lower 2^32 - 1."""
+    top = high >> _HALF
+    total = np.asarray(low - top)
+    total -= (low < top) * _LOW  # 2^64 was borrowed
+    more = (high & _LOW) * _LOW
+    total += more
+    total += (total < more) * _LOW  # 2^64 was carried
+    total -= (total >= _P64) * _P64
+    return total
+
+
+class _Goldilocks(Field):
+    """p = 2^64 - 2^32 + 1."""
+
+    @_WRAPPING
+    def add(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        total = np.asarray(a + b)
+        return total - ((total < a) | (total >= self._p)) * self._p
+
+    @_WRAPPING
+    def sub(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.asarray(a - b) + np.asarray(a < b) * self._p
+
+    def mul(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        if np.broadcast(a, b).size <= _BLOCK:
+            return _product(np.asarray(a), np.asarray(b))
+        blocks = np.nditer(
+            [a, b, None],
+            flags=["external_loop", "buffered"],
+            op_flags=[["readonly"], ["readonly"], ["writeonly", "allocate"]],
+            buffersize=_BLOCK,
+        )
+        with blocks:
+            for left, right, out in blocks:
+                out[...] = _product(left, right)
+            return blocks.operands[2]
+
+    @_WRAPPING
+    def sum(self, x: np.ndarray, axis: int = -1) -> np.ndarray:
+        low, high = np.sum(x & _LOW, axis=axis), np.sum(x >> _HALF, axis=axis)
+        carried = np.asarray(high + (low >> _HALF))  # below 2^63 for up to 2^31 terms
+        return _reduced(np.asarray(carried << _HALF) | np.asarray(low & _LOW), np.asarray(carried >> _HALF))
+
+
+FIELD32 = Field("Field32", 4293918721, 4, 3925978153, 20)
+FIELD64 = _Goldilocks("Field64", 2**64 - 2**32 + 1, 8, pow(7, 2**32 - 1, 2**64 - 2**32 + 1), 32)
+_P128 = 2**66 * 4611686018427387897 + 1
+FIELD128 = Field("Field128", _P128, 16, pow(7, 4611686018427387897, _P128), 66)

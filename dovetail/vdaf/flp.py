@@ -1,0 +1,163 @@
+"""Fully linear proofs: that a circuit accepts a vector which verifiers hold in shares (Boneh et al., CRYPTO 2019).
+
+A circuit is affine but for one gadget of degree two, which it calls several times. Put the inputs of the calls, one row
+each, below a row of random seeds, and read every column as a polynomial by its values at roots of unity. The gadget
+applied to these polynomials is a polynomial of at most twice the degree; it and the seeds are the *proof*. Who has the
+proof evaluates the circuit without multiplying: the outputs of the gadget are values of the proof's polynomial. A
+*query* at a random point shows whether that polynomial is the right one. Everything but the *decision* is linear, so
+that verifiers work on shares and add up what they found: a circuit output, a value for every column, and one of the
+gadget.
+
+All arrays may have leading axes: one proof each.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+from dovetail.vdaf.field import Field, padded
+from dovetail.vdaf.polynomials import coefficients, lagrange, next_power_of_two, values
+
+__all__ = ["Circuit", "FullyLinearProof", "Gadget", "rows_of"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Gadget:
+    """The sum of `count` products of neighbouring inputs, or of `count` squares."""
+
+    kind: Literal["products", "squares"]
+    count: int
+
+    @property
+    def arity(self) -> int:
+        """Inputs of a call."""
+        return self.count * (2 if self.kind == "products" else 1)
+
+    def __call__(self, field: Field, inputs: np.ndarray) -> np.ndarray:
+        """The output, for inputs along the last axis."""
+        if self.kind == "squares":
+            return field.dot(inputs, inputs)
+        return field.dot(inputs[..., 0::2], inputs[..., 1::2])
+
+
+class Circuit(abc.ABC):
+    """A circuit that outputs zeros for vectors that it accepts, if the joint randomness is not unlucky.
+
+    `shares` is in how many shares vector and proof are: constants are divided by it.
+    """
+
+    field: Field
+    gadget: Gadget
+    calls: int
+    length: int  # of the vector
+    joint: int  # elements of joint randomness
+    outputs: int = 1
+
+    @abc.abstractmethod
+    def rows(self, vector: np.ndarray, joint: np.ndarray, shares: int) -> np.ndarray:
+        """The inputs of the gadget's calls, of shape (..., calls, arity)."""
+
+    @abc.abstractmethod
+    def output(self, vector: np.ndarray, joint: np.ndarray, shares: int, called: np.ndarray) -> np.ndarray:
+        """The outputs, of shape (..., outputs), given those of the gadget's calls."""
+
+
+def rows_of(inputs: np.ndarray, arity: int) -> np.ndarray:
+    """Inputs along the last axis in rows of so many, the last one filled with zeros."""
+    return padded(inputs, -inputs.shape[-1] % arity).reshape(*inputs.shape[:-1], -1, arity)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FullyLinearProof:
+    """Proofs that a circuit accepts; `basis` is how the gadget's polynomial is written down.
+
+    "coefficients" is the way up to draft-irtf-cfrg-vdaf-13, "values" (at the first roots of unity) the later one.
+    """
+
+    circuit: Circuit
+    basis: Literal["coefficients", "values"]
+
+    @property
+    def order(self) -> int:
+        """Rows, the seeds and the filling among them."""
+        return next_power_of_two(1 + self.circuit.calls)
+
+    @property
+    def prove_length(self) -> int:
+        """Random elements that a proof takes."""
+        return self.circuit.gadget.arity
+
+    @property
+    def query_length(self) -> int:
+        """Random elements that a query takes."""
+        return 1 + (self.circuit.outputs if self.circuit.outputs > 1 else 0)
+
+    @property
+    def proof_length(self) -> int:
+        """Elements of a proof: the seeds, and the gadget's polynomial."""
+        return self.circuit.gadget.arity + 2 * self.order - 1
+
+    @property
+    def verifier_length(self) -> int:
+        """Elements of a verifier."""
+        return 2 + self.circuit.gadget.arity
+
+    def prove(self, vector: np.ndarray, seeds: np.ndarray, joint: np.ndarray) -> np.ndarray:
+        """The proof about a vector."""
+        field, gadget, order = self.circuit.field, self.circuit.gadget, self.order
+        table = self._table(seeds, self.circuit.rows(vector, joint, 1))
+        denser = values(field, coefficients(field, table), 2 * order)
+        polynomial = gadget(field, denser)
+        if self.basis == "coefficients":
+            polynomial = coefficients(field, polynomial[..., None])[..., 0]
+        return np.concatenate([seeds, polynomial[..., : 2 * order - 1]], axis=-1)
+
+    def query(
+        self, vector: np.ndarray, proof: np.ndarray, query: np.ndarray, joint: np.ndarray, shares: int
+    ) -> np.ndarray:
+        """The share of the verifier from a share of vector and proof.
+
+        Guarantees:
+            At a point that would show a gadget's output, a root of unity, nothing is shown; what is said instead is
+            refused.
+        """
+        circuit, field, order = self.circuit, self.circuit.field, self.order
+        seeds, polynomial = proof[..., : circuit.gadget.arity], proof[..., circuit.gadget.arity :]
+        table = self._table(seeds, circuit.rows(vector, joint, shares))
+        point = query[..., -1]
+        at_roots, at_point = self._evaluated(polynomial, point)
+        called = at_roots[..., 2 : 2 * (circuit.calls + 1) : 2]
+        outputs = circuit.output(vector, joint, shares, called)
+        reduced = outputs[..., 0] if circuit.outputs == 1 else field.dot(query[..., :-1], outputs)
+        columns = field.dot(lagrange(field, point, order)[..., None], table, axis=-2)
+        verifier = np.concatenate([reduced[..., None], columns, at_point[..., None]], axis=-1)
+        refusal = np.zeros_like(verifier)
+        refusal[..., 0] = 1
+        return np.where((field.power(point, order) == 1)[..., None], refusal, verifier)
+
+    def decide(self, verifier: np.ndarray) -> np.ndarray:
+        """Whether to accept, given the sum of all shares of the verifier."""
+        found = self.circuit.gadget(self.circuit.field, verifier[..., 1:-1])
+        return (verifier[..., 0] == 0) & (found == verifier[..., -1])
+
+    def _table(self, seeds: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """The seeds, the rows, and zeros."""
+        table = padded(rows, self.order - 1 - rows.shape[-2], before=1, axis=-2)
+        table[..., 0, :] = seeds
+        return table
+
+    def _evaluated(self, polynomial: np.ndarray, point: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The gadget's polynomial at the roots of unity of twice the order, and at the point."""
+        field, order = self.circuit.field, 2 * self.order
+        if self.basis == "coefficients":
+            at_point = field.dot(field.powers(point, order - 1), polynomial)
+            return values(field, polynomial[..., None], order)[..., 0], at_point
+        root = field.root_of(order)
+        weighted = field.dot(field.powers(field.scalar(root), order - 1), polynomial)
+        last = field.mul(weighted, field.scalar(-root))  # for which the highest coefficient is zero
+        at_roots = np.concatenate([polynomial, last[..., None]], axis=-1)
+        return at_roots, field.dot(lagrange(field, point, order), at_roots)

@@ -1,0 +1,226 @@
+"""Circuits about the norm of a vector of field elements that stand for small integers (PINE; Rothblum et al. 2023).
+
+The sum of squares in the field is compared with a bound by the bits of both their difference and itself. That says
+something about the integers only if the sum does not wrap around the modulus. So the vector is multiplied by random
+vectors of entries -1, 0, 1 (with probabilities 1/4, 1/2, 1/4): all these products are small if the vector is short, and
+each is large with probability 1/2 if it is long. Their bits, and the norm's, are part of the vector that is proven
+about; the products themselves follow from it, and whoever verifies computes them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from dovetail import _validate
+from dovetail.vdaf.field import Field
+from dovetail.vdaf.flp import Circuit, Gadget, rows_of
+from dovetail.vdaf.polynomials import next_power_of_two
+
+__all__ = ["ALPHA", "NormBits", "NormEquality", "NormLayout", "random_products"]
+
+ALPHA = 8.7
+_TABLE = np.array(
+    [[((byte >> shift) & 1) + ((byte >> shift + 1) & 1) - 1 for shift in (0, 2, 4, 6)] for byte in range(256)]
+)
+_COEFFICIENTS = _TABLE.astype(np.float64)
+_BLOCK = 512  # bytes of coefficients at a time, for every product
+_LOW, _HALF = np.uint64(2**32 - 1), np.uint64(32)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NormLayout:
+    """What is in the vector: `dim` integers, bits of the squared norm and of what it lacks, bits of random products.
+
+    `squared` bounds the squared norm; of `checks` products `successes` must be small.
+    """
+
+    field: Field
+    dim: int
+    squared: int
+    checks: int = 100
+    successes: int = 100
+    alpha: float = ALPHA
+
+    def __post_init__(self) -> None:
+        _validate.at_least(1, dim=self.dim, squared=self.squared, checks=self.checks)
+        _validate.in_interval(1, self.checks, successes=self.successes)
+        modulus = self.field.modulus
+        if not 3 * self.squared + 2 < modulus:
+            raise ValueError(f"expected a squared norm below a third of the field's size, got squared={self.squared}")
+        if modulus < max(2 * self.checks, 2600 * self.reach, -(-(self.reach**2) // 4000)):
+            raise ValueError(f"expected a norm for which wraparounds show in {self.field.name}, got {self.norm}")
+
+    @property
+    def norm(self) -> int:
+        """The norm, rounded up."""
+        return math.isqrt(self.squared - 1) + 1
+
+    @property
+    def reach(self) -> int:
+        """Products from -reach + 1 to reach are small: a power of two, at least alpha times the norm and one."""
+        return next_power_of_two(math.ceil(self.alpha * self.norm) + 1)
+
+    @property
+    def wraps_show(self) -> bool:
+        """Whether a vector whose squares wrap around has an entry of 2 reach or more (`docs/proofs/verified.md`, 3).
+
+        Then a random product of it is small with probability 1/2 at most, whatever the other entries are.
+        """
+        return 4 * self.dim * self.reach**2 < self.field.modulus
+
+    @property
+    def unlucky(self) -> float:
+        """At most this is the probability that too few random products of an honest vector are small.
+
+        A product exceeds t with probability at most 2 exp(-t^2 / squared norm), by Hoeffding.
+        """
+        large = 2 * math.exp(-(self.reach**2) / self.squared)
+        failures = self.checks - self.successes + 1
+        return min(1.0, math.comb(self.checks, failures) * large**failures * (1 + 1e-9))
+
+    @property
+    def norm_bits(self) -> int:
+        """Bits of the squared norm."""
+        return self.squared.bit_length()
+
+    @property
+    def product_bits(self) -> int:
+        """Bits of a product."""
+        return (2 * self.reach - 1).bit_length()
+
+    @property
+    def first(self) -> int:
+        """Elements that the random products depend on: the integers, and the norm's bits."""
+        return self.dim + 2 * self.norm_bits
+
+    @property
+    def bits(self) -> int:
+        """Elements that must be 0 or 1."""
+        return 2 * self.norm_bits + (self.product_bits + 1) * self.checks
+
+    @property
+    def shared(self) -> int:
+        """Elements that are shared."""
+        return self.dim + self.bits
+
+    @property
+    def length(self) -> int:
+        """Elements of the vector, with the products."""
+        return self.shared + self.checks
+
+    def number(self, bits: np.ndarray) -> np.ndarray:
+        """The number with these bits along the last axis, lowest first."""
+        return self.field.dot(bits, self.field.elements([2**i for i in range(bits.shape[-1])]))
+
+    def norms(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The squared norm that is claimed, and what it lacks to the bound."""
+        bits, start = self.norm_bits, self.dim
+        return self.number(vector[..., start : start + bits]), self.number(vector[..., start + bits : start + 2 * bits])
+
+    def claims(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """For every product, what is claimed of it (plus reach - 1), and whether it is claimed to be small."""
+        rows = vector[..., self.first : self.shared].reshape(*vector.shape[:-1], self.checks, -1)
+        return self.number(rows[..., :-1]), rows[..., -1]
+
+    def norm_part(self, integers: np.ndarray) -> np.ndarray:
+        """The integers as elements, with the norm's bits; refuses a longer vector."""
+        if integers.shape != (self.dim,):
+            raise ValueError(f"expected {self.dim} integers, got shape={integers.shape}")
+        squared = int(np.sum(integers.astype(object) ** 2))
+        if squared > self.squared:
+            raise ValueError(f"expected a squared norm of at most {self.squared}, got {squared}")
+        bits = [(value >> i) & 1 for value in (squared, self.squared - squared) for i in range(self.norm_bits)]
+        return np.concatenate([self.field.elements(integers), self.field.elements(bits)])
+
+    def product_part(self, products: np.ndarray) -> np.ndarray | None:
+        """The bits of the products, each with whether it counts as small; None if too few are."""
+        shifted = self.field.add(products, self.field.scalar(self.reach - 1))
+        small = shifted < 2 * self.reach
+        counted = small & (np.cumsum(small) <= self.successes)
+        if int(np.sum(counted)) < self.successes:
+            return None
+        bits = (np.where(small, shifted, 0)[:, None] >> np.arange(self.product_bits, dtype=np.uint64)) & np.uint64(1)
+        return np.concatenate([bits, counted[:, None].astype(np.uint64)], axis=1).reshape(-1)
+
+
+def random_products(field: Field, vector: np.ndarray, stream: bytes, checks: int) -> np.ndarray:
+    """The products of a vector with `checks` random vectors, two bits of the stream for every entry: 00 is -1, 11 is 1.
+
+    Elements of 64 bits are multiplied in halves, in float64, whose sums stay below 2^53 within a block.
+    """
+    dim = len(vector)
+    coded = np.frombuffer(stream, np.uint8).reshape(checks, -(-dim // 4))
+    halves = np.zeros((4 * coded.shape[1], 2))
+    halves[:dim, 0], halves[:dim, 1] = vector & _LOW, vector >> _HALF
+    total = np.zeros((checks, 2), np.int64)
+    for low in range(0, coded.shape[1], _BLOCK):
+        part = _COEFFICIENTS[coded[:, low : low + _BLOCK]].reshape(checks, -1)
+        total += (part @ halves[4 * low : 4 * (low + _BLOCK)]).astype(np.int64)
+    found = field.elements(total)
+    return field.add(found[:, 0], field.mul(found[:, 1], field.scalar(2**32)))
+
+
+class NormEquality(Circuit):
+    """The squared norm in the field is the one that is claimed."""
+
+    joint = 0
+
+    def __init__(self, layout: NormLayout, *, chunk: int) -> None:
+        self.layout, self.field, self.length = layout, layout.field, layout.length
+        self.gadget, self.calls = Gadget("squares", chunk), -(-layout.dim // chunk)
+
+    def rows(self, vector: np.ndarray, joint: np.ndarray, shares: int) -> np.ndarray:
+        """The integers, in chunks."""
+        return rows_of(vector[..., : self.layout.dim], self.gadget.arity)
+
+    def output(self, vector: np.ndarray, joint: np.ndarray, shares: int, called: np.ndarray) -> np.ndarray:
+        """What is claimed less the sum of squares."""
+        claimed, _ = self.layout.norms(vector)
+        return self.field.sub(claimed, self.field.sum(called))[..., None]
+
+
+class NormBits(Circuit):
+    """Bits are bits, the claimed norm is within the bound, and enough products are what is claimed of them."""
+
+    joint = 3
+
+    def __init__(self, layout: NormLayout, *, chunk: int) -> None:
+        self.layout, self.field, self.length = layout, layout.field, layout.length
+        self.gadget = Gadget("products", chunk)
+        self._bit_calls = -(-layout.bits // chunk)
+        self.calls = self._bit_calls + -(-layout.checks // chunk)
+
+    def rows(self, vector: np.ndarray, joint: np.ndarray, shares: int) -> np.ndarray:
+        """r^j b_j with b_j - 1, and s^i (product - claim) with whether it is claimed to be small."""
+        field, layout = self.field, self.layout
+        one = field.scalar(field.inverse(shares))
+        bits = vector[..., layout.dim : layout.shared]
+        weighted = field.mul(field.powers(joint[..., 0], layout.bits), bits)
+        bit_pairs = np.stack([weighted, field.sub(bits, one)], axis=-1)
+        claimed, small = layout.claims(vector)
+        claimed = field.sub(claimed, field.mul(field.scalar(layout.reach - 1), one))
+        off = field.mul(field.powers(joint[..., 1], layout.checks), field.sub(vector[..., layout.shared :], claimed))
+        pairs = [bit_pairs, np.stack([off, small], axis=-1)]
+        arity = self.gadget.arity
+        flat = [rows_of(one.reshape(*one.shape[:-2], -1), arity) for one in pairs]
+        return np.concatenate(flat, axis=-2)
+
+    def output(self, vector: np.ndarray, joint: np.ndarray, shares: int, called: np.ndarray) -> np.ndarray:
+        """One random combination of the four."""
+        field, layout = self.field, self.layout
+        one = field.scalar(field.inverse(shares))
+        squared, lacking = layout.norms(vector)
+        _, small = layout.claims(vector)
+        checks = np.stack(
+            [
+                field.sum(called[..., : self._bit_calls]),
+                field.sub(field.add(squared, lacking), field.mul(field.scalar(layout.squared), one)),
+                field.sum(called[..., self._bit_calls :]),
+                field.sub(field.sum(small), field.mul(field.scalar(layout.successes), one)),
+            ],
+            axis=-1,
+        )
+        return field.dot(field.powers(joint[..., 2], 4), checks)[..., None]

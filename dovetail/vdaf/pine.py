@@ -1,0 +1,266 @@
+"""PINE: vectors of bounded norm, added up by aggregators that verify it (draft-chen-cfrg-vdaf-pine-01).
+
+Like Prio3, with two proofs: one that the squared norm is what is claimed, which needs no joint randomness, and one or
+more about everything else (`norms`). Joint randomness comes twice: the random vectors for the wraparound checks from a
+hash of the shares of the integers, what the proofs need from a hash of all shares.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dovetail.vdaf._variant import (
+    BASIS,
+    JOINT_PART,
+    JOINT_SEED,
+    PINE64,
+    PROVE,
+    WRAP_PART,
+    WRAP_SEED,
+    PineVariant,
+)
+from dovetail.vdaf.field import FIELD64, Malencoded
+from dovetail.vdaf.flp import Circuit, FullyLinearProof
+from dovetail.vdaf.norms import NormBits, NormEquality, NormLayout
+from dovetail.vdaf.xof import SEED
+
+__all__ = ["PINE64", "Pine", "Queried", "Report", "Unlucky", "chosen_chunks"]
+
+
+class Unlucky(ArithmeticError):  # noqa: N818 - it says what happened; one draws again
+    """Random products of an honest vector that are too large: drawn again, other ones are not."""
+
+
+class Report(NamedTuple):
+    """What an aggregator has of a report: its nonce, the public share, and its own share."""
+
+    nonce: bytes
+    public: bytes
+    share: bytes
+
+
+class Queried(NamedTuple):
+    """What an aggregator found: the seeds that all must agree on, and the verifier share that it tells the others."""
+
+    seeds: bytes
+    verifier: bytes
+
+
+class _Begun(NamedTuple):
+    """A report before its proofs.
+
+    The vector and its products, the helpers' shares of it and their seeds, the leader's blinds with the seed of the
+    proofs, and everybody's parts of the joint randomness.
+    """
+
+    vector: np.ndarray
+    products: np.ndarray
+    shares: list[np.ndarray]
+    helpers: list[list[bytes]]
+    own: tuple[bytes, bytes, bytes]
+    parts: list[bytes]
+
+
+def chosen_chunks(layout: NormLayout) -> tuple[int, int]:
+    """The chunks with the shortest proofs: of bits, and of squares."""
+
+    def best(length: int, circuit: Callable[[int], Circuit]) -> int:
+        chunks = sorted({-(-length // rows) for rows in range(1, 1 + min(length, 4096))})
+        return min(chunks, key=lambda chunk: FullyLinearProof(circuit(chunk), BASIS).proof_length)
+
+    return (
+        best(layout.bits, lambda chunk: NormBits(layout, chunk=chunk)),
+        best(layout.dim, lambda chunk: NormEquality(layout, chunk=chunk)),
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Pine(PineVariant):
+    """The roles of a variant: users shard, aggregators check, query, decide and add up.
+
+    Guarantees:
+        Shares of an honest vector are accepted, but for test points that are roots of unity.
+        All shares of vector and proof but one are uniform, and what aggregators tell each other about an honest vector
+        follows from public randomness.
+    """
+
+    @classmethod
+    @functools.lru_cache(maxsize=32)
+    def of(cls, *, dim: int, squared: int, shares: int = 2) -> Pine:
+        """The variant that ships: 64-bit field, 100 wraparound checks, the shortest proofs."""
+        layout = NormLayout(field=FIELD64, dim=dim, squared=squared)
+        if not layout.wraps_show:
+            raise ValueError(
+                f"expected dim and norm for which every wraparound shows, got dim={dim}, norm={layout.norm}"
+            )
+        chunk, norm_chunk = chosen_chunks(layout)
+        return cls(layout=layout, chunk=chunk, norm_chunk=norm_chunk, shares=shares)
+
+    def soundness_error(self, hashes: float) -> float:
+        """At most this is the probability that a report is accepted whose integers have a larger norm.
+
+        Its sender computes so many hashes to find lucky joint randomness, and aggregators follow the protocol
+        (`docs/proofs/verified.md`, 3).
+        """
+        if not self.layout.wraps_show or self.layout.successes < self.layout.checks:
+            return 1.0
+        (norm, _), (bits, _) = self.flps
+        modulus = self.field.modulus
+        joint = (self.layout.bits + self.layout.checks + 3) / modulus
+        at_norm, at_bits = (2 * flp.order / (modulus - flp.order) for flp in (norm, bits))
+        lucky = hashes * (0.5**self.layout.checks + joint**self.proofs)
+        mixed = sum(
+            math.comb(self.proofs, k) * min(1.0, hashes * joint ** (self.proofs - k)) * at_bits**k
+            for k in range(1, self.proofs + 1)
+        )
+        return min(1.0, (lucky + at_norm**self.norm_proofs + mixed) * (1 + 1e-9))
+
+    def shard(self, integers: np.ndarray, nonce: bytes, rand: bytes) -> tuple[bytes, list[bytes]]:
+        """The public share, and what every aggregator gets.
+
+        Raises `Unlucky` where a wraparound check failed: an honest user draws other random bytes.
+        """
+        (found,) = self.shard_all(integers[None], [nonce], [rand])
+        return found
+
+    def shard_all(
+        self, integers: np.ndarray, nonces: Sequence[bytes], rands: Sequence[bytes]
+    ) -> list[tuple[bytes, list[bytes]]]:
+        """`shard` for several vectors, one per row."""
+        begun = [self._begun(*one) for one in zip(integers, nonces, rands, strict=True)]
+        proved = self._proved(begun)
+        return [self._ended(one, proofs) for one, proofs in zip(begun, proved, strict=True)]
+
+    def _begun(self, integers: np.ndarray, nonce: bytes, rand: bytes) -> _Begun:
+        if len(rand) != self.rand_size:
+            raise ValueError(f"expected {self.rand_size} random bytes, got {len(rand)}")
+        seeds = [rand[i : i + SEED] for i in range(0, len(rand), SEED)]
+        helpers = [seeds[4 * i : 4 * i + 4] for i in range(self.shares - 1)]
+        wrap_blind, blind, prove = seeds[-3:]
+        layout = self.layout
+        vectors = [self.vector_share(index, seed[0]) for index, seed in enumerate(helpers, 1)]
+        vector = self._norm_part(integers)
+        wrap_blinds = [wrap_blind, *(seed[2] for seed in helpers)]
+        wrap_parts = self.parts_of(WRAP_PART, vector, vectors, wrap_blinds, nonce)
+        products = self.products(vector[: layout.dim], self.joint_seed(WRAP_SEED, wrap_parts))
+        bits = self._product_part(products)
+        if bits is None:
+            raise Unlucky("expected small products of an honest vector, got a large one")
+        vector = np.concatenate([vector, bits])
+        parts = self.parts_of(JOINT_PART, vector, vectors, [blind, *(seed[3] for seed in helpers)], nonce)
+        return _Begun(vector, products, vectors, helpers, (wrap_blind, blind, prove), wrap_parts + parts)
+
+    def _norm_part(self, integers: np.ndarray) -> np.ndarray:
+        return self.layout.norm_part(integers)
+
+    def _product_part(self, products: np.ndarray) -> np.ndarray | None:
+        return self.layout.product_part(products)
+
+    def _proved(self, begun: Sequence[_Begun]) -> np.ndarray:
+        """All proofs, one row per vector."""
+        length = self.total_length("prove_length")
+        random = np.stack(
+            [self.xof.expand(self.field, one.own[2], self.tag(PROVE), self.counts, length) for one in begun]
+        )
+        seeds = [self.joint_seed(JOINT_SEED, one.parts[self.shares :]) for one in begun]
+        joint = np.stack([self.joint_randomness(seed).reshape(self.proofs, -1) for seed in seeds])
+        vectors = np.stack([np.concatenate([one.vector, one.products]) for one in begun])
+        found = []
+        for (flp, count), drawn in zip(self.flps, self.cut(random, "prove_length"), strict=True):
+            copies = np.broadcast_to(vectors[:, None], (len(begun), count, vectors.shape[-1]))
+            own = joint if flp.circuit.joint else joint[:, :count, :0]
+            found.append(flp.prove(copies, drawn, own).reshape(len(begun), -1))
+        return np.concatenate(found, axis=-1)
+
+    def _ended(self, begun: _Begun, proofs: np.ndarray) -> tuple[bytes, list[bytes]]:
+        field, vector = self.field, begun.vector
+        for index, (share, seed) in enumerate(zip(begun.shares, begun.helpers, strict=True), 1):
+            vector, proofs = field.sub(vector, share), field.sub(proofs, self.proof_share(index, seed[1]))
+        leader = field.encode(vector) + field.encode(proofs) + begun.own[0] + begun.own[1]
+        return b"".join(begun.parts), [leader, *(b"".join(seed) for seed in begun.helpers)]
+
+    def check(self, index: int, report: Report) -> None:
+        """Refuse a report that has not the form of one."""
+        wanted = self.public_size, self.share_size(index)
+        if (len(report.public), len(report.share)) != wanted:
+            raise Malencoded(f"expected public and own share of {wanted} bytes, got others")
+        if index == 0:
+            self.field.decode(report.share[: -2 * SEED])
+
+    def query(self, key: bytes, index: int, reports: Sequence[Report]) -> list[Queried]:
+        """What an aggregator finds about its shares of some reports, all at once."""
+        if not reports:
+            return []
+        found = [self._opened(index, report) for report in reports]
+        vectors, proofs, joints = (np.stack([one[i] for one in found]) for i in range(3))
+        queries = np.stack([self.query_randomness(key, report.nonce) for report in reports])
+        verifiers = []
+        proof_parts, query_parts = self.cut(proofs, "proof_length"), self.cut(queries, "query_length")
+        for (flp, count), proof, query in zip(self.flps, proof_parts, query_parts, strict=True):
+            copies = np.broadcast_to(vectors[:, None], (len(reports), count, vectors.shape[-1]))
+            joint = joints.reshape(len(reports), self.proofs, -1)
+            joint = joint if flp.circuit.joint else joint[:, :1, :0]
+            verifiers.append(flp.query(copies, proof, query, joint, self.shares).reshape(len(reports), -1))
+        told = np.concatenate(verifiers, axis=-1)
+        return [
+            Queried(one[3], self.field.encode(verifier) + one[4]) for one, verifier in zip(found, told, strict=True)
+        ]
+
+    def decide(self, verifiers: Sequence[Sequence[bytes]]) -> list[bytes | None]:
+        """For every report, given the verifier shares of all aggregators in order: the seeds that all must have found.
+
+        None: it is refused, for what it proves, or because a verifier share has not the form of one.
+        """
+        if not verifiers:
+            return []
+        size = self.verifier_size - 2 * SEED
+        fine = np.array([len(one) == self.shares and all(map(self._well_formed, one)) for one in verifiers])
+        sound = [one for one, ok in zip(verifiers, fine, strict=True) if ok]
+        total = self.field.zeros(len(sound), size // self.field.size)
+        for index in range(self.shares):
+            shares = b"".join(one[index][:size] for one in sound)
+            total = self.field.add(total, self.field.read(shares).reshape(total.shape))
+        accepted = np.ones(len(sound), bool)
+        for (flp, _), part in zip(self.flps, self.cut(total, "verifier_length"), strict=True):
+            accepted &= np.all(flp.decide(part), axis=-1)
+        fine[fine] = accepted
+        return [self._agreed_seeds(one) if ok else None for one, ok in zip(verifiers, fine, strict=True)]
+
+    def output(self, index: int, share: bytes) -> np.ndarray:
+        """The aggregator's share of the integers."""
+        if index:
+            return self.vector_share(index, share[:SEED], length=self.layout.dim)
+        return self.field.decode(share[: self.field.size * self.layout.dim])
+
+    def _well_formed(self, verifier: bytes) -> bool:
+        size = self.verifier_size - 2 * SEED
+        return len(verifier) == self.verifier_size and bool(
+            np.all(self.field.read(verifier[:size]) < self.field.modulus)
+        )
+
+    def _agreed_seeds(self, verifiers: Sequence[bytes]) -> bytes:
+        wrap, parts = [one[-2 * SEED : -SEED] for one in verifiers], [one[-SEED:] for one in verifiers]
+        return self.joint_seed(WRAP_SEED, wrap) + self.joint_seed(JOINT_SEED, parts)
+
+    def _opened(self, index: int, report: Report) -> tuple[np.ndarray, np.ndarray, np.ndarray, bytes, bytes]:
+        """Vector with products, proofs, joint randomness, the seeds, and this aggregator's parts of them."""
+        field, layout, share = self.field, self.layout, report.share
+        if index:
+            vector, proofs = self.vector_share(index, share[:SEED]), self.proof_share(index, share[SEED : 2 * SEED])
+        else:
+            elements = field.decode(share[: -2 * SEED])
+            vector, proofs = elements[: layout.shared], elements[layout.shared :]
+        public = [report.public[i : i + SEED] for i in range(0, len(report.public), SEED)]
+        wrap_parts, parts = public[: self.shares], public[self.shares :]
+        wrap_parts[index] = self.part(WRAP_PART, index, share[-2 * SEED : -SEED], vector[: layout.first], report.nonce)
+        parts[index] = self.part(JOINT_PART, index, share[-SEED:], vector, report.nonce)
+        wrap_seed, seed = self.joint_seed(WRAP_SEED, wrap_parts), self.joint_seed(JOINT_SEED, parts)
+        products = self.products(vector[: layout.dim], wrap_seed)
+        told = wrap_parts[index] + parts[index]
+        return np.concatenate([vector, products]), proofs, self.joint_randomness(seed), wrap_seed + seed, told

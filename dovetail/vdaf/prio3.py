@@ -1,0 +1,174 @@
+"""Prio3: vectors that a circuit accepts, added up by aggregators that verify it (draft-irtf-cfrg-vdaf-20).
+
+The *leader*, aggregator 0, gets its share of vector and proof, the others a seed each. Circuits that need joint
+randomness get it from a hash of every aggregator's share under a blind: nobody can choose a vector after the
+randomness. A user says what the hashes of the others are; that it told the truth is checked with the proof.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from dovetail import _validate
+from dovetail.vdaf.field import Field, Malencoded
+from dovetail.vdaf.flp import FullyLinearProof
+from dovetail.vdaf.xof import SEED, Xof
+
+__all__ = ["NONCE", "Encoded", "Prio3", "Verifying"]
+
+NONCE = 16  # bytes
+_VERSION = 18  # of the draft's formats
+_SHARE, _PROOF, _JOINT, _PROVE, _QUERY, _JOINT_SEED, _JOINT_PART = range(1, 8)
+
+
+class Encoded(Protocol):
+    """What turns measurements into vectors that a circuit accepts, and vectors into what is added up."""
+
+    def encode(self, measurement: np.ndarray) -> np.ndarray:
+        """The vector of a measurement."""
+        ...
+
+    def truncate(self, vector: np.ndarray) -> np.ndarray:
+        """What is added up."""
+        ...
+
+
+class Verifying(NamedTuple):
+    """An aggregator in the middle of a verification: its share of what is added up, and the joint seed it computed."""
+
+    share: np.ndarray
+    seed: bytes
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prio3:
+    """One variant, by its id, for so many aggregators and an application's context."""
+
+    proof: FullyLinearProof
+    measured: Encoded
+    number: int
+    xof: type[Xof]
+    shares: int = 2
+    proofs: int = 1
+    context: bytes = b""
+
+    def __post_init__(self) -> None:
+        _validate.in_interval(2, 255, shares=self.shares)
+        _validate.in_interval(1, 255, proofs=self.proofs)
+
+    @property
+    def field(self) -> Field:
+        """That of the circuit."""
+        return self.proof.circuit.field
+
+    @property
+    def rand_size(self) -> int:
+        """Random bytes that a user draws."""
+        return SEED * self.shares * (2 if self._joint else 1)
+
+    def shard(self, measurement: np.ndarray, nonce: bytes, rand: bytes) -> tuple[bytes, list[bytes]]:
+        """The public share, and what every aggregator gets."""
+        if len(rand) != self.rand_size or len(nonce) != NONCE:
+            raise ValueError(f"expected {self.rand_size} random bytes and a nonce of {NONCE}, got others")
+        seeds = [rand[i : i + SEED] for i in range(0, len(rand), SEED)]
+        step = 2 if self._joint else 1
+        helpers, blinds = seeds[: step * (self.shares - 1) : step], seeds[1 : step * (self.shares - 1) : step]
+        vector = self.measured.encode(measurement)
+        left, parts = vector, []
+        for index, seed in enumerate(helpers, 1):
+            share = self._vector(index, seed)
+            left = self.field.sub(left, share)
+            if self._joint:
+                parts.append(self._part(index, blinds[index - 1], share, nonce))
+        leader_blind = seeds[-2] if self._joint else b""
+        if self._joint:
+            parts.insert(0, self._part(0, leader_blind, left, nonce))
+        proofs = self._proved(vector, seeds[-1], self._joint_randomness(parts))
+        for index, seed in enumerate(helpers, 1):
+            proofs = self.field.sub(proofs, self._proofs(index, seed))
+        leader = self.field.encode(left) + self.field.encode(proofs) + leader_blind
+        others = [seed + (blinds[i] if self._joint else b"") for i, seed in enumerate(helpers)]
+        return b"".join(parts), [leader, *others]
+
+    def verify_init(self, key: bytes, index: int, nonce: bytes, public: bytes, share: bytes) -> tuple[Verifying, bytes]:
+        """What an aggregator keeps, and the verifier share that it tells the others."""
+        vector, proofs, blind = self._expanded(index, share)
+        parts, part = self._parts(public), b""
+        if self._joint:
+            part = self._part(index, blind, vector, nonce)
+            parts[index] = part
+        joint = self._joint_randomness(parts)
+        query = self.xof.expand(
+            self.field, key, self._tag(_QUERY), bytes([self.proofs]) + nonce, self.proof.query_length * self.proofs
+        ).reshape(self.proofs, -1)
+        copies = np.broadcast_to(vector, (self.proofs, len(vector)))
+        found = self.proof.query(copies, proofs.reshape(self.proofs, -1), query, joint, self.shares)
+        return Verifying(self.measured.truncate(vector), self._seed(parts)), self.field.encode(found) + part
+
+    def message(self, verifiers: list[bytes]) -> bytes | None:
+        """What all aggregators' verifier shares amount to; None if the report is refused."""
+        size = self.field.size * self.proof.verifier_length * self.proofs
+        total, parts = self.field.zeros(self.proofs, self.proof.verifier_length), []
+        for one in verifiers:
+            if len(one) != size + (SEED if self._joint else 0):
+                raise Malencoded(f"expected a verifier share of another length, got {len(one)} bytes")
+            total = self.field.add(total, self.field.decode(one[:size]).reshape(total.shape))
+            parts.append(one[size:])
+        return self._seed(parts) if np.all(self.proof.decide(total)) else None
+
+    def verify_next(self, state: Verifying, message: bytes | None) -> np.ndarray | None:
+        """The aggregator's share of what is added up; None if the report is refused."""
+        return state.share if message is not None and message == state.seed else None
+
+    @property
+    def _joint(self) -> bool:
+        return self.proof.circuit.joint > 0
+
+    def _proved(self, vector: np.ndarray, seed: bytes, joint: np.ndarray) -> np.ndarray:
+        length = self.proof.prove_length * self.proofs
+        random = self.xof.expand(self.field, seed, self._tag(_PROVE), bytes([self.proofs]), length)
+        copies = np.broadcast_to(vector, (self.proofs, len(vector)))
+        return self.proof.prove(copies, random.reshape(self.proofs, -1), joint).reshape(-1)
+
+    def _expanded(self, index: int, share: bytes) -> tuple[np.ndarray, np.ndarray, bytes]:
+        length, size = self.proof.circuit.length, self.field.size
+        proofs = self.proof.proof_length * self.proofs
+        whole, blind = (size * (length + proofs) if index == 0 else SEED), (SEED if self._joint else 0)
+        if len(share) != whole + blind:
+            raise Malencoded(f"expected a share of {whole + blind} bytes, got {len(share)}")
+        if index:
+            return self._vector(index, share[:SEED]), self._proofs(index, share[:SEED]), share[SEED:]
+        found = self.field.decode(share[:whole])
+        return found[:length], found[length:], share[whole:]
+
+    def _vector(self, index: int, seed: bytes) -> np.ndarray:
+        return self.xof.expand(self.field, seed, self._tag(_SHARE), bytes([index]), self.proof.circuit.length)
+
+    def _proofs(self, index: int, seed: bytes) -> np.ndarray:
+        length = self.proof.proof_length * self.proofs
+        return self.xof.expand(self.field, seed, self._tag(_PROOF), bytes([self.proofs, index]), length)
+
+    def _parts(self, public: bytes) -> list[bytes]:
+        if len(public) != (SEED * self.shares if self._joint else 0):
+            raise Malencoded(f"expected a public share of another length, got {len(public)} bytes")
+        return [public[i : i + SEED] for i in range(0, len(public), SEED)]
+
+    def _part(self, index: int, blind: bytes, share: np.ndarray, nonce: bytes) -> bytes:
+        return self.xof.seed(blind, self._tag(_JOINT_PART), bytes([index]), nonce, self.field.encode(share))
+
+    def _seed(self, parts: list[bytes]) -> bytes:
+        return self.xof.seed(bytes(SEED), self._tag(_JOINT_SEED), *parts) if self._joint else b""
+
+    def _joint_randomness(self, parts: list[bytes]) -> np.ndarray:
+        if not self._joint:
+            return self.field.zeros(self.proofs, 0)
+        length = self.proof.circuit.joint * self.proofs
+        seed = self._seed(parts)
+        found = self.xof.expand(self.field, seed, self._tag(_JOINT), bytes([self.proofs]), length)
+        return found.reshape(self.proofs, -1)
+
+    def _tag(self, usage: int) -> bytes:
+        return bytes([_VERSION, 0]) + self.number.to_bytes(4, "big") + usage.to_bytes(2, "big") + self.context

@@ -1,0 +1,76 @@
+"""Test vectors of what ships, for tests/golden/vdaf.json: `python tests/vdaf/golden_vdaf.py` prints them."""
+
+import hashlib
+import json
+import sys
+
+import numpy as np
+
+from dovetail.vdaf.circuits import MultihotCountVec
+from dovetail.vdaf.field import FIELD64
+from dovetail.vdaf.flp import FullyLinearProof
+from dovetail.vdaf.pine import Pine, Report
+from dovetail.vdaf.prio3 import Prio3
+from dovetail.vdaf.xof import HmacSha256Aes128
+
+KEY, NONCE = bytes(range(32)), bytes(range(16))
+
+
+def digest(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def rand(size):
+    return bytes(i % 256 for i in range(size))
+
+
+def pine(shares):
+    variant = Pine.of(dim=5, squared=100**2, shares=shares)
+    integers = np.array([60, -80, 0, 0, 0])
+    public, parts = variant.shard(integers, NONCE, rand(variant.rand_size))
+    queried = [variant.query(KEY, i, [Report(NONCE, public, part)])[0] for i, part in enumerate(parts)]
+    (message,) = variant.decide([[one.verifier for one in queried]])
+    return {
+        "integers": integers.tolist(),
+        "squared_norm": 100**2,
+        "chunks": [variant.chunk, variant.norm_chunk],
+        "public": public.hex(),
+        "sha256_of_shares": [digest(part) for part in parts],
+        "sha256_of_verifiers": [digest(one.verifier) for one in queried],
+        "message": message.hex(),
+        "outputs": [FIELD64.encode(variant.output(i, part)).hex() for i, part in enumerate(parts)],
+    }
+
+
+def multihot():
+    circuit = MultihotCountVec(FIELD64, size=9, weight=4, chunk=3)
+    flp = FullyLinearProof(circuit, "values")
+    prio3 = Prio3(flp, circuit, 0xFFFFFFFF, HmacSha256Aes128, proofs=2, context=b"dovetail")
+    bits = [1, 0, 0, 1, 0, 0, 0, 0, 1]
+    public, parts = prio3.shard(bits, NONCE, rand(prio3.rand_size))
+    found = [prio3.verify_init(KEY, i, NONCE, public, part) for i, part in enumerate(parts)]
+    message = prio3.message([one for _, one in found])
+    return {
+        "bits": bits,
+        "public": public.hex(),
+        "sha256_of_shares": [digest(part) for part in parts],
+        "sha256_of_verifiers": [digest(one) for _, one in found],
+        "message": message.hex(),
+        "outputs": [FIELD64.encode(prio3.verify_next(state, message)).hex() for state, _ in found],
+    }
+
+
+def computed():
+    return {
+        "provenance": "computed by this library; the code that computes them reproduces the public test vectors",
+        "key": KEY.hex(),
+        "nonce": NONCE.hex(),
+        "rand": "the bytes 0, 1, 2, ... modulo 256, as many as are drawn",
+        "pine_2": pine(2),
+        "pine_3": pine(3),
+        "multihot": multihot(),
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(computed(), indent=2) + "\n")
