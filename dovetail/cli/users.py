@@ -51,6 +51,9 @@ def client_new(
     epoch_seconds: Annotated[float, typer.Option(help="Minimum number of seconds between two reports.")] = 0.0,
     shuffler: Pinned = None,
     aggregator: Pinned = None,
+    verified: Annotated[
+        bool, flag("--verified", help="Take part only where aggregators verify what users share.")
+    ] = False,
 ) -> None:
     """Create a user: its key and its policy. Key ids are pinned here and never taken from a message."""
     from dovetail.parties.common.policy import Policy
@@ -68,6 +71,7 @@ def client_new(
         epoch_seconds=epoch_seconds,
         shufflers=None if shuffler is None else tuple(from_hex(text) for text in shuffler),
         aggregators=None if aggregator is None else tuple(from_hex(text) for text in aggregator),
+        verified=verified,
     )
     for one in folder:
         if (one / "key.json").exists():

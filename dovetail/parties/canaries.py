@@ -64,6 +64,8 @@ class CanaryRounds:
             analyzer=self._ring.add().public,
             aggregators=tuple(pair.public for pair in keys),
         )
+        if self.task.verified:
+            raise ValueError("expected a task whose sums are not verified, got one whose sums are")
         self._signed = sign(self.task, signer := KeyPair.generate("sign"))
         asked: dict[str, Any] = {"signed": self._signed, "signer": signer.public.key_id}
         self.parties = [

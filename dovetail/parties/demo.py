@@ -7,7 +7,6 @@ from typing import Any
 
 from dovetail.events import Everyone
 from dovetail.experiment.config import Config, parse, parse_override
-from dovetail.parties.common.shares import share_size
 from dovetail.parties.common.task import TrainingTask
 from dovetail.parties.federation import federation
 from dovetail.parties.fleet import Fleet
@@ -100,13 +99,12 @@ def _shufflers(task: TrainingTask, accepted: Sequence[int]) -> list[dict[str, st
 
 
 def _aggregators(task: TrainingTask, accepted: Sequence[int]) -> list[dict[str, str]]:
-    shared, last = task.contribution(), len(task.aggregators) - 1
+    sharing = task.sharing()
     return [
         {
             "party": f"aggregator {index}",
             "holds": "the users' public keys",
-            "saw": f"{accepted[index]} uploads and who sent them, each a random share "
-            f"({share_size(shared.length, shared.bits, last=index == last):,} bytes)",
+            "saw": f"{accepted[index]} uploads and who sent them, each a random share ({sharing.size(index):,} bytes)",
             "never": "any value, or the analyzer's secret key",
         }
         for index in range(len(task.aggregators))

@@ -48,6 +48,14 @@ class Contribution(abc.ABC):
         return 0.0
 
     @property
+    def squared_norm(self) -> int | None:
+        """The bound that every client proves for the squared norm of its integers; None where nothing is proven.
+
+        Where there is one, `draw` and `noise` give signed integers, int64, and `tally` takes them.
+        """
+        return None
+
+    @property
     def assumptions(self) -> tuple[str, ...]:
         """What a statement about deployed sums relies on besides the protocol's own assumptions."""
         return (

@@ -30,14 +30,14 @@ from dovetail.vdaf.flp import Circuit, FullyLinearProof
 from dovetail.vdaf.norms import NormBits, NormEquality, NormLayout
 from dovetail.vdaf.xof import SEED
 
-__all__ = ["PINE64", "Pine", "Queried", "Report", "Unlucky", "chosen_chunks"]
+__all__ = ["PINE64", "Pine", "Queried", "SharedReport", "Unlucky", "chosen_chunks"]
 
 
 class Unlucky(ArithmeticError):  # noqa: N818 - it says what happened; one draws again
     """Random products of an honest vector that are too large: drawn again, other ones are not."""
 
 
-class Report(NamedTuple):
+class SharedReport(NamedTuple):
     """What an aggregator has of a report: its nonce, the public share, and its own share."""
 
     nonce: bytes
@@ -185,7 +185,7 @@ class Pine(PineVariant):
         leader = field.encode(vector) + field.encode(proofs) + begun.own[0] + begun.own[1]
         return b"".join(begun.parts), [leader, *(b"".join(seed) for seed in begun.helpers)]
 
-    def check(self, index: int, report: Report) -> None:
+    def check(self, index: int, report: SharedReport) -> None:
         """Refuse a report that has not the form of one."""
         wanted = self.public_size, self.share_size(index)
         if (len(report.public), len(report.share)) != wanted:
@@ -193,7 +193,7 @@ class Pine(PineVariant):
         if index == 0:
             self.field.decode(report.share[: -2 * SEED])
 
-    def query(self, key: bytes, index: int, reports: Sequence[Report]) -> list[Queried]:
+    def query(self, key: bytes, index: int, reports: Sequence[SharedReport]) -> list[Queried]:
         """What an aggregator finds about its shares of some reports, all at once."""
         if not reports:
             return []
@@ -248,7 +248,7 @@ class Pine(PineVariant):
         wrap, parts = [one[-2 * SEED : -SEED] for one in verifiers], [one[-SEED:] for one in verifiers]
         return self.joint_seed(WRAP_SEED, wrap) + self.joint_seed(JOINT_SEED, parts)
 
-    def _opened(self, index: int, report: Report) -> tuple[np.ndarray, np.ndarray, np.ndarray, bytes, bytes]:
+    def _opened(self, index: int, report: SharedReport) -> tuple[np.ndarray, np.ndarray, np.ndarray, bytes, bytes]:
         """Vector with products, proofs, joint randomness, the seeds, and this aggregator's parts of them."""
         field, layout, share = self.field, self.layout, report.share
         if index:

@@ -9,7 +9,7 @@ import numpy as np
 from dovetail.vdaf.circuits import MultihotCountVec
 from dovetail.vdaf.field import FIELD64
 from dovetail.vdaf.flp import FullyLinearProof
-from dovetail.vdaf.pine import Pine, Report
+from dovetail.vdaf.pine import Pine, SharedReport
 from dovetail.vdaf.prio3 import Prio3
 from dovetail.vdaf.xof import HmacSha256Aes128
 
@@ -28,7 +28,7 @@ def pine(shares):
     variant = Pine.of(dim=5, squared=100**2, shares=shares)
     integers = np.array([60, -80, 0, 0, 0])
     public, parts = variant.shard(integers, NONCE, rand(variant.rand_size))
-    queried = [variant.query(KEY, i, [Report(NONCE, public, part)])[0] for i, part in enumerate(parts)]
+    queried = [variant.query(KEY, i, [SharedReport(NONCE, public, part)])[0] for i, part in enumerate(parts)]
     (message,) = variant.decide([[one.verifier for one in queried]])
     return {
         "integers": integers.tolist(),

@@ -6,7 +6,7 @@ import numpy as np
 
 from dovetail.vdaf.field import FIELD64
 from dovetail.vdaf.norms import NormLayout
-from dovetail.vdaf.pine import Pine, Report, Unlucky
+from dovetail.vdaf.pine import Pine, SharedReport, Unlucky
 
 KEY = hashlib.sha256(b"a key that aggregators share").digest()
 SMALL = Pine.of(dim=6, squared=1000**2)
@@ -52,7 +52,7 @@ def sharded(pine, rng, integers, nonce=None):
             public, shares = pine.shard(np.asarray(integers), nonce, rng.bytes(pine.rand_size))
         except Unlucky:
             continue
-        return [Report(nonce, public, share) for share in shares]
+        return [SharedReport(nonce, public, share) for share in shares]
 
 
 def sharded_all(pine, rng, vectors):
@@ -60,7 +60,7 @@ def sharded_all(pine, rng, vectors):
     nonces = [rng.bytes(16) for _ in vectors]
     found = pine.shard_all(np.asarray(vectors), nonces, [rng.bytes(pine.rand_size) for _ in vectors])
     return [
-        [Report(nonce, public, share) for share in shares]
+        [SharedReport(nonce, public, share) for share in shares]
         for nonce, (public, shares) in zip(nonces, found, strict=True)
     ]
 

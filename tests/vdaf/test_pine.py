@@ -9,7 +9,7 @@ from scipy import stats
 
 from dovetail.vdaf.field import FIELD32, FIELD64, Malencoded
 from dovetail.vdaf.norms import NormLayout, random_products
-from dovetail.vdaf.pine import Pine, Report
+from dovetail.vdaf.pine import Pine, SharedReport
 from dovetail.vdaf.xof import SEED
 
 
@@ -206,5 +206,5 @@ def test_fields_that_are_too_small_are_refused():
 def test_reports_of_one_batch_do_not_mix(rng):
     """A refused report among accepted ones is the one that is refused."""
     reports = [sharded(SMALL, rng, of_norm(rng, 6, 800)) for _ in range(5)]
-    reports[3] = [reports[3][0], Report(*reports[2][1])]
+    reports[3] = [reports[3][0], SharedReport(*reports[2][1])]
     assert accepted(SMALL, reports) == [True, True, True, False, True]

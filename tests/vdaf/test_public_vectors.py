@@ -8,7 +8,7 @@ from dovetail.vdaf.circuits import Count, Histogram, MultihotCountVec, SumVec
 from dovetail.vdaf.field import FIELD32, FIELD64, FIELD128, Malencoded
 from dovetail.vdaf.flp import FullyLinearProof
 from dovetail.vdaf.norms import NormLayout
-from dovetail.vdaf.pine import PINE64, Pine, Report
+from dovetail.vdaf.pine import PINE64, Pine, SharedReport
 from dovetail.vdaf.prio3 import Prio3
 from dovetail.vdaf.xof import TurboShake128
 
@@ -52,8 +52,8 @@ def test_pine(vector):
         assert [share.hex() for share in shares] == report["input_shares"]
         queried = []
         for index, share in enumerate(shares):
-            pine.check(index, Report(nonce, public, share))
-            queried += pine.query(raw(vector["verify_key"]), index, [Report(nonce, public, share)])
+            pine.check(index, SharedReport(nonce, public, share))
+            queried += pine.query(raw(vector["verify_key"]), index, [SharedReport(nonce, public, share)])
         verifiers = [one.verifier for one in queried]
         assert [one.hex() for one in verifiers] == report["prep_shares"][0]
         (message,) = pine.decide([verifiers])

@@ -15,14 +15,19 @@ import numpy as np
 
 from dovetail.mechanisms import ExactSampler
 from dovetail.parties.aggregator.store import SumStore
+from dovetail.parties.aggregator.verifying import VerifiedStore, round_key
 from dovetail.parties.common.keys import ServiceKeys, ServicePairs
-from dovetail.parties.common.sealing import seal
-from dovetail.parties.common.shares import encode_sum, share_size
+from dovetail.parties.common.links import IntermediaryLink
+from dovetail.parties.common.sealing import Purpose, seal
+from dovetail.parties.common.sharing import proof_nonce
 from dovetail.parties.common.task import SignedTask, TrainingTask
-from dovetail.parties.common.wire import BATCH_ID
-from dovetail.parties.intermediary.party import Intermediary
+from dovetail.parties.common.wire import BATCH_ID, Verifiers
+from dovetail.parties.intermediary.party import Intermediary, heard
+from dovetail.parties.intermediary.store import State
 
-__all__ = ["Aggregator"]
+__all__ = ["REFUSED", "Aggregator"]
+
+REFUSED = "refused.json"  # whose proofs did not hold, for who enrols users
 
 
 class Aggregator(Intermediary[SumStore]):
@@ -32,12 +37,14 @@ class Aggregator(Intermediary[SumStore]):
         What leaves is one sum over at least the task's minimum of users, sealed to the analyzer, the same bytes however
         often it is sent.
         Noise that it owes is in the sum before the sum is written down.
+        In a verified task a user counts only if all aggregators accept its proof; who does not is named in a file of
+        this aggregator's, and to nobody else.
     """
 
     kind: ClassVar[str] = "aggregator"
 
     def __init__(self, folder: Path, *, signed: SignedTask, signer: bytes, index: int, keys: ServicePairs) -> None:
-        self._sampler = ExactSampler()
+        self._sampler, self._folder = ExactSampler(), folder
         super().__init__(folder, signed=signed, signer=signer, index=index, keys=keys)
 
     @classmethod
@@ -46,12 +53,11 @@ class Aggregator(Intermediary[SumStore]):
         return task.aggregators
 
     def _open_store(self, path: Path, owner: bytes) -> SumStore:
-        self._shared = self.task.contribution()
-        return SumStore(
+        self._shared, self._sharing = self.task.contribution(), self.task.sharing()
+        return (VerifiedStore if self.task.verified else SumStore)(
             path,
-            length=self._shared.length,
-            bits=self._shared.bits,
-            last=self._last,
+            sharing=self._sharing,
+            index=self.index,
             finish=self._finish,
             min_uploads=self.task.min_clients,
             max_uploads=self.task.max_clients,
@@ -59,16 +65,48 @@ class Aggregator(Intermediary[SumStore]):
         )
 
     @property
-    def _last(self) -> bool:
-        return self.index == len(self.task.aggregators) - 1
-
-    @property
     def largest_content(self) -> int:
         """A share."""
-        return share_size(self._shared.length, self._shared.bits, last=self._last)
+        return self._sharing.size(self.index)
 
-    def _content(self, opened: bytes) -> bytes:
-        return opened
+    def exchange(self, round: int, peers: Sequence[IntermediaryLink]) -> State:
+        """Agree with the others on whom to count, on whose proofs hold where there are proofs, and close.
+
+        Parts of the round's key travel with the rosters, and what everybody found with the digests of what was agreed:
+        verifying takes one exchange. Where users' proofs do not hold the round goes on without them.
+        """
+        if not isinstance(self.store, VerifiedStore):
+            return super().exchange(round, peers)
+        rosters, parts = heard([peer.roster(round) for peer in peers]), heard([peer.challenge(round) for peer in peers])
+        own = self.store.challenge(round)
+        if rosters is None or parts is None or own is None:
+            return "frozen"
+        roster, digest = self.decide(round, rosters)
+        counted = set() if roster is None else roster
+        self.store.answer(round, counted, round_key(self.task.task_id, round, [own, *parts]))
+        agreed = heard([peer.agreed(round) for peer in peers])
+        if agreed is None or any(other != digest for other in agreed):
+            return "frozen" if agreed is None else self.close(round, rosters, agreed=agreed)
+        told = heard([peer.verifiers(round) for peer in peers])
+        if told is None:
+            return "frozen"
+        valid = self.store.judge(round, counted, told)
+        self.store.write_refused(self._folder / REFUSED)
+        return self.close(round, rosters, agreed=agreed, valid=valid)
+
+    def challenge(self, round: int) -> bytes | None:
+        """Its part of the key that a round's proofs are tested with, once the round is frozen."""
+        return self.store.challenge(round) if isinstance(self.store, VerifiedStore) else None
+
+    def told(self, round: int, first: int) -> Verifiers | None:
+        """What it found about a round's proofs, from this report on."""
+        return self.store.told(round, first) if isinstance(self.store, VerifiedStore) else None
+
+    def _content(self, opened: bytes, purpose: Purpose) -> bytes:
+        """Where there is a proof, with what it must be bound to."""
+        if not self.task.verified:
+            return opened
+        return proof_nonce(purpose.task_id, purpose.round, purpose.sender, purpose.report) + opened
 
     def _batch(self, digest: bytes) -> bytes:
         """The same at all aggregators that agree, so that the analyzer notices if they do not."""
@@ -77,7 +115,5 @@ class Aggregator(Intermediary[SumStore]):
     def _finish(self, round: int, total: np.ndarray) -> bytes:
         """The sum with this aggregator's noise, sealed to the analyzer."""
         noise = self._shared.noise(sampler=self._sampler)
-        if noise is not None:
-            total = total + noise
         purpose = self.task.sum_purpose(round, self.index, batch=self.store.batch(round))
-        return seal(encode_sum(total, self._shared.bits), self.task.analyzer.sealing(), purpose)
+        return seal(self._sharing.encode_sum(total, noise), self.task.analyzer.sealing(), purpose)

@@ -13,12 +13,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from dovetail.parties.common.shares import add_share, check_share
+from dovetail.parties.common.sharing import Sharing
 from dovetail.parties.common.wire import Malformed
 from dovetail.parties.intermediary.arrivals import Arrival, Turned
 from dovetail.parties.intermediary.store import RoundStore
 
-__all__ = ["SumStore"]
+__all__ = ["Finish", "SumStore"]
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS shares (round INTEGER, report BLOB, share BLOB, PRIMARY KEY (round, report)) STRICT;
@@ -28,33 +28,33 @@ Finish = Callable[[int, np.ndarray], bytes]  # from a round and its sum to what 
 
 
 class SumStore(RoundStore):
-    """The store of one aggregator; the content of an upload is a share of `length` integers modulo 2^bits.
+    """The store of the aggregator with this index; the content of an upload is its share.
 
-    `last` says whether shares come packed, or as seeds; `finish` makes from a sum what leaves.
+    `finish` makes from a sum what leaves.
     """
 
     contents: ClassVar[tuple[str, ...]] = ("shares",)
     leaves: ClassVar[str] = "sums"
+    tables: ClassVar[str] = _TABLES
 
     def __init__(
         self,
         path: Path,
         *,
-        length: int,
-        bits: int,
-        last: bool,
+        sharing: Sharing,
+        index: int,
         finish: Finish,
         min_uploads: int,
         max_uploads: int,
         owner: bytes = b"",
     ) -> None:
-        self._length, self._bits, self._last, self._finish = length, bits, last, finish
-        super().__init__(path, _TABLES, min_uploads=min_uploads, max_uploads=max_uploads, owner=owner)
+        self._sharing, self._index, self._finish = sharing, index, finish
+        super().__init__(path, self.tables, min_uploads=min_uploads, max_uploads=max_uploads, owner=owner)
 
     def check(self, arrival: Arrival) -> None:
         """Turn away a share of another form."""
         try:
-            check_share(arrival.content, self._length, self._bits, last=self._last)
+            self._sharing.check(self._share(arrival.content), self._index)
         except Malformed as error:
             raise Turned(str(error)) from error
 
@@ -64,13 +64,16 @@ class SumStore(RoundStore):
         if found is not None:
             yield 0, found[0]
 
+    def _share(self, content: bytes) -> bytes:
+        """The share in what is kept of an upload."""
+        return content
+
     def _keep(self, arrival: Arrival) -> None:
         row = arrival.round, arrival.report, arrival.content
         self._database.execute("INSERT INTO shares VALUES (?, ?, ?)", row)
 
     def _leave(self, round: int) -> None:
-        total = np.zeros(self._length, np.uint32)
-        for (share,) in self._database.execute("SELECT share FROM shares WHERE round = ?", (round,)):
-            add_share(total, share, self._bits, last=self._last)
-        total &= np.uint32(2**self._bits - 1)
+        total = self._sharing.nothing()
+        for (content,) in self._database.execute("SELECT share FROM shares WHERE round = ?", (round,)):
+            self._sharing.add(total, self._share(content), self._index)
         self._database.execute("INSERT INTO sums VALUES (?, ?)", (round, self._finish(round, total)))

@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from dovetail.parties.analyzer.book import Book, Refusals
 from dovetail.parties.analyzer.learning import Learner
 from dovetail.parties.common.sealing import OVERHEAD, Unsealable, Workers, open_sealed
-from dovetail.parties.common.shares import decode_sum, share_size
 from dovetail.parties.common.task import TrainingTask
 from dovetail.parties.common.wire import PART, Closed, Malformed, Packed
 
@@ -122,17 +121,16 @@ class ShuffledParts(Incoming):
 
 
 class SharedSums(Incoming):
-    """One sum per aggregator: together, modulo 2^bits, the sum of all users' contributions."""
+    """One sum per aggregator: together the sum of all users' contributions."""
 
     def __init__(self, task: TrainingTask, key: X25519PrivateKey) -> None:
         super().__init__(task, key)
-        shared = task.contribution()
-        self._length, self._bits = shared.length, shared.bits
+        self._sharing = task.sharing()
 
     @property
     def largest(self) -> int:
         """A sealed sum."""
-        return share_size(self._length, self._bits, last=True) + OVERHEAD
+        return self._sharing.sum_size + OVERHEAD
 
     def marks(self, sender: int, data: bytes) -> list[bytes]:
         """The encapsulated key."""
@@ -149,7 +147,7 @@ class SharedSums(Incoming):
             opened = open_sealed(data, self._key, purpose)
         except Unsealable as error:
             raise Malformed(f"expected the sum of aggregator {sender} over its batch, got another message") from error
-        return OpenedPart(1, Refusals(0, 0, 0), [decode_sum(opened, self._length, self._bits)])
+        return OpenedPart(1, Refusals(0, 0, 0), self._sharing.read_sum(opened))
 
     def whole(self, round: int, said: Mapping[int, Closed], book: Book) -> bool:
         """A sum from everybody, over the same users."""

@@ -48,6 +48,7 @@ class Learner:
         self._task = task
         self._protocol, self._cohort = task.build()
         self._shared = task.contribution() if task.aggregators else None
+        self._sharing = task.sharing() if task.aggregators else None
         self._messages = None if task.aggregators else task.messages()
         self._dim, self._learning, moments = task.dim, learning, learning.moments
         std = None if moments is None else self._protocol.noise_std(self._cohort.size, task.dim)
@@ -59,7 +60,9 @@ class Learner:
 
     def nothing(self) -> list[np.ndarray]:
         """The sums of nobody's messages or contributions."""
-        return [np.zeros(self._shared.length, np.uint32)] if self._shared else _arrays(self._empty_tally())
+        if self._sharing is not None:
+            return self._sharing.read_sum(self._sharing.encode_sum(self._sharing.nothing(), None))
+        return _arrays(self._empty_tally())
 
     def tally(self, slot: np.ndarray, body: np.ndarray) -> tuple[list[np.ndarray], int]:
         """The sums of messages, and how many of them no honest client sends; some at a time, if they are long."""
@@ -78,8 +81,8 @@ class Learner:
         """The model after a round with these sums over so many users, from the one before it; and what was measured."""
         params, *leaves = [jnp.asarray(leaf) for leaf in before]
         server_state, protocol_state = jax.tree.unflatten(jax.tree.structure(self._first_states()), leaves)
-        if self._shared is not None:
-            tally = self._shared.tally(sums[0] & np.uint32(2**self._shared.bits - 1), users)
+        if self._shared is not None and self._sharing is not None:
+            tally = self._shared.tally(self._sharing.joined(sums), users)
         else:
             tally = jax.tree.unflatten(jax.tree.structure(self._empty_tally()), [jnp.asarray(leaf) for leaf in sums])
         estimate, protocol_state = self._protocol.estimate(

@@ -92,7 +92,8 @@ def _cost(body: bytes, rounds: int) -> tuple[Statement, Statement]:
     record = training.record()
     certified = dataclasses.replace(record.certified(), delta=task.delta)
     if off and not certified.unbounded:
-        charged = Spent(task.delta * _CHARGED, "samples whose law is not exact")
+        on = "the zero-knowledge error of proofs, and samples" if task.verified else "samples"
+        charged = Spent(task.delta * _CHARGED, f"{on} whose law is not exact")
         certified = dataclasses.replace(certified, proof=certified.proof.spending(charged))
         total = math.log1p(math.exp(min(certified.eps, 700))) + math.log(off * rounds)
         if not total <= math.log(task.delta * _CHARGED):

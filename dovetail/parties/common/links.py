@@ -24,6 +24,7 @@ from dovetail.parties.common.wire import (
     Closed,
     RoundStatus,
     Upload,
+    Verifiers,
     sent_by,
     signed_headers,
     upload_path,
@@ -151,6 +152,22 @@ class IntermediaryLink(_Link):
     def agreed(self, round: int) -> bytes | None:
         """The digest of the users whom it is going to count in a round; None as long as it has not decided."""
         return msgspec.msgpack.decode(self._ask("GET", f"{self._prefix}/rounds/{round}/agreed"), type=bytes | None)
+
+    def challenge(self, round: int) -> bytes | None:
+        """An aggregator's part of the key that a round's proofs are tested with; None before the round is frozen."""
+        return msgspec.msgpack.decode(self._ask("GET", f"{self._prefix}/rounds/{round}/challenge"), type=bytes | None)
+
+    def verifiers(self, round: int) -> Verifiers | None:
+        """What an aggregator found about a round's reports; None as long as it has not looked at all of them."""
+        told: list[bytes] = []
+        while True:
+            path = f"{self._prefix}/rounds/{round}/verifiers/{len(told)}"
+            page = msgspec.msgpack.decode(self._ask("GET", path), type=Verifiers | None)
+            if page is None or (not page.told and page.total > len(told)):
+                return None
+            told += page.told
+            if len(told) >= page.total:
+                return msgspec.structs.replace(page, told=told)
 
 
 class AnalyzerLink(_Link):

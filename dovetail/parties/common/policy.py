@@ -50,7 +50,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     `eps_round` bounds one round of a task, `eps_task` all of them, `eps_lifetime` and `delta_lifetime` what all tasks
     together may cost, `eps_local` what all rounds of a task cost if nobody is trusted; None: the user does not care,
     and takes part in tasks that promise nothing. In `epoch_seconds` it reports once at most, to whatever task. `number`
-    is the user's place in a task's list of personal budgets, from 0; only tasks with such budgets need one.
+    is the user's place in a task's list of personal budgets, from 0; only tasks with such budgets need one. With
+    `verified` it takes part only where aggregators verify what users share, so that nobody else can spoil the sum.
     """
 
     signer: bytes
@@ -65,6 +66,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     shufflers: tuple[bytes, ...] | None = None
     aggregators: tuple[bytes, ...] | None = None
     number: int | None = None
+    verified: bool = False
 
     def __post_init__(self) -> None:
         _validate.at_least(1, min_clients=self.min_clients)
@@ -88,6 +90,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if task.analyzer.key_id != self.analyzer:
             raise Refused(f"expected the analyzer {self.analyzer.hex()}, got {task.analyzer.key_id.hex()}")
         self._refuse_strangers(task)
+        if self.verified and not task.verified:
+            raise Refused("expected a task whose aggregators verify what users share, got one without proofs")
         self.budget(task)
         honest = task.min_clients - task.colluders
         if honest < self.min_clients:

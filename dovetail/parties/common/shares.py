@@ -1,10 +1,10 @@
 """Additive shares of a vector of integers, as bytes: all but the last are seeds, the last makes up the value.
 
-A share begins with eight bytes: the version of this format, the group (integers modulo 2^bits; others are for proofs to
-come), its bits, the form (a seed, or packed integers) and their number in four bytes, little endian. What follows are
-the 32 bytes of a seed, or the integers, `bits` bits each, least bit first, one after the other without gaps. A seed
-stands for the key stream of AES-128 in counter mode, its first half as the key and its second as the first counter
-block, read as packed integers. `docs/wire.md` has test vectors.
+A share begins with eight bytes: the version of this format, the group (integers modulo 2^bits, or the 64-bit field of
+verified sums, which `sharing` writes), its bits, the form (a seed, or packed integers) and their number in four bytes,
+little endian. What follows are the 32 bytes of a seed, or the integers, `bits` bits each, least bit first, one after
+the other without gaps. A seed stands for the key stream of AES-128 in counter mode, its first half as the key and its
+second as the first counter block, read as packed integers. `docs/wire.md` has test vectors.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from dovetail import _validate
 from dovetail.parties.common.wire import Malformed
 
 __all__ = [
+    "FIELD_HEAD",
     "SEED",
     "VERSION",
     "add_share",
     "check_share",
     "decode_sum",
     "encode_sum",
+    "field_head",
     "pack",
     "share_size",
     "split",
@@ -34,9 +36,10 @@ __all__ = [
 
 VERSION = 1
 SEED = 32  # bytes
-_MODULO_POWER_OF_TWO = 0
+_MODULO_POWER_OF_TWO, _FIELD64 = 0, 1
 _SEEDED, _PACKED = 0, 1
 _HEAD = struct.Struct("<BBBBI")
+FIELD_HEAD = _HEAD.size
 _BLOCK = 1 << 16  # integers at a time; a multiple of eight, so that blocks end with a byte
 
 
@@ -101,6 +104,11 @@ def decode_sum(data: bytes, length: int, bits: int) -> np.ndarray:
     total = np.zeros(length, np.uint32)
     add_share(total, data, bits, last=True)
     return total
+
+
+def field_head(length: int, *, packed: bool) -> bytes:
+    """What shares of elements of the 64-bit field begin with."""
+    return _HEAD.pack(VERSION, _FIELD64, 64, _PACKED if packed else _SEEDED, length)
 
 
 def pack(values: np.ndarray, bits: int) -> bytes:

@@ -24,7 +24,7 @@ from dovetail.events import Everyone
 from dovetail.parties.common.keys import KeyPair, PublicKey, ServiceKeys
 from dovetail.parties.common.measures import Measure, measured_size, update_norm
 from dovetail.parties.common.sealing import OVERHEAD, REPORT_ID, Purpose
-from dovetail.parties.common.shares import share_size
+from dovetail.parties.common.sharing import Sharing, sharing_of
 from dovetail.parties.common.wire import Packed
 
 __all__ = ["Deal", "SignedTask", "TrainingTask", "cohort_of", "sign", "task_id_of", "verify"]
@@ -143,6 +143,15 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         protocol, cohort = self.build()
         return protocol.contribution(cohort, self.dim)
 
+    def sharing(self) -> Sharing:
+        """How they share it."""
+        return sharing_of(self.contribution(), len(self.aggregators))
+
+    @property
+    def verified(self) -> bool:
+        """Whether aggregators verify what clients share."""
+        return bool(self.aggregators) and self.contribution().squared_norm is not None
+
     @property
     def length(self) -> int:
         """Bytes of a sealed message, the same for all."""
@@ -153,8 +162,7 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Bytes that a user sends in a round, to all shufflers or aggregators together, before TLS."""
         count = len(self.intermediaries)
         if self.aggregators:
-            shared = self.contribution()
-            content = sum(share_size(shared.length, shared.bits, last=i == count - 1) for i in range(count))
+            content = sum(map(self.sharing().size, range(count)))
         else:
             content = Packed.size(self.messages().per_client, length=self.length)
         return content + count * (REPORT_ID + OVERHEAD)

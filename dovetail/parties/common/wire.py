@@ -33,6 +33,7 @@ __all__ = [
     "TooLate",
     "Unknown",
     "Upload",
+    "Verifiers",
     "authenticated",
     "claimed",
     "sent_by",
@@ -151,6 +152,17 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     parts: _Count
     uploads: _Count
     batch: _Batch
+
+
+class Verifiers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the aggregator with this index found about a round's reports, in the order of their ids.
+
+    For each its share of the verifier, followed by the SHA-256 of the public share; `total` reports in all pages.
+    """
+
+    index: _Count
+    total: _Count
+    told: list[bytes]
 
 
 def upload_path(task_id: bytes, round: int, index: int) -> str:

@@ -36,7 +36,6 @@ from dovetail.parties.common.wire import (
 from dovetail.parties.http._http import Counts, Served, body_of, busy, number_of, path_of
 from dovetail.parties.intermediary.arrivals import Accepted, Arrival, Over, Turned, Unopened
 from dovetail.parties.intermediary.party import Intermediary
-from dovetail.parties.intermediary.store import State
 
 __all__ = ["IntermediaryService", "read_enrolled"]
 
@@ -85,6 +84,8 @@ class IntermediaryService:
             Route(f"{prefix}/rounds/{{round}}/uploads/{{index}}", self._upload, methods=["POST"]),
             Route(f"{prefix}/rounds/{{round}}/roster", self._roster),
             Route(f"{prefix}/rounds/{{round}}/agreed", self._agreed),
+            Route(f"{prefix}/rounds/{{round}}/challenge", self._challenge),
+            Route(f"{prefix}/rounds/{{round}}/verifiers/{{first:int}}", self._verifiers),
         ]
         self.app = Served(routes, self.counts, self._work).app
 
@@ -145,6 +146,14 @@ class IntermediaryService:
         round = self._asked_by_another(request)
         return _packed(await asyncio.to_thread(self._party.store.agreed, round))
 
+    async def _challenge(self, request: Request) -> Response:
+        round = self._asked_by_another(request)
+        return _packed(await asyncio.to_thread(self._party.challenge, round))
+
+    async def _verifiers(self, request: Request) -> Response:
+        round, first = self._asked_by_another(request), request.path_params["first"]
+        return _packed(await asyncio.to_thread(self._party.told, round, first))
+
     def _asked_by_another(self, request: Request) -> int:
         round = number_of(request, self._party.task.task_id)
         if not self._others:
@@ -204,20 +213,9 @@ class IntermediaryService:
                 await asyncio.to_thread(store.freeze, round)
                 state = "frozen"
             if state == "frozen":
-                state = await asyncio.to_thread(self._agree_and_close, round)
+                state = await asyncio.to_thread(self._party.exchange, round, self._peers)
             if state in ("void", "sent"):
                 await asyncio.to_thread(self._party.forward, round, self._analyzer)
-
-    def _agree_and_close(self, round: int) -> State:
-        """Nobody closes before everybody has decided, and everybody must have decided the same."""
-        rosters = [roster for peer in self._peers if (roster := peer.roster(round)) is not None]
-        if len(rosters) < len(self._peers):
-            return "frozen"
-        self._party.decide(round, rosters)
-        agreed = [digest for peer in self._peers if (digest := peer.agreed(round)) is not None]
-        if len(agreed) < len(self._peers):
-            return "frozen"
-        return self._party.close(round, rosters, agreed=agreed)
 
     def _complain(self, error: Exception) -> None:
         """Say what goes wrong once; it is tried again all the time, and services may come up later than others."""

@@ -18,17 +18,28 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from dovetail.files import hold
 from dovetail.parties.common.keys import ServicePairs
-from dovetail.parties.common.links import AnalyzerLink, Gone
-from dovetail.parties.common.sealing import OVERHEAD, Unsealable, open_sealed
+from dovetail.parties.common.links import AnalyzerLink, Gone, IntermediaryLink
+from dovetail.parties.common.sealing import OVERHEAD, Purpose, Unsealable, open_sealed
 from dovetail.parties.common.task import SignedTask, TrainingTask, verify
-from dovetail.parties.common.wire import PART, REPORT_ID, Closed, Malformed, Upload
+from dovetail.parties.common.wire import PART, REPORT_ID, Closed, Malformed, Upload, Verifiers
 from dovetail.parties.intermediary.arrivals import Accepted, Arrival
 from dovetail.parties.intermediary.store import RoundStore, State
 
-__all__ = ["Intermediary"]
+__all__ = ["Intermediary", "heard"]
 
 _IN_FLIGHT = 4  # parts on their way at a time
 _Store = TypeVar("_Store", bound=RoundStore)
+_Said = TypeVar("_Said")
+
+
+def heard(answers: Sequence[_Said | None]) -> list[_Said] | None:
+    """What everybody said, if everybody said something."""
+    said = [answer for answer in answers if answer is not None]
+    return said if len(said) == len(answers) else None
+
+
+def _digest(reports: Collection[bytes]) -> bytes:
+    return hashlib.sha256(b"".join(sorted(reports))).digest()
 
 
 class Intermediary(abc.ABC, Generic[_Store]):
@@ -66,8 +77,16 @@ class Intermediary(abc.ABC, Generic[_Store]):
         """Bytes of what an upload holds, at most."""
 
     @abc.abstractmethod
-    def _content(self, opened: bytes) -> Any:
+    def _content(self, opened: bytes, purpose: Purpose) -> Any:
         """What the store keeps of an upload that was opened; refuses what has another form."""
+
+    def challenge(self, round: int) -> bytes | None:
+        """Its part of the key that a round's proofs are tested with, where there are proofs."""
+        return None
+
+    def told(self, round: int, first: int) -> Verifiers | None:
+        """What it found about a round's proofs, from this report on."""
+        return None
 
     def _complete(self, round: int, roster: Collection[bytes] | None) -> None:
         """Add to a frozen round what it lacks besides uploads."""
@@ -92,7 +111,7 @@ class Intermediary(abc.ABC, Generic[_Store]):
             opened = open_sealed(upload.sealed, self._opening, purpose)
         except Unsealable as error:
             raise Malformed(f"expected an upload sealed to this {self.kind} by its sender, got another one") from error
-        return Arrival(round, client, upload.report, self._content(opened))
+        return Arrival(round, client, upload.report, self._content(opened, purpose))
 
     def accept(self, round: int, *, client: bytes, upload: Upload, sender: bytes | None = None) -> Accepted:
         """Take the upload of a client, once."""
@@ -108,24 +127,45 @@ class Intermediary(abc.ABC, Generic[_Store]):
         if len(rosters) != others:
             raise ValueError(f"expected the rosters of {others} others, got {len(rosters)}")
         roster = None if self.alone else set(mine).intersection(*rosters)
-        digest = hashlib.sha256(b"".join(sorted(mine if roster is None else roster))).digest()
+        digest = _digest(mine if roster is None else roster)
         if self.store.agree(round, digest) != digest:
             raise ValueError(f"expected the rosters of round {round} that were final before, got others")
         return roster, digest
 
+    def exchange(self, round: int, peers: Sequence[IntermediaryLink]) -> State:
+        """Agree with the others on whom to count in a frozen round, and close it.
+
+        Nobody closes before everybody has decided, and everybody must have decided the same; as long as somebody has
+        not, the round stays as it is.
+        """
+        rosters = heard([peer.roster(round) for peer in peers])
+        if rosters is None:
+            return "frozen"
+        self.decide(round, rosters)
+        agreed = heard([peer.agreed(round) for peer in peers])
+        return "frozen" if agreed is None else self.close(round, rosters, agreed=agreed)
+
     def close(
-        self, round: int, rosters: Sequence[Collection[bytes]] = (), *, agreed: Sequence[bytes] | None = None
+        self,
+        round: int,
+        rosters: Sequence[Collection[bytes]] = (),
+        *,
+        agreed: Sequence[bytes] | None = None,
+        valid: Collection[bytes] | None = None,
     ) -> State:
         """Close a round with the users that all have complete.
 
         `agreed` is what the others decided; if somebody decided otherwise the round is void, for then some users would
-        count at some alone.
+        count at some alone. Of those that all have complete, only the `valid` ones count (None: all).
         """
         if self.store.state(round) in ("void", "sent", "done"):
             return self.store.state(round)
         roster, digest = self.decide(round, rosters)
         if any(other != digest for other in agreed or ()):
             return self.store.close(round, roster=())
+        if valid is not None and roster is not None:
+            roster = roster & set(valid)
+            digest = _digest(roster)
         count = self.store.uploads(round) if roster is None else len(roster)
         if count >= self.task.min_clients:
             self._complete(round, roster)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from dovetail.mechanisms import ExactSampler
 from dovetail.parties.common.keys import ServiceKeys, ServicePairs
-from dovetail.parties.common.sealing import Workers
+from dovetail.parties.common.sealing import Purpose, Workers
 from dovetail.parties.common.task import SignedTask, TrainingTask
 from dovetail.parties.common.wire import PART, Packed
 from dovetail.parties.intermediary.party import Intermediary
@@ -56,7 +56,7 @@ class Shuffler(Intermediary[ShuffleStore]):
         """A message in every slot, or as many as a client sends."""
         return Packed.size(self.shape.reports or self.shape.slots, length=self.shape.length)
 
-    def _content(self, opened: bytes) -> Any:
+    def _content(self, opened: bytes, purpose: Purpose) -> Any:
         packed = Packed.decode(opened, length=self.shape.length)
         return list(zip(packed.slots.tolist(), packed.ciphertexts(), strict=True))
 

@@ -27,7 +27,7 @@ from dovetail.parties.common.links import IntermediaryLink
 from dovetail.parties.common.measures import assembled, is_held_out
 from dovetail.parties.common.policy import Policy, Refused, Spending
 from dovetail.parties.common.sealing import seal
-from dovetail.parties.common.shares import split
+from dovetail.parties.common.sharing import proof_nonce
 from dovetail.parties.common.task import SignedTask, TrainingTask
 from dovetail.parties.common.wire import REPORT_ID, Packed, Upload, signature_of, upload_path
 
@@ -119,8 +119,8 @@ class Client:
         if task.measures:
             update = self._with_measures(task, finite_or_zero(update), facts)
         self._spending.spend(task, round)
-        randomized = self._shares if task.aggregators else self._messages
-        envelope = self._sealed(task, round, randomized(task, round, finite_or_zero(update)))
+        randomized, report = self._shares if task.aggregators else self._messages, secrets.token_bytes(REPORT_ID)
+        envelope = self._sealed(task, round, report, randomized(task, round, report, finite_or_zero(update)))
         write_atomically(path, envelope.encode())
         return envelope
 
@@ -129,7 +129,7 @@ class Client:
         held_out = is_held_out(task.task_id, self.key.public.key_id, task.held_out)
         return assembled(task.measures, update, facts, clip_norm=getattr(protocol, "clip_norm", 0.0), held_out=held_out)
 
-    def _messages(self, task: TrainingTask, round: int, update: np.ndarray) -> list[bytes]:
+    def _messages(self, task: TrainingTask, round: int, report: bytes, update: np.ndarray) -> list[bytes]:
         """What every shuffler gets: messages for the analyzer, and their slots."""
         sent = task.messages().randomize(update, sampler=self._sampler)
         key, purpose = task.analyzer.sealing(), task.purpose(round)
@@ -140,16 +140,16 @@ class Client:
             contents.append(Packed(deal.place[sent.slot[mine]], b"".join(sealed[i] for i in mine)).encode())
         return contents
 
-    def _shares(self, task: TrainingTask, round: int, update: np.ndarray) -> list[bytes]:
-        """What every aggregator gets: its share of this user's contribution."""
+    def _shares(self, task: TrainingTask, round: int, report: bytes, update: np.ndarray) -> list[bytes]:
+        """What every aggregator gets: its share of this user's contribution, with its share of a proof if it asks."""
         shared, budget = task.contribution(), self._policy.budget(task)
         drawn = shared.draw(update, sampler=self._sampler, budget=budget)
-        return split(drawn, shared.bits, len(task.aggregators))
+        nonce = proof_nonce(task.task_id, round, self.key.public.key_id, report)
+        return task.sharing().split(drawn, nonce=nonce)
 
-    def _sealed(self, task: TrainingTask, round: int, contents: Sequence[bytes]) -> Envelope:
+    def _sealed(self, task: TrainingTask, round: int, report: bytes, contents: Sequence[bytes]) -> Envelope:
         """The contents sealed to whom they are for, and signed."""
-        sender, report = self.key.public.key_id, secrets.token_bytes(REPORT_ID)
-        uploads, signatures, task_id = [], [], task.task_id
+        sender, uploads, signatures, task_id = self.key.public.key_id, [], [], task.task_id
         for index, (keys, content) in enumerate(zip(task.intermediaries, contents, strict=True)):
             purpose = task.upload_purpose(round, index, sender=sender, report=report)
             uploads.append(Upload(report, seal(content, keys.seal.sealing(), purpose)))

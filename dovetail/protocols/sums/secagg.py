@@ -9,6 +9,9 @@ users and hands on the sum; the sums add up to that of the users' integers, and 
 - or from the ``aggregators``: each adds all of it to its own sum. The honest one's is enough and all that is counted
   on; nothing depends on how many users are honest or stay, and the sum bears the noise of all.
 
+Where aggregators bring the noise, what a client shares is its encoded update and nothing else, so that it can prove the
+norm: ``verified`` sums count only users who did (`dovetail.vdaf.pine`).
+
 The simulation forms a client's integers and their sum; deployed parties form the shares (`Protocol.contribution`).
 """
 
@@ -19,17 +22,15 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Self
 
-import numpy as np
-
 from dovetail import _validate
 from dovetail._jax import jax, jnp
 from dovetail.events import DataIndependent, Mechanism, NonPrivate, Poisson, Round, SkellamSum, View
-from dovetail.mechanisms import ExactSampler, exact_skellam, skellam
-from dovetail.mechanisms.gaussian import finite_or_zero
+from dovetail.mechanisms import skellam
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._contributions import Contribution
 from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, enrolment, shares_scope
 from dovetail.protocols.sums._skellam import Collected, NoisySum, WholeNoise, removal, resolved, rounding_assumption
+from dovetail.protocols.sums._updates import EncodedUpdate, ProvenUpdate
 from dovetail.shufflers import Layout, Reports, ShuffledReports
 from dovetail.statements import Neighbors, NotApplicable, Scope
 
@@ -55,6 +56,8 @@ class SecAgg(NoisySum):
         The estimate is unbiased for the mean of the clipped updates, but for `mechanisms.skellam.Encoding.bias`.
         The noise of the enforced minimum of honest clients, or of one aggregator, has at least the declared variance.
         Refuses one aggregator, which would hold all shares, and a modulus in which the sum may wrap around.
+        Deployed and `verified`, a client that counts adds integers of at most the certified norm, but for the soundness
+        error that the statement names, if all aggregators follow the protocol.
 
     References:
         Agarwal, Kairouz, Liu (NeurIPS 2021); Kairouz, Liu, Steinke (ICML 2021); Corrigan-Gibbs, Boneh (NSDI 2017).
@@ -67,6 +70,7 @@ class SecAgg(NoisySum):
 
     aggregators: int = 2
     noise: Literal["users", "aggregators"] = "users"
+    verified: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,6 +80,12 @@ class SecAgg(NoisySum):
             raise ValueError(f"expected aggregators >= 2 (one would hold all shares), got {self.aggregators}")
         if self.honest is not None and not self.by_users:
             raise ValueError(f"expected no honest users to count with noise='aggregators', got honest={self.honest}")
+
+        if self.verified and self.by_users:
+            raise ValueError(
+                "expected protocol.noise = 'aggregators' with verified = true (the noise of users cannot be told from "
+                "a long update), got noise='users'"
+            )
 
     @property
     def by_users(self) -> bool:
@@ -151,7 +161,8 @@ class SecAgg(NoisySum):
         self._check(cohort)
         part = WholeNoise(self.noise_part) if self.by_users else None
         whole = None if self.by_users else WholeNoise(self.whole_variance)
-        return _Integers(encoding=self.encoding(dim), part=part, whole=whole, modulus=self.known("modulus"))
+        common = {"encoding": self.encoding(dim), "part": part, "whole": whole, "modulus": self.known("modulus")}
+        return ProvenUpdate(**common, aggregators=self.aggregators) if self.verified else EncodedUpdate(**common)
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """The noisy sum, all that the analyzer and all aggregators but one see beside random numbers."""
@@ -204,57 +215,3 @@ class SecAgg(NoisySum):
             aggregators=self.aggregators,
             users_noise=self.by_users,
         )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Integers(Contribution):
-    """The encoded update, with `part` of the noise; `whole` is what an aggregator adds to its sum.
-
-    Guarantees:
-        `distance` and `noise_distance` cover the noise, the one thing that is not drawn exactly.
-    """
-
-    encoding: skellam.Encoding
-    part: WholeNoise | None
-    whole: WholeNoise | None
-    modulus: int
-
-    @property
-    def length(self) -> int:
-        """One integer per coordinate."""
-        return self.encoding.dim
-
-    @property
-    def bits(self) -> int:
-        """Those of the modulus."""
-        return self.modulus.bit_length() - 1
-
-    @property
-    def distance(self) -> float:
-        """That of the client's noise on every coordinate."""
-        return 0.0 if self.part is None else self.length * self.part.distance
-
-    @property
-    def noise_distance(self) -> float:
-        """That of the aggregator's noise on every coordinate."""
-        return 0.0 if self.whole is None else self.length * self.whole.distance
-
-    def draw(self, x: np.ndarray, *, sampler: ExactSampler, budget: float | None = None) -> np.ndarray:
-        """The encoded update with the client's part of the noise."""
-        if np.shape(x) != (self.length,):
-            raise ValueError(f"expected an update of shape ({self.length},), got shape={np.shape(x)}")
-        value = exact_skellam.encode(self.encoding, finite_or_zero(np.asarray(x)), sampler=sampler)
-        if self.part is not None:
-            value = value + self.part(self.length, sampler=sampler)
-        return self._residues(value)
-
-    def noise(self, *, sampler: ExactSampler) -> np.ndarray | None:
-        """All noise, where aggregators bring it."""
-        return None if self.whole is None else self._residues(self.whole(self.length, sampler=sampler))
-
-    def tally(self, total: np.ndarray, users: int) -> jax.Array:
-        """The residues, with all noise in them."""
-        return jnp.asarray(np.asarray(total, np.uint32))
-
-    def _residues(self, value: np.ndarray) -> np.ndarray:
-        return (value & (self.modulus - 1)).astype(np.uint32)

@@ -1,0 +1,164 @@
+"""What an aggregator remembers of a round that is verified: keys, what it found, and whom it refused.
+
+When a round is frozen, every aggregator draws a part of the round's key; all parts make up the key that says at which
+points proofs are tested, so that no user knew it when it reported. The first key that is formed stays, and there is one
+answer per report to it: answers to two keys would tell more than a proof does. What was found is kept until the next
+round opens, for others may still ask.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+
+from dovetail.parties.aggregator.store import SumStore
+from dovetail.parties.common.sharing import VerifiedSharing
+from dovetail.parties.common.wire import Malformed, Verifiers
+from dovetail.vdaf.pine import SharedReport
+from dovetail.vdaf.xof import SEED
+
+__all__ = ["KEPT_NONCE", "VerifiedStore", "round_key"]
+
+KEPT_NONCE = 16  # bytes that a kept content begins with
+_TABLES = """
+CREATE TABLE IF NOT EXISTS challenges (round INTEGER PRIMARY KEY, part BLOB NOT NULL, key BLOB) STRICT;
+CREATE TABLE IF NOT EXISTS verifiers (round INTEGER, report BLOB, told BLOB, PRIMARY KEY (round, report)) STRICT;
+CREATE TABLE IF NOT EXISTS refused (round INTEGER, client BLOB, PRIMARY KEY (round, client)) STRICT;
+"""
+_AT_ONCE = 1 << 18  # elements that are verified at a time
+_PAGE = 1 << 22  # bytes of verifiers in an answer, about
+_DIGEST = 32
+
+
+def round_key(task_id: bytes, round: int, parts: Collection[bytes]) -> bytes:
+    """The key of a round, from every aggregator's part, in whatever order."""
+    return hashlib.sha256(b"dovetail key\0" + task_id + round.to_bytes(4, "big") + b"".join(sorted(parts))).digest()
+
+
+class VerifiedStore(SumStore):
+    """The store of an aggregator of a verified task.
+
+    Guarantees:
+        A round has one key, and a report one answer to it, also after a crash.
+        A refused user is written down with its round, and nowhere but here.
+    """
+
+    tables: ClassVar[str] = SumStore.tables + _TABLES
+    _sharing: VerifiedSharing
+
+    def open_round(self, round: int, *, head: bytes, closes: float) -> None:
+        """Begin to take uploads; nobody asks about earlier rounds any more."""
+        super().open_round(round, head=head, closes=closes)
+        with self._transaction():
+            for table in ("challenges", "verifiers"):
+                self._database.execute(f"DELETE FROM {table} WHERE round < ?", (round,))
+
+    def challenge(self, round: int) -> bytes | None:
+        """This aggregator's part of the round's key, drawn once the round is frozen."""
+        with self._transaction():
+            if self.roster(round) is None:
+                return None
+            drawn = round, secrets.token_bytes(SEED)
+            self._database.execute("INSERT OR IGNORE INTO challenges (round, part) VALUES (?, ?)", drawn)
+        found = self._one("SELECT part FROM challenges WHERE round = ?", round)
+        return None if found is None else found[0]
+
+    def answer(self, round: int, roster: Collection[bytes], key: bytes) -> None:
+        """Find out about the reports on the roster, with the round's key; what was found before stays."""
+        with self._transaction():
+            self._database.execute("UPDATE challenges SET key = ? WHERE round = ? AND key IS NULL", (key, round))
+        if self._one("SELECT key FROM challenges WHERE round = ?", round) != (key,):
+            raise ValueError(f"expected the key of round {round} that was formed before, got another one")
+        done = {row[0] for row in self._rows("SELECT report FROM verifiers WHERE round = ?", round)}
+        missing, pine = sorted(set(roster) - done), self._sharing.pine
+        step = max(1, _AT_ONCE // pine.layout.length)
+        for low in range(0, len(missing), step):
+            names = missing[low : low + step]
+            reports = [self._report(round, name) for name in names]
+            found = pine.query(key, self._index, reports)
+            told = [
+                (round, name, one.verifier + hashlib.sha256(report.public).digest())
+                for name, report, one in zip(names, reports, found, strict=True)
+            ]
+            with self._transaction():
+                self._database.executemany("INSERT OR IGNORE INTO verifiers VALUES (?, ?, ?)", told)
+
+    def told(self, round: int, first: int = 0) -> Verifiers | None:
+        """What was found, in the order of reports, from the one with this number on; None if something is missing.
+
+        As much as fits into an answer.
+        """
+        agreed = self.agreed(round)
+        if agreed is None:
+            return None
+        rows = self._rows("SELECT report, told FROM verifiers WHERE round = ? ORDER BY report", round)
+        if hashlib.sha256(b"".join(report for report, _ in rows)).digest() != agreed:
+            return None
+        size = max(1, _PAGE // (self._sharing.pine.verifier_size + _DIGEST))
+        shown = [told for _, told in rows[first : first + size]]
+        return Verifiers(index=self._index, total=len(rows), told=shown)
+
+    def judge(self, round: int, roster: Collection[bytes], others: Sequence[Verifiers]) -> set[bytes]:
+        """The reports that everybody accepts, given what the others found; users of the others are written down.
+
+        All aggregators judge by the same: what all found, and the public share, which must be the same everywhere and
+        be what was found.
+        """
+        names, pine = sorted(roster), self._sharing.pine
+        by_index = {one.index: one.told for one in others}
+        mine = [row[0] for row in self._rows("SELECT told FROM verifiers WHERE round = ? ORDER BY report", round)]
+        by_index[self._index] = mine
+        if sorted(by_index) != list(range(pine.shares)) or any(len(told) != len(names) for told in by_index.values()):
+            raise ValueError(f"expected what every aggregator found of {len(names)} reports, got something else")
+        rows = list(zip(*(by_index[index] for index in range(pine.shares)), strict=True))
+        decided = pine.decide([[told[:-_DIGEST] for told in row] for row in rows])
+        fine = {
+            name
+            for name, row, message in zip(names, rows, decided, strict=True)
+            if message is not None and _same_public(row, pine.shares)
+        }
+        self._write_down(round, set(names) - fine)
+        return fine
+
+    def refused(self) -> list[dict[str, Any]]:
+        """Whose proofs were refused, by round."""
+        return [
+            {"round": round, "user": client.hex()}
+            for round, client in self._rows("SELECT round, client FROM refused ORDER BY round, client")
+        ]
+
+    def write_refused(self, path: Path) -> None:
+        """For who enrols users."""
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(self.refused())) + b"\n")
+
+    def _share(self, content: bytes) -> bytes:
+        if len(content) < KEPT_NONCE:
+            raise Malformed("expected a share after its nonce, got less")
+        return content[KEPT_NONCE:]
+
+    def _report(self, round: int, name: bytes) -> SharedReport:
+        found = self._one("SELECT share FROM shares WHERE round = ? AND report = ?", round, name)
+        if found is None:
+            raise ValueError(f"expected the share of every report on the roster of round {round}, got none of one")
+        return self._sharing.report(found[0][KEPT_NONCE:], found[0][:KEPT_NONCE])
+
+    def _write_down(self, round: int, reports: set[bytes]) -> None:
+        query = "INSERT OR IGNORE INTO refused SELECT round, client FROM uploads WHERE round = ? AND report = ?"
+        with self._transaction():
+            self._database.executemany(query, [(round, report) for report in sorted(reports)])
+
+    def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        with self._lock:
+            return self._database.execute(query, values).fetchall()
+
+
+def _same_public(row: Sequence[bytes], shares: int) -> bool:
+    """Whether the public share is the same everywhere, and its parts are those that aggregators found."""
+    verifiers = [told[:-_DIGEST] for told in row]
+    found = b"".join(one[-2 * SEED : -SEED] for one in verifiers) + b"".join(one[-SEED:] for one in verifiers)
+    return {told[-_DIGEST:] for told in row} == {hashlib.sha256(found).digest()}

@@ -1,0 +1,284 @@
+"""Verified rounds: honest users count, hostile ones do not, nobody loses a round, and only enrollers hear of it."""
+
+import json
+import secrets
+
+import msgspec
+import numpy as np
+import pytest
+from sharing import Sharing
+from vdaf.pine_reports import hostile, two_squares
+from verified_rounds import Peer, closed, forwarded, give, hostile_contents, opened, verified_task
+
+from dovetail.parties.aggregator.rounds import REFUSED
+from dovetail.parties.common.costs import cost
+from dovetail.parties.common.policy import Refused
+from dovetail.parties.common.wire import Malformed, vector_from
+from dovetail.parties.intermediary.arrivals import Turned
+
+UPDATE = np.array([0.6, 0.0, -0.8, 0.0, 0.0, 0.0], np.float32)
+
+
+def names(folder, index=0):
+    return [(one["round"], one["user"]) for one in json.loads((folder / f"aggregator-{index}" / REFUSED).read_text())]
+
+
+@pytest.mark.parametrize("aggregators", [2, 3])
+def test_honest_users_count(tmp_path, aggregators):
+    sharing = verified_task(tmp_path, aggregators=aggregators)
+    analyzer, parties = opened(sharing)
+    for user in range(6):
+        sharing.accept(parties, user, update=UPDATE if user < 5 else 10 * UPDATE)  # which it clips
+    assert closed(parties) == ["sent"] * aggregators
+    assert forwarded(analyzer, parties)["outcome"] == "released"
+    assert np.allclose(vector_from(analyzer.model(1), 6), UPDATE, atol=0.01)
+    assert names(tmp_path) == []
+
+
+def longer(sharing, factor):
+    shared = sharing.task.contribution()
+    norm = shared.encoding.norm * factor
+    return np.array([int(0.6 * norm) + 1, 0, -int(0.8 * norm) - 1, 0, 0, 0])
+
+
+ATTACKS = {
+    "norm 1.001": lambda sharing, user, report: hostile_contents(
+        sharing, user, longer(sharing, 1.001), report, pine_of=hostile
+    ),
+    "norm 1000, claims the bound": lambda sharing, user, report: hostile_contents(
+        sharing,
+        user,
+        longer(sharing, 1000),
+        report,
+        pine_of=lambda pine: hostile(pine, sharing.task.contribution().squared_norm),
+    ),
+    "wraps around": lambda sharing, user, report: hostile_contents(
+        sharing, user, [*two_squares(), 0, 0, 0, 0], report, pine_of=hostile
+    ),
+    "proof for another round": lambda sharing, user, report: hostile_contents(
+        sharing, user, [1, 2, 3, 4, 5, 6], report, round=2, pine_of=lambda pine: pine
+    ),
+    "proof of another user": lambda sharing, user, report: hostile_contents(
+        sharing, user - 1, [1, 2, 3, 4, 5, 6], report, pine_of=lambda pine: pine
+    ),
+    "proof under another report id": lambda sharing, user, report: hostile_contents(
+        sharing, user, [1, 2, 3, 4, 5, 6], bytes(16), pine_of=lambda pine: pine
+    ),
+    "wrong public share for all": lambda sharing, user, report: hostile_contents(
+        sharing,
+        user,
+        [1, 2, 3, 4, 5, 6],
+        report,
+        pine_of=lambda pine: pine,
+        spoil=lambda public, parts: (bytes([public[0] ^ 1]) + public[1:], parts),
+    ),
+    "seeds of another report": lambda sharing, user, report: hostile_contents(
+        sharing,
+        user,
+        [1, 2, 3, 4, 5, 6],
+        report,
+        pine_of=lambda pine: pine,
+        spoil=lambda public, parts: (public, [parts[0], secrets.token_bytes(len(parts[1]))]),
+    ),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_hostile_user_does_not_count_and_costs_nothing(tmp_path, attack):
+    sharing = verified_task(tmp_path)
+    analyzer, parties = opened(sharing)
+    for user in range(5):
+        sharing.accept(parties, user, update=UPDATE)
+    report = secrets.token_bytes(16)
+    give(sharing, parties, 5, ATTACKS[attack](sharing, 5, report), report)
+    assert closed(parties) == ["sent", "sent"]
+    assert [party.store.uploads(1) for party in parties] == [5, 5]
+    assert forwarded(analyzer, parties)["outcome"] == "released"
+    assert np.allclose(vector_from(analyzer.model(1), 6), UPDATE * 5 / 6, atol=0.01)
+    expected = [(1, sharing.users[5].public.key_id.hex())]
+    assert names(tmp_path, 0) == names(tmp_path, 1) == expected
+    assert sharing.users[5].public.key_id.hex() not in json.dumps(analyzer.privacy())
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("part", [0, 32, 64, 96])
+def test_a_public_share_that_differs_between_aggregators_does_not_divide_them(tmp_path, which, part):
+    """Whichever aggregator is lied to, about whichever part: both leave the user out, and the round goes on."""
+    sharing = verified_task(tmp_path)
+    analyzer, parties = opened(sharing)
+    for user in range(4):
+        sharing.accept(parties, user, update=UPDATE)
+    report = secrets.token_bytes(16)
+    contents = hostile_contents(sharing, 4, [1, 2, 3, 4, 5, 6], report, pine_of=lambda pine: pine)
+    at = 8 + part
+    contents[which] = contents[which][:at] + bytes([contents[which][at] ^ 1]) + contents[which][at + 1 :]
+    give(sharing, parties, 4, contents, report)
+    assert closed(parties) == ["sent", "sent"]
+    assert parties[0].store.batch(1) == parties[1].store.batch(1)
+    assert forwarded(analyzer, parties) == {"round": 1, "outcome": "released", "uploads": 4, "accuracy": None}
+
+
+def test_refused_users_do_not_count_for_the_minimum(tmp_path):
+    sharing = verified_task(tmp_path, min_clients=6)
+    analyzer, parties = opened(sharing)
+    for user in range(5):
+        sharing.accept(parties, user, update=UPDATE)
+    report = secrets.token_bytes(16)
+    give(sharing, parties, 5, ATTACKS["norm 1.001"](sharing, 5, report), report)
+    assert closed(parties) == ["void", "void"]
+    assert forwarded(analyzer, parties)["outcome"] == "void"
+    assert names(tmp_path) == [(1, sharing.users[5].public.key_id.hex())]
+
+
+def test_uploads_of_another_form_are_turned_away(tmp_path):
+    sharing = verified_task(tmp_path)
+    _, parties = opened(sharing)
+    report = secrets.token_bytes(16)
+    good = hostile_contents(sharing, 0, [1, 2, 3, 4, 5, 6], report, pine_of=lambda pine: pine)
+    for index, wrong in (
+        (0, good[0][:-1]),
+        (0, good[1]),
+        (1, good[0]),
+        (0, b"\1\0" + good[0][2:]),
+        (0, good[0][: 8 + 128] + b"\xff" * 8 + good[0][8 + 128 + 8 :]),
+        (1, b""),
+    ):
+        upload = sharing.sealed(0, wrong, report=report, index=index)
+        with pytest.raises((Turned, Malformed)):
+            parties[index].accept(1, client=sharing.users[0].public.key_id, upload=upload)
+
+
+def test_an_upload_sealed_for_another_aggregator_does_not_open(tmp_path):
+    sharing = verified_task(tmp_path)
+    _, parties = opened(sharing)
+    envelope = sharing.envelope(0, update=UPDATE)
+    with pytest.raises(Malformed):
+        parties[1].accept(1, client=sharing.users[0].public.key_id, upload=envelope.uploads[0])
+
+
+def test_a_round_has_one_key_and_one_answer(tmp_path):
+    """Whoever asks again, with another part of the key, gets the answer of before, or none."""
+    sharing = verified_task(tmp_path)
+    _, parties = opened(sharing)
+    for user in range(4):
+        sharing.accept(parties, user, update=UPDATE)
+    for party in parties:
+        assert party.challenge(1) is None  # before it is frozen
+        party.store.freeze(1)
+    parts = [party.challenge(1) for party in parties]
+    assert parts == [party.challenge(1) for party in parties]
+    assert parts[0] != parts[1]
+    honest, other = parties
+    assert honest.told(1, 0) is None
+    honest.exchange(1, [Peer(other)])
+    told = honest.told(1, 0)
+    assert told.total == 4
+
+    class Another(Peer):
+        def challenge(self, round):
+            return bytes(32)
+
+    with pytest.raises(ValueError, match="key of round 1 that was formed before"):
+        honest.exchange(1, [Another(other)])
+    assert honest.told(1, 0) == told
+    honest.shut()
+    again = sharing.aggregator(0)
+    assert again.told(1, 0) == told
+    assert closed([again, other]) == ["sent", "sent"]
+    assert again.told(1, 0) == told  # until the next round opens
+    again.store.open_round(2, head=b"h", closes=0.0)
+    assert again.told(1, 0) is None
+
+
+def test_long_answers_come_in_pages(tmp_path, monkeypatch):
+    sharing = verified_task(tmp_path)
+    _, parties = opened(sharing)
+    for user in range(5):
+        sharing.accept(parties, user, update=UPDATE)
+    for party in parties:
+        party.store.freeze(1)
+    parties[0].exchange(1, [Peer(parties[1])])
+    whole = parties[0].told(1, 0)
+    monkeypatch.setattr("dovetail.parties.aggregator.verifying._PAGE", 2 * len(whole.told[0]))
+    pages = [parties[0].told(1, first).told for first in (0, 2, 4)]
+    assert [len(page) for page in pages] == [2, 2, 1]
+    assert [one for page in pages for one in page] == whole.told
+
+
+def test_an_aggregator_that_tells_nonsense_gets_users_refused_and_crashes_nobody(tmp_path):
+    sharing = verified_task(tmp_path, clients=4)
+    _, parties = opened(sharing)
+    for user in range(4):
+        sharing.accept(parties, user, update=UPDATE)
+
+    class Liar(Peer):
+        def verifiers(self, round):
+            found = super().verifiers(round)
+            return found and msgspec.structs.replace(
+                found, told=[b"", found.told[1][:-1], b"\xff" * 900, found.told[3]]
+            )
+
+    for party in parties:
+        party.store.freeze(1)
+    for _ in range(3):
+        state = parties[0].exchange(1, [Liar(parties[1])])
+        parties[1].exchange(1, [Peer(parties[0])]) if parties[1].store.state(1) == "frozen" else None
+    assert state == "void"  # one of four is left, and three are the minimum
+    assert len(names(tmp_path)) == 3
+
+
+def test_after_a_round_nothing_says_who_sent_what(tmp_path):
+    sharing = verified_task(tmp_path)
+    analyzer, parties = opened(sharing)
+    for user in range(6):
+        sharing.accept(parties, user, update=UPDATE)
+    closed(parties)
+    forwarded(analyzer, parties)
+    parties[0].shut()
+    for path in (tmp_path / "aggregator-0").glob("*"):
+        if path.is_file():
+            assert not any(pair.public.key_id in path.read_bytes() for pair in sharing.users), path
+
+
+def test_policies_may_ask_for_it(tmp_path):
+    plain = Sharing(tmp_path / "plain", settings={"noise": "aggregators"})
+    proven = verified_task(tmp_path / "proven")
+    asks = msgspec.structs.replace(plain.policy, verified=True)
+    with pytest.raises(Refused, match="verify what users share"):
+        asks.admit(plain.signed)
+    assert msgspec.structs.replace(proven.policy, verified=True).admit(proven.signed) == proven.task
+
+
+def test_the_statement_says_what_proofs_rest_on(tmp_path):
+    """The zero-knowledge error is charged to delta, and eps is that of the same task without proofs."""
+    settings = {"noise_multiplier": 3.0}
+    proven = verified_task(tmp_path / "proven", settings=settings)
+    plain = verified_task(tmp_path / "plain", settings={**settings, "verified": False})
+    certified, local = cost(proven.task, 2)
+    without, _ = cost(plain.task, 2)
+    assert certified.eps == without.eps < 20
+    assert proven.task.contribution().distance > 0 == plain.task.contribution().distance
+    assert any("zero-knowledge error" in part.on for part in certified.proof.spent)
+    assert local.unbounded
+    said = " ".join(certified.assumptions)
+    assert "HMAC-SHA256" in said and "robustness, not privacy" in said and "2^-5" in said
+    assert "HMAC-SHA256" not in " ".join(without.assumptions)
+
+
+def test_users_noise_cannot_be_verified(tmp_path):
+    with pytest.raises(ValueError, match="noise = 'aggregators' with verified"):
+        verified_task(tmp_path, settings={"noise": "users"})
+
+
+def test_many_rounds_in_a_row(tmp_path):
+    sharing = verified_task(tmp_path)
+    analyzer, parties = opened(sharing)
+    for round in (1, 2):
+        if round > 1:
+            for party in parties:
+                party.store.open_round(round, head=analyzer.status().head, closes=0.0)
+        for user in range(6):
+            sharing.accept(parties, user, round=round, update=UPDATE)
+        assert closed(parties, round) == ["sent", "sent"]
+        assert forwarded(analyzer, parties, round)["outcome"] == "released"
+    assert np.allclose(vector_from(analyzer.model(2), 6), 2 * UPDATE, atol=0.02)
