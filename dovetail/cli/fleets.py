@@ -19,6 +19,7 @@ from dovetail.cli._shared import (
     Quiet,
     Settings,
     err_console,
+    flag,
     out_console,
     print_costs,
     print_json,
@@ -47,6 +48,13 @@ def fleet_demo(
     ] = None,
     measure: Measures = None,
     held_out: HeldOut = 0.0,
+    verified: Annotated[
+        bool, flag("--verified", "secagg with proofs of norm: aggregators add the noise, and leave out who cheats.")
+    ] = False,
+    hostile: Annotated[
+        int | None,
+        typer.Option(min=0, help="Users that do not clip; default: one in twenty with --verified, else none."),
+    ] = None,
     set_: Overrides = None,
     folder: Annotated[Path | None, typer.Option(help="Keep everything in this new folder.")] = None,
     processes: Annotated[int, typer.Option(min=1, help="Number of processes that run the users.")] = 2,
@@ -62,6 +70,11 @@ def fleet_demo(
     from dovetail.parties.deployment import set_up
     from dovetail.parties.fleet import Fleet
 
+    proofs = ["protocol.noise=aggregators", "protocol.verified=true"] if verified else []
+    set_ = [*proofs, *(set_ or [])]
+    unruly = (clients // 20 if verified else 0) if hostile is None else hostile
+    if unruly >= clients:
+        raise ValueError(f"expected --hostile below the number of users, {clients}, got {unruly}")
     if config is None:
         chosen = demo_config(protocol, clients=clients, overrides=set_ or [])
     else:
@@ -78,16 +91,17 @@ def fleet_demo(
                 aggregators=aggregators,
                 measures=measure or (),
                 held_out=held_out,
+                min_clients=clients - unruly,
             )
         columns = (TextColumn("rounds"), BarColumn(), MofNCompleteColumn())
         bar = Progress(*columns, console=progress_console, transient=True)
-        with bar, Fleet(deployment) as running:
+        with bar, Fleet(deployment, hostile=unruly) as running:
             line = bar.add_task("rounds", total=rounds)
             running.start(processes=processes)
             facts = running.follow(seconds=seconds, observe=lambda done, _: bar.update(line, completed=done))
-            saw = transcript(running, facts)
+            saw, refused = transcript(running, facts), running.refused()
     if as_json:
-        print_json({"privacy": facts, "transcript": saw})
+        print_json({"privacy": facts, "transcript": saw, "hostile": unruly, "refused": refused})
         return
     table = Table(title="who saw what", show_lines=True)
     for heading in ("party", "holds", "saw", "did not see"):

@@ -51,9 +51,7 @@ def client_new(
     epoch_seconds: Annotated[float, typer.Option(help="Minimum number of seconds between two reports.")] = 0.0,
     shuffler: Pinned = None,
     aggregator: Pinned = None,
-    verified: Annotated[
-        bool, flag("--verified", help="Take part only where aggregators verify what users share.")
-    ] = False,
+    verified: Annotated[bool, flag("--verified", "Take part only where aggregators verify what users share.")] = False,
 ) -> None:
     """Create a user: its key and its policy. Key ids are pinned here and never taken from a message."""
     from dovetail.parties.common.policy import Policy
@@ -127,6 +125,7 @@ def client_run(
     users: Annotated[str, typer.Option(help="The users that this process runs, such as 0 or 0,2,4.")] = "0",
     ca: Authority = None,
     patience: Annotated[float, typer.Option(help="Seconds without an answer before giving up.")] = 60.0,
+    hostile: Annotated[str, typer.Option(help="Users that do not clip, for demonstrations.", hidden=True)] = "",
 ) -> None:
     """Take part until the training ends: train, randomize, seal and upload."""
     from dovetail.experiment import config as configs
@@ -135,15 +134,17 @@ def client_run(
     from dovetail.parties.common.policy import Policy
     from dovetail.parties.federation import federation
     from dovetail.parties.user.client import Client
+    from dovetail.parties.user.hostile import HostileClient
     from dovetail.parties.user.participation import Participation, take_part_together
 
     os.umask(0o077)
-    numbers, tls = _numbers(users), trusting(ca)
+    numbers, tls, unruly = _numbers(users), trusting(ca), _numbers(hostile) if hostile else []
     learned = federation(configs.read(config))
 
     def participation(user: int) -> Participation:
         home = folder / f"user-{user}"
-        party = Client(home, policy=Policy.read(home / "policy.json"), key=KeyPair.load(home / "key.json"))
+        kind = HostileClient if user in unruly else Client
+        party = kind(home, policy=Policy.read(home / "policy.json"), key=KeyPair.load(home / "key.json"))
         links = [IntermediaryLink(url, index=i, ca=tls) for i, url in enumerate(service)]
         return Participation(party, links, learned.train(user), measure=learned.measure(user), patience=patience)
 

@@ -63,6 +63,17 @@ def transcript(fleet: Fleet, facts: dict[str, Any]) -> list[dict[str, str]]:
     ]
     accepted = [fleet.counts(name).get("accepted", 0) for name in fleet.deployment.services]
     rows += _aggregators(task, accepted) if task.aggregators else _shufflers(task, accepted)
+    if task.verified:
+        refused = fleet.refused()
+        users = {one["user"] for one in refused}
+        rows.append(
+            {
+                "party": "who enrols users",
+                "holds": "the users' public keys and who they are",
+                "saw": f"{len(refused)} reports refused, of {len(users)} users: {', '.join(sorted(users)) or 'nobody'}",
+                "never": "anything about other users, or what the refused ones shared",
+            }
+        )
     seen = "permuted slot by slot" if task.shufflers else "added up"
     what = "the messages of" if task.shufflers else "one sum per round, of"
     rows.append(

@@ -7,12 +7,14 @@ its own key, policy, ledger and outbox.
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+from dovetail.parties.aggregator.rounds import REFUSED
 from dovetail.parties.common.keys import KeyRing
 from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink, Unreachable
 from dovetail.parties.deployment import CONFIG, HOST, MODEL, Deployment
@@ -21,10 +23,13 @@ __all__ = ["Fleet"]
 
 
 class Fleet:
-    """The processes of a fleet, by name; leaving the context ends those that run."""
+    """The processes of a fleet, by name; leaving the context ends those that run.
 
-    def __init__(self, deployment: Deployment, *, workers: int = 1) -> None:
-        self.deployment, self._workers = deployment, workers
+    The last `hostile` users do not clip what they share.
+    """
+
+    def __init__(self, deployment: Deployment, *, workers: int = 1, hostile: int = 0) -> None:
+        self.deployment, self._workers, self._hostile = deployment, workers, hostile
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Fleet:
@@ -80,6 +85,9 @@ class Fleet:
             users = ",".join(str(user) for user in range(index, deployment.clients, processes))
             options = ["--config", deployment.folder / CONFIG, "--ca", deployment.authority, "--users", users]
             services = [word for url in deployment.service_urls for word in ("--service", url)]
+            if self._hostile:
+                unruly = range(deployment.clients - self._hostile, deployment.clients)
+                options += ["--hostile", ",".join(map(str, unruly))]
             self._start(f"clients-{index}", "client", "run", deployment.folder / "clients", *services, *options)
 
     def start(self, *, processes: int = 2) -> None:
@@ -119,6 +127,11 @@ class Fleet:
         """What the analyzer says of the training."""
         with contextlib.closing(self.analyzer()) as link:
             return link.privacy()
+
+    def refused(self) -> list[dict[str, Any]]:
+        """Whose proofs aggregators refused, and in which round: what they tell who enrols users."""
+        path = self.deployment.folder / self.deployment.services[0] / REFUSED
+        return json.loads(path.read_text()) if path.exists() else []
 
     def counts(self, name: str) -> dict[str, int]:
         """What a service counted: "analyzer", "shuffler-0" or "aggregator-0"."""

@@ -33,6 +33,9 @@ from dovetail.vdaf.xof import SEED
 __all__ = ["PINE64", "Pine", "Queried", "SharedReport", "Unlucky", "chosen_chunks"]
 
 
+_WIDER = 16.0  # norms that count as small products: more than the draft's, so that e^eps times an error stays nothing
+
+
 class Unlucky(ArithmeticError):  # noqa: N818 - it says what happened; one draws again
     """Random products of an honest vector that are too large: drawn again, other ones are not."""
 
@@ -93,8 +96,8 @@ class Pine(PineVariant):
     @classmethod
     @functools.lru_cache(maxsize=32)
     def of(cls, *, dim: int, squared: int, shares: int = 2) -> Pine:
-        """The variant that ships: 64-bit field, 100 wraparound checks, the shortest proofs."""
-        layout = NormLayout(field=FIELD64, dim=dim, squared=squared)
+        """The variant that ships: 64-bit field, 100 wraparound checks of 16 norms or more, the shortest proofs."""
+        layout = NormLayout(field=FIELD64, dim=dim, squared=squared, alpha=_WIDER)
         if not layout.wraps_show:
             raise ValueError(
                 f"expected dim and norm for which every wraparound shows, got dim={dim}, norm={layout.norm}"

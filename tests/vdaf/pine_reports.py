@@ -4,38 +4,14 @@ import hashlib
 
 import numpy as np
 
+from dovetail.parties.user.hostile import lying as hostile
 from dovetail.vdaf.field import FIELD64
 from dovetail.vdaf.norms import NormLayout
 from dovetail.vdaf.pine import Pine, SharedReport, Unlucky
 
 KEY = hashlib.sha256(b"a key that aggregators share").digest()
+__all__ = ["KEY", "SMALL", "accepted", "hostile", "of_norm", "sharded", "sharded_all", "small_checks", "two_squares"]
 SMALL = Pine.of(dim=6, squared=1000**2)
-
-
-class Hostile(Pine):
-    """Claims what it must, whatever the vector is: a norm within the bound, and small products."""
-
-    claimed = None  # the squared norm
-
-    def _norm_part(self, integers):
-        layout, field = self.layout, self.field
-        x = field.elements(integers)
-        squared = int(field.dot(x, x)) if self.claimed is None else self.claimed
-        lacking = (layout.squared - squared) % field.modulus
-        bits = [(value >> i) & 1 for value in (squared, lacking) for i in range(layout.norm_bits)]
-        return np.concatenate([x, field.elements(bits)])
-
-    def _product_part(self, products):
-        layout = self.layout
-        shifted = self.field.add(products, self.field.scalar(layout.reach - 1))
-        bits = (shifted[:, None] >> np.arange(layout.product_bits, dtype=np.uint64)) & np.uint64(1)
-        return np.concatenate([bits, np.ones((layout.checks, 1), np.uint64)], axis=1).reshape(-1)
-
-
-def hostile(pine, claimed=None):
-    found = Hostile(layout=pine.layout, chunk=pine.chunk, norm_chunk=pine.norm_chunk, shares=pine.shares)
-    object.__setattr__(found, "claimed", claimed)
-    return found
 
 
 def small_checks(dim, *, squared, checks, shares=2):

@@ -188,7 +188,8 @@ def test_random_products_are_products(rng):
 
 def test_errors_are_what_the_page_says():
     pine = Pine.of(dim=6010, squared=60_000**2)
-    assert pine.layout.unlucky <= 2.0**-100
+    assert pine.layout.unlucky <= 2.0**-361
+    assert NormLayout(field=FIELD64, dim=6010, squared=60_000**2).unlucky <= 2.0**-100
     assert 2.0**-58 < pine.soundness_error(2.0**40) <= 2.0**-54
     assert pine.soundness_error(2.0**100) == 1.0
     assert small_checks(2, squared=100, checks=10).soundness_error(1) >= 2.0**-10
