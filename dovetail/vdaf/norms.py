@@ -79,7 +79,7 @@ class NormLayout:
         """
         large = 2 * math.exp(-(self.reach**2) / self.squared)
         failures = self.checks - self.successes + 1
-        return min(1.0, math.comb(self.checks, failures) * large**failures * (1 + 1e-9))
+        return min(1.0, max(2.0**-1000, math.comb(self.checks, failures) * large**failures * (1 + 1e-9)))
 
     @property
     def norm_bits(self) -> int:

@@ -6,6 +6,9 @@ import sys
 
 import numpy as np
 
+from dovetail.parties.aggregator.verifying import round_key
+from dovetail.parties.common.shares import field_head
+from dovetail.parties.common.sharing import proof_nonce
 from dovetail.vdaf.circuits import MultihotCountVec
 from dovetail.vdaf.field import FIELD64
 from dovetail.vdaf.flp import FullyLinearProof
@@ -69,6 +72,17 @@ def computed():
         "pine_2": pine(2),
         "pine_3": pine(3),
         "multihot": multihot(),
+        "wire": {
+            "task_id": KEY.hex(),
+            "round": 3,
+            "sender": NONCE.hex(),
+            "report": NONCE[::-1].hex(),
+            "nonce": proof_nonce(KEY, 3, NONCE, NONCE[::-1]).hex(),
+            "parts": [bytes(32).hex(), (b"\1" * 32).hex()],
+            "round_key": round_key(KEY, 3, [b"\1" * 32, bytes(32)]).hex(),
+            "head_of_5_packed": field_head(5, packed=True).hex(),
+            "head_of_5_seeded": field_head(5, packed=False).hex(),
+        },
     }
 
 
