@@ -75,6 +75,8 @@ def fleet_demo(
     unruly = (clients // 20 if verified else 0) if hostile is None else hostile
     if unruly >= clients:
         raise ValueError(f"expected --hostile below the number of users, {clients}, got {unruly}")
+    if unruly and protocol != "secagg" and config is None:
+        raise ValueError(f"expected --protocol secagg with hostile users, who share unclipped updates, got {protocol}")
     if config is None:
         chosen = demo_config(protocol, clients=clients, overrides=set_ or [])
     else:

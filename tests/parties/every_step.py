@@ -26,7 +26,7 @@ from dovetail.parties.analyzer.learning import Learning
 from dovetail.parties.analyzer.rounds import Analyzer
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.links import Gone, Unreachable
-from dovetail.parties.common.wire import Closed, RoundStatus, TooEarly, TooLate, vector_from
+from dovetail.parties.common.wire import Closed, RoundStatus, TooEarly, TooLate, Verifiers, vector_from
 from dovetail.parties.deployment import Deployment, lenient_policy
 from dovetail.parties.http.intermediary import IntermediaryService
 from dovetail.parties.intermediary.arrivals import Turned
@@ -294,6 +294,12 @@ class _Peer(Wire):
 
     def agreed(self, round: int) -> bytes | None:
         return self._answer(lambda service: service._party.store.agreed(round))
+
+    def challenge(self, round: int) -> bytes | None:
+        return self._answer(lambda service: service._party.challenge(round))
+
+    def verifiers(self, round: int) -> Verifiers | None:
+        return self._answer(lambda service: service._party.told(round, 0))
 
 
 def envelopes(

@@ -10,7 +10,7 @@ from grids import later
 from dovetail.audit.runs import from_scores
 from dovetail.parties.aggregator.rounds import Aggregator
 from dovetail.parties.canaries import CanaryRounds
-from dovetail.parties.common import shares
+from dovetail.parties.common.sharing import PlainSharing
 
 DELTA, CONFIDENCE = 1e-5, 0.95
 USERS = {"clip_norm": 1.0, "noise_multiplier": 16.0}
@@ -85,7 +85,7 @@ def test_noise_that_is_drawn_anew_on_resending_is_caught(monkeypatch):
 
 def test_a_seed_that_is_used_twice_is_caught(monkeypatch):
     """The honest aggregator's seeds are the same in every round: what the other one holds moves as the update does."""
-    monkeypatch.setattr(shares.split, "__kwdefaults__", {"random_bytes": bytes})
+    monkeypatch.setattr(PlainSharing.split, "__kwdefaults__", {"random_bytes": bytes})
     assert refuted(AGGREGATORS, lambda canaries: None)
 
 

@@ -60,6 +60,15 @@ def test_keys_and_a_task_are_made_signed_calibrated_and_shown(tmp_path, command,
         ),
         (["fleet", "demo", "--protocol", "fedavg"], "expected a protocol whose reports can be shared as sums"),
         (["fleet", "demo", "--protocol", "fedavg", "--shufflers", "1"], "a protocol with messages to deploy"),
+        (["fleet", "demo", "--hostile", "20"], "expected --hostile below the number of users, 20, got 20"),
+        (
+            ["fleet", "demo", "--hostile", "2", "--protocol", "privunit"],
+            "expected --protocol secagg with",
+        ),
+        (
+            ["fleet", "demo", "--verified", "--set", "protocol.noise=users"],
+            "expected protocol.noise = 'aggregators'",
+        ),
         (
             ["fleet", "demo", "--protocol", "privunit", "--shufflers", "1", "--aggregators", "2"],
             "expected either shufflers or aggregators, got both",
@@ -178,3 +187,20 @@ def test_a_fleet_of_processes_trains_and_says_who_saw_what(tmp_path, command):
     assert "8 uploads" in said["transcript"][1]["saw"]
     logs = "".join(path.read_text() for path in (tmp_path / "fleet").glob("*.log"))
     assert "Traceback" not in logs
+
+
+@pytest.mark.soak
+def test_a_verified_fleet_names_its_hostile_user_to_the_enroller_alone(tmp_path, command):
+    """One user in twenty is left out of every round, which is released; without proofs the same user spoils it."""
+    shared = ["fleet", "demo", "--rounds", "2", "--json", "--seconds", "400"]
+    status, out, err = command(*shared, "--verified", "--folder", str(tmp_path / "fleet"))
+    assert status == 0, err
+    said = json.loads(out)
+    history = said["privacy"]["history"]
+    assert [(one["outcome"], one["uploads"]) for one in history] == [("released", 19)] * 2
+    hostile = KeyPair.load(tmp_path / "fleet" / "clients" / "user-19" / "key.json").public.key_id.hex()
+    assert said["refused"] == [{"round": 1, "user": hostile}, {"round": 2, "user": hostile}]
+    assert hostile not in json.dumps(said["privacy"])
+    assert hostile in next(row["saw"] for row in said["transcript"] if row["party"] == "who enrols users")
+    spoiled = json.loads(command(*shared, "--hostile", "1", "--set", "protocol.noise=aggregators")[1])
+    assert history[-1]["accuracy"] > 0.75 > 0.3 > spoiled["privacy"]["history"][-1]["accuracy"]

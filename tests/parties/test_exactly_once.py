@@ -11,7 +11,7 @@ import pytest
 from parties.every_step import World, envelopes
 from parties.killing import Killing
 from parties.mortal_users import Populated
-from parties.unique_buckets import ONE_SHUFFLER, ORACLES, THREE_AGGREGATORS, THREE_SHUFFLERS, TWO_AGGREGATORS
+from parties.unique_buckets import ONE_SHUFFLER, ORACLES, THREE_AGGREGATORS, THREE_SHUFFLERS, TWO_AGGREGATORS, VERIFIED
 
 from dovetail.parties.common.keys import KeyPair
 
@@ -46,6 +46,12 @@ def test_whichever_aggregator_dies_at_whichever_step_every_share_counts_once(tmp
     """Open, accept, freeze, agree, close, send, acknowledge; and the analyzer that takes it."""
     among = after_commits_of("analyzer", "aggregator-0", "aggregator-1")
     assert dying_once(tmp_path, monkeypatch, TWO_AGGREGATORS, users=2, rounds=1, among=among) > 25
+
+
+def test_whichever_verifier_dies_at_whichever_step_every_proof_is_answered_once(tmp_path, monkeypatch):
+    """Beside the above: draw a part of the key, pin the key, answer, judge."""
+    among = after_commits_of("aggregator-1")
+    assert dying_once(tmp_path, monkeypatch, VERIFIED, users=2, rounds=1, among=among) > 10
 
 
 @pytest.mark.soak

@@ -91,11 +91,19 @@ THREE_AGGREGATORS = Oracle(
     None,
     shared=True,
 )
+VERIFIED = Oracle(
+    "secagg",
+    {"clip_norm": 1.0, "noise_multiplier": 1e-12, "scale": 64.0, "noise": "aggregators", "verified": True},
+    2,
+    None,
+    shared=True,
+)
 ORACLES = {
     "one shuffler": ONE_SHUFFLER,
     "three shufflers": THREE_SHUFFLERS,
     "two aggregators": TWO_AGGREGATORS,
     "three aggregators": THREE_AGGREGATORS,
+    "verified": VERIFIED,
 }
 
 
