@@ -69,14 +69,14 @@ def cost(dim: int, *, users: int = 1000, times: int = 3) -> dict[str, Any]:
 
         def verify(index: int = index, content: bytes = content) -> Any:
             sharing.check(content, index)
-            found = sharing.pine.query(key, index, [sharing.report(content, nonce)])
+            found = sharing.proof.query(key, index, [sharing.report(content, nonce)])
             sharing.add(sharing.nothing(), content, index)
             return found[0]
 
         took, found = best(times, verify)
         milliseconds.append(took)
         queried.append(found)
-    deciding, (message,) = best(times, lambda: sharing.pine.decide([[one.verifier for one in queried]]))
+    deciding, (message,) = best(times, lambda: sharing.proof.decide([[one.verifier for one in queried]]))
     if message is None:
         raise AssertionError("expected an honest report to be accepted, got it refused")
     field = 8 * dim + 8 + 8 + 32  # as one packed share and one seed
@@ -86,7 +86,7 @@ def cost(dim: int, *, users: int = 1000, times: int = 3) -> dict[str, Any]:
         "bytes_in_the_field": field,
         "ratio": sum(map(len, contents)) / field,
         "bytes_unverified": plainly.size(0) + plainly.size(1),
-        "bytes_between_aggregators": 2 * (sharing.pine.verifier_size + 32),
+        "bytes_between_aggregators": 2 * (sharing.proof.verifier_size + 32),
         "client_ms": splitting,
         "client_ms_unverified": plain_splitting,
         "leader_ms": milliseconds[0] + deciding,
@@ -163,7 +163,7 @@ class Rounds:
             if integers is None:
                 integers = np.frombuffer(secrets.token_bytes(8 * dim), np.int64) >> 1
             liar = sharing_of(shared, 2)
-            liar.pine = lying(sharing.pine, claimed=shared.squared_norm)
+            liar.proof = lying(sharing.proof, claimed=sharing.proof.layout.squared)
             return liar.split(integers, nonce=nonce)
         if integers is None:
             integers = np.frombuffer(secrets.token_bytes(8 * dim), np.int64)
@@ -181,9 +181,9 @@ class Rounds:
 def accepted(sharing: VerifiedSharing, contents: list[bytes], key: bytes, nonce: bytes) -> bool:
     """Whether both aggregators accept a report."""
     queried = [
-        sharing.pine.query(key, index, [sharing.report(content, nonce)])[0] for index, content in enumerate(contents)
+        sharing.proof.query(key, index, [sharing.report(content, nonce)])[0] for index, content in enumerate(contents)
     ]
-    (message,) = sharing.pine.decide([[one.verifier for one in queried]])
+    (message,) = sharing.proof.decide([[one.verifier for one in queried]])
     return message is not None and all(one.seeds == message for one in queried)
 
 

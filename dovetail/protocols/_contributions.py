@@ -8,13 +8,17 @@ who add up what clients gave them and hand on the sum alone. A `Contribution` is
 from __future__ import annotations
 
 import abc
+import math
 from typing import Any
 
 import numpy as np
 
 from dovetail.mechanisms import ExactSampler
+from dovetail.vdaf.systems import ProofSystem
 
-__all__ = ["Contribution"]
+__all__ = ["Contribution", "proof_assumptions"]
+
+_HASHES = 2.0**45  # that a hostile user computes for a report, in what a statement says of robustness
 
 
 class Contribution(abc.ABC):
@@ -48,10 +52,10 @@ class Contribution(abc.ABC):
         return 0.0
 
     @property
-    def squared_norm(self) -> int | None:
-        """The bound that every client proves for the squared norm of its integers; None where nothing is proven.
+    def proof(self) -> ProofSystem | None:
+        """What every client proves about its integers, and how; None where nothing is proven.
 
-        Where there is one, `draw` and `noise` give signed integers, int64, and `tally` takes them.
+        Where something is, `draw` and `noise` give signed integers, int64, and `tally` takes them.
         """
         return None
 
@@ -74,3 +78,14 @@ class Contribution(abc.ABC):
     @abc.abstractmethod
     def tally(self, total: np.ndarray, users: int) -> Any:
         """Analyzer: what `Protocol.estimate` takes, from the sum of so many users' integers, uint32 below 2^bits."""
+
+
+def proof_assumptions(proof: ProofSystem, what: str) -> tuple[str, ...]:
+    """What a statement about verified sums relies on: for privacy, and for robustness, where `what` must not count."""
+    error = math.ceil(math.log2(proof.soundness_error(_HASHES)))
+    return (
+        "HMAC-SHA256 and AES-128 in counter mode behave like random functions, for what a client's proof does not tell",
+        "an aggregator answers one query about each report: it writes down the round's key before it answers",
+        f"(robustness, not privacy) if all {proof.shares} aggregators follow the protocol, {what} counts with "
+        f"probability at most 2^{error}, per report of a user that computes 2^45 hashes",
+    )

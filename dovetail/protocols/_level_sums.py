@@ -14,12 +14,13 @@ import numpy as np
 from dovetail._jax import jnp
 from dovetail.mechanisms import ExactSampler
 from dovetail.protocols._base import Cohort
-from dovetail.protocols._contributions import Contribution
+from dovetail.protocols._contributions import Contribution, proof_assumptions
 from dovetail.protocols._messages import Levels, Messages, from_bytes
 from dovetail.shufflers import SlotSums
 from dovetail.statements import NotApplicable
+from dovetail.vdaf.levels import LevelProofs
 
-__all__ = ["LevelSums", "level_sums"]
+__all__ = ["LevelSums", "ProvenLevelSums", "level_sums"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,33 @@ class LevelSums(Contribution):
         return SlotSums(jnp.asarray(total.astype(np.int32)), jnp.asarray(messages))
 
 
-def level_sums(messages: Messages, cohort: Cohort) -> LevelSums:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProvenLevelSums(LevelSums):
+    """The same with a proof that every level is one: as many as the response has, from 0 on."""
+
+    aggregators: int
+
+    @property
+    def proof(self) -> LevelProofs:
+        """Of the range of every level."""
+        return LevelProofs.of(size=self.length, largest=self.levels.response.levels - 1, shares=self.aggregators)
+
+    @property
+    def distance(self) -> float:
+        """That of the messages, and the zero-knowledge error of the proof."""
+        return super().distance + self.proof.knowledge_error
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Of privacy, and of robustness."""
+        return (*super().assumptions, *proof_assumptions(self.proof, "a report out of range"))
+
+    def draw(self, x: np.ndarray, *, sampler: ExactSampler, budget: float | None = None) -> np.ndarray:
+        """The level of every slot."""
+        return super().draw(x, sampler=sampler, budget=budget).astype(np.int64)
+
+
+def level_sums(messages: Messages, cohort: Cohort, *, verified: bool = False) -> LevelSums:
     """The sums of these messages; refuses those that do not fill every slot, which would show which are filled."""
     if not isinstance(messages, Levels) or messages.per_client != messages.slots:
         raise NotApplicable(
@@ -71,4 +98,8 @@ def level_sums(messages: Messages, cohort: Cohort) -> LevelSums:
     found = LevelSums(levels=messages, most=cohort.most)
     if found.bits > 32:
         raise NotApplicable(f"expected sums of at most 32 bits, got {found.bits} for {cohort.most} users")
-    return found
+    if not verified:
+        return found
+    if cohort.aggregators is None:
+        raise NotApplicable("expected aggregators for verified sums, got none")
+    return ProvenLevelSums(levels=messages, most=cohort.most, aggregators=cohort.aggregators)

@@ -28,31 +28,13 @@ from dovetail.vdaf._variant import (
 from dovetail.vdaf.field import FIELD64, Malencoded
 from dovetail.vdaf.flp import Circuit, FullyLinearProof
 from dovetail.vdaf.norms import NormBits, NormEquality, NormLayout
+from dovetail.vdaf.systems import Queried, SharedReport, Unlucky
 from dovetail.vdaf.xof import SEED
 
 __all__ = ["PINE64", "Pine", "Queried", "SharedReport", "Unlucky", "chosen_chunks"]
 
 
 _WIDER = 16.0  # norms that count as small products: more than the draft's, so that e^eps times an error stays nothing
-
-
-class Unlucky(ArithmeticError):  # noqa: N818 - it says what happened; one draws again
-    """Random products of an honest vector that are too large: drawn again, other ones are not."""
-
-
-class SharedReport(NamedTuple):
-    """What an aggregator has of a report: its nonce, the public share, and its own share."""
-
-    nonce: bytes
-    public: bytes
-    share: bytes
-
-
-class Queried(NamedTuple):
-    """What an aggregator found: the seeds that all must agree on, and the verifier share that it tells the others."""
-
-    seeds: bytes
-    verifier: bytes
 
 
 class _Begun(NamedTuple):
@@ -104,6 +86,16 @@ class Pine(PineVariant):
             )
         chunk, norm_chunk = chosen_chunks(layout)
         return cls(layout=layout, chunk=chunk, norm_chunk=norm_chunk, shares=shares)
+
+    @property
+    def elements(self) -> int:
+        """Those of the layout's vector."""
+        return self.layout.length
+
+    @property
+    def knowledge_error(self) -> float:
+        """That honest randomness is drawn again, which makes it other than uniform."""
+        return self.layout.unlucky
 
     def soundness_error(self, hashes: float) -> float:
         """At most this is the probability that a report is accepted whose integers have a larger norm.
@@ -234,6 +226,10 @@ class Pine(PineVariant):
             accepted &= np.all(flp.decide(part), axis=-1)
         fine[fine] = accepted
         return [self._agreed_seeds(one) if ok else None for one, ok in zip(verifiers, fine, strict=True)]
+
+    def public_of(self, verifiers: Sequence[bytes]) -> bytes:
+        """The parts of the joint randomness that aggregators found, for the wraparound checks and for the proofs."""
+        return b"".join(one[-2 * SEED : -SEED] for one in verifiers) + b"".join(one[-SEED:] for one in verifiers)
 
     def output(self, index: int, share: bytes) -> np.ndarray:
         """The aggregator's share of the integers."""

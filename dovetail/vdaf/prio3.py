@@ -123,6 +123,19 @@ class Prio3:
         """The aggregator's share of what is added up; None if the report is refused."""
         return state.share if message is not None and message == state.seed else None
 
+    def check(self, index: int, public: bytes, share: bytes) -> None:
+        """Refuse shares of another form."""
+        self._parts(public)
+        self._sized(index, share)
+        if index == 0:
+            self.field.decode(share[: len(share) - (SEED if self._joint else 0)])
+
+    def output(self, index: int, share: bytes) -> np.ndarray:
+        """The aggregator's share of what is added up."""
+        if index:
+            return self.measured.truncate(self._vector(index, share[:SEED]))
+        return self.measured.truncate(self.field.decode(share[: self.field.size * self.proof.circuit.length]))
+
     @property
     def _joint(self) -> bool:
         return self.proof.circuit.joint > 0
@@ -134,15 +147,19 @@ class Prio3:
         return self.proof.prove(copies, random.reshape(self.proofs, -1), joint).reshape(-1)
 
     def _expanded(self, index: int, share: bytes) -> tuple[np.ndarray, np.ndarray, bytes]:
-        length, size = self.proof.circuit.length, self.field.size
-        proofs = self.proof.proof_length * self.proofs
-        whole, blind = (size * (length + proofs) if index == 0 else SEED), (SEED if self._joint else 0)
-        if len(share) != whole + blind:
-            raise Malencoded(f"expected a share of {whole + blind} bytes, got {len(share)}")
+        length, whole = self.proof.circuit.length, self._sized(index, share)
         if index:
             return self._vector(index, share[:SEED]), self._proofs(index, share[:SEED]), share[SEED:]
         found = self.field.decode(share[:whole])
         return found[:length], found[length:], share[whole:]
+
+    def _sized(self, index: int, share: bytes) -> int:
+        """Bytes of a share without its blind; refuses one of another length."""
+        elements = self.proof.circuit.length + self.proof.proof_length * self.proofs
+        whole, blind = (SEED if index else self.field.size * elements), (SEED if self._joint else 0)
+        if len(share) != whole + blind:
+            raise Malencoded(f"expected a share of {whole + blind} bytes, got {len(share)}")
+        return whole
 
     def _vector(self, index: int, seed: bytes) -> np.ndarray:
         return self.xof.expand(self.field, seed, self._tag(_SHARE), bytes([index]), self.proof.circuit.length)

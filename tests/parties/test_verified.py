@@ -13,8 +13,10 @@ from verified_rounds import Peer, closed, forwarded, give, hostile_contents, ope
 from dovetail.parties.aggregator.rounds import REFUSED
 from dovetail.parties.common.costs import cost
 from dovetail.parties.common.policy import Refused
+from dovetail.parties.common.task import TrainingTask
 from dovetail.parties.common.wire import Malformed, vector_from
 from dovetail.parties.intermediary.arrivals import Turned
+from dovetail.statements import NotApplicable
 
 UPDATE = np.array([0.6, 0.0, -0.8, 0.0, 0.0, 0.0], np.float32)
 
@@ -282,3 +284,29 @@ def test_many_rounds_in_a_row(tmp_path):
         assert closed(parties, round) == ["sent", "sent"]
         assert forwarded(analyzer, parties, round)["outcome"] == "released"
     assert np.allclose(vector_from(analyzer.model(2), 6), 2 * UPDATE, atol=0.02)
+
+
+@pytest.mark.parametrize("protocol", ["ss_simple", "ss_topk"])
+def test_counts_are_verified_too(tmp_path, protocol):
+    """A user that reports a level of a thousand is left out; the others' counts come out."""
+    sharing = Sharing(tmp_path, protocol, dim=6, clients=41, min_clients=30, settings={"verified": True})
+    update = np.array([1, 1, 0, 0, 0, 0], np.float32)
+    analyzer, parties = opened(sharing)
+    for user in range(40):
+        sharing.accept(parties, user, update=update)
+    report, form = secrets.token_bytes(16), sharing.task.sharing()
+    shares = form.split(np.array([1, 0, 0, 1, 0, 1]), nonce=bytes(16))  # bound to nothing
+    element = 8 + form.proof.public_size
+    shares[0] = shares[0][:element] + (1000).to_bytes(8, "little") + shares[0][element + 8 :]
+    give(sharing, parties, 40, shares, report)
+    assert closed(parties) == ["sent", "sent"]
+    assert forwarded(analyzer, parties)["uploads"] == 40
+    assert np.all(np.abs(vector_from(analyzer.model(1), 6) - update) < 0.6)
+    assert names(tmp_path) == [(1, sharing.users[40].public.key_id.hex())]
+
+
+def test_verified_counts_are_not_shuffled(tmp_path):
+    sharing = Sharing(tmp_path, "ss_simple", settings={"verified": True})
+    fields = {**msgspec.structs.asdict(sharing.task), "aggregators": (), "shufflers": sharing.task.aggregators[:1]}
+    with pytest.raises(NotApplicable, match="expected aggregators for verified"):
+        TrainingTask(**fields)

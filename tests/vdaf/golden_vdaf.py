@@ -12,8 +12,10 @@ from dovetail.parties.common.sharing import proof_nonce
 from dovetail.vdaf.circuits import MultihotCountVec
 from dovetail.vdaf.field import FIELD64
 from dovetail.vdaf.flp import FullyLinearProof
-from dovetail.vdaf.pine import Pine, SharedReport
+from dovetail.vdaf.levels import LevelProofs
+from dovetail.vdaf.pine import Pine
 from dovetail.vdaf.prio3 import Prio3
+from dovetail.vdaf.systems import SharedReport
 from dovetail.vdaf.xof import HmacSha256Aes128
 
 KEY, NONCE = bytes(range(32)), bytes(range(16))
@@ -63,6 +65,24 @@ def multihot():
     }
 
 
+def levels():
+    proofs = LevelProofs.of(size=6, largest=2)
+    integers = np.array([0, 1, 2, 2, 1, 0])
+    public, parts = proofs.shard(integers, NONCE, rand(proofs.rand_size))
+    queried = [proofs.query(KEY, i, [SharedReport(NONCE, public, part)])[0] for i, part in enumerate(parts)]
+    (message,) = proofs.decide([[one.verifier for one in queried]])
+    return {
+        "integers": integers.tolist(),
+        "largest": 2,
+        "chunk": proofs.chunk,
+        "public": public.hex(),
+        "sha256_of_shares": [digest(part) for part in parts],
+        "sha256_of_verifiers": [digest(one.verifier) for one in queried],
+        "message": message.hex(),
+        "outputs": [FIELD64.encode(proofs.output(i, part)).hex() for i, part in enumerate(parts)],
+    }
+
+
 def computed():
     return {
         "provenance": "computed by this library; the code that computes them reproduces the public test vectors",
@@ -72,6 +92,7 @@ def computed():
         "pine_2": pine(2),
         "pine_3": pine(3),
         "multihot": multihot(),
+        "levels": levels(),
         "wire": {
             "task_id": KEY.hex(),
             "round": 3,

@@ -7,7 +7,8 @@ import numpy as np
 from dovetail.parties.user.hostile import lying as hostile
 from dovetail.vdaf.field import FIELD64
 from dovetail.vdaf.norms import NormLayout
-from dovetail.vdaf.pine import Pine, SharedReport, Unlucky
+from dovetail.vdaf.pine import Pine
+from dovetail.vdaf.systems import SharedReport, Unlucky
 
 KEY = hashlib.sha256(b"a key that aggregators share").digest()
 __all__ = ["KEY", "SMALL", "accepted", "hostile", "of_norm", "sharded", "sharded_all", "small_checks", "two_squares"]

@@ -9,7 +9,8 @@ from scipy import stats
 
 from dovetail.vdaf.field import FIELD32, FIELD64, Malencoded
 from dovetail.vdaf.norms import NormLayout, random_products
-from dovetail.vdaf.pine import Pine, SharedReport
+from dovetail.vdaf.pine import Pine
+from dovetail.vdaf.systems import SharedReport
 from dovetail.vdaf.xof import SEED
 
 

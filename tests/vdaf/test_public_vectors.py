@@ -8,8 +8,9 @@ from dovetail.vdaf.circuits import Count, Histogram, MultihotCountVec, SumVec
 from dovetail.vdaf.field import FIELD32, FIELD64, FIELD128, Malencoded
 from dovetail.vdaf.flp import FullyLinearProof
 from dovetail.vdaf.norms import NormLayout
-from dovetail.vdaf.pine import PINE64, Pine, SharedReport
+from dovetail.vdaf.pine import PINE64, Pine
 from dovetail.vdaf.prio3 import Prio3
+from dovetail.vdaf.systems import SharedReport
 from dovetail.vdaf.xof import TurboShake128
 
 PINE32 = 0xFFFF1005

@@ -19,7 +19,7 @@ import msgspec
 from dovetail.parties.aggregator.store import SumStore
 from dovetail.parties.common.sharing import VerifiedSharing
 from dovetail.parties.common.wire import Malformed, Verifiers
-from dovetail.vdaf.pine import SharedReport
+from dovetail.vdaf.systems import ProofSystem, SharedReport
 from dovetail.vdaf.xof import SEED
 
 __all__ = ["KEPT_NONCE", "VerifiedStore", "round_key"]
@@ -75,12 +75,12 @@ class VerifiedStore(SumStore):
         if self._one("SELECT key FROM challenges WHERE round = ?", round) != (key,):
             raise ValueError(f"expected the key of round {round} that was formed before, got another one")
         done = {row[0] for row in self._rows("SELECT report FROM verifiers WHERE round = ?", round)}
-        missing, pine = sorted(set(roster) - done), self._sharing.pine
-        step = max(1, _AT_ONCE // pine.layout.length)
+        missing, proof = sorted(set(roster) - done), self._sharing.proof
+        step = max(1, _AT_ONCE // proof.elements)
         for low in range(0, len(missing), step):
             names = missing[low : low + step]
             reports = [self._report(round, name) for name in names]
-            found = pine.query(key, self._index, reports)
+            found = proof.query(key, self._index, reports)
             told = [
                 (round, name, one.verifier + hashlib.sha256(report.public).digest())
                 for name, report, one in zip(names, reports, found, strict=True)
@@ -99,7 +99,7 @@ class VerifiedStore(SumStore):
         rows = self._rows("SELECT report, told FROM verifiers WHERE round = ? ORDER BY report", round)
         if hashlib.sha256(b"".join(report for report, _ in rows)).digest() != agreed:
             return None
-        size = max(1, _PAGE // (self._sharing.pine.verifier_size + _DIGEST))
+        size = max(1, _PAGE // (self._sharing.proof.verifier_size + _DIGEST))
         shown = [told for _, told in rows[first : first + size]]
         return Verifiers(index=self._index, total=len(rows), told=shown)
 
@@ -109,18 +109,18 @@ class VerifiedStore(SumStore):
         All aggregators judge by the same: what all found, and the public share, which must be the same everywhere and
         be what was found.
         """
-        names, pine = sorted(roster), self._sharing.pine
+        names, proof = sorted(roster), self._sharing.proof
         by_index = {one.index: one.told for one in others}
         mine = [row[0] for row in self._rows("SELECT told FROM verifiers WHERE round = ? ORDER BY report", round)]
         by_index[self._index] = mine
-        if sorted(by_index) != list(range(pine.shares)) or any(len(told) != len(names) for told in by_index.values()):
+        if sorted(by_index) != list(range(proof.shares)) or any(len(told) != len(names) for told in by_index.values()):
             raise ValueError(f"expected what every aggregator found of {len(names)} reports, got something else")
-        rows = list(zip(*(by_index[index] for index in range(pine.shares)), strict=True))
-        decided = pine.decide([[told[:-_DIGEST] for told in row] for row in rows])
+        rows = list(zip(*(by_index[index] for index in range(proof.shares)), strict=True))
+        decided = proof.decide([[told[:-_DIGEST] for told in row] for row in rows])
         fine = {
             name
             for name, row, message in zip(names, rows, decided, strict=True)
-            if message is not None and _same_public(row, pine.shares)
+            if message is not None and _same_public(proof, row)
         }
         self._write_down(round, set(names) - fine)
         return fine
@@ -157,8 +157,7 @@ class VerifiedStore(SumStore):
             return self._database.execute(query, values).fetchall()
 
 
-def _same_public(row: Sequence[bytes], shares: int) -> bool:
-    """Whether the public share is the same everywhere, and its parts are those that aggregators found."""
-    verifiers = [told[:-_DIGEST] for told in row]
-    found = b"".join(one[-2 * SEED : -SEED] for one in verifiers) + b"".join(one[-SEED:] for one in verifiers)
+def _same_public(proof: ProofSystem, row: Sequence[bytes]) -> bool:
+    """Whether the public share is the same everywhere, and is what aggregators found."""
+    found = proof.public_of([told[:-_DIGEST] for told in row])
     return {told[-_DIGEST:] for told in row} == {hashlib.sha256(found).digest()}

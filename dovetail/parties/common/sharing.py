@@ -2,7 +2,7 @@
 
 Everybody asks the same object: the user splits, aggregators check and add up, the analyzer reads. A verified upload is
 the eight bytes that every share begins with (`shares`), the public share, and the aggregator's own share with its share
-of the proofs, as `vdaf.pine` writes them.
+of the proofs, as `vdaf.pine` or `vdaf.levels` writes them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dovetail.parties.common import shares
 from dovetail.parties.common.wire import Malformed
 from dovetail.protocols import Contribution
 from dovetail.vdaf.field import FIELD64, Malencoded
-from dovetail.vdaf.pine import Pine, SharedReport, Unlucky
+from dovetail.vdaf.systems import ProofSystem, SharedReport, Unlucky
 
 __all__ = ["PlainSharing", "Sharing", "VerifiedSharing", "proof_nonce", "sharing_of"]
 
@@ -125,22 +125,22 @@ class PlainSharing(Sharing):
 
 
 class VerifiedSharing(Sharing):
-    """Elements of a field, with a proof that they are integers of bounded norm.
+    """Elements of a field, with a proof that they are integers as the contribution says.
 
     Guarantees:
-        A report that has the form of one, and whose proof all aggregators accept, adds integers of at most the norm
-        that the contribution states to the sum, but for `Pine.soundness_error`.
+        A report that has the form of one, and whose proof all aggregators accept, adds such integers to the sum, but
+        for the proof's soundness error.
     """
 
     def __init__(self, shared: Contribution, count: int) -> None:
         super().__init__(shared, count)
-        if shared.squared_norm is None:
-            raise ValueError("expected a contribution of bounded norm, got another one")
-        self.pine = Pine.of(dim=shared.length, squared=shared.squared_norm, shares=count)
+        if shared.proof is None or shared.proof.shares != count:
+            raise ValueError(f"expected a contribution with proofs for {count} aggregators, got another one")
+        self.proof: ProofSystem = shared.proof
 
     def size(self, index: int) -> int:
         """Head, public share, own share."""
-        return shares.FIELD_HEAD + self.pine.public_size + self.pine.share_size(index)
+        return shares.FIELD_HEAD + self.proof.public_size + self.proof.share_size(index)
 
     @property
     def sum_size(self) -> int:
@@ -153,7 +153,7 @@ class VerifiedSharing(Sharing):
         """Shares with proofs; drawn again in the one case in 2^100 in which the wraparound checks fail."""
         while True:
             try:
-                public, parts = self.pine.shard(values, nonce, random_bytes(self.pine.rand_size))
+                public, parts = self.proof.shard(values, nonce, random_bytes(self.proof.rand_size))
             except Unlucky:
                 continue
             return [self._head(index) + public + part for index, part in enumerate(parts)]
@@ -163,14 +163,14 @@ class VerifiedSharing(Sharing):
         if content[: shares.FIELD_HEAD] != self._head(index):
             raise Malformed(f"expected a share of {self._length} field elements with proof, got another one")
         try:
-            self.pine.check(index, self.report(content, bytes(_NONCE)))
+            self.proof.check(index, self.report(content, bytes(_NONCE)))
         except Malencoded as error:
             raise Malformed(str(error)) from error
 
     def report(self, content: bytes, nonce: bytes) -> SharedReport:
         """What is verified."""
         body = content[shares.FIELD_HEAD :]
-        return SharedReport(nonce, body[: self.pine.public_size], body[self.pine.public_size :])
+        return SharedReport(nonce, body[: self.proof.public_size], body[self.proof.public_size :])
 
     def nothing(self) -> np.ndarray:
         """Zeros."""
@@ -178,7 +178,7 @@ class VerifiedSharing(Sharing):
 
     def add(self, total: np.ndarray, content: bytes, index: int) -> None:
         """In the field."""
-        total[...] = FIELD64.add(total, self.pine.output(index, self.report(content, b"").share))
+        total[...] = FIELD64.add(total, self.proof.output(index, self.report(content, b"").share))
 
     def encode_sum(self, total: np.ndarray, noise: np.ndarray | None) -> bytes:
         """Head, and elements."""
@@ -206,4 +206,4 @@ class VerifiedSharing(Sharing):
 
 def sharing_of(shared: Contribution, count: int) -> Sharing:
     """How a contribution is shared between so many aggregators."""
-    return (PlainSharing if shared.squared_norm is None else VerifiedSharing)(shared, count)
+    return (PlainSharing if shared.proof is None else VerifiedSharing)(shared, count)

@@ -150,7 +150,7 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def verified(self) -> bool:
         """Whether aggregators verify what clients share."""
-        return bool(self.aggregators) and self.contribution().squared_norm is not None
+        return bool(self.aggregators) and self.contribution().proof is not None
 
     @property
     def length(self) -> int:

@@ -64,8 +64,8 @@ class HostileClient(Client):
             raise ValueError(f"expected a task with sums of vectors (secagg), got {task.protocol!r}")
         integers = np.rint(self._distort(np.asarray(update, np.float64)) * scale).astype(np.int64)
         sharing: Sharing = sharing_of(shared, len(task.aggregators))
-        if isinstance(sharing, VerifiedSharing):
-            sharing.pine = lying(sharing.pine, claimed=shared.squared_norm)
+        if isinstance(sharing, VerifiedSharing) and isinstance(sharing.proof, Pine):
+            sharing.proof = lying(sharing.proof, claimed=sharing.proof.layout.squared)
         else:
             integers = (integers & (2**shared.bits - 1)).astype(np.uint32)
         return sharing.split(integers, nonce=proof_nonce(task.task_id, round, self.key.public.key_id, report))

@@ -15,15 +15,13 @@ from dovetail.claims import flame
 from dovetail.events import Mechanism, Report, Shuffled
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._claimed import Claimed, Formula
-from dovetail.protocols._contributions import Contribution
-from dovetail.protocols._level_sums import level_sums
-from dovetail.protocols.flame._flame import Flame
+from dovetail.protocols.flame._verified import SharedLevels
 
 __all__ = ["SsSimple"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SsSimple(Flame, Claimed):
+class SsSimple(SharedLevels, Claimed):
     """All coordinates, one shuffle each.
 
     Guarantees:
@@ -45,10 +43,6 @@ class SsSimple(Flame, Claimed):
         """Every coordinate."""
         everything = jnp.ones(x.shape, bool)
         return everything, everything
-
-    def contribution(self, cohort: Cohort, dim: int) -> Contribution:
-        """The sum of the levels on every coordinate."""
-        return level_sums(self.messages(dim), cohort)
 
     def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]]:
         """Thm. 1's: one shuffled report per coordinate."""

@@ -23,12 +23,11 @@ from dovetail.events import DataIndependent, Mechanism, NonPrivate, PaddedTopk, 
 from dovetail.mechanisms import BinaryRandomizedResponse, ExactSampler
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._claimed import Claimed, Formula
-from dovetail.protocols._contributions import Contribution
-from dovetail.protocols._level_sums import level_sums
 from dovetail.protocols._messages import Messages
 from dovetail.protocols._scopes import SLOTS_TELL_NOTHING
 from dovetail.protocols.flame._padded import Padded
 from dovetail.protocols.flame._select import signed_counts, top_mask
+from dovetail.protocols.flame._verified import SharedLevels
 from dovetail.shufflers import SlotSums
 from dovetail.statements import NotApplicable
 
@@ -41,7 +40,7 @@ _INDICES_SHOW = "the indices in an unsplit message depend on its sender's data"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SsTopk(Padded, Claimed):
+class SsTopk(SharedLevels, Padded, Claimed):
     """The largest coordinates, hidden among decoys and dummies.
 
     Guarantees:
@@ -134,10 +133,6 @@ class SsTopk(Padded, Claimed):
                 f"got decoys={self.per_client(dim) - self.k}"
             )
         return super().messages(dim)
-
-    def contribution(self, cohort: Cohort, dim: int) -> Contribution:
-        """The sum of the bits on every coordinate: reports and decoys, and no dummies."""
-        return level_sums(self.messages(dim), cohort)
 
     def chosen(self, x: np.ndarray, *, sampler: ExactSampler) -> tuple[np.ndarray, np.ndarray]:
         """All coordinates, of which the k largest tell: those of `told`, by sorting, for there is one client here."""

@@ -11,13 +11,11 @@ import numpy as np
 from dovetail._jax import jax, jnp
 from dovetail.mechanisms import ExactSampler, exact_skellam, skellam
 from dovetail.mechanisms.gaussian import finite_or_zero
-from dovetail.protocols._contributions import Contribution
+from dovetail.protocols._contributions import Contribution, proof_assumptions
 from dovetail.protocols.sums._skellam import WholeNoise
 from dovetail.vdaf.pine import Pine
 
 __all__ = ["EncodedUpdate", "ProvenUpdate"]
-
-_HASHES = 2.0**45  # that a hostile user computes for a report, in what the statement says of robustness
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,28 +93,19 @@ class ProvenUpdate(EncodedUpdate):
         return math.floor(Fraction(self.encoding.norm) ** 2)
 
     @property
-    def pine(self) -> Pine:
-        """The proof system."""
+    def proof(self) -> Pine:
+        """Of the norm."""
         return Pine.of(dim=self.length, squared=self.squared_norm, shares=self.aggregators)
 
     @property
     def distance(self) -> float:
-        """That wraparound checks of an honest update fail and are drawn again: the zero-knowledge error."""
-        return self.pine.layout.unlucky
+        """The zero-knowledge error of the proof."""
+        return self.proof.knowledge_error
 
     @property
     def assumptions(self) -> tuple[str, ...]:
         """Of privacy, and of robustness."""
-        error = math.ceil(math.log2(self.pine.soundness_error(_HASHES)))
-        return (
-            *super().assumptions,
-            "HMAC-SHA256 and AES-128 in counter mode behave like random functions, for what a client's proof does not "
-            "tell",
-            "an aggregator answers one query about each report: it writes down the round's key before it answers",
-            f"(robustness, not privacy) if all {self.aggregators} aggregators follow the protocol, an update longer "
-            f"than the certified norm counts with probability at most 2^{error}, per report of a user that computes "
-            "2^45 hashes",
-        )
+        return (*super().assumptions, *proof_assumptions(self.proof, "an update longer than the certified norm"))
 
     def tally(self, total: np.ndarray, users: int) -> jax.Array:
         """The residues, with all noise in them."""

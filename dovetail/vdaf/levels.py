@@ -1,0 +1,126 @@
+"""Vectors of small integers with a proof: Prio3's SumVec over the 64-bit field, for several proofs and reports."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from dovetail.vdaf.circuits import SumVec
+from dovetail.vdaf.field import FIELD64
+from dovetail.vdaf.flp import FullyLinearProof
+from dovetail.vdaf.prio3 import Prio3
+from dovetail.vdaf.systems import Queried, SharedReport
+from dovetail.vdaf.xof import SEED, HmacSha256Aes128
+
+__all__ = ["LevelProofs"]
+
+_NUMBER = 0xFFFFFFFF  # of no public variant
+_CONTEXT = b"dovetail"
+_LARGEST_CHUNKS = 4096
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LevelProofs:
+    """That each of `size` integers is from 0 to `largest`: two proofs, with the shortest chunks.
+
+    Guarantees:
+        Honest reports are accepted, but for test points that are roots of unity.
+        What aggregators tell each other about an honest report is uniform, given public randomness.
+    """
+
+    prio3: Prio3
+    chunk: int
+
+    @classmethod
+    @functools.lru_cache(maxsize=32)
+    def of(cls, *, size: int, largest: int, shares: int = 2) -> LevelProofs:
+        """The variant that ships."""
+        length = size * largest.bit_length()
+        chunks = sorted({-(-length // rows) for rows in range(1, 1 + min(length, _LARGEST_CHUNKS))})
+
+        def flp(chunk: int) -> FullyLinearProof:
+            return FullyLinearProof(SumVec(FIELD64, size=size, largest=largest, chunk=chunk), "values")
+
+        chunk = min(chunks, key=lambda chunk: flp(chunk).proof_length)
+        circuit = SumVec(FIELD64, size=size, largest=largest, chunk=chunk)
+        proof = FullyLinearProof(circuit, "values")
+        return cls(Prio3(proof, circuit, _NUMBER, HmacSha256Aes128, shares=shares, proofs=2, context=_CONTEXT), chunk)
+
+    @property
+    def shares(self) -> int:
+        """How many aggregators there are."""
+        return self.prio3.shares
+
+    @property
+    def elements(self) -> int:
+        """Bits of the vector."""
+        return self.prio3.proof.circuit.length
+
+    @property
+    def public_size(self) -> int:
+        """A part of the joint randomness for each aggregator."""
+        return SEED * self.shares
+
+    @property
+    def rand_size(self) -> int:
+        """Random bytes that a user draws."""
+        return self.prio3.rand_size
+
+    @property
+    def verifier_size(self) -> int:
+        """Both proofs' verifiers, and a part of the joint randomness."""
+        return FIELD64.size * self.prio3.proof.verifier_length * self.prio3.proofs + SEED
+
+    @property
+    def knowledge_error(self) -> float:
+        """Nothing is drawn again: none."""
+        return 0.0
+
+    def soundness_error(self, hashes: float) -> float:
+        """At most this is the probability that a report is accepted with an integer out of range.
+
+        Joint randomness hides it with probability chunk / modulus per proof, the test point with 2 order / modulus
+        (`docs/proofs/verified.md`, 5).
+        """
+        flp, modulus = self.prio3.proof, FIELD64.modulus
+        joint, point = self.chunk / modulus, 2 * flp.order / (modulus - flp.order)
+        return min(1.0, (hashes * joint**2 + 2 * min(1.0, hashes * joint) * point + point**2) * (1 + 1e-9))
+
+    def share_size(self, index: int) -> int:
+        """Seed and blind, or elements and blind."""
+        flp = self.prio3.proof
+        whole = FIELD64.size * (flp.circuit.length + self.prio3.proofs * flp.proof_length)
+        return 2 * SEED if index else whole + SEED
+
+    def shard(self, integers: np.ndarray, nonce: bytes, rand: bytes) -> tuple[bytes, list[bytes]]:
+        """The public share, and what every aggregator gets."""
+        return self.prio3.shard(integers, nonce, rand)
+
+    def check(self, index: int, report: SharedReport) -> None:
+        """Refuse a report that has not the form of one."""
+        self.prio3.check(index, report.public, report.share)
+
+    def query(self, key: bytes, index: int, reports: Sequence[SharedReport]) -> list[Queried]:
+        """What an aggregator finds about its shares of some reports."""
+        found = [self.prio3.verify_init(key, index, *report) for report in reports]
+        return [Queried(state.seed, verifier) for state, verifier in found]
+
+    def decide(self, verifiers: Sequence[Sequence[bytes]]) -> list[bytes | None]:
+        """For every report, the seed that all must have found; None if it is refused, or a verifier has no form."""
+        return [self.prio3.message(list(one)) if self._well_formed(one) else None for one in verifiers]
+
+    def public_of(self, verifiers: Sequence[bytes]) -> bytes:
+        """The parts of the joint randomness that aggregators found."""
+        return b"".join(one[-SEED:] for one in verifiers)
+
+    def output(self, index: int, share: bytes) -> np.ndarray:
+        """The aggregator's share of the integers."""
+        return self.prio3.output(index, share)
+
+    def _well_formed(self, row: Sequence[bytes]) -> bool:
+        return len(row) == self.shares and all(
+            len(one) == self.verifier_size and bool(np.all(FIELD64.read(one[:-SEED]) < FIELD64.modulus)) for one in row
+        )

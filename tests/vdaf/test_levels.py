@@ -1,0 +1,102 @@
+"""Proofs that small integers are in range."""
+
+import numpy as np
+import pytest
+from pine_reports import KEY, accepted
+
+from dovetail.vdaf.circuits import SumVec
+from dovetail.vdaf.field import FIELD64, Malencoded
+from dovetail.vdaf.levels import LevelProofs
+from dovetail.vdaf.systems import SharedReport
+from dovetail.vdaf.xof import SEED
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(25)
+
+
+def sharded(proofs, rng, integers):
+    nonce = rng.bytes(16)
+    public, shares = proofs.shard(np.asarray(integers), nonce, rng.bytes(proofs.rand_size))
+    return [SharedReport(nonce, public, share) for share in shares]
+
+
+class AnyBits(SumVec):
+    """Encodes bits that are none."""
+
+    def encode(self, measurement):
+        return self.field.elements(measurement)
+
+
+def hostile(proofs, rng, bits):
+    circuit = AnyBits(FIELD64, size=proofs.prio3.measured.size, largest=1, chunk=proofs.chunk)
+    object.__setattr__(lying := type(proofs.prio3)(**vars(proofs.prio3)), "measured", circuit)
+    nonce = rng.bytes(16)
+    public, shares = lying.shard(bits, nonce, rng.bytes(proofs.rand_size))
+    return [SharedReport(nonce, public, share) for share in shares]
+
+
+@pytest.mark.parametrize(("largest", "shares"), [(1, 2), (1, 3), (6, 2)])
+def test_levels_in_range_are_accepted_and_add_up(rng, largest, shares):
+    proofs = LevelProofs.of(size=40, largest=largest, shares=shares)
+    vectors = [rng.integers(0, largest + 1, 40) for _ in range(3)]
+    reports = [sharded(proofs, rng, x) for x in vectors]
+    assert all(accepted(proofs, reports))
+    total = FIELD64.zeros(40)
+    for report in reports:
+        for index, one in enumerate(report):
+            proofs.check(index, one)
+            assert len(one.share) == proofs.share_size(index)
+            total = FIELD64.add(total, proofs.output(index, one.share))
+    assert np.array_equal(FIELD64.centred(total), sum(vectors))
+
+
+@pytest.mark.parametrize("wrong", [2, -1, 1000, 2**62])
+def test_one_level_out_of_range_is_refused(rng, wrong):
+    proofs = LevelProofs.of(size=30, largest=1)
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        sharded(proofs, rng, [wrong] + [0] * 29)
+    assert accepted(proofs, [hostile(proofs, rng, [wrong] + [0] * 29)]) == [False]
+    assert accepted(proofs, [hostile(proofs, rng, [1] + [0] * 29)]) == [True]
+
+
+def test_changed_reports_are_refused(rng):
+    proofs = LevelProofs.of(size=12, largest=1)
+    leader, helper = sharded(proofs, rng, [1, 0] * 6)
+    changed = []
+    for place in range(len(leader.share) // 8 - SEED // 8):
+        elements = FIELD64.decode(leader.share[:-SEED])
+        elements[place] = FIELD64.add(elements[place : place + 1], FIELD64.scalar(1))[0]
+        changed.append([leader._replace(share=FIELD64.encode(elements) + leader.share[-SEED:]), helper])
+    for place in range(0, len(helper.share), 7):
+        share = helper.share[:place] + bytes([helper.share[place] ^ 4]) + helper.share[place + 1 :]
+        changed.append([leader, helper._replace(share=share)])
+    for place in (0, 40):
+        public = leader.public[:place] + bytes([leader.public[place] ^ 4]) + leader.public[place + 1 :]
+        changed.append([leader._replace(public=public), helper._replace(public=public)])
+    changed.append([leader._replace(nonce=bytes(16)), helper._replace(nonce=bytes(16))])
+    assert not any(accepted(proofs, changed))
+
+
+def test_what_has_another_form_is_refused(rng):
+    proofs = LevelProofs.of(size=12, largest=1)
+    leader, helper = sharded(proofs, rng, [1, 0] * 6)
+    for index, wrong in (
+        (0, leader._replace(share=leader.share[1:])),
+        (0, leader._replace(share=b"\xff" * 8 + leader.share[8:])),
+        (1, helper._replace(public=b"")),
+        (1, leader),
+    ):
+        with pytest.raises(Malencoded):
+            proofs.check(index, wrong)
+    told = [proofs.query(KEY, i, [one])[0].verifier for i, one in enumerate((leader, helper))]
+    assert len(told[0]) == proofs.verifier_size
+    assert proofs.public_of(told) == leader.public
+    assert proofs.decide([[told[0], b""], [told[0]], [told[0], b"\xff" * len(told[1])]]) == [None] * 3
+
+
+def test_the_error_is_what_the_page_says():
+    proofs = LevelProofs.of(size=7850, largest=1)
+    assert proofs.knowledge_error == 0.0
+    assert 2.0**-70 < proofs.soundness_error(2.0**45) < 2.0**-63
