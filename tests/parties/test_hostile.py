@@ -34,6 +34,8 @@ _LOG = logging.getLogger(__name__)
 EXPIRED = KeyPair.generate("sign")
 EXPIRED = dataclasses.replace(EXPIRED, public=msgspec.structs.replace(EXPIRED.public, expires=1))
 
+PEERS_ASK = ("roster", "agreed", "challenge", "verifiers/0")
+
 
 def victims(household, up):
     """The first shuffler or aggregator and the analyzer, each with requests that it would take."""
@@ -60,7 +62,7 @@ def service_of(household, up):
     task, envelope = household.task, household.envelope(0)
     upload, prefix = envelope.uploads[0].encode(), prefix_of(household.task)
     mine, *peers = (keys.sign for keys in household.keys)
-    asked = [(Request("GET", f"{prefix}/{what}"), peers[0]) for what in ("roster", "agreed") if peers]
+    asked = [(Request("GET", f"{prefix}/{what}"), peers[0]) for what in PEERS_ASK if peers]
     return Victim(
         name="aggregator" if task.aggregators else "shuffler",
         address=up.services[0],

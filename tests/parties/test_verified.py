@@ -2,20 +2,25 @@
 
 import json
 import secrets
+import time
 
 import msgspec
 import numpy as np
 import pytest
+from parties.household import running
 from sharing import Sharing
 from vdaf.pine_reports import hostile, two_squares
 from verified_rounds import Peer, closed, forwarded, give, hostile_contents, opened, verified_task
 
 from dovetail.parties.aggregator.rounds import REFUSED
 from dovetail.parties.common.costs import cost
+from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink
 from dovetail.parties.common.policy import Refused
 from dovetail.parties.common.task import TrainingTask
 from dovetail.parties.common.wire import Malformed, vector_from
 from dovetail.parties.intermediary.arrivals import Turned
+from dovetail.parties.user.client import Client
+from dovetail.parties.user.hostile import HostileClient
 from dovetail.statements import NotApplicable
 
 UPDATE = np.array([0.6, 0.0, -0.8, 0.0, 0.0, 0.0], np.float32)
@@ -310,3 +315,26 @@ def test_verified_counts_are_not_shuffled(tmp_path):
     fields = {**msgspec.structs.asdict(sharing.task), "aggregators": (), "shufflers": sharing.task.aggregators[:1]}
     with pytest.raises(NotApplicable, match="expected aggregators for verified"):
         TrainingTask(**fields)
+
+
+def test_over_the_network(tmp_path, monkeypatch):
+    """Services with TLS agree on who cheated, and the model is that of the others."""
+    sharing = verified_task(tmp_path, clients=4, rounds=1)
+    with running(sharing, monkeypatch) as up:
+        options = {"ca": up.authority}
+        links = [
+            IntermediaryLink("https://%s:%d" % address, index=i, **options) for i, address in enumerate(up.services)
+        ]
+        analyzer = AnalyzerLink("https://%s:%d" % up.analyzer, **options)
+        for user in range(4):
+            kind = HostileClient if user == 3 else Client
+            client = kind(tmp_path / f"user-{user}", policy=sharing.policy, key=sharing.users[user])
+            envelope = client.report(sharing.signed, 1, UPDATE)
+            for index, link in enumerate(links):
+                envelope.give(index, link)
+        end = time.monotonic() + 60
+        while not analyzer.status().over and time.monotonic() < end:
+            time.sleep(0.05)
+        assert [(one["outcome"], one["uploads"]) for one in analyzer.privacy()["history"]] == [("released", 3)]
+        assert np.allclose(analyzer.model(1, dim=6), UPDATE * 3 / 4, atol=0.01)
+    assert names(tmp_path, 0) == names(tmp_path, 1) == [(1, sharing.users[3].public.key_id.hex())]

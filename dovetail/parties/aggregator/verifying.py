@@ -32,6 +32,7 @@ CREATE TABLE IF NOT EXISTS refused (round INTEGER, client BLOB, PRIMARY KEY (rou
 """
 _AT_ONCE = 1 << 18  # elements that are verified at a time
 _PAGE = 1 << 22  # bytes of verifiers in an answer, about
+_JUDGED = 1024  # reports that are judged at a time
 _DIGEST = 32
 
 
@@ -96,12 +97,11 @@ class VerifiedStore(SumStore):
         agreed = self.agreed(round)
         if agreed is None:
             return None
-        rows = self._rows("SELECT report, told FROM verifiers WHERE round = ? ORDER BY report", round)
-        if hashlib.sha256(b"".join(report for report, _ in rows)).digest() != agreed:
+        names = self._rows("SELECT report FROM verifiers WHERE round = ? ORDER BY report", round)
+        if hashlib.sha256(b"".join(name for (name,) in names)).digest() != agreed:
             return None
         size = max(1, _PAGE // (self._sharing.proof.verifier_size + _DIGEST))
-        shown = [told for _, told in rows[first : first + size]]
-        return Verifiers(index=self._index, total=len(rows), told=shown)
+        return Verifiers(index=self._index, total=len(names), told=self._found(round, first, size))
 
     def judge(self, round: int, roster: Collection[bytes], others: Sequence[Verifiers]) -> set[bytes]:
         """The reports that everybody accepts, given what the others found; users of the others are written down.
@@ -111,17 +111,19 @@ class VerifiedStore(SumStore):
         """
         names, proof = sorted(roster), self._sharing.proof
         by_index = {one.index: one.told for one in others}
-        mine = [row[0] for row in self._rows("SELECT told FROM verifiers WHERE round = ? ORDER BY report", round)]
-        by_index[self._index] = mine
+        by_index[self._index] = self._found(round, 0, len(names))
         if sorted(by_index) != list(range(proof.shares)) or any(len(told) != len(names) for told in by_index.values()):
             raise ValueError(f"expected what every aggregator found of {len(names)} reports, got something else")
         rows = list(zip(*(by_index[index] for index in range(proof.shares)), strict=True))
-        decided = proof.decide([[told[:-_DIGEST] for told in row] for row in rows])
-        fine = {
-            name
-            for name, row, message in zip(names, rows, decided, strict=True)
-            if message is not None and _same_public(proof, row)
-        }
+        fine: set[bytes] = set()
+        for low in range(0, len(rows), _JUDGED):
+            some = rows[low : low + _JUDGED]
+            decided = proof.decide([[told[:-_DIGEST] for told in row] for row in some])
+            fine |= {
+                name
+                for name, row, message in zip(names[low : low + _JUDGED], some, decided, strict=True)
+                if message is not None and _same_public(proof, row)
+            }
         self._write_down(round, set(names) - fine)
         return fine
 
@@ -146,6 +148,10 @@ class VerifiedStore(SumStore):
         if found is None:
             raise ValueError(f"expected the share of every report on the roster of round {round}, got none of one")
         return self._sharing.report(found[0][KEPT_NONCE:], found[0][:KEPT_NONCE])
+
+    def _found(self, round: int, first: int, count: int) -> list[bytes]:
+        query = "SELECT told FROM verifiers WHERE round = ? ORDER BY report LIMIT ? OFFSET ?"
+        return [told for (told,) in self._rows(query, round, count, first)]
 
     def _write_down(self, round: int, reports: set[bytes]) -> None:
         query = "INSERT OR IGNORE INTO refused SELECT round, client FROM uploads WHERE round = ? AND report = ?"
