@@ -323,9 +323,10 @@ def test_over_the_network(tmp_path, monkeypatch):
     with running(sharing, monkeypatch) as up:
         options = {"ca": up.authority}
         links = [
-            IntermediaryLink("https://%s:%d" % address, index=i, **options) for i, address in enumerate(up.services)
+            IntermediaryLink(f"https://{host}:{port}", index=i, **options) for i, (host, port) in enumerate(up.services)
         ]
-        analyzer = AnalyzerLink("https://%s:%d" % up.analyzer, **options)
+        host, port = up.analyzer
+        analyzer = AnalyzerLink(f"https://{host}:{port}", **options)
         for user in range(4):
             kind = HostileClient if user == 3 else Client
             client = kind(tmp_path / f"user-{user}", policy=sharing.policy, key=sharing.users[user])
