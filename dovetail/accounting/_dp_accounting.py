@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from dp_accounting.pld import pld_pmf
     from dp_accounting.pld import privacy_loss_distribution as pld
     from dp_accounting.pld import privacy_loss_mechanism as pld_mechanism
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
     from dp_accounting.rdp import rdp_privacy_accountant as rdp
 else:
     dp_event = LateModule("dp_accounting.dp_event")
@@ -21,9 +20,4 @@ else:
     pld_mechanism = LateModule("dp_accounting.pld.privacy_loss_mechanism")
     rdp = LateModule("dp_accounting.rdp.rdp_privacy_accountant")
 
-    def PrivacyLossDistribution(*sides):  # noqa: N802 - it stands for the class
-        """A privacy loss distribution from the masses of one side or both."""
-        return pld.PrivacyLossDistribution(*sides)
-
-
-__all__ = ["PrivacyLossDistribution", "dp_event", "pld", "pld_mechanism", "pld_pmf", "privacy_accountant", "rdp"]
+__all__ = ["dp_event", "pld", "pld_mechanism", "pld_pmf", "privacy_accountant", "rdp"]

@@ -10,14 +10,14 @@ import math
 
 import numpy as np
 
-from dovetail.accounting._dp_accounting import PrivacyLossDistribution, pld_mechanism, pld_pmf
+from dovetail.accounting._dp_accounting import pld, pld_mechanism, pld_pmf
 
 __all__ = ["gaussian_losses"]
 
 
 def gaussian_losses(
     std: float, *, sensitivity: float, prob: float, add_remove: bool, interval: float
-) -> PrivacyLossDistribution:
+) -> pld.PrivacyLossDistribution:
     """What `from_gaussian_mechanism` of dp-accounting returns, up to rounding.
 
     A user is added or removed, or else replaced, in a Poisson sample with this probability.
@@ -33,7 +33,7 @@ def gaussian_losses(
         sides.append(
             pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, int(steps[0]), int(steps[-1]), deltas)
         )
-    return PrivacyLossDistribution(*sides)
+    return pld.PrivacyLossDistribution(*sides)
 
 
 def _deltas(one: pld_mechanism.GaussianPrivacyLoss, eps: np.ndarray) -> np.ndarray:

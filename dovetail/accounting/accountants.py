@@ -55,6 +55,7 @@ _WHOLE_ORDERS = (*range(2, 33), 40, 48, 64, 96, 128, 256)  # where sampled relea
 _OUTWARD = 1 + 1e-9
 _MOST_CASES = 64  # ways in which subjects may be spread over users that are composed one by one
 _DEVIATIONS, _MOST_LOSSES = 40, 2**22  # of a sum that is resolved, and the points that it may take
+_FINER, _MOST_BELOW = 16, 2**20  # times is a grid from below finer, up to so many points
 _FEW = 4  # different releases that are composed on the finest grid
 _TINIEST = 1e-300  # a delta that underflows is not 0
 _NOT_GAUSSIAN = "the distance of the noise from a Gaussian's"
@@ -150,8 +151,22 @@ def privacy_loss(paid: Sequence[Exposure]) -> Curve:
         proof=_with_releases(paid, PRIVACY_LOSS.proof.after(*_of_samples(paid))),
         eps=lambda delta: loss_distributions.worst_eps(totals, delta=_proper(delta)),
         delta=lambda eps: loss_distributions.worst_delta(totals, eps=eps),
+        lower=lambda delta: _from_below(paid, grid, _proper(delta)),
     )
     return _after_spending(paid, _for_their_distance(paid, curve))
+
+
+def _from_below(paid: Sequence[Exposure], grid: float, delta: float) -> float:
+    """A lower end of the eps of the same releases: losses rounded down, on a finer grid, for that costs more."""
+    scales = [(exposure.times, exposure.release.scale(exposure.sampling)) for exposure in paid]
+    spread = math.hypot(*(scale.std * math.sqrt(times) for times, scale in scales if scale is not None))
+    interval = max(grid / _FINER, spread * _DEVIATIONS / _MOST_BELOW)
+    possible = [exposure.release.losses_below(exposure.sampling, interval) for exposure in paid]
+    parts = [
+        [loss_distributions.copies(one, exposure.times) for one in losses]
+        for exposure, losses in zip(paid, possible, strict=True)
+    ]
+    return max(loss_distributions.together(case).lower_eps(delta) for case in itertools.product(*parts))
 
 
 def _of_samples(paid: Sequence[Exposure]) -> list[Theorem]:

@@ -51,7 +51,7 @@ def certify(
         if scope.unit is Unit.SUBJECT and isinstance(item.participation, Disjoint):
             raise NotApplicable("a subject's data may sit in several batches: disjoint batches of users do not help it")
     paid = exposures(rounds)
-    best = best_bound(paid, delta=delta, eps=eps)
+    best = best_bound(paid, delta=delta, eps=eps, both_ends=True)
     several = paid if len(paid) > 1 or any(exposure.times > 1 for exposure in paid) else ()
     told = several if len(several) <= _MOST_PREMISES else ()
     premises = tuple(_one_round(exposure, scope, delta, eps) for exposure in told)

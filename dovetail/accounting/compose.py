@@ -7,6 +7,7 @@ gained from it are asked about as well: they never promise more than holds (docs
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -58,10 +59,13 @@ def fits(rounds: Sequence[Round], *, eps: float, delta: float) -> bool:
     return False
 
 
-def bound(rounds: Sequence[Round], *, delta: float | None = None, eps: float | None = None) -> Bound:
+def bound(
+    rounds: Sequence[Round], *, delta: float | None = None, eps: float | None = None, both_ends: bool = False
+) -> Bound:
     """The smallest certified eps of these rounds at this delta, or the smallest certified delta at this eps.
 
-    It is a statement's number without the rest of it: for calibration, and for stopping at a delta.
+    It is a statement's number without the rest of it: for calibration, and for stopping at a delta. With `both_ends`
+    also a lower end of that eps, where there is one.
 
     Guarantees:
         Exactly one of delta and eps is given, and the bound has it.
@@ -74,11 +78,15 @@ def bound(rounds: Sequence[Round], *, delta: float | None = None, eps: float | N
         if eps is None:
             return Bound(eps=math.inf, delta=_given(delta), proof=nothing)
         return Bound(eps=eps, delta=1.0, proof=nothing)
-    return best_bound(exposures(rounds), delta=delta, eps=eps)
+    return best_bound(exposures(rounds), delta=delta, eps=eps, both_ends=both_ends)
 
 
-def best_bound(paid: Sequence[Exposure], *, delta: float | None = None, eps: float | None = None) -> Bound:
+def best_bound(
+    paid: Sequence[Exposure], *, delta: float | None = None, eps: float | None = None, both_ends: bool = False
+) -> Bound:
     """The smallest eps, or delta, of all accountants; `NotApplicable` with every reason if none applies.
+
+    With `both_ends` also a lower end of that eps, where its accountant has one.
 
     Guarantees:
         Never above the bound without sampling, where that holds; if it is that one, it says so (`sample_known`).
@@ -86,30 +94,44 @@ def best_bound(paid: Sequence[Exposure], *, delta: float | None = None, eps: flo
     check_target(delta, eps)
     if not paid:
         return Bound(eps=0.0 if eps is None else eps, delta=0.0, proof=BASIC.proof)
-    bounds, reasons = _asked(tuple(paid), delta, eps)
+    asked, reasons = _asked(tuple(paid), delta, eps)
+    bounds = [found for found, _ in asked]
     plain = unsampled(paid)
     if plain is not None:
         more, others = _asked(plain, delta, eps)
         known = all(exposure.release.neighbors is Neighbors.REPLACE_ONE for exposure in paid)  # a name tells who joined
-        bounds += [dataclasses.replace(found, sample_known=known, lower=None) for found in more]
+        bounds += [dataclasses.replace(found, sample_known=known) for found, _ in more]
         reasons += others
     if not bounds:
         raise NotApplicable("; ".join(dict.fromkeys(reasons)))
-    return min(bounds, key=lambda bound: (bound.eps if eps is None else bound.delta, not bound.sample_known))
+    best = min(bounds, key=lambda bound: (bound.eps if eps is None else bound.delta, not bound.sample_known))
+    curve = next((curve for found, curve in asked if found is best), None)
+    return _with_lower(best, curve) if both_ends and eps is None and curve is not None else best
 
 
-def _asked(paid: tuple[Exposure, ...], delta: float | None, eps: float | None) -> tuple[list[Bound], list[str]]:
+def _with_lower(found: Bound, curve: Curve) -> Bound:
+    """The bound with a lower end of its eps, where there is one."""
+    if curve.lower is None or not 0 < found.eps < math.inf:
+        return found
+    with contextlib.suppress(NotApplicable, ArithmeticError):
+        return dataclasses.replace(found, lower=min(curve.lower(found.delta), found.eps))
+    return found
+
+
+def _asked(
+    paid: tuple[Exposure, ...], delta: float | None, eps: float | None
+) -> tuple[list[tuple[Bound, Curve]], list[str]]:
     """What every accountant answers, and why the others do not."""
-    bounds, reasons = [], []
+    bounds: list[tuple[Bound, Curve]] = []
+    reasons: list[str] = []
     for accountant in _TIGHTEST_FIRST:
         try:
             curve = _curve(accountant, paid)
             if eps is None:
-                lower = None if curve.lower is None else curve.lower(_given(delta))
-                found = Bound(eps=curve.eps(_given(delta)), delta=_given(delta), proof=curve.proof, lower=lower)
+                found = Bound(eps=curve.eps(_given(delta)), delta=_given(delta), proof=curve.proof)
             else:
                 found = Bound(eps=eps, delta=curve.delta(eps), proof=curve.proof)
-            bounds.append(_passed(found, curve))
+            bounds.append((_passed(found, curve), curve))
         except NotApplicable as error:
             reasons.append(str(error))
         except ArithmeticError:

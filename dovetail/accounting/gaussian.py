@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 
+from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from dovetail import _validate
@@ -17,7 +18,7 @@ from dovetail.accounting import numerics
 from dovetail.accounting.search import smallest_point
 from dovetail.statements import Theorem
 
-__all__ = ["ANALYTIC", "delta_of", "eps_of", "lower_eps_of"]
+__all__ = ["ANALYTIC", "delta_of", "eps_of", "lower_eps_of", "mu_of"]
 
 ANALYTIC = Theorem(
     key="BW18.thm8",
@@ -96,3 +97,18 @@ def eps_of(mu: float, *, delta: float) -> float:
     if math.isinf(high):
         return math.inf
     return smallest_point(lambda eps: delta_of(mu, eps=eps) <= delta, low=0.0, high=high)
+
+
+def mu_of(eps: float, *, delta: float) -> float:
+    """About the mu that has this eps at this delta: to search by, never for a bound.
+
+    Whatever is composed often is about Gaussian, and its mu is about inversely proportional to its noise.
+    """
+    _validate.non_negative(eps=eps)
+    _validate.in_open_interval(0, 1, delta=delta)
+
+    def above(log_mu: float) -> float:
+        return math.log(delta_of(math.exp(log_mu), eps=eps)) - math.log(delta)
+
+    low, high = math.log(delta) - 1, math.log(math.sqrt(2 * eps) + 40)
+    return math.exp(brentq(above, low, high, xtol=1e-13, rtol=1e-13)) if above(low) < 0 < above(high) else eps

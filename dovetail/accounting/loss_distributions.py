@@ -1,22 +1,24 @@
 """Privacy-loss distributions on one grid: many copies of a release, several releases together, one drawn of several.
 
-The distributions of single releases are dp-accounting's, or those of `symmetric` and `mixtures`, rounded up; sums of
-them are `tilting`'s. A release may have several distributions, where its loss depends on something fixed but unknown
-about the victim: then the worst counts.
+The distributions of single releases are dp-accounting's (`outward`), or those of `symmetric` and `mixtures`, rounded
+up; sums of them are `tilting`'s. A release may have several distributions, where its loss depends on something fixed
+but unknown about the victim: then the worst counts. Losses that are rounded down instead have a `lower_eps`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from dovetail import _validate
 from dovetail.accounting import numerics
-from dovetail.accounting._dp_accounting import PrivacyLossDistribution, pld_pmf
+from dovetail.accounting._below import TotalBelow
+from dovetail.accounting._dp_accounting import pld, pld_pmf
 from dovetail.accounting.numerics import ULP
 from dovetail.accounting.tilting import LossPart, Total
 from dovetail.statements import Theorem
@@ -25,6 +27,8 @@ __all__ = [
     "PRIVACY_LOSS",
     "Composition",
     "Loss",
+    "LossDistribution",
+    "Side",
     "copies",
     "drawn",
     "mirrored",
@@ -44,7 +48,34 @@ _OUTWARD = 1 + 1e-9
 _ROUNDINGS = 256  # of a tail, whose logarithm is above -50, and of what is made of it
 _SUM_ERROR = 1e-13  # of a sum of as many probabilities as a distribution may have
 _LEAST = 1e-300
-_SIDES = ("_pmf_remove", "_pmf_add")
+
+
+class Side(NamedTuple):
+    """The loss against one neighbour: probabilities of the multiples from `lowest` on, and of an infinite loss."""
+
+    lowest: int
+    probs: np.ndarray
+    infinite: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LossDistribution:
+    """The privacy loss of one release on multiples of an interval, rounded up; one side where both are equal."""
+
+    interval: float
+    sides: tuple[Side, ...]
+
+    def side(self, index: int) -> Side:
+        """The first neighbour's against the second, or (1) the other way round."""
+        return self.sides[min(index, len(self.sides) - 1)]
+
+    def eps(self, delta: float) -> float:
+        """The smallest eps at this delta, rounded up; infinite where there is none."""
+        return Composition([(self, 1)]).eps(delta)
+
+    def delta(self, eps: float) -> float:
+        """The smallest delta at this eps, rounded up."""
+        return Composition([(self, 1)]).delta(eps)
 
 
 class Composition:
@@ -54,23 +85,28 @@ class Composition:
         Never below the exact composition of the releases' distributions, at any delta and any number of releases.
     """
 
-    def __init__(self, parts: Sequence[tuple[PrivacyLossDistribution, int]]) -> None:
+    def __init__(self, parts: Sequence[tuple[LossDistribution, int]]) -> None:
         self.parts = tuple(parts)
-        self._interval = float(self.parts[0][0]._pmf_remove._discretization)
+        self._interval = self.parts[0][0].interval
         for loss, _ in self.parts:
-            if loss._pmf_remove._discretization != self._interval:
+            if loss.interval != self._interval:
                 raise ValueError(
-                    f"expected releases on one grid, got intervals of {self._interval} and "
-                    f"{loss._pmf_remove._discretization}"
+                    f"expected releases on one grid, got intervals of {self._interval} and {loss.interval}"
                 )
+
+    @property
+    def _sides(self) -> list[list[LossPart]]:
+        count = max(len(loss.sides) for loss, _ in self.parts)
+        return [[LossPart(*loss.side(index), times) for loss, times in self.parts] for index in range(count)]
 
     @functools.cached_property
     def _directions(self) -> tuple[Total, ...]:
-        sides = _SIDES[:1] if all(loss._symmetric for loss, _ in self.parts) else _SIDES
-        return tuple(
-            Total([LossPart(*_dense(getattr(loss, side)), times) for loss, times in self.parts], self._interval)
-            for side in sides
-        )
+        return tuple(Total(parts, self._interval) for parts in self._sides)
+
+    def lower_eps(self, delta: float) -> float:
+        """An eps at which delta is still above this one, of losses that were rounded down."""
+        _validate.in_open_interval(0, 1, delta=delta)
+        return max(TotalBelow(parts, self._interval).lower_eps(delta) for parts in self._sides)
 
     def eps(self, delta: float) -> float:
         """The smallest eps at this delta, rounded up; infinite where there is none."""
@@ -83,21 +119,10 @@ class Composition:
         return max(numerics.probability(one.delta(eps)) for one in self._directions)
 
 
-Loss: TypeAlias = "PrivacyLossDistribution | Composition"
+Loss: TypeAlias = LossDistribution | Composition
 
 
-def _dense(pmf: pld_pmf.PLDPmf) -> tuple[int, np.ndarray, float]:
-    """The lowest index, the probabilities and the infinite loss of a distribution."""
-    if isinstance(pmf, pld_pmf.DensePLDPmf):
-        return pmf._lower_loss, np.asarray(pmf._probs, dtype=float), float(pmf._infinity_mass)
-    index = np.array(list(pmf._loss_probs), dtype=np.int64)
-    lowest = int(index.min())
-    probs = np.zeros(int(index.max()) - lowest + 1)
-    probs[index - lowest] = list(pmf._loss_probs.values())
-    return lowest, probs, float(pmf._infinity_mass)
-
-
-def outward(loss: PrivacyLossDistribution) -> PrivacyLossDistribution:
+def outward(loss: pld.PrivacyLossDistribution) -> LossDistribution:
     """dp-accounting's distribution of one release, with the roundings of its own arithmetic.
 
     It takes deltas at the multiples of the interval as differences of tails, each right to some roundings r of the
@@ -106,21 +131,22 @@ def outward(loss: PrivacyLossDistribution) -> PrivacyLossDistribution:
     interval adds 1 - e^-interval of itself to every delta below. Larger measures, under both neighbours, have larger
     deltas everywhere, and so do their compositions.
     """
-    sides = [_rounded_up(getattr(loss, side)) for side in _SIDES[: 1 if loss._symmetric else 2]]
-    return PrivacyLossDistribution(*sides)
+    sides = (loss._pmf_remove,) if loss._symmetric else (loss._pmf_remove, loss._pmf_add)
+    return LossDistribution(float(sides[0]._discretization), tuple(_rounded_up(side) for side in sides))
 
 
-def _rounded_up(pmf: pld_pmf.PLDPmf) -> pld_pmf.DensePLDPmf:
-    lowest, probs, infinite = _dense(pmf)
-    interval, relative = float(pmf._discretization), _ROUNDINGS * ULP
+def _rounded_up(pmf: pld_pmf.PLDPmf) -> Side:
+    dense = pmf.to_dense_pmf()
+    probs, infinite = np.asarray(dense._probs, dtype=float), float(dense._infinity_mass)
+    interval, relative = float(dense._discretization), _ROUNDINGS * ULP
     tails = np.cumsum(probs[::-1])[::-1] + infinite
     larger = np.append(probs, 0.0)
     larger[0] += relative * tails[0]
     larger[1:] += relative * (tails + probs / -math.expm1(-interval))
-    return pld_pmf.DensePLDPmf(interval, lowest, larger, infinite * (1 + relative), True)
+    return Side(int(dense._lower_loss), larger, infinite * (1 + relative))
 
 
-def mirrored(loss: PrivacyLossDistribution) -> PrivacyLossDistribution:
+def mirrored(loss: LossDistribution) -> LossDistribution:
     """The symmetric pair that has this one's deltas, of its first direction, at every eps >= 0.
 
     A symmetric pair has e^-loss as much of minus a loss as of that loss, and what is left at 0: then
@@ -130,16 +156,13 @@ def mirrored(loss: PrivacyLossDistribution) -> PrivacyLossDistribution:
     Guarantees:
         Its deltas at eps >= 0 are those of `loss`, and at -eps never below what symmetry makes of them.
     """
-    pmf = loss._pmf_remove
-    lowest, probs, infinite = _dense(pmf)
+    lowest, probs, infinite = loss.sides[0]
     above = probs[max(0, 1 - lowest) :] if lowest <= 1 else np.concatenate([np.zeros(lowest - 1), probs])
-    away = float(pmf._discretization) * np.arange(1.0, len(above) + 1)
+    away = loss.interval * np.arange(1.0, len(above) + 1)
     below = above * np.exp(-away) * (1 + ULP * (away + 8))
     middle = max(0.0, 1.0 - (float(above.sum()) + float(below.sum()) + infinite)) + _SUM_ERROR
     both = np.concatenate([below[::-1], [middle], above])
-    return PrivacyLossDistribution(
-        pld_pmf.DensePLDPmf(float(pmf._discretization), -len(above), both, float(infinite), True)
-    )
+    return LossDistribution(loss.interval, (Side(-len(above), both, infinite),))
 
 
 def copies(loss: Loss, times: int) -> Composition:
@@ -160,18 +183,18 @@ def _composed(loss: Loss) -> Composition:
     return loss if isinstance(loss, Composition) else Composition([(loss, 1)])
 
 
-def _parts(loss: Loss) -> tuple[tuple[PrivacyLossDistribution, int], ...]:
+def _parts(loss: Loss) -> tuple[tuple[LossDistribution, int], ...]:
     return loss.parts if isinstance(loss, Composition) else ((loss, 1),)
 
 
-def drawn(parts: Sequence[tuple[float, PrivacyLossDistribution | None]], *, interval: float) -> PrivacyLossDistribution:
+def drawn(parts: Sequence[tuple[float, LossDistribution | None]], *, interval: float) -> LossDistribution:
     """The loss of one of several releases, drawn with these weights, where it is seen which; None is no loss."""
     _validate.positive(interval=interval)
     if all(loss is None for _, loss in parts):
         raise ValueError("expected a release with a loss, got none")
     both = []
-    for side in _SIDES:
-        found = [(weight, *_dense(getattr(loss, side))) for weight, loss in parts if loss is not None]
+    for index in range(2):
+        found = [(weight, *loss.side(index)) for weight, loss in parts if loss is not None]
         low = min(0, *(lowest for _, lowest, _, _ in found))
         high = max(0, *(lowest + len(law) for _, lowest, law, _ in found))
         probs, infinite = np.zeros(high - low + 1), 0.0
@@ -179,8 +202,8 @@ def drawn(parts: Sequence[tuple[float, PrivacyLossDistribution | None]], *, inte
             probs[lowest - low : lowest - low + len(law)] += weight * law
             infinite += weight * gone
         probs[-low] += sum(weight for weight, loss in parts if loss is None)
-        both.append(pld_pmf.DensePLDPmf(interval, low, probs * (1 + 1e-14), infinite * (1 + 1e-12), True))
-    return PrivacyLossDistribution(*both)
+        both.append(Side(low, probs * (1 + 1e-14), infinite * (1 + 1e-12)))
+    return LossDistribution(interval, tuple(both))
 
 
 def worst_eps(losses: Sequence[Loss], *, delta: float) -> float:

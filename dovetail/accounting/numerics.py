@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.fft import irfft, rfft
 from scipy.special import _ufuncs  # what scipy.stats.binom calls, whose import takes half a second
 
+from dovetail.statements import NotApplicable
+
 __all__ = [
     "ULP",
+    "Spectrum",
     "binomial_cdf",
     "binomial_outward",
     "binomial_pmf",
     "binomial_sf",
+    "coefficients",
     "decaying_norm",
+    "decaying_sums",
     "eps_bound",
     "exp",
     "lower_hull",
@@ -28,11 +33,13 @@ __all__ = [
     "probability",
     "smallest",
     "summed",
+    "tilted",
     "transform_error",
 ]
 
 ULP = 2.0**-52
 _NEGLIGIBLE = -100.0  # log of Fourier coefficients that are charged, not summed
+_TINY = 1e-300  # stands for what underflows
 _PER_STAGE = 6  # roundings that a halving of a transform costs at the most, twiddle factors included
 
 
@@ -121,6 +128,78 @@ def power(values: np.ndarray, times: int) -> np.ndarray:
         values = values * values
 
 
+def tilted(log_probs: np.ndarray, along: np.ndarray, *, down: bool = False) -> tuple[float, np.ndarray]:
+    """log M and a law with sum 1: M law is at least (or at most) e^along times the probabilities, however M is rounded.
+
+    A law that is tilted so that the sums in question become the likely ones has them right to a relative error, however
+    rare they are. The exponent of e is a logarithm, a product and the difference to the largest exponent; its error is
+    that of its terms, each rounded once.
+    """
+    exponent = log_probs + along
+    top = float(exponent.max())
+    if not math.isfinite(top):
+        raise NotApplicable("a law could not be tilted: no probability is positive, or one is no number")
+    possible = log_probs > -np.inf
+    with np.errstate(invalid="ignore"):
+        terms = np.abs(log_probs) + np.abs(along) + 2 * np.abs(exponent) + abs(top) + 8
+        law = np.exp(exponent - top) * (1 - ULP * terms if down else 1 + ULP * terms)
+    law = np.where(possible, np.maximum(law, 0.0 if down else _TINY), 0.0)
+    total = float(law.sum())
+    return top + math.log(total), law / total
+
+
+def coefficients(law: np.ndarray, size: int) -> np.ndarray:
+    """The Fourier coefficients of a law on the indices from 0 on, wrapped around a circle of `size` points.
+
+    Each is right to `transform_error(size)` times the sum of the law.
+    """
+    wraps = -(-len(law) // size)
+    around = law if wraps == 1 else np.pad(law, (0, wraps * size - len(law))).reshape(wraps, size).sum(axis=0)
+    return rfft(around, size)
+
+
+class Spectrum(NamedTuple):
+    """The Fourier coefficients of a law on a circle: those that matter, how far each may be off, what others may be.
+
+    This is the one place that goes back from coefficients to probabilities. Whatever made the law - powers, a
+    generating function, a product that is known - says how far its coefficients may be off; what the way back adds, and
+    the coefficients that are left out, is charged here. Coefficients may have rows, one for each of several laws.
+    """
+
+    size: int
+    where: np.ndarray
+    values: np.ndarray
+    off: np.ndarray
+    rest: float
+
+    def law(self) -> np.ndarray:
+        """The law, up to its error."""
+        whole = np.zeros((*self.values.shape[:-1], self.size // 2 + 1), dtype=complex)
+        whole[..., self.where] = self.values
+        return irfft(whole, self.size)
+
+    def error_of_a_point(self) -> np.ndarray:
+        """How far any one probability of `law` may be off: the mean of what all coefficients are off."""
+        modulus = self.off + transform_error(self.size) * np.abs(self.values)
+        return (2 / self.size * modulus.sum(axis=-1) + self.rest) * (1 + 1e-9)
+
+    def error(self) -> float:
+        """How far `law` may be off in the Euclidean norm."""
+        spread = math.sqrt(2 / self.size)
+        found = float(np.linalg.norm(self.off)) + transform_error(self.size) * float(np.linalg.norm(self.values))
+        return (spread * found + math.sqrt(2) * self.rest) * (1 + 1e-9)
+
+    def against(self, kernel: np.ndarray, largest: float) -> float:
+        """The law's sum against positive weights, rounded up.
+
+        `kernel` is the sum of the weights times e^(i angle index) at each of these frequencies, and `largest` that of
+        the weights alone, which no other exceeds.
+        """
+        twice = np.where((self.where == 0) | (2 * self.where == self.size), 1.0, 2.0)
+        found = float((twice * (self.values * kernel).real).sum()) + float((twice * np.abs(kernel) * self.off).sum())
+        return (found + (self.size + 2) * self.rest * largest) / self.size
+
+
 def summed(laws: Iterable[tuple[np.ndarray, int]], size: int) -> tuple[np.ndarray, float]:
     """The law of a sum of so many draws from each law, on a circle of `size` points, and its error.
 
@@ -133,21 +212,15 @@ def summed(laws: Iterable[tuple[np.ndarray, int]], size: int) -> tuple[np.ndarra
     alive = np.arange(size // 2 + 1)
     product, log_m, errors = np.ones(len(alive), dtype=complex), np.zeros(len(alive)), np.zeros(len(alive))
     for law, times in laws:
-        wraps = -(-len(law) // size)
-        around = law if wraps == 1 else np.pad(law, (0, wraps * size - len(law))).reshape(wraps, size).sum(axis=0)
-        spectrum = rfft(around, size)[alive]
+        spectrum = coefficients(law, size)[alive]
         modulus = np.abs(spectrum) + off * (1 + 1e-9)
         log_m += times * np.log(modulus)
         keep = log_m > _NEGLIGIBLE
         errors = errors[keep] + times * (off / modulus[keep] + 4 * ULP)
         product = product[keep] * power(spectrum[keep], times)
         alive, log_m = alive[keep], log_m[keep]
-    whole = np.zeros(size // 2 + 1, dtype=complex)
-    whole[alive] = product
-    spread = math.sqrt(2 / size)
-    error = spread * float(np.linalg.norm(np.exp(log_m) * errors))
-    error += spread * off * float(np.linalg.norm(product)) + math.sqrt(2) * math.exp(_NEGLIGIBLE)
-    return np.maximum(irfft(whole, size), 0.0), error * (1 + 1e-9)
+    found = Spectrum(size, alive, product, np.exp(log_m) * errors, math.exp(_NEGLIGIBLE))
+    return np.maximum(found.law(), 0.0), found.error()
 
 
 def lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -162,6 +235,19 @@ def lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def _rise(a: tuple[float, float], b: tuple[float, float]) -> float:
     return (b[1] - a[1]) / (b[0] - a[0])
+
+
+def decaying_sums(values: np.ndarray, slope: float) -> np.ndarray:
+    """The sum over m >= 0 of e^(-slope m) values[j + m], at every j, of numbers that are not negative.
+
+    By doubling: each pass takes twice as many terms together. A sum of n terms is right to 2 roundings for each of the
+    log2(n) passes, those of e^(-slope m) included; terms below e^-745 of the first underflow.
+    """
+    found, span = values.copy(), 1
+    while span < len(found) and slope * span < 745:
+        found[:-span] += math.exp(-slope * span) * found[span:]
+        span *= 2
+    return found
 
 
 def decaying_norm(slope: float, interval: float, count: int) -> float:

@@ -7,6 +7,7 @@ inverted, so what is calibrated is what will be certified. Every search returns 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 
@@ -26,19 +27,24 @@ __all__ = [
 ]
 
 _HIGHEST = 40 * math.log(2)  # logarithm of the most noise that is tried
-_USUAL, _FLATTEST = -1.3, -0.3  # slopes of log eps along log noise
+_USUAL, _FLATTEST = -1.0, -0.3  # slopes of heights along log noise
 _AT_LEAST, _PATIENCE = 0.05, 3  # a step beyond a root to be sure, and guesses that need not halve it
 _LEAST_DELTA = 1e-30  # where the search for a delta begins
 _TINY = 1e-290  # stands for a delta that may underflow
 
 
 def smallest_noise(
-    eps_of: Callable[[float], float], *, eps: float, tolerance: float = 1e-6, lowest: float = 2.0**-20
+    eps_of: Callable[[float], float],
+    *,
+    eps: float,
+    tolerance: float = 1e-6,
+    lowest: float = 2.0**-20,
+    ruler: Callable[[float], float] = float,
 ) -> float:
     """The smallest noise, of `lowest` and more, at which `eps_of(noise) <= eps`, to a relative tolerance, from above.
 
     `eps_of` falls as noise grows. A parameter that works the other way (an `eps_local`) is calibrated through its
-    inverse.
+    inverse. `ruler` is any rising function of eps: the closer it is to one over noise, the fewer points are asked.
 
     Guarantees:
         eps_of(result) <= eps, always: the returned point itself was evaluated.
@@ -49,11 +55,14 @@ def smallest_noise(
     def noise_at(log_noise: float) -> float:
         return max(math.exp(log_noise), lowest)
 
+    target = math.log(ruler(eps))
+
     def height(log_noise: float) -> float:
         asked = numerics.eps_bound(eps_of(noise_at(log_noise)))
-        if asked <= eps:
-            return min(0.0, math.log(max(asked, 1e-300) / eps))
-        return max(math.log(asked) - math.log(eps), 1e-300)
+        if math.isinf(asked):
+            return math.inf
+        above = math.log(max(ruler(asked), 1e-300)) - target
+        return min(0.0, above) if asked <= eps else max(above, 1e-300)
 
     found = _crossing(height, tolerance, lowest=math.log(lowest))
     if found is None:
@@ -64,8 +73,9 @@ def smallest_noise(
 def _crossing(height: Callable[[float], float], tolerance: float, *, lowest: float) -> float | None:
     """A point where a falling height is at most 0, with one above 0 at most a tolerance before; None without one.
 
-    By secants, for the logarithm of eps is about linear in that of noise. Each guess is on the side of the secant's
-    root that is still open, so that two good guesses end the search; where they do not help, the interval is halved.
+    By secants, for the logarithm of eps is about linear in that of noise. A height so little below 0 that at the
+    flattest slope the tolerance would still be kept ends the search. Guesses aim there; where they do not help, at the
+    side of the secant's root that is still open, or halfway.
     """
     low, high, x = -math.inf, math.inf, max(0.0, lowest)
     seen: list[tuple[float, float]] = []
@@ -75,26 +85,39 @@ def _crossing(height: Callable[[float], float], tolerance: float, *, lowest: flo
         low, high = (x, high) if y > 0 else (low, x)
         if y > 0 and x >= _HIGHEST:
             return None
-        if (y <= 0 and x <= lowest) or high - low <= tolerance:
+        if (y <= 0 and x <= lowest) or high - low <= tolerance or 0 >= y >= _FLATTEST * tolerance:
             return high
-        seen = [*seen[-1:], (x, y)] if math.isfinite(y) else seen
-        root = _root(seen, x)
+        seen = [*seen[-2:], (x, y)] if math.isfinite(y) else seen
+        root, slope = _root(seen, x)
+        inside = tolerance / 5 / max(1.0, -slope)  # where the height is little enough below 0
         if high - low == math.inf:
-            step = abs(root - x) + _AT_LEAST if math.isfinite(y) else max(2 * step, math.log(2))
+            idle += 1
+            beyond = max((root + inside - x) * math.copysign(1.0, y), 0.0) + _AT_LEAST * (idle > _PATIENCE)
+            step = max(beyond, tolerance) if math.isfinite(y) else max(2 * step, math.log(2))
             x = min(max(x + math.copysign(step, y), lowest), _HIGHEST)
             continue
         width, idle = (high - low, 0) if high - low <= width / 2 else (width, idle + 1)
-        x = root + tolerance / 4 if high - root > tolerance / 2 else root - tolerance / 2
+        x = root + inside if high - root > 2 * inside else root - tolerance / 2
         if not low < x < high or idle >= _PATIENCE or not seen:
             x, idle = (low + high) / 2, 0
 
 
-def _root(seen: list[tuple[float, float]], x: float) -> float:
-    """Where the line through the last two points is 0; of one point, with a usual slope."""
+def _root(seen: list[tuple[float, float]], x: float) -> tuple[float, float]:
+    """Where the height is about 0, by the last points, and its slope there; of one point, with a usual slope."""
+    if not seen:
+        return x, _USUAL
     slope = _USUAL
-    if len(seen) == 2 and seen[1][0] != seen[0][0]:
-        slope = (seen[1][1] - seen[0][1]) / (seen[1][0] - seen[0][0])
-    return seen[-1][0] - seen[-1][1] / min(slope, _FLATTEST) if seen else x
+    if len(seen) > 1 and seen[-1][0] != seen[-2][0]:
+        slope = min((seen[-1][1] - seen[-2][1]) / (seen[-1][0] - seen[-2][0]), _FLATTEST)
+    root = seen[-1][0] - seen[-1][1] / slope
+    falls = sorted(seen, key=lambda point: point[0])
+    if len(seen) == 3 and all(a[0] < b[0] and a[1] > b[1] for a, b in itertools.pairwise(falls)):
+        (a, fa), (b, fb), (c, fc) = falls  # the parabola x(y) through all three
+        bent = a * fb * fc / ((fa - fb) * (fa - fc)) + b * fa * fc / ((fb - fa) * (fb - fc))
+        bent += c * fa * fb / ((fc - fa) * (fc - fb))
+        if abs(bent - root) < abs(root - seen[-1][0]):
+            return bent, slope
+    return root, slope
 
 
 def smallest_integer(eps_of: Callable[[int], float], *, eps: float, low: int, high: int) -> int:

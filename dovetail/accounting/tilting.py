@@ -20,14 +20,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from scipy.fft import next_fast_len
 
-from dovetail._imports import LateModule
 from dovetail.accounting import numerics
 from dovetail.accounting.numerics import ULP
 from dovetail.statements import NotApplicable
 
 __all__ = ["LossPart", "Total"]
 
-_signal = LateModule("scipy.signal")  # it brings scipy.stats, whose import takes half a second
 _MOST_POINTS = 2**25  # of one transform
 _LEVEL = math.log(100.0)  # deltas within such a factor share a tilt
 _ABOVE = math.log(1e-12)  # what may lie above the window, relative to delta
@@ -56,25 +54,14 @@ class LossPart:
         return self.lowest + len(self.probs) - 1
 
     @functools.cached_property
-    def _log_probs(self) -> np.ndarray:
+    def log_probs(self) -> np.ndarray:
+        """The logarithms of the probabilities."""
         with np.errstate(divide="ignore"):
             return np.log(self.probs)
 
     def tilted(self, slope: float) -> tuple[float, np.ndarray]:
-        """log M and a law: M law is at least e^(slope (index - highest)) times the probabilities.
-
-        The exponent of e is a logarithm, a product and the difference to the largest exponent; its error is that of its
-        terms, each rounded once.
-        """
-        along = slope * np.arange(1.0 - len(self.probs), 1.0)
-        exponent = self._log_probs + along
-        top = float(exponent.max())
-        terms = np.abs(self._log_probs) - along + 2 * np.abs(exponent) + abs(top) + 8
-        with np.errstate(invalid="ignore"):
-            law = np.exp(exponent - top) * (1 + ULP * terms)
-        law = np.where(self.probs > 0, np.maximum(law, _TINY), 0.0)
-        total = float(law.sum())
-        return top + math.log(total), law / total
+        """log M and a law: M law is at least e^(slope (index - highest)) times the probabilities."""
+        return numerics.tilted(self.log_probs, slope * np.arange(1.0 - len(self.probs), 1.0))
 
     def sketch(self, fineness: int) -> tuple[np.ndarray, np.ndarray]:
         """Few indices and the logarithms of the masses about them: to choose by, never for a bound.
@@ -212,13 +199,18 @@ class Total:
         wanted = (self._log_moments + self._log_best - log_delta - _LEVEL / 2) / self._slopes
         slope = float(self._slopes[int(np.argmin(wanted))])
         last, above = self._end(log_delta)
+        first, size = self._extent(slope, last, index)
+        law, error, log_scale = self._transformed(slope, first, size)
+        return self._window(law[: last - first + 1], first, slope=slope, error=error, log_scale=log_scale, above=above)
+
+    def _extent(self, slope: float, last: int, index: int | None) -> tuple[int, int]:
+        """Where a circle begins that holds about all of the tilted sum up to `last`, and its size."""
         low, high = self._bulk(slope)
         first = min(low, last) if index is None else min(low, last, index)
         size = next_fast_len(max(last, high) - first + 1, real=True)
         if size > _MOST_POINTS:
             raise NotApplicable(f"the losses of this composition are too many to tell apart: {size:.3g} of them")
-        law, error, log_scale = self._transformed(slope, first, size)
-        return self._window(law[: last - first + 1], first, slope=slope, error=error, log_scale=log_scale, above=above)
+        return first, size
 
     def _end(self, log_delta: float) -> tuple[int, float]:
         """The last index of the window, and an upper bound on the mass above it."""
@@ -263,12 +255,15 @@ class Total:
         self, law: np.ndarray, first: int, *, slope: float, error: float, log_scale: float, above: float
     ) -> _View:
         """Delta at every index, from the tilted law of the sum; `error` is the law's, in the Euclidean norm."""
-        ratio, h = math.exp(-slope), self._interval
-        mass = _signal.lfilter([1.0], [1.0, -ratio], law[::-1])
-        excess = _signal.lfilter([0.0, ratio * -math.expm1(-h)], [1.0, -ratio * math.exp(-h)], mass)[::-1]
-        excess *= 1 + 8 * ULP * (len(law) + 8)
-        excess += error * numerics.decaying_norm(slope, h, len(law))
+        excess = self._excess(law, slope) * (1 + 8 * ULP * (slope + self._interval + 64))
+        excess += error * numerics.decaying_norm(slope, self._interval, len(law))
         return _View(first, excess, slope, log_scale, numerics.probability(self._infinite + above))
+
+    def _excess(self, law: np.ndarray, slope: float) -> np.ndarray:
+        """At every index the sum over m > 0 of (1 - e^(-h m)) e^(-slope m) of the law m indices further, about."""
+        h = self._interval
+        mass = numerics.decaying_sums(law, slope)
+        return math.exp(-slope) * -math.expm1(-h) * np.append(numerics.decaying_sums(mass, slope + h)[1:], 0.0)
 
 
 def _trimmed(part: LossPart) -> LossPart | None:

@@ -11,12 +11,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dovetail._imports import LateModule
+from dovetail.accounting import numerics
 from dovetail.statements import NotApplicable
 
 __all__ = ["by_blocks", "clone_form", "echoes"]
-
-_stats = LateModule("scipy.stats")  # whose import takes half a second
 
 _BLOCK, _HALVINGS = 100, 10
 
@@ -83,5 +81,5 @@ def _one_step(clones: np.ndarray, eps: float, eps_local: float) -> np.ndarray:
     p, ratio = 1 / (1 + math.exp(-eps_local)), math.exp(eps)
     odds = ((ratio + 1) * p - 1) / ((ratio + 1) * p - ratio)
     cut = (clones + 1) / (odds + 1)
-    here, before = _stats.binom.cdf(cut, clones, 0.5), _stats.binom.cdf(cut - 1, clones, 0.5)
+    here, before = numerics.binomial_cdf(cut, clones, 0.5), numerics.binomial_cdf(cut - 1, clones, 0.5)
     return p * here + (1 - p) * before - ratio * ((1 - p) * here + p * before)

@@ -12,9 +12,10 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from scipy.special import ndtr
 
 from dovetail import _validate
-from dovetail._imports import LateModule
+from dovetail.accounting import numerics
 from dovetail.claims._apes_numerics import by_blocks, clone_form, echoes
 from dovetail.claims._claim import HOLDS, REFUTED, UNPROVEN, Claim, PrintedNumber
 from dovetail.claims._flame_lemmas import lemma3
@@ -37,8 +38,6 @@ __all__ = [
     "unis",
     "unis_numerical",
 ]
-
-_stats = LateModule("scipy.stats")  # whose import takes half a second
 
 _DELTA_SHUFFLE = 1e-8
 _AVERAGED = (
@@ -145,7 +144,7 @@ def echo_numerical(eps_locals: Sequence[float], *, delta: float = _DELTA_SHUFFLE
     mean, spread = echoes(budgets)
 
     def mass(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        return _stats.norm.cdf(high, mean - 0.5, spread) - _stats.norm.cdf(low, mean - 0.5, spread)
+        return ndtr((high - (mean - 0.5)) / spread) - ndtr((low - (mean - 0.5)) / spread)
 
     eps = by_blocks(float(budgets.max()), mean, len(budgets), mass, largest_eps, delta)
     return Claim(eps=eps, delta=delta, theorem=_apes("numerical", "Table 3"), verdict=REFUTED, reason=_AVERAGED)
@@ -159,7 +158,7 @@ def unis_numerical(eps_locals: Sequence[float], *, delta: float = _DELTA_SHUFFLE
     prob = math.exp(-largest)
 
     def mass(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        return _stats.binom.cdf(high, n - 1, prob) - _stats.binom.cdf(low - 1, n - 1, prob)
+        return numerics.binomial_cdf(high, n - 1, prob) - numerics.binomial_cdf(low - 1, n - 1, prob)
 
     # The published code of the clone bound starts its halvings from this variant of the closed form.
     width = math.expm1(naive.eps) / math.tanh(largest / 2)

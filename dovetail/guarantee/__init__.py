@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from dovetail import accounting, protocols
+from dovetail.accounting import gaussian
 from dovetail.events import DataIndependent, Disjoint, Everyone, NonPrivate, Round
 from dovetail.guarantee import units
 from dovetail.guarantee.record import Quote, Record
@@ -119,31 +120,36 @@ class Guarantee:
         except NotApplicable:
             return False
 
-    def calibrated(self, eps: float, *, tolerance: float = 1e-6) -> Guarantee:
+    def calibrated(self, eps: float, *, tolerance: float = 1e-5) -> Guarantee:
         """The same training with the least noise that keeps to eps; a budget per report is at most 50.
 
         The accountant is asked, not a formula inverted: what is calibrated is what will be certified. The noise is at
         most a relative `tolerance` above the least.
         """
         refusals: list[NotApplicable] = []
-        lowest = {} if self.protocol.noise_field == "noise_multiplier" else {"lowest": 1 / _TRUTH}
-        try:
-            noise = accounting.smallest_noise(self._eps_at(refusals), eps=eps, tolerance=tolerance, **lowest)
-        except ValueError as error:
-            raise refusals[-1] if refusals else error from error
-        return self._with_noise(noise)
-
-    def _eps_at(self, refusals: list[NotApplicable]) -> Callable[[float], float]:
+        met: dict[float, Guarantee] = {}
         at_delta = dataclasses.replace(self, eps=None)
 
         def eps_at(noise: float) -> float:
+            training = at_delta._with_noise(noise)
             try:
-                return at_delta._with_noise(noise).bound().eps
+                found = training.bound().eps
             except NotApplicable as refusal:
                 refusals.append(refusal)
                 return math.inf
+            if found <= eps:
+                met.clear()
+                met[noise] = training  # with what is known of it already
+            return found
 
-        return eps_at
+        ruler = functools.partial(gaussian.mu_of, delta=self.delta) if self.delta > 0 else float
+        lowest = {} if self.protocol.noise_field == "noise_multiplier" else {"lowest": 1 / _TRUTH}
+        try:
+            noise = accounting.smallest_noise(eps_at, eps=eps, tolerance=tolerance, ruler=ruler, **lowest)
+        except ValueError as error:
+            raise refusals[-1] if refusals else error from error
+        found = met.get(noise) or self._with_noise(noise)
+        return found if self.eps is None else dataclasses.replace(found, eps=self.eps)
 
     def _with_noise(self, noise: float) -> Guarantee:
         return dataclasses.replace(self, protocol=self.protocol.with_noise(noise))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from scipy.stats import binom, multinomial
 
+from dovetail.accounting import numerics
 from dovetail.accounting.amplification import blanket, blanket_grid, clones
 from dovetail.events import Report, Shuffled
 from dovetail.statements import NotApplicable
@@ -279,7 +280,7 @@ def test_the_charge_covers_the_error_of_the_fft():
             angle += np.arange(-700, 300) * k * 2 * np.longdouble(1.2246467991473532e-16)  # pi to twenty digits
             turned = angle / size
             exact = (probs * np.cos(turned)).sum() - 1j * (probs * np.sin(turned)).sum()
-            assert abs(complex(computed[k]) - complex(exact)) < blanket_grid._FFT_ERROR / 4
+            assert abs(complex(computed[k]) - complex(exact)) < numerics.transform_error(size) / 3
 
 
 def test_an_fft_that_errs_as_much_as_allowed_does_no_harm(monkeypatch):
@@ -289,7 +290,9 @@ def test_an_fft_that_errs_as_much_as_allowed_does_no_harm(monkeypatch):
     counts, heads = np.arange(1, draws + 1)[:, None], np.arange(draws + 1)[None, :]
     weights = binom.pmf(counts, draws, prob) * binom.pmf(heads, counts, 0.5)
     exact = (weights * np.maximum(3.0 * heads - 2.0 * counts, 0)).sum()
-    monkeypatch.setattr(blanket_grid, "rfft", lambda x: np.fft.rfft(x) * (1 - 0.9 * blanket_grid._FFT_ERROR))
+    monkeypatch.setattr(
+        numerics, "rfft", lambda x, size: np.fft.rfft(x, size) * (1 - 0.9 * numerics.transform_error(size))
+    )
     ours = blanket_grid.mean_excess(grid, blanket_grid.BinomialDraws(draws, prob)) * draws * prob
     assert exact <= ours <= exact * (1 + 1e-8)
 

@@ -34,7 +34,7 @@ def shuffled(kind, eps_local, n, d=1, levels=3, colluders=0):
 def eps_of(event, delta=DELTA, pair=None):
     pair = pair or blanket_pair.pair(event)
     interval = min(1e-3, pair.std_loss * math.sqrt(pair.folds) / 100)
-    return pair.loss(interval=interval).get_epsilon_for_delta(delta)
+    return pair.loss(interval=interval).eps(delta)
 
 
 def clones_eps(event):
@@ -51,7 +51,7 @@ def hockey_stick(p, q):
 @functools.cache
 def certified(event):
     loss = blanket_pair.pair(event).loss(interval=1e-3)
-    return np.array([loss.get_delta_for_epsilon(eps) for eps in EPS]), blanket_pair.pair(event).renyi(ORDERS)
+    return np.array([loss.delta(eps) for eps in EPS]), blanket_pair.pair(event).renyi(ORDERS)
 
 
 def covers(event, table, n, d):
@@ -111,7 +111,7 @@ def test_two_coordinates_of_the_blanket_itself(n, eps_local):
     assert p.sum() == pytest.approx(1) and q.sum() == pytest.approx(1)
     exact = hockey_stick(np.outer(p, p).ravel(), np.outer(q, q).ravel())
     loss = blanket_pair.pair(event).loss(interval=1e-4)
-    ours = np.array([loss.get_delta_for_epsilon(eps) for eps in EPS])
+    ours = np.array([loss.delta(eps) for eps in EPS])
     assert np.all(ours >= exact * (1 - 1e-9))
     assert np.all(ours <= exact * 1.02 + 1e-6)
 

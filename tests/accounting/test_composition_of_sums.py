@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dovetail.accounting import accountants, certify, compose, fits, gaussian, groups, near_gaussian
+from dovetail.accounting import (
+    accountants,
+    certify,
+    compose,
+    fits,
+    gaussian,
+    groups,
+    loss_distributions,
+    near_gaussian,
+)
 from dovetail.accounting.exposure import exposures, spent_delta
 from dovetail.accounting.releases import mixing, skellam_sums, split_and_mix, subjects
 from dovetail.events import Disjoint, Everyone, FixedSize, Gaussian, Poisson, Round, SampledSubject, SplitAndMix
@@ -183,8 +192,8 @@ def test_a_subjects_rounds_compose_within_its_worst_split(count):
     ours = eps_of(rounds(SUBJECT, count))
     each = []
     for split in subjects.splits(SUBJECT):
-        loss = subjects._loss(SUBJECT, split, subjects.resolution(SUBJECT, rounds=count)).self_compose(count)
-        each.append(loss.get_epsilon_for_delta(DELTA))
+        loss = subjects._loss(SUBJECT, split, subjects.resolution(SUBJECT, rounds=count))
+        each.append(loss_distributions.copies(loss, count).eps(DELTA))
     assert len(each) == 3
     assert ours == pytest.approx(max(each), rel=1e-6)
     assert ours > min(each) * 1.02

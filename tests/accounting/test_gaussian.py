@@ -67,12 +67,12 @@ def test_both_ends_hold_the_exact_eps_and_are_close(mu, delta):
 
 def test_a_lower_end_comes_with_the_bound_of_many_rounds():
     event = Gaussian(std=5.0, sensitivity=2.0, neighbors=Neighbors.REPLACE_ONE)
-    found = bound([Round(mechanism=event, participation=Everyone())] * 100, delta=1e-6)
+    found = bound([Round(mechanism=event, participation=Everyone())] * 100, delta=1e-6, both_ends=True)
     mu = 2.0 * math.sqrt(100) / 5.0
     assert exact_delta(mu, found.eps) <= 1e-6 < exact_delta(mu, found.lower)
     assert found.eps * (1 - 1e-9) < found.lower < found.eps
-    sampled = bound([Round(mechanism=event, participation=FixedSize(size=10, population=100))] * 100, delta=1e-6)
-    assert sampled.lower is None, "rounded up on a grid, and not known from below"
+    drawn = Round(mechanism=event, participation=FixedSize(size=10, population=100))
+    assert bound([drawn] * 100, delta=1e-6, both_ends=True).lower is None, "not known from below"
 
 
 def test_account_shows_the_lower_end():

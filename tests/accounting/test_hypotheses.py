@@ -229,6 +229,11 @@ CASES = {
     curves.larger: [
         (BAD, "as many folds", lambda: curves.larger(a_pair(), dataclasses.replace(a_pair(), folds=2))),
     ],
+    numerics.tilted: [(OUTSIDE, "could not be tilted", lambda: numerics.tilted(np.full(2, -np.inf), np.zeros(2)))],
+    gaussian.mu_of: [
+        (BAD, "eps >= 0", lambda: gaussian.mu_of(-1.0, delta=1e-6)),
+        (BAD, "0 < delta < 1", lambda: gaussian.mu_of(1.0, delta=0.0)),
+    ],
     curves.nodes_for: [(BAD, "folds >= 1", lambda: curves.nodes_for(0))],
     numerics.binomial_pmf: [(BAD, "prob=1.5", lambda: numerics.binomial_pmf(1, 2, 1.5))],
     numerics.binomial_cdf: [(BAD, "prob=nan", lambda: numerics.binomial_cdf(1, 2, math.nan))],
@@ -244,6 +249,10 @@ CASES = {
     ],
     symmetric.repeated_loss: [
         (BAD, "times >= 1", lambda: loss_distributions.copies(symmetric.repeated_loss(crowds.pair(TWO), 1), 0)),
+    ],
+    symmetric.loss_below: [
+        (BAD, "interval > 0", lambda: symmetric.loss_below(a_pair(), interval=0.0)),
+        (OUTSIDE, "too small for a grid", lambda: symmetric.loss_below(a_pair(), interval=5.0)),
     ],
     symmetric.folded_loss: [
         (BAD, "interval > 0", lambda: symmetric.folded_loss(crowds.pair(TWO), interval=0.0)),
@@ -763,6 +772,10 @@ EVERYWHERE = {
     numerics.binomial_outward: "any number of trials has its factor",
     numerics.summed: "any laws on any circle; what is wrapped around adds",
     numerics.transform_error: "any length has its error",
+    numerics.coefficients: "any law on any circle; what is wrapped around adds",
+    budgets.span: "users of an event, whose budgets are checked there",
+    budgets.split: "users of an event, and any budget",
+    numerics.decaying_sums: "any numbers that are not negative, and any slope from 0 up",
     blanket_families.clip_laplace_floors: "any budgets",
     blanket_families.level_floors: "any budgets",
     curves.kinks: "any points have a hull",

@@ -5,17 +5,16 @@ import warnings
 
 import numpy as np
 import pytest
-from dp_accounting.pld.pld_pmf import DensePLDPmf
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from dovetail.accounting import bound, loss_distributions
+from dovetail.accounting.loss_distributions import LossDistribution, Side
 from dovetail.events import Everyone, Report, Round, Shuffled
 
 STEP = 0.25
 
 
 def loss(probs, *, lowest=-2, infinite=0.0):
-    return PrivacyLossDistribution(DensePLDPmf(STEP, lowest, np.array(probs), infinite, True))
+    return LossDistribution(STEP, (Side(lowest, np.array(probs), infinite),))
 
 
 def exact_delta(parts, eps):
@@ -44,14 +43,14 @@ def test_copies_and_different_releases_against_convolution(eps):
 @pytest.mark.parametrize("eps", [0.0, 0.3])
 def test_a_release_that_is_drawn_costs_the_average(eps):
     parts = [(0.2, loss(FIRST)), (0.3, loss(SECOND, infinite=0.05)), (0.5, None)]
-    ours = loss_distributions.drawn(parts, interval=STEP).get_delta_for_epsilon(eps)
+    ours = loss_distributions.drawn(parts, interval=STEP).delta(eps)
     exact = 0.2 * exact_delta([(FIRST, 0.0)], eps) + 0.3 * exact_delta([(SECOND, 0.05)], eps)
     assert exact * (1 - 1e-12) <= ours <= exact * (1 + 1e-9)
 
 
 def test_the_worst_of_several_counts():
     losses = [loss(FIRST), loss(SECOND, infinite=0.05)]
-    deltas = [one.get_delta_for_epsilon(0.3) for one in losses]
+    deltas = [one.delta(0.3) for one in losses]
     assert max(deltas) <= loss_distributions.worst_delta(losses, eps=0.3) <= max(deltas) * (1 + 1e-8)
     assert loss_distributions.worst_eps(losses, delta=0.04) == math.inf
     eps = loss_distributions.worst_eps(losses, delta=0.1)

@@ -6,6 +6,8 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy import special, stats
 
+from dovetail.accounting import loss_distributions
+from dovetail.accounting.loss_distributions import LossDistribution
 from dovetail.accounting.pairs import mixtures
 from dovetail.accounting.pairs.mixtures import ShiftLaw
 
@@ -51,8 +53,9 @@ def test_one_release_is_never_below_the_best_test_and_close_on_a_fine_grid(name,
     interval = coarse * mixtures.interval_for(*law.scale, releases=1)
     loss = mixtures.loss(law, interval=interval)
     for eps in EPS:
-        for pmf, removed in ((loss._pmf_remove, True), (loss._pmf_add, False)):
-            exact, ours = exact_delta(name, eps, removed=removed), pmf.get_delta_for_epsilon(eps)
+        for side, removed in zip(loss.sides, (True, False), strict=True):
+            exact = exact_delta(name, eps, removed=removed)
+            ours = LossDistribution(interval, (side,)).delta(eps)
             assert ours >= exact * (1 - 1e-12)
             if coarse == 1:
                 assert ours <= exact * 1.01 + 1e-4 * exact_delta(name, 0.0, removed=removed) + 1e-15
@@ -63,18 +66,17 @@ def test_many_releases_agree_with_an_independent_implementation():
     theirs = pld.from_mixture_gaussian_mechanism(
         1.0, *LAWS["one item"], value_discretization_interval=2e-3
     ).self_compose(200)
-    ours = mixtures.loss(law, interval=2e-3).self_compose(200)
+    ours = loss_distributions.copies(mixtures.loss(law, interval=2e-3), 200)
     for delta in (1e-3, 1e-5, 1e-8):
-        assert ours.get_epsilon_for_delta(delta) == pytest.approx(theirs.get_epsilon_for_delta(delta), rel=1e-6)
+        assert ours.eps(delta) == pytest.approx(theirs.get_epsilon_for_delta(delta), rel=1e-6)
 
 
 def test_masses_are_kept_but_for_what_is_rounded_up():
     for name in LAWS:
         loss = mixtures.loss(law_of(name), interval=2e-3)
-        for pmf in (loss._pmf_remove, loss._pmf_add):
-            total = pmf._probs.sum() + pmf._infinity_mass
-            assert 1 <= total <= 1 + 1e-9
-            assert pmf._infinity_mass < 1e-18
+        for side in loss.sides:
+            assert 1 <= side.probs.sum() + side.infinite <= 1 + 1e-9
+            assert side.infinite < 1e-18
 
 
 def test_few_shifts_that_dominate():
@@ -96,8 +98,9 @@ def test_few_shifts_that_dominate():
 def test_a_lost_shift_is_an_infinite_loss():
     law = ShiftLaw(shifts=np.array([0.0, 1.0]), weights=np.array([0.5, 0.4]), lost=0.1)
     loss = mixtures.loss(law, interval=1e-2)
-    assert loss._pmf_remove.get_delta_for_epsilon(50.0) >= 0.1
-    assert loss._pmf_add.get_delta_for_epsilon(math.log(2)) <= 1e-6
+    removed, added = (LossDistribution(1e-2, (side,)) for side in loss.sides)
+    assert removed.delta(50.0) >= 0.1
+    assert added.delta(math.log(2)) <= 1e-6
 
 
 def test_an_interval_is_a_power_of_two_that_follows_the_scale():

@@ -7,8 +7,6 @@ from fractions import Fraction
 import mpmath
 import numpy as np
 import pytest
-from dp_accounting.pld.pld_pmf import DensePLDPmf
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism as gaussian_loss
 from grids import diagonal
 from scipy.stats import binom
@@ -16,6 +14,7 @@ from scipy.stats import binom
 from dovetail.accounting import bound, compose, conversion, gaussian, loss_distributions, numerics, releases, tilting
 from dovetail.accounting.accountants import Curve
 from dovetail.accounting.exposure import exposures
+from dovetail.accounting.loss_distributions import LossDistribution, Side
 from dovetail.accounting.pairs import binomial
 from dovetail.accounting.releases import personalized, split_and_mix
 from dovetail.events import Everyone, Gaussian, Laplace, Personalized, Poisson, Round
@@ -141,7 +140,7 @@ STEP = 0.125
 
 
 def a_loss(probs, lowest, infinite=0.0):
-    return PrivacyLossDistribution(DensePLDPmf(STEP, lowest, np.array(probs, dtype=float), infinite, True))
+    return LossDistribution(STEP, (Side(lowest, np.array(probs, dtype=float), infinite),))
 
 
 def exact_deltas(parts, eps):
@@ -254,8 +253,8 @@ def test_one_release_of_dp_accounting_is_never_below_50_digits(mu, prob, interva
     loss = gaussian_loss(1 / mu, sensitivity=1.0, sampling_prob=prob, value_discretization_interval=interval)
     ours = loss_distributions.outward(loss)
     with mpmath.workdps(40):
-        for side, exact in (("_pmf_remove", _removed), ("_pmf_add", _added)):
-            lowest, probs, infinite = loss_distributions._dense(getattr(ours, side))
+        for index, exact in enumerate((_removed, _added)):
+            lowest, probs, infinite = ours.side(index)
             total = tilting.Total([tilting.LossPart(lowest, probs, infinite, 1)], interval)
             for part in (0.0, 0.3, 0.5, 0.6, 0.8, 0.97, 0.999):
                 index = lowest + int(part * (len(probs) - 1))
@@ -294,7 +293,7 @@ def test_probabilities_that_are_no_numbers_are_refused():
     with pytest.raises(NotApplicable, match="could not be computed"):
         loss_distributions.copies(a_loss([0.5, NAN], 0), 3).eps(1e-6)
     with pytest.raises(ValueError, match="on one grid"):
-        other = PrivacyLossDistribution(DensePLDPmf(2 * STEP, 0, np.ones(1), 0.0, True))
+        other = LossDistribution(2 * STEP, (Side(0, np.ones(1), 0.0),))
         loss_distributions.together([a_loss(SECOND, 0), other])
 
 

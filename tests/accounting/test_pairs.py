@@ -156,7 +156,7 @@ def test_folds_of_the_loss_are_composed_within_the_error_that_is_charged():
 def test_a_coarser_grid_of_losses_dominates():
     fine, coarse = (clone_pair(40, 0.7, folds=5).loss(interval=interval) for interval in (1e-4, 0.05))
     for eps in np.linspace(0, 1.2, 40):
-        assert fine.get_delta_for_epsilon(eps) <= coarse.get_delta_for_epsilon(eps) * (1 + 1e-9) + 1e-12
+        assert fine.delta(eps) <= coarse.delta(eps) * (1 + 1e-9) + 1e-12
 
 
 def test_the_compact_law_is_proper():
@@ -173,10 +173,10 @@ def test_the_compact_law_is_proper():
 def test_renyi_and_privacy_loss_are_the_same_pair():
     """The Renyi divergence of the composed privacy loss is the composed Renyi divergence, a little above."""
     pair = clone_pair(200, 0.5, folds=40)
-    pmf = pair.loss(interval=1e-4)._pmf_remove
-    losses = (np.arange(pmf.size) + pmf._lower_loss) * pmf._discretization
+    ((lowest, probs, _),) = pair.loss(interval=1e-4).sides
+    losses = (np.arange(len(probs)) + lowest) * 1e-4
     for order in (1.5, 3.0, 8.0):
-        of_loss = math.log(np.exp((order - 1) * losses) @ pmf._probs) / (order - 1)
+        of_loss = math.log(np.exp((order - 1) * losses) @ probs) / (order - 1)
         assert of_loss == pytest.approx(pair.renyi(np.array([order]))[0], rel=1e-3)
 
 
@@ -393,7 +393,7 @@ def test_surplus_with_colluders_is_refused_and_would_be_unsound():
     victim_here = topk_law(0.01, [{0: 1}, {0: 1}, {0: 1}], 1, 3, 2, 0)
     victim_away = topk_law(0.01, [{1: 1}, {0: 1}, {0: 1}], 1, 3, 2, 0)
     two_full = BinomialPair(others=1, exposed=1, prob_exposed=math.tanh(0.005), tilt=math.tanh(0.005), folds=2)
-    assert hockey_stick(victim_here, victim_away, 0.1) > 10 * two_full.loss().get_delta_for_epsilon(0.1)
+    assert hockey_stick(victim_here, victim_away, 0.1) > 10 * two_full.loss().delta(0.1)
 
 
 def test_one_full_dominates_a_half_and_a_reversed_half():
@@ -441,7 +441,7 @@ def test_golden_figures(name):
     event = figure(name)
     pair = event if isinstance(event, BinomialPair) else crowds.pair(event)
     by_renyi = compute_epsilon(crowds.ORDERS, pair.renyi(crowds.ORDERS), 5e-6)[0]
-    by_loss = pair.loss().get_epsilon_for_delta(5e-6)
+    by_loss = pair.loss().eps(5e-6)
     assert by_renyi == pytest.approx(GOLDEN["figures"][name]["renyi"], rel=5e-4)
     assert by_loss == pytest.approx(GOLDEN["figures"][name]["loss"], rel=1e-4)
     assert 0.85 * by_renyi < by_loss < by_renyi

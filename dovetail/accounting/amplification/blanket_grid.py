@@ -3,8 +3,8 @@
 Every point of the law is split between its two neighbours on the grid. That keeps the mean and is a spread, so the mean
 of any convex function of a sum of such draws can only rise. The victim's report is one of C + 1 draws, and what is
 asked for is ``E_C[E[(L_1 + ... + L_(C+1))_+] / (C + 1)]``. A law of C enters by its generating function alone
-(`BinomialDraws`, `CountedDraws`). The sum is taken by an FFT of the exponentially tilted law: relative precision at any
-delta, aliasing that only adds mass, rounding errors charged.
+(`BinomialDraws`, `CountedDraws`). The sum is taken by a transform of the exponentially tilted law
+(`numerics.Spectrum`): relative precision at any delta, aliasing that only adds mass, rounding errors charged.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from typing import NamedTuple
 
 import numpy as np
-from scipy.fft import next_fast_len, rfft
+from scipy.fft import next_fast_len
 from scipy.optimize import brentq
 
 from dovetail import _validate
-from dovetail.accounting.numerics import ULP
+from dovetail.accounting import numerics
+from dovetail.accounting.numerics import ULP, Spectrum
 from dovetail.statements import NotApplicable
 
 __all__ = ["MOST_POINTS", "BinomialDraws", "CountedDraws", "Draws", "Grid", "mean_excess"]
 
 MOST_POINTS = 2**21
-_FFT_ERROR = 2e-14  # of one Fourier coefficient of a probability vector, as computed
 _CELL_ERROR = 1e-15  # times the number of points: what rounding may do to the splits between neighbours
 _DECAY, _WIDE = 36.0, 13.0  # a circle is so many times 1/slope, and deviations of the sum: what is left wraps around
 _NEAR = 0.3  # how far the best log slope may be from that of a Gaussian sum
@@ -93,15 +92,6 @@ class Grid:
         np.add.at(self.probs, places + sign, right)
 
 
-class SpectrumShares(NamedTuple):
-    """Values at the frequencies that matter, how far each may be off, and what any other is at most."""
-
-    where: np.ndarray
-    values: np.ndarray
-    off: np.ndarray
-    rest: float
-
-
 class Draws(abc.ABC):
     """A law of the number C of blanket draws beside the victim's, as the function T(z) = E[z^(C+1) / (C+1)].
 
@@ -117,8 +107,8 @@ class Draws(abc.ABC):
         """The mean number of draws under T's terms at M: d log T / d log M."""
 
     @abc.abstractmethod
-    def shares(self, log_mgf: float, phi: np.ndarray, error: float) -> SpectrumShares:
-        """T(M phi) over T(M), where it matters."""
+    def shares(self, log_mgf: float, phi: np.ndarray, size: int, error: float) -> Spectrum:
+        """T(M phi) over T(M) on a circle of `size` points, phi being right to `error`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,14 +136,14 @@ class BinomialDraws(Draws):
         """Each of the draws is there with a probability that M changes."""
         return self.draws * self.prob * math.exp(log_mgf - self._log_one(log_mgf))
 
-    def shares(self, log_mgf: float, phi: np.ndarray, error: float) -> SpectrumShares:
+    def shares(self, log_mgf: float, phi: np.ndarray, size: int, error: float) -> Spectrum:
         """Powers, by their logarithms."""
         there = self.mean(log_mgf) / self.draws
         base = 1 - there + there * phi
         where = np.flatnonzero(np.abs(base) > math.exp(_NEGLIGIBLE / self.draws) - 2 * error)
         base = base[where]
         off = 4 * self.draws * error * (np.abs(base) + error) ** self.draws
-        return SpectrumShares(where, np.exp(self.draws * np.log(base)), off, math.exp(_NEGLIGIBLE))
+        return Spectrum(size, where, np.exp(self.draws * np.log(base)), off, math.exp(_NEGLIGIBLE))
 
 
 class CountedDraws(Draws):
@@ -181,16 +171,16 @@ class CountedDraws(Draws):
         """By its terms."""
         return float(self._terms(log_mgf)[1] @ self._draws)
 
-    def shares(self, log_mgf: float, phi: np.ndarray, error: float) -> SpectrumShares:
+    def shares(self, log_mgf: float, phi: np.ndarray, size: int, error: float) -> Spectrum:
         """Term by term, where the modulus of phi is not so small that all of them are."""
         _, terms = self._terms(log_mgf)
         kept = terms > math.exp(_NEGLIGIBLE)
         few = len(terms) * math.exp(_NEGLIGIBLE)  # more than all terms that are left out
         terms, powers = terms[kept], self._draws[kept]
-        size = np.abs(phi) + error
-        where = np.flatnonzero(size > math.exp(_NEGLIGIBLE / powers[0]))
-        off = few + 4 * error * _polynomial(terms * powers, powers, size[where])
-        return SpectrumShares(where, _polynomial(terms, powers, phi[where]), off, few + math.exp(_NEGLIGIBLE))
+        modulus = np.abs(phi) + error
+        where = np.flatnonzero(modulus > math.exp(_NEGLIGIBLE / powers[0]))
+        off = few + 4 * error * _polynomial(terms * powers, powers, modulus[where])
+        return Spectrum(size, where, _polynomial(terms, powers, phi[where]), off, few + math.exp(_NEGLIGIBLE))
 
 
 def _polynomial(terms: np.ndarray, powers: np.ndarray, at: np.ndarray) -> np.ndarray:
@@ -216,31 +206,27 @@ def mean_excess(grid: Grid, draws: Draws) -> float:
         Never below the exact value on the grid.
     """
     step, values, law = grid.step, grid.values, grid.probs
-    error = _FFT_ERROR + _CELL_ERROR * values.size
     slope = _tilt(values, law, draws)
-    log_mgf, tilted, spread = _tilted(values, law, slope)
-    count = draws.mean(log_mgf)
+    log_mgf, tilted = _tilted(grid, slope)
+    count, mean = draws.mean(log_mgf), float(tilted @ values)
+    spread = math.sqrt(max(float(tilted @ (values - mean) ** 2), 0.0))
     reach = max(_DECAY / slope, _WIDE * math.sqrt(count) * spread, values[-1] - values[0] + 2 * step)
     size = next_fast_len(min(math.ceil(reach / step), 2 * MOST_POINTS), real=True)
-    circle = np.bincount(np.arange(grid.first, grid.first + law.size) % size, weights=tilted, minlength=size)
-    k, share, off, rest = draws.shares(log_mgf, rfft(circle), error)
-    twice = np.where((k == 0) | (2 * k == size), 1.0, 2.0)
-    angle = -slope * step + 2j * math.pi * k / size
+    phi = numerics.coefficients(np.concatenate([np.zeros(grid.first % size), tilted]), size)
+    found = draws.shares(log_mgf, phi, size, numerics.transform_error(size) + _CELL_ERROR * values.size)
+    angle = -slope * step + 2j * math.pi * found.where / size
     kernel = step * np.exp(angle) / np.expm1(angle) ** 2  # sum over j >= 0 of j h e^(j angle)
-    total = float((twice * (share * kernel).real).sum()) + float((twice * np.abs(kernel) * off).sum())
-    total += (size + 2) * rest * step / math.expm1(-slope * step) ** 2
-    return total / size * math.exp(draws.log_total(log_mgf)) * (1 + 1e-12)
+    total = found.against(kernel, step / math.expm1(-slope * step) ** 2)
+    return total * math.exp(draws.log_total(log_mgf)) * (1 + 1e-12)
 
 
-def _tilted(values: np.ndarray, law: np.ndarray, slope: float) -> tuple[float, np.ndarray, float]:
-    """Log m.g.f. at the slope, the tilted law, and its standard deviation."""
-    exponent = slope * values
-    top = float(exponent.max())
-    weights = law * np.exp(exponent - top)
-    total = float(weights.sum())
-    tilted = weights / total
-    mean = float((tilted * values).sum())
-    return top + math.log(total), tilted, math.sqrt(max(float((tilted * (values - mean) ** 2).sum()), 0.0))
+def _tilted(grid: Grid, slope: float) -> tuple[float, np.ndarray]:
+    """log M, rounded up, and a law: M law is at least e^(slope value) times the probabilities."""
+    slope *= grid.step
+    with np.errstate(divide="ignore"):
+        log_sum, law = numerics.tilted(np.log(grid.probs), slope * np.arange(1.0 - grid.probs.size, 1.0))
+    last = slope * (grid.first + grid.probs.size - 1)
+    return last + log_sum + ULP * (4 * abs(last) + 4 * abs(log_sum) + 4), law
 
 
 def _tilt(values: np.ndarray, law: np.ndarray, draws: Draws) -> float:
@@ -248,8 +234,9 @@ def _tilt(values: np.ndarray, law: np.ndarray, draws: Draws) -> float:
 
     def derivative(log_slope: float) -> float:
         slope = math.exp(log_slope)
-        log_mgf, tilted, _ = _tilted(values, law, slope)
-        return slope * draws.mean(log_mgf) * float((tilted * values).sum()) - 2
+        weights = law * np.exp(slope * (values - values[-1]))
+        total = float(weights.sum())
+        return slope * draws.mean(slope * values[-1] + math.log(total)) * float(weights @ values) / total - 2
 
     mean, crowd = float(values @ law), draws.mean(0.0)
     variance = max(float((values - mean) ** 2 @ law), 1e-300)

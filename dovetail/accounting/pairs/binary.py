@@ -21,12 +21,12 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy.fft import irfft, next_fast_len
+from scipy.fft import next_fast_len
 
 from dovetail import _validate
 from dovetail.accounting import numerics
 from dovetail.accounting.amplification.clones import binomial_counts
-from dovetail.accounting.numerics import ULP
+from dovetail.accounting.numerics import ULP, Spectrum
 from dovetail.accounting.pairs.curves import Nodes, nodes_for, pair_of
 from dovetail.accounting.pairs.symmetric import SymmetricPair
 from dovetail.statements import NotApplicable, Theorem
@@ -41,8 +41,10 @@ _MOST_MESSAGES = 4_000_000
 _MOST_NUMBERS = 100_000  # of probabilities that are held at once: blocks times the window of each
 _REACH = 8.5  # standard deviations on either side that a window holds
 _CLEAR = 1e4  # times its error is a probability where a threshold is looked for
+_NEAR = 3.5  # standard deviations on either side of a tilted mean where a threshold is looked for
+_LARGEST_EXPONENT = 600.0
 _NEGLIGIBLE = -60.0  # log of Fourier coefficients that are charged, not summed
-_APART = 2.5  # standard deviations between tilts
+_APART = 4.0  # standard deviations between tilts
 _LEAST, _UNDERFLOW = 1e-250, 1e-300
 
 
@@ -214,12 +216,11 @@ class _Crowd:
         turn = 2 * math.pi / n * np.arange(n // 2 + 1)
         logs = np.stack([np.log1p(prob * np.expm1(1j * turn)) for prob in tilted])
         alive = (users @ logs.real).max(axis=0) > _NEGLIGIBLE
-        spectrum = np.zeros((len(users), n // 2 + 1), dtype=complex)
         back = 1j * (first[:, None] * turn[alive] % (2 * math.pi))
-        spectrum[:, alive] = np.exp(users @ logs[:, alive] - back)
-        law = irfft(spectrum.conj(), n, axis=1)
-        relative = 8 * ULP * (self._messages + np.abs(first).max() + 64) + numerics.transform_error(n)
-        error = relative * (2 * np.abs(spectrum).sum(axis=1) / n) + 2 * math.exp(_NEGLIGIBLE) + self._around(n)
+        values = np.exp(users @ logs[:, alive] - back).conj()
+        off = 8 * ULP * (self._messages + np.abs(first).max() + 64) * np.abs(values)
+        spectrum = Spectrum(n, np.flatnonzero(alive), values, off, math.exp(_NEGLIGIBLE))
+        law, error = spectrum.law(), spectrum.error_of_a_point() + self._around(n)
         log_moment = users @ np.log(moments)
         return self._untilted(law, error[:, None], tilt, first, mean - first, log_moment)
 
@@ -242,24 +243,30 @@ class _Crowd:
         mean: np.ndarray,
         log_moment: np.ndarray,
     ) -> _Law:
-        """The tilt taken back, where the error is small beside the law."""
-        n = law.shape[1]
-        index = np.arange(n, dtype=float)
-        along = -tilt * (index[None, :] - mean[:, None])
-        clear = (law > _CLEAR * error) & (np.abs(along) < 600.0)
-        low, high = clear.argmax(axis=1), n - 1 - clear[:, ::-1].argmax(axis=1)
-        high = np.minimum(high + 1, min(n - 1, self._messages + 1))
-        factor = np.exp(np.where(index >= low[:, None], along, -np.inf))
-        tail = np.cumsum((np.maximum(law - error, 0.0) * factor)[:, ::-1], axis=1)[:, ::-1]
+        """The tilt taken back near the tilted means, where the error is small beside the law."""
+        n, reach = law.shape[1], math.ceil(_NEAR * self._std)
+        begin, end = (0, n) if self._whole else (max(0, n // 2 - reach), min(n, n // 2 + reach + 2))
+        centre = mean[:, None] if tilt * n > _LARGEST_EXPONENT else np.full((1, 1), n // 2)
+        along = -tilt * (np.arange(begin, n, dtype=float) - centre)
+        factor = np.exp(np.minimum(along, _LARGEST_EXPONENT))
+        further = np.einsum("ij,ij->i", law[:, end:], np.broadcast_to(factor[:, end - begin :], law[:, end:].shape))
+        further = np.maximum(further - error[:, 0] * factor[:, end - begin :].sum(axis=1), 0.0)
+        law, along, factor = law[:, begin:end], along[:, : end - begin], factor[:, : end - begin]
+        clear = (law > _CLEAR * error) & (np.abs(along) < _LARGEST_EXPONENT)
+        low, high = clear.argmax(axis=1), law.shape[1] - 1 - clear[:, ::-1].argmax(axis=1)
+        high = np.minimum(high + 1, min(law.shape[1] - 1, self._messages + 1))
+        tail = np.cumsum((np.maximum(law - error, 0.0) * factor)[:, ::-1], axis=1)[:, ::-1] + further[:, None]
         slack = ULP * (n + 1024)
-        scale = log_moment - tilt * (first + mean)
+        scale = log_moment - tilt * (first + centre[:, 0])
         scale += 16 * ULP * (np.abs(log_moment) + tilt * (np.abs(first) + n) + self._messages + 16)
         start, stop = int(low.min()), int(high.max()) + 1
+        index = np.arange(start, stop - 1)
         inside = (index >= low[:, None]) & (index < high[:, None]) & clear.any(axis=1)[:, None]
         ends = np.stack([low, np.maximum(high - 1, low)], axis=1) - start
+        first = first + begin
         real = np.stack([first + low > 0, first + high < self._messages + 1], axis=1)
-        at = ((law + error) * factor)[:, start:stop] * (1 + slack)
-        return _Law(at, tail[:, start:stop] * (1 - slack), inside[:, start : stop - 1], ends, real, scale)
+        at = (law[:, start:stop] + error) * factor[:, start:stop] * (1 + slack)
+        return _Law(at, tail[:, start:stop] * (1 - slack), inside, ends, real, scale)
 
 
 def _split(lowest: int, highest: int, blocks: int) -> tuple[np.ndarray, np.ndarray]:

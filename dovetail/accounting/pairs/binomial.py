@@ -19,7 +19,7 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.accounting import numerics
-from dovetail.accounting._dp_accounting import PrivacyLossDistribution
+from dovetail.accounting.loss_distributions import LossDistribution
 from dovetail.accounting.numerics import ULP
 from dovetail.accounting.pairs import symmetric
 
@@ -29,7 +29,7 @@ _MASS_OUTWARD = 1 + 1e-10  # more than the error of interpolation and of a sum
 _TILT_OUTWARD = 1 + 1e-15
 _UNDERFLOW = 1e-300  # put at |s| = 1 for every probability that may have underflowed
 _WIDE = 12.0  # standard deviations that are resolved finely
-_POINTS = 1_000_000  # outcomes that are resolved finely
+_POINTS = 400_000  # outcomes that are resolved finely
 _NEAR = 30_000  # outcomes of one crowd that are resolved one by one
 _CHUNK = 2_000_000
 
@@ -87,7 +87,7 @@ class BinomialPair:
         points, mass = _compact_law(self)
         return self.folds * np.fmin(symmetric.renyi(orders, self._outward * points, mass), self.eps_pure)
 
-    def loss(self, *, interval: float = 1e-4) -> PrivacyLossDistribution:
+    def loss(self, *, interval: float = 1e-4) -> LossDistribution:
         """The privacy loss of all folds on multiples of `interval`, from above ("connect the dots")."""
 
         def on(tanh: np.ndarray) -> np.ndarray:
@@ -102,7 +102,7 @@ def _crowds(pair: BinomialPair) -> tuple[np.ndarray, np.ndarray]:
     reach = _WIDE * (math.sqrt(trials * prob * (1 - prob)) + 1)
     low = max(0, math.floor(trials * prob - reach))
     high = min(trials, math.ceil(trials * prob + reach))
-    stride = math.ceil((high + 1 - low) / max(128, _POINTS / (_WIDE / 2 * math.sqrt(pair.typical) + 64)))
+    stride = math.ceil((high + 1 - low) / max(32, _POINTS / (_WIDE / 2 * math.sqrt(pair.typical) + 64)))
     starts = np.arange(low, high + 1, stride)
     gone = [np.minimum(starts + stride - 1, high)]
     mass = [np.add.reduceat(numerics.binomial_pmf(np.arange(low, high + 1), trials, prob), starts - low)]

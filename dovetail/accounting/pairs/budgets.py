@@ -6,6 +6,7 @@ neighbouring budgets are taken together, each with the least probability of any 
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,7 +16,7 @@ import numpy as np
 from dovetail.accounting.pairs.poisson_binomial import MANY, Coins
 from dovetail.events import Personalized
 
-__all__ = ["Classes", "ProbsOf", "budgets_of", "classes", "honest", "order_of"]
+__all__ = ["Classes", "ProbsOf", "budgets_of", "classes", "honest", "order_of", "span", "split"]
 
 _MOST_CLASSES = 2000
 
@@ -33,9 +34,33 @@ def budgets_of(event: Personalized) -> np.ndarray:
 @functools.lru_cache(maxsize=4)
 def order_of(event: Personalized) -> np.ndarray:
     """All users by rising budgets."""
-    found = np.argsort(budgets_of(event), kind="stable")
+    found = np.argsort(budgets_of(event))
     found.flags.writeable = False
     return found
+
+
+@functools.lru_cache(maxsize=4)
+def _rising(event: Personalized) -> np.ndarray:
+    budgets = budgets_of(event)
+    return budgets[order_of(event)] if event.kind == "laplace" else np.sort(budgets)  # whose order nobody asks for
+
+
+def span(event: Personalized, members: np.ndarray) -> tuple[float, float]:
+    """The smallest and the largest budget of these users; at once, if they are neighbours in `order_of`."""
+    budgets = budgets_of(event)
+    if members.base is not None and members.base is order_of(event):
+        return float(budgets[members[0]]), float(budgets[members[-1]])
+    return float(budgets[members].min()), float(budgets[members].max())
+
+
+def split(event: Personalized, members: np.ndarray, at: float) -> list[np.ndarray]:
+    """Those of these users whose budgets are at most this one, and the others."""
+    budgets = budgets_of(event)
+    if members.base is not None and members.base is order_of(event):
+        cut = bisect.bisect_right(members, at, key=budgets.__getitem__)
+        return [members[:cut], members[cut:]]
+    smaller = budgets[members] <= at
+    return [members[smaller], members[~smaller]]
 
 
 class Classes(NamedTuple):
@@ -49,7 +74,7 @@ class Classes(NamedTuple):
 @functools.lru_cache(maxsize=4)
 def classes(event: Personalized) -> Classes:
     """One class for each budget, or for neighbouring budgets where they are many."""
-    ordered = budgets_of(event)[order_of(event)]
+    ordered = _rising(event)
     firsts = np.flatnonzero(np.diff(ordered, prepend=-np.inf))
     values, counts = ordered[firsts], np.diff(firsts, append=len(ordered))
     starts = np.arange(0, len(values), max(1, len(values) // _MOST_CLASSES))

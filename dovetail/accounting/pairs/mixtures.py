@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from dovetail import _validate
-from dovetail.accounting._dp_accounting import PrivacyLossDistribution, pld_pmf
+from dovetail.accounting.loss_distributions import LossDistribution, Side
 from dovetail.statements import NotApplicable
 
 __all__ = ["ShiftLaw", "interval_for", "loss"]
@@ -132,17 +132,17 @@ def interval_for(std: float, width: float, *, releases: int) -> float:
     return 2.0 ** round(math.log2(wanted))
 
 
-def loss(law: ShiftLaw, *, interval: float) -> PrivacyLossDistribution:
+def loss(law: ShiftLaw, *, interval: float) -> LossDistribution:
     """The privacy loss of one release, removed and added, on multiples of `interval`.
 
     Guarantees:
         Never below the exact hockey-stick divergence of the pair, in either direction, at any eps.
     """
     _validate.positive(interval=interval)
-    return PrivacyLossDistribution(_removed(law, interval), _added(law, interval))
+    return LossDistribution(interval, (_removed(law, interval), _added(law, interval)))
 
 
-def _removed(law: ShiftLaw, interval: float) -> pld_pmf.DensePLDPmf:
+def _removed(law: ShiftLaw, interval: float) -> Side:
     """P against Q: the loss rises with the outcome."""
     cuts = _cuts(law, *law.reach, interval)
     losses, error = law.loss_at(cuts), _error(law, cuts)
@@ -153,7 +153,7 @@ def _removed(law: ShiftLaw, interval: float) -> pld_pmf.DensePLDPmf:
     return _on_grid(at + error, mass, law.above(cuts[-1]) * (1 + 1e-9) + law.lost, interval)
 
 
-def _added(law: ShiftLaw, interval: float) -> pld_pmf.DensePLDPmf:
+def _added(law: ShiftLaw, interval: float) -> Side:
     """Q against P: the loss falls with the outcome."""
     cuts = _cuts(law, -_FAR, _FAR, interval)
     losses, error = law.loss_at(cuts), _error(law, cuts)
@@ -198,7 +198,7 @@ def _to_ends(
     return np.concatenate([left, right]), np.concatenate([mass * (1 - share), mass * share])
 
 
-def _on_grid(losses: np.ndarray, mass: np.ndarray, infinite: float, interval: float) -> pld_pmf.DensePLDPmf:
+def _on_grid(losses: np.ndarray, mass: np.ndarray, infinite: float, interval: float) -> Side:
     """Masses at any losses, moved to the two multiples of the interval around each."""
     scaled = losses / interval
     scaled = scaled + 4 * _ULP * np.abs(scaled)
@@ -207,7 +207,7 @@ def _on_grid(losses: np.ndarray, mass: np.ndarray, infinite: float, interval: fl
     lowest = int(left.min())
     size = int(left.max()) - lowest + 2
     probs = np.bincount(left - lowest, mass * (1 - share), size) + np.bincount(left - lowest + 1, mass * share, size)
-    return pld_pmf.DensePLDPmf(interval, lowest, probs * (1 + 1e-13), min(1.0, infinite), True)
+    return Side(lowest, probs * (1 + 1e-13), min(1.0, infinite))
 
 
 def _null_masses(cuts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -26,7 +25,7 @@ from dovetail.accounting.amplification.clones import CloneCounts
 from dovetail.accounting.amplification.frontier import Frontier
 from dovetail.accounting.pairs import curves
 from dovetail.accounting.pairs.blanket_pair import BlanketCrowd
-from dovetail.accounting.pairs.budgets import ProbsOf, budgets_of, classes, honest, order_of
+from dovetail.accounting.pairs.budgets import ProbsOf, classes, honest, order_of, span, split
 from dovetail.accounting.pairs.poisson_binomial import (
     SOME,
     Coins,
@@ -95,8 +94,7 @@ def _fewest_clones(event: Personalized, victims: np.ndarray, far: float = 0.0) -
 
     As functions of eps_i all of them are log-concave, or fall.
     """
-    budgets = budgets_of(event)[victims]
-    low, high = float(budgets.min()), float(budgets.max())
+    low, high = span(event, victims)
 
     def probs(eps_locals: np.ndarray) -> np.ndarray:
         small = np.exp(-eps_locals)
@@ -130,22 +128,21 @@ def _hidings(event: Personalized, victims: np.ndarray) -> list[Hiding]:
 
 def _blanket(event: Personalized, victims: np.ndarray) -> BlanketCrowd:
     """The largest frontier of these victims among the fewest draws from a blanket of theirs."""
-    eps_locals = budgets_of(event)
-    low, high = float(eps_locals[victims].min()), float(eps_locals[victims].max())
+    low, high = span(event, victims)
     if not _LEAST_BUDGET <= high <= curves.LARGEST_LOSS:
         raise NotApplicable(f"no blanket for a budget of {high:.4g}")
     match event.kind:
         case "clip_laplace":
             known = frontier.clip_laplace(high)
             if event.threshold:  # which only takes away; where it takes little, covering it costs more
-                behind = blanket_families.threshold_frontier(high, float(eps_locals.min()), event.threshold)
+                behind = blanket_families.threshold_frontier(high, float(classes(event).low[0]), event.threshold)
                 known = min(known, behind, key=lambda one: one.spread)
         case "laplace":
             known, floors = _plateau(event, low, high)
             return BlanketCrowd(known, _draws(event, honest(event, victims, floors)))
         case _:
             known = frontier.randomized_response(high, 1 / event.levels)
-    if len(eps_locals) > _MANY:  # one user more or less: the same for all victims
+    if len(event.eps_locals) > _MANY:  # one user more or less: the same for all victims
         return BlanketCrowd(known, _draws_for_all(event))
     return BlanketCrowd(known, _draws(event, honest(event, victims, _floors(event))))
 
@@ -192,8 +189,7 @@ def _plateau(event: Personalized, low: float, high: float) -> tuple[Frontier, Pr
 
 def _about(event: Personalized, members: np.ndarray) -> tuple[float, float]:
     """About the deviation of the loss under Laplace noise by clones and by a plateau: to choose by."""
-    budgets = budgets_of(event)
-    low, high = float(budgets[members].min()), float(budgets[members].max())
+    low, high = span(event, members)
     hidden = max(sum(coins.mean for _, coins in hiding) for hiding in _hidings(event, members))
     by_clones = 2 * math.tanh(high / 2) / math.sqrt(hidden + 1)
     try:
@@ -205,14 +201,13 @@ def _about(event: Personalized, members: np.ndarray) -> tuple[float, float]:
 
 def curve(event: Personalized, victims: np.ndarray) -> Callable[[float], float]:
     """delta(eps) of one coordinate for each of these victims, in both directions."""
-    eps_locals = budgets_of(event)
-    top = float(eps_locals[victims].max())
+    users, (_, top) = len(event.eps_locals), span(event, victims)
     by_clones, by_blanket = True, _LEAST_BUDGET <= top <= curves.LARGEST_LOSS
-    if len(eps_locals) > _MANY and by_blanket:  # one of them is enough: of boxes and levels, the blanket
+    if users > _MANY and by_blanket:  # one of them is enough: of boxes and levels, the blanket
         clones, plateau = _about(event, victims) if event.kind == "laplace" else (math.inf, 0.0)
         if event.kind == "rr" and event.levels == 2:  # whose blanket is the clones', which need no grid
             clones, plateau = 0.0, math.inf
-        alone = len(eps_locals) > SOME and _bounded(event)
+        alone = users > SOME and _bounded(event)
         by_blanket = plateau < (_CLEARLY if alone else _SIMILAR) * clones
         by_clones = not by_blanket if alone else clones < _SIMILAR * plateau
     found: list[Callable[[float], float]] = []
@@ -234,7 +229,7 @@ def curve(event: Personalized, victims: np.ndarray) -> Callable[[float], float]:
 
 def pair(event: Personalized, victims: np.ndarray, *, coarse: bool = False) -> SymmetricPair:
     """The pair of all coordinates that dominates for each of these victims."""
-    top = float(budgets_of(event)[victims].max())
+    _, top = span(event, victims)
     nodes = curves.nodes_for(event.coordinates, coarse=coarse)
     return curves.pair_of(curve(event, victims), eps_pure=top, folds=event.coordinates, nodes=nodes)
 
@@ -246,16 +241,15 @@ def groups(event: Personalized) -> tuple[np.ndarray, ...]:
     Budgets by which all users hide a victim alike are one group: the largest is the worst. Laplace noise hides no one
     of a smaller budget, so there groups are halved while theirs may be the worst.
     """
-    order = order_of(event)
-    budgets = budgets_of(event)[order]
-    starts = np.append(np.flatnonzero(np.diff(budgets, prepend=-np.inf)), len(order))
-    if len(starts) - 1 <= _DISTINCT:
-        return tuple(order[a:b] for a, b in itertools.pairwise(starts))
+    known = classes(event)
+    if len(known.low) <= _DISTINCT:
+        ends = np.cumsum(known.counts)
+        return tuple(order_of(event)[end - count : end] for end, count in zip(ends, known.counts, strict=True))
     if event.kind != "laplace":
-        return (order,)
+        return (np.arange(len(event.eps_locals)),)
 
-    cut = int(np.searchsorted(budgets, budgets[-1] / _NARROW))
-    found, worst, left = [order[cut:]], min(_about(event, order[cut:])), [order[:cut]] if cut else []
+    below, largest = split(event, order_of(event)[:], float(known.high[-1]) / _NARROW * (1 - 1e-15))
+    found, worst, left = [largest], min(_about(event, largest)), [below] if len(below) else []
     while left:
         members = left.pop()
         much, halves = min(_about(event, members)), halved(event, members)
@@ -272,9 +266,7 @@ def halved(event: Personalized, members: np.ndarray) -> list[np.ndarray]:
 
     Only of Laplace noise do users of smaller budgets hide behind fewer others.
     """
-    budgets = budgets_of(event)[members]
-    low, high = float(budgets.min()), float(budgets.max())
+    low, high = span(event, members)
     if high <= low * _NARROW or event.kind != "laplace":
         return [members]
-    smaller = budgets <= math.sqrt(low * high)
-    return [members[smaller], members[~smaller]]
+    return split(event, members, math.sqrt(low * high))

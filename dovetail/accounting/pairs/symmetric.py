@@ -19,11 +19,20 @@ from scipy.special import logsumexp
 
 from dovetail import _validate
 from dovetail.accounting import loss_distributions, numerics
-from dovetail.accounting._dp_accounting import PrivacyLossDistribution, pld_pmf
-from dovetail.accounting.loss_distributions import Loss
+from dovetail.accounting.loss_distributions import Loss, LossDistribution, Side
 from dovetail.statements import NotApplicable
 
-__all__ = ["Folded", "SymmetricPair", "composed_loss", "folded_loss", "renyi", "repeated_loss", "resolution", "spread"]
+__all__ = [
+    "Folded",
+    "SymmetricPair",
+    "composed_loss",
+    "folded_loss",
+    "loss_below",
+    "renyi",
+    "repeated_loss",
+    "resolution",
+    "spread",
+]
 
 _CLOSEST_ORDER = 1 + 1e-6
 _LARGEST_LOSS = 30.0  # of one copy; a grid of losses would not resolve more
@@ -78,7 +87,7 @@ class SymmetricPair:
         """Upper bounds on the Renyi divergence of all folds at each order > 1 (both directions are equal)."""
         return self.folds * np.fmin(renyi(orders, self.points, self.mass), self.eps_pure)
 
-    def loss(self, *, interval: float = 1e-4) -> PrivacyLossDistribution:
+    def loss(self, *, interval: float = 1e-4) -> LossDistribution:
         """The privacy loss of all folds on multiples of `interval`, from above."""
 
         def on(tanh: np.ndarray) -> np.ndarray:
@@ -101,7 +110,7 @@ class Folded(Protocol):
     def once(self) -> Folded:
         """One of them."""
 
-    def loss(self, *, interval: float) -> PrivacyLossDistribution:
+    def loss(self, *, interval: float) -> LossDistribution:
         """The privacy loss of all."""
 
 
@@ -113,6 +122,22 @@ def folded_loss(pair: Folded, *, interval: float) -> Loss:
     if pair.folds > 1 and interval <= pair.std_loss / _LEAST_PARTS:
         return loss_distributions.copies(pair.once().loss(interval=interval), pair.folds)
     return pair.loss(interval=interval)
+
+
+def loss_below(pair: SymmetricPair, *, interval: float) -> Loss:
+    """The privacy loss of all folds of a pair, every loss rounded down in size to a multiple of `interval`.
+
+    Of a symmetric law, |s| may be moved down: the pair itself is a spread of the result (docs/proofs/coins.md).
+    """
+    _validate.positive(interval=interval)
+    if not interval <= pair.std_loss / _LEAST_PARTS:
+        raise NotApplicable(f"a loss of about {pair.std_loss:.3g} is too small for a grid of {interval:.3g}")
+    index = np.floor(2 * np.arctanh(pair.points) / interval * (1 - 1e-12)).astype(np.int64)
+    mass = np.bincount(index, pair.mass) * (1 - 1e-12) / 2
+    tanh = np.tanh(np.arange(len(mass)) * (interval / 2))
+    upward, downward = mass * (1 + tanh), mass * (1 - tanh)
+    probs = np.concatenate([downward[:0:-1], upward[:1] + downward[:1], upward[1:]])
+    return loss_distributions.copies(LossDistribution(interval, (Side(1 - len(mass), probs, 0.0),)), pair.folds)
 
 
 def resolution(pair: Folded) -> float:
@@ -162,7 +187,7 @@ def renyi(orders: np.ndarray, points: np.ndarray, mass: np.ndarray) -> np.ndarra
 
 def composed_loss(
     on: Callable[[np.ndarray], np.ndarray], eps_pure: float, *, std: float, folds: int, interval: float
-) -> PrivacyLossDistribution:
+) -> LossDistribution:
     """The privacy loss of `folds` copies on multiples of `interval`, from above ("connect the dots").
 
     `on(tanh)` is the law of |s| spread to these points, which reach beyond tanh(eps_pure/2). The folds are composed on
@@ -184,7 +209,7 @@ def composed_loss(
     probs = np.concatenate([downward[:0:-1], upward[:1] + downward[:1], upward[1:]])
     lowest, probs, infinite = _self_compose(probs, folds)
     lowest, probs = _coarsen(lowest, probs, parts, interval)
-    return PrivacyLossDistribution(pld_pmf.DensePLDPmf(interval, lowest, probs, infinite, True))
+    return LossDistribution(interval, (Side(lowest, probs, infinite),))
 
 
 def _self_compose(probs: np.ndarray, folds: int) -> tuple[int, np.ndarray, float]:

@@ -39,7 +39,8 @@ class Curve:
     """The privacy of a composition by one proof: eps at a delta, and delta at an eps.
 
     `best` names those of the two that no other theorem improves on. `spent` is what this proof alone spends of delta,
-    beside what the releases themselves spend. `lower` is eps at a delta rounded down, where it is known as well.
+    beside what the releases themselves spend. `lower` is eps at a delta rounded down, where it is known as well: it may
+    take longer than eps itself, and raises `NotApplicable` where it is not.
     """
 
     proof: Proof
@@ -100,6 +101,10 @@ class Release(Generic[_Event]):
         over users): the loss of any number of such releases is the composition of one of them.
         """
         raise NotApplicable(f"no privacy-loss distribution here for {self._described(sampling)}")
+
+    def losses_below(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
+        """The same losses rounded down, for a lower end of what is computed from them."""
+        raise NotApplicable(f"no privacy-loss distribution from below here for {self._described(sampling)}")
 
     @property
     def resolution(self) -> float:

@@ -237,6 +237,13 @@ class CrowdRelease(Release[Crowd]):
         known = sampling == Everyone()
         return (loss(self.event, interval=interval),) if known else super().losses(sampling, interval)
 
+    def losses_below(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
+        """Those of the sharper pair, where there is one."""
+        sharper = _sharper(self.event)
+        if sampling != Everyone() or sharper is None:
+            return super().losses_below(sampling, interval)
+        return (symmetric.loss_below(sharper, interval=interval),)
+
     @property
     def resolution(self) -> float:
         """One that resolves the whole round."""

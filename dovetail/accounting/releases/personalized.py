@@ -17,7 +17,7 @@ from dovetail.accounting import loss_distributions, numerics
 from dovetail.accounting.loss_distributions import PRIVACY_LOSS, Loss
 from dovetail.accounting.pairs import curves, personal, symmetric
 from dovetail.accounting.pairs.blanket_pair import BLANKETS
-from dovetail.accounting.pairs.budgets import budgets_of, order_of
+from dovetail.accounting.pairs.budgets import budgets_of, order_of, span
 from dovetail.accounting.pairs.symmetric import SymmetricPair
 from dovetail.accounting.releases import crowds
 from dovetail.accounting.releases._base import Curve, Release, Sampling, Scale, releases
@@ -127,7 +127,7 @@ def _one_coordinate(event: Personalized, delta: float, victim: int | None) -> Bo
     """By the curve itself, asked where it is needed; the worst group is halved as long as its users differ."""
 
     def measured(members: np.ndarray) -> tuple[float, np.ndarray]:
-        top = float(budgets_of(event)[members].max())
+        _, top = span(event, members)
         return smallest_eps(personal.curve(event, members), delta=delta, high=top), members
 
     found = [measured(members) for members in _victims(event, victim)]
@@ -198,6 +198,12 @@ class PersonalizedRelease(Release[Personalized]):
         if sampling != Everyone():
             return super().losses(sampling, interval)
         return tuple(symmetric.folded_loss(pair, interval=interval) for pair in pairs(self.event))
+
+    def losses_below(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
+        """Those of the same pairs."""
+        if sampling != Everyone():
+            return super().losses_below(sampling, interval)
+        return tuple(symmetric.loss_below(pair, interval=interval) for pair in pairs(self.event))
 
     @property
     def resolution(self) -> float:

@@ -24,8 +24,7 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.accounting import gaussian, loss_distributions, numerics
-from dovetail.accounting._dp_accounting import pld
-from dovetail.accounting.loss_distributions import PRIVACY_LOSS, Loss
+from dovetail.accounting.loss_distributions import PRIVACY_LOSS, Loss, LossDistribution
 from dovetail.accounting.pairs import mixtures
 from dovetail.accounting.pairs.mixtures import ShiftLaw
 from dovetail.accounting.releases._base import Release, Sampling, Scale, releases
@@ -211,11 +210,11 @@ def _law(event: SampledSubject, split: tuple[int, ...]) -> ShiftLaw:
 
 
 @functools.lru_cache(maxsize=512)
-def _loss(event: SampledSubject, split: tuple[int, ...], interval: float) -> pld.PrivacyLossDistribution:
+def _loss(event: SampledSubject, split: tuple[int, ...], interval: float) -> LossDistribution:
     if event.prob_user == 1 or event.alone:
         return mixtures.loss(_law(event, split), interval=interval)
 
-    def given(items: int) -> pld.PrivacyLossDistribution | None:
+    def given(items: int) -> LossDistribution | None:
         if not items:
             return None
         there = dataclasses.replace(event, items=items, prob_user=1.0, items_per_user=None)

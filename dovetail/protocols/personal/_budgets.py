@@ -10,6 +10,7 @@ whoever knows the number of users knows the budgets.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from scipy import special
 
 from dovetail import _validate
 
-__all__ = ["DISTRIBUTIONS", "Distribution", "resolve"]
+__all__ = ["DISTRIBUTIONS", "Distribution", "resolve", "resolved"]
 
 _SEED = 2023
 _FORMS = "the name of a distribution, [low, high] or a file with one number per line"
@@ -64,6 +65,11 @@ def resolve(given: str | Sequence[float], num_users: int) -> tuple[float, ...]:
         One positive, finite number per user.
         What was resolved resolves to itself.
     """
+    return tuple(resolved(given, num_users).tolist())
+
+
+def resolved(given: str | Sequence[float], num_users: int) -> np.ndarray:
+    """The same as an array, which of many users takes less time."""
     if isinstance(given, str):
         values = _named(given, num_users)
     elif not isinstance(given, list | tuple) or len(given) == 0:
@@ -79,12 +85,12 @@ def resolve(given: str | Sequence[float], num_users: int) -> tuple[float, ...]:
     wrong = values[~(np.isfinite(values) & (values > 0))]
     if len(wrong):
         raise ValueError(f"expected every budget to be a finite number > 0, got {float(wrong[0])}")
-    return tuple(values.tolist())
+    return values
 
 
 def _named(given: str, num_users: int) -> np.ndarray:
     if given in DISTRIBUTIONS:
-        return DISTRIBUTIONS[given].draw(num_users)
+        return _drawn(given, num_users)
     path = Path(given)
     if path.is_file():
         return _from_file(path)
@@ -92,6 +98,13 @@ def _named(given: str, num_users: int) -> np.ndarray:
         raise FileNotFoundError(f"expected budgets as {_FORMS}, got {given!r}, which is not a file")
     _validate.known("budgets", given, DISTRIBUTIONS)
     raise ValueError(f"expected budgets as {_FORMS}, got {given!r}")
+
+
+@functools.lru_cache(maxsize=4)  # a calibration asks for the same ones at every scale
+def _drawn(name: str, num_users: int) -> np.ndarray:
+    found = DISTRIBUTIONS[name].draw(num_users)
+    found.flags.writeable = False
+    return found
 
 
 def _from_file(path: Path) -> np.ndarray:

@@ -26,7 +26,7 @@ from dovetail.mechanisms._base import clamp
 from dovetail.protocols._base import CLIP_VALUE, Cohort, Protocol
 from dovetail.protocols._grid_reports import GridReports
 from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, shuffle_scope
-from dovetail.protocols.personal._budgets import resolve
+from dovetail.protocols.personal._budgets import resolved
 from dovetail.shufflers import Layout, Reports, ShuffledReports, SlotSums, slot_sums
 from dovetail.statements import Neighbors
 
@@ -104,7 +104,7 @@ class Personal(Protocol):
             if len(self.budgets) != cohort.size:
                 raise ValueError(f"expected one budget for each of {cohort.size} users, got {len(self.budgets)}")
             return self
-        scaled = self.budget_scale * np.array(resolve(self.budgets, cohort.size))
+        scaled = self.budget_scale * resolved(self.budgets, cohort.size)
         return dataclasses.replace(self, budgets=self.spent(tuple(scaled.tolist())), budget_scale=None)
 
     @property
