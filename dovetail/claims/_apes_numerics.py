@@ -64,6 +64,7 @@ def by_blocks(
     inside = (low <= n - 1) & (high >= 0)
     low, high = low[inside], high[inside]
     weights = mass(low, high)
+    low, high, weights = low[weights != 0], high[weights != 0], weights[weights != 0]  # most are far from the mean
     left = 1 - np.cumsum(weights)
     bottom, top = 0.0, min(start, eps_local)
     for _ in range(_HALVINGS):

@@ -121,12 +121,16 @@ def local_s_apes(*, eps_local: float, kept: int) -> Claim:
 
 def theorem4(eps_locals: Sequence[float], *, delta_shuffle: float = _DELTA_SHUFFLE) -> Claim:
     """The closed form of Echo of Neighbors for one coordinate; the victim has the largest budget."""
-    _validate.in_open_interval(0, 1, delta_shuffle=delta_shuffle)
     budgets = _budgets(eps_locals)
     mean, _ = echoes(budgets)
+    return _theorem4(float(budgets.max()), mean, delta_shuffle)
+
+
+def _theorem4(largest: float, mean: float, delta_shuffle: float) -> Claim:
+    """The same by the largest budget and the mean number of echoes."""
+    _validate.in_open_interval(0, 1, delta_shuffle=delta_shuffle)
     if mean < 16 * math.log(4 / delta_shuffle):
         raise NotApplicable(f"APES Thm. 4 needs {16 * math.log(4 / delta_shuffle):.3g} echoes, got {mean:.3g}")
-    largest = float(budgets.max())
     return Claim(
         eps=clone_form(largest, mean, delta_shuffle),
         delta=math.tanh(largest / 2) * delta_shuffle,
@@ -139,14 +143,15 @@ def theorem4(eps_locals: Sequence[float], *, delta_shuffle: float = _DELTA_SHUFF
 
 def echo_numerical(eps_locals: Sequence[float], *, delta: float = _DELTA_SHUFFLE) -> Claim:
     """Table 3's eps_c of APES (0.057): the numerics behind Thm. 4."""
-    largest_eps = theorem4(eps_locals, delta_shuffle=delta).eps
     budgets = _budgets(eps_locals)
     mean, spread = echoes(budgets)
+    largest = float(budgets.max())
+    largest_eps = _theorem4(largest, mean, delta).eps
 
     def mass(low: np.ndarray, high: np.ndarray) -> np.ndarray:
         return ndtr((high - (mean - 0.5)) / spread) - ndtr((low - (mean - 0.5)) / spread)
 
-    eps = by_blocks(float(budgets.max()), mean, len(budgets), mass, largest_eps, delta)
+    eps = by_blocks(largest, mean, len(budgets), mass, largest_eps, delta)
     return Claim(eps=eps, delta=delta, theorem=_apes("numerical", "Table 3"), verdict=REFUTED, reason=_AVERAGED)
 
 

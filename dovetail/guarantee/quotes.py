@@ -111,7 +111,7 @@ def settled(name: str, terms: Terms) -> tuple[protocols.Protocol, protocols.Coho
 
 
 def calibrate(
-    name: str, terms: Terms, *, eps: float, parameter: str | None = None, tolerance: float = 1e-5
+    name: str, terms: Terms, *, eps: float, parameter: str | None = None, tolerance: float = 1e-4
 ) -> tuple[str, float | int, Quote]:
     """The parameter that meets a central eps, and the quote at it; always rounded conservatively.
 

@@ -212,7 +212,8 @@ def mean_excess(grid: Grid, draws: Draws) -> float:
     spread = math.sqrt(max(float(tilted @ (values - mean) ** 2), 0.0))
     reach = max(_DECAY / slope, _WIDE * math.sqrt(count) * spread, values[-1] - values[0] + 2 * step)
     size = next_fast_len(min(math.ceil(reach / step), 2 * MOST_POINTS), real=True)
-    phi = numerics.coefficients(np.concatenate([np.zeros(grid.first % size), tilted]), size)
+    circle = np.bincount(np.arange(grid.first, grid.first + law.size) % size, tilted, size)
+    phi = numerics.coefficients(circle, size)
     found = draws.shares(log_mgf, phi, size, numerics.transform_error(size) + _CELL_ERROR * values.size)
     angle = -slope * step + 2j * math.pi * found.where / size
     kernel = step * np.exp(angle) / np.expm1(angle) ** 2  # sum over j >= 0 of j h e^(j angle)

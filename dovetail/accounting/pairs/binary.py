@@ -152,7 +152,7 @@ class _Crowd:
             self._group = np.zeros(len(ones), np.int64)
             self._users = np.stack([ones, zeros, np.full_like(ones, reports.places - reports.others)], axis=1)
         else:
-            self._by_number(reports, 3 * most)  # blocks of numbers and of what they hold
+            self._by_number(reports, 2 * most)  # blocks of numbers and of what they hold
         self._users = self._users.astype(float)
 
     def _by_number(self, reports: BinaryReports, most: int) -> None:
