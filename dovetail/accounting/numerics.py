@@ -190,13 +190,14 @@ class Spectrum(NamedTuple):
         return (spread * found + math.sqrt(2) * self.rest) * (1 + 1e-9)
 
     def against(self, kernel: np.ndarray, largest: float) -> float:
-        """The law's sum against positive weights, rounded up.
+        """The law's sum against positive weights, rounded up; weights and sums are right to some roundings of theirs.
 
         `kernel` is the sum of the weights times e^(i angle index) at each of these frequencies, and `largest` that of
         the weights alone, which no other exceeds.
         """
+        off = self.off + 32 * ULP * np.abs(self.values)
         twice = np.where((self.where == 0) | (2 * self.where == self.size), 1.0, 2.0)
-        found = float((twice * (self.values * kernel).real).sum()) + float((twice * np.abs(kernel) * self.off).sum())
+        found = float((twice * (self.values * kernel).real).sum()) + float((twice * np.abs(kernel) * off).sum())
         return (found + (self.size + 2) * self.rest * largest) / self.size
 
 

@@ -108,3 +108,11 @@ def test_account_shows_it():
     asked = ["account", "protocol", "binary_sum", "--n", "1000", "--dim", "1", "--delta", "5e-6"]
     told = json.loads(CliRunner().invoke(app, [*asked, "--set", "eps_local=1", "--json"]).stdout)["certified"]
     assert 0.998 * told["eps"] < told["lower"] <= told["eps"]
+
+
+def test_a_hundred_thousand_folds_are_as_tight_at_any_delta():
+    event = Shuffled(report=Report(kind="rr", eps_local=0.2), num_users=1000, coordinates=100_000)
+    for delta in (1e-5, 1e-12):
+        found = bound([Round(mechanism=event, participation=Everyone())], delta=delta, both_ends=True)
+        assert 0.99 * found.eps < found.lower
+        assert "privacy-loss" in str(found.proof)

@@ -49,7 +49,7 @@ KINDS = {
     "fixed size": rounds(noise(20.0, REPLACE), 50, FixedSize(size=10, population=1000)),
     "laplace": rounds(Laplace(scale=10.0, sensitivity=1.0, count=2, neighbors=REPLACE), 3),
     "shuffled epochs": [Round(mechanism=CROWD, participation=Disjoint(epoch=i % 2)) for i in range(6)],
-    "personal": rounds(Personalized(kind="rr", eps_locals=(0.1, 0.2) * 20), 1),
+    "personal": rounds(Personalized(kind="rr", eps_locals=(0.1, 0.2) * 8), 1),
     "shares": rounds(SHARES, 3),
 }
 ADDED_UP = ("everyone", "epochs", "poisson", "both")

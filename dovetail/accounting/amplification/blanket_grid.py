@@ -142,7 +142,7 @@ class BinomialDraws(Draws):
         base = 1 - there + there * phi
         where = np.flatnonzero(np.abs(base) > math.exp(_NEGLIGIBLE / self.draws) - 2 * error)
         base = base[where]
-        off = 4 * self.draws * error * (np.abs(base) + error) ** self.draws
+        off = 4 * self.draws * error * (np.abs(base) + error) ** (self.draws - 1)
         return Spectrum(size, where, np.exp(self.draws * np.log(base)), off, math.exp(_NEGLIGIBLE))
 
 
@@ -179,7 +179,7 @@ class CountedDraws(Draws):
         terms, powers = terms[kept], self._draws[kept]
         modulus = np.abs(phi) + error
         where = np.flatnonzero(modulus > math.exp(_NEGLIGIBLE / powers[0]))
-        off = few + 4 * error * _polynomial(terms * powers, powers, modulus[where])
+        off = few + 4 * error * _polynomial(terms * powers, powers, modulus[where]) / modulus[where]
         return Spectrum(size, where, _polynomial(terms, powers, phi[where]), off, few + math.exp(_NEGLIGIBLE))
 
 

@@ -128,7 +128,7 @@ def _one_coordinate(event: Personalized, delta: float, victim: int | None) -> Bo
 
     def measured(members: np.ndarray) -> tuple[float, np.ndarray]:
         _, top = span(event, members)
-        return smallest_eps(personal.curve(event, members), delta=delta, high=top), members
+        return smallest_eps(personal.curve(event, members), delta=delta, high=top, tolerance=1e-7), members
 
     found = [measured(members) for members in _victims(event, victim)]
     while True:
