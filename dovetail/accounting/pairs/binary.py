@@ -39,6 +39,7 @@ BINARY = Theorem(
 
 _MOST_MESSAGES = 4_000_000
 _MOST_NUMBERS = 100_000  # of probabilities that are held at once: blocks times the window of each
+_WIDE = 4096  # points, of which fewer blocks are told apart
 _REACH = 8.5  # standard deviations on either side that a window holds
 _CLEAR = 1e4  # times its error is a probability where a threshold is looked for
 _NEAR = 3.5  # standard deviations on either side of a tilted mean where a threshold is looked for
@@ -152,7 +153,7 @@ class _Crowd:
             self._group = np.zeros(len(ones), np.int64)
             self._users = np.stack([ones, zeros, np.full_like(ones, reports.places - reports.others)], axis=1)
         else:
-            self._by_number(reports, 2 * most)  # blocks of numbers and of what they hold
+            self._by_number(reports, (3 if self._points < _WIDE else 2) * most)  # of numbers and of what they hold
         self._users = self._users.astype(float)
 
     def _by_number(self, reports: BinaryReports, most: int) -> None:
