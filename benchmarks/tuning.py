@@ -34,6 +34,7 @@ from scipy.special import log_ndtr
 from dovetail import features
 from dovetail.data import Dataset, views
 from dovetail.features import CONSTANT, Features, Whitening
+from dovetail.features.whitening import unit_rows
 
 MOMENTUM, DELTA, SLACK = 0.9, 1e-5, 1.03  # noise of the protocols is at most so much larger than a Gaussian's
 CLASSES = 10
@@ -52,22 +53,18 @@ class Study:
     views: tuple[str, ...] = ()
     targets: tuple[tuple[float, str], ...] = ((2.9, "replace-one"), (1.0, "replace-one"), (0.5, "replace-one"))
     clips: tuple[float, ...] = (0.05, 0.1, 0.2)
-    reaches: tuple[float, ...] = (4.0, 8.0, 16.0, 32.0)  # server step times clip norm
+    reaches: tuple[float, ...] = (4.0, 8.0, 16.0, 32.0, 64.0, 128.0)  # server step times clip norm
     rounds: tuple[int, ...] = (160,)
 
 
-def _scatter(*, symmetric: bool) -> Features:
-    return Features(kind="scatter", symmetric=symmetric)
-
-
-PATCHES = Features(kind="scatter+patches", symmetric=True, patches=((4, 1200), (6, 1600), (8, 1200)))
+PATCHES = Features(kind="scatter+patches", symmetric=True)
 
 STUDIES = {
     "mnist": Study(
         target="mnist",
         found_on="fashion-mnist",
         users=60_000,
-        features=_scatter(symmetric=False),
+        features=Features(kind="scatter"),
         ranks=(600,),
         ridges=(0.003, 0.01, 0.03),
         views=("shift:1", "rotate:8"),
@@ -76,10 +73,9 @@ STUDIES = {
         target="fashion-mnist",
         found_on="cifar10 in grey",
         users=60_000,
-        features=_scatter(symmetric=True),
-        ranks=(600, 2000),
-        ridges=(0.001, 0.003, 0.01),
-        clips=(0.05, 0.1, 0.2, 0.4),
+        features=PATCHES,
+        ranks=(2000,),
+        ridges=(0.0003, 0.001, 0.003),
         targets=((2.9, "replace-one"), (1.0, "replace-one"), (3.0, "add-remove")),
     ),
     "cifar10": Study(
@@ -87,8 +83,9 @@ STUDIES = {
         found_on="fashion-mnist in colour",
         users=50_000,
         features=PATCHES,
-        ranks=(2000,),
+        ranks=(2000, 3000),
         ridges=(0.0001, 0.0003, 0.001),
+        rounds=(160, 320),
         targets=((1.0, "add-remove"), (1.0, "replace-one"), (3.0, "add-remove"), (3.0, "replace-one")),
     ),
 }
@@ -158,38 +155,49 @@ class Bench:
     def of(cls, dataset: Dataset, chosen: Features, cache: Path) -> Bench:
         made = features.of(dataset, chosen, cache=cache)
         rows = jnp.asarray(made.inputs).reshape(len(made.labels), -1, made.inputs.shape[-1])
-        gram = jnp.einsum("nif,njf->nij", rows, rows, precision="highest") + CONSTANT**2
-        return cls(rows, gram, jnp.asarray(made.labels), jnp.asarray(made.test_inputs), made.test_labels)
+        return cls(rows, _cosines(rows), jnp.asarray(made.labels), jnp.asarray(made.test_inputs), made.test_labels)
 
-    def accuracy(self, *, clip: float, step: float, noise: float, rounds: int, users: int, seed: int) -> float:
-        """Of the mean of the last half of the iterates."""
-        weights = _trained(
-            self.rows, self.cosines, self.labels, clip, step, noise * clip / users, jax.random.key(seed), rounds=rounds
-        )
-        logits = self.test_rows @ weights[:-1] + CONSTANT * weights[-1]
-        return float(np.mean(np.asarray(logits.argmax(axis=1)) == self.test_labels))
+    def scaled(self, scale: np.ndarray) -> Bench:
+        """With every feature multiplied by its scale, and rows of unit norm again: another ridge, a smaller rank."""
+        rows, test_rows = unit_rows(self.rows * scale), unit_rows(self.test_rows * scale)
+        return Bench(rows, _cosines(rows), self.labels, test_rows, self.test_labels)
+
+    def accuracies(self, settings: list[dict[str, Any]], *, noise: float, rounds: int, users: int, seed: int) -> Any:
+        """Of the mean of the last half of the iterates, for several clip norms and steps at once."""
+        clip, step = (jnp.asarray([one[key] for one in settings]) for key in ("clip", "step"))
+        std, key = noise * clip / users, jax.random.key(seed)
+        weights = _trained(self.rows, self.cosines, self.labels, clip, step, std, key, rounds=rounds)
+        logits = jnp.einsum("nf,fsc->nsc", self.test_rows, weights[:-1]) + CONSTANT * weights[-1]
+        return np.mean(np.asarray(logits.argmax(axis=2)) == self.test_labels[:, None], axis=0)
+
+
+@jax.jit
+def _cosines(rows: jax.Array) -> jax.Array:
+    return jnp.einsum("nif,njf->nij", rows, rows, precision="highest") + CONSTANT**2
 
 
 def _trained(
     rows: jax.Array, gram: jax.Array, labels: jax.Array, clip: Any, step: Any, std: Any, key: jax.Array, *, rounds: int
 ) -> jax.Array:
+    """The averaged weights (features, settings, classes)."""
     records, number, size = rows.shape
-    targets = jax.nn.one_hot(labels, CLASSES)[:, None]
+    flat_rows = rows.reshape(-1, size)
+    targets = jax.nn.one_hot(labels, CLASSES)[:, None, None]
 
     def one(state: tuple[jax.Array, ...], index: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
         weights, velocity, total = state
-        logits = rows.reshape(-1, size) @ weights[:-1] + CONSTANT * weights[-1]
-        residual = (jax.nn.softmax(logits.reshape(records, number, -1)) - targets) / number
-        square = jnp.einsum("nij,nic,njc->n", gram, residual, residual)
-        scaled = residual * jnp.minimum(1.0, clip / jnp.sqrt(square + 1e-12))[:, None, None]
-        flat = scaled.reshape(-1, CLASSES)
-        gradient = jnp.concatenate([rows.reshape(-1, size).T @ flat, CONSTANT * flat.sum(axis=0, keepdims=True)])
-        noisy = gradient / records + std * jax.random.normal(jax.random.fold_in(key, index), weights.shape)
-        velocity = MOMENTUM * velocity + noisy
-        weights = weights - step * velocity
+        logits = (flat_rows @ weights[:-1].reshape(size, -1)).reshape(records, number, -1, CLASSES)
+        residual = (jax.nn.softmax(logits + CONSTANT * weights[-1]) - targets) / number
+        square = jnp.einsum("nij,nisc,njsc->ns", gram, residual, residual)
+        residual = residual * jnp.minimum(1.0, clip / jnp.sqrt(square + 1e-12))[:, None, :, None]
+        flat = residual.reshape(records * number, -1)
+        gradient = jnp.concatenate([flat_rows.T @ flat, CONSTANT * flat.sum(axis=0, keepdims=True)])
+        noise = jax.random.normal(jax.random.fold_in(key, index), weights.shape)
+        velocity = MOMENTUM * velocity + gradient.reshape(weights.shape) / records + std[:, None] * noise
+        weights = weights - step[:, None] * velocity
         return (weights, velocity, total + jnp.where(2 * index >= rounds, 1.0, 0.0) * weights), None
 
-    start = jnp.zeros((size + 1, CLASSES))
+    start = jnp.zeros((size + 1, len(clip), CLASSES))
     (_, _, total), _ = jax.lax.scan(one, (start, start, start), jnp.arange(rounds))
     return total / (rounds - math.ceil(rounds / 2))
 
@@ -199,13 +207,12 @@ _trained = jax.jit(_trained, static_argnames="rounds")
 
 def candidates(study: Study, bench: Bench, fixed: dict[str, Any], seeds: int) -> Iterator[dict[str, Any]]:
     """Every clip, step and number of rounds for every target, with its accuracy on the bench."""
-    for (eps, relation), rounds, clip, reach in itertools.product(
-        study.targets, study.rounds, study.clips, study.reaches
-    ):
-        noise = noise_multiplier(eps, rounds, relation)
-        setting = {"clip": clip, "step": reach / clip, "noise": noise, "rounds": rounds, "users": study.users}
-        found = [bench.accuracy(**setting, seed=seed) for seed in range(seeds)]
-        yield {"eps": eps, "neighbors": relation, **fixed, **setting, "accuracy": float(np.mean(found))}
+    settings = [{"clip": clip, "step": reach / clip} for clip, reach in itertools.product(study.clips, study.reaches)]
+    for (eps, relation), rounds in itertools.product(study.targets, study.rounds):
+        size = {"noise": noise_multiplier(eps, rounds, relation), "rounds": rounds, "users": study.users}
+        found = np.mean([bench.accuracies(settings, **size, seed=seed) for seed in range(seeds)], axis=0)
+        for setting, accuracy in zip(settings, found, strict=True):
+            yield {"eps": eps, "neighbors": relation, **fixed, **setting, **size, "accuracy": float(accuracy)}
 
 
 def run(study: Study, folder: Path, *, seeds: int, oracle: bool, out: Path) -> None:
@@ -216,17 +223,19 @@ def run(study: Study, folder: Path, *, seeds: int, oracle: bool, out: Path) -> N
         data = load(folder, name)
         data = views.expanded(split(data) if held_out else data, study.views)
         tried = []
+        start = time.perf_counter()
+        whiten = Whitening(rank=max(study.ranks), ridge=study.ridges[0])
+        whitened = dataclasses.replace(study.features, whiten=whiten)
+        bench = Bench.of(data, whitened, folder / "features")
+        shape = data.test_inputs.shape[1:]
+        variances = features.pipeline_of(whitened, shape, cache=folder / "features").variances
+        print(f"{label} {name}: features {time.perf_counter() - start:.0f} s", flush=True)
         for rank, ridge in itertools.product(study.ranks, study.ridges):
-            start = time.perf_counter()
-            whitened = dataclasses.replace(study.features, whiten=Whitening(rank=rank, ridge=ridge))
-            bench = Bench.of(data, whitened, folder / "cache")
-            ready = time.perf_counter() - start
-            tried += list(candidates(study, bench, {"rank": rank, "ridge": ridge}, seeds))
-            print(
-                f"{label} {name} {rank} {ridge}: features {ready:.0f} s, {time.perf_counter() - start:.0f} s",
-                flush=True,
-            )
-            del bench
+            scale = np.sqrt((variances + whiten.ridge * variances[0]) / (variances + ridge * variances[0]))
+            scale[rank:] = 0
+            tried += list(candidates(study, bench.scaled(scale), {"rank": rank, "ridge": ridge}, seeds))
+        print(f"{label} {name}: {time.perf_counter() - start:.0f} s with all candidates", flush=True)
+        del bench
         record[label] = {
             "looked at": f"{name}, training records alone" if held_out else f"{name}: its test records",
             "tried": tried,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 __all__ = ["in_batches"]
@@ -14,18 +15,22 @@ __all__ = ["in_batches"]
 
 def in_batches(
     function: Callable[[np.ndarray], jax.Array], images: np.ndarray, *, cpu: int, accelerator: int
-) -> np.ndarray:
+) -> np.ndarray | jax.Array:
     """The function's rows for all images; the last batch is padded, so that there is one compilation.
 
-    On a CPU a batch should stay in its cache, and XLA computes a small one on one core: batches run side by side.
+    On a CPU a batch should stay in its cache, and XLA computes a small one on one core: batches run side by side. Rows
+    that an accelerator computed stay there.
     """
     on_cpu = jax.default_backend() == "cpu"
     size = cpu if on_cpu else accelerator
 
-    def one(start: int) -> np.ndarray:
+    def one(start: int) -> jax.Array:
         batch = images[start : start + size]
         padding = [(0, size - len(batch)), *([(0, 0)] * (batch.ndim - 1))]
-        return np.asarray(function(np.pad(batch, padding)))[: len(batch)]
+        return function(np.pad(batch, padding))[: len(batch)]
 
-    with ThreadPoolExecutor((os.cpu_count() or 1) if on_cpu else 1) as pool:
-        return np.concatenate(list(pool.map(one, range(0, len(images), size))))
+    starts = range(0, len(images), size)
+    if not on_cpu:
+        return jnp.concatenate([one(start) for start in starts])
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        return np.concatenate(list(pool.map(lambda start: np.asarray(one(start)), starts)))

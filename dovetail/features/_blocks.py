@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
+import jax
 import numpy as np
 
 from dovetail import _imports
@@ -35,7 +36,7 @@ class Block(Protocol):
         """How many features there are."""
         ...
 
-    def apply(self, images: np.ndarray) -> np.ndarray:
+    def apply(self, images: np.ndarray) -> np.ndarray | jax.Array:
         """Rows, float32."""
         ...
 

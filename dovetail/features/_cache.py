@@ -14,7 +14,9 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
+import jax
 import numpy as np
 
 from dovetail.data.download import into_cache
@@ -22,6 +24,8 @@ from dovetail.features.whitening import Axes
 from dovetail.files import make_folder
 
 __all__ = ["axes", "digest", "rows", "spooled", "told"]
+
+Rows = TypeVar("Rows", bound=np.ndarray | jax.Array)
 
 _LOG = logging.getLogger("dovetail")
 _BLOCK = 1 << 24
@@ -77,7 +81,7 @@ def axes(folder: Path, name: str, compute: Callable[[], Axes]) -> Axes:
 
 
 @contextlib.contextmanager
-def spooled(folder: Path, chunks: Iterable[np.ndarray]) -> Iterator[Callable[[], Iterator[np.ndarray]]]:
+def spooled(folder: Path, chunks: Iterable[np.ndarray | jax.Array]) -> Iterator[Callable[[], Iterator[np.ndarray]]]:
     """Chunks of rows, kept in a file that has no name and can be read again and again, a chunk at a time."""
     make_folder(folder)
     with tempfile.TemporaryFile(dir=folder) as stream:
@@ -94,7 +98,7 @@ def spooled(folder: Path, chunks: Iterable[np.ndarray]) -> Iterator[Callable[[],
         yield again
 
 
-def told(chunks: Iterable[np.ndarray], total: int, what: str) -> Iterator[np.ndarray]:
+def told(chunks: Iterable[Rows], total: int, what: str) -> Iterator[Rows]:
     """The chunks; now and then the log says how many rows are done."""
     start = said = time.monotonic()
     done = 0

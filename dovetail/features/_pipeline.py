@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dovetail.data import resolve
@@ -19,8 +20,8 @@ from dovetail.features.whitening import Axes, principal_axes, unit_rows
 
 __all__ = ["Pipeline", "as_floats", "chunks"]
 
-_AXES_VERSION = 1  # part of the axes' name: raise it whenever their computation changes
-_CHUNK_BYTES, _MOST_ROWS = 1 << 27, 1024
+_AXES_VERSION = 2  # part of the axes' name: raise it whenever their computation changes
+_CHUNK_BYTES, _MOST_ROWS = 1 << 28, 1024
 
 
 class Pipeline:
@@ -57,24 +58,32 @@ class Pipeline:
         if not self._blocks:
             return images
         rows = self._plain(images)
-        return rows if self._features.whiten is None else np.asarray(self._whiten(rows))
+        return np.asarray(rows if self._features.whiten is None else self._whiten(rows))
 
-    def _plain(self, images: np.ndarray) -> np.ndarray:
+    def _plain(self, images: np.ndarray) -> np.ndarray | jax.Array:
         """Before whitening: every block at the same weight."""
         parts = [block.apply(images) for block in self._blocks]
         if self._features.symmetric:
             mirrored = np.ascontiguousarray(images[:, :, ::-1])
-            parts = [np.asarray(unit_rows(a + b.apply(mirrored))) for a, b in zip(parts, self._blocks, strict=True)]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1) / np.float32(math.sqrt(len(parts)))
+            parts = [unit_rows(a + b.apply(mirrored)) for a, b in zip(parts, self._blocks, strict=True)]
+        return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1) / np.float32(math.sqrt(len(parts)))
 
     @property
     def _plain_identity(self) -> str:
         return f"{[block.identity for block in self._blocks]} symmetric {self._features.symmetric}"
 
+    @property
+    def variances(self) -> np.ndarray:
+        """Those of the images that it whitens on, along its axes; falling."""
+        return self._found_axes.variances
+
     @functools.cached_property
-    def _whiten(self) -> Callable[[np.ndarray], jax.Array]:
-        axes = _cache.axes(self._folder, self._axes_name, self._axes)
-        return axes.whitening(self._whitening.ridge)
+    def _whiten(self) -> Callable[[np.ndarray | jax.Array], jax.Array]:
+        return self._found_axes.whitening(self._whitening.ridge)
+
+    @property
+    def _found_axes(self) -> Axes:
+        return _cache.axes(self._folder, self._axes_name, self._axes)
 
     @property
     def _whitening(self) -> Whitening:
@@ -85,8 +94,12 @@ class Pipeline:
     def _axes(self) -> Axes:
         source = self._source
         images = chunks(source, self.chunk) if isinstance(source, np.ndarray) else source.chunks()
-        plain = (self._plain(chunk) for chunk in images)
-        with _cache.spooled(self._folder, _cache.told(plain, self._whitening.images, "whitening: features")) as again:
+        plain = _cache.told((self._plain(chunk) for chunk in images), self._whitening.images, "whitening: features")
+        size = 4 * self._whitening.images * sum(block.size for block in self._blocks)
+        if _accelerator_has_room(2 * size):  # the other half: the basis, and what is made of it
+            held = list(plain)
+            return principal_axes(lambda: iter(held), rank=self._whitening.rank)
+        with _cache.spooled(self._folder, plain) as again:
             return principal_axes(again, rank=self._whitening.rank)
 
     @functools.cached_property
@@ -109,6 +122,12 @@ class Pipeline:
         if images.shape[1:] != self._shape:
             raise ValueError(f"expected whitening on records of {self._shape}, got {whiten.on!r} of {images.shape[1:]}")
         return images
+
+
+def _accelerator_has_room(size: int) -> bool:
+    """Whether so many bytes fit in what is left of an accelerator's memory; a CPU has none of its own."""
+    said = None if jax.default_backend() == "cpu" else jax.local_devices()[0].memory_stats()
+    return said is not None and size < said.get("bytes_limit", 0) - said.get("bytes_in_use", 0)
 
 
 def chunks(images: np.ndarray, size: int) -> Iterator[np.ndarray]:

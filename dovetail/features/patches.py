@@ -2,15 +2,14 @@
 
 A dictionary is a number of random patches of synthetic images, contrast-normalised, ZCA-whitened and of unit norm.
 Every patch of an image is treated in the same way and correlated with the dictionary: relu(a - 1/4) and relu(-a - 1/4),
-averaged over each quarter of the image; of these numbers the square root, centred within the image and scaled to unit
-norm. Everything depends on the one image and a fixed seed alone.
+averaged over nine overlapping windows of half the image's height and width; of these numbers the square root, centred
+within the image and scaled to unit norm. Everything depends on the one image and a fixed seed alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +20,14 @@ from dovetail.features._batches import in_batches
 from dovetail.features.synthetic import Synthetic
 from dovetail.features.whitening import unit_rows
 
-__all__ = ["COLOUR", "GREY", "Dictionary", "Patches", "dictionary", "respond"]
+__all__ = ["COLOUR", "GREY", "Dictionary", "Patches", "dictionary", "respond", "windows"]
 
-COLOUR = ((4, 1200), (6, 1600), (8, 1200))  # (side of a patch, filters)
-GREY = ((5, 800), (8, 800))
+COLOUR = ((4, 600), (6, 800), (8, 600))  # (side of a patch, filters)
+GREY = ((5, 400), (8, 400))
 
-_VERSION = 1  # part of the identity: raise it whenever the values change
+_VERSION = 2  # part of the identity: raise it whenever the values change
 _IMAGES, _PATCHES_OF_EACH = 4096, 24
+_WINDOWS = 3  # along each axis
 _THRESHOLD, _CONTRAST, _RIDGE = 0.25, 10 / 255**2, 0.01
 _FLAT = 1e-4  # a patch whose squared norm after whitening is far below this has no direction: it is taken as zero
 _HIGH = jax.lax.Precision.HIGHEST
@@ -66,9 +66,9 @@ class Patches:
     @property
     def size(self) -> int:
         """How many features there are."""
-        return 8 * self.filters
+        return 2 * _WINDOWS**2 * self.filters
 
-    def apply(self, images: np.ndarray) -> np.ndarray:
+    def apply(self, images: np.ndarray) -> np.ndarray | jax.Array:
         """The features of float32 images `(batch, *shape)` with values in [0, 1]."""
         found = dictionary(self._source(), side=self.side, filters=self.filters)
         tensor = images.reshape(len(images), *self.shape[:2], -1)
@@ -104,7 +104,7 @@ def dictionary(source: Synthetic, *, side: int, filters: int) -> Dictionary:
 
 
 def respond(images: jax.Array, side: int, whiten: jax.Array, filters: jax.Array) -> jax.Array:
-    """The features (batch, 8 x filters) of images (batch, height, width, colours).
+    """The features (batch, 18 x filters) of images (batch, height, width, colours).
 
     Guarantees:
         Rows have unit norm; that of an image of one colour is zero.
@@ -117,13 +117,20 @@ def respond(images: jax.Array, side: int, whiten: jax.Array, filters: jax.Array)
     white = jnp.dot(_normalised(patches), whiten, precision=_HIGH)
     white = white / jnp.sqrt(jnp.sum(white**2, axis=1, keepdims=True) + _FLAT)
     found = jnp.dot(white, filters.T, precision=_HIGH).reshape(batch, rows, columns, -1)
-    halves = [slice(None, math.ceil(rows / 2)), slice(math.ceil(rows / 2), None)]
-    quarters = [found[:, one, other] for one in halves for other in halves]
+    down, across = windows(rows), windows(columns)
     pools = [
-        jnp.mean(jnp.maximum(sign * quarter - _THRESHOLD, 0), axis=(1, 2)) for sign in (1, -1) for quarter in quarters
+        jnp.einsum("pi,bijf,qj->bpqf", down, jnp.maximum(sign * found - _THRESHOLD, 0), across, precision=_HIGH)
+        for sign in (1, -1)
     ]
-    roots = jnp.sqrt(jnp.concatenate(pools, axis=1))
+    roots = jnp.sqrt(jnp.concatenate(pools, axis=1).reshape(batch, -1))
     return unit_rows(roots - roots.mean(axis=1, keepdims=True))
+
+
+def windows(places: int) -> np.ndarray:
+    """Weights (windows, places) of means over the places whose middle is in the first, the middle or the last half."""
+    middle = (np.arange(places) + 0.5) / places
+    inside = np.stack([(low <= middle) & (middle < low + 0.5) for low in np.linspace(0, 0.5, _WINDOWS)])
+    return (inside / inside.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
 _respond = jax.jit(respond, static_argnums=1)

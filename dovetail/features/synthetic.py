@@ -2,8 +2,8 @@
 
 Strokes (like digits and letters): one to three random cubic Bezier curves, drawn with a round pen of random width and
 soft edges, white on black. Dead leaves (like photographs: Lee, Mumford, Huang 2001): random soft ellipses over each
-other, with a little 1/f texture. Image i depends on the seed, on i and on nothing else: ask for more and the first ones
-stay.
+other, with a little 1/f texture; their colours are muted, as those of most things are. Image i depends on the seed, on
+i and on nothing else: ask for more and the first ones stay.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ __all__ = ["CHUNK", "KINDS", "Synthetic", "leaves", "strokes"]
 KINDS = ("strokes", "leaves", "strokes+leaves")
 CHUNK = 256  # images that one generator draws
 
-_VERSION = 1  # part of the identity: raise it whenever the images change
+_VERSION = 2  # part of the identity: raise it whenever the images change
 _LEAVES, _POINTS = 40, 40
 _TEXTURE = 0.03
+_TINT = 0.15  # standard deviation of a leaf's colours about its grey
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,9 @@ def leaves(rng: np.random.Generator, *, side: int, colours: int) -> np.ndarray:
     centres = rng.uniform(0, side, (*size, 2))
     radii = 2 + 14 * rng.uniform(size=size)[..., None] ** 3 * rng.uniform(0.5, 1.0, (*size, 2))
     angles = rng.uniform(0, math.pi, size)
-    paint = rng.uniform(0, 1, (*size, colours))
+    paint = rng.uniform(0, 1, (*size, 1))
+    if colours == 3:
+        paint = np.clip(paint + _TINT * rng.standard_normal((*size, 3)), 0, 1)
     noise = rng.standard_normal((CHUNK, side, side, colours))
     images = _overlaid(*(x.astype(np.float32) for x in (centres, radii, angles, paint, noise)))
     return np.asarray(images if colours == 3 else images[..., 0])

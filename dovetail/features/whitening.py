@@ -31,7 +31,7 @@ class Axes:
     directions: np.ndarray
     variances: np.ndarray
 
-    def whitening(self, ridge: float) -> Callable[[np.ndarray], jax.Array]:
+    def whitening(self, ridge: float) -> Callable[[np.ndarray | jax.Array], jax.Array]:
         """The function from features (batch, features) to whitened ones (batch, rank) of unit norm."""
         _validate.non_negative(ridge=ridge)
         scale = np.sqrt(self.variances + ridge * self.variances[0])
@@ -41,7 +41,7 @@ class Axes:
         return lambda rows: _whitened(rows, mean, matrix)
 
 
-def principal_axes(blocks: Callable[[], Iterable[np.ndarray]], *, rank: int) -> Axes:
+def principal_axes(blocks: Callable[[], Iterable[np.ndarray | jax.Array]], *, rank: int) -> Axes:
     """The leading `rank` principal axes of the rows of all blocks, which are asked for four times over.
 
     Guarantees:
@@ -52,7 +52,7 @@ def principal_axes(blocks: Callable[[], Iterable[np.ndarray]], *, rank: int) -> 
     _validate.at_least(1, rank=rank)
     total, count = np.zeros(()), 0
     for block in blocks():
-        total, count = total + block.sum(axis=0, dtype=np.float64), count + len(block)
+        total, count = total + np.asarray(jnp.sum(block, axis=0), np.float64), count + len(block)
     mean = (total / count).astype(np.float32)
     if rank > min(count - 1, len(mean)):
         raise ValueError(f"expected a rank below {min(count, len(mean) + 1)}, the images and features, got rank={rank}")

@@ -18,28 +18,33 @@ def few_images(monkeypatch):
 def reference(image, found):
     """The features of one grey image, patch by patch, in float64."""
     side, last = found.side, 28 - found.side + 1
-    half = math.ceil(last / 2)
-    sums, counts = np.zeros((2, 2, 2, len(found.filters))), np.zeros((2, 2))
+    sums, counts = np.zeros((2, 3, 3, len(found.filters))), np.zeros((3, 3))
     for row in range(last):
         for column in range(last):
             patch = image[row : row + side, column : column + side].astype(np.float64).ravel()
             patch = (patch - patch.mean()) / math.sqrt(patch.var() + 10 / 255**2)
             white = found.whiten.astype(np.float64) @ patch
             along = found.filters @ white / math.sqrt(white @ white + 1e-4)
-            where = (int(row >= half), int(column >= half))
-            counts[where] += 1
-            sums[0][where] += np.maximum(along - 0.25, 0)
-            sums[1][where] += np.maximum(-along - 0.25, 0)
+            for where in [(i, j) for i in around(row, last) for j in around(column, last)]:
+                counts[where] += 1
+                sums[0][where] += np.maximum(along - 0.25, 0)
+                sums[1][where] += np.maximum(-along - 0.25, 0)
     roots = np.sqrt(sums / counts[..., None]).ravel()
     roots -= roots.mean()
     return roots / np.linalg.norm(roots)
+
+
+def around(place, places):
+    """Which of the first, the middle and the last half a place is in."""
+    quarter = int(4 * (place + 0.5) / places)
+    return [window for window in range(3) if window <= quarter <= window + 1]
 
 
 def test_responses_equal_their_definition():
     block = Patches(shape=(28, 28), side=5, filters=12)
     images = np.concatenate(list(Synthetic(kind="strokes", shape=(28, 28), count=3).chunks()))
     found = block.apply(images)
-    assert found.shape == (3, block.size) == (3, 96)
+    assert found.shape == (3, block.size) == (3, 216)
     expected = reference(images[1], dictionary(SMALL, side=5, filters=12))
     np.testing.assert_allclose(found[1], expected, atol=1e-5)
     assert np.abs(found[0] - expected).max() > 0.01

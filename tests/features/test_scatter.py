@@ -48,10 +48,12 @@ def convolve(signal, kernel):
 def channels_of(image, psi, phi):
     """The 81 channels of one plane of 32 x 32 in float64."""
     x = image.astype(np.float64)
+    every_second = np.outer(np.arange(32) % 2 == 0, np.arange(32) % 2 == 0)
     fine = [np.abs(convolve(x, kernel)) for kernel in psi[0]]
     coarse = [np.abs(convolve(x, kernel)) for kernel in psi[1]]
     second = [np.abs(convolve(signal, kernel)) for signal in fine for kernel in psi[1]]
-    channels = [convolve(signal, phi).real[::4, ::4] for signal in (x, *fine, *coarse, *second)]
+    channels = [convolve(signal, phi).real[::4, ::4] for signal in (x, *fine)]
+    channels += [convolve(4 * signal * every_second, phi).real[::4, ::4] for signal in (*coarse, *second)]
     assert np.shape(channels) == (81, 8, 8)
     return np.array(channels)
 
