@@ -25,6 +25,7 @@ __all__ = ["Scatter", "transform"]
 _VERSION = 2  # part of the identity: raise it whenever the transform's values change
 _SIDES, _SIDE, _STRIDE = (28, 32), 32, 4
 _ANGLES, _CHANNELS, _GROUP = 8, 81, 3 * 8 * 8
+_HALVES = (slice(0, 16), slice(16, 32))
 _VARIANCE_FLOOR = 1e-5
 
 
@@ -92,9 +93,9 @@ def _channels(planes: jax.Array) -> jax.Array:
     margin = (_SIDE - planes.shape[1]) // 2
     x = jnp.pad(planes, ((0, 0), (margin, margin), (margin, margin)), mode="reflect")[:, None]
     seen = jnp.fft.fft2(x)
-    fine = _modulus(jnp.fft.ifft2(seen * psi[:_ANGLES]))
+    fine = _modulus(jnp.fft.ifft2(_filtered(seen, psi[:_ANGLES])))
     parents = jnp.concatenate([seen, jnp.fft.fft2(fine)], axis=1)[:, :, None]
-    coarse = _modulus(jnp.fft.ifft2(_every_second_pixel(parents * psi[_ANGLES:])))
+    coarse = _modulus(jnp.fft.ifft2(_at_every_second_pixel(parents, psi[_ANGLES:])))
     coarse = coarse.reshape(len(x), -1, *coarse.shape[-2:])
     return jnp.concatenate(
         [_smooth(jnp.concatenate([x, fine], axis=1), low_pass), _smooth(coarse, coarse_low_pass)], axis=1
@@ -106,10 +107,16 @@ def _modulus(signals: jax.Array) -> jax.Array:
     return jnp.sqrt(signals.real**2 + signals.imag**2)
 
 
-def _every_second_pixel(spectra: jax.Array) -> jax.Array:
-    """The Fourier transforms of signals at every second row and column."""
-    half = _SIDE // 2
-    return spectra.reshape(*spectra.shape[:-2], 2, half, 2, half).sum(axis=(-4, -2)) / 4
+def _filtered(spectra: jax.Array, filters: np.ndarray) -> jax.Array:
+    """Their product; filters are real, so a complex product would do twice the work."""
+    return jax.lax.complex(spectra.real * filters, spectra.imag * filters)
+
+
+def _at_every_second_pixel(spectra: jax.Array, filters: np.ndarray) -> jax.Array:
+    """The Fourier transforms of filtered signals at every second row and column: the mean over four quarters."""
+    quarters = [(..., rows, columns) for rows in _HALVES for columns in _HALVES]
+    first, *others = (_filtered(spectra[quarter], filters[quarter] / 4) for quarter in quarters)
+    return sum(others, first)
 
 
 def _smooth(signals: jax.Array, low_pass: np.ndarray) -> jax.Array:
