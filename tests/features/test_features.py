@@ -104,6 +104,21 @@ def test_symmetric_features_do_not_see_left_and_right(whiten, cache):
     assert np.abs(found[0] - found[2]).max() > 1e-2  # it does see what is up
 
 
+def test_axes_are_the_same_if_an_accelerator_holds_the_features(cache, tmp_path, monkeypatch):
+    settings = ALL["both"]
+    expected = features.of(dataset(), settings, cache=cache).inputs
+    monkeypatch.setattr(_pipeline, "_accelerator_has_room", lambda size: True)
+    monkeypatch.setattr(_cache, "spooled", None)
+    found = features.of(dataset(), settings, cache=tmp_path / "other").inputs
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_variances_are_those_along_the_axes(cache):
+    found = features.pipeline_of(ALL["whitened"], (28, 28), cache=cache).variances
+    assert found.shape == (WHITE.rank,)
+    assert (np.diff(found) <= 0).all() and found[-1] > 0
+
+
 def test_blocks_have_the_same_weight(cache):
     rows = features.of(dataset(), Features(kind="scatter+patches", patches=((5, 6),)), cache=cache).inputs
     np.testing.assert_allclose(np.linalg.norm(rows[:, :5184], axis=1), 0.5**0.5, atol=1e-5)

@@ -38,6 +38,13 @@ def test_leaves_are_flat_areas_with_sharp_edges_and_a_little_texture():
     assert np.mean(steps == 0) < 0.05
 
 
+def test_colours_of_leaves_are_muted():
+    found = images(kind="leaves", shape=(32, 32, 3), count=CHUNK)
+    spread = found.std(axis=3).mean()  # of independent uniform colours: about .24
+    assert 0.08 < spread < 0.16
+    assert found.mean(axis=3).std() > 0.2  # light and dark differ as before
+
+
 def test_both_come_by_turns():
     both = images(kind="strokes+leaves", shape=(28, 28), count=2 * CHUNK)
     assert np.median(both[:CHUNK]) == 0 < np.median(both[CHUNK:])
