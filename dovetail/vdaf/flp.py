@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 from dovetail.vdaf.field import Field, padded
-from dovetail.vdaf.polynomials import coefficients, lagrange, next_power_of_two, values
+from dovetail.vdaf.polynomials import between, coefficients, lagrange, next_power_of_two, values
 
 __all__ = ["Circuit", "FullyLinearProof", "Gadget", "rows_of"]
 
@@ -110,8 +110,8 @@ class FullyLinearProof:
         """The proof about a vector."""
         field, gadget, order = self.circuit.field, self.circuit.gadget, self.order
         table = self._table(seeds, self.circuit.rows(vector, joint, 1))
-        denser = values(field, coefficients(field, table), 2 * order)
-        polynomial = gadget(field, denser)
+        halves = [gadget(field, table), gadget(field, between(field, table))]
+        polynomial = np.stack(halves, axis=-1).reshape(*table.shape[:-2], 2 * order)
         if self.basis == "coefficients":
             polynomial = coefficients(field, polynomial[..., None])[..., 0]
         return np.concatenate([seeds, polynomial[..., : 2 * order - 1]], axis=-1)

@@ -26,7 +26,7 @@ _TABLE = np.array(
     [[((byte >> shift) & 1) + ((byte >> shift + 1) & 1) - 1 for shift in (0, 2, 4, 6)] for byte in range(256)]
 )
 _COEFFICIENTS = _TABLE.astype(np.float64)
-_BLOCK = 512  # bytes of coefficients at a time, for every product
+_BLOCK = 256  # bytes of coefficients at a time, for every product
 _LOW, _HALF = np.uint64(2**32 - 1), np.uint64(32)
 
 
@@ -157,7 +157,7 @@ def random_products(field: Field, vector: np.ndarray, stream: bytes, checks: int
     halves[:dim, 0], halves[:dim, 1] = vector & _LOW, vector >> _HALF
     total = np.zeros((checks, 2), np.int64)
     for low in range(0, coded.shape[1], _BLOCK):
-        part = _COEFFICIENTS[coded[:, low : low + _BLOCK]].reshape(checks, -1)
+        part = _COEFFICIENTS.take(coded[:, low : low + _BLOCK], axis=0).reshape(checks, -1)
         total += (part @ halves[4 * low : 4 * (low + _BLOCK)]).astype(np.int64)
     found = field.elements(total)
     return field.add(found[:, 0], field.mul(found[:, 1], field.scalar(2**32)))

@@ -11,7 +11,7 @@ import numpy as np
 
 from dovetail.vdaf.field import Field, padded
 
-__all__ = ["coefficients", "lagrange", "next_power_of_two", "values"]
+__all__ = ["between", "coefficients", "lagrange", "next_power_of_two", "values"]
 
 
 def next_power_of_two(n: int) -> int:
@@ -28,6 +28,15 @@ def coefficients(field: Field, columns: np.ndarray) -> np.ndarray:
     """The coefficients of the polynomials that have these values at the roots of unity."""
     order = columns.shape[-2]
     return field.mul(_transformed(field, columns, inverse=True), field.scalar(field.inverse(order)))
+
+
+def between(field: Field, columns: np.ndarray) -> np.ndarray:
+    """Values halfway between: at w, w^3, w^5, ... for polynomials with these values at 1, w^2, w^4, ..."""
+    order = columns.shape[-2]
+    powers = field.powers(field.scalar(field.root_of(2 * order)), order)
+    twist = field.mul(powers, field.scalar(field.inverse(order)))
+    turned = field.mul(_transformed(field, columns, inverse=True), twist[:, None])
+    return _transformed(field, turned, inverse=False)
 
 
 def lagrange(field: Field, point: np.ndarray, order: int) -> np.ndarray:

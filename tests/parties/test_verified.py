@@ -322,11 +322,9 @@ def test_over_the_network(tmp_path, monkeypatch):
     sharing = verified_task(tmp_path, clients=4, rounds=1)
     with running(sharing, monkeypatch) as up:
         options = {"ca": up.authority}
-        links = [
-            IntermediaryLink(f"https://{host}:{port}", index=i, **options) for i, (host, port) in enumerate(up.services)
-        ]
-        host, port = up.analyzer
-        analyzer = AnalyzerLink(f"https://{host}:{port}", **options)
+        urls = [f"https://{host}:{port}" for host, port in (up.analyzer, *up.services)]
+        analyzer = AnalyzerLink(urls[0], **options)
+        links = [IntermediaryLink(url, index=index, **options) for index, url in enumerate(urls[1:])]
         for user in range(4):
             kind = HostileClient if user == 3 else Client
             client = kind(tmp_path / f"user-{user}", policy=sharing.policy, key=sharing.users[user])

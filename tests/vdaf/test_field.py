@@ -5,7 +5,7 @@ import pytest
 from field_samples import elements
 
 from dovetail.vdaf.field import FIELD32, FIELD64, FIELD128, Malencoded
-from dovetail.vdaf.polynomials import coefficients, lagrange, next_power_of_two, values
+from dovetail.vdaf.polynomials import between, coefficients, lagrange, next_power_of_two, values
 
 FIELDS = [FIELD32, FIELD64, FIELD128]
 
@@ -80,6 +80,12 @@ def test_transforms_are_evaluation_and_interpolation(field, rng, order):
             expected = [sum(c * pow(root, k * j, p) for j, c in enumerate(own)) % p for k in range(order)]
             assert integers(found[lead, :, column]) == expected
     assert np.array_equal(coefficients(field, found), columns)
+
+
+def test_values_between_are_those_of_a_transform_of_twice_the_order(field, rng):
+    own = elements(rng, 2, 8, 3, field=field)
+    denser = values(field, own, 16)
+    assert np.array_equal(between(field, denser[:, 0::2]), denser[:, 1::2])
 
 
 def test_lagrange_evaluates_at_any_point(field, rng):
