@@ -298,7 +298,7 @@ class _Peer(Wire):
     def challenge(self, round: int) -> bytes | None:
         return self._answer(lambda service: service._party.challenge(round))
 
-    def verifiers(self, round: int) -> Verifiers | None:
+    def verifiers(self, round: int, *, reports: int) -> Verifiers | None:
         return self._answer(lambda service: service._party.told(round, 0))
 
 

@@ -219,8 +219,8 @@ def test_an_aggregator_that_tells_nonsense_gets_users_refused_and_crashes_nobody
         sharing.accept(parties, user, update=UPDATE)
 
     class Liar(Peer):
-        def verifiers(self, round):
-            found = super().verifiers(round)
+        def verifiers(self, round, *, reports):
+            found = super().verifiers(round, reports=reports)
             return found and msgspec.structs.replace(
                 found, told=[b"", found.told[1][:-1], b"\xff" * 900, found.told[3]]
             )
@@ -266,10 +266,16 @@ def test_the_statement_says_what_proofs_rest_on(tmp_path):
     assert certified.eps == without.eps < 20
     assert proven.task.contribution().distance > 0 == plain.task.contribution().distance
     assert any("zero-knowledge error" in part.on for part in certified.proof.spent)
+    assert "docs/proofs/verified.md" in str(certified.proof)
     assert local.unbounded
     said = " ".join(certified.assumptions)
     assert "HMAC-SHA256" in said and "robustness, not privacy" in said and "2^-5" in said
     assert "HMAC-SHA256" not in " ".join(without.assumptions)
+
+
+def test_parameters_that_prove_nothing_are_refused_where_a_task_is_made(tmp_path):
+    with pytest.raises(ValueError, match="every wraparound shows"):
+        verified_task(tmp_path, dim=2**24, settings={"scale": 50_000.0, "noise_multiplier": 1.0})
 
 
 def test_users_noise_cannot_be_verified(tmp_path):

@@ -87,7 +87,7 @@ class Aggregator(Intermediary[SumStore]):
         agreed = heard([peer.agreed(round) for peer in peers])
         if agreed is None or any(other != digest for other in agreed):
             return "frozen" if agreed is None else self.close(round, rosters, agreed=agreed)
-        told = heard([peer.verifiers(round) for peer in peers])
+        told = heard([peer.verifiers(round, reports=len(counted)) for peer in peers])
         if told is None:
             return "frozen"
         valid = self.store.judge(round, counted, told)
@@ -104,7 +104,7 @@ class Aggregator(Intermediary[SumStore]):
 
     def _content(self, opened: bytes, purpose: Purpose) -> bytes:
         """Where there is a proof, with what it must be bound to."""
-        if not self.task.verified:
+        if not isinstance(self.store, VerifiedStore):
             return opened
         return proof_nonce(purpose.task_id, purpose.round, purpose.sender, purpose.report) + opened
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from dovetail.files import write_atomically
 from dovetail.parties.aggregator.store import SumStore
 from dovetail.parties.common.sharing import VerifiedSharing
 from dovetail.parties.common.wire import Malformed, Verifiers
@@ -136,7 +137,7 @@ class VerifiedStore(SumStore):
 
     def write_refused(self, path: Path) -> None:
         """For who enrols users."""
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(self.refused())) + b"\n")
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(self.refused())) + b"\n")
 
     def _share(self, content: bytes) -> bytes:
         if len(content) < KEPT_NONCE:

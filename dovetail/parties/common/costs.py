@@ -99,6 +99,9 @@ def _cost(body: bytes, rounds: int) -> tuple[Statement, Statement]:
         if not total <= math.log(task.delta * _CHARGED):
             reason = "not certified: sampling is too coarse for so large an eps"
             certified = unbounded(training.scope, reason=reason, delta=task.delta).judged(record.verdict)
+    if task.verified and not certified.unbounded:
+        note = "what users' proofs tell follows from public randomness (docs/proofs/verified.md)"
+        certified = dataclasses.replace(certified, proof=certified.proof.noting(note))
     local = record.local()
     said = dict.fromkeys((*local.assumptions, *sent.assumptions))
     local = dataclasses.replace(local, assumptions=tuple(said))

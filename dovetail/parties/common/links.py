@@ -157,16 +157,16 @@ class IntermediaryLink(_Link):
         """An aggregator's part of the key that a round's proofs are tested with; None before the round is frozen."""
         return msgspec.msgpack.decode(self._ask("GET", f"{self._prefix}/rounds/{round}/challenge"), type=bytes | None)
 
-    def verifiers(self, round: int) -> Verifiers | None:
-        """What an aggregator found about a round's reports; None as long as it has not looked at all of them."""
+    def verifiers(self, round: int, *, reports: int) -> Verifiers | None:
+        """What an aggregator found about so many reports; None as long as it has not looked at all of them."""
         told: list[bytes] = []
         while True:
             path = f"{self._prefix}/rounds/{round}/verifiers/{len(told)}"
             page = msgspec.msgpack.decode(self._ask("GET", path), type=Verifiers | None)
-            if page is None or (not page.told and page.total > len(told)):
+            if page is None or page.total != reports or not (page.told or len(told) == reports):
                 return None
             told += page.told
-            if len(told) >= page.total:
+            if len(told) >= reports:
                 return msgspec.structs.replace(page, told=told)
 
 

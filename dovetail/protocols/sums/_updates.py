@@ -87,6 +87,9 @@ class ProvenUpdate(EncodedUpdate):
 
     aggregators: int
 
+    def __post_init__(self) -> None:
+        _ = self.proof
+
     @property
     def squared_norm(self) -> int:
         """That of the norm that is accounted, rounded down: the one that rounding is repeated for."""
