@@ -69,18 +69,22 @@ def fleet_demo(
     from dovetail.parties.demo import demo_config, transcript
     from dovetail.parties.deployment import set_up
     from dovetail.parties.fleet import Fleet
+    from dovetail.protocols import find
 
     proofs = ["protocol.noise=aggregators", "protocol.verified=true"] if verified else []
     set_ = [*proofs, *(set_ or [])]
     unruly = (clients // 20 if verified else 0) if hostile is None else hostile
     if unruly >= clients:
         raise ValueError(f"expected --hostile below the number of users, {clients}, got {unruly}")
-    if unruly and protocol != "secagg" and config is None:
-        raise ValueError(f"expected --protocol secagg with hostile users, who share unclipped updates, got {protocol}")
     if config is None:
         chosen = demo_config(protocol, clients=clients, overrides=set_ or [])
     else:
         chosen = configs.read(config, [configs.parse_override(text) for text in set_ or []])
+    if unruly and not hasattr(find(chosen.protocol["name"]), "aggregators"):
+        raise ValueError(
+            f"expected a protocol that adds up vectors between aggregators with hostile users, who share unclipped "
+            f"updates, got {chosen.protocol['name']}"
+        )
     with tempfile.TemporaryDirectory(prefix="dovetail-fleet-") as temporary:
         with progress_console.status("making keys, certificates and the task"):
             home = folder or Path(temporary) / "fleet"

@@ -63,7 +63,7 @@ def test_keys_and_a_task_are_made_signed_calibrated_and_shown(tmp_path, command,
         (["fleet", "demo", "--hostile", "20"], "expected --hostile below the number of users, 20, got 20"),
         (
             ["fleet", "demo", "--hostile", "2", "--protocol", "privunit"],
-            "expected --protocol secagg with",
+            "adds up vectors between aggregators with",
         ),
         (
             ["fleet", "demo", "--verified", "--set", "protocol.noise=users"],
