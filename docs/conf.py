@@ -46,9 +46,10 @@ nitpick_ignore_regex = [
     ),
     (
         r"py:.*",
-        r"(collections|pathlib|functools|enum|abc|typing|types|subprocess|sqlite3|concurrent|ssl|fractions)(\..*)?",
+        r"(collections|dataclasses|pathlib|functools|enum|abc|typing|types|subprocess|sqlite3|concurrent|ssl|fractions)(\..*)?",
     ),
     (r"py:class", r"Path|dict\[str"),  # pieces of a signature that Sphinx could not take apart
+    (r"py:class", r"Loss|Metric|Sampling|Target"),  # names of types, which have no page
     (r"py:.*", r"dovetail(\.\w+)*\._\w+(\..*)?"),  # private names in signatures
 ]
 
