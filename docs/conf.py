@@ -49,7 +49,7 @@ nitpick_ignore_regex = [
         r"(collections|dataclasses|pathlib|functools|enum|abc|typing|types|subprocess|sqlite3|concurrent|ssl|fractions)(\..*)?",
     ),
     (r"py:class", r"Path|dict\[str"),  # pieces of a signature that Sphinx could not take apart
-    (r"py:class", r"Loss|Metric|Sampling|Target"),  # names of types, which have no page
+    (r"py:class", r"Crowd|Loss|Metric|PrivacyLossDistribution|Sampling|Target"),  # names of types, which have no page
     (r"py:.*", r"dovetail(\.\w+)*\._\w+(\..*)?"),  # private names in signatures
 ]
 
