@@ -64,12 +64,14 @@ def default_cohort(settings: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def default_server(dataset: Dataset, settings: Mapping[str, Any]) -> dict[str, Any]:
+def default_server(dataset: Dataset, settings: Mapping[str, Any], *, own: bool) -> dict[str, Any]:
     """A step at which squared loss does not diverge on inputs in [-1, 1], where labels are numbers and nothing is set.
+
+    Nothing for a model or a loss of one's `own`.
 
     With d inputs, a linear model's loss has a second derivative of at most 2 (1 + d): steps below 1 / (1 + d) converge.
     """
-    if dataset.target != "number" or any(key.partition(".")[0] in ("server", "client") for key in settings):
+    if own or dataset.target != "number" or any(key.partition(".")[0] in ("server", "client") for key in settings):
         return {}
     return {"learning_rate": 1 / (2 + math.prod(dataset.inputs.shape[1:]))}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ from dovetail.randomness import Randomness
 from dovetail.sampling import Sampler, Schedule
 from dovetail.statements import Bound, NotApplicable, Scope, Statement, Unit
 
-__all__ = ["Plan"]
+__all__ = ["Plan", "rounds_due"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,3 +160,12 @@ class Plan:
             drawn=self.sampler.drawn(index, users),
             randomness=self.randomness,
         )
+
+
+def rounds_due(plan: Plan, released: list[int], *, start: int = 0) -> Iterator[tuple[int, np.ndarray]]:
+    """The rounds from `start` that fit the budget beside those `released`, a list that grows, and who is drawn."""
+    affordable = plan.affordable()
+    for index in range(start, len(plan.rounds)):
+        if index >= affordable and not plan.fits([*released, index]):
+            return
+        yield index, plan.schedule.draw(index)

@@ -25,13 +25,13 @@ from dovetail.data import Dataset, Loss, Metric, Task
 from dovetail.engine import Diagnostics, Training
 from dovetail.engine.devices import to_host
 from dovetail.engine.scoring import baseline
-from dovetail.experiment._callbacks import STOPPED, Callback, Callbacks, Diagnosis, Outset
 from dovetail.experiment._origin import check_key, origin_of
 from dovetail.experiment._own import default_cohort, default_server, task_of
+from dovetail.experiment.callbacks import STOPPED, Callback, Callbacks, Diagnosis, Outset
 from dovetail.experiment.config import parse, presets, read, to_toml
-from dovetail.experiment.due import rounds_due
 from dovetail.experiment.fingerprint import difference, fingerprint
 from dovetail.experiment.folder import RunFolder, Saved
+from dovetail.experiment.plan import rounds_due
 from dovetail.experiment.preparation import Plan, prepare
 from dovetail.experiment.result import Progress, Provenance, Result, described
 from dovetail.guarantee import Record
@@ -70,8 +70,8 @@ def train(
     it is the same protocol, and the privacy target if `eps` or `delta` is not given, which is (2, 1e-05) for "digits"
     and (1, 5e-06) for "mnist". Other tasks have a `delta` of 1e-05 and no `eps`; without `eps`, `settings` must give
     the noise. Every protocol has defaults for all other settings, including its clip norm. On a `Dataset`, all users
-    take part in each of 30 rounds, unless `settings` say otherwise; where labels are numbers, the server's step is
-    1 / (2 + number of inputs), at which squared loss on inputs in [-1, 1] does not diverge.
+    take part in each of 30 rounds, unless `settings` say otherwise; where labels are numbers, and loss and
+    model are not your own, the server's step is 1 / (2 + number of inputs), which is safe on inputs in [-1, 1].
     """
     named = {"task.model": model} if isinstance(model, str) else {}
     chosen_task = task_of(task, model=None if named else model, loss=loss, metrics=metrics)
@@ -79,7 +79,7 @@ def train(
     data: dict[str, Any] = {"task": {"name": name}, "protocol": {"name": protocol}}
     if isinstance(task, Dataset):
         data["cohort"] = default_cohort(settings or {})
-        data["server"] = default_server(task, settings or {})
+        data["server"] = default_server(task, settings or {}, own=loss is not None or bool(model and not named))
         data["privacy"] = {"neighbors": protocols.find(protocol).relation.value}
     elif name in presets():
         data = msgspec.to_builtins(read(name))

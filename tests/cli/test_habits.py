@@ -101,7 +101,7 @@ def test_a_module_beside_the_config_is_found_from_anywhere(command, tmp_path, mo
 
 def test_control_c_says_how_to_resume(command, tmp_path):
     out = tmp_path / "out put"
-    words = ["run", config(tmp_path, rounds=300), "--set", "clip_norm=.5", "--out", str(out)]
+    words = ["run", config(tmp_path, rounds=1000), "--set", "clip_norm=.5", "--out", str(out)]
     running = subprocess.Popen(
         [sys.executable, "-m", "dovetail", *words], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
     )

@@ -327,7 +327,9 @@ def test_the_default_step_of_a_regression_does_not_diverge():
     found = dovetail.train(data, protocol="fedavg")
     assert found.learned
     assert found.metrics["r2"] > 0.5
-    assert default_server(data, {"server.learning_rate": 1.0}) == {} == default_server(data, {"client": {}})
+    assert default_server(data, {}, own=False) == {"learning_rate": 1 / 7}
+    for settings, own in (({"server.learning_rate": 1.0}, False), ({"client": {}}, False), ({}, True)):
+        assert default_server(data, settings, own=own) == {}
 
 
 def test_a_dataset_is_stated_under_the_relation_of_the_protocol(data, monkeypatch):

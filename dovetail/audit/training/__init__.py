@@ -30,7 +30,7 @@ from dovetail.audit.training.canaries import Canaries
 from dovetail.data import Task
 from dovetail.engine.devices import to_host
 from dovetail.experiment.config import Config
-from dovetail.experiment.due import rounds_due
+from dovetail.experiment.plan import rounds_due
 from dovetail.experiment.preparation import Plan, prepare, protocol_of
 from dovetail.protocols.subjects import record_level
 from dovetail.statements import Neighbors, Statement, Unit
