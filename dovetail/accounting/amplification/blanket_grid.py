@@ -22,7 +22,7 @@ from dovetail.accounting import numerics
 from dovetail.accounting.numerics import ULP, Spectrum
 from dovetail.statements import NotApplicable
 
-__all__ = ["MOST_POINTS", "BinomialDraws", "CountedDraws", "Draws", "Grid", "SpectrumShares", "mean_excess"]
+__all__ = ["MOST_POINTS", "BinomialDraws", "CountedDraws", "Draws", "Grid", "mean_excess"]
 
 MOST_POINTS = 2**21
 _CELL_ERROR = 1e-15  # times the number of points: what rounding may do to the splits between neighbours
