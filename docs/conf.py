@@ -46,7 +46,7 @@ nitpick_ignore_regex = [
     ),
     (
         r"py:.*",
-        r"(collections|dataclasses|pathlib|functools|enum|abc|typing|types|subprocess|sqlite3|concurrent|ssl|fractions)(\..*)?",
+        r"(collections|dataclasses|datetime|pathlib|functools|enum|abc|typing|types|subprocess|sqlite3|concurrent|ssl|fractions)(\..*)?",
     ),
     (r"py:class", r"Path|dict\[str"),  # pieces of a signature that Sphinx could not take apart
     (r"py:class", r"Crowd|Loss|Metric|PrivacyLossDistribution|Sampling|Target"),  # names of types, which have no page
