@@ -37,6 +37,7 @@ MODULES = {  # a page: what it shows, in this order; a package stands for all it
     "mechanisms": ("dovetail.mechanisms",),
     "shufflers": ("dovetail.shufflers",),
     "protocols": ("dovetail.protocols",),
+    "vdaf": ("dovetail.vdaf",),
     "data": ("dovetail.data", "dovetail.sampling"),
     "features": ("dovetail.features",),
     "engine": ("dovetail.engine", "dovetail.learners"),

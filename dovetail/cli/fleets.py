@@ -69,22 +69,15 @@ def fleet_demo(
     from dovetail.parties.demo import demo_config, transcript
     from dovetail.parties.deployment import set_up
     from dovetail.parties.fleet import Fleet
-    from dovetail.protocols import find
 
     proofs = ["protocol.noise=aggregators", "protocol.verified=true"] if verified else []
     set_ = [*proofs, *(set_ or [])]
     unruly = (clients // 20 if verified else 0) if hostile is None else hostile
-    if unruly >= clients:
-        raise ValueError(f"expected --hostile below the number of users, {clients}, got {unruly}")
     if config is None:
         chosen = demo_config(protocol, clients=clients, overrides=set_ or [])
     else:
         chosen = configs.read(config, [configs.parse_override(text) for text in set_ or []])
-    if unruly and not hasattr(find(chosen.protocol["name"]), "aggregators"):
-        raise ValueError(
-            f"expected a protocol that adds up vectors between aggregators with hostile users, who share unclipped "
-            f"updates, got {chosen.protocol['name']}"
-        )
+    _refuse_hostile(unruly, clients, chosen.protocol["name"])
     with tempfile.TemporaryDirectory(prefix="dovetail-fleet-") as temporary:
         with progress_console.status("making keys, certificates and the task"):
             home = folder or Path(temporary) / "fleet"
@@ -116,6 +109,19 @@ def fleet_demo(
         table.add_row(row["party"], row["holds"], row["saw"], row["never"])
     out_console.print(table)
     _print_outcome(facts)
+
+
+def _refuse_hostile(unruly: int, clients: int, protocol: str) -> None:
+    """Refuse more hostile users than there are others, and protocols in which there is nothing to leave unclipped."""
+    from dovetail.protocols import find
+
+    if unruly >= clients:
+        raise ValueError(f"expected --hostile below the number of users, {clients}, got {unruly}")
+    if unruly and not hasattr(find(protocol), "aggregators"):
+        raise ValueError(
+            f"expected a protocol that adds up vectors between aggregators with hostile users, who share unclipped "
+            f"updates, got {protocol}"
+        )
 
 
 def _print_outcome(facts: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ hash of the shares of the integers, what the proofs need from a hash of all shar
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -65,7 +64,6 @@ def chosen_chunks(layout: NormLayout) -> tuple[int, int]:
     )
 
 
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Pine(PineVariant):
     """The roles of a variant: users shard, aggregators check, query, decide and add up.
 

@@ -18,7 +18,7 @@ from dovetail.parties.common.task import TrainingTask
 from dovetail.parties.user.client import Client
 from dovetail.vdaf.pine import Pine
 
-__all__ = ["HOSTILE_FACTOR", "HostileClient", "LyingPine", "lying"]
+__all__ = ["HOSTILE_FACTOR", "HostileClient"]
 
 HOSTILE_FACTOR = -1000.0  # of its update that it shares
 
