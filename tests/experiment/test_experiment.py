@@ -456,8 +456,8 @@ def test_a_small_cohort_with_an_adaptive_clip_norm_meets_its_target():
 def raw_updates(ready, params, users):
     """What each user would send, from its records and the plain gradient; by hand where the model is linear."""
     data, held = TASK.load(), ready.engine._data
-    table = np.asarray(held[2])
-    inputs, labels = data.inputs[table[users, 0]], data.labels[table[users, 0]]
+    first = np.asarray(held.rows)[np.asarray(held.starts)[users]]
+    inputs, labels = data.inputs[first], data.labels[first]
     if ready.config.task.model == "logistic":
         constant = ready.engine._classes[0].model.constant
         weights = params.reshape(4, 3)

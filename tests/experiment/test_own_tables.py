@@ -415,7 +415,8 @@ def test_a_result_that_did_not_learn_says_so(result, command, tmp_path):
     lost = dataclasses.replace(result, metrics={**result.metrics, "accuracy": result.baseline["accuracy"]})
     assert lost.learned is False
     assert "no better than a constant guess (always the commonest class)" in repr(lost)
-    drowned = ("--set", "cohort.rounds=1", "--set", "protocol.name=ldp_fl", "--set", "privacy.eps=0.01", "--quiet")
+    settings = ("noise=seeded", "seed=1", "cohort.rounds=1", "protocol.name=ldp_fl", "privacy.eps=0.01")
+    drowned = ("--quiet", *(word for text in settings for word in ("--set", text)))
     status, out, _ = command("run", "digits", *drowned, "--out", str(tmp_path / "run"))
     assert status == 0
     assert "it did not learn: no better than a constant guess" in out

@@ -162,7 +162,7 @@ class IntermediaryLink(_Link):
         told: list[bytes] = []
         while True:
             path = f"{self._prefix}/rounds/{round}/verifiers/{len(told)}"
-            page = msgspec.msgpack.decode(self._ask("GET", path), type=Verifiers | None)
+            page = msgspec.msgpack.decode(self._ask("GET", path), type=ready(Verifiers) | None)
             if page is None or page.total != reports or not (page.told or len(told) == reports):
                 return None
             told += page.told
