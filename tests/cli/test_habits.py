@@ -99,11 +99,19 @@ def test_a_module_beside_the_config_is_found_from_anywhere(command, tmp_path, mo
     assert (tmp_path / "here" / "out" / "privacy.json").exists()
 
 
+# a shell starts background jobs, and so their tests, with SIGINT ignored
+INTERRUPTIBLE = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("dovetail", run_name="__main__", alter_sys=True)
+"""
+
+
 def test_control_c_says_how_to_resume(command, tmp_path):
     out = tmp_path / "out put"
-    words = ["run", config(tmp_path, rounds=1000), "--set", "clip_norm=.5", "--out", str(out)]
+    words = ["run", config(tmp_path, rounds=400), "--set", "clip_norm=.5", "--out", str(out)]
     running = subprocess.Popen(
-        [sys.executable, "-m", "dovetail", *words], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", INTERRUPTIBLE, *words], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + 100
     while not (out / "metrics.jsonl").exists():

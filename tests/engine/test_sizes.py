@@ -15,7 +15,7 @@ from dovetail.learners.server import Server
 from dovetail.protocols import Cohort, build
 from dovetail.randomness import Randomness
 
-COUNTS = np.array([1, 2, 40, 0, 3, 1, 2, 17, 5, 2], np.int32)
+COUNTS = np.array([1, 1, 12, 0, 1, 1, 9, 10, 12, 1], np.int32)
 CLASSES, FEATURES = 3, 5
 
 
@@ -80,10 +80,10 @@ FEDAVG = ClientUpdate(update="fedavg", epochs=2, batch=4, learning_rate=0.3)
 @pytest.mark.parametrize(
     ("protocol", "settings", "update", "model", "more", "ways"),
     [
-        ("dp_fl", NOISY, ClientUpdate(), "logistic", {}, ["linear"] * 4),
-        ("dp_fl", NOISY, FEDAVG, "mlp", {"diagnostics": True}, ["general"] * 4),
-        ("dp_fl", {"clip": "median", "noise_multiplier": 0.5}, ClientUpdate(), "mlp", {}, ["clipped"] + ["scaled"] * 5),
-        ("ss_simple", {"clip_value": 0.1, "eps_local": 3.0}, FEDAVG, "logistic", {"fast": False}, ["general"] * 4),
+        ("dp_fl", NOISY, ClientUpdate(), "logistic", {}, ["linear"] * 2),
+        ("dp_fl", NOISY, FEDAVG, "mlp", {"diagnostics": True}, ["general"] * 2),
+        ("dp_fl", {"clip": "median", "noise_multiplier": 0.5}, ClientUpdate(), "mlp", {}, ["clipped", "scaled"]),
+        ("ss_simple", {"clip_value": 0.1, "eps_local": 3.0}, FEDAVG, "logistic", {"fast": False}, ["general"] * 2),
     ],
     ids=["linear", "general", "median", "faithful"],
 )
@@ -99,11 +99,11 @@ def test_classes_change_no_model(protocol, settings, update, model, more, ways):
 
 def test_large_clients_do_not_slow_the_way_of_small_ones():
     """Unrolled local steps serve few batches; a client with many takes the general way, and its sum fits theirs."""
-    update = ClientUpdate(update="fedavg", epochs=8, batch=4, learning_rate=0.1)
+    update = ClientUpdate(update="fedavg", epochs=6, batch=1, learning_rate=0.1)
     one, engine, _ = trained("dp_fl", NOISY, update, "logistic", size_classes=1)
     assert [work.way for work in engine._classes] == ["general"]
-    several, engine, _ = trained("dp_fl", NOISY, update, "logistic", size_classes=3)
-    assert [work.way for work in engine._classes] == ["linear", "linear", "scaled"]
+    several, engine, _ = trained("dp_fl", NOISY, update, "logistic", size_classes=2)
+    assert [work.way for work in engine._classes] == ["linear", "scaled"]
     np.testing.assert_allclose(several, one, atol=2e-5)
 
 

@@ -228,7 +228,7 @@ def configs(draw):
     }, draw(st.integers(0, 6))
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(drawn=configs())
 def test_the_statement_is_that_of_what_the_engine_noted(drawn, tmp_path_factory):
     """Random configs, some of them killed and resumed: `privacy.json` is what the ledger gives, and the plan too."""

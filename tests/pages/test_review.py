@@ -6,6 +6,7 @@ import re
 
 import pytest
 import report_samples as samples
+from grids import later
 from tiny import TASK
 
 from dovetail import experiment, pages
@@ -151,7 +152,7 @@ def test_what_tuning_cost():
 # the page
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name if i < 2 else later(name) for i, name in enumerate(MODELS)])
 def test_the_page_can_be_ticked_and_signed(runs, name):
     page = (runs(name) / "report.html").read_text()
     statement = Statement.from_json(json.loads((runs(name) / "privacy.json").read_text())["certified"])
