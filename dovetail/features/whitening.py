@@ -9,6 +9,7 @@ Martinsson, Tropp 2011, Alg. 4.4) in float32: features are read in blocks, and t
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable
 
 import jax
@@ -61,7 +62,7 @@ def principal_axes(blocks: Callable[[], Iterable[np.ndarray | jax.Array]], *, ra
     for _ in range(_ITERATIONS):
         image = jnp.zeros_like(basis)
         for block in blocks():
-            image = _power(image, block, mean, basis)
+            image = _power(image, block, mean, basis).block_until_ready()  # or blocks wait in memory for their turn
         basis = jnp.linalg.qr(image)[0]
     inner = np.zeros((width, width))
     for block in blocks():
@@ -89,7 +90,7 @@ def _whitened(rows: jax.Array, mean: jax.Array, matrix: jax.Array) -> jax.Array:
     return unit_rows(jnp.dot(rows - mean, matrix, precision=_HIGH))
 
 
-@jax.jit
+@functools.partial(jax.jit, donate_argnums=0)
 def _power(image: jax.Array, block: jax.Array, mean: jax.Array, basis: jax.Array) -> jax.Array:
     centred = block - mean
     return image + jnp.dot(centred.T, jnp.dot(centred, basis, precision=_HIGH), precision=_HIGH)
