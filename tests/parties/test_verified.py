@@ -65,6 +65,9 @@ ATTACKS = {
     "proof for another round": lambda sharing, user, report: hostile_contents(
         sharing, user, [1, 2, 3, 4, 5, 6], report, round=2, pine_of=lambda pine: pine
     ),
+    "proof for another task": lambda sharing, user, report: hostile_contents(
+        sharing, user, [1, 2, 3, 4, 5, 6], report, task_id=bytes(len(sharing.task.task_id)), pine_of=lambda pine: pine
+    ),
     "proof of another user": lambda sharing, user, report: hostile_contents(
         sharing, user - 1, [1, 2, 3, 4, 5, 6], report, pine_of=lambda pine: pine
     ),

@@ -67,10 +67,12 @@ def forwarded(analyzer, parties, round=1):
     return analyzer.privacy()["history"][-1]
 
 
-def hostile_contents(sharing, user, integers, report, *, round=1, pine_of, spoil=lambda public, parts: None):
+def hostile_contents(
+    sharing, user, integers, report, *, round=1, task_id=None, pine_of, spoil=lambda public, parts: None
+):
     """What every aggregator would get of any integers, with a proof that claims what it must."""
     form = sharing.task.sharing()
-    nonce = proof_nonce(sharing.task.task_id, round, sharing.users[user].public.key_id, report)
+    nonce = proof_nonce(task_id or sharing.task.task_id, round, sharing.users[user].public.key_id, report)
     public, parts = pine_of(form.proof).shard(np.asarray(integers), nonce, secrets.token_bytes(form.proof.rand_size))
     public, parts = spoil(public, parts) or (public, parts)
     return [form._head(index) + public + part for index, part in enumerate(parts)]
