@@ -243,7 +243,8 @@ def test_two_processes_train_the_model_of_one(tmp_path):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     here = Path(__file__).parent
-    environment = os.environ | {"PYTHONPATH": str(here.parent.parent), "JAX_PLATFORMS": "cpu"}
+    path = os.pathsep.join([str(here.parent.parent), str(here.parent)])
+    environment = os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
     workers = [
         subprocess.Popen(
             [sys.executable, "-c", WORKER, str(port), str(rank), str(tmp_path / "model.npz"), str(here)],
