@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 
@@ -124,8 +124,8 @@ Authority = Annotated[Path | None, typer.Option("--ca", help="Certificate of the
 
 
 def print_json(value: Any) -> None:
-    """One JSON value on stdout, and nothing else."""
-    sys.stdout.write(json.dumps(value) + "\n")
+    """One JSON value on stdout, and nothing else; a number that JSON has not, such as an infinite eps, is null."""
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
 
 
 def print_names(names: Sequence[str], *, as_json: bool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -31,18 +32,25 @@ def budgets_of(event: Personalized) -> np.ndarray:
     return found
 
 
-@functools.lru_cache(maxsize=4)
+_last_orders: deque[np.ndarray] = deque(maxlen=1)
+
+
 def order_of(event: Personalized) -> np.ndarray:
     """All users by rising budgets."""
-    found = np.argsort(budgets_of(event))
-    found.flags.writeable = False
-    return found
+    return _ordered(event)[0]
 
 
 @functools.lru_cache(maxsize=4)
-def _rising(event: Personalized) -> np.ndarray:
+def _ordered(event: Personalized) -> tuple[np.ndarray, np.ndarray]:
+    """All users by rising budgets, and those budgets; a search scales budgets, which leaves the last order as it is."""
     budgets = budgets_of(event)
-    return budgets[order_of(event)] if event.kind == "laplace" else np.sort(budgets)  # whose order nobody asks for
+    for order in tuple(_last_orders):
+        if len(order) == len(budgets) and np.all(np.diff(rising := budgets[order]) >= 0):
+            return order, rising
+    order = np.argsort(budgets)
+    order.flags.writeable = False
+    _last_orders.append(order)
+    return order, budgets[order]
 
 
 def span(event: Personalized, members: np.ndarray) -> tuple[float, float]:
@@ -74,7 +82,7 @@ class Classes(NamedTuple):
 @functools.lru_cache(maxsize=4)
 def classes(event: Personalized) -> Classes:
     """One class for each budget, or for neighbouring budgets where they are many."""
-    ordered = _rising(event)
+    _, ordered = _ordered(event)
     firsts = np.flatnonzero(np.diff(ordered, prepend=-np.inf))
     values, counts = ordered[firsts], np.diff(firsts, append=len(ordered))
     starts = np.arange(0, len(values), max(1, len(values) // _MOST_CLASSES))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self, TypeVar
@@ -33,6 +34,7 @@ from dovetail.statements import Neighbors
 __all__ = ["PUBLIC_BUDGETS", "Personal", "laplace_reports"]
 
 Budget = TypeVar("Budget", float, "jax.Array")
+Settled = TypeVar("Settled", bound="Personal")
 
 _BUDGETS = "uniform2"
 PUBLIC_BUDGETS = "users' budgets are public and do not change when a user's data is replaced"
@@ -104,15 +106,16 @@ class Personal(Protocol):
             if len(self.budgets) != cohort.size:
                 raise ValueError(f"expected one budget for each of {cohort.size} users, got {len(self.budgets)}")
             return self
-        scaled = self.budget_scale * resolved(self.budgets, cohort.size)
-        return dataclasses.replace(self, budgets=self.spent(tuple(scaled.tolist())), budget_scale=None)
+        return _scaled(self, self.budget_scale, cohort.size)
 
-    @property
+    @functools.cached_property
     def eps_locals(self) -> np.ndarray:
         """What every user spends on a coordinate, once that is settled."""
         if self.budget_scale is not None:
             raise ValueError(f"expected a protocol that has been settled on its cohort, got budgets={self.budgets!r}")
-        return np.asarray(self.budgets, np.float64)
+        found = np.asarray(self.budgets, np.float64)
+        found.flags.writeable = False
+        return found
 
     def spent(self, budgets: tuple[float, ...]) -> tuple[float, ...]:
         """What every user spends, given what each of them is ready to: all of it."""
@@ -206,6 +209,12 @@ class Personal(Protocol):
         if cohort.size < 2:
             return None
         return self._everybody(cohort, dim), {}
+
+
+@functools.lru_cache(maxsize=4)  # asked for again and again in one quote, and large
+def _scaled(protocol: Settled, scale: float, size: int) -> Settled:
+    budgets = scale * resolved(protocol.budgets, size)
+    return dataclasses.replace(protocol, budgets=protocol.spent(tuple(budgets.tolist())), budget_scale=None)
 
 
 def _own(budget: Budget | None) -> Budget:
