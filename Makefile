@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 FLOWER := .venv-flower
 unexport PYTHONDONTWRITEBYTECODE # or every process that a test starts compiles the library again
 
-.PHONY: run test lint unit room soak flower browser docs format clean
+.PHONY: run test lint unit room soak flower browser postgres docs format clean
 
 run: $(READY)
 	$(BIN)/dovetail run
@@ -27,15 +27,15 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 unit: $(READY)
-	$(BIN)/pytest -m "not soak and not flower and not torch and not browser" -n 2 --dist worksteal
+	$(BIN)/pytest -m "not soak and not flower and not torch and not browser and not postgres" -n 2 --dist worksteal
 
 # The tests of one folder, in under a minute: make room ROOM=accounting; ROOM=core is the files at the top of tests.
 room: $(READY)
 	@test -n "$(ROOM)" || { echo "expected make room ROOM=<a folder of tests, or core>, got none"; exit 2; }
-	$(BIN)/pytest -m "$(ROOM) and not soak and not flower and not torch and not browser" -n 2 --dist worksteal
+	$(BIN)/pytest -m "$(ROOM) and not soak and not flower and not torch and not browser and not postgres" -n 2 --dist worksteal
 
 soak: $(READY)
-	$(BIN)/pytest -m "soak and not flower and not torch and not browser"
+	$(BIN)/pytest -m "soak and not flower and not torch and not browser and not postgres"
 
 # Flower pins versions of its own and brings Ray: an environment of its own, with PyTorch, Flax and Equinox, whose tests
 # run there, too. Needs `unshare` and `ip` (util-linux,
@@ -51,6 +51,13 @@ docs: $(VENV)/.docs
 browser: $(READY)
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get update && apt-get install -y --no-install-recommends chromium; } || { echo "expected chromium, or root to install it (apt-get install chromium), got neither"; exit 2; }
 	$(BIN)/pytest -m browser
+
+# PostgreSQL is Debian's; the tests start a server of their own in a folder of their own, as an unprivileged user, on
+# loopback alone, and end it. The one that cuts off a replica needs `unshare` and `ip` (util-linux, iproute2).
+postgres: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.programs
+postgres: $(READY)
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null || { test "$$(id -u)" = 0 && apt-get update && apt-get install -y --no-install-recommends postgresql; } || { echo "expected PostgreSQL, or root to install it (apt-get install postgresql), got neither"; exit 2; }
+	$(BIN)/pytest -m postgres
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -30,6 +30,15 @@ Folder = Annotated[Path, typer.Argument(help="Folder for uploads until they are 
 AnalyzerUrl = Annotated[str, typer.Option(help="The analyzer's address.", metavar="URL")]
 Enrolled = Annotated[Path, typer.Option(help="JSON file with the public keys of the enrolled users.")]
 Index = Annotated[int, typer.Option(min=0, help="Index of this party among those of its kind in the task, from 0.")]
+Store = Annotated[
+    str | None,
+    typer.Option(
+        envvar="DOVETAIL_STORE",
+        help="Where state is kept, shared by all replicas: postgresql://... or sqlite:///FOLDER; default: the folder.",
+        metavar="URL",
+        show_envvar=True,
+    ),
+]
 Peers = Annotated[list[str] | None, typer.Option(help="Address of another one of its kind; repeat for each.")]
 
 
@@ -50,6 +59,7 @@ def analyzer(
     plain: Plain = False,
     workers: Workers = 2,
     grace: Annotated[float, typer.Option(help="Seconds to wait for the others after a round has ended.")] = 600.0,
+    store: Store = None,
 ) -> None:
     """Run the analyzer of a task: it opens shuffled reports, or sums, and releases models within the privacy budget."""
     from dovetail.parties.analyzer.rounds import Analyzer
@@ -67,6 +77,7 @@ def analyzer(
         keys=KeyRing(keys, "seal"),
         learning=_learning(config, model, learning_rate),
         workers=workers,
+        store=store,
     )
     app = AnalyzerService(party, grace=grace).app
     _serve("analyzer", app, party, host=host, port=port, certificate=certificate, private_key=private_key)
@@ -88,12 +99,14 @@ def shuffler(
     private_key: PrivateKey = None,
     plain: Plain = False,
     workers: Workers = 1,
+    store: Store = None,
 ) -> None:
     """Run a shuffler of a task: it collects sealed reports and forwards them permuted and without names."""
     from dovetail.parties.shuffler.rounds import Shuffler
 
     where = {"host": host, "port": port, "certificate": certificate, "private_key": private_key, "plain": plain}
-    _intermediary(Shuffler, folder, task, signer, keys, analyzer, clients, index, peer, ca, where, workers=workers)
+    options = {"workers": workers, "store": store}
+    _intermediary(Shuffler, folder, task, signer, keys, analyzer, clients, index, peer, ca, where, **options)
 
 
 def aggregator(
@@ -112,12 +125,13 @@ def aggregator(
     private_key: PrivateKey = None,
     plain: Plain = False,
     workers: Workers = 1,
+    store: Store = None,
 ) -> None:
     """Run an aggregator of a task: it adds up users' shares and forwards nothing but the sum."""
     from dovetail.parties.aggregator.rounds import Aggregator
 
     where = {"host": host, "port": port, "certificate": certificate, "private_key": private_key, "plain": plain}
-    _intermediary(Aggregator, folder, task, signer, keys, analyzer, clients, index, peer, ca, where)
+    _intermediary(Aggregator, folder, task, signer, keys, analyzer, clients, index, peer, ca, where, store=store)
 
 
 def _intermediary(

@@ -42,6 +42,7 @@ class Deployment:
     analyzer_port: int
     service_ports: tuple[int, ...]
     clients: int
+    host: str = HOST
 
     @property
     def kind(self) -> str:
@@ -61,12 +62,12 @@ class Deployment:
     @property
     def analyzer_url(self) -> str:
         """The analyzer's address."""
-        return f"https://{HOST}:{self.analyzer_port}"
+        return f"https://{self.host}:{self.analyzer_port}"
 
     @property
     def service_urls(self) -> tuple[str, ...]:
         """The addresses of the shufflers or aggregators."""
-        return tuple(f"https://{HOST}:{port}" for port in self.service_ports)
+        return tuple(f"https://{self.host}:{port}" for port in self.service_ports)
 
 
 def set_up(
@@ -147,7 +148,13 @@ def _between(
 
 
 def lay_out(
-    folder: Path, fields: Mapping[str, Any], *, enrolled: Sequence[PublicKey], shufflers: int = 0, aggregators: int = 0
+    folder: Path,
+    fields: Mapping[str, Any],
+    *,
+    enrolled: Sequence[PublicKey],
+    shufflers: int = 0,
+    aggregators: int = 0,
+    host: str = HOST,
 ) -> Deployment:
     """Keys of the services, certificates and the signed task with these fields, in a new folder."""
     _refuse_full(folder)
@@ -162,7 +169,7 @@ def lay_out(
     signed = sign(task, signer)
     (folder / "task.json").write_bytes(msgspec.json.encode(signed))
     (folder / "clients.json").write_bytes(msgspec.json.encode(list(enrolled)))
-    make_certificate(folder, make_authority(folder), host=HOST)
+    make_certificate(folder, make_authority(folder), host=host)
     ports = free_ports(1 + shufflers + aggregators)
     return Deployment(
         folder=folder,
@@ -171,6 +178,7 @@ def lay_out(
         analyzer_port=ports[0],
         service_ports=tuple(ports[1:]),
         clients=len(enrolled),
+        host=host,
     )
 
 

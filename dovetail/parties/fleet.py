@@ -17,7 +17,7 @@ from typing import Any
 from dovetail.parties.aggregator.rounds import REFUSED
 from dovetail.parties.common.keys import KeyRing
 from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink, Unreachable
-from dovetail.parties.deployment import CONFIG, HOST, MODEL, Deployment
+from dovetail.parties.deployment import CONFIG, MODEL, Deployment
 
 __all__ = ["Fleet"]
 
@@ -141,21 +141,25 @@ class Fleet:
 
     def _service(self, port: int) -> list[object]:
         folder = self.deployment.folder
-        certificate = folder / f"tls-{HOST}.crt", folder / f"tls-{HOST}.key"
+        host = self.deployment.host
+        certificate = folder / f"tls-{host}.crt", folder / f"tls-{host}.key"
         return [
             *("--task", folder / "task.json", "--signer", self.deployment.signed.signer.key_id.hex()),
-            *("--host", HOST, "--port", port, "--certificate", certificate[0], "--private-key", certificate[1]),
+            *("--host", host, "--port", port, "--certificate", certificate[0], "--private-key", certificate[1]),
             *("--workers", self._workers),
         ]
 
     def _start(self, name: str, *words: object) -> None:
         with (self.deployment.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "dovetail.cli", *map(str, words)],
+                [*self._command(), *map(str, words)],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
             )
+
+    def _command(self) -> list[str]:
+        return [sys.executable, "-m", "dovetail.cli"]
 
     def _check(self) -> None:
         for name, process in self.processes.items():

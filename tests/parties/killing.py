@@ -27,6 +27,7 @@ from parties.unruly_users import Promises, crowd
 
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.links import Rejected, Unreachable
+from dovetail.parties.deployment import HOST
 from dovetail.parties.fleet import Fleet
 
 _PATIENCE = 900.0  # seconds for what takes one on an idle machine
@@ -49,11 +50,19 @@ class Killing:
     """A training of endless rounds; `processes` of users, with half of the users between them."""
 
     def __init__(
-        self, folder: Path, oracle: str, *, users: int, round_seconds: float, seed: int, processes: int = 0
+        self,
+        folder: Path,
+        oracle: str,
+        *,
+        users: int,
+        round_seconds: float,
+        seed: int,
+        processes: int = 0,
+        host: str = HOST,
     ) -> None:
         self.oracle, self._name, self._random = ORACLES[oracle], oracle, random.Random(seed)
         keys = [KeyPair.generate("sign") for _ in range(users)]
-        self.deployment = self.oracle.deployment(folder, keys, rounds=10_000, round_seconds=round_seconds)
+        self.deployment = self.oracle.deployment(folder, keys, rounds=10_000, round_seconds=round_seconds, host=host)
         self.fleet = Fleet(self.deployment)
         self.promises = Promises()
         self.auditor = Auditor(folder / "analyzer" / "ledger.db", finite=self.oracle.eps_round is not None)

@@ -56,24 +56,26 @@ class Sharing:
             delta_lifetime=0.5,
         )
 
-    def analyzer(self, *, initial=None):
+    def analyzer(self, *, initial=None, home="analyzer", store=None):
         length = self.task.dim if initial is None else initial
         return Analyzer(
-            self.folder / "analyzer",
+            self.folder / home,
             signed=self.signed,
             signer=self.signer.public.key_id,
             keys=self.ring,
             learning=Learning(initial=np.zeros(length, np.float32), server=Server(learning_rate=1.0)),
             workers=1,
+            store=store,
         )
 
-    def aggregator(self, index):
+    def aggregator(self, index, *, home=None, store=None):
         return Aggregator(
-            self.folder / f"aggregator-{index}",
+            self.folder / (home or f"aggregator-{index}"),
             signed=self.signed,
             signer=self.signer.public.key_id,
             index=index,
             keys=self.keys[index],
+            store=store,
         )
 
     @property

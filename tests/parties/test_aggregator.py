@@ -103,9 +103,9 @@ def test_nothing_is_left_after_a_round(tmp_path):
     for party in parties:
         keep, party.store._keep = party.store._keep, None
 
-        def spy(arrival, keep=keep):
-            kept.append(arrival.content[8:])
-            keep(arrival)
+        def spy(arrivals, keep=keep):
+            kept.extend(one.content[8:] for one in arrivals)
+            keep(arrivals)
 
         party.store._keep = spy
     whole_round(sharing, [np.zeros(40, np.float32)] * 4, parties=parties)

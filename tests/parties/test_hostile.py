@@ -293,7 +293,7 @@ def test_who_is_too_early_or_not_written_down_tries_again(tmp_path, monkeypatch)
         with pytest.raises(Unreachable):
             household.give(link, 0, early, round=2)
         with monkeypatch.context() as broken:
-            broken.setattr(ShuffleStore, "_take", lambda store, arrival: 1 / 0)
+            broken.setattr(ShuffleStore, "_keep", lambda store, arrivals: 1 / 0)
             with pytest.raises(Unreachable):
                 envelope.give(0, link)
         envelope.give(0, link)

@@ -22,8 +22,8 @@ def opened(path, **changed):
     return Ledger(path, **{"task_id": TASK, "eps": 1.0, "delta": 1e-5, **changed})
 
 
-def test_what_is_reserved_is_spent_and_stays_so(tmp_path):
-    ledger = opened(tmp_path / "ledger")
+def test_what_is_reserved_is_spent_and_stays_so(place):
+    ledger = opened(place("ledger"))
     assert ledger.spent == (0.0, 0.0)
     ledger.reserve(1, eps=0.4, delta=1e-6)
     assert ledger.spent == (0.4, 1e-6)
@@ -31,14 +31,14 @@ def test_what_is_reserved_is_spent_and_stays_so(tmp_path):
     ledger.release(1, model=MODEL[1])
     ledger.reserve(3, eps=0.9, delta=1e-5)
     ledger.close()
-    again = opened(tmp_path / "ledger")
+    again = opened(place("ledger"))
     assert again.spent == (0.9, 1e-5)
     assert again.released.round == 1
     assert [entry.kind for entry in again.entries] == ["open", "reserve", "release", "reserve"]
 
 
-def test_a_round_that_does_not_fit_is_not_reserved(tmp_path):
-    ledger = opened(tmp_path / "ledger")
+def test_a_round_that_does_not_fit_is_not_reserved(place):
+    ledger = opened(place("ledger"))
     ledger.reserve(1, eps=0.9, delta=1e-6)
     before = ledger.head
     for wrong in ({"eps": 1.01, "delta": 1e-6}, {"eps": 0.95, "delta": 2e-5}):
@@ -48,8 +48,8 @@ def test_a_round_that_does_not_fit_is_not_reserved(tmp_path):
     assert ledger.spent == (0.9, 1e-6)
 
 
-def test_saying_the_same_again_changes_nothing(tmp_path):
-    ledger = opened(tmp_path / "ledger")
+def test_saying_the_same_again_changes_nothing(place):
+    ledger = opened(place("ledger"))
     ledger.reserve(1, eps=0.5, delta=1e-6)
     ledger.reserve(1, eps=0.5, delta=1e-6)
     first = ledger.release(1, model=MODEL[1])
@@ -70,8 +70,8 @@ def test_saying_the_same_again_changes_nothing(tmp_path):
         (lambda ledger: ledger.reserve(2, eps=float("nan"), delta=0.0), "expected eps"),
     ],
 )
-def test_what_does_not_follow_is_refused(tmp_path, do, sentence):
-    ledger = opened(tmp_path / "ledger")
+def test_what_does_not_follow_is_refused(place, do, sentence):
+    ledger = opened(place("ledger"))
     ledger.reserve(1, eps=0.5, delta=1e-6)
     ledger.release(1, model=MODEL[1])
     before = ledger.entries
@@ -81,10 +81,10 @@ def test_what_does_not_follow_is_refused(tmp_path, do, sentence):
 
 
 @pytest.mark.parametrize("changed", [{"task_id": bytes(32)}, {"eps": 2.0}, {"delta": 1e-4}])
-def test_another_task_or_budget_is_refused(tmp_path, changed):
-    opened(tmp_path / "ledger").close()
+def test_another_task_or_budget_is_refused(place, changed):
+    opened(place("ledger")).close()
     with pytest.raises(ValueError, match="expected the ledger of this task and budget"):
-        opened(tmp_path / "ledger", **changed)
+        opened(place("ledger"), **changed)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_an_older_copy_of_ledger_or_checkpoint_does_not_fit(tmp_path):
         opened(tmp_path / "copy").check(**new)
 
 
-def test_a_kill_at_any_moment_leaves_a_ledger_that_goes_on(tmp_path):
-    context, path = multiprocessing.get_context("spawn"), tmp_path / "ledger"
+def test_a_kill_at_any_moment_leaves_a_ledger_that_goes_on(place):
+    context, path = multiprocessing.get_context("spawn"), place("ledger")
     for pause in (0.0, 0.002, 0.01):
         started = context.Event()
         worker = context.Process(target=_resume, args=(path, started))

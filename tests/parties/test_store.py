@@ -48,8 +48,8 @@ def everything(store, round=1):
     return [message for _, part in store.messages(round, size=4) for message in part]
 
 
-def test_what_was_accepted_leaves_once_and_whole(tmp_path):
-    store = opened(tmp_path / "store")
+def test_what_was_accepted_leaves_once_and_whole(place):
+    store = opened(place("store"))
     for client in range(4):
         assert store.accept(upload(client)) == "accepted"
     assert store.uploads(1) == 4
@@ -66,8 +66,8 @@ def test_what_was_accepted_leaves_once_and_whole(tmp_path):
     assert store.state(1) == "done"
 
 
-def test_the_same_report_again_is_known_also_after_closing(tmp_path):
-    store, first = opened(tmp_path / "store"), upload(0)
+def test_the_same_report_again_is_known_also_after_closing(place):
+    store, first = opened(place("store")), upload(0)
     assert store.accept(first) == "accepted"
     assert store.accept(first) == "known"
     store.accept(upload(1))
@@ -89,8 +89,8 @@ def test_the_same_report_again_is_known_also_after_closing(tmp_path):
         (upload(7)._replace(client=bytes(65)), "expected a client id of up to 64 bytes"),
     ],
 )
-def test_what_does_not_fit_is_turned_away_and_changes_nothing(tmp_path, wrong, sentence):
-    store = opened(tmp_path / "store")
+def test_what_does_not_fit_is_turned_away_and_changes_nothing(place, wrong, sentence):
+    store = opened(place("store"))
     store.accept(upload(0))
     with pytest.raises(Turned, match=sentence):
         store.accept(wrong)
@@ -100,8 +100,8 @@ def test_what_does_not_fit_is_turned_away_and_changes_nothing(tmp_path, wrong, s
     assert len(everything(store)) == 6
 
 
-def test_a_round_takes_no_more_than_planned_and_nothing_once_closed(tmp_path):
-    store = opened(tmp_path / "store")
+def test_a_round_takes_no_more_than_planned_and_nothing_once_closed(place):
+    store = opened(place("store"))
     for client in range(5):
         store.accept(upload(client))
     with pytest.raises(Turned, match="expected at most 5 uploads in a round"):
@@ -115,8 +115,8 @@ def test_a_round_takes_no_more_than_planned_and_nothing_once_closed(tmp_path):
     assert store.accept(upload(6, round=2)) == "accepted"
 
 
-def test_below_the_minimum_nothing_ever_leaves(tmp_path):
-    store = opened(tmp_path / "store")
+def test_below_the_minimum_nothing_ever_leaves(place):
+    store = opened(place("store"))
     store.accept(upload(0))
     assert close(store) == "void"
     assert everything(store) == []
@@ -128,8 +128,8 @@ def test_below_the_minimum_nothing_ever_leaves(tmp_path):
 
 
 @pytest.mark.parametrize(("uploads", "pad_to"), [(2, 4), (4, 4), (5, 3)])
-def test_slots_are_filled_up_or_cut_to_a_public_number(tmp_path, uploads, pad_to):
-    store = opened(tmp_path / "store", SHAPE._replace(pad_to=pad_to, reports=None))
+def test_slots_are_filled_up_or_cut_to_a_public_number(place, uploads, pad_to):
+    store = opened(place("store"), SHAPE._replace(pad_to=pad_to, reports=None))
     for client in range(uploads):
         store.accept(upload(client, slots=2))  # nobody reports the third slot
     with pytest.raises(ValueError, match="expected dummies up to"):
@@ -144,9 +144,9 @@ def test_slots_are_filled_up_or_cut_to_a_public_number(tmp_path, uploads, pad_to
     assert sum(sealed[0] != 255 for slot, sealed in batch if slot == 2) == 0
 
 
-def test_every_slot_leaves_in_an_order_of_its_own(tmp_path):
+def test_every_slot_leaves_in_an_order_of_its_own(place):
     """All orders of three uploads are equally frequent, and those of two slots independent, at alpha 1e-4 each."""
-    store = opened(tmp_path / "store", SHAPE._replace(slots=2, reports=2, min_uploads=3), rounds=range(1, 181))
+    store = opened(place("store"), SHAPE._replace(slots=2, reports=2, min_uploads=3), rounds=range(1, 181))
     seen = collections.Counter()
     for number in range(1, 181):
         store.accept_all([upload(client, slots=2, round=number) for client in range(3)])
@@ -179,12 +179,12 @@ def test_after_closing_the_file_does_not_say_who_sent_what(tmp_path):
     assert not any(sealed in left for _, sealed in sent)
 
 
-def test_many_at_once_and_many_times_count_once(tmp_path):
+def test_many_at_once_and_many_times_count_once(place):
     shape = SHAPE._replace(max_uploads=40, min_uploads=1)
     known = [upload(client) for client in range(20)]
 
     def send(outcomes):
-        store = opened(tmp_path / "store", shape)
+        store = opened(place("store"), shape)
         for one in known:
             outcomes.append(store.accept(one))
         store.shut()
@@ -196,7 +196,7 @@ def test_many_at_once_and_many_times_count_once(tmp_path):
     for thread in threads:
         thread.join(60)
     assert collections.Counter(itertools.chain(*outcomes)) == {"accepted": 20, "known": 60}
-    store = opened(tmp_path / "store", shape)
+    store = opened(place("store"), shape)
     close(store)
     assert collections.Counter(sealed[0] for _, sealed in everything(store)) == dict.fromkeys(range(20), 3)
 
@@ -215,10 +215,10 @@ def _work(path, acknowledged, start):
 @pytest.mark.parametrize(
     "pause", [pytest.param(0.0, marks=pytest.mark.soak), 0.02, pytest.param(0.1, marks=pytest.mark.soak)]
 )
-def test_a_kill_at_any_moment_loses_no_acknowledged_upload_and_counts_none_twice(tmp_path, pause):
+def test_a_kill_at_any_moment_loses_no_acknowledged_upload_and_counts_none_twice(place, pause):
     context = multiprocessing.get_context("spawn")
     start, (reader, writer) = context.Event(), context.Pipe(duplex=False)
-    worker = context.Process(target=_work, args=(tmp_path / "store", writer, start))
+    worker = context.Process(target=_work, args=(place("store"), writer, start))
     worker.start()
     assert start.wait(60)
     time.sleep(pause)
@@ -231,7 +231,7 @@ def test_a_kill_at_any_moment_loses_no_acknowledged_upload_and_counts_none_twice
             told.add(reader.recv())
         except EOFError:
             break
-    store = opened(tmp_path / "store", SHAPE._replace(max_uploads=200, min_uploads=1))
+    store = opened(place("store"), SHAPE._replace(max_uploads=200, min_uploads=1))
     for client in range(200):  # every client that heard nothing tries again
         if client not in told and store.state(1) == "open":
             store.accept(upload(client, report=bytes([client]) * 16))
@@ -241,8 +241,8 @@ def test_a_kill_at_any_moment_loses_no_acknowledged_upload_and_counts_none_twice
     assert {client for client in told if client >= 0} <= set(marks)
 
 
-def test_only_users_on_every_roster_count_and_a_frozen_roster_is_final(tmp_path):
-    store = opened(tmp_path / "store")
+def test_only_users_on_every_roster_count_and_a_frozen_roster_is_final(place):
+    store = opened(place("store"))
     reports = [bytes([client]) * 16 for client in range(4)]
     for client, report in enumerate(reports):
         store.accept(upload(client, report=report))
@@ -254,15 +254,15 @@ def test_only_users_on_every_roster_count_and_a_frozen_roster_is_final(tmp_path)
     assert {sealed[0] for _, sealed in everything(store)} == {0, 2}
     assert store.uploads(1) == 2
     assert store.roster(1) == reports
-    other = opened(tmp_path / "other")
+    other = opened(place("other"))
     other.accept(upload(0, report=reports[0]))
     other.accept(upload(1, report=reports[1]))
     assert close(other, roster={reports[1]}) == "void"  # two came, one is complete
     assert everything(other) == []
 
 
-def test_dummies_count_reports_on_the_roster_alone(tmp_path):
-    store = opened(tmp_path / "store", SHAPE._replace(pad_to=4))
+def test_dummies_count_reports_on_the_roster_alone(place):
+    store = opened(place("store"), SHAPE._replace(pad_to=4))
     for client in range(3):
         store.accept(upload(client, report=bytes([client]) * 16))
     roster = {bytes(16), bytes([1]) * 16}
@@ -271,18 +271,18 @@ def test_dummies_count_reports_on_the_roster_alone(tmp_path):
     assert marks == {0: 1, 1: 1, 255: 2}
 
 
-def test_an_analyzer_that_was_set_back_is_refused(tmp_path):
-    store = opened(tmp_path / "store", rounds=(1, 2))
+def test_an_analyzer_that_was_set_back_is_refused(place):
+    store = opened(place("store"), rounds=(1, 2))
     store.open_round(2, head=b"head", closes=9.0)  # said again
     with pytest.raises(ValueError, match="expected round 2 under the ledger that opened it"):
         store.open_round(2, head=b"another", closes=0.0)
-    store = opened(tmp_path / "store", rounds=())
+    store = opened(place("store"), rounds=())
     with pytest.raises(ValueError, match="the analyzer was set back"):
         store.open_round(0, head=b"head", closes=0.0)
 
 
-def test_one_bad_upload_does_not_spoil_those_written_with_it(tmp_path):
-    store = opened(tmp_path / "store")
+def test_one_bad_upload_does_not_spoil_those_written_with_it(place):
+    store = opened(place("store"))
     good, bad, last = (upload(client) for client in (0, 1, 2))
     taken = store.accept_all([good, bad._replace(content=[]), good, last])
     assert [taken[0], taken[2], taken[3]] == ["accepted", "known", "accepted"]
@@ -290,38 +290,38 @@ def test_one_bad_upload_does_not_spoil_those_written_with_it(tmp_path):
     assert store.uploads(1) == 2
 
 
-def test_another_owner_is_refused(tmp_path):
-    ShuffleStore(tmp_path / "store", SHAPE, owner=b"one task").shut()
-    ShuffleStore(tmp_path / "store", SHAPE, owner=b"one task").shut()
+def test_another_owner_is_refused(place):
+    ShuffleStore(place("store"), SHAPE, owner=b"one task").shut()
+    ShuffleStore(place("store"), SHAPE, owner=b"one task").shut()
     with pytest.raises(ValueError, match="expected the store of this task and party"):
-        ShuffleStore(tmp_path / "store", SHAPE._replace(min_uploads=1), owner=b"another")
+        ShuffleStore(place("store"), SHAPE._replace(min_uploads=1), owner=b"another")
 
 
-def test_a_report_id_of_another_client_is_not_known(tmp_path):
-    store = opened(tmp_path / "store")
+def test_a_report_id_of_another_client_is_not_known(place):
+    store = opened(place("store"))
     first = upload(0)
     store.accept(first)
     with pytest.raises(Turned, match="expected a report id of the client's own"):
         store.accept(upload(1, report=first.report))
 
 
-def test_dummies_that_were_staged_before_a_kill_are_used(tmp_path):
+def test_dummies_that_were_staged_before_a_kill_are_used(place):
     shape = SHAPE._replace(pad_to=4)
-    store = opened(tmp_path / "store", shape)
+    store = opened(place("store"), shape)
     for client in range(2):
         store.accept(upload(client))
     store.freeze(1)
     store.stage(1, [(0, b"\xff" * 8)])
     assert store.lacking(1) == {0: 1, 1: 2, 2: 2}
     store.shut()
-    store = ShuffleStore(tmp_path / "store", shape)
+    store = ShuffleStore(place("store"), shape)
     assert close(store, dummy=lambda slot: bytes([254, slot]) * 4) == "sent"
     marks = collections.Counter(sealed[0] for slot, sealed in everything(store) if slot == 0)
     assert marks == {0: 1, 1: 1, 255: 1, 254: 1}
 
 
-def test_the_first_decision_stays(tmp_path):
-    store = opened(tmp_path / "store")
+def test_the_first_decision_stays(place):
+    store = opened(place("store"))
     assert store.agreed(1) is None
     assert store.agree(1, b"first") == b"first"
     assert store.agree(1, b"second") == b"first" == store.agreed(1)

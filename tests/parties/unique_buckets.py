@@ -55,7 +55,9 @@ class Oracle:
         np.testing.assert_allclose(marks, counts, atol=1e-3)
         return counts
 
-    def deployment(self, folder: Path, keys: Sequence[KeyPair], *, rounds: int, round_seconds: float) -> Deployment:
+    def deployment(
+        self, folder: Path, keys: Sequence[KeyPair], *, rounds: int, round_seconds: float, **options: Any
+    ) -> Deployment:
         """A fleet's deployment with this task, for the users with these keys; a round needs two of them."""
         users = len(keys)
         fields = {
@@ -71,7 +73,7 @@ class Oracle:
             "delta": 1e-5,
         }
         between = {"aggregators" if self.shared else "shufflers": self.services}
-        deployment = lay_out(folder, fields, enrolled=[key.public for key in keys], **between)
+        deployment = lay_out(folder, fields, enrolled=[key.public for key in keys], **between, **options)
         np.save(folder / "model.npy", np.zeros(users + 1, np.float32))
         return deployment
 
@@ -131,8 +133,7 @@ class Auditor:
 
     def look(self) -> None:
         """Read the ledger again."""
-        with read_only(self.ledger) as database:
-            rows = database.execute("SELECT number, body, hash FROM entries ORDER BY number").fetchall()
+        rows = self._read()
         assert rows[: len(self._rows)] == self._rows, "an entry of the ledger is gone or changed"
         self._rows = rows
         before = bytes(32)
@@ -148,6 +149,10 @@ class Auditor:
                 reserved.append(entry)
             elif entry.kind == "release":
                 assert entry.round == len(reserved), "a model was released before it was reserved"
+
+    def _read(self) -> list[tuple[int, bytes, bytes]]:
+        with read_only(self.ledger) as database:
+            return database.execute("SELECT number, body, hash FROM entries ORDER BY number").fetchall()
 
     def see(self, round: int, model: np.ndarray) -> None:
         """A model that could be had: the ledger must already say so."""

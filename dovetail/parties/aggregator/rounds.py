@@ -7,7 +7,7 @@ each adds all of it, so that one that is honest suffices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -43,19 +43,28 @@ class Aggregator(Intermediary[SumStore]):
 
     kind: ClassVar[str] = "aggregator"
 
-    def __init__(self, folder: Path, *, signed: SignedTask, signer: bytes, index: int, keys: ServicePairs) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        signed: SignedTask,
+        signer: bytes,
+        index: int,
+        keys: ServicePairs,
+        store: str | None = None,
+    ) -> None:
         self._sampler, self._folder = ExactSampler(), folder
-        super().__init__(folder, signed=signed, signer=signer, index=index, keys=keys)
+        super().__init__(folder, signed=signed, signer=signer, index=index, keys=keys, store=store)
 
     @classmethod
     def named(cls, task: TrainingTask) -> Sequence[ServiceKeys]:
         """The task's aggregators."""
         return task.aggregators
 
-    def _open_store(self, path: Path, owner: bytes) -> SumStore:
+    def _open_store(self, where: Path | str, owner: bytes) -> SumStore:
         self._shared, self._sharing = self.task.contribution(), self.task.sharing()
         return (VerifiedStore if self.task.verified else SumStore)(
-            path,
+            where,
             sharing=self._sharing,
             index=self.index,
             finish=self._finish,
@@ -107,6 +116,11 @@ class Aggregator(Intermediary[SumStore]):
         if not isinstance(self.store, VerifiedStore):
             return opened
         return proof_nonce(purpose.task_id, purpose.round, purpose.sender, purpose.report) + opened
+
+    def _complete(self, round: int, roster: Collection[bytes] | None) -> None:
+        """Partial sums, outside of the transaction that closes the round."""
+        if roster is not None:
+            self.store.add_up(round, roster)
 
     def _batch(self, digest: bytes) -> bytes:
         """The same at all aggregators that agree, so that the analyzer notices if they do not."""

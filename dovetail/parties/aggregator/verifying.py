@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,11 +26,13 @@ from dovetail.vdaf.xof import SEED
 __all__ = ["KEPT_NONCE", "VerifiedStore", "round_key"]
 
 KEPT_NONCE = 16  # bytes that a kept content begins with
-_TABLES = """
+_MIGRATIONS = (
+    """
 CREATE TABLE IF NOT EXISTS challenges (round INTEGER PRIMARY KEY, part BLOB NOT NULL, key BLOB) STRICT;
 CREATE TABLE IF NOT EXISTS verifiers (round INTEGER, report BLOB, told BLOB, PRIMARY KEY (round, report)) STRICT;
 CREATE TABLE IF NOT EXISTS refused (round INTEGER, client BLOB, PRIMARY KEY (round, client)) STRICT;
-"""
+""",
+)
 _AT_ONCE = 1 << 18  # elements that are verified at a time
 _PAGE = 1 << 22  # bytes of verifiers in an answer, about
 _JUDGED = 1024  # reports that are judged at a time
@@ -50,7 +52,7 @@ class VerifiedStore(SumStore):
         A refused user is written down with its round, and nowhere but here.
     """
 
-    tables: ClassVar[str] = SumStore.tables + _TABLES
+    migrations: ClassVar[Mapping[str, tuple[str, ...]]] = {**SumStore.migrations, "proofs": _MIGRATIONS}
     _sharing: VerifiedSharing
 
     def open_round(self, round: int, *, head: bytes, closes: float) -> None:
@@ -58,7 +60,7 @@ class VerifiedStore(SumStore):
         super().open_round(round, head=head, closes=closes)
         with self._transaction():
             for table in ("challenges", "verifiers"):
-                self._database.execute(f"DELETE FROM {table} WHERE round < ?", (round,))
+                self._do(f"DELETE FROM {table} WHERE round < ?", round)
 
     def challenge(self, round: int) -> bytes | None:
         """This aggregator's part of the round's key, drawn once the round is frozen."""
@@ -66,14 +68,14 @@ class VerifiedStore(SumStore):
             if self.roster(round) is None:
                 return None
             drawn = round, secrets.token_bytes(SEED)
-            self._database.execute("INSERT OR IGNORE INTO challenges (round, part) VALUES (?, ?)", drawn)
+            self._do("INSERT INTO challenges (round, part) VALUES (?, ?) ON CONFLICT DO NOTHING", *drawn)
         found = self._one("SELECT part FROM challenges WHERE round = ?", round)
         return None if found is None else found[0]
 
     def answer(self, round: int, roster: Collection[bytes], key: bytes) -> None:
         """Find out about the reports on the roster, with the round's key; what was found before stays."""
         with self._transaction():
-            self._database.execute("UPDATE challenges SET key = ? WHERE round = ? AND key IS NULL", (key, round))
+            self._do("UPDATE challenges SET key = ? WHERE round = ? AND key IS NULL", key, round)
         if self._one("SELECT key FROM challenges WHERE round = ?", round) != (key,):
             raise ValueError(f"expected the key of round {round} that was formed before, got another one")
         done = {row[0] for row in self._rows("SELECT report FROM verifiers WHERE round = ?", round)}
@@ -88,7 +90,7 @@ class VerifiedStore(SumStore):
                 for name, report, one in zip(names, reports, found, strict=True)
             ]
             with self._transaction():
-                self._database.executemany("INSERT OR IGNORE INTO verifiers VALUES (?, ?, ?)", told)
+                self._database.many("INSERT INTO verifiers VALUES (?, ?, ?) ON CONFLICT DO NOTHING", told)
 
     def told(self, round: int, first: int = 0) -> Verifiers | None:
         """What was found, in the order of reports, from the one with this number on; None if something is missing.
@@ -155,13 +157,12 @@ class VerifiedStore(SumStore):
         return [told for (told,) in self._rows(query, round, count, first)]
 
     def _write_down(self, round: int, reports: set[bytes]) -> None:
-        query = "INSERT OR IGNORE INTO refused SELECT round, client FROM uploads WHERE round = ? AND report = ?"
+        query = (
+            "INSERT INTO refused SELECT round, client FROM uploads WHERE round = ? AND report = ? "
+            "ON CONFLICT DO NOTHING"
+        )
         with self._transaction():
-            self._database.executemany(query, [(round, report) for report in sorted(reports)])
-
-    def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        with self._lock:
-            return self._database.execute(query, values).fetchall()
+            self._database.many(query, [(round, report) for report in sorted(reports)])
 
 
 def _same_public(proof: ProofSystem, row: Sequence[bytes]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +23,8 @@ from dovetail.parties.common.wire import Closed
 __all__ = ["Book", "Checkpoint", "Refusals", "Stale"]
 
 Outcome = Literal["released", "void", "spoiled"]
-_TABLES = """
+_MIGRATIONS = (
+    """
 CREATE TABLE IF NOT EXISTS batches (round INTEGER, sender INTEGER, batch BLOB NOT NULL,
                                     PRIMARY KEY (round, sender)) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS parts (round INTEGER, sender INTEGER, number INTEGER, messages INTEGER, unsealable INTEGER,
@@ -36,7 +38,8 @@ CREATE TABLE IF NOT EXISTS outcomes (round INTEGER PRIMARY KEY, outcome TEXT NOT
                                      accuracy REAL, measured TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS models (round INTEGER PRIMARY KEY, leaves BLOB NOT NULL, digest BLOB NOT NULL,
                                    head BLOB) STRICT;
-"""
+""",
+)
 
 
 class Stale(ValueError):  # noqa: N818 - it says why a part is read again
@@ -61,15 +64,19 @@ class Checkpoint(NamedTuple):
 
 
 class Book(Database):
-    """The analyzer's file for one task.
+    """The analyzer's file for one task, or its tables in the database of its replicas.
 
     Guarantees:
         A part counts once, and what it adds is on disk before `count` returns.
         Outcomes are never changed.
     """
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, _TABLES)
+    def __init__(self, where: Path | str) -> None:
+        super().__init__(where, {"book": _MIGRATIONS})
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Keep out other replicas, and other threads, for several steps."""
+        return self._database.exclusive()
 
     def batch(self, round: int, sender: int) -> bytes | None:
         """The batch that a sender has begun to send in a round: the first of which anything counted."""
@@ -85,8 +92,7 @@ class Book(Database):
         """Which of these marks a round has already, in parts that were counted or earlier in this list."""
         asked, found = ",".join("?" * len(marks)), set()
         query = f"SELECT mark FROM marks WHERE round = ? AND mark IN ({asked})"
-        with self._lock:
-            seen = {mark for (mark,) in self._database.execute(query, (round, *marks))}
+        seen = {mark for (mark,) in self._rows(query, round, *marks)}
         for place, mark in enumerate(marks):
             if mark in seen:
                 found.add(place)
@@ -115,13 +121,13 @@ class Book(Database):
             if len(self.repeated(round, marks)) != refused.repeated:
                 raise Stale("expected a part that was read after all others that were counted, got one read before")
             self._pin(round, sender, batch)
-            self._database.execute(
-                "INSERT INTO parts VALUES (?, ?, ?, ?, ?, ?, ?)", (round, sender, number, messages, *refused)
-            )
-            self._database.executemany("INSERT OR IGNORE INTO marks VALUES (?, ?)", [(round, mark) for mark in marks])
+            self._do("INSERT INTO parts VALUES (?, ?, ?, ?, ?, ?, ?)", round, sender, number, messages, *refused)
+            query = "INSERT INTO marks VALUES (?, ?) ON CONFLICT DO NOTHING"
+            self._database.many(query, [(round, mark) for mark in marks])
             so_far = self.tally(round)
             total = list(tally) if so_far is None else [a + b for a, b in zip(so_far, tally, strict=True)]
-            self._database.execute("INSERT OR REPLACE INTO tallies VALUES (?, ?)", (round, _pack(total)))
+            query = "INSERT INTO tallies VALUES (?, ?) ON CONFLICT (round) DO UPDATE SET leaves = excluded.leaves"
+            self._do(query, round, _pack(total))
             return True
 
     def tally(self, round: int) -> list[np.ndarray] | None:
@@ -135,7 +141,7 @@ class Book(Database):
             "SELECT COALESCE(SUM(unsealable), 0), COALESCE(SUM(out_of_range), 0), COALESCE(SUM(repeated), 0) "
             "FROM parts WHERE round = ?"
         )
-        return Refusals(*(self._one(query, round) or (0, 0, 0)))
+        return Refusals(*map(int, self._one(query, round) or (0, 0, 0)))
 
     def messages(self, round: int, sender: int | None = None) -> int:
         """How many messages a round had, of one sender or of all."""
@@ -152,12 +158,11 @@ class Book(Database):
             if found is not None and found[0] != body:
                 raise ValueError(f"expected what sender {sender} said of round {round} before, got another word")
             self._pin(round, sender, said.batch)
-            self._database.execute("INSERT OR IGNORE INTO closed VALUES (?, ?, ?)", (round, sender, body))
+            self._do("INSERT INTO closed VALUES (?, ?, ?) ON CONFLICT DO NOTHING", round, sender, body)
 
     def closed(self, round: int) -> dict[int, Closed]:
         """What each sender said of a round."""
-        with self._lock:
-            rows = self._database.execute("SELECT sender, said FROM closed WHERE round = ?", (round,)).fetchall()
+        rows = self._rows("SELECT sender, said FROM closed WHERE round = ?", round)
         return {sender: msgspec.json.decode(said, type=ready(Closed)) for sender, said in rows}
 
     def parts(self, round: int, sender: int) -> int:
@@ -169,12 +174,12 @@ class Book(Database):
         """Keep a model that the ledger has not released yet."""
         values = (checkpoint.round, _pack(checkpoint.leaves), checkpoint.digest)
         with self._transaction():
-            self._database.execute("INSERT OR IGNORE INTO models VALUES (?, ?, ?, NULL)", values)
+            self._do("INSERT INTO models VALUES (?, ?, ?, NULL) ON CONFLICT DO NOTHING", *values)
 
     def confirm(self, round: int, head: bytes) -> None:
         """Bind a model to the ledger entry that released it."""
         with self._transaction():
-            self._database.execute("UPDATE models SET head = ? WHERE round = ?", (head, round))
+            self._do("UPDATE models SET head = ? WHERE round = ?", head, round)
 
     def model(self, round: int | None = None) -> Checkpoint | None:
         """The model after a round, or the last one."""
@@ -196,19 +201,22 @@ class Book(Database):
         """End a round; its sums are no longer needed."""
         said = msgspec.json.encode({"measured": measured} if measured else {}).decode()
         with self._transaction():
-            self._database.execute(
-                "INSERT OR IGNORE INTO outcomes VALUES (?, ?, ?, ?, ?)", (round, outcome, uploads, accuracy, said)
-            )
+            query = "INSERT INTO outcomes VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+            self._do(query, round, outcome, uploads, accuracy, said)
             for table in ("tallies", "marks"):
-                self._database.execute(f"DELETE FROM {table} WHERE round = ?", (round,))
+                self._database.clear(table, round)
 
     def _pin(self, round: int, sender: int, batch: bytes) -> None:
-        self._database.execute("INSERT OR IGNORE INTO batches VALUES (?, ?, ?)", (round, sender, batch))
+        self._do("INSERT INTO batches VALUES (?, ?, ?) ON CONFLICT DO NOTHING", round, sender, batch)
+
+    def settled(self) -> int:
+        """The last round that ended."""
+        (found,) = self._one("SELECT MAX(round) FROM outcomes") or (None,)
+        return 0 if found is None else int(found)
 
     def outcomes(self) -> list[tuple[int, Outcome, int, float | None, dict[str, Any]]]:
         """Every round that ended: its number, how, how many uploads were in it, the accuracy after it, measures."""
-        with self._lock:
-            rows = self._database.execute("SELECT * FROM outcomes ORDER BY round").fetchall()
+        rows = self._rows("SELECT * FROM outcomes ORDER BY round")
         return [(*row[:-1], msgspec.json.decode(row[-1])) for row in rows]
 
 

@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import hashlib
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,9 @@ from dovetail.files import hold
 from dovetail.parties.analyzer.book import Book, Checkpoint, Stale
 from dovetail.parties.analyzer.incoming import incoming_of
 from dovetail.parties.analyzer.learning import Learner, Learning
+from dovetail.parties.analyzer.together import check_together
 from dovetail.parties.common.costs import cost
+from dovetail.parties.common.database import located
 from dovetail.parties.common.keys import KeyRing
 from dovetail.parties.common.ledger import Ledger, Overspent
 from dovetail.parties.common.task import SignedTask, TrainingTask, verify
@@ -36,7 +39,7 @@ __all__ = ["Analyzer"]
 
 
 class Analyzer:
-    """The analyzer of one task, without the network around it.
+    """The analyzer of one task, or one replica of it, without the network around it; replicas share a `store`, a URL.
 
     Guarantees:
         A round is reserved in the ledger before it is open, and a model is released there before anybody gets it.
@@ -54,6 +57,7 @@ class Analyzer:
         keys: KeyRing,
         learning: Learning,
         workers: int | None = None,
+        store: str | None = None,
     ) -> None:
         self.signed = signed
         self.task: TrainingTask = verify(signed, signer=signer, fresh=False)
@@ -61,16 +65,45 @@ class Analyzer:
         self._alone = hold(folder)
         key = keys.find(self.task.analyzer.key_id).opening()
         self.incoming = incoming_of(self.task, key, self._learner, workers=workers)
-        self._lock = threading.RLock()
-        self._book = Book(folder / "book.db")
-        self.ledger = Ledger(
-            folder / "ledger.db", task_id=self.task.task_id, eps=self.task.budget, delta=self.task.delta
-        )
-        self._resume()
+        self._lock, self._inside = threading.RLock(), False
+        self._book = Book(located(store, folder, "book.db"))
+        budget = {"eps": self.task.budget, "delta": self.task.delta}
+        self.ledger = Ledger(located(store, folder, "ledger.db"), task_id=self.task.task_id, **budget)
+        with self._lock, self._book.exclusive():
+            self.ledger.refresh()
+            self._resume()
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One thread of one replica at a time, who knows what the others did."""
+        with self._lock:
+            if self._inside:
+                yield
+                return
+            with self._book.exclusive():
+                self._inside = True
+                try:
+                    self._catch_up()
+                    yield
+                finally:
+                    self._inside = False
+
+    def _catch_up(self) -> None:
+        """See what other replicas reserved and ended; open what one that died did not get to."""
+        self.ledger.refresh()
+        if (settled := self._book.settled()) >= self._round + self._over:
+            self._open(settled + 1)
+
+    def _look(self) -> None:
+        """Catch up if there is something to catch up with."""
+        if self._book.settled() >= self._round + self._over:
+            with self._turn():
+                pass
 
     def status(self) -> RoundStatus:
         """Which round is open."""
         with self._lock:
+            self._look()
             return RoundStatus(task_id=self.task.task_id, round=self._round, over=self._over, head=self._head)
 
     def model(self, round: int) -> bytes:
@@ -79,6 +112,7 @@ class Analyzer:
         Users train on what it is; when training is over, that of the last round is the one to publish.
         """
         with self._lock:
+            self._look()
             if round >= self._round + self._over:
                 raise TooLate(f"expected a round whose model was released, got round {round}")
             leaves = self._released(round).leaves
@@ -87,7 +121,9 @@ class Analyzer:
 
     def take(self, sender: int, round: int, batch: bytes, number: int, data: bytes) -> Literal["accepted", "known"]:
         """Count a part of the batch of a shuffler or aggregator, once."""
-        self._refuse_other(round)
+        with self._lock:
+            self._look()
+            self._refuse_other(round)
         self._refuse_second(sender, round, batch)
         marks = self.incoming.marks(sender, data)
         if self._book.counted(round, sender, number):
@@ -96,7 +132,7 @@ class Analyzer:
         while True:
             repeated = self._book.repeated(round, marks)
             part = self.incoming.read(sender, round, batch, data, repeated=repeated)
-            with self._lock:
+            with self._turn():
                 self._refuse_other(round)
                 self._refuse_second(sender, round, batch)
                 if sender in self._book.closed(round):
@@ -109,7 +145,7 @@ class Analyzer:
 
     def closed(self, sender: int, round: int, said: Closed) -> None:
         """Note that a shuffler or aggregator is done; after the last one the round ends."""
-        with self._lock:
+        with self._turn():
             if round < self._round:
                 return  # it did not hear the answer
             self._refuse_other(round)
@@ -122,7 +158,7 @@ class Analyzer:
 
     def _refuse_second(self, sender: int, round: int, batch: bytes) -> None:
         """End a round in which somebody begins another batch: its store was set back, or it is not honest."""
-        with self._lock:
+        with self._turn():
             if self._book.batch(round, sender) in (None, batch):
                 return
             self._spoil(round)
@@ -133,7 +169,7 @@ class Analyzer:
 
         Aggregators call a batch by its users, so that one whose store was set back comes with the same batch again.
         """
-        with self._lock:
+        with self._turn():
             if len(self._book.repeated(round, marks)) == len(marks):
                 return
             self._spoil(round)
@@ -146,7 +182,7 @@ class Analyzer:
 
     def give_up(self, round: int) -> None:
         """End a round that somebody never closed: nothing of it is used."""
-        with self._lock:
+        with self._turn():
             if round == self._round and not self._over:
                 self._book.settle(round, "void", uploads=0, accuracy=None)
                 self._open(round + 1)
@@ -155,11 +191,14 @@ class Analyzer:
     def progress(self) -> tuple[int, int]:
         """The round, and how many of its messages have come: what stands still may have been given up by others."""
         with self._lock:
+            self._look()
             return self._round, self._book.messages(self._round)
 
     def privacy(self) -> dict[str, Any]:
         """What is promised for the rounds that were reserved, what was spent of which budget, and how it went."""
         with self._lock:
+            self._look()
+            self.ledger.refresh()
             reserved = max((entry.round for entry in self.ledger.entries), default=0)
             certified, local = (self._noted(found) for found in cost(self.task, max(1, reserved)))
             eps, delta = self.ledger.spent
@@ -200,25 +239,8 @@ class Analyzer:
                 raise ValueError("expected the book that belongs to the ledger, got an empty one")
             self._propose(0, self._learner.first())
             self._book.confirm(0, self.ledger.head)
-        released = self.ledger.released
-        if released is not None:
-            kept = self._book.model(released.round)
-            if kept is None or kept.digest != released.model:
-                raise ValueError("expected the models that the ledger released, got a book without the last of them")
-            head = self.ledger.release(released.round, model=released.model)
-            if kept.head is None:  # killed between the ledger and the book
-                self._book.confirm(released.round, head)
-            self.ledger.check(model=kept.digest, head=kept.head or head)
-        newest = self._book.model()
-        if newest is not None and newest.head is not None and newest.round > (released.round if released else 0):
-            raise ValueError("expected the ledger that released the last model, got an older one")
-        reserved = max(entry.round for entry in self.ledger.entries)
-        settled = max((number for number, *_ in self._book.outcomes()), default=0)
-        if settled > reserved:
-            raise ValueError("expected the ledger that reserved the last round, got an older one")
-        if reserved > settled + 1:
-            raise ValueError("expected the book of the rounds that were reserved, got an older one")
-        self._open(settled + 1)
+        check_together(self.ledger, self._book)
+        self._open(self._book.settled() + 1)
         if not self._over:
             self._end_if_complete()
 
@@ -229,11 +251,12 @@ class Analyzer:
             try:
                 certified, _ = cost(self.task, round)
                 spent, _ = self.ledger.spent
-                self.ledger.reserve(round, eps=max(certified.eps, spent), delta=self.task.delta)
+                self._head = self.ledger.reserve(round, eps=max(certified.eps, spent), delta=self.task.delta)
             except Overspent:
                 self._over = True
         self._round = round - 1 if self._over else round
-        self._head = self.ledger.head
+        if self._over:
+            self._head = self.ledger.head
 
     def _refuse_other(self, round: int) -> None:
         if round > self._round:

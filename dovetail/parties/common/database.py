@@ -1,14 +1,49 @@
-"""What the parties' SQLite files share: one writer at a time, and a transaction that is whole, or not at all."""
+"""Where a party keeps its state: under one URL, in a SQLite file or a PostgreSQL database, behind one small seam.
+
+Stores speak the SQL that both understand, with `?` for a value and SQLite's names of types. A transaction takes the
+writer's place, also among processes and replicas: whatever is looked at in it holds until it ends. What was committed
+is on disk. Tables are made and changed by numbered migrations, which a table of versions remembers.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import IO, Any
+from typing import Protocol as Interface
 
-__all__ = ["Database", "connect", "transaction"]
+__all__ = ["Backend", "Database", "Unavailable", "connect", "located", "transaction"]
+
+_POSTGRES = ("postgresql://", "postgres://")
+_VERSIONS = "CREATE TABLE IF NOT EXISTS versions (store TEXT PRIMARY KEY, version INTEGER NOT NULL) STRICT"
+
+
+class Unavailable(ConnectionError):  # noqa: N818 - it says what happened; one tries again
+    """Storage that does not answer just now: what was asked of it may or may not have happened."""
+
+
+def located(store: str | None, folder: Path, name: str) -> Path | str:
+    """Where the state with this name is: a file in the party's folder, or wherever a URL says.
+
+    `sqlite:///FOLDER` is another folder, `postgresql://...` one database for everything.
+    """
+    if store is None:
+        return folder / name
+    if store.startswith(_POSTGRES):
+        return store
+    parsed = urllib.parse.urlsplit(store)
+    if parsed.scheme != "sqlite" or parsed.netloc or not parsed.path:
+        raise ValueError(f"expected sqlite:///FOLDER or postgresql://..., got another store, {parsed.scheme!r}")
+    path = Path(urllib.parse.unquote(parsed.path))
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return path / name
 
 
 def connect(path: Path, *pragmas: str, timeout: float = 5.0) -> sqlite3.Connection:
@@ -32,24 +67,163 @@ def transaction(database: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-class Database:
-    """A party's file with these tables, for all threads of the party; what is deleted is overwritten."""
+class Backend(Interface):
+    """What a store needs of a database; for all threads of a process, one after the other."""
 
-    def __init__(self, path: Path, tables: str, *pragmas: str) -> None:
-        self._lock = threading.RLock()
-        self._database = connect(path, "secure_delete = ON", *pragmas, timeout=60)
-        self._database.executescript(tables)
+    def rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
+        """Do something; the rows that it gives, if any."""
 
-    def shut(self) -> None:
-        """Let go of the file."""
+    def stream(self, query: str, values: Sequence[object] = ()) -> Iterator[Any]:
+        """Rows of a transaction, few of them in memory at a time."""
+
+    def many(self, query: str, rows: Sequence[Sequence[object]]) -> None:
+        """Do something with each of these rows."""
+
+    def insert(self, table: str, rows: Sequence[Sequence[object]]) -> None:
+        """Add rows to a table, with a value for each of its columns."""
+
+    def clear(self, table: str, round: int) -> None:
+        """Delete what a table has of a round, so that as little of it lingers as the database can do for."""
+
+    def script(self, statements: str) -> None:
+        """Do several things, without values."""
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Take the writer's place; on disk when it ends, undone if it does not end well."""
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Keep out all others who ask for the same, for several transactions; ends with who holds it."""
+
+    def leads(self) -> bool:
+        """Whether this is the one replica that does what one must do; stays so until it dies or is cut off."""
+
+    def tidy(self) -> None:
+        """What was deleted shall not linger in a log, where that can be helped."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class _Sqlite:
+    """A file; what is deleted is overwritten."""
+
+    def __init__(self, path: Path, *pragmas: str) -> None:
+        self._path, self._lock = path, threading.RLock()
+        self._database = connect(path, "secure_delete = ON", "temp_store = MEMORY", *pragmas, timeout=60)
+        self._files: dict[str, IO[bytes]] = {}
+
+    def rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
         with self._lock:
-            self._database.close()
+            return self._database.execute(query, tuple(values)).fetchall()
 
-    def _one(self, query: str, *values: object) -> tuple | None:
-        with self._lock:
-            return self._database.execute(query, values).fetchone()
+    def stream(self, query: str, values: Sequence[object] = ()) -> Iterator[Any]:
+        return iter(self._database.execute(query, tuple(values)))
+
+    def many(self, query: str, rows: Sequence[Sequence[object]]) -> None:
+        self._database.executemany(query, rows)
+
+    def insert(self, table: str, rows: Sequence[Sequence[object]]) -> None:
+        if rows:
+            self.many(f"INSERT INTO {table} VALUES ({','.join('?' * len(rows[0]))})", rows)
+
+    def clear(self, table: str, round: int) -> None:
+        self._database.execute(f"DELETE FROM {table} WHERE round = ?", (round,))
+
+    def script(self, statements: str) -> None:
+        for statement in filter(str.strip, statements.split(";")):
+            self._database.execute(statement.strip())
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
         with self._lock, transaction(self._database):
             yield
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        with self._lock:
+            file = self._file("exclusive")
+            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(file, fcntl.LOCK_UN)
+
+    def leads(self) -> bool:
+        with self._lock:
+            try:
+                fcntl.flock(self._file("leader"), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+    def tidy(self) -> None:
+        with self._lock:
+            self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def close(self) -> None:
+        with self._lock:
+            self._database.close()
+            for file in self._files.values():
+                file.close()
+            self._files.clear()
+
+    def _file(self, name: str) -> IO[bytes]:
+        if name not in self._files:
+            descriptor = os.open(self._path.with_name(f"{self._path.name}-{name}"), os.O_WRONLY | os.O_CREAT, 0o600)
+            self._files[name] = os.fdopen(descriptor, "wb")
+        return self._files[name]
+
+
+def _backend(where: Path | str) -> Backend:
+    if isinstance(where, Path):
+        return _Sqlite(where)
+    try:
+        from dovetail.parties.common._postgres import Postgres
+    except ImportError as error:
+        raise ValueError("expected psycopg for a postgresql:// store (pip install 'dovetail-fl[postgres]')") from error
+    return Postgres(where)
+
+
+class Database:
+    """A party's state with the tables that these migrations make, for all threads, processes and replicas of it.
+
+    Migrations go by the name of what they make; those of a name are only ever added to.
+    """
+
+    def __init__(self, where: Path | str, migrations: Mapping[str, Sequence[str]]) -> None:
+        self._database = _backend(where)
+        with self._transaction():
+            self._database.script(_VERSIONS)
+            for name, steps in migrations.items():
+                self._migrate(name, steps)
+
+    def _migrate(self, name: str, steps: Sequence[str]) -> None:
+        (done,) = self._one("SELECT version FROM versions WHERE store = ?", name) or (0,)
+        if done > len(steps):
+            raise ValueError(f"expected {name} of version {len(steps)} or before, got {done}: a newer Dovetail made it")
+        for statements in steps[done:]:
+            self._database.script(statements)
+        if done < len(steps):
+            query = "INSERT INTO versions VALUES (?, ?) ON CONFLICT (store) DO UPDATE SET version = excluded.version"
+            self._do(query, name, len(steps))
+
+    def leads(self) -> bool:
+        """Whether this replica does what one of them must do."""
+        return self._database.leads()
+
+    def shut(self) -> None:
+        """Let go of it."""
+        self._database.close()
+
+    def _one(self, query: str, *values: object) -> Any | None:
+        found = self._database.rows(query, values)
+        return found[0] if found else None
+
+    def _rows(self, query: str, *values: object) -> list[Any]:
+        return self._database.rows(query, values)
+
+    def _do(self, query: str, *values: object) -> None:
+        self._database.rows(query, values)
+
+    def _transaction(self) -> AbstractContextManager[None]:
+        return self._database.transaction()

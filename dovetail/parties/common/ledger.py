@@ -20,11 +20,12 @@ import msgspec
 
 from dovetail import _validate
 from dovetail._structs import ready
-from dovetail.parties.common.database import connect, transaction
+from dovetail.parties.common.database import Database
 
 __all__ = ["Ledger", "LedgerEntry", "Overspent"]
 
 _EMPTY = bytes(32)
+_MIGRATIONS = ("CREATE TABLE IF NOT EXISTS entries (number INTEGER PRIMARY KEY, body BLOB, hash BLOB)",)
 
 
 class Overspent(ValueError):  # noqa: N818 - it says that a round does not fit; not every refusal is an error
@@ -47,8 +48,8 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return math.inf if self.eps is None else self.eps
 
 
-class Ledger:
-    """The ledger of one task, in one file.
+class Ledger(Database):
+    """The ledger of one task, in one file, or in the database of an analyzer's replicas.
 
     Guarantees:
         What is spent never decreases, and every released model was reserved before, with all rounds before it.
@@ -57,21 +58,22 @@ class Ledger:
         An entry is on disk before a method returns.
     """
 
-    def __init__(self, path: Path, *, task_id: bytes, eps: float, delta: float) -> None:
+    def __init__(self, where: Path | str, *, task_id: bytes, eps: float, delta: float) -> None:
         if len(task_id) != 32:
             raise ValueError(f"expected a task id of 32 bytes, got {len(task_id)}")
         if not eps > 0:
             raise ValueError(f"expected eps > 0, got eps={eps!r}")
         _validate.in_open_interval(0, 1, delta=delta)
-        self._path = path
-        self._database = connect(path)
-        self._database.execute("CREATE TABLE IF NOT EXISTS entries (number INTEGER PRIMARY KEY, body BLOB, hash BLOB)")
-        self._entries, self._hashes = self._read()
+        self._where = repr(str(where)) if isinstance(where, Path) else "the database"
+        super().__init__(where, {"ledger": _MIGRATIONS})
         opening = LedgerEntry(kind="open", task_id=task_id, round=0, eps=_finite(eps), delta=delta)
+        self._entries, self._hashes = self._read()
         if not self._entries:
-            self._append(opening)
-        elif self._entries[0] != opening:
-            raise ValueError(f"expected the ledger of this task and budget in {str(path)!r}, got another one")
+            with self._alone():
+                if not self._entries:
+                    self._append(opening)
+        if self._entries[0] != opening:
+            raise ValueError(f"expected the ledger of this task and budget in {self._where}, got another one")
 
     @classmethod
     def reopen(cls, path: Path) -> Ledger:
@@ -108,8 +110,8 @@ class Ledger:
         """The last model that left."""
         return next((entry for entry in reversed(self._entries) if entry.kind == "release"), None)
 
-    def reserve(self, round: int, *, eps: float, delta: float) -> None:
-        """Spend what all rounds up to this one cost together, before anything of it leaves."""
+    def reserve(self, round: int, *, eps: float, delta: float) -> bytes:
+        """Spend what all rounds up to this one cost together, before anything of it leaves; the entry's hash."""
         _validate.integer(round=round)
         _validate.at_least(1, round=round)
         if not eps >= 0:
@@ -121,7 +123,7 @@ class Ledger:
             if known is not None:
                 if known != entry:
                     raise ValueError(f"expected round {round} as it was reserved, got another bound for it")
-                return
+                return self._hashes[self._entries.index(known)]
             budget, (spent, spent_delta) = self._entries[0], self.spent
             last = max((item.round for item in self._entries), default=0)
             if round <= last:
@@ -133,6 +135,7 @@ class Ledger:
                     f"expected at most ({budget.bound}, {budget.delta}) after round {round}, got ({eps}, {delta})"
                 )
             self._append(entry)
+            return self.head
 
     def release(self, round: int, *, model: bytes) -> bytes:
         """Note that the model of a reserved round leaves; the hash belongs into its checkpoint."""
@@ -154,13 +157,19 @@ class Ledger:
         """Refuse a checkpoint that does not belong to the last release: one of the two was restored from a copy."""
         last = self.released
         if last is None or last.model != model or self._hashes[self._entries.index(last)] != head:
-            raise ValueError(
-                f"expected the checkpoint of the last model that {str(self._path)!r} released, got another one"
-            )
+            raise ValueError(f"expected the checkpoint of the last model that {self._where} released, got another one")
+
+    def refresh(self) -> bool:
+        """Read what other replicas wrote; whether they did."""
+        (last,) = self._one("SELECT MAX(number) FROM entries") or (None,)
+        if last is not None and last + 1 == len(self._entries):
+            return False
+        self._entries, self._hashes = self._read()
+        return True
 
     def close(self) -> None:
-        """Let go of the file."""
-        self._database.close()
+        """Let go of it."""
+        self.shut()
 
     @property
     def _task_id(self) -> bytes:
@@ -172,14 +181,14 @@ class Ledger:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """One writer at a time, also among processes; what another one wrote is read first."""
-        with transaction(self._database):
+        with self._transaction():
             self._entries, self._hashes = self._read()
             yield
 
     def _append(self, entry: LedgerEntry) -> None:
         body = msgspec.json.encode(entry)
         digest = _link(self._hashes[-1] if self._hashes else _EMPTY, body)
-        self._database.execute("INSERT INTO entries VALUES (?, ?, ?)", (len(self._entries), body, digest))
+        self._do("INSERT INTO entries VALUES (?, ?, ?)", len(self._entries), body, digest)
         self._entries.append(entry)
         self._hashes.append(digest)
 
@@ -187,9 +196,9 @@ class Ledger:
         entries: list[LedgerEntry] = []
         hashes: list[bytes] = []
         before = _EMPTY
-        for number, body, digest in self._database.execute("SELECT number, body, hash FROM entries ORDER BY number"):
+        for number, body, digest in self._rows("SELECT number, body, hash FROM entries ORDER BY number"):
             if number != len(entries) or not isinstance(body, bytes) or digest != _link(before, body):
-                raise ValueError(f"expected an unbroken ledger in {str(self._path)!r}, got one changed at {number}")
+                raise ValueError(f"expected an unbroken ledger in {self._where}, got one changed at {number}")
             entries.append(msgspec.json.decode(body, type=ready(LedgerEntry)))
             hashes.append(digest)
             before = digest

@@ -66,6 +66,10 @@ class Sharing(abc.ABC):
         """Aggregator: add what it got from a user to a running sum, in place."""
 
     @abc.abstractmethod
+    def merge(self, total: np.ndarray, other: np.ndarray) -> None:
+        """Aggregator: add the sum of other users' shares to a running sum, in place."""
+
+    @abc.abstractmethod
     def encode_sum(self, total: np.ndarray, noise: np.ndarray | None) -> bytes:
         """Aggregator: the sum that it hands on, with its noise."""
 
@@ -107,6 +111,10 @@ class PlainSharing(Sharing):
     def add(self, total: np.ndarray, content: bytes, index: int) -> None:
         """Modulo 2^32."""
         shares.add_share(total, content, self._bits, last=self._last(index))
+
+    def merge(self, total: np.ndarray, other: np.ndarray) -> None:
+        """Modulo 2^32."""
+        total += other
 
     def encode_sum(self, total: np.ndarray, noise: np.ndarray | None) -> bytes:
         """In the form of a packed share."""
@@ -178,7 +186,11 @@ class VerifiedSharing(Sharing):
 
     def add(self, total: np.ndarray, content: bytes, index: int) -> None:
         """In the field."""
-        total[...] = FIELD64.add(total, self.proof.output(index, self.report(content, b"").share))
+        self.merge(total, self.proof.output(index, self.report(content, b"").share))
+
+    def merge(self, total: np.ndarray, other: np.ndarray) -> None:
+        """In the field."""
+        total[...] = FIELD64.add(total, other)
 
     def encode_sum(self, total: np.ndarray, noise: np.ndarray | None) -> bytes:
         """Head, and elements."""

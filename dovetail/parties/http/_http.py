@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute
 
+from dovetail.parties.common.database import Unavailable
 from dovetail.parties.common.wire import Malformed, TooEarly, TooLate, Unknown
 from dovetail.parties.intermediary.arrivals import Turned
 
@@ -31,6 +32,7 @@ _STATUS: dict[type[Exception], int] = {
     TooEarly: 425,
     Turned: 409,
     Malformed: 400,
+    Unavailable: 503,
 }
 _OTHER = "expected another request"
 _WORDS = {

@@ -69,6 +69,7 @@ class IntermediaryService:
         others = [keys.sign for i, keys in enumerate(party.task.intermediaries) if i != party.index]
         self._others = {key.key_id: key for key in others}
         self._status: RoundStatus | None = None
+        self._opened = 0  # the last round that this replica opened
         self._model: tuple[int, bytes] | None = None
         self._waiting: list[tuple[Arrival, asyncio.Future[Accepted | Turned]]] = []
         self._arrived = asyncio.Event()
@@ -188,23 +189,24 @@ class IntermediaryService:
         task, store = self._party.task, self._party.store
         if status.task_id != task.task_id:
             raise ValueError("expected the analyzer of this task, got that of another one")
-        if self._status is not None and status.round == self._status.round and status.over == self._status.over:
-            return
         wanted = status.round if status.over else status.round - 1
         if self._model is None or self._model[0] != wanted:
             dim = (
                 None if status.over else task.model_dim
             )  # what is published may be solved from updates that are longer
             self._model = wanted, vector_to(await asyncio.to_thread(self._analyzer.model, wanted, dim=dim))
-        if not status.over:
+        if not status.over and self._opened != status.round and await asyncio.to_thread(store.leads):
             closes = time.time() + task.round_seconds
             opening = functools.partial(store.open_round, status.round, head=status.head, closes=closes)
             await asyncio.to_thread(opening)
+            self._opened = status.round
         self._status = status
 
     async def _close(self) -> None:
         """Rounds that are full or whose time is up; what was closed is forwarded."""
         store = self._party.store
+        if not await asyncio.to_thread(store.leads):
+            return
         for round, state, closes in await asyncio.to_thread(store.unfinished):
             if state in ("open", "frozen") and self._status is not None and round < self._status.round:
                 await asyncio.to_thread(self._party.drop, round)

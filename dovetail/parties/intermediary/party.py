@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from dovetail.files import hold
+from dovetail.parties.common.database import located
 from dovetail.parties.common.keys import ServicePairs
 from dovetail.parties.common.links import AnalyzerLink, Gone, IntermediaryLink
 from dovetail.parties.common.sealing import OVERHEAD, Purpose, Unsealable, open_sealed
@@ -43,7 +44,7 @@ def _digest(reports: Collection[bytes]) -> bytes:
 
 
 class Intermediary(abc.ABC, Generic[_Store]):
-    """A shuffler or an aggregator of a task.
+    """A shuffler or an aggregator of a task, or one replica of it: these share a `store`, a URL.
 
     Guarantees:
         An upload is opened before it is taken: what was not sealed to this party by its sender counts nowhere.
@@ -53,14 +54,23 @@ class Intermediary(abc.ABC, Generic[_Store]):
     kind: ClassVar[str]
     store: _Store
 
-    def __init__(self, folder: Path, *, signed: SignedTask, signer: bytes, index: int, keys: ServicePairs) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        signed: SignedTask,
+        signer: bytes,
+        index: int,
+        keys: ServicePairs,
+        store: str | None = None,
+    ) -> None:
         self.task: TrainingTask = verify(signed, signer=signer, fresh=False)
         named = self.named(self.task)
         if not 0 <= index < len(named) or named[index].key_id != keys.public.key_id:
             raise ValueError(f"expected the keys of {self.kind} {index} of {len(named)}, got others")
         self.signed, self.index, self.key, self._opening = signed, index, keys.sign, keys.seal.opening()
         self._alone = hold(folder)
-        self.store = self._open_store(folder / "store.db", self.task.task_id + bytes([index]))
+        self.store = self._open_store(located(store, folder, "store.db"), self.task.task_id + bytes([index]))
 
     @classmethod
     @abc.abstractmethod
@@ -68,7 +78,7 @@ class Intermediary(abc.ABC, Generic[_Store]):
         """The keys of those of its kind in a task."""
 
     @abc.abstractmethod
-    def _open_store(self, path: Path, owner: bytes) -> _Store:
+    def _open_store(self, where: Path | str, owner: bytes) -> _Store:
         """Its store."""
 
     @property

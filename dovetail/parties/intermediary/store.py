@@ -12,8 +12,9 @@ acknowledged (*done*).
 from __future__ import annotations
 
 import abc
+import dataclasses
 import secrets
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -25,18 +26,24 @@ from dovetail.parties.intermediary.arrivals import Accepted, Arrival, Over, Turn
 __all__ = ["RoundStore", "State"]
 
 State = Literal["unknown", "open", "frozen", "void", "sent", "done"]
-_TABLES = """
+_MIGRATIONS = (
+    """
 CREATE TABLE IF NOT EXISTS owner (name BLOB PRIMARY KEY) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS rounds (round INTEGER PRIMARY KEY, state TEXT NOT NULL, head BLOB NOT NULL,
                                    closes REAL NOT NULL, uploads INTEGER NOT NULL, agreed BLOB, batch BLOB) STRICT;
 CREATE TABLE IF NOT EXISTS uploads (round INTEGER, client BLOB, report BLOB, PRIMARY KEY (round, client)) STRICT,
                                    WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS known (round INTEGER, report BLOB, PRIMARY KEY (round, report)) STRICT, WITHOUT ROWID;
-"""
+""",
+    "CREATE UNIQUE INDEX IF NOT EXISTS uploads_by_report ON uploads (round, report)",
+)
+_REMEMBER = (  # in no order but their own
+    "INSERT INTO known SELECT round, report FROM uploads WHERE round = ? ORDER BY report ON CONFLICT DO NOTHING"
+)
 
 
 class RoundStore(Database, abc.ABC):
-    """The store of one shuffler or aggregator for one task, in one file; `owner` says of which.
+    """The store of one shuffler or aggregator for one task, and of all its replicas; `owner` says of which.
 
     Guarantees:
         An upload is taken whole or not at all, once, and is on disk before `accept` returns.
@@ -52,24 +59,33 @@ class RoundStore(Database, abc.ABC):
     additions: ClassVar[tuple[str, ...]] = ()  # tables of what is put beside them, by round
     leaves: ClassVar[str]  # the table of what leaves, by round
 
-    def __init__(self, path: Path, tables: str, *, min_uploads: int, max_uploads: int, owner: bytes = b"") -> None:
+    def __init__(
+        self,
+        where: Path | str,
+        migrations: Mapping[str, Sequence[str]],
+        *,
+        min_uploads: int,
+        max_uploads: int,
+        owner: bytes = b"",
+    ) -> None:
         _validate.at_least(1, max_uploads=max_uploads)
         _validate.in_interval(1, max_uploads, min_uploads=min_uploads)
         self._min_uploads, self._max_uploads = min_uploads, max_uploads
-        super().__init__(path, _TABLES + tables, "temp_store = MEMORY")
+        super().__init__(where, {"rounds": _MIGRATIONS, **migrations})
         with self._transaction():
-            self._database.execute("INSERT INTO owner SELECT ? WHERE NOT EXISTS (SELECT 1 FROM owner)", (owner,))
+            self._do("INSERT INTO owner SELECT ? WHERE NOT EXISTS (SELECT 1 FROM owner)", owner)
         if self._one("SELECT name FROM owner") != (owner,):
-            raise ValueError(f"expected the store of this task and party in {str(path)!r}, got another one's")
-        self._tidy()
+            shown = repr(str(where)) if isinstance(where, Path) else "this database"
+            raise ValueError(f"expected the store of this task and party in {shown}, got another one's")
+        self._database.tidy()
 
     @abc.abstractmethod
     def check(self, arrival: Arrival) -> None:
         """Turn away an upload with the wrong content."""
 
     @abc.abstractmethod
-    def _keep(self, arrival: Arrival) -> None:
-        """Write down what is in an upload."""
+    def _keep(self, arrivals: Sequence[Arrival]) -> None:
+        """Write down what is in uploads."""
 
     @abc.abstractmethod
     def _leave(self, round: int) -> None:
@@ -90,7 +106,7 @@ class RoundStore(Database, abc.ABC):
                 if found[0] != head:
                     raise ValueError(f"expected round {round} under the ledger that opened it, got another ledger")
                 return
-            self._database.execute("INSERT INTO rounds VALUES (?, 'open', ?, ?, 0, NULL, NULL)", (round, head, closes))
+            self._do("INSERT INTO rounds VALUES (?, 'open', ?, ?, 0, NULL, NULL)", round, head, closes)
 
     def state(self, round: int) -> State:
         """Where a round stands."""
@@ -99,9 +115,7 @@ class RoundStore(Database, abc.ABC):
 
     def unfinished(self) -> list[tuple[int, State, float]]:
         """Rounds that have something left to do: number, state, and the second in which it closes."""
-        with self._lock:
-            query = "SELECT round, state, closes FROM rounds WHERE state != 'done' ORDER BY round"
-            return self._database.execute(query).fetchall()
+        return self._rows("SELECT round, state, closes FROM rounds WHERE state != 'done' ORDER BY round")
 
     def uploads(self, round: int) -> int:
         """How many uploads a round has; of a closed one, how many counted."""
@@ -117,29 +131,41 @@ class RoundStore(Database, abc.ABC):
 
     def accept_all(self, arrivals: Sequence[Arrival]) -> list[Accepted | Turned]:
         """Take several uploads in one transaction, each whole or not at all."""
+        answers: list[Accepted | Turned | None] = [self._misfit(arrival) for arrival in arrivals]
         with self._transaction():
-            return [self._take(arrival) for arrival in arrivals]
+            intakes: dict[int, _Intake] = {}
+            for place, arrival in enumerate(arrivals):
+                if answers[place] is None:
+                    if arrival.round not in intakes:
+                        intakes[arrival.round] = self._intake([one for one in arrivals if one.round == arrival.round])
+                    answers[place] = intakes[arrival.round].take(arrival)
+            taken = [one for one, answer in zip(arrivals, answers, strict=True) if answer == "accepted"]
+            if taken:
+                self._database.insert("uploads", [(one.round, one.client, one.report) for one in taken])
+                self._keep(taken)
+                for round, intake in intakes.items():
+                    self._do("UPDATE rounds SET uploads = ? WHERE round = ?", intake.uploads, round)
+        return [answer for answer in answers if answer is not None]
 
     def freeze(self, round: int) -> list[bytes]:
         """Take nothing more; the report ids of the round, from now on always the same."""
         with self._transaction():
             if self.state(round) == "unknown":
                 raise ValueError(f"expected a round that was opened, got round {round}")
-            self._database.execute("UPDATE rounds SET state = 'frozen' WHERE round = ? AND state = 'open'", (round,))
+            self._do("UPDATE rounds SET state = 'frozen' WHERE round = ? AND state = 'open'", round)
         return self.roster(round) or []
 
     def roster(self, round: int) -> list[bytes] | None:
         """The report ids of a round, once they are final."""
-        with self._lock:
-            if self.state(round) in ("unknown", "open"):
-                return None
-            found = self._database.execute("SELECT report FROM known WHERE round = ? ORDER BY report", (round,))
-            return [row[0] for row in found]
+        if self.state(round) in ("unknown", "open"):
+            return None
+        query = "SELECT report FROM known WHERE round = ? UNION SELECT report FROM uploads WHERE round = ?"
+        return sorted(report for (report,) in self._rows(query, round, round))
 
     def agree(self, round: int, digest: bytes) -> bytes:
         """Decide whom to count in a frozen round, by a digest; the first decision stays."""
         with self._transaction():
-            self._database.execute("UPDATE rounds SET agreed = ? WHERE round = ? AND agreed IS NULL", (digest, round))
+            self._do("UPDATE rounds SET agreed = ? WHERE round = ? AND agreed IS NULL", digest, round)
         return self.agreed(round) or digest
 
     def agreed(self, round: int) -> bytes | None:
@@ -157,17 +183,18 @@ class RoundStore(Database, abc.ABC):
                 return state
             if state != "frozen":
                 raise ValueError(f"expected a round that is frozen, got round {round}, {state}")
+            self._do(_REMEMBER, round)
             self._keep_only(round, roster)
             count = int((self._one("SELECT COUNT(*) FROM uploads WHERE round = ?", round) or (0,))[0])
             name = secrets.token_bytes(BATCH_ID) if batch is None else batch
-            self._database.execute("UPDATE rounds SET uploads = ?, batch = ? WHERE round = ?", (count, name, round))
+            self._do("UPDATE rounds SET uploads = ?, batch = ? WHERE round = ?", count, name, round)
             if count >= self._min_uploads:
                 self._leave(round)
             for table in ("uploads", *self.contents, *self.additions):
-                self._database.execute(f"DELETE FROM {table} WHERE round = ?", (round,))
+                self._database.clear(table, round)
             state = "sent" if count >= self._min_uploads else "void"
-            self._database.execute("UPDATE rounds SET state = ? WHERE round = ?", (state, round))
-        self._tidy()
+            self._do("UPDATE rounds SET state = ? WHERE round = ?", state, round)
+        self._database.tidy()
         return state
 
     def batch(self, round: int) -> bytes:
@@ -182,50 +209,74 @@ class RoundStore(Database, abc.ABC):
         with self._transaction():
             if self.state(round) not in ("void", "sent", "done"):
                 raise ValueError(f"expected a round that is closed, got round {round}, {self.state(round)}")
-            self._database.execute(f"DELETE FROM {self.leaves} WHERE round = ?", (round,))
-            self._database.execute("UPDATE rounds SET state = 'done' WHERE round = ?", (round,))
-        self._tidy()
+            self._database.clear(self.leaves, round)
+            self._do("UPDATE rounds SET state = 'done' WHERE round = ?", round)
+        self._database.tidy()
 
-    def _take(self, arrival: Arrival) -> Accepted | Turned:
-        """Everything is looked at before anything is written, so that one upload never spoils another's transaction."""
-        round, client, report, _ = arrival
+    def _misfit(self, arrival: Arrival) -> Turned | None:
+        """Why an upload is turned away whatever the store holds."""
         try:
-            if len(report) != REPORT_ID or not 1 <= len(client) <= 64:
+            if len(arrival.report) != REPORT_ID or not 1 <= len(arrival.client) <= 64:
                 raise Turned(f"expected a client id of up to 64 bytes and a report id of {REPORT_ID}, got others")
             self.check(arrival)
-            if self._one("SELECT 1 FROM known WHERE round = ? AND report = ?", round, report):
-                mine = "SELECT 1 FROM uploads WHERE round = ? AND client = ? AND report = ?"
-                if self.state(round) == "open" and not self._one(mine, round, client, report):
-                    raise Turned("expected a report id of the client's own, got another client's")
-                return "known"
-            if (state := self.state(round)) == "unknown":
-                raise Unopened(f"expected an upload to an open round, got one to round {round}, which is not open")
-            if state != "open":
-                raise Over(f"expected an upload to an open round, got one to round {round}, which is closed")
-            if self._one("SELECT 1 FROM uploads WHERE round = ? AND client = ?", round, client):
-                raise Turned("expected one upload per client and round, got another one")
-            if self.uploads(round) >= self._max_uploads:
-                raise Over(f"expected at most {self._max_uploads} uploads in a round, got one more")
         except Turned as reason:
             return reason
-        self._database.execute("INSERT INTO uploads VALUES (?, ?, ?)", (round, client, report))
-        self._database.execute("INSERT INTO known VALUES (?, ?)", (round, report))
-        self._database.execute("UPDATE rounds SET uploads = uploads + 1 WHERE round = ?", (round,))
-        self._keep(arrival)
-        return "accepted"
+        return None
+
+    def _intake(self, arrivals: Sequence[Arrival]) -> _Intake:
+        """What a round holds that bears on these uploads to it."""
+        round, reports = arrivals[0].round, [one.report for one in arrivals]
+        asked = ",".join("?" * len(arrivals))
+        query = f"SELECT report, client FROM uploads WHERE round = ? AND (report IN ({asked}) OR client IN ({asked}))"
+        held = self._rows(query, round, *reports, *(one.client for one in arrivals))
+        closed = self._rows(f"SELECT report FROM known WHERE round = ? AND report IN ({asked})", round, *reports)
+        return _Intake(
+            state=self.state(round),
+            uploads=self.uploads(round),
+            most=self._max_uploads,
+            reports={**{report: None for (report,) in closed}, **dict(held)},
+            clients={client for _, client in held},
+        )
 
     def _keep_only(self, round: int, roster: Collection[bytes] | None) -> None:
         if roster is None:
             return
-        self._database.execute("CREATE TEMP TABLE IF NOT EXISTS roster (report BLOB PRIMARY KEY) WITHOUT ROWID")
-        self._database.execute("DELETE FROM temp.roster")
-        self._database.executemany("INSERT OR IGNORE INTO temp.roster VALUES (?)", [(report,) for report in roster])
+        self._database.script("CREATE TEMP TABLE IF NOT EXISTS roster (report BLOB PRIMARY KEY) WITHOUT ROWID")
+        self._do("DELETE FROM roster")
+        self._database.insert("roster", [(report,) for report in set(roster)])
         for table in ("uploads", *self.contents):
-            self._database.execute(
-                f"DELETE FROM {table} WHERE round = ? AND report NOT IN (SELECT report FROM temp.roster)", (round,)
-            )
+            self._do(f"DELETE FROM {table} WHERE round = ? AND report NOT IN (SELECT report FROM roster)", round)
 
-    def _tidy(self) -> None:
-        """What was deleted shall not linger in the log."""
-        with self._lock:
-            self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+@dataclasses.dataclass(kw_only=True)
+class _Intake:
+    """A round that is about to take uploads: its state, and of reports and clients those that are asked about.
+
+    Everything is looked at before anything is written, so that one upload never spoils another's transaction.
+    """
+
+    state: State
+    uploads: int
+    most: int
+    reports: dict[bytes, bytes | None]
+    clients: set[bytes]
+
+    def take(self, arrival: Arrival) -> Accepted | Turned:
+        """Whether this upload is taken after those before it."""
+        round, client, report, _ = arrival
+        if report in self.reports:
+            if self.state == "open" and self.reports[report] != client:
+                return Turned("expected a report id of the client's own, got another client's")
+            return "known"
+        if self.state == "unknown":
+            return Unopened(f"expected an upload to an open round, got one to round {round}, which is not open")
+        if self.state != "open":
+            return Over(f"expected an upload to an open round, got one to round {round}, which is closed")
+        if client in self.clients:
+            return Turned("expected one upload per client and round, got another one")
+        if self.uploads >= self.most:
+            return Over(f"expected at most {self.most} uploads in a round, got one more")
+        self.uploads += 1
+        self.reports[report] = client
+        self.clients.add(client)
+        return "accepted"

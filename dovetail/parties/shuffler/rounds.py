@@ -36,8 +36,9 @@ class Shuffler(Intermediary[ShuffleStore]):
         index: int,
         keys: ServicePairs,
         workers: int = 1,
+        store: str | None = None,
     ) -> None:
-        super().__init__(folder, signed=signed, signer=signer, index=index, keys=keys)
+        super().__init__(folder, signed=signed, signer=signer, index=index, keys=keys, store=store)
         self._messages = self.task.messages()
         self._workers = Workers(workers)
         self._sampler = ExactSampler()
@@ -47,9 +48,9 @@ class Shuffler(Intermediary[ShuffleStore]):
         """The task's shufflers."""
         return task.shufflers
 
-    def _open_store(self, path: Path, owner: bytes) -> ShuffleStore:
+    def _open_store(self, where: Path | str, owner: bytes) -> ShuffleStore:
         self.shape = _shape(self.task, self.index)
-        return ShuffleStore(path, self.shape, owner=owner)
+        return ShuffleStore(where, self.shape, owner=owner)
 
     @property
     def largest_content(self) -> int:

@@ -18,14 +18,16 @@ from dovetail.parties.intermediary.store import RoundStore
 
 __all__ = ["Shape", "ShuffleStore"]
 
-_TABLES = """
+_MIGRATIONS = (
+    """
 CREATE TABLE IF NOT EXISTS messages (round INTEGER, report BLOB, slot INTEGER, sealed BLOB) STRICT;
 CREATE INDEX IF NOT EXISTS messages_by_slot ON messages (round, slot);
 CREATE TABLE IF NOT EXISTS dummies (round INTEGER, slot INTEGER, sealed BLOB) STRICT;
 CREATE INDEX IF NOT EXISTS dummies_by_slot ON dummies (round, slot);
 CREATE TABLE IF NOT EXISTS batch (round INTEGER, place INTEGER, slot INTEGER, sealed BLOB,
                                   PRIMARY KEY (round, place)) STRICT, WITHOUT ROWID;
-"""
+""",
+)
 _SYSTEM = random.SystemRandom()
 
 
@@ -51,21 +53,21 @@ class ShuffleStore(RoundStore):
     additions: ClassVar[tuple[str, ...]] = ("dummies",)
     leaves: ClassVar[str] = "batch"
 
-    def __init__(self, path: Path, shape: Shape, *, owner: bytes = b"") -> None:
+    def __init__(self, where: Path | str, shape: Shape, *, owner: bytes = b"") -> None:
         _validate.at_least(1, slots=shape.slots, length=shape.length)
         self._shape = shape
-        super().__init__(path, _TABLES, min_uploads=shape.min_uploads, max_uploads=shape.max_uploads, owner=owner)
+        limits = {"min_uploads": shape.min_uploads, "max_uploads": shape.max_uploads}
+        super().__init__(where, {"batches": _MIGRATIONS}, owner=owner, **limits)
 
     def lacking(self, round: int, *, roster: Collection[bytes] | None = None) -> dict[int, int]:
         """How many dummies every slot of a frozen round still needs, counting the reports on the roster alone."""
         if self._shape.pad_to is None:
             return {}
         counts = dict.fromkeys(range(self._shape.slots), 0)
-        with self._lock:
-            for report, slot in self._database.execute("SELECT report, slot FROM messages WHERE round = ?", (round,)):
-                counts[slot] += roster is None or report in roster
-            for (slot,) in self._database.execute("SELECT slot FROM dummies WHERE round = ?", (round,)):
-                counts[slot] += 1
+        for report, slot in self._rows("SELECT report, slot FROM messages WHERE round = ?", round):
+            counts[slot] += roster is None or report in roster
+        for (slot,) in self._rows("SELECT slot FROM dummies WHERE round = ?", round):
+            counts[slot] += 1
         return {slot: self._shape.pad_to - count for slot, count in counts.items() if count < self._shape.pad_to}
 
     def stage(self, round: int, dummies: Sequence[tuple[int, bytes]]) -> None:
@@ -75,9 +77,7 @@ class ShuffleStore(RoundStore):
         with self._transaction():
             if self.state(round) != "frozen":
                 raise ValueError(f"expected a round that is frozen, got round {round}, {self.state(round)}")
-            self._database.executemany(
-                "INSERT INTO dummies VALUES (?, ?, ?)", [(round, slot, sealed) for slot, sealed in dummies]
-            )
+            self._database.insert("dummies", [(round, slot, sealed) for slot, sealed in dummies])
 
     def parts(self, round: int, *, size: int) -> Iterator[tuple[int, bytes]]:
         """The batch of a closed round in numbered parts of `size` messages, each as the bytes of a `Packed`."""
@@ -89,11 +89,8 @@ class ShuffleStore(RoundStore):
         _validate.at_least(1, size=size)
         number = 0
         while True:
-            with self._lock:
-                rows = self._database.execute(
-                    "SELECT slot, sealed FROM batch WHERE round = ? AND place >= ? AND place < ? ORDER BY place",
-                    (round, number * size, (number + 1) * size),
-                ).fetchall()
+            query = "SELECT slot, sealed FROM batch WHERE round = ? AND place >= ? AND place < ? ORDER BY place"
+            rows = self._rows(query, round, number * size, (number + 1) * size)
             if not rows:
                 return
             yield number, rows
@@ -112,9 +109,9 @@ class ShuffleStore(RoundStore):
         if any(len(sealed) != shape.length for _, sealed in messages):
             raise Turned(f"expected messages of {shape.length} bytes, got others")
 
-    def _keep(self, arrival: Arrival) -> None:
-        rows = [(arrival.round, arrival.report, slot, sealed) for slot, sealed in arrival.content]
-        self._database.executemany("INSERT INTO messages VALUES (?, ?, ?, ?)", rows)
+    def _keep(self, arrivals: Sequence[Arrival]) -> None:
+        rows = [(one.round, one.report, slot, sealed) for one in arrivals for slot, sealed in one.content]
+        self._database.insert("messages", rows)
 
     def _leave(self, round: int) -> None:
         """Slot by slot: what is held at a time is one slot."""
@@ -127,14 +124,11 @@ class ShuffleStore(RoundStore):
                 if len(sealed) != pad_to:
                     raise ValueError(f"expected dummies up to {pad_to} messages in slot {slot}, got {len(sealed)}")
                 _SYSTEM.shuffle(sealed)
-            self._database.executemany(
-                "INSERT INTO batch VALUES (?, ?, ?, ?)",
-                [(round, place + i, slot, message) for i, message in enumerate(sealed)],
-            )
+            self._database.insert("batch", [(round, place + i, slot, message) for i, message in enumerate(sealed)])
             place += len(sealed)
 
     def _shuffled(self, table: str, round: int, slot: int) -> list[bytes]:
-        rows = self._database.execute(f"SELECT sealed FROM {table} WHERE round = ? AND slot = ?", (round, slot))
-        sealed = [row[0] for row in rows.fetchall()]
+        rows = self._rows(f"SELECT sealed FROM {table} WHERE round = ? AND slot = ?", round, slot)
+        sealed = [row[0] for row in rows]
         _SYSTEM.shuffle(sealed)
         return sealed

@@ -1,0 +1,83 @@
+"""A PostgreSQL server in a folder of its own, for tests: an unprivileged user's, on one address, gone afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+
+from dovetail.parties.deployment import HOST, free_ports
+
+_USER = "postgres"  # Debian's, where this runs as root
+
+
+class Cluster:
+    """A server that can be restarted, as by a crash; a database in it for whoever asks."""
+
+    def __init__(self, folder: Path, *, host: str = HOST) -> None:
+        self._folder, self._host, self._password = folder, host, secrets.token_hex(16)
+        (self._port,) = free_ports(1)
+        self._bin = max(Path("/usr/lib/postgresql").glob("*/bin"), default=None)
+        (folder / "password").write_text(self._password)
+        if os.geteuid() == 0:
+            owner = pwd.getpwnam(_USER)
+            for path in (folder, folder / "password"):
+                os.chown(path, owner.pw_uid, owner.pw_gid)
+        options = ("--auth=scram-sha-256", f"--pwfile={folder / 'password'}", "--username=dovetail", "--encoding=UTF8")
+        self._run("initdb", "--pgdata", folder / "data", *options, "--no-locale")
+
+    def start(self) -> None:
+        """Until it takes connections."""
+        options = f"-h {self._host} -p {self._port} -k {self._folder} -c max_connections=200"
+        self._run(
+            "pg_ctl", "start", "--wait", "-D", self._folder / "data", "-l", self._folder / "log", "--options", options
+        )
+
+    def stop(self, mode: str = "fast") -> None:
+        """As told: `immediate` is a crash."""
+        self._run("pg_ctl", "stop", "--wait", "-D", self._folder / "data", "--mode", mode)
+
+    def crash(self) -> None:
+        """End it without a word to anybody, and start it again."""
+        self.stop("immediate")
+        self.start()
+
+    def database(self, name: str | None = None) -> str:
+        """The URL of a new database."""
+        name = f"test_{secrets.token_hex(8)}" if name is None else name
+        with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}"')
+        return self._url(name)
+
+    def _url(self, name: str) -> str:
+        return f"postgresql://dovetail:{self._password}@{self._host}:{self._port}/{name}"
+
+    def _run(self, command: str, *words: object) -> None:
+        program = shutil.which(command) if self._bin is None else str(self._bin / command)
+        assert program is not None, "expected PostgreSQL (apt-get install postgresql), got none"
+        alone = ["setpriv", f"--reuid={_USER}", f"--regid={_USER}", "--clear-groups"] if os.geteuid() == 0 else []
+        told = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "cwd": self._folder}
+        with tempfile.TemporaryFile() as output:  # no pipe: the server would keep it open
+            done = subprocess.run([*alone, program, *map(str, words)], check=False, stdout=output, **told)
+            output.seek(0)
+            assert done.returncode == 0, output.read().decode()
+
+
+@contextlib.contextmanager
+def cluster(*, host: str = HOST) -> Iterator[Cluster]:
+    """A server, until the block ends."""
+    with tempfile.TemporaryDirectory(prefix="dovetail-postgres-") as folder:
+        made = Cluster(Path(folder), host=host)
+        made.start()
+        try:
+            yield made
+        finally:
+            made.stop("immediate")

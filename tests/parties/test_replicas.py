@@ -1,0 +1,213 @@
+"""Replicas of every party: none holds the only copy of anything, whoever dies or is cut off."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from parties.sharing import Sharing, Straight, close, open_round
+
+from dovetail.parties.common.database import Database, Unavailable, located
+
+SETTINGS = {"clip_norm": 1.0, "noise_multiplier": 1e-12, "scale": 64.0, "noise": "aggregators"}
+
+
+@pytest.fixture
+def url(place):
+    """One store for all replicas of the party with this name."""
+    return lambda name: f"sqlite://{found}" if isinstance(found := place(name), Path) else found
+
+
+@contextlib.contextmanager
+def replicas(sharing, url, count=2):
+    """So many of every aggregator, by index, and of the analyzer."""
+    aggregators = [
+        [sharing.aggregator(i, home=f"home-{i}-{one}", store=url(f"aggregator-{i}")) for one in range(count)]
+        for i in range(2)
+    ]
+    analyzers = [sharing.analyzer(home=f"home-{one}", store=url("analyzer")) for one in range(count)]
+    yield aggregators, analyzers
+    for party in (*aggregators[0], *aggregators[1], *analyzers):
+        party.shut()
+
+
+def test_every_step_may_be_done_by_another_replica(tmp_path, url):
+    sharing = Sharing(tmp_path, settings=SETTINGS, aggregators=2, rounds=2)
+    updates = np.eye(4, sharing.task.dim, dtype=np.float32) / 2
+    with replicas(sharing, url) as (aggregators, analyzers):
+        for round in (1, 2):
+            first, second = ([replicas[one] for replicas in aggregators] for one in (0, 1))
+            open_round(first, analyzers[round % 2], round)
+            for user, update in enumerate(updates):
+                envelope = sharing.accept(first if user % 2 else second, user, round=round, update=update)
+                for party, upload in zip(second if user % 2 else first, envelope.uploads, strict=True):
+                    assert party.accept(round, client=sharing.users[user].public.key_id, upload=upload) == "known"
+            assert close(second, round) == ["sent", "sent"] == close(first, round)
+            for index in range(2):
+                one, other = (Straight(analyzer, index) for analyzer in analyzers)
+                aggregators[index][0].forward(round, one)
+                assert one.parts and aggregators[index][1].store.state(round) == "done"
+                other.part(round, one.said[0].batch, 0, one.parts[0]) if index == 0 else None  # said twice
+            assert {analyzer.status().round for analyzer in analyzers} == {2}
+        statuses = [analyzer.status() for analyzer in analyzers]
+        assert statuses[0] == statuses[1] and statuses[0].over
+        models = [np.frombuffer(analyzer.model(2), "<f4") for analyzer in analyzers]
+        assert np.array_equal(*models)
+        np.testing.assert_allclose(models[0], 2 * updates.mean(axis=0), atol=1e-2)
+        assert [entry.kind for entry in analyzers[0].ledger.entries] == ["open"] + ["reserve", "release"] * 2
+
+
+def test_a_replica_that_slept_through_a_round_knows_what_the_others_did(tmp_path, url):
+    sharing = Sharing(tmp_path, settings=SETTINGS, rounds=3)
+    with replicas(sharing, url) as (_, (awake, asleep)):
+        before = asleep.status()
+        awake.give_up(1)
+        awake.give_up(2)
+        asleep.give_up(1)  # it has not looked yet, and must not end another round
+        assert before.round == 1 and asleep.status() == awake.status() and awake.status().round == 3
+        assert [one["outcome"] for one in asleep.privacy()["history"]] == ["void", "void"]
+
+
+def test_one_replica_leads_until_it_is_gone(tmp_path, url):
+    sharing = Sharing(tmp_path, settings=SETTINGS)
+    one, other = (sharing.aggregator(0, home=f"home-{i}", store=url("aggregator")) for i in range(2))
+    assert one.store.leads() and one.store.leads() and not other.store.leads()
+    one.shut()
+    other.store._database._asked = 0.0  # it asks twice a second
+    assert other.store.leads()
+    other.shut()
+
+
+def test_partial_sums_add_up_whichever_replica_made_them(tmp_path, url, monkeypatch):
+    sharing = Sharing(tmp_path, settings=SETTINGS)
+    with replicas(sharing, url) as (aggregators, _):
+        one, other = aggregators[1]
+        monkeypatch.setattr("dovetail.parties.aggregator.store._AT_A_TIME", 2)
+        one.store.open_round(1, head=b"head", closes=0.0)
+        for user in range(4):
+            one.accept(
+                1,
+                client=bytes([user]),
+                upload=sharing.envelope(user).uploads[1],
+                sender=sharing.users[user].public.key_id,
+            )
+        roster = one.store.freeze(1)
+        one.store.add_up(1, roster[:2])
+        finished, sums = [], one.store._sharing.nothing()
+        for name in roster:
+            one.store._sharing.merge(sums, one.store._added(1, [name]))
+        added, other.store._finish = [], lambda round, total: finished.append(total) or b"sealed"
+        compute = other.store._added
+        monkeypatch.setattr(other.store, "_added", lambda round, names: added.append(names) or compute(round, names))
+        other.store.add_up(1, roster)
+        assert added == [roster[2:]]  # the first two were there
+        assert other.store.close(1, roster=roster) == "sent" and added == [roster[2:]]
+        assert np.array_equal(finished[0], sums)
+        assert one.store._rows("SELECT * FROM partials") == [] == one.store._rows("SELECT * FROM shares")
+
+
+def test_many_replicas_start_at_once(tmp_path, url):
+    where, failures = located(url("new"), tmp_path, "store.db"), []
+
+    def start():
+        try:
+            Database(
+                where, {"made": ("CREATE TABLE made (round INTEGER) STRICT", "CREATE INDEX by ON made (round)")}
+            ).shut()
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    with pytest.raises(ValueError, match="expected made of version 1 or before, got 2: a newer Dovetail made it"):
+        Database(where, {"made": ("CREATE TABLE made (round INTEGER) STRICT",)})
+
+
+@pytest.mark.parametrize("wrong", ["mysql://host/database", "sqlite://host/folder", "folder"])
+def test_another_store_is_refused(tmp_path, wrong):
+    with pytest.raises(ValueError, match="expected sqlite:///FOLDER or postgresql://"):
+        located(wrong, tmp_path, "store.db")
+
+
+@pytest.mark.postgres
+def test_a_connection_that_is_lost_leaves_nothing_half_done(postgres):
+    url = postgres.database()
+    database = Database(url, {"made": ("CREATE TABLE made (round INTEGER) STRICT",)})
+    other = Database(url, {})
+
+    def cut_off():
+        other._do(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE pid != pg_backend_pid() AND datname = current_database()"
+        )
+
+    with pytest.raises(Unavailable), database._transaction():
+        database._do("INSERT INTO made VALUES (?)", 1)
+        cut_off()
+        database._do("INSERT INTO made VALUES (?)", 2)
+    assert database._rows("SELECT * FROM made") == []
+    with pytest.raises(Unavailable), database._database.exclusive():
+        cut_off()
+        with contextlib.suppress(Unavailable):
+            database._do("INSERT INTO made VALUES (?)", 3)
+        database._do("INSERT INTO made VALUES (?)", 4)  # never on another connection, which holds no lock
+    database._do("INSERT INTO made VALUES (?)", 5)
+    assert database._rows("SELECT * FROM made") == [(5,)]
+    database.shut()
+    other.shut()
+
+
+@pytest.mark.postgres
+def test_a_database_that_may_forget_is_refused(postgres):
+    with pytest.raises(
+        ValueError, match="expected a PostgreSQL database that keeps what it commits, got synchronous_commit"
+    ):
+        Database(postgres.database() + "?options=-c%20synchronous_commit%3Doff", {})
+    with pytest.raises(ValueError, match="expected a search path with a schema that exists"):
+        Database(postgres.database() + "?options=-c%20search_path%3Dnowhere", {})
+
+
+@pytest.mark.postgres
+def test_replicas_die_and_the_database_crashes_and_every_report_counts_once(tmp_path, postgres, capsys):
+    from parties.replicas import ReplicaKilling
+
+    options = {"users": 8, "round_seconds": 5.0, "seed": 3, "processes": 2}
+    killing = ReplicaKilling(tmp_path / "fleet", "two aggregators", cluster=postgres, crashes=2, **options)
+    killing.run(killing.targets(60), at_once=3)
+    with capsys.disabled():
+        sys.stdout.write(f"\n{killing.summary()}\n")
+    killing.judge()
+    assert sum(killing.aimed.values()) == 60 and killing.crashed == 2
+
+
+@pytest.mark.postgres
+def test_a_replica_that_is_cut_off_loses_nothing_and_counts_nothing_twice(tmp_path, capsys):
+    """In network namespaces of their own, for the database and all services listen where the replica can reach them."""
+    alone = ["unshare", "--net", "--mount", "--fork", "--kill-child"]
+    if os.geteuid() != 0 or shutil.which("ip") is None or subprocess.run([*alone, "true"], check=False).returncode:
+        pytest.skip("needs root, `ip` and `unshare --net`, which this machine does not allow")
+    tests = Path(__file__).parents[1]
+    done = subprocess.run(
+        [*alone, sys.executable, "-m", "parties.cutting_off", str(tmp_path / "fleet")],
+        env={**os.environ, "PYTHONPATH": str(tests)},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    with capsys.disabled():
+        sys.stdout.write(f"\n{said['summary']}\n")
+    assert said["cuts"] >= 6 and said["kills"] == 60 and said["crashed"] == 2
