@@ -114,7 +114,14 @@ def set_up(
         "held_out": held_out,
     }
     pairs = [KeyPair.generate("sign") for _ in range(clients)]
-    deployment = lay_out(folder, fields, enrolled=[pair.public for pair in pairs], **between)
+    enrolled = [pair.public for pair in pairs]
+    deployment = lay_out(
+        folder,
+        fields,
+        enrolled=enrolled,
+        shufflers=between.get("shufflers", 0),
+        aggregators=between.get("aggregators", 0),
+    )
     (folder / CONFIG).write_text(to_toml(config))
     policy, personal = lenient_policy(deployment.signed), deployment.task.build()[0].budgets is not None
     for user, pair in enumerate(pairs):

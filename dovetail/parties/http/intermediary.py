@@ -195,17 +195,21 @@ class IntermediaryService:
                 None if status.over else task.model_dim
             )  # what is published may be solved from updates that are longer
             self._model = wanted, vector_to(await asyncio.to_thread(self._analyzer.model, wanted, dim=dim))
-        if not status.over and self._opened != status.round and await asyncio.to_thread(store.leads):
+        if not status.over and self._opened != status.round and await self._leads():
             closes = time.time() + task.round_seconds
             opening = functools.partial(store.open_round, status.round, head=status.head, closes=closes)
             await asyncio.to_thread(opening)
             self._opened = status.round
         self._status = status
 
+    async def _leads(self) -> bool:
+        """Whether this replica opens, closes and forwards rounds: one of them at a time does."""
+        return await asyncio.to_thread(self._party.store.leads)
+
     async def _close(self) -> None:
         """Rounds that are full or whose time is up; what was closed is forwarded."""
         store = self._party.store
-        if not await asyncio.to_thread(store.leads):
+        if not await self._leads():
             return
         for round, state, closes in await asyncio.to_thread(store.unfinished):
             if state in ("open", "frozen") and self._status is not None and round < self._status.round:
