@@ -33,6 +33,9 @@ class Cluster:
                 os.chown(path, owner.pw_uid, owner.pw_gid)
         options = ("--auth=scram-sha-256", f"--pwfile={folder / 'password'}", "--username=dovetail", "--encoding=UTF8")
         self._run("initdb", "--pgdata", folder / "data", *options, "--no-locale")
+        if host != HOST:  # in a network namespace of its own
+            with (folder / "data" / "pg_hba.conf").open("a") as rules:
+                rules.write(f"host all all {host}/24 scram-sha-256\n")
 
     def start(self) -> None:
         """Until it takes connections."""
