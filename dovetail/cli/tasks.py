@@ -1,14 +1,25 @@
-"""Commands around a task: `keys`, `task new`, `task show`."""
+"""Commands around a task: `keys`, `task new`, `task show`, `task withdraw`, `task announce`."""
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from dovetail.cli._shared import HeldOut, JsonFlag, Measures, Overrides, from_hex, out_console, print_costs, print_json
+from dovetail.cli._shared import (
+    HeldOut,
+    JsonFlag,
+    Measures,
+    Overrides,
+    flag,
+    from_hex,
+    out_console,
+    print_costs,
+    print_json,
+)
 
 __all__ = ["keys", "task"]
 
@@ -22,14 +33,19 @@ def keys(
     ] = "sign",
     days: Annotated[int, typer.Option(min=1, help="Days until the key expires.")] = 365,
     tls: Annotated[str | None, typer.Option(help="Instead, make a TLS certificate for this host.")] = None,
+    rotate: Annotated[
+        bool, flag("--rotate", "Make a successor to the folder's key, and rotation-....json for the task's signer.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Make a key pair. Older keys in the folder stay valid until their rounds are closed."""
     import msgspec
 
     from dovetail import _validate
+    from dovetail.files import write_atomically
     from dovetail.parties.common.certificates import Certified, make_authority, make_certificate
     from dovetail.parties.common.keys import KeyRing, PublicKey, ServiceKeys, ServicePairs
+    from dovetail.parties.common.notices import rotated
 
     if tls is not None:
         there = Certified(folder / "authority.crt", folder / "authority.key")
@@ -39,13 +55,17 @@ def keys(
     else:
         _validate.one_of(("seal", "sign", "service"), use=use)
         public: PublicKey | ServiceKeys
-        if use == "service":
-            public = ServicePairs.add(folder, days=days).public
-        else:
-            public = KeyRing(folder, "seal" if use == "seal" else "sign").add(days=days).public
+        ring = KeyRing(folder, "seal" if use == "seal" else "sign")
+        old = (ServicePairs.current(folder) if use == "service" else ring.current()) if rotate else None
+        public = ServicePairs.add(folder, days=days).public if use == "service" else ring.add(days=days).public
         path = folder / f"public-{use}-{public.key_id.hex()}.json"
         path.write_bytes(msgspec.json.encode(public))
         facts = {"id": public.key_id.hex(), "use": use, "public": str(path), "days": days}
+        if old is not None:
+            by = old.sign if isinstance(old, ServicePairs) else None if use == "seal" else old
+            rotation = folder / f"rotation-{old.public.key_id.hex()}.json"
+            write_atomically(rotation, msgspec.json.encode(rotated(old.public, public, by=by)))
+            facts["rotation"] = str(rotation)
     if as_json:
         print_json(facts)
         return
@@ -77,6 +97,11 @@ def task_new(
     dim: Annotated[
         int | None, typer.Option(min=1, help="Number of model parameters, if the config names no model.")
     ] = None,
+    begins: Annotated[
+        str | None,
+        typer.Option(help="When users may begin to take part, such as 2027-01-31T12:00+00:00; default: now."),
+    ] = None,
+    ends: Annotated[str | None, typer.Option(help="When the last may take part; default: no end.")] = None,
     set_: Overrides = None,
 ) -> None:
     """Create and sign a task. Noise that is not given is calibrated to the budget."""
@@ -113,6 +138,8 @@ def task_new(
         round_seconds=round_seconds,
         measures=beside,
         held_out=held_out,
+        begins=_second(begins),
+        ends=_second(ends),
         analyzer=read_record(analyzer, PublicKey, "a public key"),
         shufflers=tuple(read_record(path, ServiceKeys, "a shuffler's public keys") for path in shuffler or ()),
         aggregators=tuple(read_record(path, ServiceKeys, "an aggregator's public keys") for path in aggregator or ()),
@@ -148,4 +175,67 @@ def task_show(
     out_console.print(f"task {made.task_id.hex()}, signed by {signed.signer.key_id.hex()}", highlight=False)
     kind = "shufflers" if made.shufflers else "aggregators"
     out_console.print(f"{words}, {len(made.intermediaries)} {kind}", highlight=False)
+    for word, second in (("begins", made.begins), ("ends", made.ends)):
+        if second is not None:
+            when = datetime.datetime.fromtimestamp(second, datetime.UTC).isoformat()
+            out_console.print(f"{word} {when}", highlight=False)
     print_costs(certified, local)
+
+
+@task.command("withdraw")
+def task_withdraw(
+    notices: Annotated[Path, typer.Argument(help="The signer's notices, a JSON file that services hand out.")],
+    signed: Annotated[Path, typer.Option("--task", help="The signed task.")],
+    signer: Annotated[Path, typer.Option(help="Folder with the signing key.")],
+) -> None:
+    """Withdraw a task: users and services that see the notice take no further part. There is no way back."""
+    from dovetail.parties.common.records import read_record
+    from dovetail.parties.common.task import SignedTask, task_id_of
+
+    task_id = task_id_of(read_record(signed, SignedTask, "a signed task").body)
+    _add_notice(notices, signer, task_id=task_id)
+    out_console.print(f"task {task_id.hex()} is withdrawn: give {notices} to all services", highlight=False)
+
+
+@task.command("announce")
+def task_announce(
+    notices: Annotated[Path, typer.Argument(help="The signer's notices, a JSON file that services hand out.")],
+    rotation: Annotated[
+        list[Path], typer.Option(help="A rotation-....json of `dovetail keys --rotate`; repeat for each.")
+    ],
+    signer: Annotated[Path, typer.Option(help="Folder with the signing key.")],
+) -> None:
+    """Announce that keys have successors, to users that follow rotations."""
+    from dovetail.parties.common.notices import Rotation
+    from dovetail.parties.common.records import read_record
+
+    for path in rotation:
+        one = read_record(path, Rotation, "a rotation")
+        _add_notice(notices, signer, rotation=one)
+        out_console.print(f"{one.old.hex()} is followed by {one.new.hex()}", highlight=False)
+
+
+def _add_notice(path: Path, signer: Path, **what: Any) -> None:
+    """Sign a notice with the signer's current key; the successor of its own key is announced by the old one."""
+    from dovetail.parties.common.keys import KeyRing
+    from dovetail.parties.common.notices import SignedNotice, announce, write_notices
+    from dovetail.parties.common.records import read_record
+
+    ring = KeyRing(signer, "sign")
+    old = None if what.get("rotation") is None else what["rotation"].old
+    pair = next((pair for pair in ring.all() if pair.public.key_id == old), None) or ring.current()
+    known = read_record(path, list[SignedNotice], "notices") if path.exists() else []
+    write_notices(path, [*known, announce(pair, **what)])
+
+
+def _second(text: str | None) -> int | None:
+    """The second that a date and time names."""
+    if text is None:
+        return None
+    try:
+        found = datetime.datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError(f"expected a date and time such as 2027-01-31T12:00+00:00, got {text!r}") from error
+    if found.tzinfo is None:
+        raise ValueError(f"expected a time zone, such as +00:00, behind the time, got {text!r}")
+    return int(found.timestamp())

@@ -31,6 +31,13 @@ Pinned = Annotated[
     list[str] | None,
     typer.Option(help="Id of the keys of one that this user trusts; repeat. Default: those that the signer names."),
 ]
+Witnesses = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="DOVETAIL_WITNESS",
+        help="Folder that remembers what was spent, on another disk or another backup than the users'.",
+    ),
+]
 Ceiling = Annotated[float | None, typer.Option(help="Largest eps that this user accepts; default: no limit.")]
 
 
@@ -52,6 +59,9 @@ def client_new(
     shuffler: Pinned = None,
     aggregator: Pinned = None,
     verified: Annotated[bool, flag("--verified", "Take part only where aggregators verify what users share.")] = False,
+    follow_rotations: Annotated[
+        bool, flag("--follow-rotations", "Let pinned keys stand for the successors that the signer announces.")
+    ] = False,
 ) -> None:
     """Create a user: its key and its policy. Key ids are pinned here and never taken from a message."""
     from dovetail.parties.common.policy import Policy
@@ -70,6 +80,7 @@ def client_new(
         shufflers=None if shuffler is None else tuple(from_hex(text) for text in shuffler),
         aggregators=None if aggregator is None else tuple(from_hex(text) for text in aggregator),
         verified=verified,
+        follow_rotations=follow_rotations,
     )
     for one in folder:
         if (one / "key.json").exists():
@@ -95,22 +106,52 @@ def _new_user(folder: Path, policy: Policy) -> str:
 @client.command("enrol")
 def client_enrol(
     clients: Annotated[Path, typer.Argument(help="The list of users of a shuffler or aggregator (a JSON file).")],
-    public: Annotated[list[Path], typer.Argument(help="Users' public.json files.")],
+    public: Annotated[
+        list[Path], typer.Argument(help="Users' public.json files, or rotation-....json files of new keys.")
+    ],
 ) -> None:
-    """Add users to the list that a service accepts uploads from; restart the service afterwards."""
-    import msgspec
+    """Add users to the list that a service accepts uploads from; a running service sees it within a second or two."""
+    from dovetail.parties.intermediary.enrolment import enrol
 
-    from dovetail.files import write_atomically
-    from dovetail.parties.common.keys import PublicKey
-    from dovetail.parties.common.records import read_record
-    from dovetail.parties.http.intermediary import read_enrolled
+    out_console.print(f"{enrol(clients, public)} users in {clients}", highlight=False)
 
-    known = read_enrolled(clients) if clients.exists() else {}
-    for path in public:
-        key = read_record(path, PublicKey, "a public key")
-        known[key.key_id] = key
-    write_atomically(clients, msgspec.json.encode(list(known.values())))
-    out_console.print(f"{len(known)} users in {clients}", highlight=False)
+
+@client.command("revoke")
+def client_revoke(
+    clients: Annotated[Path, typer.Argument(help="The list of users of a shuffler or aggregator (a JSON file).")],
+    user: Annotated[list[str], typer.Argument(help="Ids of users' keys.", metavar="HEX")],
+) -> None:
+    """Take users off the list that a service accepts uploads from; a running service sees it within a second or two."""
+    from dovetail.parties.intermediary.enrolment import revoke
+
+    left = revoke(clients, [from_hex(text) for text in user])
+    out_console.print(f"{left} users in {clients}", highlight=False)
+
+
+@client.command("rotate")
+def client_rotate(
+    folder: Annotated[Path, typer.Argument(help="The user's folder, with key.json.")],
+    days: Annotated[int, typer.Option(min=1, help="Days until the new key expires.")] = 365,
+) -> None:
+    """Replace a user's key by a new one; its ledgers stay. Give rotation-....json to those who enrolled the user."""
+    from dovetail.parties.user.rotation import rotate_user
+
+    os.umask(0o077)
+    out_console.print(f"user {rotate_user(folder, days=days).hex()}", highlight=False)
+
+
+@client.command("mend")
+def client_mend(
+    folder: Annotated[Path, typer.Argument(help="The user's folder, with key.json.")],
+    witness: Witnesses = None,
+) -> None:
+    """Give up the tasks whose ledgers were set back, so that others can go on; what was spent on them stays spent."""
+    from dovetail.parties.common.keys import KeyPair
+    from dovetail.parties.user.client import witness_of
+
+    party = witness_of(folder, KeyPair.load(folder / "key.json"), _witnesses(witness))
+    for task in party.close(folder / "spending"):
+        out_console.print(f"gave up task {task}", highlight=False)
 
 
 @client.command("run")
@@ -125,6 +166,7 @@ def client_run(
     users: Annotated[str, typer.Option(help="The users that this process runs, such as 0 or 0,2,4.")] = "0",
     ca: Authority = None,
     patience: Annotated[float, typer.Option(help="Seconds without an answer before giving up.")] = 60.0,
+    witness: Witnesses = None,
     hostile: Annotated[str, typer.Option(help="Users that do not clip, for demonstrations.", hidden=True)] = "",
 ) -> None:
     """Take part until the training ends: train, randomize, seal and upload."""
@@ -144,7 +186,8 @@ def client_run(
     def participation(user: int) -> Participation:
         home = folder / f"user-{user}"
         kind = HostileClient if user in unruly else Client
-        party = kind(home, policy=Policy.read(home / "policy.json"), key=KeyPair.load(home / "key.json"))
+        policy, key = Policy.read(home / "policy.json"), KeyPair.load(home / "key.json")
+        party = kind(home, policy=policy, key=key, witness=_witnesses(witness))
         links = [IntermediaryLink(url, index=i, ca=tls) for i, url in enumerate(service)]
         return Participation(party, links, learned.train(user), measure=learned.measure(user), patience=patience)
 
@@ -161,6 +204,7 @@ def client_agent(
     folder: Annotated[Path, typer.Option(help="The user's folder, with key.json and policy.json.")],
     socket: Annotated[Path, typer.Option(help="The Unix socket to serve on.")],
     group: Annotated[bool, flag("--group", "Let the socket's group use it too.")] = False,
+    witness: Witnesses = None,
 ) -> None:
     """Serve a Unix socket that takes an update and returns it randomized and sealed, for apps that run on this node."""
     from dovetail.parties.common.keys import KeyPair
@@ -169,9 +213,16 @@ def client_agent(
     from dovetail.parties.user.client import Client
 
     os.umask(0o077)
-    party = Client(folder, policy=Policy.read(folder / "policy.json"), key=KeyPair.load(folder / "key.json"))
+    policy, key = Policy.read(folder / "policy.json"), KeyPair.load(folder / "key.json")
+    party = Client(folder, policy=policy, key=key, witness=_witnesses(witness))
     listens("agent")(str(socket))
     serve_agent(party, socket, group=group)
+
+
+def _witnesses(folder: Path | None) -> Path:
+    """Where the platform keeps what programs remember, unless told."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return state / "dovetail" / "witness" if folder is None else folder
 
 
 def _numbers(text: str) -> list[int]:

@@ -84,6 +84,7 @@ class Fleet:
         for index in range(min(processes, deployment.clients)):
             users = ",".join(str(user) for user in range(index, deployment.clients, processes))
             options = ["--config", deployment.folder / CONFIG, "--ca", deployment.authority, "--users", users]
+            options += ["--witness", deployment.folder / "witness"]
             services = [word for url in deployment.service_urls for word in ("--service", url)]
             if self._hostile:
                 unruly = range(deployment.clients - self._hostile, deployment.clients)

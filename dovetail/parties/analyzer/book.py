@@ -189,6 +189,14 @@ class Book(Database):
         )
         return None if found is None else Checkpoint(found[0], _unpack(found[1]), found[2], found[3])
 
+    def released(self, round: int) -> Checkpoint:
+        """The last model that was released up to a round."""
+        query = "SELECT MAX(round) FROM models WHERE round <= ? AND head IS NOT NULL"
+        (number,) = self._one(query, round) or (None,)
+        if number is None or (found := self.model(number)) is None:
+            raise ValueError("expected the first model in the book, got none")
+        return found
+
     def settle(
         self,
         round: int,

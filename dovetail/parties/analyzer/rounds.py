@@ -65,7 +65,7 @@ class Analyzer:
         self._alone = hold(folder)
         key = keys.find(self.task.analyzer.key_id).opening()
         self.incoming = incoming_of(self.task, key, self._learner, workers=workers)
-        self._lock, self._inside = threading.RLock(), False
+        self._lock, self._inside, self._withdrawn = threading.RLock(), False, False
         self._book = Book(located(store, folder, "book.db"))
         budget = {"eps": self.task.budget, "delta": self.task.delta}
         self.ledger = Ledger(located(store, folder, "ledger.db"), task_id=self.task.task_id, **budget)
@@ -115,7 +115,7 @@ class Analyzer:
             self._look()
             if round >= self._round + self._over:
                 raise TooLate(f"expected a round whose model was released, got round {round}")
-            leaves = self._released(round).leaves
+            leaves = self._book.released(round).leaves
             last = self._over and round == self._round
             return vector_to(self._learner.published(leaves) if last else leaves[0])
 
@@ -187,6 +187,13 @@ class Analyzer:
                 self._book.settle(round, "void", uploads=0, accuracy=None)
                 self._open(round + 1)
 
+    def withdraw(self) -> None:
+        """End the training: the open round is void, and none follows."""
+        with self._turn():
+            if not self._withdrawn:
+                self._withdrawn = True
+                self.give_up(self._round)
+
     @property
     def progress(self) -> tuple[int, int]:
         """The round, and how many of its messages have come: what stands still may have been given up by others."""
@@ -246,7 +253,7 @@ class Analyzer:
 
     def _open(self, round: int) -> None:
         """Reserve a round, then let it take reports; the training is over if none is left or it cannot be paid."""
-        self._over = round > self.task.rounds
+        self._over = round > self.task.rounds or self.task.over() or self._withdrawn
         if not self._over:
             try:
                 certified, _ = cost(self.task, round)
@@ -279,18 +286,11 @@ class Analyzer:
 
     def _release(self, round: int, uploads: int) -> None:
         sums = self._book.tally(round) or self._learner.nothing()
-        leaves, found = self._learner.step(self._released(round - 1).leaves, sums, users=uploads)
+        leaves, found = self._learner.step(self._book.released(round - 1).leaves, sums, users=uploads)
         proposed = self._propose(round, leaves)
         self._book.confirm(round, self.ledger.release(round, model=proposed.digest))
         accuracy = self._learner.score(proposed.leaves)
         self._book.settle(round, "released", uploads=uploads, accuracy=accuracy, measured=found)
-
-    def _released(self, round: int) -> Checkpoint:
-        """The last model that was released up to a round."""
-        for number in range(round, -1, -1):
-            if (found := self._book.model(number)) is not None and found.head is not None:
-                return found
-        raise ValueError("expected the first model in the book, got none")
 
     def _propose(self, round: int, leaves: list[np.ndarray]) -> Checkpoint:
         digest = hashlib.sha256(b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in leaves)).digest()

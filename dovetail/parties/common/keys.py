@@ -207,6 +207,11 @@ class ServicePairs:
             sign=KeyRing(folder, "sign").find(public.sign.key_id), seal=KeyRing(folder, "seal").find(public.seal.key_id)
         )
 
+    @classmethod
+    def current(cls, folder: Path) -> ServicePairs:
+        """Those for new tasks."""
+        return cls(sign=KeyRing(folder, "sign").current(), seal=KeyRing(folder, "seal").current())
+
     @property
     def public(self) -> ServiceKeys:
         """What others know of them."""

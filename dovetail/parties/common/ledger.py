@@ -159,6 +159,10 @@ class Ledger(Database):
         if last is None or last.model != model or self._hashes[self._entries.index(last)] != head:
             raise ValueError(f"expected the checkpoint of the last model that {self._where} released, got another one")
 
+    def holds(self, length: int, head: bytes) -> bool:
+        """Whether it had this head when it was so long."""
+        return len(self._hashes) >= length and self._hashes[length - 1] == head
+
     def refresh(self) -> bool:
         """Read what other replicas wrote; whether they did."""
         (last,) = self._one("SELECT MAX(number) FROM entries") or (None,)

@@ -19,6 +19,7 @@ import numpy as np
 
 from dovetail._structs import ready
 from dovetail.parties.common.keys import KeyPair
+from dovetail.parties.common.notices import SignedNotice
 from dovetail.parties.common.task import SignedTask, task_id_of
 from dovetail.parties.common.wire import (
     Closed,
@@ -35,6 +36,7 @@ __all__ = ["AnalyzerLink", "Gone", "IntermediaryLink", "Rejected", "Unreachable"
 
 _LARGEST = 1 << 28  # bytes of an answer: a roster of sixteen million
 _LARGEST_SENTENCE = 1 << 12
+_LARGEST_NOTICES = 1 << 22
 _IDLE = 25.0  # seconds that a connection is kept; services close it a little later
 
 
@@ -90,6 +92,14 @@ class _Link:
             return msgspec.json.decode(self._ask("GET", "/v1/status"), type=ready(RoundStatus))
         except msgspec.MsgspecError as error:
             raise Rejected(f"expected the status of a training from {self.url}, got invalid content") from error
+
+    def notices(self) -> list[SignedNotice]:
+        """What the task's signer has announced, as far as this service says; whoever uses it verifies it."""
+        try:
+            data = self._ask("GET", "/v1/notices", most=_LARGEST_NOTICES)
+            return msgspec.json.decode(data, type=list[ready(SignedNotice)])  # type: ignore[misc]
+        except msgspec.MsgspecError as error:
+            raise Rejected(f"expected notices from {self.url}, got invalid content") from error
 
     def model(self, round: int, *, dim: int | None = None) -> np.ndarray:
         """The model after a round; that of round 0 is the first. Refuses one of another dimension, if it is known."""

@@ -123,6 +123,22 @@ def update_norm(measures: Sequence[Measure], clip_norm: float) -> float:
     return clip_norm * math.sqrt(left)
 
 
+def check_measures(
+    measures: Sequence[Measure], *, held_out: float, dim: int, shared: bool, clip_norm: float | None
+) -> None:
+    """Refuse measures that a task of this dimension cannot have: only sums of vectors clipped in norm have room."""
+    _validate.in_interval(0, 1, held_out=held_out)
+    if held_out and not measures:
+        raise ValueError(f"expected measures for users that are held out, got held_out={held_out} without any")
+    if not measures:
+        return
+    if not dim > measured_size(measures):
+        raise ValueError(f"expected dim above the measures' {measured_size(measures)}, got dim={dim}")
+    if not shared or clip_norm is None:
+        raise ValueError("expected measures with sums of vectors clipped in norm (secagg), got another protocol")
+    update_norm(measures, clip_norm)
+
+
 def is_held_out(task_id: bytes, key_id: bytes, share: float) -> bool:
     """Whether the user of a key is held out of a task that holds out such a share of users."""
     drawn = int.from_bytes(hashlib.sha256(b"dovetail held out\0" + task_id + key_id).digest()[:8], "big")

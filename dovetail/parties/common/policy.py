@@ -12,8 +12,9 @@ import fcntl
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,10 +23,14 @@ from dovetail.files import write_atomically
 from dovetail.numbers import at_most
 from dovetail.parties.common.costs import cost
 from dovetail.parties.common.ledger import Ledger, Overspent
+from dovetail.parties.common.notices import Notices
 from dovetail.parties.common.records import read_record
 from dovetail.parties.common.task import SignedTask, TrainingTask, verify
 
-__all__ = ["BudgetSpent", "Later", "Policy", "Refused", "Spending"]
+if TYPE_CHECKING:
+    from dovetail.parties.user.witness import Witness
+
+__all__ = ["BudgetSpent", "Later", "Policy", "Refused", "SetBack", "Spending"]
 
 _LAST = "last-report"
 
@@ -36,6 +41,10 @@ class Refused(ValueError):  # noqa: N818 - a user's decision
 
 class BudgetSpent(Refused):
     """A round that a user has reported to, or began to: it does not do so twice."""
+
+
+class SetBack(Refused):
+    """Ledgers that were restored from older copies: what they say was spent is too little."""
 
 
 class Later(Refused):
@@ -51,7 +60,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     together may cost, `eps_local` what all rounds of a task cost if nobody is trusted; None: the user does not care,
     and takes part in tasks that promise nothing. In `epoch_seconds` it reports once at most, to whatever task. `number`
     is the user's place in a task's list of personal budgets, from 0; only tasks with such budgets need one. With
-    `verified` it takes part only where aggregators verify what users share, so that nobody else can spoil the sum.
+    `verified` it takes part only where aggregators verify what users share, so that nobody else can spoil the sum. With
+    `follow_rotations` a pinned key also stands for the successors that the signer announces.
     """
 
     signer: bytes
@@ -67,6 +77,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     aggregators: tuple[bytes, ...] | None = None
     number: int | None = None
     verified: bool = False
+    follow_rotations: bool = False
 
     def __post_init__(self) -> None:
         _validate.at_least(1, min_clients=self.min_clients)
@@ -81,15 +92,19 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """The policy in a JSON file."""
         return read_record(path, cls, "a policy")
 
-    def admit(self, signed: SignedTask) -> TrainingTask:
-        """The task, if the user agrees to it; says in one sentence why not."""
+    def admit(self, signed: SignedTask, notices: Notices | None = None) -> TrainingTask:
+        """The task, if the user agrees to it, given what it heard of the signer; says in one sentence why not."""
+        heard = notices or Notices(self.signer)
+        signers = self._pinned((self.signer,), heard)
         try:
-            task = verify(signed, signer=self.signer)
+            task = verify(signed, signer=signed.signer.key_id if signed.signer.key_id in signers else self.signer)
         except ValueError as error:
             raise Refused(str(error)) from error
-        if task.analyzer.key_id != self.analyzer:
+        if heard.withdrawn(task.task_id):
+            raise Refused("expected a task that stands, got one that its signer has withdrawn")
+        if task.analyzer.key_id not in self._pinned((self.analyzer,), heard):
             raise Refused(f"expected the analyzer {self.analyzer.hex()}, got {task.analyzer.key_id.hex()}")
-        self._refuse_strangers(task)
+        self._refuse_strangers(task, heard)
         if self.verified and not task.verified:
             raise Refused("expected a task whose aggregators verify what users share, got one without proofs")
         self.budget(task)
@@ -132,13 +147,19 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         return float(budgets[self.number])
 
-    def _refuse_strangers(self, task: TrainingTask) -> None:
+    def _pinned(self, key_ids: Sequence[bytes], heard: Notices) -> set[bytes]:
+        """The keys that pinned ids stand for."""
+        if not self.follow_rotations:
+            return set(key_ids)
+        return {one for key_id in key_ids for one in heard.known_as(key_id)}
+
+    def _refuse_strangers(self, task: TrainingTask, heard: Notices) -> None:
         for kind, keys, pinned in (
             ("shufflers", task.shufflers, self.shufflers),
             ("aggregators", task.aggregators, self.aggregators),
         ):
             for one in keys:
-                if pinned is not None and one.key_id not in pinned:
+                if pinned is not None and one.key_id not in self._pinned(pinned, heard):
                     raise Refused(f"expected {kind} that this user has pinned, got {one.key_id.hex()}")
 
 
@@ -148,16 +169,33 @@ class Spending:
     Guarantees:
         No round is spent twice, and none is spent that would exceed a ceiling, also by two processes at once.
         What was spent is on disk before `spend` returns.
+        With a witness, ledgers that were set back are noticed, and nothing is spent.
     """
 
-    def __init__(self, folder: Path, policy: Policy) -> None:
+    def __init__(self, folder: Path, policy: Policy, witness: Witness | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._folder, self._policy = folder, policy
+        self._folder, self._policy, self._witness = folder, policy, witness
 
     def total(self) -> tuple[float, float]:
-        """(eps, delta) of all tasks, added up."""
-        spent = [_spent(path) for path in sorted(self._folder.glob("task-*.db"))]
-        return sum(eps for eps, _ in spent), sum(delta for _, delta in spent)
+        """(eps, delta) of all tasks, added up; of a task that was set back, what the witness remembers."""
+        spent = {path.stem.partition("-")[2]: _spent(path) for path in sorted(self._folder.glob("task-*.db"))}
+        for task, seen in ({} if self._witness is None else self._witness.known()).items():
+            eps, delta = spent.get(task, (0.0, 0.0))
+            spent[task] = max(eps, _ceiling(seen.eps)), max(delta, seen.delta)
+        return sum(eps for eps, _ in spent.values()), sum(delta for _, delta in spent.values())
+
+    def refuse_set_back(self, task_id: bytes) -> None:
+        """Refuse to spend on ledgers that were restored from older copies, and on tasks that were closed for it."""
+        if self._witness is None:
+            return
+        if lacking := self._witness.set_back(self._folder):
+            raise SetBack(
+                f"expected ledgers in {str(self._folder)!r} with all that was spent, got {len(lacking)} set back: "
+                "bring them back, or give up their tasks (dovetail client mend)"
+            )
+        seen = self._witness.known().get(task_id.hex())
+        if seen is not None and seen.closed:
+            raise SetBack("expected a task whose ledger is whole, got one that was set back and given up")
 
     def refuse_early(self) -> None:
         """Refuse a second report in an epoch; a clock that was set back does not shorten it."""
@@ -170,6 +208,7 @@ class Spending:
         _validate.integer(round=round)
         _validate.in_interval(1, task.rounds, round=round)
         with self._alone():
+            self.refuse_set_back(task.task_id)
             path = self._folder / f"task-{task.task_id.hex()}.db"
             before, before_delta = self.total()
             self.refuse_early()
@@ -195,6 +234,8 @@ class Spending:
                         f"got ({at_most(eps_after, 6)}, {at_most(delta_after, 6)}) with round {round}"
                     )
                 ledger.reserve(round, eps=eps, delta=task.delta)
+                if self._witness is not None:
+                    self._witness.note(ledger)
                 write_atomically(self._folder / _LAST, repr(time.time()).encode())
             except Overspent as error:
                 raise Refused(str(error)) from error

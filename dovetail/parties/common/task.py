@@ -7,7 +7,6 @@ each other. What a task costs a user follows from it alone (`costs`).
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import math
@@ -15,14 +14,14 @@ import time
 from typing import Any
 
 import msgspec
-import numpy as np
 from cryptography.exceptions import InvalidSignature
 
 from dovetail import _validate, protocols
 from dovetail._structs import ready
 from dovetail.events import Everyone
+from dovetail.parties.common._deal import Deal, dealt
 from dovetail.parties.common.keys import KeyPair, PublicKey, ServiceKeys
-from dovetail.parties.common.measures import Measure, measured_size, update_norm
+from dovetail.parties.common.measures import Measure, check_measures, measured_size
 from dovetail.parties.common.sealing import OVERHEAD, REPORT_ID, Purpose
 from dovetail.parties.common.sharing import Sharing, sharing_of
 from dovetail.parties.common.wire import Packed
@@ -31,15 +30,7 @@ __all__ = ["Deal", "SignedTask", "TrainingTask", "cohort_of", "sign", "task_id_o
 
 _VERSION = 2
 _LARGEST_TASK = 1 << 20  # bytes
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Deal:
-    """Which shuffler holds which slots: `holder` and `place` (the slot's number there) by slot, `slots` by shuffler."""
-
-    holder: np.ndarray
-    place: np.ndarray
-    slots: tuple[np.ndarray, ...]
+_UNLIMITED = b',"begins":null,"ends":null}'
 
 
 class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,7 +42,7 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     slots are dealt to, in as many groups of equal size as the protocol has parties that shuffle. Or they travel as
     shares of their sum between `aggregators`, two or more. Their keys are here, so that users know whom they talk to.
     `measures` are added up beside updates, their coordinates part of `dim`; `held_out` is the share of users that
-    report them in place of an update.
+    report them in place of an update. Users take part from the second `begins` until the second `ends`, if given.
     """
 
     name: str
@@ -71,6 +62,8 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     measures: tuple[Measure, ...] = ()
     held_out: float = 0.0
     version: int = _VERSION
+    begins: int | None = None
+    ends: int | None = None
 
     def __post_init__(self) -> None:
         if self.version != _VERSION:
@@ -93,7 +86,14 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for use in ("sign", "seal"):
             if len({getattr(keys, use).public for keys in self.intermediaries}) < len(self.intermediaries):
                 raise ValueError("expected different keys for every shuffler or aggregator, got one key twice")
-        self._check_measures()
+        self._check_window()
+        check_measures(
+            self.measures,
+            held_out=self.held_out,
+            dim=self.dim,
+            shared=bool(self.aggregators),
+            clip_norm=getattr(self.build()[0], "clip_norm", None),
+        )
         if self.aggregators:
             self.contribution()
             return
@@ -101,19 +101,6 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         padding = self.build()[0].layout(self.dim).padding
         if padding is not None and padding.overflow != "drop" and padding.pad_to < self.max_clients:
             raise ValueError(f"expected overflow = 'drop' where slots may overflow, got {padding.overflow!r}")
-
-    def _check_measures(self) -> None:
-        _validate.in_interval(0, 1, held_out=self.held_out)
-        if self.held_out and not self.measures:
-            raise ValueError(f"expected measures for users that are held out, got held_out={self.held_out} without any")
-        if not self.measures:
-            return
-        if not self.model_dim > 0:
-            raise ValueError(f"expected dim above the measures' {measured_size(self.measures)}, got dim={self.dim}")
-        clip_norm = getattr(self.build()[0], "clip_norm", None)
-        if not self.aggregators or clip_norm is None:
-            raise ValueError(f"expected measures with sums of vectors clipped in norm (secagg), got {self.protocol!r}")
-        update_norm(self.measures, clip_norm)
 
     @property
     def model_dim(self) -> int:
@@ -169,22 +156,7 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def deal(self) -> Deal:
         """Slots in turn to the shufflers that may hold them."""
-        messages = self.messages()
-        party = messages.shuffler_of(np.arange(messages.slots))
-        parties, processes = int(party.max()) + 1, len(self.shufflers)
-        if processes % parties or processes < parties:
-            raise ValueError(f"expected {parties} shufflers or a multiple of that, got {processes}")
-        rank = np.empty_like(party)
-        for one in range(parties):
-            rank[party == one] = np.arange(np.sum(party == one))
-        each = processes // parties
-        if each > np.min(np.bincount(party)):
-            raise ValueError(f"expected at most one shuffler per slot, got {processes} for {messages.slots} slots")
-        return Deal(
-            holder=party * each + rank % each,
-            place=rank // each,
-            slots=tuple(np.flatnonzero(party * each + rank % each == index) for index in range(processes)),
-        )
+        return dealt(self.messages(), len(self.shufflers))
 
     def purpose(self, round: int) -> Purpose:
         """What reports and dummies of a round are sealed for."""
@@ -202,8 +174,18 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def body(self) -> bytes:
-        """The canonical JSON: keys in order, no spaces."""
-        return msgspec.json.encode(self, order="deterministic")
+        """The canonical JSON: keys in order, no spaces; without the last two if both are null, as tasks once were."""
+        whole = msgspec.json.encode(self, order="deterministic")
+        return whole.removesuffix(_UNLIMITED) + b"}" if whole.endswith(_UNLIMITED) else whole
+
+    def _check_window(self) -> None:
+        _validate.non_negative(**_validate.given(begins=self.begins, ends=self.ends))
+        if self.ends is not None and self.ends <= (self.begins or 0):
+            raise ValueError(f"expected a task that ends after it begins, got begins={self.begins}, ends={self.ends}")
+
+    def over(self, now: float | None = None) -> bool:
+        """Whether its time is up."""
+        return self.ends is not None and (time.time() if now is None else now) >= self.ends
 
     @property
     def task_id(self) -> bytes:
@@ -230,7 +212,10 @@ def sign(task: TrainingTask, pair: KeyPair) -> SignedTask:
     Guarantees:
         No key that is needed in a round expires before the last round's time is up, if the first one opens now.
     """
-    end = time.time() + task.rounds * task.round_seconds
+    if task.over():
+        raise ValueError(f"expected a task that ends in the future, got ends={task.ends}")
+    end = max(time.time(), task.begins or 0) + task.rounds * task.round_seconds
+    end = end if task.ends is None else min(end, task.ends)
     if whose := _first_expired(task, pair.public, now=end):
         raise ValueError(
             f"expected a key of {whose} that outlives {task.rounds} rounds of {task.round_seconds:g} seconds, "
@@ -244,7 +229,8 @@ def verify(signed: SignedTask, *, signer: bytes, fresh: bool = True) -> Training
 
     Guarantees:
         Only canonical JSON is accepted, so a task has one id.
-        If `fresh`, no key of signer, analyzer or shufflers has expired; services finish what was begun before.
+        If `fresh`, its time has come and is not up, and no key of signer, analyzer or shufflers has expired; services
+        finish what was begun before.
     """
     if len(signed.body) > _LARGEST_TASK:
         raise ValueError(f"expected a task of at most {_LARGEST_TASK} bytes, got {len(signed.body)}")
@@ -260,6 +246,8 @@ def verify(signed: SignedTask, *, signer: bytes, fresh: bool = True) -> Training
         raise ValueError(f"expected a task, got invalid content ({error})") from error
     if task.body != signed.body:
         raise ValueError("expected a task in canonical JSON, got it in another form")
+    if fresh and (task.over() or time.time() < (task.begins or 0)):
+        raise ValueError("expected a task whose time has come and is not up, got another one")
     if fresh and (whose := _first_expired(task, signed.signer, now=time.time())):
         raise ValueError(f"expected a key of {whose} that has not expired, got one that has")
     return task

@@ -9,7 +9,7 @@ sends the same envelope again and never randomizes twice. `participation` is the
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,15 +25,25 @@ from dovetail.mechanisms.gaussian import finite_or_zero
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.links import IntermediaryLink
 from dovetail.parties.common.measures import assembled, is_held_out
+from dovetail.parties.common.notices import SignedNotice, read_notices, write_notices
 from dovetail.parties.common.policy import Policy, Refused, Spending
 from dovetail.parties.common.sealing import seal
 from dovetail.parties.common.sharing import proof_nonce
 from dovetail.parties.common.task import SignedTask, TrainingTask
 from dovetail.parties.common.wire import REPORT_ID, Packed, Upload, signature_of, upload_path
+from dovetail.parties.user.witness import Witness
 
-__all__ = ["Client", "Envelope", "Reporter"]
+__all__ = ["USER", "Client", "Envelope", "Reporter", "witness_of"]
+
+USER = "user"  # the file with the id of a user's first key, once it has rotated it
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def witness_of(folder: Path, key: KeyPair, witnesses: Path) -> Witness:
+    """Who remembers what the user of a folder has spent, whichever key it has by now."""
+    first = (folder / USER).read_text().strip() if (folder / USER).exists() else key.public.key_id.hex()
+    return Witness(witnesses / f"{first}.json")
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,28 +85,39 @@ class Reporter(Interface):
 class Client:
     """One user: its folder, its conditions, the key that its uploads are signed with.
 
+    `witness` is a folder elsewhere in which a second memory of what was spent notices if this one is set back.
+
     Guarantees:
         Nothing is randomized that the policy does not admit, or that was not spent first.
         A round has one envelope, however often it is asked for.
         An update whose squared norm is not finite is reported as zero, to whatever protocol.
     """
 
-    def __init__(self, folder: Path, *, policy: Policy, key: KeyPair) -> None:
+    def __init__(self, folder: Path, *, policy: Policy, key: KeyPair, witness: Path | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._outbox = folder / "outbox"
         self._outbox.mkdir(exist_ok=True, mode=0o700)
         self._policy, self.key = policy, key
-        self._spending = Spending(folder / "spending", policy)
+        remembers = None if witness is None else witness_of(folder, key, witness)
+        self._spending = Spending(folder / "spending", policy, remembers)
+        self._heard = folder / "notices.json"
+        self.notices = read_notices(self._heard, policy.signer)
         self._sampler = ExactSampler()
 
     def admit(self, signed: SignedTask) -> TrainingTask:
         """The task, if this user agrees to it."""
-        return self._policy.admit(signed)
+        return self._policy.admit(signed, self.notices)
+
+    def hear(self, signed: Iterable[SignedNotice]) -> None:
+        """Remember what the signer announces, for good."""
+        if self.notices.hear(signed):
+            write_notices(self._heard, self.notices.signed)
 
     def refuse_early(self, task: TrainingTask, round: int) -> None:
         """Refuse a round that comes too soon or that no shuffler would accept, before training and spending budget."""
         if self.key.public.expired():
             raise Refused("expected a key of this user that has not expired, got one that has")
+        self._spending.refuse_set_back(task.task_id)
         if not self._kept(task.task_id, round).exists():
             self._spending.refuse_early()
 
@@ -107,7 +128,7 @@ class Client:
 
         `facts` are what the task's measures ask for: numbers by name.
         """
-        task = self._policy.admit(signed)
+        task = self.admit(signed)
         path = self._kept(task.task_id, round)
         if path.exists():
             return Envelope.decode(path.read_bytes())

@@ -1,0 +1,278 @@
+"""Keys that are replaced, tasks that end or are withdrawn, users that come and go, ledgers that were set back."""
+
+from __future__ import annotations
+
+import shutil
+import time
+
+import msgspec
+import numpy as np
+import pytest
+from parties.sharing import Sharing
+
+from dovetail.parties.common import records
+from dovetail.parties.common.keys import KeyPair, ServicePairs
+from dovetail.parties.common.notices import Notices, announce, rotated
+from dovetail.parties.common.policy import Refused, SetBack
+from dovetail.parties.common.task import sign, verify
+from dovetail.parties.intermediary.enrolment import Enrolled, Enrolment, enrol, read_enrolled, revoke, user_of
+from dovetail.parties.user.client import Client
+from dovetail.parties.user.rotation import rotate_user
+
+
+@pytest.fixture(scope="module")
+def sharing(tmp_path_factory):
+    return Sharing(tmp_path_factory.mktemp("sharing"), "ss_simple", rounds=5)
+
+
+def resigned(sharing, **changed):
+    return sign(msgspec.structs.replace(sharing.task, **changed), sharing.signer)
+
+
+# --- tasks
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "admitted"),
+    [(None, None, True), (-10, None, True), (-10, 10, True), (10, None, False), (10, 20, False)],
+)
+def test_users_take_part_while_a_task_is_valid(sharing, begins, ends, admitted):
+    now = int(time.time())
+    window = {"begins": begins and now + begins, "ends": ends and now + 3600 * ends}
+    signed = resigned(sharing, **window)
+    if admitted:
+        assert sharing.policy.admit(signed).begins == window["begins"]
+    else:
+        with pytest.raises(Refused, match="expected a task whose time has come and is not up"):
+            sharing.policy.admit(signed)
+
+
+def test_a_task_that_is_over_is_neither_signed_nor_admitted(sharing, monkeypatch):
+    signed = resigned(sharing, ends=int(time.time()) + 60)
+    with pytest.raises(ValueError, match="expected a task that ends in the future"):
+        resigned(sharing, ends=int(time.time()) - 1)
+    with pytest.raises(ValueError, match="expected a task that ends after it begins"):
+        resigned(sharing, begins=100, ends=100)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 61)
+    with pytest.raises(Refused, match="whose time has come and is not up"):
+        sharing.policy.admit(signed)
+    assert verify(signed, signer=sharing.signer.public.key_id, fresh=False).over()
+
+
+def test_tasks_without_a_window_have_the_id_that_they_had(sharing):
+    assert b"begins" not in sharing.task.body and b'"version":2}' in sharing.task.body
+    limited = msgspec.structs.replace(sharing.task, ends=2**40)
+    assert limited.body.endswith(b',"begins":null,"ends":1099511627776}')
+    spelled = sharing.task.body[:-1] + b',"begins":null,"ends":null}'
+    signature = sharing.signer.sign(b"dovetail task\0" + spelled)
+    other = msgspec.structs.replace(sharing.signed, body=spelled, signature=signature)
+    with pytest.raises(ValueError, match="canonical JSON"):
+        verify(other, signer=sharing.signer.public.key_id)
+
+
+def test_an_analyzer_opens_no_round_after_the_end(tmp_path, monkeypatch):
+    sharing = Sharing(tmp_path, "ss_simple", rounds=3)
+    sharing.signed = resigned(sharing, ends=int(time.time()) + 60)
+    analyzer = sharing.analyzer()
+    now = time.time()
+    monkeypatch.setattr("dovetail.parties.common.task.time.time", lambda: now + 61)
+    analyzer.give_up(1)
+    assert analyzer.status().over
+    analyzer.shut()
+
+
+def test_a_withdrawn_task_is_over_for_analyzer_and_users(tmp_path):
+    sharing = Sharing(tmp_path, "ss_simple", rounds=3)
+    notice = announce(sharing.signer, task_id=sharing.task.task_id)
+    analyzer = sharing.analyzer()
+    analyzer.withdraw()
+    assert analyzer.status().over and [one["outcome"] for one in analyzer.privacy()["history"]] == ["void"]
+    analyzer.withdraw()
+    analyzer.shut()
+    client = Client(tmp_path / "user", policy=sharing.policy, key=sharing.users[0])
+    client.admit(sharing.signed)
+    client.hear([notice])
+    for one in (client, Client(tmp_path / "user", policy=sharing.policy, key=sharing.users[0])):  # it remembers
+        with pytest.raises(Refused, match="expected a task that stands, got one that its signer has withdrawn"):
+            one.report(sharing.signed, 1, np.zeros(sharing.task.dim))
+
+
+# --- notices
+
+
+def test_only_the_signers_word_counts(sharing):
+    stranger = KeyPair.generate("sign")
+    notices = Notices(sharing.signer.public.key_id, [announce(stranger, task_id=sharing.task.task_id)])
+    forged = msgspec.structs.replace(announce(stranger, task_id=sharing.task.task_id), signer=sharing.signer.public)
+    notices.hear([forged])
+    assert not notices.withdrawn(sharing.task.task_id) and notices.signed == []
+    notices.hear([announce(sharing.signer, task_id=sharing.task.task_id)])
+    assert notices.withdrawn(sharing.task.task_id)
+
+
+def test_pinned_keys_stand_for_their_successors_if_the_user_follows(tmp_path):
+    sharing = Sharing(tmp_path, "ss_simple")
+    pinned = msgspec.structs.replace(
+        sharing.policy, aggregators=tuple(keys.public.key_id for keys in sharing.keys), follow_rotations=True
+    )
+    analyzer, aggregator, signer = sharing.ring.add(), ServicePairs.add(tmp_path / "new"), KeyPair.generate("sign")
+    notices = [
+        announce(sharing.signer, rotation=rotated(sharing.task.analyzer, analyzer.public)),
+        announce(sharing.signer, rotation=rotated(sharing.keys[0].public, aggregator.public, by=sharing.keys[0].sign)),
+        announce(sharing.signer, rotation=rotated(sharing.signer.public, signer.public, by=sharing.signer)),
+    ]
+    changed = {"analyzer": analyzer.public, "aggregators": (aggregator.public, sharing.keys[1].public)}
+    signed = sign(msgspec.structs.replace(sharing.task, **changed), signer)
+    heard = Notices(pinned.signer, reversed(notices))
+    assert pinned.admit(signed, heard).analyzer == analyzer.public
+    for missing in range(3):
+        with pytest.raises(Refused):
+            pinned.admit(signed, Notices(pinned.signer, [one for i, one in enumerate(notices) if i != missing]))
+    with pytest.raises(Refused):
+        msgspec.structs.replace(pinned, follow_rotations=False).admit(signed, heard)
+
+
+def test_a_successor_needs_the_old_keys_word(tmp_path):
+    old, new, thief = (ServicePairs.add(tmp_path / name) for name in ("old", "new", "thief"))
+    with pytest.raises(ValueError, match="expected a successor that the old key has endorsed"):
+        rotated(old.public, new.public, by=thief.sign)
+    with pytest.raises(ValueError, match="expected a successor of the same kind"):
+        rotated(old.public, new.public.sign, by=old.sign)
+    stolen = msgspec.structs.replace(rotated(old.public, new.public, by=old.sign), new_seal=thief.public.seal)
+    with pytest.raises(ValueError, match="endorsed"):
+        announce(KeyPair.generate("sign"), rotation=stolen)
+
+
+# --- users that come and go
+
+
+def user(folder):
+    folder.mkdir(parents=True)
+    pair = KeyPair.generate("sign")
+    pair.save(folder / "key.json")
+    (folder / "public.json").write_bytes(msgspec.json.encode(pair.public))
+    return pair
+
+
+def test_a_list_of_users_is_read_again_when_it_changes(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "_LOOK", 0.0)
+    pairs = [user(tmp_path / str(i)) for i in range(3)]
+    clients = tmp_path / "clients.json"
+    assert enrol(clients, [tmp_path / "0" / "public.json"]) == 1
+    assert clients.stat().st_mode & 0o077 == 0
+    enrolled = Enrolled(clients)
+    assert enrol(clients, [tmp_path / str(i) / "public.json" for i in (1, 2)]) == 3
+    assert set(enrolled) == {pair.public.key_id for pair in pairs} and len(enrolled) == 3
+    assert revoke(clients, [pairs[1].public.key_id]) == 2
+    assert pairs[1].public.key_id not in enrolled and pairs[2].public.key_id in enrolled
+    with pytest.raises(ValueError, match="expected the key of an enrolled user"):
+        revoke(clients, [pairs[1].public.key_id])
+    clients.write_text("half of a li")
+    assert len(enrolled) == 2  # what it said before
+
+
+def test_a_user_that_rotates_its_key_stays_the_user_that_it_was(tmp_path):
+    first, clients = user(tmp_path / "0"), tmp_path / "clients.json"
+    enrol(clients, [tmp_path / "0" / "public.json"])
+    assert user_of(read_enrolled(clients), first.public.key_id) == first.public.key_id
+    for _ in range(2):
+        before = KeyPair.load(tmp_path / "0" / "key.json").public.key_id
+        new = rotate_user(tmp_path / "0")
+        assert KeyPair.load(tmp_path / "0" / "key.json").public.key_id == new != before
+        rotation = tmp_path / "0" / f"rotation-{before.hex()}.json"
+        assert enrol(clients, [rotation]) == enrol(clients, [rotation]) == 1
+        assert set(read_enrolled(clients)) == {new}
+        assert user_of(read_enrolled(clients), new) == first.public.key_id
+    user(tmp_path / "1")
+    rotate_user(tmp_path / "1")
+    (stranger,) = (tmp_path / "1").glob("rotation-*.json")
+    with pytest.raises(ValueError, match="expected the rotation of an enrolled user's key"):
+        enrol(clients, [stranger])
+
+
+def test_a_new_key_does_not_count_twice_in_a_round(tmp_path):
+    sharing = Sharing(tmp_path, "ss_simple")
+    party = sharing.aggregator(0)
+    party.store.open_round(1, head=b"head", closes=0.0)
+    old, new = sharing.users[:2]
+    listed = Enrolment(use="sign", public=new.public.public, expires=new.public.expires, user=old.public.key_id)
+    keys = {old.public.key_id: old.public, new.public.key_id: listed}
+    for sender, pair in enumerate((old, new)):
+        upload = sharing.envelope(sender).uploads[0]
+        client = user_of(keys, pair.public.key_id)
+        if sender == 0:
+            assert party.accept(1, client=client, sender=pair.public.key_id, upload=upload) == "accepted"
+        else:
+            with pytest.raises(ValueError, match="expected one upload per client and round"):
+                party.accept(1, client=client, sender=pair.public.key_id, upload=upload)
+    party.shut()
+
+
+# --- ledgers that were set back
+
+
+def reporting(tmp_path, sharing, number=0):
+    return Client(tmp_path / "user", policy=sharing.policy, key=sharing.users[number], witness=tmp_path / "elsewhere")
+
+
+def spend(client, sharing, round):
+    return client.report(sharing.signed, round, np.zeros(sharing.task.dim))
+
+
+@pytest.mark.parametrize("harm", ["restored", "deleted", "emptied"])
+def test_a_ledger_that_was_set_back_is_noticed(tmp_path, sharing, harm):
+    spending = tmp_path / "user" / "spending"
+    spend(reporting(tmp_path, sharing), sharing, 1)
+    shutil.copytree(spending, tmp_path / "copy")
+    spend(reporting(tmp_path, sharing), sharing, 2)
+    total = reporting(tmp_path, sharing)._spending.total()
+    shutil.rmtree(spending)
+    if harm == "restored":
+        shutil.copytree(tmp_path / "copy", spending)
+    elif harm == "emptied":
+        spending.mkdir()
+        for file in (tmp_path / "copy").iterdir():
+            (spending / file.name).touch()
+    client = reporting(tmp_path, sharing)
+    assert client._spending.total() == total  # nothing of it is forgotten
+    for ask in (lambda: spend(client, sharing, 3), lambda: client.refuse_early(sharing.task, 3)):
+        with pytest.raises(SetBack, match=r"expected ledgers in .* with all that was spent, got 1 set back"):
+            ask()
+    other = Sharing(tmp_path / "other", "ss_simple")
+    mended = Client(tmp_path / "user", policy=other.policy, key=sharing.users[0], witness=tmp_path / "elsewhere")
+    with pytest.raises(SetBack):
+        spend(mended, other, 1)  # of another task, too, as long as nobody has decided
+    assert mended._spending._witness.close(spending) == [sharing.task.task_id.hex()]
+    spend(mended, other, 1)
+    with pytest.raises(SetBack, match="one that was set back and given up"):
+        spend(reporting(tmp_path, sharing), sharing, 3)
+    assert mended._spending.total()[0] > total[0]
+
+
+def test_a_ledger_ahead_of_its_witness_goes_on(tmp_path, sharing, monkeypatch):
+    """Killed between the ledger and the witness: nothing was randomized."""
+    spend(reporting(tmp_path, sharing), sharing, 1)
+    with monkeypatch.context() as broken:
+        broken.setattr("dovetail.parties.user.witness.Witness.note", lambda witness, ledger: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            spend(reporting(tmp_path, sharing), sharing, 2)
+    spend(reporting(tmp_path, sharing), sharing, 3)
+
+
+def test_a_ledger_and_its_witness_stay_with_the_user_through_rotation(tmp_path, sharing):
+    sharing.users[0].save(tmp_path / "first.json")
+    client = reporting(tmp_path, sharing)
+    spend(client, sharing, 1)
+    shutil.copy(tmp_path / "first.json", tmp_path / "user" / "key.json")
+    rotate_user(tmp_path / "user")
+    key = KeyPair.load(tmp_path / "user" / "key.json")
+    rotated_client = Client(tmp_path / "user", policy=sharing.policy, key=key, witness=tmp_path / "elsewhere")
+    assert rotated_client._spending.total() == client._spending.total()
+    assert len(list((tmp_path / "elsewhere").iterdir())) == 1
+    with pytest.raises(Refused, match="expected a round that was not reported to before"):
+        (tmp_path / "user" / "outbox" / f"{sharing.task.task_id.hex()}-1").unlink()
+        spend(rotated_client, sharing, 1)
+    shutil.rmtree(tmp_path / "user" / "spending")
+    with pytest.raises(SetBack):
+        spend(Client(tmp_path / "user", policy=sharing.policy, key=key, witness=tmp_path / "elsewhere"), sharing, 2)
