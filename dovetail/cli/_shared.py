@@ -147,11 +147,17 @@ def print_costs(certified: Any, local: Any) -> None:
 
 
 def from_hex(text: str) -> bytes:
-    """The id of a key."""
+    """The id of a key: in hex, or of the public key in a file."""
+    if Path(text).is_file():
+        from dovetail.parties.common.keys import PublicKey, ServiceKeys
+        from dovetail.parties.common.records import read_record
+
+        kind = ServiceKeys if b'"seal":{' in Path(text).read_bytes() else PublicKey
+        return read_record(Path(text), kind, "a public key").key_id  # type: ignore[attr-defined]
     try:
         return bytes.fromhex(text)
     except ValueError as error:
-        raise ValueError(f"expected a key id in hex, got {text!r}") from error
+        raise ValueError(f"expected a key id in hex, or the file of a public key, got {text!r}") from error
 
 
 def listens(name: str) -> Callable[[str], None]:

@@ -18,7 +18,7 @@ from dovetail.cli._shared import (
 __all__ = ["aggregator", "analyzer", "shuffler"]
 
 TaskFile = Annotated[Path, typer.Option("--task", help="The signed task, made by `dovetail task new`.")]
-Signer = Annotated[str, typer.Option(help="Id of the key that must have signed the task.", metavar="HEX")]
+Signer = Annotated[str, typer.Option(help="Id of the key that must have signed the task.", metavar="HEX|FILE")]
 Keys = Annotated[Path, typer.Option(help="Folder with this party's keys, made by `dovetail keys`.")]
 Host = Annotated[str, typer.Option(help="The address to listen on.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0: any free port.")]
@@ -38,6 +38,9 @@ Store = Annotated[
         metavar="URL",
         show_envvar=True,
     ),
+]
+NoticesFile = Annotated[
+    Path | None, typer.Option(help="The signer's notices (`dovetail task withdraw`), read again when they change.")
 ]
 Peers = Annotated[list[str] | None, typer.Option(help="Address of another one of its kind; repeat for each.")]
 
@@ -60,6 +63,7 @@ def analyzer(
     workers: Workers = 2,
     grace: Annotated[float, typer.Option(help="Seconds to wait for the others after a round has ended.")] = 600.0,
     store: Store = None,
+    notices: NoticesFile = None,
 ) -> None:
     """Run the analyzer of a task: it opens shuffled reports, or sums, and releases models within the privacy budget."""
     from dovetail.parties.analyzer.rounds import Analyzer
@@ -79,7 +83,7 @@ def analyzer(
         workers=workers,
         store=store,
     )
-    app = AnalyzerService(party, grace=grace).app
+    app = AnalyzerService(party, grace=grace, notices=_heard(notices, from_hex(signer))).app
     _serve("analyzer", app, party, host=host, port=port, certificate=certificate, private_key=private_key)
 
 
@@ -100,12 +104,13 @@ def shuffler(
     plain: Plain = False,
     workers: Workers = 1,
     store: Store = None,
+    notices: NoticesFile = None,
 ) -> None:
     """Run a shuffler of a task: it collects sealed reports and forwards them permuted and without names."""
     from dovetail.parties.shuffler.rounds import Shuffler
 
     where = {"host": host, "port": port, "certificate": certificate, "private_key": private_key, "plain": plain}
-    options = {"workers": workers, "store": store}
+    options: dict[str, Any] = {"workers": workers, "store": store, "notices": notices}
     _intermediary(Shuffler, folder, task, signer, keys, analyzer, clients, index, peer, ca, where, **options)
 
 
@@ -126,12 +131,14 @@ def aggregator(
     plain: Plain = False,
     workers: Workers = 1,
     store: Store = None,
+    notices: NoticesFile = None,
 ) -> None:
     """Run an aggregator of a task: it adds up users' shares and forwards nothing but the sum."""
     from dovetail.parties.aggregator.rounds import Aggregator
 
     where = {"host": host, "port": port, "certificate": certificate, "private_key": private_key, "plain": plain}
-    _intermediary(Aggregator, folder, task, signer, keys, analyzer, clients, index, peer, ca, where, store=store)
+    options: dict[str, Any] = {"store": store, "notices": notices}
+    _intermediary(Aggregator, folder, task, signer, keys, analyzer, clients, index, peer, ca, where, **options)
 
 
 def _intermediary(
@@ -146,13 +153,16 @@ def _intermediary(
     peer: list[str] | None,
     ca: Path | None,
     where: dict[str, Any],
+    *,
+    notices: Path | None,
     **options: Any,
 ) -> None:
     from dovetail.parties.common.keys import ServicePairs
     from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink
     from dovetail.parties.common.records import read_record
     from dovetail.parties.common.task import SignedTask, verify
-    from dovetail.parties.http.intermediary import IntermediaryService, read_enrolled
+    from dovetail.parties.http.intermediary import IntermediaryService
+    from dovetail.parties.intermediary.enrolment import Enrolled as Listed
 
     os.umask(0o077)
     _refuse_half_tls(where["certificate"], where["private_key"], where.pop("plain"))
@@ -164,7 +174,8 @@ def _intermediary(
     party = kind(folder, signed=signed, signer=from_hex(signer), index=index, keys=pairs, **options)
     service = IntermediaryService(
         party,
-        enrolled=read_enrolled(clients),
+        enrolled=Listed(clients),
+        notices=_heard(notices, from_hex(signer)),
         analyzer=AnalyzerLink(analyzer, ca=ca, key=pairs.sign),
         peers=[IntermediaryLink(url, ca=ca, key=pairs.sign) for url in peer or []],
     )
@@ -179,6 +190,14 @@ def _serve(name: str, app: Any, party: Any, **where: Any) -> None:
         serve(app, ready=listens(name), **where)
     finally:
         party.shut()
+
+
+def _heard(path: Path | None, signer: bytes) -> Any:
+    """What the signer has announced in a file, as it is now; None if there is no file to look at."""
+    from dovetail.parties.common.notices import read_notices
+    from dovetail.parties.common.records import Watched
+
+    return None if path is None else Watched(path, lambda found: read_notices(found, signer)).now
 
 
 def _learning(config: str | None, model: Path | None, learning_rate: float) -> Any:

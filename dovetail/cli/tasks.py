@@ -36,6 +36,9 @@ def keys(
     rotate: Annotated[
         bool, flag("--rotate", "Make a successor to the folder's key, and rotation-....json for the task's signer.")
     ] = False,
+    public_file: Annotated[
+        Path | None, typer.Option("--public", help="Also write the public half to this file, for the others.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Make a key pair. Older keys in the folder stay valid until their rounds are closed."""
@@ -59,7 +62,8 @@ def keys(
         old = (ServicePairs.current(folder) if use == "service" else ring.current()) if rotate else None
         public = ServicePairs.add(folder, days=days).public if use == "service" else ring.add(days=days).public
         path = folder / f"public-{use}-{public.key_id.hex()}.json"
-        path.write_bytes(msgspec.json.encode(public))
+        for one in (path, *([] if public_file is None else [public_file])):
+            write_atomically(one, msgspec.json.encode(public))
         facts = {"id": public.key_id.hex(), "use": use, "public": str(path), "days": days}
         if old is not None:
             by = old.sign if isinstance(old, ServicePairs) else None if use == "seal" else old
@@ -154,7 +158,9 @@ def task_new(
 @task.command("show")
 def task_show(
     path: Annotated[Path, typer.Argument(help="A signed task.")],
-    signer: Annotated[str | None, typer.Option(help="Refuse a task that another key signed.", metavar="HEX")] = None,
+    signer: Annotated[
+        str | None, typer.Option(help="Refuse a task that another key signed.", metavar="HEX|FILE")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Show what a task asks for, and its privacy cost per user."""

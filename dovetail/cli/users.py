@@ -47,8 +47,8 @@ def client_new(
         list[Path],
         typer.Argument(help="The user's new folder, for key.json, policy.json and public.json; or one per user."),
     ],
-    signer: Annotated[str, typer.Option(help="Id of the key that signs tasks.", metavar="HEX")],
-    analyzer: Annotated[str, typer.Option(help="Id of the analyzer's key.", metavar="HEX")],
+    signer: Annotated[str, typer.Option(help="Id of the key that signs tasks.", metavar="HEX|FILE")],
+    analyzer: Annotated[str, typer.Option(help="Id of the analyzer's key.", metavar="HEX|FILE")],
     min_clients: Annotated[int, typer.Option(min=1, help="Minimum number of honest users per round.")],
     eps_round: Ceiling = None,
     eps_task: Ceiling = None,
@@ -119,7 +119,7 @@ def client_enrol(
 @client.command("revoke")
 def client_revoke(
     clients: Annotated[Path, typer.Argument(help="The list of users of a shuffler or aggregator (a JSON file).")],
-    user: Annotated[list[str], typer.Argument(help="Ids of users' keys.", metavar="HEX")],
+    user: Annotated[list[str], typer.Argument(help="Ids of users' keys.", metavar="HEX|FILE")],
 ) -> None:
     """Take users off the list that a service accepts uploads from; a running service sees it within a second or two."""
     from dovetail.parties.intermediary.enrolment import revoke

@@ -125,6 +125,9 @@ class _ToService(Wire):
     def task(self) -> Any:
         return self._world._ground.signed
 
+    def notices(self) -> list[Any]:
+        return []
+
     def status(self) -> RoundStatus:
         self._asked[0] += 1
         status = self._answer(lambda service: service._status)

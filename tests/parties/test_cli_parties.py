@@ -8,7 +8,7 @@ import pytest
 
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.policy import Policy
-from dovetail.parties.http.intermediary import read_enrolled
+from dovetail.parties.intermediary.enrolment import read_enrolled
 
 
 @pytest.fixture

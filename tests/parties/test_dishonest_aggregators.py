@@ -221,6 +221,9 @@ class Impostor:
     def task(self):
         return self._signed
 
+    def notices(self):
+        return []
+
     def status(self):
         return RoundStatus(task_id=self._task.task_id, round=1, over=bool(self.given), head=bytes(32))
 

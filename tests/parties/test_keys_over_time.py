@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import shutil
 import time
 
+import httpx
 import msgspec
 import numpy as np
 import pytest
@@ -12,9 +15,13 @@ from parties.sharing import Sharing
 
 from dovetail.parties.common import records
 from dovetail.parties.common.keys import KeyPair, ServicePairs
-from dovetail.parties.common.notices import Notices, announce, rotated
-from dovetail.parties.common.policy import Refused, SetBack
+from dovetail.parties.common.notices import Notices, SignedNotice, announce, read_notices, rotated
+from dovetail.parties.common.policy import Policy, Refused, SetBack
+from dovetail.parties.common.records import Watched
 from dovetail.parties.common.task import sign, verify
+from dovetail.parties.common.wire import upload_path
+from dovetail.parties.http.analyzer import AnalyzerService
+from dovetail.parties.http.intermediary import IntermediaryService
 from dovetail.parties.intermediary.enrolment import Enrolled, Enrolment, enrol, read_enrolled, revoke, user_of
 from dovetail.parties.user.client import Client
 from dovetail.parties.user.rotation import rotate_user
@@ -207,6 +214,81 @@ def test_a_new_key_does_not_count_twice_in_a_round(tmp_path):
             with pytest.raises(ValueError, match="expected one upload per client and round"):
                 party.accept(1, client=client, sender=pair.public.key_id, upload=upload)
     party.shut()
+
+
+# --- services that go on running
+
+
+def ask(app, method, path, **options):
+    async def asked():
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
+            return await http.request(method, path, **options)
+
+    return asyncio.run(asked())
+
+
+def test_services_hand_out_notices_and_heed_them_without_a_restart(tmp_path, monkeypatch, command):
+    monkeypatch.setattr(records, "_LOOK", 0.0)
+    sharing, file = Sharing(tmp_path, "ss_simple"), tmp_path / "notices.json"
+    (tmp_path / "task.json").write_bytes(msgspec.json.encode(sharing.signed))
+    (tmp_path / "owner").mkdir()
+    sharing.signer.save(tmp_path / "owner" / f"sign-{sharing.signer.public.key_id.hex()}.json")
+    heard = Watched(file, lambda path: read_notices(path, sharing.signer.public.key_id)).now
+    analyzer, party = sharing.analyzer(), sharing.aggregator(0)
+    watching = AnalyzerService(analyzer, notices=heard)
+    service = IntermediaryService(party, enrolled=sharing.enrolled, analyzer=None, notices=heard)
+    for app in (watching.app, service.app):
+        assert ask(app, "GET", "/v1/notices").json() == []
+    words = ["--task", str(tmp_path / "task.json"), "--signer", str(tmp_path / "owner")]
+    status, out, _ = command("task", "withdraw", str(file), *words)
+    assert status == 0 and sharing.task.task_id.hex() in "".join(out.split())
+    for app in (watching.app, service.app):
+        (found,) = msgspec.json.decode(ask(app, "GET", "/v1/notices").content, type=list[SignedNotice])
+        assert Notices(sharing.signer.public.key_id, [found]).withdrawn(sharing.task.task_id)
+    asyncio.run(watching._look())
+    assert analyzer.status().over
+    refused = ask(service.app, "POST", upload_path(sharing.task.task_id, 1, 0), content=b"anything")
+    assert (refused.status_code, refused.text) == (
+        410,
+        "expected an upload to a task that stands, got one to a task that was withdrawn",
+    )
+    analyzer.shut()
+    party.shut()
+
+
+def test_keys_are_rotated_and_announced_by_commands(tmp_path, command):
+    made = {}
+    for name, use in (("owner", "sign"), ("analyzer", "seal"), ("aggregator", "service")):
+        for more in ([], ["--rotate"]):
+            words = ["--use", use, "--public", str(tmp_path / f"{name}.json"), "--json", *more]
+            status, out, err = command("keys", str(tmp_path / name), *words)
+            assert status == 0, err
+            made.setdefault(name, []).append(json.loads(out))
+    rotations = [word for old, new in made.values() for word in ("--rotation", new["rotation"])]
+    status, out, err = command(
+        "task", "announce", str(tmp_path / "n.json"), *rotations, "--signer", str(tmp_path / "owner")
+    )
+    assert status == 0, err
+    notices = read_notices(tmp_path / "n.json", bytes.fromhex(made["owner"][0]["id"]))
+    for old, new in made.values():
+        assert notices.known_as(bytes.fromhex(old["id"])) == {bytes.fromhex(old["id"]), bytes.fromhex(new["id"])}
+    pins = ["--signer", str(tmp_path / "owner.json"), "--analyzer", made["analyzer"][1]["id"]]
+    words = [*pins, "--aggregator", str(tmp_path / "aggregator.json"), "--min-clients", "1", "--follow-rotations"]
+    assert command("client", "new", str(tmp_path / "user"), *words)[0] == 0
+    policy = Policy.read(tmp_path / "user" / "policy.json")
+    assert policy.follow_rotations and policy.signer.hex() == made["owner"][1]["id"]
+    assert policy.aggregators == (bytes.fromhex(made["aggregator"][1]["id"]),)
+    for words in (["enrol", "clients.json", "user/public.json"], ["rotate", "user"], ["mend", "user"]):
+        status, out, err = command("client", words[0], *(str(tmp_path / word) for word in words[1:]))
+        assert status == 0, err
+    key = KeyPair.load(tmp_path / "user" / "key.json").public.key_id.hex()
+    status, _, err = command("client", "revoke", str(tmp_path / "clients.json"), key)
+    assert status == 2 and "expected the key of an enrolled user" in " ".join(err.split())
+    (rotation,) = (tmp_path / "user").glob("rotation-*.json")
+    assert command("client", "enrol", str(tmp_path / "clients.json"), str(rotation))[0] == 0
+    status, out, _ = command("client", "revoke", str(tmp_path / "clients.json"), key)
+    assert status == 0 and "0 users" in out
 
 
 # --- ledgers that were set back

@@ -56,6 +56,9 @@ class Impostor:
     def task(self):
         return self._signed
 
+    def notices(self):
+        return []
+
     def status(self):
         over = bool(self.given)
         return RoundStatus(task_id=self._task.task_id, round=1, over=over, head=bytes(32))

@@ -30,6 +30,9 @@ class Scripted:
     def task(self):
         return self._deployment.signed
 
+    def notices(self):
+        return []
+
     def status(self):
         said = self._script.pop(0) if len(self._script) > 1 else self._script[0]
         if said is None:

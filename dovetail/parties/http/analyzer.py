@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
+from collections.abc import Callable
 
 import msgspec
 from starlette.requests import Request
@@ -13,6 +15,7 @@ from starlette.routing import Route
 
 from dovetail._structs import ready
 from dovetail.parties.analyzer.rounds import Analyzer
+from dovetail.parties.common.notices import Notices
 from dovetail.parties.common.wire import BATCH_ID, Closed, Malformed, authenticated, claimed
 from dovetail.parties.http._http import Counts, Served, body_of, busy, number_of, path_of
 from dovetail.parties.http.page import status_page
@@ -28,8 +31,11 @@ class AnalyzerService:
     A round in which nothing has come for `grace` seconds after its time was up is given up.
     """
 
-    def __init__(self, analyzer: Analyzer, *, grace: float = 600.0) -> None:
+    def __init__(
+        self, analyzer: Analyzer, *, grace: float = 600.0, notices: Callable[[], Notices] | None = None
+    ) -> None:
         self._analyzer, self._grace = analyzer, grace
+        self._notices = notices or functools.partial(Notices, analyzer.signed.signer.key_id)
         signing = [keys.sign for keys in analyzer.task.intermediaries]
         self._senders = {key.key_id: index for index, key in enumerate(signing)}
         self._keys = {key.key_id: key for key in signing}
@@ -40,6 +46,7 @@ class AnalyzerService:
             Route("/", self._page),
             Route("/v1/privacy", self._privacy),
             Route("/v1/task", self._get_task),
+            Route("/v1/notices", self._get_notices),
             Route("/v1/status", self._get_status),
             Route("/v1/counts", self._get_counts),
             Route(f"{prefix}/models/{{round}}", self._get_model),
@@ -56,6 +63,9 @@ class AnalyzerService:
 
     async def _get_task(self, request: Request) -> Response:
         return Response(msgspec.json.encode(self._analyzer.signed), media_type="application/json")
+
+    async def _get_notices(self, request: Request) -> Response:
+        return Response(msgspec.json.encode(self._notices().signed), media_type="application/json")
 
     async def _get_status(self, request: Request) -> Response:
         status = await asyncio.to_thread(self._analyzer.status)
@@ -95,7 +105,9 @@ class AnalyzerService:
         await busy(1.0, self._look, lambda error: _LOG.warning("%s: %s", type(error).__name__, error))
 
     async def _look(self) -> None:
-        """Give up a round that somebody does not close."""
+        """End a training that was withdrawn, and give up a round that somebody does not close."""
+        if self._notices().withdrawn(self._analyzer.task.task_id):
+            await asyncio.to_thread(self._analyzer.withdraw)
         progress = await asyncio.to_thread(lambda: self._analyzer.progress)
         if progress != self._seen:
             self._seen, self._since = progress, time.monotonic()

@@ -11,8 +11,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,7 +21,7 @@ from starlette.routing import Route
 
 from dovetail.parties.common.keys import PublicKey
 from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink, Unreachable
-from dovetail.parties.common.records import read_record
+from dovetail.parties.common.notices import Notices
 from dovetail.parties.common.wire import (
     Malformed,
     RoundStatus,
@@ -35,19 +34,15 @@ from dovetail.parties.common.wire import (
 )
 from dovetail.parties.http._http import Counts, Served, body_of, busy, number_of, path_of
 from dovetail.parties.intermediary.arrivals import Accepted, Arrival, Over, Turned, Unopened
+from dovetail.parties.intermediary.enrolment import user_of
 from dovetail.parties.intermediary.party import Intermediary
 
-__all__ = ["IntermediaryService", "read_enrolled"]
+__all__ = ["IntermediaryService"]
 
 _LOG = logging.getLogger(__name__)
 _TOGETHER = 256  # uploads that are written in one transaction
 _PAUSE = 0.05  # seconds between looks at what there is to do
 _PATIENCE = 60.0  # seconds in which others may still come up
-
-
-def read_enrolled(path: Path) -> dict[bytes, PublicKey]:
-    """The keys of the clients that may report, from a JSON file, by id."""
-    return {key.key_id: key for key in read_record(path, list[PublicKey], "the public keys of the clients")}
 
 
 class _Unwritten(Turned):
@@ -64,7 +59,9 @@ class IntermediaryService:
         enrolled: Mapping[bytes, PublicKey],
         analyzer: AnalyzerLink,
         peers: Sequence[IntermediaryLink] = (),
+        notices: Callable[[], Notices] | None = None,
     ) -> None:
+        self._notices = notices or functools.partial(Notices, party.signed.signer.key_id)
         self._party, self._analyzer, self._peers, self._enrolled = party, analyzer, peers, enrolled
         others = [keys.sign for i, keys in enumerate(party.task.intermediaries) if i != party.index]
         self._others = {key.key_id: key for key in others}
@@ -79,6 +76,7 @@ class IntermediaryService:
         self.counts = Counts()
         routes = [
             Route("/v1/task", self._get_task),
+            Route("/v1/notices", self._get_notices),
             Route("/v1/status", self._get_status),
             Route("/v1/counts", self._get_counts),
             Route(f"{prefix}/models/{{round}}", self._get_model),
@@ -92,6 +90,9 @@ class IntermediaryService:
 
     async def _get_task(self, request: Request) -> Response:
         return Response(msgspec.json.encode(self._party.signed), media_type="application/json")
+
+    async def _get_notices(self, request: Request) -> Response:
+        return Response(msgspec.json.encode(self._notices().signed), media_type="application/json")
 
     async def _get_status(self, request: Request) -> Response:
         if self._status is None:
@@ -115,10 +116,13 @@ class IntermediaryService:
         round = number_of(request, task.task_id)
         if request.path_params["index"] != str(self._party.index):
             raise Malformed(f"expected an upload for {self._party.kind} {self._party.index}, got one for another")
+        if self._notices().withdrawn(task.task_id):
+            raise TooLate("expected an upload to a task that stands, got one to a task that was withdrawn")
         claimed(self._enrolled, request.headers)
         body = await body_of(request, most=self._party.most)
-        client = authenticated(self._enrolled, "POST", path_of(request), request.headers, body)
-        arrival = await asyncio.to_thread(self._party.arrival, round, client=client, upload=Upload.decode(body))
+        sender = authenticated(self._enrolled, "POST", path_of(request), request.headers, body)
+        who = {"client": user_of(self._enrolled, sender), "sender": sender}
+        arrival = await asyncio.to_thread(self._party.arrival, round, upload=Upload.decode(body), **who)
         future: asyncio.Future[Accepted | Turned] = asyncio.get_running_loop().create_future()
         self._waiting.append((arrival, future))
         self._arrived.set()

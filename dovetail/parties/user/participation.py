@@ -85,6 +85,8 @@ class Participation:
 
     def _report(self, round: int) -> None:
         signed = self._links[0].task()
+        for link in self._links:  # one that withholds what the signer announced does not speak for the others
+            self._client.hear(link.notices())
         task = self._client.admit(signed)
         if len(self._links) != len(task.intermediaries):
             kind, count = "aggregators" if task.aggregators else "shufflers", len(task.intermediaries)
