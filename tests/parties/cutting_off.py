@@ -57,10 +57,10 @@ class Cutting(threading.Thread):
 
     def run(self) -> None:
         """Long enough for both ends to notice, and short enough for them not to."""
-        while not self._stop_it.wait(self._random.uniform(2, 8)):
+        while not self._stop_it.wait(self._random.uniform(2, 10)):
             _ip("link", "set", "here", "down")
             self.cuts += 1
-            self._stop_it.wait(self._random.choice([0.5, 3.0, 25.0]))
+            self._stop_it.wait(self._random.choice([0.5, 1.0, 3.0, 20.0]))
             _ip("link", "set", "here", "up")
 
     def end(self) -> None:

@@ -21,6 +21,7 @@ from dovetail.parties.deployment import HOST, Deployment, free_ports
 from dovetail.parties.fleet import Fleet
 
 REPLICAS = 2
+_SILENCE = 6.0  # seconds after which a connection is given up
 Address = tuple[str, int]
 
 
@@ -64,8 +65,8 @@ class Proxy(threading.Thread):
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(1 << 16):
+    with contextlib.suppress(OSError, TimeoutError):
+        while data := await asyncio.wait_for(reader.read(1 << 16), _SILENCE):
             writer.write(data)
             await writer.drain()
     writer.close()
