@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 
 from dovetail.cli._shared import (
     Authority,
+    err_console,
     flag,
     from_hex,
     listens,
@@ -69,14 +71,16 @@ def analyzer(
     from dovetail.parties.analyzer.rounds import Analyzer
     from dovetail.parties.common.keys import KeyRing
     from dovetail.parties.common.records import read_record
-    from dovetail.parties.common.task import SignedTask
+    from dovetail.parties.common.task import SignedTask, verify
     from dovetail.parties.http.analyzer import AnalyzerService
 
     os.umask(0o077)
     _refuse_half_tls(certificate, private_key, plain)
+    signed = read_record(task, SignedTask, "a signed task")
+    _await_beginning(verify(signed, signer=from_hex(signer), fresh=False).begins)
     party = Analyzer(
         folder,
-        signed=read_record(task, SignedTask, "a signed task"),
+        signed=signed,
         signer=from_hex(signer),
         keys=KeyRing(keys, "seal"),
         learning=_learning(config, model, learning_rate),
@@ -190,6 +194,13 @@ def _serve(name: str, app: Any, party: Any, **where: Any) -> None:
         serve(app, ready=listens(name), **where)
     finally:
         party.shut()
+
+
+def _await_beginning(begins: int | None) -> None:
+    """No round opens before users may come: it would be void, and paid for."""
+    if begins is not None and (wait := begins - time.time()) > 0:
+        err_console.print(f"waits {wait:.0f} seconds, until the task begins", highlight=False)
+        time.sleep(wait)
 
 
 def _heard(path: Path | None, signer: bytes) -> Any:

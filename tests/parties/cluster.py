@@ -60,6 +60,12 @@ class Cluster:
             connection.execute(f'CREATE DATABASE "{name}"')
         return self._url(name)
 
+    def files(self, folder: str) -> bytes:
+        """What one of its folders holds, after everything was written there."""
+        with psycopg.connect(self._url("postgres"), autocommit=True) as connection:
+            connection.execute("CHECKPOINT")
+        return b"".join(path.read_bytes() for path in (self._folder / "data" / folder).rglob("*") if path.is_file())
+
     def _url(self, name: str) -> str:
         return f"postgresql://dovetail:{self._password}@{self._host}:{self._port}/{name}"
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from parties.sharing import Sharing
 
+from dovetail.cli.parties import _await_beginning
 from dovetail.parties.common import records
 from dovetail.parties.common.keys import KeyPair, ServicePairs
 from dovetail.parties.common.notices import Notices, SignedNotice, announce, read_notices, rotated
@@ -87,6 +88,15 @@ def test_an_analyzer_opens_no_round_after_the_end(tmp_path, monkeypatch):
     analyzer.give_up(1)
     assert analyzer.status().over
     analyzer.shut()
+
+
+def test_an_analyzer_waits_for_the_beginning(monkeypatch):
+    waited = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    for begins, wait in ((None, []), (time.time() - 9, []), (time.time() + 90, [pytest.approx(90, abs=5)])):
+        waited.clear()
+        _await_beginning(begins)
+        assert waited == wait
 
 
 def test_a_withdrawn_task_is_over_for_analyzer_and_users(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import pytest
 from parties.sharing import Sharing, Straight, close, open_round
 
 from dovetail.parties.common.database import Database, Unavailable, located
+from dovetail.parties.intermediary.arrivals import Arrival
+from dovetail.parties.shuffler.store import Shape, ShuffleStore
 
 SETTINGS = {"clip_norm": 1.0, "noise_multiplier": 1e-12, "scale": 64.0, "noise": "aggregators"}
 
@@ -177,6 +180,28 @@ def test_a_database_that_may_forget_is_refused(postgres):
         Database(postgres.database() + "?options=-c%20synchronous_commit%3Doff", {})
     with pytest.raises(ValueError, match="expected a search path with a schema that exists"):
         Database(postgres.database() + "?options=-c%20search_path%3Dnowhere", {})
+
+
+@pytest.mark.postgres
+def test_after_closing_no_table_says_who_sent_what_but_the_log_does_for_a_while(postgres):
+    """What docs/operating.md says of PostgreSQL, beside what the same test says of a file in test_store.py."""
+    store = ShuffleStore(postgres.database(), Shape(slots=1, reports=1, length=40, min_uploads=2, max_uploads=5))
+    store.open_round(1, head=b"head", closes=0.0)
+    names = [secrets.token_bytes(32) for _ in range(3)]
+    reports = sorted(secrets.token_bytes(16) for _ in names)
+    for name, report in zip(names, reversed(reports), strict=True):
+        store.accept(Arrival(1, name, report, [(0, secrets.token_bytes(40))]))
+    assert all(name in postgres.files("base") for name in names)
+    store.freeze(1)
+    store.close(1)
+    left, (_, sent) = postgres.files("base"), next(iter(store.messages(1, size=4)))
+    assert not any(name in left for name in names) and all(sealed in left for _, sealed in sent)
+    places = [left.index(report) for report in reports]
+    assert places == sorted(places) or places == sorted(places, reverse=True)  # in no order but their own
+    store.acknowledge(1)
+    assert not any(sealed in postgres.files("base") for _, sealed in sent)
+    assert all(name in postgres.files("pg_wal") for name in names)
+    store.shut()
 
 
 @pytest.mark.postgres
