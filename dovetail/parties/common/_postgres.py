@@ -67,7 +67,7 @@ class Postgres:
     def rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
         """Do something; the rows that it gives, if any."""
         with self._lock, self._heard():
-            cursor = self._connection().execute(_spelled(query), values)
+            cursor = self._connection().execute(_spelled(query), values, binary=True)
             return cursor.fetchall() if cursor.description else []
 
     def stream(self, query: str, values: Sequence[object] = ()) -> Iterator[Any]:
@@ -106,6 +106,14 @@ class Postgres:
         """Do several things, without values."""
         for statement in filter(str.strip, statements.split(";")):
             self.rows(statement.strip())
+            if made := re.match(r"CREATE TABLE IF NOT EXISTS (\w+)", statement.strip()):
+                self._keep_as_they_are(made[1])
+
+    def _keep_as_they_are(self, table: str) -> None:
+        """What parties keep as bytes is random or sealed: PostgreSQL would try in vain to compress it."""
+        query = "SELECT attname FROM pg_attribute WHERE attrelid = ?::regclass AND atttypid = 'bytea'::regtype"
+        for (column,) in self.rows(query, (table,)):
+            self.rows(f"ALTER TABLE {table} ALTER COLUMN {column} SET STORAGE EXTERNAL")
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
