@@ -18,10 +18,12 @@ os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
         "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true",
         "--xla_cpu_parallel_codegen_split_count=1",  # parts of a program are compiled apart: more work in all
         *(["--xla_cpu_use_fusion_emitters=false"] if jaxlib.version.__version_info__ < (0, 11) else []),
     ]
 ).strip()
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # an eighth of all tracing goes into who called whom
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers and tests' own processes inherit it: one compiles for all
@@ -56,6 +58,7 @@ def pytest_collection_finish():
     """What is there before the first test stays: the collector of garbage need not look at it again and again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(100_000, 50, 100)  # tracing makes much that lives for a while
 
 
 @pytest.fixture(scope="session", autouse=True)

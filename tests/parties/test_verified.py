@@ -1,7 +1,9 @@
 """Verified rounds: honest users count, hostile ones do not, nobody loses a round, and only enrollers hear of it."""
 
+import asyncio
 import json
 import secrets
+import threading
 import time
 
 import msgspec
@@ -18,6 +20,7 @@ from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink
 from dovetail.parties.common.policy import Refused
 from dovetail.parties.common.task import TrainingTask
 from dovetail.parties.common.wire import Malformed, vector_from
+from dovetail.parties.http.intermediary import IntermediaryService
 from dovetail.parties.intermediary.arrivals import Turned
 from dovetail.parties.user.client import Client
 from dovetail.parties.user.hostile import HostileClient
@@ -197,6 +200,68 @@ def test_a_round_has_one_key_and_one_answer(tmp_path):
     assert again.told(1, 0) == told  # until the next round opens
     again.store.open_round(2, head=b"h", closes=0.0)
     assert again.told(1, 0) is None
+
+
+def test_an_announced_round_gets_nobody_a_second_answer(tmp_path):
+    """A peer never agrees, and holds its roster back until a dishonest analyzer has announced the next round."""
+    sharing = verified_task(tmp_path)
+    analyzer, (honest, other) = opened(sharing)
+    for user in range(4):
+        sharing.accept([honest, other], user, update=UPDATE)
+    for party in (honest, other):
+        party.store.freeze(1)
+    announced, waiting, heard = analyzer.status(), threading.Event(), threading.Event()
+
+    class Dishonest:
+        round = 1
+
+        def status(self):
+            return msgspec.structs.replace(announced, round=self.round)
+
+        def model(self, round, dim=None):
+            return np.zeros(6, np.float32)
+
+    class Silent(Peer):
+        def agreed(self, round):
+            return None
+
+        def roster(self, round):
+            waiting.set()
+            assert heard.wait(20)
+            return super().roster(round)
+
+    told_by = Dishonest()
+    service = IntermediaryService(honest, enrolled={}, analyzer=told_by, peers=[Silent(other)])
+
+    async def served():
+        heard.set()
+        await service._follow()
+        await service._close()
+        first = honest.told(1, 0)
+        assert (honest.store.state(1), first.total) == ("frozen", 4)
+        heard.clear(), waiting.clear()
+        closing = asyncio.create_task(service._close())
+        await asyncio.to_thread(waiting.wait, 20)
+        told_by.round = 2
+        await service._follow()
+        assert honest.store.state(2) == "open"
+        heard.set()
+        await closing
+        assert honest.told(1, 0) == first
+
+    asyncio.run(served())
+
+
+def test_no_part_of_a_key_is_drawn_for_a_round_that_is_closed(tmp_path):
+    sharing = verified_task(tmp_path)
+    _, parties = opened(sharing)
+    for user in range(4):
+        sharing.accept(parties, user, update=UPDATE)
+    assert closed(parties) == ["sent", "sent"]
+    parties[0].store.open_round(2, head=b"h", closes=0.0)
+    assert parties[0].challenge(1) is None
+    with pytest.raises(ValueError, match="a round that is frozen, got round 1, sent"):
+        parties[0].store.answer(1, [], bytes(32))
 
 
 def test_long_answers_come_in_pages(tmp_path, monkeypatch):

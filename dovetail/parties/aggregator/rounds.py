@@ -86,6 +86,8 @@ class Aggregator(Intermediary[SumStore]):
         """
         if not isinstance(self.store, VerifiedStore):
             return super().exchange(round, peers)
+        if (state := self.store.state(round)) not in ("unknown", "open", "frozen"):
+            return state
         rosters, parts = heard([peer.roster(round) for peer in peers]), heard([peer.challenge(round) for peer in peers])
         own = self.store.challenge(round)
         if rosters is None or parts is None or own is None:

@@ -56,25 +56,30 @@ class VerifiedStore(SumStore):
     _sharing: VerifiedSharing
 
     def open_round(self, round: int, *, head: bytes, closes: float) -> None:
-        """Begin to take uploads; nobody asks about earlier rounds any more."""
+        """Begin to take uploads; nobody asks about rounds any more that were closed before.
+
+        What was answered stays while the shares do, whoever announces which round: a second answer would tell of them.
+        """
         super().open_round(round, head=head, closes=closes)
+        still = "SELECT round FROM rounds WHERE state IN ('open', 'frozen')"
         with self._transaction():
             for table in ("challenges", "verifiers"):
-                self._do(f"DELETE FROM {table} WHERE round < ?", round)
+                self._do(f"DELETE FROM {table} WHERE round < ? AND round NOT IN ({still})", round)
 
     def challenge(self, round: int) -> bytes | None:
-        """This aggregator's part of the round's key, drawn once the round is frozen."""
+        """This aggregator's part of the round's key, drawn while the round is frozen, and kept."""
         with self._transaction():
-            if self.roster(round) is None:
-                return None
-            drawn = round, secrets.token_bytes(SEED)
-            self._do("INSERT INTO challenges (round, part) VALUES (?, ?) ON CONFLICT DO NOTHING", *drawn)
+            if self.state(round) == "frozen":
+                drawn = round, secrets.token_bytes(SEED)
+                self._do("INSERT INTO challenges (round, part) VALUES (?, ?) ON CONFLICT DO NOTHING", *drawn)
         found = self._one("SELECT part FROM challenges WHERE round = ?", round)
         return None if found is None else found[0]
 
     def answer(self, round: int, roster: Collection[bytes], key: bytes) -> None:
         """Find out about the reports on the roster, with the round's key; what was found before stays."""
         with self._transaction():
+            if (state := self.state(round)) != "frozen":
+                raise ValueError(f"expected a round that is frozen, got round {round}, {state}")
             self._do("UPDATE challenges SET key = ? WHERE round = ? AND key IS NULL", key, round)
         if self._one("SELECT key FROM challenges WHERE round = ?", round) != (key,):
             raise ValueError(f"expected the key of round {round} that was formed before, got another one")

@@ -158,7 +158,7 @@ class VerifiedSharing(Sharing):
     def split(
         self, values: np.ndarray, *, nonce: bytes, random_bytes: Callable[[int], bytes] = secrets.token_bytes
     ) -> list[bytes]:
-        """Shares with proofs; drawn again in the one case in 2^100 in which the wraparound checks fail."""
+        """Shares with proofs; drawn again where the wraparound checks fail, less often than once in 2^100."""
         while True:
             try:
                 public, parts = self.proof.shard(values, nonce, random_bytes(self.proof.rand_size))
