@@ -2,7 +2,7 @@
 
 Five ways:
 
-- *general*: every client's local training under `vmap`, then the protocol's `collect`;
+- *general*: every client's local training, side by side or one after the other, then the protocol's `collect`;
 - *scaled*: the same training, then the sum of rescaled updates, beside clients of another size that go a way below;
 - *linear*, for linear models under protocols that only rescale updates: the matrix forms of `engine.linear`, of which
   that by Gram matrices needs the `products` of each client's rows;
@@ -28,6 +28,7 @@ import numpy as np
 
 from dovetail.data._base import Loss, Model
 from dovetail.engine import examples, gram, linear
+from dovetail.engine.devices import one_after_another
 from dovetail.engine.diagnostics import Seen, seen
 from dovetail.learners.client import ClientUpdate, local_update, private_update, visiting_order
 from dovetail.learners.losses import cross_entropy
@@ -181,6 +182,8 @@ class ClientWork:
         if self.moments is not None:
             return jax.vmap(self.moments)(inputs, labels, counts)
         update = local_update(self.update, self.logits, self.loss)
+        if one_after_another(jax.default_backend(), len(params)):
+            return jax.lax.map(lambda held: update(params, *held), (inputs, labels, counts))
         return jax.vmap(update, (None, 0, 0, 0))(params, inputs, labels, counts)
 
     def step_keys(self, ids: jax.Array, keys: Keys) -> jax.Array:

@@ -241,8 +241,9 @@ class Engine:
 
     def _default_chunk(self, work: ClientWork, numbers: int, members: int) -> int:
         floats = work.width * numbers + (3 * self.dim if work.forms_updates else 0)
-        fitting = chunk_bytes(self.mesh.devices.flat[0].platform) // (4 * floats)
-        return max(1, min(fitting, math.ceil(min(self._size, members) / self.mesh.size)))
+        fitting = max(1, chunk_bytes(self.mesh.devices.flat[0].platform) // (4 * floats))
+        most = max(1, math.ceil(min(self._size, members) / self.mesh.size))
+        return math.ceil(most / math.ceil(most / fitting))
 
     def _round(
         self, training: Training, data: Data, works: Works, used: jax.Array, public: _Public, secret: jax.Array

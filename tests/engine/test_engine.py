@@ -17,7 +17,7 @@ from grids import diagonal
 from jax.flatten_util import ravel_pytree
 
 from dovetail.data._base import Clients, Dataset
-from dovetail.engine import Engine, Performance, linear
+from dovetail.engine import Engine, Performance, chunks, linear
 from dovetail.events import Everyone
 from dovetail.learners import models
 from dovetail.learners.client import ClientUpdate
@@ -136,6 +136,12 @@ def test_results_depend_on_neither_chunks_nor_devices(protocol, performance):
     base = baseline(protocol)
     other, _, _ = train(protocol=protocol, model="mlp", **performance)
     np.testing.assert_allclose(other, base, atol=3e-5)
+
+
+def test_clients_side_by_side_train_as_one_after_the_other(monkeypatch):
+    assert len(baseline("dp_fl")) >= 2**13  # on a CPU one after the other
+    monkeypatch.setattr(chunks, "one_after_another", lambda platform, dim: False)
+    np.testing.assert_allclose(train(model="mlp")[0], baseline("dp_fl"), atol=3e-5)
 
 
 @functools.cache

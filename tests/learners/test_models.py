@@ -102,6 +102,21 @@ def test_the_cnn_equals_the_convolutional_reference(shape, pools):
     jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, atol=1e-5, rtol=1e-4), got_gradient, gradient)
 
 
+def test_records_alone_and_in_a_batch_have_the_same_outputs_and_gradients():
+    data = records(8, 8)
+    model = models.cnn(data)
+    params, weights = small_random(model), np.random.default_rng(2).normal(size=(6, 10)).astype(np.float32)
+
+    def batch(params):
+        return jnp.vdot(model.apply(params, data.inputs), weights)
+
+    def alone(params):
+        return jnp.vdot(jax.vmap(lambda x: model.apply(params, x[None])[0])(data.inputs), weights)
+
+    got, expected = (jax.jit(jax.value_and_grad(function))(params) for function in (batch, alone))
+    jax.tree.map(lambda g, e: np.testing.assert_allclose(g, e, atol=1e-5, rtol=1e-4), got, expected)
+
+
 def test_the_cnn_never_calls_a_convolution_under_vmap_and_grad():
     model = models.cnn(records(28, 28))
     params = jax.eval_shape(jax.vmap(model.init), jax.random.split(KEY, 3))
