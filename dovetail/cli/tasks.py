@@ -20,6 +20,7 @@ from dovetail.cli._shared import (
     print_costs,
     print_json,
 )
+from dovetail.numbers import at_most
 
 __all__ = ["keys", "task"]
 
@@ -149,10 +150,16 @@ def task_new(
         aggregators=tuple(read_record(path, ServiceKeys, "an aggregator's public keys") for path in aggregator or ()),
         **fields,
     )
+    certified, local = cost(made, made.rounds)
+    if certified.eps > made.budget:
+        raise ValueError(
+            f"expected a task whose {rounds} rounds fit its budget, eps {made.eps}, got {at_most(certified.eps, 6)}: "
+            "every user would refuse it"
+        )
     signed = sign(made, KeyRing(signer, "sign").current())
     write_atomically(out, msgspec.json.encode(signed))
     out_console.print(f"task {made.task_id.hex()}, signed by {signed.signer.key_id.hex()}", highlight=False)
-    print_costs(*cost(made, made.rounds))
+    print_costs(certified, local)
 
 
 @task.command("show")

@@ -119,7 +119,7 @@ def client_enrol(
 @client.command("revoke")
 def client_revoke(
     clients: Annotated[Path, typer.Argument(help="The list of users of a shuffler or aggregator (a JSON file).")],
-    user: Annotated[list[str], typer.Argument(help="Ids of users' keys.", metavar="HEX|FILE")],
+    user: Annotated[list[str], typer.Argument(help="Ids of users' keys, or their public.json.", metavar="HEX|FILE")],
 ) -> None:
     """Take users off the list that a service accepts uploads from; a running service sees it within a second or two."""
     from dovetail.parties.intermediary.enrolment import revoke

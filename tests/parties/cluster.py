@@ -60,6 +60,13 @@ class Cluster:
             connection.execute(f'CREATE DATABASE "{name}"')
         return self._url(name)
 
+    def copied(self, url: str) -> str:
+        """A database restored from a dump of another one."""
+        made, file = self.database(), self._folder / "dump"
+        self._run("pg_dump", "--format=custom", f"--file={file}", f"--dbname={url}")
+        self._run("pg_restore", f"--dbname={made}", file)
+        return made
+
     def files(self, folder: str) -> bytes:
         """What one of its folders holds, after everything was written there."""
         with psycopg.connect(self._url("postgres"), autocommit=True) as connection:

@@ -43,6 +43,23 @@ def test_keys_and_a_task_are_made_signed_calibrated_and_shown(tmp_path, command,
     assert shown["without_trust"]["eps"] > shown["certified"]["eps"]
 
 
+def test_a_task_that_every_user_would_refuse_is_not_signed(tmp_path, command, made):
+    noise = ["--set", 'protocol={name="privunit",clip_norm=1.0,eps_local=8.0}']
+    status, _, err = new_task(command, tmp_path, made, *noise)
+    assert status == 2 and not (tmp_path / "task.json").exists()
+    assert "expected a task whose 1 rounds fit its budget, eps 2.0, got" in " ".join(err.split())
+
+
+def test_a_task_has_a_window(tmp_path, command, made):
+    window = ["--begins", "2026-01-31T12:00+00:00", "--ends", "2099-01-31T12:00+01:00"]
+    assert new_task(command, tmp_path, made, *window)[0] == 0
+    status, out, _ = command("task", "show", str(tmp_path / "task.json"))
+    assert status == 0 and "begins 2026-01-31T12:00:00+00:00" in out and "ends 2099-01-31T11:00:00+00:00" in out
+    for wrong in ("tomorrow", "2099-01-31T12:00"):
+        status, _, err = new_task(command, tmp_path, made, "--ends", wrong)
+        assert status == 2 and "expected a" in err
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -205,6 +205,21 @@ def test_after_closing_no_table_says_who_sent_what_but_the_log_does_for_a_while(
 
 
 @pytest.mark.postgres
+def test_a_party_goes_on_from_a_dump(tmp_path, postgres):
+    """As docs/operating.md says: of stopped parties, and the newest one."""
+    sharing, url = Sharing(tmp_path, settings=SETTINGS, rounds=3), postgres.database()
+    analyzer = sharing.analyzer(store=url)
+    analyzer.give_up(1)
+    before = analyzer.status()
+    analyzer.shut()
+    restored = sharing.analyzer(store=postgres.copied(url))
+    assert restored.status() == before and before.round == 2
+    restored.give_up(2)
+    assert restored.status().round == 3
+    restored.shut()
+
+
+@pytest.mark.postgres
 def test_replicas_die_and_the_database_crashes_and_every_report_counts_once(tmp_path, postgres, capsys):
     from parties.replicas import ReplicaKilling
 
