@@ -75,6 +75,14 @@ def test_the_compose_file_says_what_the_commands_understand():
     assert {network for one in made["services"].values() for network in one["networks"]} == set(made["networks"])
 
 
+def test_alerts_parse_and_say_what_to_think():
+    (group,) = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"]
+    for rule in group["rules"]:
+        assert rule["labels"]["severity"] in ("page", "ticket") and rule["annotations"]["summary"]
+        assert rule["alert"] == "DovetailDown" or "dovetail_" in rule["expr"]
+        assert rule["expr"].count("(") == rule["expr"].count(")") and rule["expr"].count("{") == rule["expr"].count("}")
+
+
 @pytest.mark.parametrize("unit", sorted((DEPLOY / "systemd").glob("*.service")), ids=lambda path: path.stem)
 def test_units_parse_and_run_a_command(unit):
     parser = configparser.ConfigParser(strict=False, interpolation=None)
