@@ -146,7 +146,7 @@ class ReplicaKilling(Killing):
     ) -> None:
         super().__init__(folder, oracle, host=host, **options)
         self.cluster, self._crashes, self.crashed, self._began = cluster, crashes, 0, time.monotonic()
-        self.urls = {party: cluster.database(party) for party in ("analyzer", *self.deployment.services)}
+        self.urls = {party: cluster.database() for party in ("analyzer", *self.deployment.services)}
         self.fleet = ReplicatedFleet(self.deployment, self.urls)
         self.auditor = _DatabaseAuditor(self.urls["analyzer"], finite=self.oracle.eps_round is not None)
         self.parties = [*self.fleet.names, *self._groups]

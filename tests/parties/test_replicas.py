@@ -220,16 +220,21 @@ def test_a_party_goes_on_from_a_dump(tmp_path, postgres):
 
 
 @pytest.mark.postgres
-def test_replicas_die_and_the_database_crashes_and_every_report_counts_once(tmp_path, postgres, capsys):
+@pytest.mark.parametrize(
+    ("oracle", "kills", "crashes"), [("two aggregators", 60, 2), ("one shuffler", 20, 1), ("verified", 20, 1)]
+)
+def test_replicas_die_and_the_database_crashes_and_every_report_counts_once(
+    tmp_path, postgres, capsys, oracle, kills, crashes
+):
     from parties.replicas import ReplicaKilling
 
     options = {"users": 8, "round_seconds": 5.0, "seed": 3, "processes": 2}
-    killing = ReplicaKilling(tmp_path / "fleet", "two aggregators", cluster=postgres, crashes=2, **options)
-    killing.run(killing.targets(60), at_once=3)
+    killing = ReplicaKilling(tmp_path / "fleet", oracle, cluster=postgres, crashes=crashes, **options)
+    killing.run(killing.targets(kills), at_once=3)
     with capsys.disabled():
         sys.stdout.write(f"\n{killing.summary()}\n")
     killing.judge()
-    assert sum(killing.aimed.values()) == 60 and killing.crashed == 2
+    assert sum(killing.aimed.values()) == kills and killing.crashed == crashes
 
 
 @pytest.mark.postgres
