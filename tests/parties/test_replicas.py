@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -12,11 +13,14 @@ import sys
 import threading
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from parties.sharing import Sharing, Straight, close, open_round
+from starlette.routing import Route
 
 from dovetail.parties.common.database import Database, Unavailable, located
+from dovetail.parties.http._http import Counts, Served
 from dovetail.parties.intermediary.arrivals import Arrival
 from dovetail.parties.shuffler.store import Shape, ShuffleStore
 
@@ -142,6 +146,19 @@ def test_many_replicas_start_at_once(tmp_path, url):
 def test_another_store_is_refused(tmp_path, wrong):
     with pytest.raises(ValueError, match="expected sqlite:///FOLDER or postgresql://"):
         located(wrong, tmp_path, "store.db")
+
+
+def test_who_asks_while_the_database_is_away_asks_again():
+    async def stumble(request):
+        raise Unavailable("expected an answer from the database, got none")
+
+    async def ask():
+        transport = httpx.ASGITransport(app=Served([Route("/", stumble)], Counts()).app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
+            return await http.get("/")
+
+    answer = asyncio.run(ask())
+    assert (answer.status_code, answer.text) == (503, "expected an answer from the database, got none")
 
 
 @pytest.mark.postgres
