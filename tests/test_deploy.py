@@ -17,10 +17,22 @@ from dovetail.cli import app
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 CHART = DEPLOY / "helm" / "dovetail"
-OPTIONS = {
-    name: {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
-    for name, command in typer.main.get_command(app).commands.items()
-}
+PAGE = DEPLOY.parent / "docs" / "operating.md"
+
+
+def options_of(group, before=""):
+    """The options of every command, by its words."""
+    found = {}
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            found |= options_of(command, f"{before}{name} ")
+        else:
+            found[before + name] = {flag for one in command.params for flag in (*one.opts, *one.secondary_opts)}
+    return found
+
+
+OPTIONS = options_of(typer.main.get_command(app))
+TYPED = re.findall(r"^\s*(?:[\w-]+)\$ dovetail (.*)$|`dovetail ([a-z][^`]*--[^`]*)`", PAGE.read_text(), re.M)
 
 
 def flags_in(text):
@@ -75,6 +87,13 @@ def test_the_compose_file_says_what_the_commands_understand():
     assert {network for one in made["services"].values() for network in one["networks"]} == set(made["networks"])
 
 
+@pytest.mark.parametrize("command", [first or second for first, second in TYPED])
+def test_the_operators_page_types_what_the_commands_understand(command):
+    name = max((one for one in OPTIONS if f"{command} ".startswith(f"{one} ")), key=len, default=None)
+    assert name is not None or command.startswith("NAME "), command
+    assert name is None or flags_in(command) <= OPTIONS[name] | {"--help"}, command
+
+
 def test_alerts_parse_and_say_what_to_think():
     (group,) = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"]
     for rule in group["rules"]:
@@ -89,7 +108,7 @@ def test_units_parse_and_run_a_command(unit):
     parser.optionxform = str
     parser.read_string(unit.read_text())
     command = parser["Service"]["ExecStart"].split()
-    assert command[0].endswith("/dovetail") and (command[1] == "%i" or command[1] in OPTIONS)
+    assert command[0].endswith("/dovetail") and (command[1] == "%i" or " ".join(command[1:3]) in OPTIONS)
     assert parser["Service"]["User"] == "dovetail" and parser["Service"]["UMask"] == "0077"
 
 
