@@ -36,7 +36,6 @@ SET tcp_user_timeout = 15000; SET lock_timeout = 60000; SET client_min_messages 
 """
 _AGAIN = 0.5  # seconds until a replica that does not lead asks again
 _PATIENCE = 60.0  # seconds in which a database may come up
-_AT_A_TIME = 128  # rows of a stream
 _TYPES = {"BLOB": "BYTEA", "INTEGER": "BIGINT", "REAL": "DOUBLE PRECISION"}
 
 
@@ -69,12 +68,6 @@ class Postgres:
         with self._lock, self._heard():
             cursor = self._connection().execute(_spelled(query), values, binary=True)
             return cursor.fetchall() if cursor.description else []
-
-    def stream(self, query: str, values: Sequence[object] = ()) -> Iterator[Any]:
-        """Rows of a transaction, few of them in memory at a time."""
-        with self._lock, self._heard(), self._connection().cursor(name="stream") as cursor:
-            cursor.itersize = _AT_A_TIME
-            yield from cursor.execute(_spelled(query), values)
 
     def many(self, query: str, rows: Sequence[Sequence[object]]) -> None:
         """Do something with each of these rows, without waiting for each."""

@@ -73,9 +73,6 @@ class Backend(Interface):
     def rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
         """Do something; the rows that it gives, if any."""
 
-    def stream(self, query: str, values: Sequence[object] = ()) -> Iterator[Any]:
-        """Rows of a transaction, few of them in memory at a time."""
-
     def many(self, query: str, rows: Sequence[Sequence[object]]) -> None:
         """Do something with each of these rows."""
 
@@ -115,9 +112,6 @@ class _Sqlite:
     def rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
         with self._lock:
             return self._database.execute(query, tuple(values)).fetchall()
-
-    def stream(self, query: str, values: Sequence[object] = ()) -> Iterator[Any]:
-        return iter(self._database.execute(query, tuple(values)))
 
     def many(self, query: str, rows: Sequence[Sequence[object]]) -> None:
         self._database.executemany(query, rows)
