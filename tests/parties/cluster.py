@@ -6,6 +6,7 @@ import contextlib
 import os
 import pwd
 import secrets
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -76,13 +77,30 @@ class Cluster:
     def _url(self, name: str) -> str:
         return f"postgresql://dovetail:{self._password}@{self._host}:{self._port}/{name}"
 
-    def _run(self, command: str, *words: object) -> None:
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Until the block ends; a process of its own ends the server if this one is killed."""
+        stop = shlex.join(self._words("pg_ctl", "stop", "-D", self._folder / "data", "--mode", "immediate"))
+        words = f"while kill -0 {os.getpid()}; do sleep 1; done; {stop}; rm -rf {shlex.quote(str(self._folder))}"
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        watching = subprocess.Popen(["sh", "-c", words], start_new_session=True, cwd="/", **quiet)
+        try:
+            yield
+        finally:
+            watching.kill()
+            watching.wait()
+            self.stop("immediate")
+
+    def _words(self, command: str, *words: object) -> list[str]:
         program = shutil.which(command) if self._bin is None else str(self._bin / command)
         assert program is not None, "expected PostgreSQL (apt-get install postgresql), got none"
         alone = ["setpriv", f"--reuid={_USER}", f"--regid={_USER}", "--clear-groups"] if os.geteuid() == 0 else []
+        return [*alone, program, *map(str, words)]
+
+    def _run(self, command: str, *words: object) -> None:
         told = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "cwd": self._folder}
         with tempfile.TemporaryFile() as output:  # no pipe: the server would keep it open
-            done = subprocess.run([*alone, program, *map(str, words)], check=False, stdout=output, **told)
+            done = subprocess.run(self._words(command, *words), check=False, stdout=output, **told)
             output.seek(0)
             assert done.returncode == 0, output.read().decode()
 
@@ -93,7 +111,5 @@ def cluster(*, host: str = HOST) -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory(prefix="dovetail-postgres-") as folder:
         made = Cluster(Path(folder), host=host)
         made.start()
-        try:
+        with made.watched():
             yield made
-        finally:
-            made.stop("immediate")
