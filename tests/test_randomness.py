@@ -57,11 +57,15 @@ def test_every_bit_of_the_root_matters(bit):
     assert one.public(3, 1).random() == two.public(3, 1).random()
 
 
-@pytest.mark.parametrize("read", ["stream", "blocks"])
+@pytest.mark.parametrize("read", ["stream", "stored", "blocks"])
 def test_words_are_uniform(read):
     """Chi-square over bytes, and over pairs of neighbouring bits; alpha 1e-4 each."""
-    draw = _words.bits if read == "stream" else lambda key, count: jax.random.bits(key, (count,))
-    words = np.asarray(draw(key_of(Randomness(0, ROOT)), 200_000))
+    draws = {
+        "stream": _words.bits,
+        "stored": lambda key, count: _words.bits(key, count, stored=True),
+        "blocks": lambda key, count: jax.random.bits(key, (count,)),
+    }
+    words = np.asarray(draws[read](key_of(Randomness(0, ROOT)), 200_000))
     counts = np.bincount(words.view(np.uint8), minlength=256)
     assert stats.chisquare(counts).pvalue > ALPHA
     pairs = np.bincount((words[:-1] & 1) * 2 + (words[1:] & 1), minlength=4)
@@ -75,7 +79,25 @@ def test_words_depend_on_their_key_alone_and_not_on_how_they_are_read():
     np.testing.assert_array_equal(_words.bits(keys, 5, stored=True), drawn)
     np.testing.assert_array_equal(_words.bits(keys, 9)[:, :5], drawn)
     blocks = jax.vmap(lambda key: jax.random.bits(key, (40,)))(keys)
-    assert len(np.unique(np.concatenate([drawn.ravel(), np.ravel(blocks)]))) == 15 + 120, "no word comes twice"
+    pages = [np.asarray(_words.page(keys[0], number, 1024)) for number in (0, 1)]
+    every = np.concatenate([drawn.ravel(), np.ravel(blocks), *pages])
+    assert len(np.unique(every)) == 15 + 120 + 2048, "no word comes twice"
+
+
+def test_pages_are_whole_blocks_of_chacha20_and_large_draws_are_made_of_them():
+    """With 20 rounds, against another implementation; block by block, their first words first."""
+    key, number, blocks = jnp.asarray(np.frombuffer(ROOT, "<u4")), 5, 3
+    expected = []
+    for counter in range(blocks):
+        start = b"".join(part.to_bytes(4, "little") for part in (counter, number, 4, 0))
+        cipher = Cipher(algorithms.ChaCha20(ROOT, start), mode=None)
+        expected.append(np.frombuffer(cipher.encryptor().update(bytes(64)), "<u4"))
+    np.testing.assert_array_equal(chacha.page(key, np.uint32(number), blocks, rounds=20), np.ravel(expected, order="F"))
+    key, count = key_of(Randomness(0, ROOT)), _words.PAGE + 1000
+    words = np.asarray(_words.bits(key, count, stored=True))
+    half = 16 * -(-count // 32)
+    np.testing.assert_array_equal(words[:half], _words.page(key, 0, half))
+    np.testing.assert_array_equal(words[half:], _words.page(key, 1, half)[: count - half])
 
 
 def test_roots_are_fresh_hidden_and_whole():

@@ -2,17 +2,24 @@
 
 `jax.random.bits` runs threefry's rounds as a loop over arrays on CPUs; written out they are one pass, five to ten times
 as fast, and the words are the same (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). Keys of
-`randomness.chacha` are read in the same way.
+`randomness.chacha` are read in the same way, or by whole blocks, page by page: what a large draw needs at a time fits
+the cache of a core.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
 
 import numpy as np
 
 from dovetail._jax import jax, jnp
 from dovetail.randomness import chacha
 
-__all__ = ["bits", "coin"]
+__all__ = ["PAGE", "bits", "by_page", "coin", "page", "pages_of"]
+
+PAGE = 3 * 2**13  # words that fit the cache of a core, with what is made of them
+_FEW = 2**10  # so few words are faster made one by one, from whole blocks though they are
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
@@ -22,25 +29,76 @@ def bits(keys: jax.Array, count: int, *, stored: bool = False) -> jax.Array:
     """`count` random words (uint32) for each key, along a new last axis.
 
     XLA computes the words where they are used. If that place is no plain loop over the words (a scatter, say, which
-    flattens its indices), it is faster to have them `stored` first.
+    flattens its indices), or there are many of them, it is faster to have them `stored` first: page by page.
 
     Guarantees:
         Up to 2^32 words per key; for JAX's own keys those of `jax.random.bits` of the same length.
+        What is stored and what is not are different words, but for JAX's own keys.
     """
-    impl = str(jax.random.key_impl(keys))
-    if impl not in _STREAMS:
+    impl = _impl(keys)
+    if stored:
+        drawn = jax.vmap(lambda key: _stored(key, count))(keys.reshape(-1))
+    elif impl not in _STREAMS:
         drawn = jax.vmap(lambda key: jax.random.bits(key, (count,)))(keys.reshape(-1))
-        return drawn.reshape(*keys.shape, count)
-    data = jax.random.key_data(keys)[..., None, :]
+    else:
+        return _STREAMS[impl](jax.random.key_data(keys)[..., None, :], jax.lax.iota(jnp.uint32, count))
+    return drawn.reshape(*keys.shape, count)
 
-    def draw(begin: jax.Array | int) -> jax.Array:
-        return _STREAMS[impl](data, jax.lax.iota(jnp.uint32, count) + jnp.uint32(begin))
 
-    if not stored:
-        return draw(0)
-    # A loop of one turn, whose length the barrier hides from XLA: the one thing that it does not fuse.
+def page(key: jax.Array, number: jax.Array | int, count: int) -> jax.Array:
+    """`count` random words (uint32), a multiple of 16, of the page with this number, written before they are used.
+
+    Guarantees:
+        Pages of one length share no word, up to 2^32 words per key.
+    """
+    impl, number = _impl(key), jnp.asarray(number, jnp.uint32)
+    if impl not in _STREAMS:
+        return jax.random.bits(jax.random.fold_in(key, number), (count,))
+    data, begin = jax.random.key_data(key), number * np.uint32(count)
+    if impl == chacha.NAME and count >= _FEW:
+        return chacha.page(data, number, count // chacha.BLOCK_WORDS)
+    return _written(lambda: _STREAMS[impl](data, jax.lax.iota(jnp.uint32, count) + begin), count)
+
+
+def _stored(key: jax.Array, count: int) -> jax.Array:
+    if _impl(key) not in _STREAMS:
+        return jax.random.bits(key, (count,))
+    number = pages_of(key, count)
+    size = 16 * math.ceil(count / (16 * number))
+    return by_page(lambda i: (page(key, i, size),), number)[:count]
+
+
+def pages_of(key: jax.Array, count: int) -> int:
+    """On how many pages so many words are: JAX's own keys, which are fast enough, have one."""
+    return max(1, math.ceil(count / PAGE)) if _impl(key) == chacha.NAME else 1
+
+
+def by_page(draw: Callable[[jax.Array], tuple[jax.Array, ...]], number: int) -> jax.Array:
+    """What is drawn on so many pages, arrays of one length and type on each: all of it, one after the other.
+
+    A core has one page in its cache at a time, an accelerator takes all of them at once; the numbers are the same.
+    """
+    if number == 1 or jax.default_backend() != "cpu":
+        return jnp.stack(jax.vmap(draw)(jnp.arange(number)), axis=1).ravel()
+
+    def write(i: jax.Array, drawn: jax.Array) -> jax.Array:
+        for place, part in enumerate(draw(i)):
+            drawn = jax.lax.dynamic_update_slice(drawn, part[None, None], (i, place, 0))
+        return drawn
+
+    like = jax.eval_shape(draw, jnp.int32(0))
+    empty = jnp.zeros((number, len(like), *like[0].shape), like[0].dtype)
+    return jax.lax.fori_loop(0, number, write, empty).ravel()
+
+
+def _written(draw: Callable[[], jax.Array], count: int) -> jax.Array:
+    """These words, in memory: a loop of one turn, whose length XLA cannot see, is the one thing that stays unfused."""
     once = jax.lax.optimization_barrier(jnp.int32(1))
-    return jax.lax.fori_loop(0, once, lambda i, _: draw(i), jnp.zeros((*keys.shape, count), jnp.uint32))
+    return jax.lax.fori_loop(0, once, lambda i, _: draw(), jnp.zeros(count, jnp.uint32))
+
+
+def _impl(keys: jax.Array) -> str:
+    return str(jax.random.key_impl(keys))
 
 
 def _threefry_words(key: jax.Array, counter: jax.Array) -> jax.Array:

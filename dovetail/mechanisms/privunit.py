@@ -28,15 +28,15 @@ from dovetail._jax import ArrayLike, jax, jnp
 from dovetail.accounting.releases import privunit as accounting
 from dovetail.accounting.releases.privunit import Cap
 from dovetail.mechanisms._base import Blanket, LocalRandomizer, freeze_floats, namespace
-from dovetail.mechanisms._normal import normal
+from dovetail.mechanisms._cap_heights import PER_UNIT, UNITS, inverse_cdf
+from dovetail.mechanisms._normal import brief_normal, normal
 
 __all__ = ["PrivUnitRandomizer", "UniformSphere", "polar"]
 
 _SHORTEST = 1e-12  # of clip_norm: below it a float32 sum of squares may lose coordinates to underflow
 _OFF_SPHERE = 1e-4  # what float32 may take from the norm of a report, with much to spare
 _COIN_BITS = 53
-_PER_UNIT = 32  # cubics per unit of the exponent: the error is below that of float32
-_UNITS = 23  # -log of the smallest uniform, 2^-33, is 22.9
+_LONG = 2**17  # coordinates from which a report alone keeps a core busy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,12 +89,33 @@ class PrivUnitRandomizer(LocalRandomizer):
         """A float32 unit vector for every vector on the last axis of x."""
         vectors = jnp.asarray(x, jnp.float32)
         self._check(x=vectors)
-        radius, unit = polar(vectors, self.clip_norm)
+        return self._added(0.0, vectors, 1.0, key)
+
+    def total(self, xs: jax.Array, present: jax.Array, *, keys: jax.Array) -> jax.Array:
+        """The sum of the reports on those rows of xs, (vectors, dim), that are `present`, each from its own key.
+
+        Guarantees:
+            The sum of what `__call__` gives, up to the order of floating-point sums.
+            Where vectors are long, one report is formed at a time.
+        """
+        xs, present = jnp.asarray(xs, jnp.float32), jnp.asarray(present)
+        self._check(xs=xs)
+        if self.dim < _LONG:
+            reports = jax.vmap(lambda x, key: self(x, key=key))(xs, keys)
+            return jnp.einsum("n,nd->d", present.astype(reports.dtype), reports, precision=jax.lax.Precision.HIGHEST)
+        times, zero = present.astype(jnp.float32), jnp.zeros(self.dim, jnp.float32)
+        return jax.lax.fori_loop(0, len(xs), lambda i, total: self._added(total, xs[i], times[i], keys[i]), zero)
+
+    def _added(self, total: jax.Array | float, x: jax.Array, times: jax.Array | float, key: jax.Array) -> jax.Array:
+        """What so many times the report on each vector on the last axis of x adds up to with `total`."""
+        radius, unit = polar(x, self.clip_norm)
         key_words, key_rest = jax.random.split(key)
         turn, high, low, where = jax.random.bits(key_words, (4, *radius.shape), jnp.uint32)
         keep = _open_uniform(turn) <= (1 + radius) / 2
         height, reach = _heights(self.cap, _in_cap(self.cap, high, low), where)
-        return _around(jnp.where(keep, unit, -unit), height, reach, key=key_rest)
+        unit = jnp.where(keep, unit, -unit)
+        noise, (along, across, first) = _around(unit, height, reach, key=key_rest)
+        return (total + ((times * along) * unit + (times * across) * noise)).at[..., :1].add(times * first)
 
     def log_density(self, y: npt.ArrayLike, x: npt.ArrayLike) -> np.ndarray:
         """The log density of v = y against the uniform law of the sphere; -inf where y is not on the sphere.
@@ -211,9 +232,9 @@ def _heights(cap: Cap, inside: jax.Array, words: jax.Array) -> tuple[jax.Array, 
     mass = accounting.cap_mass(dim=cap.dim, threshold=cap.threshold)
     above, below = mass + (1 - mass) * uniform, (1 - mass) * rest
     exponent = -jnp.log(jnp.where(inside, uniform, jnp.minimum(1, 2 * jnp.minimum(above, below))))
-    position = exponent * _PER_UNIT
-    index = jnp.minimum(position.astype(jnp.int32), _PER_UNIT * _UNITS - 1)
-    cubic = jnp.asarray(_inverse_cdf(cap))[inside.astype(jnp.int32), index]
+    position = exponent * PER_UNIT
+    index = jnp.minimum(position.astype(jnp.int32), PER_UNIT * UNITS - 1)
+    cubic = jnp.asarray(inverse_cdf(cap))[inside.astype(jnp.int32), index]
     fraction = (position - index)[..., None]
     value = ((cubic[..., 3] * fraction + cubic[..., 2]) * fraction + cubic[..., 1]) * fraction + cubic[..., 0]
     return jnp.where(inside | (above < below), value[..., 0], -value[..., 0]), value[..., 1]
@@ -224,41 +245,23 @@ def _open_uniform(words: jax.Array) -> jax.Array:
     return (words.astype(jnp.float32) + 0.5) * 2.0**-32
 
 
-@functools.lru_cache(maxsize=16)
-def _inverse_cdf(cap: Cap) -> np.ndarray:
-    """Cubics for (t, sqrt(1 - t^2)) by exponent, of shape (2, intervals, 2, 4), for outside and inside the cap."""
-    mass = accounting.cap_mass(dim=cap.dim, threshold=cap.threshold)
-    return np.stack([_tail_inverse(cap.dim, 0.0), _tail_inverse(cap.dim, -math.log(2 * mass))]).astype(np.float32)
+def _around(
+    unit: jax.Array, height: jax.Array, reach: jax.Array, *, key: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+    """height u + reach w, with w uniform on the unit sphere orthogonal to u: noise z, and a, b, c of a u + b z + c e.
 
-
-def _tail_inverse(dim: int, start: float) -> np.ndarray:
-    """Hermite cubics of t and sqrt(1 - t^2) in e, where P(T >= t) = exp(-start - e) / 2 and 0 <= e <= 23.
-
-    In e both are smooth and evenly spread, however thin the tail: beyond a threshold near which all of it crowds, too.
+    e is the first axis, and z has normal entries but for a zero there. The report is drawn around e, as height e +
+    reach z / |z|, then carried to u by the reflection in m = u + sign(u_1) e, which takes e to -sign(u_1) u: there
+    nothing cancels, where subtracting a projection on u would in few dimensions.
     """
-    exponent = start + np.arange(_PER_UNIT * _UNITS + 1) / _PER_UNIT
-    tail, b = np.exp(-exponent), (dim - 1) / 2
-    t, reach = np.sqrt(special.betainccinv(0.5, b, tail)), np.sqrt(special.betaincinv(b, 0.5, tail))
-    slope = np.exp(special.betaln(0.5, b) - exponent - (dim - 3) * np.log(reach)) / 2  # P(T >= t) over T's density
-    value, step = np.stack([t, reach], axis=-1), np.stack([slope, -slope * t / reach], axis=-1) / _PER_UNIT
-    rise = np.diff(value, axis=0)
-    square, cube = 3 * rise - 2 * step[:-1] - step[1:], step[:-1] + step[1:] - 2 * rise
-    return np.stack([value[:-1], step[:-1], square, cube], axis=-1)
-
-
-def _around(unit: jax.Array, height: jax.Array, reach: jax.Array, *, key: jax.Array) -> jax.Array:
-    """height u + reach w, with w uniform on the unit sphere orthogonal to u.
-
-    Drawn around the first axis e, then carried to u by the reflection in u + sign(u_1) e, which takes e to
-    -sign(u_1) u: there nothing cancels, where subtracting a projection on u would in few dimensions.
-    """
-    rest = _direction((*unit.shape[:-1], unit.shape[-1] - 1), key)
-    upright = jnp.concatenate([height, reach * rest], axis=-1)
+    draw = brief_normal if unit.shape[-1] >= _LONG else normal
+    noise = draw(key, unit.shape).at[..., 0].set(0)
+    scale = reach / jnp.linalg.norm(noise, axis=-1, keepdims=True)
     first = unit[..., :1]
     sign = jnp.where(first < 0, -1, 1).astype(unit.dtype)
-    mirror = unit.at[..., :1].add(sign)
-    along = jnp.sum(mirror * upright, axis=-1, keepdims=True)
-    return sign * (mirror * (along / (1 + jnp.abs(first))) - upright)
+    along = height * (first + sign) + scale * jnp.sum(unit * noise, axis=-1, keepdims=True)  # <m, what is carried>
+    share = along / (1 + jnp.abs(first))
+    return noise, (sign * share, -sign * scale, share - sign * height)
 
 
 def _direction(shape: tuple[int, ...], key: jax.Array) -> jax.Array:

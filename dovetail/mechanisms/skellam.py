@@ -22,7 +22,7 @@ from dovetail._jax import jax, jnp
 from dovetail.accounting.releases import split_and_mix
 from dovetail.mechanisms._base import as_floating
 from dovetail.mechanisms._normal import normal
-from dovetail.mechanisms._words import bits, coin
+from dovetail.mechanisms._words import PAGE, bits, coin
 from dovetail.mechanisms.gaussian import clip_l2
 
 __all__ = ["ATTEMPTS", "Encoding", "Resolution", "centred", "resolve", "shares_for", "skellam", "split", "words"]
@@ -97,7 +97,8 @@ class Encoding:
 
         def attempt(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
             count, _, kept = state
-            rounded = base + coin(part, bits(jax.random.fold_in(key, count), self.dim))
+            random = bits(jax.random.fold_in(key, count), self.dim, stored=self.dim > PAGE)
+            rounded = base + coin(part, random)
             done = fits(rounded)
             return count + 1, done, jnp.where(done, rounded, kept)
 
@@ -135,7 +136,8 @@ def skellam(variance: float, shape: tuple[int, ...], *, key: jax.Array, times: i
 def _inverted(variance: jax.Array, shape: tuple[int, ...], key: jax.Array) -> jax.Array:
     """A fair sign, and the magnitude by inverting its tail: small tail probabilities take 64 random bits."""
     tail = _tail(jnp.minimum(variance, _GAUSSIAN_FROM))  # where it is larger, this draw is not used
-    high, low, sign = bits(key, 3 * math.prod(shape)).reshape(3, *shape)
+    size = math.prod(shape)
+    high, low, sign = bits(key, 3 * size, stored=size > PAGE).reshape(3, *shape)
     chance = (high.astype(jnp.float32) + (low.astype(jnp.float32) + 0.5) * 2.0**-32) * 2.0**-32
     magnitude = jnp.searchsorted(-tail, -chance).astype(jnp.int32)
     return jnp.where(sign >> 31, magnitude, -magnitude)

@@ -2,8 +2,9 @@
 
 JAX's own keys have 64 bits, too few for noise that must stay secret. A ChaCha block's input is (counter, number, use,
 0), and no two uses of a key share a block. A key folded with a number, or the n-th of a split, is the first half of
-that number's block; `jax.random` reads whole blocks. The stream of `words`, for large draws, takes the first word of
-each block: that wastes most of it, yet is several times as fast, for XLA makes one pass of it.
+that number's block; `jax.random` reads whole blocks. So do large draws, a `page` at a time: words that are written
+before they are used. The stream of `words` takes the first word of each block: that wastes most of it, but XLA computes
+it where it is used, in one pass.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ import numpy as np
 
 from dovetail._jax import jax, jnp
 
-__all__ = ["KEY_WORDS", "NAME", "first_word", "impl", "words"]
+__all__ = ["BLOCK_WORDS", "KEY_WORDS", "NAME", "first_word", "impl", "page", "words"]
 
 NAME = "chacha12"
 KEY_WORDS = 8
-_ROUNDS, _BLOCK = 12, 16
+BLOCK_WORDS = 16
+_ROUNDS = 12
 _CONSTANTS = tuple(np.frombuffer(b"expand 32-byte k", "<u4").astype(np.uint32))
 Word: TypeAlias = "jax.Array | np.uint32"
-_STREAM, _FOLD, _SPLIT, _BLOCKS = (np.uint32(use) for use in range(4))
+_STREAM, _FOLD, _SPLIT, _BLOCKS, _PAGES = (np.uint32(use) for use in range(5))
 _COLUMNS = tuple((i, 4 + i, 8 + i, 12 + i) for i in range(4))
 _DIAGONALS = tuple((i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4) for i in range(4))
 
@@ -30,6 +32,16 @@ _DIAGONALS = tuple((i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4) for i
 def words(key: jax.Array, counter: jax.Array) -> jax.Array:
     """Words of the stream of a key, given as its eight words along the last axis; broadcasts against `counter`."""
     return first_word(key, counter, np.uint32(0), _STREAM)
+
+
+def page(key: jax.Array, number: Word, blocks: int, *, rounds: int = _ROUNDS) -> jax.Array:
+    """So many whole blocks of a key, given as its eight words: the first words of all of them, the second, and so on.
+
+    Guarantees:
+        Pages of different numbers share no block.
+        With 20 rounds the blocks are those of ChaCha20 (RFC 8439).
+    """
+    return _block(key, jax.lax.iota(jnp.uint32, blocks), number, _PAGES, rounds=rounds).ravel()
 
 
 def first_word(key: jax.Array, counter: Word, number: Word, use: np.uint32, *, rounds: int = _ROUNDS) -> jax.Array:
@@ -82,21 +94,31 @@ def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.
         return (high << 32) | low
     if size > 2**32:
         raise ValueError(f"expected at most 2^32 random words per key, got {size}")
-    counter = jax.lax.iota(jnp.uint32, -(-size // _BLOCK))
-    drawn = jnp.concatenate(_block(key, counter, jnp.uint32(0), _BLOCKS))[:size].reshape(shape)
+    counter = jax.lax.iota(jnp.uint32, -(-size // BLOCK_WORDS))
+    drawn = _block(key, counter, jnp.uint32(0), _BLOCKS).ravel()[:size].reshape(shape)
     return drawn if bit_width == 32 else (drawn >> (32 - bit_width)).astype(f"uint{bit_width}")
 
 
-def _block(key: jax.Array, counter: jax.Array, number: jax.Array, use: np.uint32) -> list[jax.Array]:
-    """The words of whole blocks; the rounds are a loop, which compiles in no time."""
-    start = jnp.broadcast_arrays(*_start(key, counter, number, use))
-    state = jax.lax.fori_loop(0, _ROUNDS // 2, lambda _, words: _double_round(words), tuple(start))
-    return [after + before for after, before in zip(state, start, strict=True)]
+def _block(key: jax.Array, counter: Word, number: Word, use: np.uint32, *, rounds: int = _ROUNDS) -> jax.Array:
+    """The words of whole blocks, along a new first axis; the rounds are a loop, which compiles in no time.
+
+    The rows of the state are arrays of their own, and diagonals are columns once rows are shifted.
+    """
+    words = jnp.broadcast_arrays(*_start(key, counter, number, use))
+    start = tuple(jnp.stack(words[row : row + 4]) for row in range(0, BLOCK_WORDS, 4))
+
+    def double_round(_: jax.Array, rows: tuple[Word, ...]) -> tuple[Word, ...]:
+        a, b, c, d = _quarter_round(*rows)
+        a, b, c, d = _quarter_round(a, jnp.roll(b, -1, 0), jnp.roll(c, -2, 0), jnp.roll(d, -3, 0))
+        return a, jnp.roll(b, 1, 0), jnp.roll(c, 2, 0), jnp.roll(d, 3, 0)
+
+    rows = jax.lax.fori_loop(0, rounds // 2, double_round, start)
+    return jnp.concatenate([after + before for after, before in zip(rows, start, strict=True)])
 
 
 def _derived(key: jax.Array, number: jax.Array, use: np.uint32) -> jax.Array:
     """Half a block as a key, along a new last axis."""
-    return jnp.stack(_block(key, jnp.uint32(0), number, use)[:KEY_WORDS], axis=-1)
+    return jnp.moveaxis(_block(key, jnp.uint32(0), number, use)[:KEY_WORDS], 0, -1)
 
 
 def _fold_in(key: jax.Array, data: int) -> jax.Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +12,16 @@ import pytest
 from grids import later
 from scipy import stats
 
-from dovetail.mechanisms import LAPLACE_CUT, NORMAL_CUT, skellam
-from dovetail.mechanisms._normal import _exponential, normal, pairs_from_words
+from dovetail.mechanisms import LAPLACE_CUT, NORMAL_CUT, _normal, skellam
+from dovetail.mechanisms._normal import _exponential, brief_normal, normal, pairs_from_words
 from dovetail.mechanisms.laplace import laplace_from_bits
+from dovetail.randomness import chacha
 
 ALPHA = 1e-4
 COUNT = 1 << 20
 
 
-def drawn(count: int = COUNT, seed: int = 0, impl: str | None = None) -> np.ndarray:
+def drawn(count: int = COUNT, seed: int = 0, impl: Any = None) -> np.ndarray:
     return np.asarray(jax.jit(normal, static_argnums=1)(jax.random.key(seed, impl=impl), (count,)), np.float64)
 
 
@@ -36,8 +38,8 @@ def exactly(high: np.ndarray, low: np.ndarray, turn: np.ndarray) -> tuple[np.nda
     return reach * np.cos(angle), reach * np.sin(angle)
 
 
-@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
-def test_it_is_normal_and_nothing_close_to_it(impl: str) -> None:
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", chacha.impl()], ids=str)
+def test_it_is_normal_and_nothing_close_to_it(impl: Any) -> None:
     """Kolmogorov-Smirnov at alpha 1e-4: accepts the truth, rejects a scale that is off by 2 % and a shift of .02."""
     z = drawn(200_000, impl=impl)
     assert stats.kstest(z, "norm").pvalue > ALPHA
@@ -101,6 +103,32 @@ def test_extreme_words_reach_beyond_nine_standard_deviations_and_stay_numbers() 
         np.testing.assert_allclose(np.hypot(*pairs), reach, rtol=1e-6)
     straight = pairs_from_words(words(0), words(0), words(0))
     assert float(straight[0][0]) > 9
+
+
+def test_one_word_a_number_is_normal_too() -> None:
+    """Kolmogorov-Smirnov at alpha 1e-4; pages have nothing to do with each other."""
+    z = np.asarray(
+        jax.jit(brief_normal, static_argnums=1)(jax.random.key(5, impl=chacha.impl()), (100_000,)), np.float64
+    )
+    assert len(np.unique(np.float32(z))) > 99_500
+    assert stats.kstest(z, "norm").pvalue > ALPHA
+    assert stats.kstest(z * 1.03, "norm").pvalue < ALPHA
+    pages = z[: len(z) // 10 * 10].reshape(10, -1)
+    assert np.max(np.abs(np.corrcoef(pages) - np.eye(10))) < 5 / math.sqrt(pages.shape[1])
+
+
+def test_where_one_word_is_too_small_a_third_one_makes_the_tail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words of a page are given: the least first word comes with a fresh one, others with eight bits more."""
+    high, mixed, fresh = (
+        jnp.tile(words(*values), 4) for values in ((0, 4095, 4096, 2**31), (0, 7, 2**32 - 1, 255), (0, 5, 6, 7))
+    )
+    given = {2 * len(high): jnp.concatenate([high, mixed]), len(high): fresh}
+    monkeypatch.setattr(_normal, "page", lambda key, number, count: given[count])
+    low = jnp.tile(words(0, 5, (255 << 24) + (1 << 23), (255 << 24) + (1 << 23)), 4)
+    turn = jnp.tile(words(128, 128, 2**32 - 128, 128), 4)
+    expected = np.concatenate(pairs_from_words(high, low, turn))
+    np.testing.assert_allclose(brief_normal(jax.random.key(0), (32,)), expected, rtol=1e-6)
+    assert np.max(np.hypot(*np.split(expected, 2))) == pytest.approx(NORMAL_CUT, rel=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(), later((1,)), (7,), (3, 5), (0,), later((2,)), later((2, 0, 3)), later((33, 2))])

@@ -300,6 +300,18 @@ def test_two_dimensions_lose_nothing_to_cancellation() -> None:
         assert p_value(r.cap, v @ u) > ALPHA / 4
 
 
+@pytest.mark.parametrize("dim", [5, privunit._LONG])
+def test_sums_are_those_of_the_reports(dim: int) -> None:
+    """Of short and of long vectors; who is not present adds nothing, whatever it holds."""
+    r, rng = PrivUnitRandomizer(8.0, 1.0, dim), np.random.default_rng(1)
+    xs = rng.normal(size=(4, dim)).astype(np.float32)
+    xs[0], xs[3] = 0, np.inf
+    keys, present = jax.random.split(jax.random.key(2), 4), np.array([True, True, True, False])
+    reports = np.stack([np.asarray(r(x, key=key), np.float64) for x, key in zip(xs, keys, strict=True)])
+    np.testing.assert_allclose(np.linalg.norm(reports, axis=1), 1, atol=1e-5)
+    np.testing.assert_allclose(r.total(xs, present, keys=keys), reports[:3].sum(axis=0), atol=1e-6)
+
+
 def test_a_million_dimensions_in_bounded_memory() -> None:
     dim, clients = 1_000_000, 3
     r = PrivUnitRandomizer(8.0, 1.0, dim)

@@ -22,6 +22,7 @@ from dovetail.mechanisms import ExactSampler, SeededPrivUnit, seeds
 from dovetail.mechanisms import PrivUnitRandomizer as Randomizer
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.protocols._base import CLIP_NORM, Cohort, Protocol
+from dovetail.protocols._fast import Fast
 from dovetail.protocols._messages import Messages, Sent
 from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, shuffle_scope
 from dovetail.shufflers import Layout, Reports, received
@@ -32,7 +33,7 @@ __all__ = ["PrivUnit"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PrivUnit(Protocol):
+class PrivUnit(Protocol, Fast):
     """One shuffled message per user.
 
     Guarantees:
@@ -76,6 +77,12 @@ class PrivUnit(Protocol):
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
         """A unit vector."""
         return Reports(slot=None, value=self.local(len(x))(x, key=key), valid=jnp.ones(()))
+
+    def collect(
+        self, xs: jax.Array, present: jax.Array, state: Any, *, keys: jax.Array, budgets: jax.Array | None = None
+    ) -> jax.Array:
+        """The sum of the messages, one after the other where they are long."""
+        return self.local(xs.shape[1]).total(xs, present, keys=keys)
 
     def messages(self, dim: int) -> Messages:
         """One seed."""
