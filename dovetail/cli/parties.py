@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,6 +44,10 @@ Store = Annotated[
 ]
 NoticesFile = Annotated[
     Path | None, typer.Option(help="The signer's notices (`dovetail task withdraw`), read again when they change.")
+]
+Doors = Annotated[
+    int,
+    typer.Option(min=1, help="Number of processes that take uploads; if there are several, one more keeps the rounds."),
 ]
 Peers = Annotated[list[str] | None, typer.Option(help="Address of another one of its kind; repeat for each.")]
 
@@ -109,12 +114,13 @@ def shuffler(
     workers: Workers = 1,
     store: Store = None,
     notices: NoticesFile = None,
+    doors: Doors = 1,
 ) -> None:
     """Run a shuffler of a task: it collects sealed reports and forwards them permuted and without names."""
     from dovetail.parties.shuffler.rounds import Shuffler
 
     where = {"host": host, "port": port, "certificate": certificate, "private_key": private_key, "plain": plain}
-    options: dict[str, Any] = {"workers": workers, "store": store, "notices": notices}
+    options: dict[str, Any] = {"workers": workers, "store": store, "notices": notices, "doors": doors}
     _intermediary(Shuffler, folder, task, signer, keys, analyzer, clients, index, peer, ca, where, **options)
 
 
@@ -136,12 +142,13 @@ def aggregator(
     workers: Workers = 1,
     store: Store = None,
     notices: NoticesFile = None,
+    doors: Doors = 1,
 ) -> None:
     """Run an aggregator of a task: it adds up users' shares and forwards nothing but the sum."""
     from dovetail.parties.aggregator.rounds import Aggregator
 
     where = {"host": host, "port": port, "certificate": certificate, "private_key": private_key, "plain": plain}
-    options: dict[str, Any] = {"store": store, "notices": notices}
+    options: dict[str, Any] = {"store": store, "notices": notices, "doors": doors}
     _intermediary(Aggregator, folder, task, signer, keys, analyzer, clients, index, peer, ca, where, **options)
 
 
@@ -159,6 +166,7 @@ def _intermediary(
     where: dict[str, Any],
     *,
     notices: Path | None,
+    doors: int,
     **options: Any,
 ) -> None:
     from dovetail.parties.common.keys import ServicePairs
@@ -175,20 +183,28 @@ def _intermediary(
     if index >= len(named):
         raise ValueError(f"expected --index below {len(named)}, the number of {kind.kind}s in the task, got {index}")
     pairs = ServicePairs.find(keys, named[index])
-    party = kind(folder, signed=signed, signer=from_hex(signer), index=index, keys=pairs, **options)
-    service = IntermediaryService(
-        party,
-        enrolled=Listed(clients),
-        notices=_heard(notices, from_hex(signer)),
-        analyzer=AnalyzerLink(analyzer, ca=ca, key=pairs.sign),
-        peers=[IntermediaryLink(url, ca=ca, key=pairs.sign) for url in peer or []],
-    )
-    _serve(kind.kind, service.app, party, **where)
+
+    def make(**role: Any) -> tuple[Any, IntermediaryService]:
+        alone = role.get("keeps", True)
+        party = kind(folder, signed=signed, signer=from_hex(signer), index=index, keys=pairs, alone=alone, **options)
+        return party, IntermediaryService(
+            party,
+            enrolled=Listed(clients),
+            notices=_heard(notices, from_hex(signer)),
+            analyzer=AnalyzerLink(analyzer, ca=ca, key=pairs.sign),
+            peers=[IntermediaryLink(url, ca=ca, key=pairs.sign) for url in peer or []],
+            **role,
+        )
+
+    if doors > 1:
+        return _serve_by_crew(kind.kind, make, doors, **where)
+    party, service = make()
+    return _serve(kind.kind, service.app, party, **where)
 
 
 def _serve(name: str, app: Any, party: Any, **where: Any) -> None:
     """Until told to stop; then the party lets go of its files."""
-    from dovetail.parties.http._http import serve
+    from dovetail.parties.http.door import serve
 
     try:
         serve(app, ready=listens(name), **where)
@@ -209,6 +225,37 @@ def _heard(path: Path | None, signer: bytes) -> Any:
     from dovetail.parties.common.records import Watched
 
     return None if path is None else Watched(path, lambda found: read_notices(found, signer)).now
+
+
+def _serve_by_crew(
+    name: str,
+    make: Callable[..., tuple[Any, Any]],
+    doors: int,
+    *,
+    host: str,
+    port: int,
+    certificate: Path | None,
+    private_key: Path | None,
+) -> None:
+    """The same by several processes: this one watches over them."""
+    from dovetail.parties.http import door
+    from dovetail.parties.http.crew import KEEPER, Crew
+
+    most, listener, crew = door.most_connections(), door.listen(host, port), Crew(doors)
+    listens(name)(door.address_of(listener, host, tls=certificate is not None))
+    number = crew.start()
+    if number != KEEPER:
+        crew.await_keeper()
+    party, service = make(keeps=number == KEEPER, counts=crew.counts())
+    try:
+        if number == KEEPER:
+            listener.close()
+            crew.kept()
+            crew.run(service.keep())
+        else:
+            door.answer(service.app, listener, certificate=certificate, private_key=private_key, most=most)
+    finally:
+        party.shut()
 
 
 def _learning(config: str | None, model: Path | None, learning_rate: float) -> Any:

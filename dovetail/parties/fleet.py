@@ -25,11 +25,11 @@ __all__ = ["Fleet"]
 class Fleet:
     """The processes of a fleet, by name; leaving the context ends those that run.
 
-    The last `hostile` users do not clip what they share.
+    The last `hostile` users do not clip what they share. Shufflers or aggregators answer the door by `doors` processes.
     """
 
-    def __init__(self, deployment: Deployment, *, workers: int = 1, hostile: int = 0) -> None:
-        self.deployment, self._workers, self._hostile = deployment, workers, hostile
+    def __init__(self, deployment: Deployment, *, workers: int = 1, hostile: int = 0, doors: int = 1) -> None:
+        self.deployment, self._workers, self._hostile, self._doors = deployment, workers, hostile, doors
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Fleet:
@@ -75,6 +75,7 @@ class Fleet:
             *("--keys", home / "keys", "--index", index, "--analyzer", deployment.analyzer_url),
             *("--clients", deployment.folder / "clients.json", "--ca", deployment.authority),
             *(word for pair in peers for word in pair),
+            *("--doors", self._doors),
         ]
         self._start(name, deployment.kind, home, *options, *self._service(deployment.service_ports[index]))
 

@@ -12,7 +12,6 @@ import types
 
 import msgspec
 import numpy as np
-import uvicorn
 
 from dovetail.learners.server import Server
 from dovetail.parties.analyzer.learning import Learning
@@ -26,8 +25,9 @@ from dovetail.parties.common.task import TrainingTask, sign
 from dovetail.parties.common.wire import REPORT_ID, Upload, signature_of, upload_path, vector_from
 from dovetail.parties.deployment import free_ports
 from dovetail.parties.fleet import Fleet
-from dovetail.parties.http._http import serve
+from dovetail.parties.http import door as door_module
 from dovetail.parties.http.analyzer import AnalyzerService
+from dovetail.parties.http.door import Door, serve
 from dovetail.parties.http.intermediary import IntermediaryService
 from dovetail.parties.shuffler.rounds import Shuffler
 from dovetail.parties.user.client import Client
@@ -201,12 +201,12 @@ def running(household, monkeypatch):
     """All services of a task, until the block ends."""
     servers, complaints = [], Complaints()
 
-    class Watched(uvicorn.Server):
-        def __init__(self, config):
-            super().__init__(config)
+    class Watched(Door):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
             servers.append(self)
 
-    monkeypatch.setattr(uvicorn, "Server", Watched)
+    monkeypatch.setattr(door_module, "Door", Watched)
     authority = make_authority(household.folder)
     certified = make_certificate(household.folder, authority, host="127.0.0.1")
     threads, addresses = [], []

@@ -190,16 +190,25 @@ class Mutator:
 
     def kind_flipped_signature(self):
         request = self._signed()
-        (name, key), (other, signature) = request.headers
-        changed = bytearray(bytes.fromhex(signature))
-        changed[self.rng.randrange(64)] ^= 1 << self.rng.randrange(8)
-        return _sent(request.replace(headers=((name, key), (other, changed.hex()))), {401})
+        return _sent(_with(request, **{"dovetail-signature": self._flipped(request, "dovetail-signature")}), {401})
 
     def kind_wrong_signature_size(self):
-        request = self._request()
         signature = self.rng.randbytes(self.rng.choice([0, 1, 63, 65, 500])).hex()
-        key_id = self.victim.key.public.key_id.hex()
-        return _sent(request.replace(headers=(("dovetail-key", key_id), ("dovetail-signature", signature))), {401})
+        return _sent(_with(self._signed(), **{"dovetail-signature": signature}), {401})
+
+    def kind_flipped_digest(self):
+        request = self._signed()
+        return _sent(_with(request, **{"dovetail-digest": self._flipped(request, "dovetail-digest")}), {401})
+
+    def kind_odd_digest(self):
+        odd = self.rng.choice(["", "00", "zz" * 32, self.rng.randbytes(31).hex(), self.rng.randbytes(33).hex()])
+        return _sent(_with(self._signed(), **{"dovetail-digest": odd}), {401})
+
+    def kind_signature_split_elsewhere(self):
+        """A byte of the signature moved into what is signed: the same bytes, in other places."""
+        request = self._signed()
+        signature = dict(request.headers)["dovetail-signature"]
+        return _sent(_with(request, **{"dovetail-signature": signature[: 2 * self.rng.randrange(64)]}), {401})
 
     def kind_signature_of_another_body(self):
         request = self._request()
@@ -235,7 +244,7 @@ class Mutator:
 
     def kind_other_method(self):
         method = self.rng.choice(["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE", "BREW", "post"])
-        return _sent(self._signed().replace(method=method), {405})
+        return _sent(self._signed().replace(method=method), {400 if method in ("BREW", "post") else 405})
 
     def kind_other_path(self):
         request = self._signed()
@@ -435,10 +444,8 @@ class Mutator:
 
     def kind_question_with_a_flipped_signature(self):
         request, key = self.rng.choice(self.victim.asked)
-        (name, key_id), (other, signature) = request.signed(key).headers
-        changed = bytearray(bytes.fromhex(signature))
-        changed[self.rng.randrange(64)] ^= 1 << self.rng.randrange(8)
-        return _sent(request.replace(headers=((name, key_id), (other, changed.hex()))), {401})
+        signed = request.signed(key)
+        return _sent(_with(signed, **{"dovetail-signature": self._flipped(signed, "dovetail-signature")}), {401})
 
     def kind_question_signed_for_another(self):
         (request, key), (other, _) = self.rng.sample(self.victim.asked, 2)
@@ -457,7 +464,8 @@ class Mutator:
     def kind_question_by_another_method(self):
         request, key = self.rng.choice(self.victim.asked)
         method = self.rng.choice(["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "BREW"])
-        return _sent(request.replace(method=method, body=self.rng.randbytes(40)).signed(key), {405})
+        status = 400 if method == "BREW" else 405
+        return _sent(request.replace(method=method, body=self.rng.randbytes(40)).signed(key), {status})
 
     def kind_question_of_an_open_round(self):
         """Of who may ask, about a round that is open or was never heard of: there is nothing to tell."""
@@ -482,13 +490,13 @@ class Mutator:
         piece = max(1, self.victim.most // 3)
         chunk = f"{piece:x}\r\n".encode() + bytes(piece) + b"\r\n"
         pieces = (request.head(length="transfer-encoding: chunked"), *[chunk] * 5, b"0\r\n\r\n")
-        return Attack("", pieces, frozenset({413}), keep=False, counted=1)
+        return Attack("", pieces, frozenset({411}), keep=False, counted=1)
 
     def kind_unsigned_body_in_chunks(self):
         request = self._request()
         cut = self.rng.randrange(1, len(request.body))
         chunks = [f"{len(part):x}\r\n".encode() + part + b"\r\n" for part in (request.body[:cut], request.body[cut:])]
-        return Attack("", (request.head(length="transfer-encoding: chunked"), *chunks, b"0\r\n\r\n"), frozenset({401}))
+        return Attack("", (request.head(length="transfer-encoding: chunked"), *chunks, b"0\r\n\r\n"), frozenset({411}))
 
     def kind_malformed_chunk(self):
         head = self._signed().head(length="transfer-encoding: chunked")
@@ -513,7 +521,7 @@ class Mutator:
     def kind_shorter_length_than_body(self):
         request = self._signed()
         length = f"content-length: {self.rng.randrange(len(request.body))}"
-        return Attack("", (request.head(length=length) + request.body,), frozenset({401}), keep=False)
+        return Attack("", (request.head(length=length) + request.body,), frozenset({400, 401}), keep=False, counted=1)
 
     def kind_expect_continue(self):
         request = self._request().replace(headers=(("expect", "100-continue"),))
@@ -549,12 +557,14 @@ class Mutator:
                 "content-length: NaN",
                 "content-length: " + "9" * 40,
                 "content-length: 1\r\ncontent-length: 2",
-                "transfer-encoding: gzip",
-                "host: another",
                 "x" * 300_000 + ": 1",
             ]
         )
         return Attack("", (request.head(length=length),), frozenset({400}), keep=False, counted=0)
+
+    def kind_odd_transfer_encoding(self):
+        head = self._signed().head(length=f"transfer-encoding: {self.rng.choice(['gzip', 'identity', 'x'])}")
+        return Attack("", (head,), frozenset({400, 411}), keep=False, counted=1)
 
     def kind_another_protocol(self):
         said = [
@@ -568,6 +578,11 @@ class Mutator:
     def kind_not_tls(self):
         said = self.rng.choice([self._signed().raw(), self.rng.randbytes(200), b"\x16\x03\x01\x02\x00" + bytes(200)])
         return Attack("", (said,), leave=True, plain=True, keep=False, counted=0)
+
+    def _flipped(self, request, name):
+        changed = bytearray(bytes.fromhex(dict(request.headers)[name]))
+        changed[self.rng.randrange(len(changed))] ^= 1 << self.rng.randrange(8)
+        return changed.hex()
 
     def _request(self):
         return self.rng.choice(self.victim.taken)
@@ -597,8 +612,13 @@ def _sent(request, statuses):
     return Attack("", (request.raw(),), frozenset(statuses))
 
 
+def _with(request, **changes):
+    """With other values of these headers."""
+    return request.replace(headers=tuple((name, changes.get(name, value)) for name, value in request.headers))
+
+
 def _with_key(request, key_id):
-    return request.replace(headers=(("dovetail-key", key_id), *request.headers[1:]))
+    return _with(request, **{"dovetail-key": key_id})
 
 
 def refusals_for(attack, answer):

@@ -128,7 +128,9 @@ async def assault(victim, kinds, *, lines):
         while waiting:
             seed, kind = waiting.popleft()
             attack = Mutator(victim, seed).attack(kind)
-            answer = await line.send(attack, pause=0.002 if kind == "slow_body" else 0.0)
+            pause = 0.002 if kind == "slow_body" else 0.0
+            while (answer := await line.send(attack, pause=pause)).status == 429:  # another line has its turn
+                expected += 1
             check(attack, answer)
             expected += refusals_for(attack, answer)
             said = "left" if attack.leave else "by the server" if answer.by_server else str(answer.status)
@@ -175,15 +177,25 @@ def besieged(tmp_path_factory, monkeymodule):
 SENTENCES = [
     ("shuffler", "swapped_round", 425, "expected an upload to an open round, got one to round"),
     ("analyzer", "swapped_round", 425, "expected something about the open round, got round"),
-    ("analyzer", "swapped_round_of_another_signature", 401, "expected a request with its sender's signature"),
-    ("shuffler", "swapped_round_of_another_signature", 401, "expected a request with its sender's signature"),
-    ("shuffler", "path_in_the_host_header", 401, "expected a request with its sender's signature"),
+    (
+        "analyzer",
+        "swapped_round_of_another_signature",
+        401,
+        "expected a request signed by a known key, got another one",
+    ),
+    (
+        "shuffler",
+        "swapped_round_of_another_signature",
+        401,
+        "expected a request signed by a known key, got another one",
+    ),
+    ("shuffler", "path_in_the_host_header", 401, "expected a request signed by a known key, got another one"),
     ("shuffler", "swapped_task", 400, "expected task "),
     ("analyzer", "swapped_task", 400, "expected task "),
     ("shuffler", "wrong_key_id", 401, "expected a request "),
     ("shuffler", "unknown_key", 401, "expected a request signed by a known key, got another one"),
     ("analyzer", "unknown_key", 401, "expected a request signed by a known key, got another one"),
-    ("shuffler", "expired_key", 401, "expected a request signed by a key that has not expired, got one that has"),
+    ("shuffler", "expired_key", 401, "expected a request signed by a known key, got another one"),
     ("shuffler", "messages_with_a_truncated_ciphertext", 400, "expected messages of 49 bytes with their slots, got"),
     ("shuffler", "messages_with_an_extended_ciphertext", 400, "expected messages of 49 bytes with their slots, got"),
     ("shuffler", "messages_out_of_range", 409, "expected slots from 0 to 5, got others"),
@@ -198,7 +210,7 @@ SENTENCES = [
     ("shuffler", "messages_in_one_slot", 409, "expected one message per slot, got more"),
     ("shuffler", "messages_too_few", 409, "expected 6 messages, got"),
     ("shuffler", "oversize_body", 413, "expected a smaller body, got one that is too large"),
-    ("analyzer", "oversize_body_in_chunks", 413, "expected a smaller body, got one that is too large"),
+    ("analyzer", "oversize_body_in_chunks", 411, "expected a body whose length is stated, got one in chunks"),
     ("analyzer", "closed_with_wrong_json", 400, "expected "),
     ("shuffler", "odd_number_in_the_path", 400, "expected a round as a number, got something else"),
     ("shuffler", "other_method", 405, "expected another method on this path"),
@@ -237,7 +249,12 @@ def besieged_aggregator(tmp_path_factory, monkeymodule):
         ("aggregator", "upload_copied_by_another_client", 400, "expected an upload sealed to this aggregator by its"),
         ("aggregator", "question_unsigned", 401, "expected a request signed by a known key, got another one"),
         ("aggregator", "question_by_another", 401, "expected a request signed by a known key, got another one"),
-        ("aggregator", "question_with_a_flipped_signature", 401, "expected a request with its sender's signature"),
+        (
+            "aggregator",
+            "question_with_a_flipped_signature",
+            401,
+            "expected a request signed by a known key, got another one",
+        ),
         ("aggregator", "question_with_an_odd_round", 400, "expected a round as a number, got something else"),
         ("aggregator", "question_of_another_task", 400, "expected task "),
         ("analyzer", "sum_with_a_changed_seal", 400, "expected the sum of aggregator 0 over its batch, got another"),
@@ -276,7 +293,7 @@ def test_there_are_no_redirects(besieged):
 
 def test_a_body_that_does_not_come_is_not_waited_for(besieged, monkeypatch):
     _, up, targets = besieged
-    monkeypatch.setattr(http_module, "_SLOWEST", 0.2)
+    monkeypatch.setattr(http_module, "SLOWEST", 0.2)
     request = targets["shuffler"].taken[0].signed(targets["shuffler"].key)
     answer = send_one(targets["shuffler"], Attack("", (request.head() + request.body[:20],), keep=False))
     assert (answer.status, answer.text) == (408, "expected the whole body in time, got a part of it")
@@ -453,10 +470,7 @@ def test_a_roster_is_for_the_other_shufflers_alone(tmp_path):
 
     *refusals, answered = asyncio.run(answers())
     assert [one.status_code for one in refusals] == [401] * 4
-    assert {one.text for one in refusals} == {
-        "expected a request signed by a known key, got another one",
-        "expected a request with its sender's signature, got another one",
-    }
+    assert {one.text for one in refusals} == {"expected a request signed by a known key, got another one"}
     assert msgspec.msgpack.decode(answered.content) is None
     assert service.counts == {"refused 401": 4}
     shuffler.shut()

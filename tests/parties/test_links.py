@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 from parties.household import Household, opened, running
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dovetail.parties.common.keys import KeyPair, ServicePairs
 from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink
@@ -121,13 +121,13 @@ def test_an_impostor_with_a_task_of_its_own_gets_no_report(tmp_path, theirs):
 
 def test_small_answers_are_sent_at_once(tmp_path, monkeypatch):
     """Nagle's algorithm is off on every connection that is accepted: else an answer waits 40 ms for another packet."""
-    made, accepted = H11Protocol.connection_made, []
+    made, accepted = HttpToolsProtocol.connection_made, []
 
     def watched(protocol, transport):
         accepted.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
         made(protocol, transport)
 
-    monkeypatch.setattr(H11Protocol, "connection_made", watched)
+    monkeypatch.setattr(HttpToolsProtocol, "connection_made", watched)
     household = Household(tmp_path, "privunit")
     with running(household, monkeypatch) as up:
         for address, link in ((up.shuffler, IntermediaryLink), (up.analyzer, AnalyzerLink)):

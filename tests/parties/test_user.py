@@ -111,13 +111,13 @@ def test_every_upload_is_signed_by_its_user_for_one_shuffler(tmp_path, deploymen
     assert envelope.sender == client.key.public.key_id
     known = {client.key.public.key_id: client.key.public}
     for index, (upload, signature) in enumerate(zip(envelope.uploads, envelope.signatures, strict=True)):
-        headers = sent_by(envelope.sender, signature)
+        headers = sent_by(envelope.sender, signature, upload.encode())
         for path_index in (0, 1):
             path = upload_path(deployment.task.task_id, 1, path_index)
             if path_index == index:
                 assert authenticated(known, "POST", path, headers, upload.encode()) == envelope.sender
             else:
-                with pytest.raises(Unknown, match="expected a request with its sender's signature"):
+                with pytest.raises(Unknown, match="expected a request signed by a known key"):
                     authenticated(known, "POST", path, headers, upload.encode())
 
 

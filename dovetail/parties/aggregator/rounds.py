@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from dovetail.mechanisms import ExactSampler
 from dovetail.parties.aggregator.store import SumStore
 from dovetail.parties.aggregator.verifying import VerifiedStore, round_key
-from dovetail.parties.common.keys import ServiceKeys, ServicePairs
+from dovetail.parties.common.keys import ServiceKeys
 from dovetail.parties.common.links import IntermediaryLink
 from dovetail.parties.common.sealing import Purpose, seal
 from dovetail.parties.common.sharing import proof_nonce
-from dovetail.parties.common.task import SignedTask, TrainingTask
+from dovetail.parties.common.task import TrainingTask
 from dovetail.parties.common.wire import BATCH_ID, Verifiers
 from dovetail.parties.intermediary.party import Intermediary, heard
 from dovetail.parties.intermediary.store import State
@@ -43,18 +43,9 @@ class Aggregator(Intermediary[SumStore]):
 
     kind: ClassVar[str] = "aggregator"
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        signed: SignedTask,
-        signer: bytes,
-        index: int,
-        keys: ServicePairs,
-        store: str | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, **options: Any) -> None:
         self._sampler, self._folder = ExactSampler(), folder
-        super().__init__(folder, signed=signed, signer=signer, index=index, keys=keys, store=store)
+        super().__init__(folder, **options)
 
     @classmethod
     def named(cls, task: TrainingTask) -> Sequence[ServiceKeys]:

@@ -153,7 +153,8 @@ class IntermediaryLink(_Link):
     def upload(self, task_id: bytes, round: int, upload: Upload, *, sender: bytes, signature: bytes) -> None:
         """Give it an upload that its sender has signed; it has it when this returns."""
         path = upload_path(task_id, round, self.index)
-        self._ask("POST", path, upload.encode(), signed=sent_by(sender, signature))
+        body = upload.encode()
+        self._ask("POST", path, body, signed=sent_by(sender, signature, body))
 
     def roster(self, round: int) -> set[bytes] | None:
         """The report ids of a round that is closed; None as long as it is not."""

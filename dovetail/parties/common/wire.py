@@ -3,20 +3,22 @@
 Messages travel as plain bytes, so that one comparison of lengths tells a malformed one: an upload is its random report
 id and what is sealed to the shuffler or aggregator that it is for. To a shuffler that is the slots (32-bit words), then
 ciphertexts for the analyzer, all of one length; to an aggregator, a share. A request is signed with the sender's
-Ed25519 key over method, path and the hash of the body; paths name task, round and, for an upload, whom it is for. So a
-request that is sent again says the same thing again, to the same party, and everything that is posted can be said twice
-without effect; who carries a request for somebody else cannot change it.
+Ed25519 key over method, path, and length and hash of the body, which are in its head: who sent it is known before any
+of the body is read. Paths name task, round and, for an upload, whom it is for. So a request that is sent again says the
+same thing again, to the same party, and everything that is posted can be said twice without effect; who carries a
+request for somebody else cannot change it.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
+import nacl.bindings
+import nacl.exceptions
 import numpy as np
-from cryptography.exceptions import InvalidSignature
 
 from dovetail.parties.common.keys import KeyPair, PublicKey
 from dovetail.parties.common.sealing import REPORT_ID
@@ -28,6 +30,7 @@ __all__ = [
     "Closed",
     "Malformed",
     "Packed",
+    "Promised",
     "RoundStatus",
     "TooEarly",
     "TooLate",
@@ -35,7 +38,7 @@ __all__ = [
     "Upload",
     "Verifiers",
     "authenticated",
-    "claimed",
+    "promised",
     "sent_by",
     "signature_of",
     "signed_headers",
@@ -49,7 +52,10 @@ BATCH_ID = 16  # bytes
 _SLOT = 4  # bytes
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Batch = Annotated[bytes, msgspec.Meta(min_length=BATCH_ID, max_length=BATCH_ID)]
-_KEY, _SIGNATURE = "dovetail-key", "dovetail-signature"
+_KEY, _SIGNATURE, _DIGEST = "dovetail-key", "dovetail-signature", "dovetail-digest"
+_NOBODY = bytes.fromhex("3b6a27bcceb6a42d62a3a8d02a6f0d73653215771de243a63ac048a18b59da29")  # checked for strangers
+_SIGNATURE_SIZE, _DIGEST_SIZE = 64, 32  # bytes
+_STRANGER = "expected a request signed by a known key, got another one"  # whatever is wrong with it
 
 
 class Malformed(ValueError):  # noqa: N818 - it says what is wrong with bytes that came in
@@ -172,44 +178,66 @@ def upload_path(task_id: bytes, round: int, index: int) -> str:
 
 def signed_headers(pair: KeyPair, method: str, path: str, body: bytes) -> dict[str, str]:
     """The headers that make a request its sender's."""
-    return sent_by(pair.public.key_id, signature_of(pair, method, path, body))
+    return sent_by(pair.public.key_id, signature_of(pair, method, path, body), body)
 
 
-def sent_by(sender: bytes, signature: bytes) -> dict[str, str]:
-    """The headers of a request that the holder of the key with this id has signed."""
-    return {_KEY: sender.hex(), _SIGNATURE: signature.hex()}
+def sent_by(sender: bytes, signature: bytes, body: bytes) -> dict[str, str]:
+    """The headers of a request with this body that the holder of the key with this id has signed."""
+    return {_KEY: sender.hex(), _SIGNATURE: signature.hex(), _DIGEST: hashlib.sha256(body).hexdigest()}
 
 
 def signature_of(pair: KeyPair, method: str, path: str, body: bytes) -> bytes:
     """What `sent_by` takes."""
-    return pair.sign(_request(method, path, body))
+    return pair.sign(_request(method, path, len(body), hashlib.sha256(body).digest()))
 
 
-def claimed(keys: Mapping[bytes, PublicKey], headers: Mapping[str, str]) -> PublicKey:
-    """The key that a request names, signed or not: who does not name a known one is refused before the body is read."""
+class Promised(NamedTuple):
+    """What the head of a request proves: who sent it, and how long its body is, and the hash of that."""
+
+    sender: bytes
+    length: int
+    digest: bytes
+
+    def check(self, body: bytes) -> None:
+        """Refuse another body."""
+        if len(body) != self.length or hashlib.sha256(body).digest() != self.digest:
+            raise Unknown(_STRANGER)
+
+
+def promised(keys: Mapping[bytes, PublicKey], method: str, path: str, headers: Mapping[str, str]) -> Promised:
+    """Who sent a request, if it is one of these, by its head alone: nothing of a stranger's body need be read.
+
+    Whatever is wrong, the answer is the same, and takes as long: it does not tell whose keys are known.
+    """
     try:
-        return keys[bytes.fromhex(headers.get(_KEY, ""))]
-    except (KeyError, ValueError) as error:
-        raise Unknown("expected a request signed by a known key, got another one") from error
+        key_id, signature = bytes.fromhex(headers.get(_KEY, "")), bytes.fromhex(headers.get(_SIGNATURE, ""))
+        digest, length = bytes.fromhex(headers.get(_DIGEST, "")), int(headers.get("content-length", "0"))
+        signed = _request(method, path, length, digest)
+    except (ValueError, OverflowError) as error:
+        raise Unknown(_STRANGER) from error
+    key = keys.get(key_id)
+    sized = len(signature) == _SIGNATURE_SIZE and len(digest) == _DIGEST_SIZE
+    known = key is not None and sized and key.use == "sign" and not key.expired()
+    try:
+        nacl.bindings.crypto_sign_open(signature + signed, key.public if key is not None and known else _NOBODY)
+    except (nacl.exceptions.CryptoError, ValueError) as error:
+        raise Unknown(_STRANGER) from error
+    if not known:
+        raise Unknown(_STRANGER)
+    return Promised(key_id, length, digest)
 
 
 def authenticated(
     keys: Mapping[bytes, PublicKey], method: str, path: str, headers: Mapping[str, str], body: bytes
 ) -> bytes:
     """The key id of who sent a request, if it is one of these; refuses others."""
-    key = claimed(keys, headers)
-    if key.expired():
-        raise Unknown("expected a request signed by a key that has not expired, got one that has")
-    verifying = key.verifying()
-    try:
-        verifying.verify(bytes.fromhex(headers.get(_SIGNATURE, "")), _request(method, path, body))
-    except (InvalidSignature, ValueError) as error:
-        raise Unknown("expected a request with its sender's signature, got another one") from error
-    return key.key_id
+    found = promised(keys, method, path, headers)
+    found.check(body)
+    return found.sender
 
 
-def _request(method: str, path: str, body: bytes) -> bytes:
-    return b"dovetail request\0" + f"{method} {path}".encode() + b"\0" + hashlib.sha256(body).digest()
+def _request(method: str, path: str, length: int, digest: bytes) -> bytes:
+    return b"dovetail request\0" + f"{method} {path}".encode() + b"\0" + length.to_bytes(8, "big") + digest
 
 
 def vector_to(vector: np.ndarray) -> bytes:

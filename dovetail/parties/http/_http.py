@@ -1,4 +1,4 @@
-"""What services share: bodies of bounded size, refusals in one sentence that are counted, TLS, a port.
+"""What services share: bodies of bounded size and of known senders, refusals in one sentence that are counted.
 
 Nothing is logged about a request: neither its sender's address nor when it came.
 """
@@ -8,12 +8,9 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -21,10 +18,11 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute
 
 from dovetail.parties.common.database import Unavailable
-from dovetail.parties.common.wire import Malformed, TooEarly, TooLate, Unknown
+from dovetail.parties.common.keys import PublicKey
+from dovetail.parties.common.wire import Malformed, Promised, TooEarly, TooLate, Unknown, promised
 from dovetail.parties.intermediary.arrivals import Turned
 
-__all__ = ["Counts", "Served", "body_of", "busy", "number_of", "path_of", "serve"]
+__all__ = ["SLOWEST", "SLOWEST_RATE", "Counts", "Served", "announced", "body_of", "busy", "number_of", "path_of"]
 
 _STATUS: dict[type[Exception], int] = {
     Unknown: 401,
@@ -39,14 +37,22 @@ _WORDS = {
     404: "expected a path of this service, got another one",
     405: "expected another method on this path",
     408: "expected the whole body in time, got a part of it",
+    411: "expected a body whose length is stated, got one in chunks",
     413: "expected a smaller body, got one that is too large",
+    429: "expected one upload of a user at a time, got another one",
 }
-_SLOWEST, _SLOWEST_RATE = 60.0, 16_384.0  # seconds that any body may take, and bytes per second of a large one
-_MOST_AT_ONCE = 4096  # connections
+SLOWEST, SLOWEST_RATE = 60.0, 16_384.0  # seconds that any body may take, and bytes per second of a large one
 
 
 class Counts(collections.Counter[str]):
     """How often what happened: what was taken, and what was refused for which reason."""
+
+    def everywhere(self) -> dict[str, int]:
+        """What all processes of the service counted."""
+        return dict(self)
+
+    def publish(self) -> None:
+        """Tell the other processes."""
 
 
 class Served:
@@ -89,14 +95,29 @@ class Served:
     async def _refuse_http(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 400
         self.counts[f"refused {status}"] += 1
-        return PlainTextResponse(_WORDS.get(status, _OTHER), status_code=status)
+        headers = {"retry-after": "1"} if status == 429 else None
+        return PlainTextResponse(_WORDS.get(status, _OTHER), status_code=status, headers=headers)
+
+
+def announced(request: Request, keys: Mapping[bytes, PublicKey], *, most: int) -> Promised:
+    """Who sends a request, and how much: all that is looked at before its body is read, of one of these alone."""
+    if "transfer-encoding" in request.headers:
+        raise HTTPException(411)
+    if _length(request) > most:
+        raise HTTPException(413)
+    return promised(keys, request.method, path_of(request), request.headers)
+
+
+def _length(request: Request) -> int:
+    text = request.headers.get("content-length", "0")
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 async def body_of(request: Request, *, most: int) -> bytes:
     """The body of a request, of at most so many bytes; a longer one is not read to its end, nor a slow one."""
     body = bytearray()
     try:
-        async with asyncio.timeout(_SLOWEST + most / _SLOWEST_RATE):
+        async with asyncio.timeout(SLOWEST + most / SLOWEST_RATE):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > most:
@@ -131,47 +152,3 @@ async def busy(seconds: float, step: Callable[[], Awaitable[None]], complain: Ca
         except Exception as error:
             complain(error)
         await asyncio.sleep(seconds)
-
-
-def serve(
-    app: Starlette,
-    *,
-    host: str,
-    port: int,
-    certificate: Path | None,
-    private_key: Path | None,
-    ready: Callable[[str], None],
-) -> None:
-    """Serve until told to stop; `ready` gets the address as soon as connections are taken."""
-    listener = _listener(host, port)
-    scheme = "http" if certificate is None else "https"
-    config = uvicorn.Config(
-        app,
-        log_level="error",
-        access_log=False,
-        server_header=False,
-        http="h11",  # the other parser has no limit on the size of a head
-        ws="none",
-        ssl_certfile=None if certificate is None else str(certificate),
-        ssl_keyfile=None if private_key is None else str(private_key),
-        timeout_keep_alive=30,
-        limit_concurrency=_MOST_AT_ONCE,
-        timeout_graceful_shutdown=1,  # else TLS waits for every neighbour to say good-bye
-        h11_max_incomplete_event_size=64 * 1024,
-    )
-    ready(f"{scheme}://{host}:{listener.getsockname()[1]}")
-    uvicorn.Server(config).run(sockets=[listener])
-
-
-def _listener(host: str, port: int) -> socket.socket:
-    """A listening socket; asyncio sends small answers at once only where the socket says that it is TCP."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError:
-        listener.close()
-        raise
-    listener.listen(1024)
-    return listener

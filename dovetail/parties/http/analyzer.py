@@ -16,8 +16,8 @@ from starlette.routing import Route
 from dovetail._structs import ready
 from dovetail.parties.analyzer.rounds import Analyzer
 from dovetail.parties.common.notices import Notices
-from dovetail.parties.common.wire import BATCH_ID, Closed, Malformed, authenticated, claimed
-from dovetail.parties.http._http import Counts, Served, body_of, busy, number_of, path_of
+from dovetail.parties.common.wire import BATCH_ID, Closed, Malformed
+from dovetail.parties.http._http import Counts, Served, announced, body_of, busy, number_of
 from dovetail.parties.http.page import status_page
 
 __all__ = ["AnalyzerService"]
@@ -82,17 +82,14 @@ class AnalyzerService:
         task = self._analyzer.task
         round, number = number_of(request, task.task_id), number_of(request, task.task_id, "number")
         batch = _batch(request.path_params["batch"])
-        claimed(self._keys, request.headers)
-        body = await body_of(request, most=self._analyzer.incoming.largest)
-        sender = self._senders[authenticated(self._keys, "POST", path_of(request), request.headers, body)]
+        sender, body = await self._said(request, most=self._analyzer.incoming.largest)
         taken = await asyncio.to_thread(self._analyzer.take, sender, round, batch, number, body)
         self.counts[taken] += 1
         return PlainTextResponse(taken)
 
     async def _closed(self, request: Request) -> Response:
         round = number_of(request, self._analyzer.task.task_id)
-        body = await body_of(request, most=1024)
-        sender = self._senders[authenticated(self._keys, "POST", path_of(request), request.headers, body)]
+        sender, body = await self._said(request, most=1024)
         try:
             said = msgspec.json.decode(body, type=ready(Closed))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -100,6 +97,13 @@ class AnalyzerService:
         await asyncio.to_thread(self._analyzer.closed, sender, round, said)
         self.counts["closed"] += 1
         return PlainTextResponse("closed")
+
+    async def _said(self, request: Request, *, most: int) -> tuple[int, bytes]:
+        """Which shuffler or aggregator sends a request, and its body."""
+        said = announced(request, self._keys, most=most)
+        body = await body_of(request, most=said.length)
+        said.check(body)
+        return self._senders[said.sender], body
 
     async def _work(self) -> None:
         await busy(1.0, self._look, lambda error: _LOG.warning("%s: %s", type(error).__name__, error))

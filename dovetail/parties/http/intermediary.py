@@ -8,13 +8,15 @@ or whose time is up, and forwards them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -29,10 +31,9 @@ from dovetail.parties.common.wire import (
     Unknown,
     Upload,
     authenticated,
-    claimed,
     vector_to,
 )
-from dovetail.parties.http._http import Counts, Served, body_of, busy, number_of, path_of
+from dovetail.parties.http._http import Counts, Served, announced, body_of, busy, number_of, path_of
 from dovetail.parties.intermediary.arrivals import Accepted, Arrival, Over, Turned, Unopened
 from dovetail.parties.intermediary.enrolment import user_of
 from dovetail.parties.intermediary.party import Intermediary
@@ -41,7 +42,9 @@ __all__ = ["IntermediaryService"]
 
 _LOG = logging.getLogger(__name__)
 _TOGETHER = 256  # uploads that are written in one transaction
+_SMALL = 1 << 17  # bytes of an upload that is opened at once; a larger one would hold up others
 _PAUSE = 0.05  # seconds between looks at what there is to do
+_SAID = 0.5  # seconds after which others hear what was counted
 _PATIENCE = 60.0  # seconds in which others may still come up
 
 
@@ -50,7 +53,10 @@ class _Unwritten(Turned):
 
 
 class IntermediaryService:
-    """A shuffler or aggregator and its neighbours: who may upload, the others of the task, the analyzer."""
+    """A shuffler or aggregator and its neighbours: who may upload, the others of the task, the analyzer.
+
+    Of several processes for one, a single one `keeps` the rounds: closes them, agrees with the others, forwards.
+    """
 
     def __init__(
         self,
@@ -60,8 +66,12 @@ class IntermediaryService:
         analyzer: AnalyzerLink,
         peers: Sequence[IntermediaryLink] = (),
         notices: Callable[[], Notices] | None = None,
+        counts: Counts | None = None,
+        keeps: bool = True,
     ) -> None:
         self._notices = notices or functools.partial(Notices, party.signed.signer.key_id)
+        self._keeps = keeps
+        self._uploading: set[bytes] = set()  # whose upload is being taken
         self._party, self._analyzer, self._peers, self._enrolled = party, analyzer, peers, enrolled
         others = [keys.sign for i, keys in enumerate(party.task.intermediaries) if i != party.index]
         self._others = {key.key_id: key for key in others}
@@ -73,7 +83,7 @@ class IntermediaryService:
         self._said: set[str] = set()
         self._began = time.monotonic()
         prefix = "/v1/tasks/{task}"
-        self.counts = Counts()
+        self.counts = Counts() if counts is None else counts
         routes = [
             Route("/v1/task", self._get_task),
             Route("/v1/notices", self._get_notices),
@@ -103,7 +113,7 @@ class IntermediaryService:
         """For its owner alone: whoever watches the counts knows when uploads come."""
         own = self._party.key.public
         authenticated({own.key_id: own}, "GET", path_of(request), request.headers, b"")
-        return JSONResponse(dict(self.counts))
+        return JSONResponse(self.counts.everywhere())
 
     async def _get_model(self, request: Request) -> Response:
         round = number_of(request, self._party.task.task_id)
@@ -118,11 +128,27 @@ class IntermediaryService:
             raise Malformed(f"expected an upload for {self._party.kind} {self._party.index}, got one for another")
         if self._notices().withdrawn(task.task_id):
             raise TooLate("expected an upload to a task that stands, got one to a task that was withdrawn")
-        claimed(self._enrolled, request.headers)
-        body = await body_of(request, most=self._party.most)
-        sender = authenticated(self._enrolled, "POST", path_of(request), request.headers, body)
+        said = announced(request, self._enrolled, most=self._party.most)
+        with self._one_at_a_time(said.sender):
+            body = await body_of(request, most=said.length)
+            said.check(body)
+            return await self._take(round, said.sender, Upload.decode(body))
+
+    @contextlib.contextmanager
+    def _one_at_a_time(self, client: bytes) -> Iterator[None]:
+        """Nobody fills our memory with uploads of which one counts."""
+        if client in self._uploading:
+            raise HTTPException(429)
+        self._uploading.add(client)
+        try:
+            yield
+        finally:
+            self._uploading.discard(client)
+
+    async def _take(self, round: int, sender: bytes, upload: Upload) -> Response:
         who = {"client": user_of(self._enrolled, sender), "sender": sender}
-        arrival = await asyncio.to_thread(self._party.arrival, round, upload=Upload.decode(body), **who)
+        opening = functools.partial(self._party.arrival, round, upload=upload, **who)
+        arrival = opening() if len(upload.sealed) <= _SMALL else await asyncio.to_thread(opening)
         future: asyncio.Future[Accepted | Turned] = asyncio.get_running_loop().create_future()
         self._waiting.append((arrival, future))
         self._arrived.set()
@@ -167,9 +193,21 @@ class IntermediaryService:
         return round
 
     async def _work(self) -> None:
+        duties = [self._write(), busy(_PAUSE, self._follow, self._complain), self._publish()]
+        if self._keeps:
+            duties.append(busy(_PAUSE, self._close, self._complain))
+        await asyncio.gather(*duties)
+
+    async def keep(self) -> None:
+        """Keep the rounds, and take nothing from anybody: others do."""
         await asyncio.gather(
-            self._write(), busy(_PAUSE, self._follow, self._complain), busy(_PAUSE, self._close, self._complain)
+            *(busy(_PAUSE, step, self._complain) for step in (self._follow, self._close)), self._publish()
         )
+
+    async def _publish(self) -> None:
+        while True:
+            await asyncio.sleep(_SAID)
+            self.counts.publish()
 
     async def _write(self) -> None:
         """Whatever arrived since the last look, in one transaction."""
@@ -208,7 +246,7 @@ class IntermediaryService:
 
     async def _leads(self) -> bool:
         """Whether this replica opens, closes and forwards rounds: one of them at a time does."""
-        return await asyncio.to_thread(self._party.store.leads)
+        return self._keeps and await asyncio.to_thread(self._party.store.leads)
 
     async def _close(self) -> None:
         """Rounds that are full or whose time is up; what was closed is forwarded."""

@@ -63,13 +63,14 @@ class Intermediary(abc.ABC, Generic[_Store]):
         index: int,
         keys: ServicePairs,
         store: str | None = None,
+        alone: bool = True,
     ) -> None:
         self.task: TrainingTask = verify(signed, signer=signer, fresh=False)
         named = self.named(self.task)
         if not 0 <= index < len(named) or named[index].key_id != keys.public.key_id:
             raise ValueError(f"expected the keys of {self.kind} {index} of {len(named)}, got others")
         self.signed, self.index, self.key, self._opening = signed, index, keys.sign, keys.seal.opening()
-        self._alone = hold(folder)
+        self._alone = hold(folder) if alone else contextlib.nullcontext()
         self.store = self._open_store(located(store, folder, "store.db"), self.task.task_id + bytes([index]))
 
     @classmethod
@@ -221,4 +222,5 @@ class Intermediary(abc.ABC, Generic[_Store]):
     def shut(self) -> None:
         """Let go of the files."""
         self.store.shut()
-        self._alone.close()
+        if not isinstance(self._alone, contextlib.nullcontext):
+            self._alone.close()

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from dovetail.mechanisms import ExactSampler
-from dovetail.parties.common.keys import ServiceKeys, ServicePairs
+from dovetail.parties.common.keys import ServiceKeys
 from dovetail.parties.common.sealing import Purpose, Workers
-from dovetail.parties.common.task import SignedTask, TrainingTask
+from dovetail.parties.common.task import TrainingTask
 from dovetail.parties.common.wire import PART, Packed
 from dovetail.parties.intermediary.party import Intermediary
 from dovetail.parties.shuffler.store import Shape, ShuffleStore
@@ -27,18 +27,8 @@ class Shuffler(Intermediary[ShuffleStore]):
 
     kind: ClassVar[str] = "shuffler"
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        signed: SignedTask,
-        signer: bytes,
-        index: int,
-        keys: ServicePairs,
-        workers: int = 1,
-        store: str | None = None,
-    ) -> None:
-        super().__init__(folder, signed=signed, signer=signer, index=index, keys=keys, store=store)
+    def __init__(self, folder: Path, *, workers: int = 1, **options: Any) -> None:
+        super().__init__(folder, **options)
         self._messages = self.task.messages()
         self._workers = Workers(workers)
         self._sampler = ExactSampler()

@@ -1,0 +1,146 @@
+"""The door of an aggregator under load: uploads of 15 KB, fresh connections, status, polite clients, a large round."""
+
+import mmap
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _load import Load, Measured
+
+from dovetail.parties.common import sealing
+from dovetail.parties.common.keys import KeyPair
+from dovetail.parties.common.wire import REPORT_ID, Upload, signed_headers, upload_path
+from dovetail.parties.deployment import HOST, Deployment, lay_out
+from dovetail.parties.fleet import Fleet
+
+DIM = 4_650  # so that the last aggregator's upload has 15 KB
+LAST = 1  # the aggregator whose share is packed numbers
+FIELDS: dict[str, Any] = {
+    "protocol": "secagg",
+    "settings": {"clip_norm": 1.0, "noise_multiplier": 1.0},
+    "dim": DIM,
+    "name": "door",
+    "rounds": 2,
+    "round_seconds": 3600.0,
+    "delta": 1e-6,
+}
+
+
+class Prepared:
+    """Uploads of so many users to every aggregator in round 1, as requests, in a file that is mapped."""
+
+    def __init__(self, folder: Path, clients: int, *, aggregators: tuple[int, ...] = (LAST,), **fields: Any) -> None:
+        pairs = [KeyPair.generate("sign") for _ in range(clients)]
+        limits = {"min_clients": clients, "max_clients": clients}
+        enrolled = [pair.public for pair in pairs]
+        self.deployment = lay_out(folder, {**FIELDS, **limits, **fields}, aggregators=2, enrolled=enrolled)
+        np.save(folder / "model.npy", np.zeros(DIM, np.float32))
+        task = self.deployment.task
+        shares = task.sharing().split(np.zeros(DIM, np.int64), nonce=bytes(16))
+        self._places: list[list[tuple[int, int]]] = []
+        with (folder / "requests").open("wb") as file:
+            for pair in pairs:
+                report, places = secrets.token_bytes(REPORT_ID), []
+                for index in aggregators:
+                    request = self._request(pair, report, index, shares[index])
+                    places.append((file.tell(), file.tell() + len(request)))
+                    file.write(request)
+                self._places.append(places)
+        with (folder / "requests").open("rb") as file:
+            self._data = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+        self.upload_bytes = self._places[0][-1][1] - self._places[0][-1][0]
+
+    def _request(self, pair: KeyPair, report: bytes, index: int, share: bytes) -> bytes:
+        task, path = self.deployment.task, upload_path(self.deployment.task.task_id, 1, index)
+        purpose = task.upload_purpose(1, index, sender=pair.public.key_id, report=report)
+        body = Upload(report, sealing.seal(share, task.aggregators[index].seal.sealing(), purpose)).encode()
+        return request_of("POST", path, body, **signed_headers(pair, "POST", path, body))
+
+    def uploads(self, low: int, high: int, *, at: int = 0) -> Iterator[bytes]:
+        """Of these users, to the aggregator at this place of those that were prepared for."""
+        for user in range(low, high):
+            begin, end = self._places[user][at]
+            yield self._data[begin:end]  # type: ignore[misc]
+
+
+def request_of(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", f"host: {HOST}", *(f"{name}: {value}" for name, value in headers.items())]
+    if body:
+        lines.append(f"content-length: {len(body)}")
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def fleet_of(deployment: Deployment, doors: int, aggregators: tuple[int, ...] = (LAST,)) -> Fleet:
+    """The analyzer and these aggregators, with a round that is open."""
+    fleet = Fleet(deployment, doors=doors)
+    fleet.start_analyzer()
+    for index in aggregators:
+        fleet.start_service(index)
+        wait_for(lambda index=index: fleet.service(index).status().round == 1)  # type: ignore[misc]
+    time.sleep(0.5)  # every process of it has heard of the round
+    return fleet
+
+
+def wait_for(condition: Any, seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            if condition():
+                return
+        except (ConnectionError, ValueError):
+            pass
+        time.sleep(0.05)
+    raise TimeoutError(f"expected the services to get on in {seconds} seconds, got no progress")
+
+
+def memory_of(fleet: Fleet, name: str) -> float:
+    """The peak resident memory of all processes of a service, in MiB, each with what it shares."""
+    first = fleet.processes[name].pid
+    return sum(_peak(pid) for pid in (first, *_children(first)))
+
+
+def _children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [one for child in map(int, found) for one in (child, *_children(child))]
+
+
+def _peak(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def only(measured: Measured, status: int = 200) -> Measured:
+    """The same, if there was no other answer."""
+    if set(measured.statuses) != {status}:
+        raise RuntimeError(f"expected answers with status {status} alone, got {measured.statuses}")
+    return measured
+
+
+def throughput(folder: Path, *, doors: int, clients: int, fresh: int, asked: int, connections: int) -> dict[str, Any]:
+    """Uploads on connections that stay, uploads on fresh ones, and questions for the status, in one run."""
+    prepared = Prepared(folder, clients + fresh)
+    with fleet_of(prepared.deployment, doors) as fleet:
+        load = Load((HOST, prepared.deployment.service_ports[LAST]))
+        kept = only(load.run(([one] for one in prepared.uploads(0, clients)), connections=connections))
+        new = only(load.run(([one] for one in prepared.uploads(clients, clients + fresh)), connections=64, fresh=True))
+        question = request_of("GET", "/v1/status")
+        status = only(load.run(([question] for _ in range(asked)), connections=64))
+        taken = fleet.service(LAST).counts()["accepted"]
+        memory = memory_of(fleet, f"aggregator-{LAST}")
+    if taken != clients + fresh:
+        raise RuntimeError(f"expected {clients + fresh} uploads that were taken, got {taken}")
+    return {
+        "upload_bytes": prepared.upload_bytes,
+        "uploads_a_second": kept.rate,
+        "uploads_p50_ms": 1000 * kept.quantile(0.5),
+        "uploads_p99_ms": 1000 * kept.quantile(0.99),
+        "fresh_uploads_a_second": new.rate,
+        "fresh_p99_ms": 1000 * new.quantile(0.99),
+        "status_a_second": status.rate,
+        "memory_mib": memory,
+        "cores": os.cpu_count(),
+    }
