@@ -22,7 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dovetail.parties.http import _http
 
-__all__ = ["Door", "address_of", "answer", "listen", "most_connections", "serve"]
+__all__ = ["Door", "address_of", "answer", "configured", "listen", "most_connections", "serve"]
 
 _HANDSHAKE, _GOODBYE = 10.0, 5.0  # seconds for TLS to begin and to end
 _HEAD = 10.0  # seconds for the head of a request
@@ -51,7 +51,7 @@ class _Connection(HttpToolsProtocol):
 
     quiet: dict[_Connection, None]
     _since = 0.0  # when what is being waited for began
-    _waiting: float | None = _HEAD  # how long it may take; None: for us
+    _waiting: float | None = None  # how long it may take; None: it is our turn
     _head = 0  # bytes of the head that is coming
     _unread: float | None = None  # since when the other side does not read
     _closing: float | None = None
@@ -59,7 +59,7 @@ class _Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.client = None  # nobody is to know
-        self._since = self.loop.time()
+        self._await(_HEAD)
         self.quiet[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -190,6 +190,7 @@ class Door(uvicorn.Server):
                 continue
             accepted.setblocking(False)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._shaking[accepted] = None
             task = asyncio.get_running_loop().create_task(self._begin(accepted))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -211,7 +212,6 @@ class Door(uvicorn.Server):
         return True
 
     async def _begin(self, accepted: socket.socket) -> None:
-        self._shaking[accepted] = None
         options: dict[str, Any] = {}
         if self.config.ssl is not None:
             options = {
@@ -250,12 +250,18 @@ def answer(
     app: Starlette, listener: socket.socket, *, certificate: Path | None, private_key: Path | None, most: int
 ) -> None:
     """Answer what comes to a listening socket until told to stop."""
+    Door(configured(app, certificate, private_key), most=most).run(sockets=[listener])
+
+
+def configured(app: Any, certificate: Path | None, private_key: Path | None) -> uvicorn.Config:
+    """How connections are served."""
     config = uvicorn.Config(
         app,
         log_level="error",
         access_log=False,
         server_header=False,
         date_header=False,
+        proxy_headers=False,
         http=_Connection,
         loop="uvloop",
         ws="none",
@@ -266,7 +272,7 @@ def answer(
     config.load()
     if config.ssl is not None:
         config.ssl.num_tickets = 0  # a ticket would tell that somebody was here before
-    Door(config, most=most).run(sockets=[listener])
+    return config
 
 
 def listen(host: str, port: int) -> socket.socket:

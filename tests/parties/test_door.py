@@ -1,0 +1,226 @@
+"""The door: it stays open to who speaks, whoever else is silent, slow or many; processes that die are replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import mmap
+import os
+import resource
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+from parties.household import Direct, Household
+from starlette.responses import PlainTextResponse
+
+from dovetail.parties.common.certificates import make_authority, make_certificate
+from dovetail.parties.common.wire import signed_headers
+from dovetail.parties.http import door as door_module
+from dovetail.parties.http._http import Counts
+from dovetail.parties.http.crew import _PAGE, CrewCounts
+from dovetail.parties.http.door import Door, most_connections
+from dovetail.parties.http.intermediary import IntermediaryService
+
+
+async def hello(scope, receive, send):
+    if scope["type"] == "lifespan":
+        while True:
+            message = await receive()
+            await send({"type": f"{message['type']}.complete"})
+            if message["type"] == "lifespan.shutdown":
+                return
+    await PlainTextResponse("hello")(scope, receive, send)
+
+
+class Opened:
+    """A door in this process, with a line to it."""
+
+    def __init__(self, tmp_path, *, most=50, tls=False):
+        self.most, certified = most, None
+        if tls:
+            certified = make_certificate(tmp_path, make_authority(tmp_path), host="127.0.0.1")
+        self.listener = door_module.listen("127.0.0.1", 0)
+        self.address = self.listener.getsockname()
+        self._files = certified
+        self.context = ssl.create_default_context(cafile=tmp_path / "authority.crt") if tls else None
+
+    async def __aenter__(self):
+        config = door_module.configured(hello, *(self._files or (None, None)))
+        self.door = Door(config, most=self.most)
+        self._task = asyncio.create_task(self.door._serve([self.listener]))
+        while not self.door.started:
+            await asyncio.sleep(0.01)
+        return self
+
+    async def __aexit__(self, *error):
+        self.door.should_exit = True
+        await self._task
+
+    async def ask(self):
+        """A request on a connection of its own; the status."""
+        reader, writer = await asyncio.open_connection(*self.address, ssl=self.context)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        answer = await asyncio.wait_for(reader.read(65536), 10)
+        writer.close()
+        return answer.split()[1]
+
+
+def silent(address, count):
+    """So many who connect and say nothing."""
+    found = []
+    for _ in range(count):
+        one = socket.create_connection(address)
+        one.setblocking(False)
+        found.append(one)
+    return found
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_the_longest_silent_make_room_for_who_comes(tmp_path, tls):
+    async def siege():
+        async with Opened(tmp_path, most=20, tls=tls) as opened:
+            quiet = await asyncio.to_thread(silent, opened.address, 60)
+            answers = [await opened.ask() for _ in range(5)]
+            held = opened.door.open
+            for one in quiet:
+                one.close()
+            return answers, held, opened.door.turned["silent"]
+
+    answers, held, turned = asyncio.run(siege())
+    assert answers == [b"200"] * 5
+    assert held <= 20 and turned >= 40
+
+
+def test_who_says_nothing_or_half_a_head_is_let_go_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(door_module, "_HEAD", -1.0)
+
+    async def wait():
+        async with Opened(tmp_path) as opened:
+            lines = [await asyncio.open_connection(*opened.address) for _ in range(2)]
+            lines[1][1].write(b"GET / HTT")
+            return [await asyncio.wait_for(reader.read(), 10) for reader, _ in lines]
+
+    assert asyncio.run(wait()) == [b"", b""]
+
+
+def test_a_head_without_end_is_not_read(tmp_path):
+    """Whoever sends it hears so, or nothing, depending on what is on its way when the connection ends."""
+
+    async def send():
+        async with Opened(tmp_path) as opened:
+            reader, writer = await asyncio.open_connection(*opened.address)
+            writer.write(b"GET / HTTP/1.1\r\nx: " + b"a" * 300_000)
+            with contextlib.suppress(ConnectionResetError):
+                assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 400 ")
+            return await opened.ask()
+
+    assert asyncio.run(send()) == b"200"
+
+
+def test_a_process_with_too_few_files_does_not_begin():
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))\n"
+        "from dovetail.parties.http.door import most_connections\nmost_connections()"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "expected a limit of at least 192 open files (ulimit -n), got 100" in found.stderr
+
+
+def test_the_soft_limit_is_raised():
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert most_connections() == min(hard, 1 << 16) - 128
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
+
+
+def test_nothing_of_a_strangers_body_is_read_and_one_upload_of_a_user_at_a_time(tmp_path, monkeypatch):
+    """FINDINGS: an unsigned request that names an enrolled key made a shuffler buffer bodies."""
+    household = Household(tmp_path, "ss_topk")
+    service = IntermediaryService(household.shuffler(), enrolled=household.enrolled, analyzer=Direct(None))
+    path = f"/v1/tasks/{household.task.task_id.hex()}/rounds/1/uploads/0"
+    body, (user, *_) = household.envelope(0).uploads[0].encode(), household.users
+    signed = signed_headers(user, "POST", path, body)
+    read = []
+
+    async def never():
+        read.append(1)
+        await asyncio.sleep(3600)
+        yield b""
+
+    async def asked():
+        transport = httpx.ASGITransport(app=service.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shuffler") as http:
+            length = {"content-length": str(len(body))}
+            unsigned = {**signed, "dovetail-signature": "00" * 64, **length}
+            answers = [await http.post(path, content=never(), headers=unsigned)]
+            first = asyncio.create_task(http.post(path, content=never(), headers={**signed, **length}))
+            while not read:
+                await asyncio.sleep(0.01)
+            answers.append(await http.post(path, content=body, headers=signed))
+            first.cancel()
+            return answers
+
+    stranger, second = asyncio.run(asked())
+    assert (stranger.status_code, stranger.text) == (401, "expected a request signed by a known key, got another one")
+    assert read == [1]
+    assert (second.status_code, second.headers["retry-after"]) == (429, "1")
+    service._party.shut()
+
+
+def test_counts_of_a_crew_add_up_and_outlive_their_process():
+    pages = mmap.mmap(-1, 3 * _PAGE)
+    first, second = CrewCounts(pages, 0), CrewCounts(pages, 1)
+    first["accepted"] += 2
+    second["accepted"] += 3
+    second.publish()
+    assert first.everywhere() == {"accepted": 5}
+    assert CrewCounts(pages, 1) == {"accepted": 3}  # another one in its place
+    assert Counts(accepted=1).everywhere() == {"accepted": 1}
+
+
+CREW = """
+import os, sys, time
+from dovetail.parties.http.crew import Crew
+crew = Crew(2)
+number = crew.start()
+print(number, os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_process_of_a_crew_that_dies_is_replaced_and_all_end_together():
+    crew = subprocess.Popen([sys.executable, "-c", CREW], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    seen = dict(map(int, crew.stdout.readline().split()) for _ in range(3))
+    assert sorted(seen) == [0, 1, 2]
+    os.kill(seen[1], signal.SIGKILL)
+    number, again = map(int, crew.stdout.readline().split())
+    assert number == 1 and again != seen[1]
+    crew.terminate()
+    assert crew.wait(20) == 0
+    assert "process 1 of the service ended (signal 9) and is replaced" in crew.stderr.read()
+    for pid in (seen[0], again, seen[2]):
+        assert not alive(pid)
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_crew_ends_with_its_first_process():
+    crew = subprocess.Popen([sys.executable, "-c", CREW], stdout=subprocess.PIPE, text=True)
+    pids = [int(crew.stdout.readline().split()[1]) for _ in range(3)]
+    crew.kill()
+    crew.wait(20)
+    end = time.monotonic() + 20
+    while any(alive(pid) for pid in pids) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not any(alive(pid) for pid in pids)
