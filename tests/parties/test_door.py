@@ -139,7 +139,7 @@ def test_the_soft_limit_is_raised():
 
 
 def test_nothing_of_a_strangers_body_is_read_and_one_upload_of_a_user_at_a_time(tmp_path, monkeypatch):
-    """FINDINGS: an unsigned request that names an enrolled key made a shuffler buffer bodies."""
+    """An unsigned request that names an enrolled key once made a shuffler buffer bodies."""
     household = Household(tmp_path, "ss_topk")
     service = IntermediaryService(household.shuffler(), enrolled=household.enrolled, analyzer=Direct(None))
     path = f"/v1/tasks/{household.task.task_id.hex()}/rounds/1/uploads/0"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.sealing import OVERHEAD, Purpose, Unsealable, Workers, open_sealed, seal
 
 KEY = X25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -108,3 +111,16 @@ def test_many_open_in_order_and_bad_ones_are_marked(workers):
 def test_a_purpose_that_says_nothing_is_refused(wrong, sentence):
     with pytest.raises(ValueError, match=sentence):
         dataclasses.replace(PURPOSE, **wrong)
+
+
+def test_a_worker_that_is_killed_is_replaced_and_its_work_done_again():
+    """One dead process once stopped an analyzer for good."""
+    pair = KeyPair.generate("seal")
+    purpose = Purpose(task_id=bytes(32), round=1, role="report", key_id=pair.public.key_id)
+    pool, bodies = Workers(2), [bytes([i]) for i in range(80)]
+    sealed = pool.seal_all(bodies, pair.public.sealing(), purpose)
+    for _ in range(2):
+        for pid in list(pool._pool._processes):
+            os.kill(pid, signal.SIGKILL)
+        assert pool.open_all(sealed, pair.opening(), purpose) == bodies
+    pool.shut()

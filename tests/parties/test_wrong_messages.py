@@ -254,7 +254,9 @@ def test_below_the_minimum_nothing_is_sent_or_kept(tmp_path, monkeypatch, client
     assert not any(message in left for message in messages) and not any(one in left for one in ids)
     assert (late.status_code, service.counts["refused 410"]) == (410, 1)
     assert late.text == "expected an upload to an open round, got one to round 1, which is closed"
-    assert analyzer.privacy()["history"] == [{"round": 1, "outcome": "void", "uploads": clients, "accuracy": None}]
+    reason = f"{clients} users reported, and the task asks for {clients + 1}"
+    ended = {"round": 1, "outcome": "void", "uploads": clients, "accuracy": None, "reason": reason}
+    assert analyzer.privacy()["history"] == [ended]
     assert analyzer.status().round == 2 and analyzer.model(1) == analyzer.model(0)
     shuffler.shut()
     analyzer.shut()

@@ -205,9 +205,11 @@ class Book(Database):
         uploads: int,
         accuracy: float | None,
         measured: Mapping[str, Any] | None = None,
+        reason: str | None = None,
     ) -> None:
-        """End a round; its sums are no longer needed."""
-        said = msgspec.json.encode({"measured": measured} if measured else {}).decode()
+        """End a round; its sums are no longer needed. `reason` says why nothing was released, to its owner."""
+        told = {"measured": measured, "reason": reason}
+        said = msgspec.json.encode({name: value for name, value in told.items() if value}).decode()
         with self._transaction():
             query = "INSERT INTO outcomes VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
             self._do(query, round, outcome, uploads, accuracy, said)

@@ -23,6 +23,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dovetail.files import hold
+from dovetail.parties.analyzer import reasons
 from dovetail.parties.analyzer.book import Book, Checkpoint, Stale
 from dovetail.parties.analyzer.incoming import incoming_of
 from dovetail.parties.analyzer.learning import Learner, Learning
@@ -161,7 +162,7 @@ class Analyzer:
         with self._turn():
             if self._book.batch(round, sender) in (None, batch):
                 return
-            self._spoil(round)
+            self._spoil(round, reasons.set_back(self.task, sender, "began a second batch"))
         raise TooLate(f"expected the batch that sender {sender} has begun in round {round}, got another one")
 
     def _refuse_redrawn(self, sender: int, round: int, marks: list[bytes]) -> None:
@@ -172,19 +173,20 @@ class Analyzer:
         with self._turn():
             if len(self._book.repeated(round, marks)) == len(marks):
                 return
-            self._spoil(round)
+            self._spoil(round, reasons.set_back(self.task, sender, "drew a part anew"))
         raise TooLate(f"expected the part that sender {sender} has sent in round {round}, got another one")
 
-    def _spoil(self, round: int) -> None:
+    def _spoil(self, round: int, reason: str) -> None:
         self._refuse_other(round)
-        self._book.settle(round, "spoiled", uploads=0, accuracy=None)
+        self._book.settle(round, "spoiled", uploads=0, accuracy=None, reason=reason)
         self._open(round + 1)
 
-    def give_up(self, round: int) -> None:
+    def give_up(self, round: int, reason: str | None = None) -> None:
         """End a round that somebody never closed: nothing of it is used."""
         with self._turn():
             if round == self._round and not self._over:
-                self._book.settle(round, "void", uploads=0, accuracy=None)
+                why = reason or reasons.silent(self.task, self._book.closed(round))
+                self._book.settle(round, "void", uploads=0, accuracy=None, reason=why)
                 self._open(round + 1)
 
     def withdraw(self) -> None:
@@ -192,7 +194,7 @@ class Analyzer:
         with self._turn():
             if not self._withdrawn:
                 self._withdrawn = True
-                self.give_up(self._round)
+                self.give_up(self._round, "the task was withdrawn")
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -261,9 +263,7 @@ class Analyzer:
                 self._head = self.ledger.reserve(round, eps=max(certified.eps, spent), delta=self.task.delta)
             except Overspent:
                 self._over = True
-        self._round = round - 1 if self._over else round
-        if self._over:
-            self._head = self.ledger.head
+        self._round, self._head = (round - 1, self.ledger.head) if self._over else (round, self._head)
 
     def _refuse_other(self, round: int) -> None:
         if round > self._round:
@@ -276,10 +276,11 @@ class Analyzer:
         if len(said) < len(self.task.intermediaries):
             return
         round, uploads = self._round, min(one.uploads for one in said.values())
-        if any(one.state == "void" for one in said.values()):
-            self._book.settle(round, "void", uploads=uploads, accuracy=None)
+        if (why := reasons.void(self.task, said)) is not None:
+            self._book.settle(round, "void", uploads=uploads, accuracy=None, reason=why)
         elif not self.incoming.whole(round, said, self._book):
-            self._book.settle(round, "spoiled", uploads=uploads, accuracy=None)
+            why = reasons.incomplete(self.task, said, self._book.refusals(round))
+            self._book.settle(round, "spoiled", uploads=uploads, accuracy=None, reason=why)
         else:
             self._release(round, uploads)
         self._open(round + 1)
@@ -295,5 +296,4 @@ class Analyzer:
     def _propose(self, round: int, leaves: list[np.ndarray]) -> Checkpoint:
         digest = hashlib.sha256(b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in leaves)).digest()
         self._book.propose(Checkpoint(round, leaves, digest, None))
-        kept = self._book.model(round)
-        return kept if kept is not None else Checkpoint(round, leaves, digest, None)
+        return self._book.model(round) or Checkpoint(round, leaves, digest, None)

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import logging
 import multiprocessing
 import multiprocessing.connection
 import os
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from cryptography.exceptions import InvalidTag
@@ -29,6 +31,7 @@ from dovetail.parties.common.keys import KEY_ID
 
 __all__ = ["OVERHEAD", "REPORT_ID", "VERSION", "Purpose", "Unsealable", "Workers", "open_sealed", "seal"]
 
+_LOG = logging.getLogger(__name__)
 VERSION = 1
 REPORT_ID = 16  # bytes of what an upload is called
 OVERHEAD = 32 + 16  # the encapsulated key, and the tag
@@ -36,6 +39,7 @@ _SUITE = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.AES_128_GCM
 _ROLES = ("report", "model", "upload", "sum")  # dummies are sealed as reports: nothing may tell them apart
 _FROM_SOMEBODY = ("upload", "sum")
 _CHUNK = 512  # messages that a worker opens at a time
+_REPLACED = 3  # times that dead workers are replaced before this process does the work
 _FEW = 64  # messages that are not worth the way to another process
 
 
@@ -101,18 +105,27 @@ class Workers:
 
     Guarantees:
         Plaintexts come in the order of their ciphertexts, None where one does not open.
+        A process that dies is replaced, and what it did is done again.
         The processes end with the one that started them, also if it is killed.
     """
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers or os.cpu_count() or 1
         _validate.at_least(1, workers=self.workers)
+        self._lock = threading.Lock()
+        self._pool = self._fresh() if self.workers > 1 else None
+
+    def _fresh(self) -> concurrent.futures.ProcessPoolExecutor:
         spawn = multiprocessing.get_context("spawn")  # a fork would copy threads that hold locks
-        self._pool = (
-            concurrent.futures.ProcessPoolExecutor(self.workers, mp_context=spawn, initializer=_end_with_parent)
-            if self.workers > 1
-            else None
-        )
+        return concurrent.futures.ProcessPoolExecutor(self.workers, mp_context=spawn, initializer=_end_with_parent)
+
+    def _replace(self, broken: concurrent.futures.ProcessPoolExecutor) -> None:
+        """Others in the place of processes of which one died; a pool never gets over that."""
+        with self._lock:
+            if self._pool is broken:
+                _LOG.warning("a process that seals and opens messages died; others take its place")
+                self._pool = self._fresh()
+        broken.shutdown(wait=False, cancel_futures=True)
 
     def open_all(self, ciphertexts: Sequence[bytes], key: X25519PrivateKey, purpose: Purpose) -> list[bytes | None]:
         """What was sealed."""
@@ -132,12 +145,19 @@ class Workers:
     ) -> list[Any]:
         size = max(1, min(_CHUNK, -(-len(items) // self.workers)))
         chunks = [items[i : i + size] for i in range(0, len(items), size)]
-        if self._pool is None or len(items) < _FEW:
-            done = [work(chunk, key, purpose) for chunk in chunks]
-        else:
-            waiting = [self._pool.submit(work, chunk, key, purpose) for chunk in chunks]
-            done = [future.result() for future in waiting]
-        return [item for chunk in done for item in chunk]
+        for _ in range(_REPLACED):
+            pool = self._pool
+            if pool is None or len(items) < _FEW:
+                break
+            try:
+                waiting = [pool.submit(work, chunk, key, purpose) for chunk in chunks]
+                return [item for future in waiting for item in future.result()]
+            except (BrokenProcessPool, concurrent.futures.CancelledError):
+                self._replace(pool)
+            except RuntimeError:
+                if pool is self._pool:
+                    raise  # else another thread has replaced it
+        return [item for chunk in chunks for item in work(chunk, key, purpose)]
 
 
 def _end_with_parent() -> None:

@@ -30,12 +30,19 @@ def status_page(facts: Mapping[str, Any]) -> str:
         share=None if spent is None or budget is None else f"{min(100.0, 100 * spent / budget):.1f}",
         statement=str(Statement.from_json(facts["statement"])),
         curve=_curve([(one["round"], one["accuracy"]) for one in history if one["accuracy"] is not None]),
-        history=[{**one, "accuracy": "" if one["accuracy"] is None else f"{one['accuracy']:.1%}"} for one in history],
+        history=[
+            {"reason": None, **one, "accuracy": "" if one["accuracy"] is None else f"{one['accuracy']:.1%}"}
+            for one in history
+        ],
     )
 
 
 def _number(eps: float | None) -> str:
     return "no guarantee" if eps is None else f"eps {at_most(eps)}"
+
+
+def _percent(accuracy: float | None) -> str:
+    return "" if accuracy is None else f"{accuracy:.1%}"
 
 
 def _curve(points: Sequence[tuple[int, float]]) -> dict[str, Any] | None:
