@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import http.server
+import math
 import socket
+import threading
+import time
 
 import msgspec
 import numpy as np
@@ -10,8 +16,9 @@ import pytest
 from parties.household import Household, opened, running
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from dovetail.parties.common import links as links_module
 from dovetail.parties.common.keys import KeyPair, ServicePairs
-from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink
+from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink, Rejected, Unreachable
 from dovetail.parties.common.policy import Refused
 from dovetail.parties.common.sealing import Unsealable, open_sealed
 from dovetail.parties.common.task import sign
@@ -137,3 +144,39 @@ def test_small_answers_are_sent_at_once(tmp_path, monkeypatch):
             asked.close()
             assert len(accepted) > before
     assert all(accepted)
+
+
+class Scoundrel(http.server.BaseHTTPRequestHandler):
+    """Answers that cost their reader more than their sender."""
+
+    def do_GET(self):
+        bomb = gzip.compress(bytes(1 << 22))
+        self.send_response(200)
+        if self.path == "/v1/task":
+            self.send_header("content-encoding", "gzip")
+            self.send_header("content-length", str(len(bomb)))
+            self.end_headers()
+            self.wfile.write(bomb)
+            return
+        self.send_header("content-length", "1000")
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            for _ in range(100):
+                self.wfile.write(b" ")
+                self.wfile.flush()
+                time.sleep(0.02)
+
+    def log_message(self, *said):
+        pass
+
+
+def test_answers_that_unfold_or_drip_are_not_waited_for(monkeypatch):
+    monkeypatch.setattr(links_module, "_SLOWEST_RATE", math.inf)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Scoundrel) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with contextlib.closing(IntermediaryLink(f"http://127.0.0.1:{server.server_port}", timeout=0.2)) as link:
+            with pytest.raises(Rejected, match="as it is, got a compressed one"):
+                link.task()
+            with pytest.raises(Unreachable, match=r"expected the whole answer from .* in time, got a part of it"):
+                link.status()
+        server.shutdown()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import types
 
 import msgspec
 import numpy as np
@@ -11,10 +12,11 @@ import pytest
 from parties.unique_buckets import ONE_SHUFFLER, THREE_SHUFFLERS
 
 from dovetail.parties.common.keys import KeyPair
-from dovetail.parties.common.links import Unreachable
+from dovetail.parties.common.links import Conflict, Unreachable
 from dovetail.parties.common.policy import Refused
-from dovetail.parties.common.wire import RoundStatus
+from dovetail.parties.common.wire import AGAIN, RoundStatus
 from dovetail.parties.deployment import lenient_policy
+from dovetail.parties.http.pacing import Pacing
 from dovetail.parties.user.client import Client
 from dovetail.parties.user.participation import Participation, take_part, take_part_together
 
@@ -126,3 +128,60 @@ def test_many_users_take_part_on_a_few_threads_and_a_failure_stops_nobody_else(t
     assert len(training) <= 3
     assert [one.reported for one in participations] == [0 if user == 7 else 2 for user in range(12)]
     assert [len({round for round, _ in one.got}) for one in services] == [one.reported for one in participations]
+
+
+def test_who_has_reported_comes_back_when_told_and_not_all_at_once(tmp_path):
+    keys = [KeyPair.generate("sign") for _ in range(4)]
+    deployment = ONE_SHUFFLER.deployment(tmp_path / "deployment", keys, rounds=1, round_seconds=60.0)
+    service, update = Scripted(deployment, [1]), ONE_SHUFFLER.update(0, 4)
+    service.again = 600.0
+    policy, pauses = lenient_policy(deployment.signed), set()
+    for user, key in enumerate(keys):
+        client = Client(tmp_path / f"user-{user}", policy=policy, key=key)
+        pauses.add(Participation(client, [service], lambda model: update).step())
+    assert len(service.got) == 4
+    assert all(600 <= pause <= 750 for pause in pauses) and len(pauses) == 4
+
+
+@pytest.mark.parametrize("round", [0, 2, 9])
+def test_a_round_that_the_task_does_not_have_is_refused(tmp_path, round):
+    keys = [KeyPair.generate("sign") for _ in range(2)]
+    deployment = ONE_SHUFFLER.deployment(tmp_path / "deployment", keys, rounds=1, round_seconds=60.0)
+    client = Client(tmp_path / "user", policy=lenient_policy(deployment.signed), key=keys[0])
+    participation = Participation(client, [Scripted(deployment, [round])], lambda model: model)
+    if round == 0:
+        assert participation.step() is not None  # nothing is open yet
+        return
+    with pytest.raises(Refused, match=f"expected one of the task's 1 rounds to be open, got round {round}"):
+        participation.step()
+
+
+class Taken(Scripted):
+    """A shuffler that has something else of this user."""
+
+    def upload(self, *said, **more):
+        raise Conflict("expected one upload per client and round, got another one")
+
+
+def test_a_user_whose_round_is_taken_goes_on_to_the_next(tmp_path):
+    keys = [KeyPair.generate("sign") for _ in range(2)]
+    deployment = ONE_SHUFFLER.deployment(tmp_path / "deployment", keys, rounds=1, round_seconds=60.0)
+    client, update = Client(tmp_path / "user", policy=lenient_policy(deployment.signed), key=keys[0]), ONE_SHUFFLER
+    assert take_part(client, [Taken(deployment, [1, -1])], lambda model: update.update(0, 2), patience=5.0) == 0
+
+
+def test_pacing_tells_the_time_that_is_left_and_nothing_of_who_reported():
+    task = types.SimpleNamespace(min_clients=5, max_clients=9, round_seconds=600.0)
+    pacing = Pacing(task)
+    assert pacing.headers(0.0) == {}
+    pacing.saw(1, 100.0)
+    assert pacing.headers(100.0) == {AGAIN: "600.00"} and pacing.headers(650.0) == {AGAIN: "50.00"}
+    assert pacing.headers(701.0) == {AGAIN: "60.00"}  # it takes longer than it should
+
+
+def test_a_round_that_needs_all_is_expected_to_take_as_long_as_the_last_one():
+    pacing = Pacing(types.SimpleNamespace(min_clients=5, max_clients=5, round_seconds=600.0))
+    pacing.saw(1, 100.0)
+    assert pacing.headers(101.0) == {}
+    pacing.saw(2, 130.0)
+    assert pacing.headers(140.0) == {AGAIN: "20.00"}

@@ -111,7 +111,8 @@ def test_every_upload_is_signed_by_its_user_for_one_shuffler(tmp_path, deploymen
     assert envelope.sender == client.key.public.key_id
     known = {client.key.public.key_id: client.key.public}
     for index, (upload, signature) in enumerate(zip(envelope.uploads, envelope.signatures, strict=True)):
-        headers = sent_by(envelope.sender, signature, upload.encode())
+        body = upload.encode()
+        headers = {**sent_by(envelope.sender, signature, body), "content-length": str(len(body))}
         for path_index in (0, 1):
             path = upload_path(deployment.task.task_id, 1, path_index)
             if path_index == index:

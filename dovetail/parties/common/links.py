@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import ssl
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.notices import SignedNotice
 from dovetail.parties.common.task import SignedTask, task_id_of
 from dovetail.parties.common.wire import (
+    AGAIN,
     Closed,
     RoundStatus,
     Upload,
@@ -32,11 +34,14 @@ from dovetail.parties.common.wire import (
     vector_from,
 )
 
-__all__ = ["AnalyzerLink", "Gone", "IntermediaryLink", "Rejected", "Unreachable", "trusting"]
+__all__ = ["AnalyzerLink", "Conflict", "Gone", "IntermediaryLink", "Rejected", "Unreachable", "trusting"]
 
 _LARGEST = 1 << 28  # bytes of an answer: a roster of sixteen million
 _LARGEST_SENTENCE = 1 << 12
 _LARGEST_NOTICES = 1 << 22
+_SLOWEST_RATE = 16_384.0  # bytes per second of a long answer
+_PLAIN = {"accept-encoding": "identity"}
+_LATEST = 7 * 86_400.0  # seconds after which one looks again, whatever was said
 _IDLE = 25.0  # seconds that a connection is kept; services close it a little later
 
 
@@ -50,6 +55,10 @@ class Rejected(ValueError):  # noqa: N818 - the other side's decision
 
 class Gone(Rejected):
     """Too late: the round is closed."""
+
+
+class Conflict(Rejected):
+    """Something else of ours is there already."""
 
 
 def trusting(ca: Path | None) -> ssl.SSLContext:
@@ -68,10 +77,11 @@ class _Link:
     ) -> None:
         _refuse_plain(url)
         verify = ca if isinstance(ca, ssl.SSLContext) else trusting(ca)
-        self.url, self._key = url.rstrip("/"), key
+        self.url, self._key, self._timeout = url.rstrip("/"), key, timeout
         limits = httpx.Limits(keepalive_expiry=_IDLE)
         self._http = httpx.Client(base_url=self.url, verify=verify, timeout=timeout, trust_env=False, limits=limits)
         self._signed: SignedTask | None = None
+        self.again: float | None = None  # in how many seconds to come back, if the last answer said so
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -124,20 +134,25 @@ class _Link:
         signed: dict[str, str] | None = None,
     ) -> bytes:
         headers = signed or ({} if self._key is None else signed_headers(self._key, method, path, body))
-        content = bytearray()
+        content, end = bytearray(), time.monotonic() + self._timeout + most / _SLOWEST_RATE
         try:
-            with self._http.stream(method, path, content=body, headers=headers) as answer:
-                for chunk in answer.iter_bytes():
+            with self._http.stream(method, path, content=body, headers={**headers, **_PLAIN}) as answer:
+                if answer.headers.get("content-encoding", "identity") != "identity":  # it may unfold to anything
+                    raise Rejected(f"expected an answer from {self.url} as it is, got a compressed one")
+                for chunk in answer.iter_raw():
                     content += chunk
                     if len(content) > max(most, _LARGEST_SENTENCE):
                         raise Rejected(f"expected at most {most} bytes from {self.url}, got more")
+                    if time.monotonic() > end:
+                        raise Unreachable(f"expected the whole answer from {self.url} in time, got a part of it")
         except httpx.HTTPError as error:
             raise Unreachable(f"expected an answer from {self.url}, got none ({type(error).__name__})") from error
+        self.again = _seconds(answer.headers.get(AGAIN))
         status, words = answer.status_code, content[:_LARGEST_SENTENCE].decode(errors="replace")
-        if status >= 500 or status == 425:
+        if status >= 500 or status in (425, 429):
             raise Unreachable(f"expected an answer from {self.url}, got status {status}")
-        if status == 410:
-            raise Gone(words)
+        if status in (409, 410):
+            raise {409: Conflict, 410: Gone}[status](words)
         if status != 200:
             raise Rejected(words or f"expected status 200 from {self.url}, got {status}")
         return bytes(content)
@@ -195,6 +210,15 @@ class AnalyzerLink(_Link):
     def closed(self, round: int, closed: Closed) -> None:
         """Say that nothing more will come."""
         self._ask("POST", f"{self._prefix}/rounds/{round}/closed", msgspec.json.encode(closed))
+
+
+def _seconds(text: str | None) -> float | None:
+    """What an answer says of when to come back, if it is a number that makes sense."""
+    try:
+        found = float(text or "nan")
+    except ValueError:
+        return None
+    return found if 0 <= found <= _LATEST else None
 
 
 def _refuse_plain(url: str) -> None:

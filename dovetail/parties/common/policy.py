@@ -198,9 +198,11 @@ class Spending:
             raise SetBack("expected a task whose ledger is whole, got one that was set back and given up")
 
     def refuse_early(self) -> None:
-        """Refuse a second report in an epoch; a clock that was set back does not shorten it."""
+        """Refuse a second report in an epoch; a clock that was set back neither shortens it nor goes on for ever."""
         path, wait = self._folder / _LAST, self._policy.epoch_seconds
         if wait and path.exists() and time.time() < (last := float(path.read_text())) + wait:
+            if last > time.time() + wait:  # the clock was ahead: the epoch begins again, by the clock as it is
+                write_atomically(path, repr(last := time.time()).encode())
             raise Later(f"expected one report in {wait:g} seconds, got another one {time.time() - last:.1f} s later")
 
     def spend(self, task: TrainingTask, round: int) -> None:

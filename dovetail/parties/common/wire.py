@@ -24,6 +24,7 @@ from dovetail.parties.common.keys import KeyPair, PublicKey
 from dovetail.parties.common.sealing import REPORT_ID
 
 __all__ = [
+    "AGAIN",
     "BATCH_ID",
     "PART",
     "REPORT_ID",
@@ -55,6 +56,7 @@ _Batch = Annotated[bytes, msgspec.Meta(min_length=BATCH_ID, max_length=BATCH_ID)
 _KEY, _SIGNATURE, _DIGEST = "dovetail-key", "dovetail-signature", "dovetail-digest"
 _NOBODY = bytes.fromhex("3b6a27bcceb6a42d62a3a8d02a6f0d73653215771de243a63ac048a18b59da29")  # checked for strangers
 _SIGNATURE_SIZE, _DIGEST_SIZE = 64, 32  # bytes
+AGAIN = "dovetail-again"  # in how many seconds to come back, in an answer
 _STRANGER = "expected a request signed by a known key, got another one"  # whatever is wrong with it
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,19 @@ from dovetail.parties.common.keys import PublicKey
 from dovetail.parties.common.wire import Malformed, Promised, TooEarly, TooLate, Unknown, promised
 from dovetail.parties.intermediary.arrivals import Turned
 
-__all__ = ["SLOWEST", "SLOWEST_RATE", "Counts", "Served", "announced", "body_of", "busy", "number_of", "path_of"]
+__all__ = [
+    "FOREVER",
+    "SLOWEST",
+    "SLOWEST_RATE",
+    "Counts",
+    "Served",
+    "announced",
+    "body_of",
+    "busy",
+    "cached",
+    "number_of",
+    "path_of",
+]
 
 _STATUS: dict[type[Exception], int] = {
     Unknown: 401,
@@ -41,6 +54,7 @@ _WORDS = {
     413: "expected a smaller body, got one that is too large",
     429: "expected one upload of a user at a time, got another one",
 }
+FOREVER = 365 * 86_400  # seconds that what never changes may be kept
 SLOWEST, SLOWEST_RATE = 60.0, 16_384.0  # seconds that any body may take, and bytes per second of a large one
 
 
@@ -125,6 +139,17 @@ async def body_of(request: Request, *, most: int) -> bytes:
     except TimeoutError as error:
         raise HTTPException(408) from error
     return bytes(body)
+
+
+def cached(
+    request: Request, body: bytes, kind: str, *, seconds: int, headers: Mapping[str, str] | None = None
+) -> Response:
+    """An answer that a proxy may keep for so long, and need not be sent to who has it."""
+    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    kept = {"etag": tag, "cache-control": f"public, max-age={seconds}", **(headers or {})}
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=kept)
+    return Response(body, media_type=kind, headers=kept)
 
 
 def path_of(request: Request) -> str:

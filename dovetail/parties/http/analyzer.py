@@ -17,7 +17,7 @@ from dovetail._structs import ready
 from dovetail.parties.analyzer.rounds import Analyzer
 from dovetail.parties.common.notices import Notices
 from dovetail.parties.common.wire import BATCH_ID, Closed, Malformed
-from dovetail.parties.http._http import Counts, Served, announced, body_of, busy, number_of
+from dovetail.parties.http._http import FOREVER, Counts, Served, announced, body_of, busy, cached, number_of
 from dovetail.parties.http.page import status_page
 
 __all__ = ["AnalyzerService"]
@@ -69,14 +69,15 @@ class AnalyzerService:
 
     async def _get_status(self, request: Request) -> Response:
         status = await asyncio.to_thread(self._analyzer.status)
-        return Response(msgspec.json.encode(status), media_type="application/json")
+        return cached(request, msgspec.json.encode(status), "application/json", seconds=1)
 
     async def _get_counts(self, request: Request) -> Response:
         return JSONResponse(dict(self.counts))
 
     async def _get_model(self, request: Request) -> Response:
         round = number_of(request, self._analyzer.task.task_id)
-        return Response(await asyncio.to_thread(self._analyzer.model, round), media_type="application/octet-stream")
+        model = await asyncio.to_thread(self._analyzer.model, round)
+        return cached(request, model, "application/octet-stream", seconds=FOREVER)
 
     async def _part(self, request: Request) -> Response:
         task = self._analyzer.task

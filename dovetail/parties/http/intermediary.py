@@ -33,7 +33,8 @@ from dovetail.parties.common.wire import (
     authenticated,
     vector_to,
 )
-from dovetail.parties.http._http import Counts, Served, announced, body_of, busy, number_of, path_of
+from dovetail.parties.http._http import FOREVER, Counts, Served, announced, body_of, busy, cached, number_of, path_of
+from dovetail.parties.http.pacing import Pacing
 from dovetail.parties.intermediary.arrivals import Accepted, Arrival, Over, Turned, Unopened
 from dovetail.parties.intermediary.enrolment import user_of
 from dovetail.parties.intermediary.party import Intermediary
@@ -71,6 +72,7 @@ class IntermediaryService:
     ) -> None:
         self._notices = notices or functools.partial(Notices, party.signed.signer.key_id)
         self._keeps = keeps
+        self._pacing = Pacing(party.task)
         self._uploading: set[bytes] = set()  # whose upload is being taken
         self._party, self._analyzer, self._peers, self._enrolled = party, analyzer, peers, enrolled
         others = [keys.sign for i, keys in enumerate(party.task.intermediaries) if i != party.index]
@@ -107,7 +109,8 @@ class IntermediaryService:
     async def _get_status(self, request: Request) -> Response:
         if self._status is None:
             return PlainTextResponse("expected an analyzer that answers, got none yet", status_code=503)
-        return Response(msgspec.json.encode(self._status), media_type="application/json")
+        body = msgspec.json.encode(self._status)
+        return cached(request, body, "application/json", seconds=1, headers=self._pacing.headers())
 
     async def _get_counts(self, request: Request) -> Response:
         """For its owner alone: whoever watches the counts knows when uploads come."""
@@ -119,7 +122,7 @@ class IntermediaryService:
         round = number_of(request, self._party.task.task_id)
         if self._model is None or self._model[0] != round:
             raise TooLate("expected the round of the current model, got another one")
-        return Response(self._model[1], media_type="application/octet-stream")
+        return cached(request, self._model[1], "application/octet-stream", seconds=FOREVER)
 
     async def _upload(self, request: Request) -> Response:
         task = self._party.task
@@ -156,7 +159,7 @@ class IntermediaryService:
         if isinstance(taken, Turned):
             return self._turned_away(taken, round)
         self.counts[taken] += 1
-        return PlainTextResponse(taken)
+        return PlainTextResponse(taken, headers=self._pacing.headers())
 
     def _turned_away(self, why: Turned, round: int) -> Response:
         """Who was not written down, or is ahead of this party, asks again (503, 425); who is late does not (410)."""
@@ -242,6 +245,7 @@ class IntermediaryService:
             opening = functools.partial(store.open_round, status.round, head=status.head, closes=closes)
             await asyncio.to_thread(opening)
             self._opened = status.round
+        self._pacing.saw(status.round)
         self._status = status
 
     async def _leads(self) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.parties.common.links import Gone, IntermediaryLink, Unreachable
+from dovetail.parties.common.links import Conflict, Gone, IntermediaryLink, Unreachable
 from dovetail.parties.common.policy import BudgetSpent, Later, Refused
 from dovetail.parties.user.client import Client, Envelope
 
@@ -25,6 +25,7 @@ __all__ = ["Participation", "Train", "take_part", "take_part_together"]
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _SHORTEST, _LONGEST = 0.05, 10.0  # seconds between questions
 _LOOKS = 20  # questions in the time of a round, at least
+_SPREAD = 0.25  # share of the time until users come back, over which they spread
 _AGAIN = 0.1  # seconds until an upload is tried again
 Train = Callable[[np.ndarray], np.ndarray]  # from the model to the update, both flat float32 vectors
 
@@ -60,8 +61,8 @@ class Participation:
                 return None
             if self._envelope is not None:
                 self._upload(self._envelope)
-        except Gone:
-            self._close(self._envelope)  # the round went on meanwhile
+        except (Gone, Conflict):
+            self._close(self._envelope)  # the round went on meanwhile, or has something else from this user
         except Later:
             pass  # perhaps the round is still open then
         except Unreachable:
@@ -69,8 +70,15 @@ class Participation:
                 raise
             if self._envelope is not None:
                 return _AGAIN
+        return self._later()
+
+    def _later(self) -> float:
+        """Seconds until there may be something to do: as was told, else longer and longer; not all users at once."""
+        told = getattr(self._links[0], "again", None)
+        if told is not None and self._envelope is None:
+            return told + random.random() * max(_SHORTEST, _SPREAD * told)
         pause, self._pause = self._pause, min(self._longest, 1.2 * self._pause)
-        return pause * (0.5 + random.random())  # not all users at once
+        return pause * (0.5 + random.random())
 
     def _ask(self) -> bool:
         """Where the training stands; a new round is reported to. Whether it is over."""
@@ -91,6 +99,8 @@ class Participation:
         if len(self._links) != len(task.intermediaries):
             kind, count = "aggregators" if task.aggregators else "shufflers", len(task.intermediaries)
             raise Refused(f"expected the task's {count} {kind}, got {len(self._links)}")
+        if not 1 <= round <= task.rounds:
+            raise Refused(f"expected one of the task's {task.rounds} rounds to be open, got round {round}")
         self._longest = min(_LONGEST, task.round_seconds / _LOOKS)
         self._client.refuse_early(task, round)
         model = self._links[0].model(round - 1, dim=task.model_dim)
