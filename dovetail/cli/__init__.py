@@ -19,6 +19,7 @@ from dovetail.cli import (
     audits,
     choices,
     fleets,
+    operators,
     parties,
     predictions,
     reports,
@@ -63,8 +64,9 @@ for _command in (
 app.add_typer(accounts.account, name="account")
 app.add_typer(tasks.task, name="task")
 app.add_typer(users.client, name="client")
+app.add_typer(operators.party, name="party")
 app.add_typer(fleets.fleet, name="fleet")
-for _group in (app, accounts.account, tasks.task, users.client, fleets.fleet):
+for _group in (app, accounts.account, tasks.task, users.client, operators.party, fleets.fleet):
     _group.info.cls = Group
     for _registered in _group.registered_commands:
         _registered.cls = Command

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,6 +48,11 @@ Doors = Annotated[
     int,
     typer.Option(min=1, help="Number of processes that take uploads; if there are several, one more keeps the rounds."),
 ]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(min=1, max=65535, help="Port on this machine for Prometheus metrics; default: none are told."),
+]
+JsonLogs = Annotated[bool, flag("--json-logs", "Log as JSON, one object a line.")]
 Peers = Annotated[list[str] | None, typer.Option(help="Address of another one of its kind; repeat for each.")]
 
 
@@ -71,6 +75,8 @@ def analyzer(
     grace: Annotated[float, typer.Option(help="Seconds to wait for the others after a round has ended.")] = 600.0,
     store: Store = None,
     notices: NoticesFile = None,
+    metrics_port: MetricsPort = None,
+    json_logs: JsonLogs = False,
 ) -> None:
     """Run the analyzer of a task: it opens shuffled reports, or sums, and releases models within the privacy budget."""
     from dovetail.parties.analyzer.rounds import Analyzer
@@ -79,7 +85,7 @@ def analyzer(
     from dovetail.parties.common.task import SignedTask, verify
     from dovetail.parties.http.analyzer import AnalyzerService
 
-    os.umask(0o077)
+    _begin("analyzer", json_logs)
     _refuse_half_tls(certificate, private_key, plain)
     signed = read_record(task, SignedTask, "a signed task")
     _await_beginning(verify(signed, signer=from_hex(signer), fresh=False).begins)
@@ -92,7 +98,8 @@ def analyzer(
         workers=workers,
         store=store,
     )
-    app = AnalyzerService(party, grace=grace, notices=_heard(notices, from_hex(signer))).app
+    heard = _heard(notices, from_hex(signer))
+    app = AnalyzerService(party, grace=grace, notices=heard, metrics_port=metrics_port).app
     _serve("analyzer", app, party, host=host, port=port, certificate=certificate, private_key=private_key)
 
 
@@ -115,12 +122,15 @@ def shuffler(
     store: Store = None,
     notices: NoticesFile = None,
     doors: Doors = 1,
+    metrics_port: MetricsPort = None,
+    json_logs: JsonLogs = False,
 ) -> None:
     """Run a shuffler of a task: it collects sealed reports and forwards them permuted and without names."""
     from dovetail.parties.shuffler.rounds import Shuffler
 
     where = {"host": host, "port": port, "certificate": certificate, "private_key": private_key, "plain": plain}
     options: dict[str, Any] = {"workers": workers, "store": store, "notices": notices, "doors": doors}
+    options |= {"metrics_port": metrics_port, "json_logs": json_logs}
     _intermediary(Shuffler, folder, task, signer, keys, analyzer, clients, index, peer, ca, where, **options)
 
 
@@ -143,12 +153,15 @@ def aggregator(
     store: Store = None,
     notices: NoticesFile = None,
     doors: Doors = 1,
+    metrics_port: MetricsPort = None,
+    json_logs: JsonLogs = False,
 ) -> None:
     """Run an aggregator of a task: it adds up users' shares and forwards nothing but the sum."""
     from dovetail.parties.aggregator.rounds import Aggregator
 
     where = {"host": host, "port": port, "certificate": certificate, "private_key": private_key, "plain": plain}
     options: dict[str, Any] = {"store": store, "notices": notices, "doors": doors}
+    options |= {"metrics_port": metrics_port, "json_logs": json_logs}
     _intermediary(Aggregator, folder, task, signer, keys, analyzer, clients, index, peer, ca, where, **options)
 
 
@@ -167,16 +180,19 @@ def _intermediary(
     *,
     notices: Path | None,
     doors: int,
+    metrics_port: int | None,
+    json_logs: bool,
     **options: Any,
 ) -> None:
     from dovetail.parties.common.keys import ServicePairs
     from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink
     from dovetail.parties.common.records import read_record
     from dovetail.parties.common.task import SignedTask, verify
+    from dovetail.parties.http.crew import serve_by_crew
     from dovetail.parties.http.intermediary import IntermediaryService
     from dovetail.parties.intermediary.enrolment import Enrolled as Listed
 
-    os.umask(0o077)
+    _begin(kind.kind, json_logs)
     _refuse_half_tls(where["certificate"], where["private_key"], where.pop("plain"))
     signed = read_record(task, SignedTask, "a signed task")
     named = kind.named(verify(signed, signer=from_hex(signer), fresh=False))
@@ -193,11 +209,12 @@ def _intermediary(
             notices=_heard(notices, from_hex(signer)),
             analyzer=AnalyzerLink(analyzer, ca=ca, key=pairs.sign),
             peers=[IntermediaryLink(url, ca=ca, key=pairs.sign) for url in peer or []],
+            metrics_port=metrics_port,
             **role,
         )
 
     if doors > 1:
-        return _serve_by_crew(kind.kind, make, doors, **where)
+        return serve_by_crew(make, doors, ready=listens(kind.kind), **where)
     party, service = make()
     return _serve(kind.kind, service.app, party, **where)
 
@@ -227,35 +244,13 @@ def _heard(path: Path | None, signer: bytes) -> Any:
     return None if path is None else Watched(path, lambda found: read_notices(found, signer)).now
 
 
-def _serve_by_crew(
-    name: str,
-    make: Callable[..., tuple[Any, Any]],
-    doors: int,
-    *,
-    host: str,
-    port: int,
-    certificate: Path | None,
-    private_key: Path | None,
-) -> None:
-    """The same by several processes: this one watches over them."""
-    from dovetail.parties.http import door
-    from dovetail.parties.http.crew import KEEPER, Crew
+def _begin(name: str, json_logs: bool) -> None:
+    """What is written is for its owner alone; logs are as asked for."""
+    from dovetail.parties.http.operating import log_as_json
 
-    most, listener, crew = door.most_connections(), door.listen(host, port), Crew(doors)
-    listens(name)(door.address_of(listener, host, tls=certificate is not None))
-    number = crew.start()
-    if number != KEEPER:
-        crew.await_keeper()
-    party, service = make(keeps=number == KEEPER, counts=crew.counts())
-    try:
-        if number == KEEPER:
-            listener.close()
-            crew.kept()
-            crew.run(service.keep())
-        else:
-            door.answer(service.app, listener, certificate=certificate, private_key=private_key, most=most)
-    finally:
-        party.shut()
+    os.umask(0o077)
+    if json_logs:
+        log_as_json(name)
 
 
 def _learning(config: str | None, model: Path | None, learning_rate: float) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import mmap
 import os
 import resource
@@ -21,11 +22,14 @@ from starlette.responses import PlainTextResponse
 
 from dovetail.parties.common.certificates import make_authority, make_certificate
 from dovetail.parties.common.wire import signed_headers
+from dovetail.parties.deployment import free_ports
 from dovetail.parties.http import door as door_module
 from dovetail.parties.http._http import Counts
+from dovetail.parties.http.analyzer import AnalyzerService
 from dovetail.parties.http.crew import _PAGE, CrewCounts
 from dovetail.parties.http.door import Door, most_connections
 from dovetail.parties.http.intermediary import IntermediaryService
+from dovetail.parties.http.operating import tell_metrics
 
 
 async def hello(scope, receive, send):
@@ -185,6 +189,7 @@ def test_counts_of_a_crew_add_up_and_outlive_their_process():
 
 CREW = """
 import os, sys, time
+from dovetail.parties.http.analyzer import AnalyzerService
 from dovetail.parties.http.crew import Crew
 crew = Crew(2)
 number = crew.start()
@@ -224,3 +229,60 @@ def test_a_crew_ends_with_its_first_process():
     while any(alive(pid) for pid in pids) and time.monotonic() < end:
         time.sleep(0.01)
     assert not any(alive(pid) for pid in pids)
+
+
+def test_health_readiness_and_metrics_say_nothing_of_users(tmp_path):
+    household = Household(tmp_path, "ss_topk")
+    analyzer = household.analyzer()
+    parties = household.shuffler(), analyzer
+    service = IntermediaryService(parties[0], enrolled=household.enrolled, analyzer=Direct(analyzer))
+    at_analyzer = AnalyzerService(analyzer)
+
+    async def asked(app, *paths):
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
+            return [(await http.get(path)).status_code for path in paths]
+
+    async def ask():
+        before = await asked(service.app, "/healthz", "/readyz", "/metrics")
+        await service._follow()
+        after = await asked(service.app, "/healthz", "/readyz")
+        return before, after, await asked(at_analyzer.app, "/healthz", "/readyz"), await service._metrics()
+
+    before, after, analyzers, metrics = asyncio.run(ask())
+    assert (before, after, analyzers) == ([200, 503, 404], [200, 200], [200, 200])
+    assert 'dovetail_requests_total{outcome="refused 404"} 1' in metrics
+    assert "dovetail_round 1" in metrics and "dovetail_round_uploads 0" in metrics
+    assert not any(key.public.key_id.hex() in metrics for key in household.users)
+    told = asyncio.run(at_analyzer._metrics())
+    assert "dovetail_rounds_released 0" in told and "dovetail_rounds_reserved 1" in told
+    for party in parties:
+        party.shut()
+
+
+def test_metrics_have_a_port_of_their_own():
+    async def look():
+        (port,) = free_ports(1)
+
+        async def read():
+            return "dovetail_round 3\n"
+
+        task = asyncio.create_task(tell_metrics(port, read))
+        async with httpx.AsyncClient(timeout=5) as http:
+            for _ in range(200):
+                with contextlib.suppress(httpx.ConnectError):
+                    answer = await http.get(f"http://127.0.0.1:{port}/metrics")
+                    break
+                await asyncio.sleep(0.01)
+        task.cancel()
+        return answer
+
+    assert asyncio.run(look()).text == "dovetail_round 3\n"
+
+
+def test_logs_are_json_on_demand():
+    code = "from dovetail.parties.http.operating import log_as_json; import logging\n"
+    code += "log_as_json('shuffler'); logging.getLogger('x').warning('a \"quoted\" word')"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    said = json.loads(found.stderr)
+    assert (said["level"], said["party"], said["message"]) == ("warning", "shuffler", 'a "quoted" word')

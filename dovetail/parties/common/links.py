@@ -116,6 +116,11 @@ class _Link:
         data = self._ask("GET", f"{self._prefix}/models/{round}", most=_LARGEST if dim is None else 4 * dim)
         return vector_from(data, dim)
 
+    def answers(self, path: str) -> bool:
+        """Whether it says on this path that all is well."""
+        self._ask("GET", path, most=_LARGEST_SENTENCE)
+        return True
+
     def counts(self) -> dict[str, int]:
         """What it took and refused, how often; a shuffler tells its owner alone."""
         return json.loads(self._ask("GET", "/v1/counts"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import functools
 import logging
 import time
@@ -18,6 +19,7 @@ from dovetail.parties.analyzer.rounds import Analyzer
 from dovetail.parties.common.notices import Notices
 from dovetail.parties.common.wire import BATCH_ID, Closed, Malformed
 from dovetail.parties.http._http import FOREVER, Counts, Served, announced, body_of, busy, cached, number_of
+from dovetail.parties.http.operating import health_routes, metrics_of, tell_metrics
 from dovetail.parties.http.page import status_page
 
 __all__ = ["AnalyzerService"]
@@ -32,8 +34,14 @@ class AnalyzerService:
     """
 
     def __init__(
-        self, analyzer: Analyzer, *, grace: float = 600.0, notices: Callable[[], Notices] | None = None
+        self,
+        analyzer: Analyzer,
+        *,
+        grace: float = 600.0,
+        notices: Callable[[], Notices] | None = None,
+        metrics_port: int | None = None,
     ) -> None:
+        self._metrics_port, self._failing = metrics_port, False
         self._analyzer, self._grace = analyzer, grace
         self._notices = notices or functools.partial(Notices, analyzer.signed.signer.key_id)
         signing = [keys.sign for keys in analyzer.task.intermediaries]
@@ -43,6 +51,7 @@ class AnalyzerService:
         self.counts = Counts()
         prefix = "/v1/tasks/{task}"
         routes = [
+            *health_routes(lambda: not self._failing),
             Route("/", self._page),
             Route("/v1/privacy", self._privacy),
             Route("/v1/task", self._get_task),
@@ -107,13 +116,35 @@ class AnalyzerService:
         return self._senders[said.sender], body
 
     async def _work(self) -> None:
-        await busy(1.0, self._look, lambda error: _LOG.warning("%s: %s", type(error).__name__, error))
+        duties = [busy(1.0, self._look, self._complain)]
+        if self._metrics_port is not None:
+            duties.append(tell_metrics(self._metrics_port, self._metrics))
+        await asyncio.gather(*duties)
+
+    def _complain(self, error: Exception) -> None:
+        self._failing = True
+        _LOG.warning("%s: %s", type(error).__name__, error)
+
+    async def _metrics(self) -> str:
+        facts = await asyncio.to_thread(self._analyzer.privacy)
+        outcomes = collections.Counter(one["outcome"] for one in facts["history"])
+        gauges = {f"rounds_{name}": float(outcomes[name]) for name in ("released", "void", "spoiled")}
+        spent, budget = facts["spent"]["eps"], facts["budget"]["eps"]
+        gauges |= {
+            "rounds_reserved": facts["rounds_reserved"],
+            "rounds": facts["rounds"],
+            "messages": facts["messages"],
+        }
+        gauges |= {} if spent is None else {"eps_spent": spent}
+        gauges |= {} if budget is None else {"eps_budget": budget}
+        return metrics_of(self.counts.everywhere(), gauges)
 
     async def _look(self) -> None:
         """End a training that was withdrawn, and give up a round that somebody does not close."""
         if self._notices().withdrawn(self._analyzer.task.task_id):
             await asyncio.to_thread(self._analyzer.withdraw)
         progress = await asyncio.to_thread(lambda: self._analyzer.progress)
+        self._failing = False
         if progress != self._seen:
             self._seen, self._since = progress, time.monotonic()
         elif time.monotonic() - self._since > self._analyzer.task.round_seconds + self._grace:

@@ -16,12 +16,14 @@ import signal
 import struct
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, NoReturn
 
+from dovetail.parties.http import door
 from dovetail.parties.http._http import Counts
 
-__all__ = ["KEEPER", "Crew", "CrewCounts"]
+__all__ = ["KEEPER", "Crew", "CrewCounts", "serve_by_crew"]
 
 _LOG = logging.getLogger(__name__)
 KEEPER = 0  # the number of the process that keeps the rounds
@@ -161,3 +163,34 @@ class Crew:
 def _how(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     return f"signal {-code}" if code < 0 else f"status {code}"
+
+
+def serve_by_crew(
+    make: Callable[..., tuple[Any, Any]],
+    doors: int,
+    *,
+    host: str,
+    port: int,
+    certificate: Path | None,
+    private_key: Path | None,
+    ready: Callable[[str], None],
+) -> None:
+    """Serve until told to stop, by so many processes and one that keeps the rounds; this one watches over them.
+
+    `make` gives a party and its service in a process that keeps the rounds, or does not, and counts.
+    """
+    most, listener, crew = door.most_connections(), door.listen(host, port), Crew(doors)
+    ready(door.address_of(listener, host, tls=certificate is not None))
+    number = crew.start()
+    if number != KEEPER:
+        crew.await_keeper()
+    party, service = make(keeps=number == KEEPER, counts=crew.counts())
+    try:
+        if number == KEEPER:
+            listener.close()
+            crew.kept()
+            crew.run(service.keep())
+        else:
+            door.answer(service.app, listener, certificate=certificate, private_key=private_key, most=most)
+    finally:
+        party.shut()

@@ -34,6 +34,7 @@ from dovetail.parties.common.wire import (
     vector_to,
 )
 from dovetail.parties.http._http import FOREVER, Counts, Served, announced, body_of, busy, cached, number_of, path_of
+from dovetail.parties.http.operating import health_routes, metrics_of, tell_metrics
 from dovetail.parties.http.pacing import Pacing
 from dovetail.parties.intermediary.arrivals import Accepted, Arrival, Over, Turned, Unopened
 from dovetail.parties.intermediary.enrolment import user_of
@@ -69,7 +70,9 @@ class IntermediaryService:
         notices: Callable[[], Notices] | None = None,
         counts: Counts | None = None,
         keeps: bool = True,
+        metrics_port: int | None = None,
     ) -> None:
+        self._metrics_port, self._failing = metrics_port, False
         self._notices = notices or functools.partial(Notices, party.signed.signer.key_id)
         self._keeps = keeps
         self._pacing = Pacing(party.task)
@@ -87,6 +90,7 @@ class IntermediaryService:
         prefix = "/v1/tasks/{task}"
         self.counts = Counts() if counts is None else counts
         routes = [
+            *health_routes(lambda: self._status is not None and not self._failing),
             Route("/v1/task", self._get_task),
             Route("/v1/notices", self._get_notices),
             Route("/v1/status", self._get_status),
@@ -198,14 +202,26 @@ class IntermediaryService:
     async def _work(self) -> None:
         duties = [self._write(), busy(_PAUSE, self._follow, self._complain), self._publish()]
         if self._keeps:
-            duties.append(busy(_PAUSE, self._close, self._complain))
+            duties += [busy(_PAUSE, self._close, self._complain), self._tell_metrics()]
         await asyncio.gather(*duties)
 
     async def keep(self) -> None:
         """Keep the rounds, and take nothing from anybody: others do."""
         await asyncio.gather(
-            *(busy(_PAUSE, step, self._complain) for step in (self._follow, self._close)), self._publish()
+            *(busy(_PAUSE, step, self._complain) for step in (self._follow, self._close)),
+            self._publish(),
+            self._tell_metrics(),
         )
+
+    async def _tell_metrics(self) -> None:
+        if self._metrics_port is not None:
+            await tell_metrics(self._metrics_port, self._metrics)
+
+    async def _metrics(self) -> str:
+        round = 0 if self._status is None else self._status.round
+        uploads = await asyncio.to_thread(self._party.store.uploads, round)
+        over = self._status is not None and self._status.over
+        return metrics_of(self.counts.everywhere(), {"round": round, "round_uploads": uploads, "over": over})
 
     async def _publish(self) -> None:
         while True:
@@ -221,8 +237,10 @@ class IntermediaryService:
                 self._arrived.clear()
             try:
                 taken = await asyncio.to_thread(self._party.store.accept_all, [arrival for arrival, _ in batch])
+                self._failing = False
             except Exception as error:
                 taken = [_Unwritten("expected a store that can be written to, got an error")] * len(batch)
+                self._failing = True
                 self._complain(error)
             for (_, future), outcome in zip(batch, taken, strict=True):
                 if not future.done():
@@ -236,9 +254,7 @@ class IntermediaryService:
             raise ValueError("expected the analyzer of this task, got that of another one")
         wanted = status.round if status.over else status.round - 1
         if self._model is None or self._model[0] != wanted:
-            dim = (
-                None if status.over else task.model_dim
-            )  # what is published may be solved from updates that are longer
+            dim = None if status.over else task.model_dim  # what is published may be solved from longer updates
             self._model = wanted, vector_to(await asyncio.to_thread(self._analyzer.model, wanted, dim=dim))
         if not status.over and self._opened != status.round and await self._leads():
             closes = time.time() + task.round_seconds
