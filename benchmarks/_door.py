@@ -144,3 +144,58 @@ def throughput(folder: Path, *, doors: int, clients: int, fresh: int, asked: int
         "memory_mib": memory,
         "cores": os.cpu_count(),
     }
+
+
+def polite(folder: Path, *, doors: int, clients: int, connections: int, round_seconds: float) -> dict[str, Any]:
+    """A round of clients that connect, fetch task, status and model, upload, leave, and come back when they were told.
+
+    Each visit is a connection of its own. What they are told is in the answer to the upload; they come back after it.
+    """
+    limits = {"min_clients": clients // 2, "max_clients": 2 * clients, "round_seconds": round_seconds}
+    prepared = Prepared(folder, clients, **limits)
+    task = prepared.deployment.task.task_id.hex()
+    asked = [request_of("GET", path) for path in ("/v1/task", "/v1/status", f"/v1/tasks/{task}/models/0")]
+    with fleet_of(prepared.deployment, doors) as fleet:
+        load = Load((HOST, prepared.deployment.service_ports[LAST]))
+        scripts = ([*asked, one] for one in prepared.uploads(0, clients))
+        visits = only(load.run(scripts, connections=connections, fresh=True))
+        back = only(load.run(([asked[1]] for _ in range(clients)), connections=connections, fresh=True))
+        taken = fleet.service(LAST).counts()
+        memory = memory_of(fleet, f"aggregator-{LAST}")
+    if taken.get("accepted") != clients or any(name.startswith("refused") for name in taken):
+        raise RuntimeError(f"expected {clients} uploads that were taken and no refusal, got {taken}")
+    return {
+        "clients": clients,
+        "visits_a_second": visits.rate,
+        "visits_p99_ms": 1000 * visits.quantile(0.99),
+        "returns_a_second": back.rate,
+        "refused": 0,
+        "memory_mib": memory,
+    }
+
+
+def large_round(folder: Path, *, doors: int, clients: int, connections: int) -> dict[str, Any]:
+    """A round by shares, end to end: every client uploads to both aggregators."""
+    prepared = Prepared(folder, clients, aggregators=(0, LAST))
+    ports = prepared.deployment.service_ports
+    with fleet_of(prepared.deployment, doors, (0, LAST)) as fleet:
+        begun = time.perf_counter()
+        for at in (0, LAST):
+            only(
+                Load((HOST, ports[at])).run(
+                    ([one] for one in prepared.uploads(0, clients, at=at)), connections=connections
+                )
+            )
+        uploaded = time.perf_counter()
+        wait_for(lambda: fleet.analyzer().status().round == 2, 300.0)
+        done = time.perf_counter()
+        (ended,) = fleet.privacy()["history"]
+        peaks = {name: memory_of(fleet, name) for name in fleet.processes}
+    if (ended["outcome"], ended["uploads"]) != ("released", clients):
+        raise RuntimeError(f"expected a round of {clients} that was released, got {ended}")
+    return {
+        "clients": clients,
+        "upload_seconds": uploaded - begun,
+        "release_seconds": done - uploaded,
+        "peaks_mib": peaks,
+    }

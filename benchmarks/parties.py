@@ -8,7 +8,11 @@
    the shuffler, seconds from the last upload to the released model, peak memory of both services; and the peak memory
    of the same services after a round of 1,000.
 
-The clients of 3 run on the same cores as the services, so that uploads per second are what both ends make together.
+4. The door of an aggregator under load, with one process per core: uploads of 15 KB on 128 connections that stay and on
+   fresh ones, questions for the status, a round of 20,000 polite clients; with `--large`, a round of 50,000 end to end.
+
+Clients run on the same cores as the services, so that uploads per second are what both ends make together. `--door`
+runs 4 alone.
 """
 
 import argparse
@@ -23,6 +27,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import _door
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -38,6 +43,7 @@ from dovetail.parties.deployment import Deployment, lay_out
 from dovetail.parties.fleet import Fleet
 
 PARTS, RAW, DUMMIES = 24, 8192, 16_384
+UPLOADS, FRESH, ASKED, POLITE = 16_000, 2_000, 40_000, 20_000
 CLIENTS, FEWER, DIM, CONNECTIONS = 10_000, 1_000, 650, 32
 KINDS: dict[str, dict[str, Any]] = {
     "bits": {"protocol": "ss_simple", "settings": {"clip_value": 1.0, "eps_local": 1.0}, "dim": 64},
@@ -206,30 +212,80 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--clients", type=int, default=CLIENTS)
+    parser.add_argument("--door", action="store_true")
+    parser.add_argument("--polite", type=int, default=POLITE)
+    parser.add_argument("--large", type=int, default=0, metavar="CLIENTS")
     arguments = parser.parse_args()
     cores = os.cpu_count() or 1
     with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as name:
         folder = Path(name)
-        figures = {
-            "cores": cores,
-            "bits": opening("bits", folder / "bits", cores),
-            "seeds": opening("seeds", folder / "seeds", cores),
-            "dummies": dummies(folder / "dummies", cores),
-            "fewer": whole_round(folder / "fewer", min(FEWER, arguments.clients), cores),
-            "round": whole_round(folder / "round", arguments.clients, cores),
-        }
+        figures: dict[str, Any] = {"cores": cores}
+        if not arguments.door:
+            figures |= {
+                "bits": opening("bits", folder / "bits", cores),
+                "seeds": opening("seeds", folder / "seeds", cores),
+                "dummies": dummies(folder / "dummies", cores),
+                "fewer": whole_round(folder / "fewer", min(FEWER, arguments.clients), cores),
+                "round": whole_round(folder / "round", arguments.clients, cores),
+            }
+        figures |= at_the_door(folder, cores, arguments)
     if arguments.json:
         print(json.dumps(figures))
         return
     table = Table(title=f"parties, {cores} cores")
     for heading in ("what", "figure", "aim"):
         table.add_column(heading)
-    bits, seeds, few, many = (figures[key] for key in ("bits", "seeds", "fewer", "round"))  # type: ignore[misc]
+    for row in (*([] if arguments.door else round_rows(figures)), *door_rows(figures)):
+        table.add_row(*row)
+    Console().print(table)
+
+
+def at_the_door(folder: Path, cores: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "door": _door.throughput(
+            folder / "door", doors=cores, clients=UPLOADS, fresh=FRESH, asked=ASKED, connections=128
+        )
+    }
+    if arguments.polite:
+        options = {"clients": arguments.polite, "connections": 256, "round_seconds": 600.0}
+        found["polite"] = _door.polite(folder / "polite", doors=cores, **options)
+    if arguments.large:
+        options = {"clients": arguments.large, "connections": 128}
+        found["large"] = _door.large_round(folder / "large", doors=cores, **options)
+    return found
+
+
+def door_rows(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
+    door = figures["door"]
     rows = [
+        (f"uploads of {door['upload_bytes']:,} bytes a second", f"{door['uploads_a_second']:,.0f}", ">= 3,800"),
+        ("  of which 99 of 100 within", f"{door['uploads_p99_ms']:.0f} ms", "< 150 ms"),
+        ("uploads a second, each on a fresh connection", f"{door['fresh_uploads_a_second']:,.0f}", ">= 900"),
+        ("status a second", f"{door['status_a_second']:,.0f}", ">= 8,000"),
+    ]
+    if (polite := figures.get("polite")) is not None:
+        rows += [
+            (f"visits of {polite['clients']:,} polite clients a second", f"{polite['visits_a_second']:,.0f}", ""),
+            ("  refused", str(polite["refused"]), "0"),
+            ("  memory of all processes", f"{polite['memory_mib']:.0f} MiB", "< 1 GB"),
+        ]
+    if (large := figures.get("large")) is not None:
+        peaks = ", ".join(f"{name} {mib:.0f}" for name, mib in large["peaks_mib"].items())
+        rows += [
+            (f"a round of {large['clients']:,} by shares, uploads", f"{large['upload_seconds']:.1f} s", ""),
+            ("  from the last upload to the model", f"{large['release_seconds']:.1f} s", "< 20 s"),
+            ("  peak memory in MiB", peaks, "bounded"),
+        ]
+    return rows
+
+
+def round_rows(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
+    bits, seeds, few, many = (figures[key] for key in ("bits", "seeds", "fewer", "round"))
+    return [
         ("raw opens a second and core", f"{bits['raw_per_core']:,.0f}", ""),
         ("opened and tallied, bits: over raw x cores", f"{bits['ratio']:.2f}x", ">= 0.70x"),
         ("opened and tallied, seeds of 650: over raw x cores", f"{seeds['ratio']:.2f}x", ""),
-        ("dummies sealed: all workers over one", f"{figures['dummies']['ratio']:.2f}x", ""),  # type: ignore[index]
+        ("dummies sealed: all workers over one", f"{figures['dummies']['ratio']:.2f}x", ""),
         (f"uploads per second, {many['clients']:,} clients", f"{many['uploads_a_second']:,.0f}", ""),
         (f"a round of {many['clients']:,}, end to end", f"{many['round_seconds']:.1f} s", ""),
         ("  of which from the last upload to the model", f"{many['release_seconds']:.1f} s", ""),
@@ -238,9 +294,6 @@ def main() -> None:
         (f"shuffler's peak memory: {many['clients']:,} over {few['clients']:,} reports",
          f"{many['shuffler_peak_mib'] / few['shuffler_peak_mib']:.2f}x ({many['shuffler_peak_mib']:.0f} MiB)", "flat"),
     ]  # fmt: skip
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
 
 
 if __name__ == "__main__":
