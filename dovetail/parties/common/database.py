@@ -22,6 +22,7 @@ from typing import Protocol as Interface
 __all__ = ["Backend", "Database", "Unavailable", "connect", "located", "transaction"]
 
 _POSTGRES = ("postgresql://", "postgres://")
+_ROWS = 128  # that one statement adds to a file
 _VERSIONS = "CREATE TABLE IF NOT EXISTS versions (store TEXT PRIMARY KEY, version INTEGER NOT NULL) STRICT"
 
 
@@ -117,8 +118,11 @@ class _Sqlite:
         self._database.executemany(query, rows)
 
     def insert(self, table: str, rows: Sequence[Sequence[object]]) -> None:
-        if rows:
-            self.many(f"INSERT INTO {table} VALUES ({','.join('?' * len(rows[0]))})", rows)
+        """Many with one statement: Python's lock is let go of and waited for once per statement, not once per row."""
+        for low in range(0, len(rows), _ROWS):
+            some = rows[low : low + _ROWS]
+            places = ",".join([f"({','.join('?' * len(some[0]))})"] * len(some))
+            self._database.execute(f"INSERT INTO {table} VALUES {places}", [value for row in some for value in row])
 
     def clear(self, table: str, round: int) -> None:
         self._database.execute(f"DELETE FROM {table} WHERE round = ?", (round,))

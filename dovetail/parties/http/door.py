@@ -12,6 +12,7 @@ import contextlib
 import resource
 import socket
 import ssl
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ _UNREAD = 60.0  # seconds in which somebody must read on
 _IDLE = 30.0  # seconds that a connection is kept for another request
 _AT_ONCE = 64  # connections that are accepted in a row
 _OWN_FILES = 128  # files that are not connections: the store, links to others, what is loaded later
+_SWITCH = 0.001  # seconds after which the thread that writes gets its turn
 _FEWEST = 64  # connections below which serving makes no sense
 
 
@@ -250,6 +252,7 @@ def answer(
     app: Starlette, listener: socket.socket, *, certificate: Path | None, private_key: Path | None, most: int
 ) -> None:
     """Answer what comes to a listening socket until told to stop."""
+    sys.setswitchinterval(_SWITCH)
     Door(configured(app, certificate, private_key), most=most).run(sockets=[listener])
 
 
