@@ -187,13 +187,13 @@ def test_counts_of_a_crew_add_up_and_outlive_their_process():
     assert Counts(accepted=1).everywhere() == {"accepted": 1}
 
 
-CREW = """
+CREW = r"""
 import os, sys, time
 from dovetail.parties.http.analyzer import AnalyzerService
 from dovetail.parties.http.crew import Crew
 crew = Crew(2)
 number = crew.start()
-print(number, os.getpid(), flush=True)
+os.write(1, f"{number} {os.getpid()}\n".encode())  # at once, whole
 time.sleep(60)
 """
 
