@@ -253,3 +253,11 @@ def test_the_clients_contribution_is_what_its_shares_add_up_to(tmp_path):
     drawn = shared.draw(update, sampler=ExactSampler())
     assert drawn.dtype == np.uint32
     assert drawn.max() < 2**shared.bits
+
+
+def test_a_mean_is_over_those_who_counted_and_not_over_as_many_as_might_have_come(tmp_path):
+    """8 of up to 80 users hold .3: the mean is .3, not .03."""
+    settings = {"clip_norm": 6.0, "noise_multiplier": 0.02}
+    sharing = Sharing(tmp_path, dim=400, clients=8, settings=settings, min_clients=8, max_clients=80)
+    analyzer, _, _ = whole_round(sharing, [np.full(400, 0.3, np.float32)] * 8)
+    assert abs(vector_from(analyzer.model(1), 400).mean() - 0.3) < 0.05

@@ -20,6 +20,7 @@ from dovetail.learners.server import Server
 from dovetail.parties.common.measures import measured
 from dovetail.parties.common.task import TrainingTask
 from dovetail.shufflers import ShuffledReports
+from dovetail.statements import Neighbors
 
 __all__ = ["Learner", "Learning"]
 
@@ -85,18 +86,26 @@ class Learner:
             tally = self._shared.tally(self._sharing.joined(sums), users)
         else:
             tally = jax.tree.unflatten(jax.tree.structure(self._empty_tally()), [jnp.asarray(leaf) for leaf in sums])
-        estimate, protocol_state = self._protocol.estimate(
-            tally, self._cohort.size, protocol_state, key=jax.random.key(0)
-        )
-        found = self._measured(np.asarray(estimate))
+        size = self._divisor(users)
+        estimate, protocol_state = self._protocol.estimate(tally, size, protocol_state, key=jax.random.key(0))
+        found = self._measured(np.asarray(estimate), size)
         params, server_state = self._server.step(params, server_state, estimate[: self._task.model_dim])
         return _arrays((params, server_state, protocol_state)), found
 
-    def _measured(self, estimate: np.ndarray) -> dict[str, Any]:
+    def _divisor(self, users: int) -> int:
+        """What sums are divided by: the users who counted, if that number is public and the same for neighbours.
+
+        It is released with every round. Where one user more or less makes neighbours it depends on their data, and the
+        planned number stands for it; so it does where what is solved for takes the noise of the planned number.
+        """
+        same = self._protocol.relation is Neighbors.REPLACE_ONE and self._learning.moments is None
+        return users if same else self._cohort.size
+
+    def _measured(self, estimate: np.ndarray, size: int) -> dict[str, Any]:
         task = self._task
         if not task.measures:
             return {}
-        std, size = self._protocol.noise_std(self._cohort.size, task.dim), self._cohort.size
+        std = self._protocol.noise_std(size, task.dim)
         clip_norm = getattr(self._protocol, "clip_norm", math.nan)
         return measured(task.measures, estimate[task.model_dim :], size=size, clip_norm=clip_norm, std=std)
 
