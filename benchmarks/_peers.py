@@ -32,7 +32,10 @@ REQUIREMENTS = {
             "prv-accountant==0.2.0",
         ),
     ),
-    "flower": (("flwr[simulation]==1.41.0", "ray==2.55.1", "numpy==2.4.6"),),
+    "flower": (
+        ("torch==2.13.0",),
+        ("flwr[simulation]==1.41.0", "torch==2.13.0", "ray==2.55.1", "numpy==2.4.6"),
+    ),
     "opacus": (
         ("torch==2.13.0",),
         ("opacus==1.6.0", "torch==2.13.0", "numpy==2.4.6", "scipy==1.17.1", "opt-einsum==3.4.0"),

@@ -22,24 +22,25 @@ PEERS = {
     "cnn": (("pfl", {"rounds": 3, "warmup": 1}),),
 }
 TURNS = 2
-OURS = pathlib.Path(__file__).resolve().parent / "peers" / "dovetail_clients.py"
+OURS = pathlib.Path(__file__).resolve().parent / "peers"
 
 
-def ours(workload: str, *, rounds: int) -> dict:
-    command = [sys.executable, str(OURS), "--workload", workload, "--rounds", str(rounds), "--warmup", "2"]
+def ours(workload: str, *, rounds: int, script: str = "dovetail_clients.py") -> dict:
+    command = [sys.executable, str(OURS / script), "--workload", workload, "--rounds", str(rounds), "--warmup", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     if done.returncode:
         raise RuntimeError(f"dovetail failed on the {workload} workload: {done.stderr.strip().splitlines()[-1]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def rows(console: Console) -> list[dict]:
+def rows(console: Console, peers_of: dict = PEERS, *, script: str = "dovetail_clients.py") -> list[dict]:
+    """The result of every engine on every workload; ours is that of `script`."""
     found = []
-    for workload, peers in PEERS.items():
+    for workload, peers in peers_of.items():
         turns: dict[str, list[dict]] = {}
         for turn in range(TURNS):
             console.print(f"{workload}, turn {turn + 1}: dovetail", style="dim")
-            turns.setdefault("dovetail", []).append(ours(workload, rounds=10))
+            turns.setdefault("dovetail", []).append(ours(workload, rounds=10, script=script))
             for peer, options in peers:
                 console.print(
                     f"{workload}, turn {turn + 1}: {peer} (its environment is built on first use)", style="dim"
@@ -57,14 +58,10 @@ def seconds(result: dict) -> float:
     return statistics.median(result["seconds_per_round"])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    console = Console(stderr=True)
-    found = rows(console)
-    if arguments.json:
-        print(json.dumps({"benchmark": "clients", "rows": found}))
+def show(name: str, found: list[dict], *, as_json: bool) -> None:
+    """Print the rows of a benchmark of this name."""
+    if as_json:
+        print(json.dumps({"benchmark": name, "rows": found}))
         return
     table = Table("workload", "engine", "s/round", "Dovetail is faster by", "peak memory")
     for row in found:
@@ -76,6 +73,13 @@ def main() -> None:
             f"{row['peak_rss_mb']:.0f} MB",
         )
     Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    show("clients", rows(Console(stderr=True)), as_json=arguments.json)
 
 
 if __name__ == "__main__":

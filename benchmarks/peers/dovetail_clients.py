@@ -1,12 +1,13 @@
 """The workloads on Dovetail's own engine: the same command line and the same result line as the peers."""
 
+import argparse
 import time
 
 import jax
 import numpy as np
 import workload
 
-from dovetail.data import Clients, Dataset
+from dovetail.data import Clients, Dataset, Model
 from dovetail.engine import Engine
 from dovetail.engine.devices import use_all_cores
 from dovetail.learners import models
@@ -16,7 +17,8 @@ from dovetail.protocols import build
 from dovetail.randomness import Randomness
 
 
-def engine(name: str, *, count: int, samples: int, batch: int) -> Engine:
+def engine(name: str, *, count: int, samples: int, batch: int, model: Model | None = None) -> Engine:
+    """The engine on a workload, with Dovetail's own model of this name or with another."""
     inputs = np.empty((count * samples, workload.FEATURES), np.float32)
     labels = np.empty(count * samples, np.int32)
     for i, (x, y) in enumerate(workload.clients(count=count, samples=samples)):
@@ -25,7 +27,8 @@ def engine(name: str, *, count: int, samples: int, batch: int) -> Engine:
     dataset = Dataset(
         inputs=inputs, labels=labels, test_inputs=inputs[:10], test_labels=labels[:10], num_classes=workload.CLASSES
     )
-    dataset, model = models.build(name, dataset)
+    if model is None:
+        dataset, model = models.build(name, dataset)
     built = Engine(
         model=model,
         dataset=dataset,
@@ -41,10 +44,8 @@ def engine(name: str, *, count: int, samples: int, batch: int) -> Engine:
     return built
 
 
-def main() -> None:
-    arguments = workload.options(__doc__, workloads=workload.SIZES)
-    use_all_cores()
-    built = engine(arguments.workload, count=arguments.clients, samples=arguments.samples, batch=arguments.batch)
+def measure(built: Engine, arguments: argparse.Namespace, *, name: str = "dovetail", workers: int = 0) -> None:
+    """Print the result of the engine's rounds."""
     training, users, seconds = built.start(), np.arange(arguments.clients, dtype=np.int32), []
     for index in range(arguments.warmup + arguments.rounds):
         began = time.perf_counter()
@@ -52,12 +53,19 @@ def main() -> None:
         jax.block_until_ready(training)
         seconds.append(time.perf_counter() - began)
     workload.report(
-        engine="dovetail",
-        workers=built.mesh.size,
+        engine=name,
+        workers=workers or built.mesh.size,
         workload=arguments.workload,
         seconds=seconds[arguments.warmup :],
         peak_mb=workload.peak_rss_mb(),
     )
+
+
+def main() -> None:
+    arguments = workload.options(__doc__, workloads=workload.SIZES)
+    use_all_cores()
+    built = engine(arguments.workload, count=arguments.clients, samples=arguments.samples, batch=arguments.batch)
+    measure(built, arguments)
 
 
 if __name__ == "__main__":

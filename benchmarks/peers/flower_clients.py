@@ -1,7 +1,8 @@
 """Seconds per round of Flower's simulation (ServerApp and ClientApp under run_simulation, Ray actors of one CPU each).
 
-Clients train in NumPy, which is faster here than PyTorch, send their model as one array and clip with Flower's
-client-side clipping, which is faster than its server-side one; the server averages and adds the noise with Flower's
+Clients of logistic regression train in NumPy, which is faster here than PyTorch, and send their model as one array;
+those of the CNN train the module of `modules` in PyTorch. Both clip with Flower's client-side clipping, which is faster
+than its server-side one; the server averages and adds the noise with Flower's
 DifferentialPrivacyClientSideFixedClipping around FedAvg. Every actor loads the data of all clients once, in the warm-up
 round. A round is timed from the moment the strategy starts to configure it until the new global model is there. Peak
 memory is that of the actors and of the process that runs the server, without Ray's own daemons.
@@ -54,11 +55,14 @@ def train(message: Message, context: Context) -> Message:
     config = message.content["config"]
     everyone = population(config["clients"], config["samples"], config["data"])
     features, labels = everyone[context.node_config["partition-id"]]
-    (parameters,) = message.content["arrays"].to_numpy_ndarrays()
-    parameters = parameters.copy()
-    steps = sgd_epoch(parameters, features, labels, batch=config["batch"])
+    arrays = message.content["arrays"].to_numpy_ndarrays()
+    if config["workload"] == "logistic":
+        arrays = [arrays[0].copy()]
+        steps = sgd_epoch(arrays[0], features, labels, batch=config["batch"])
+    else:
+        arrays, steps = torch_epoch(config["workload"], arrays, features, labels, batch=config["batch"])
     metrics = {"num-examples": len(labels), "steps": steps, "pid": os.getpid(), "peak-mb": workload.peak_rss_mb()}
-    content = {"arrays": ArrayRecord([parameters]), "metrics": MetricRecord(metrics)}
+    content = {"arrays": ArrayRecord(arrays), "metrics": MetricRecord(metrics)}
     return Message(RecordDict(content), reply_to=message)
 
 
@@ -77,6 +81,38 @@ def sgd_epoch(parameters: np.ndarray, features: np.ndarray, labels: np.ndarray, 
         weights -= x.T @ gradient
         bias -= gradient.sum(axis=0)
     return len(starts)
+
+
+@functools.cache
+def network(name: str):
+    import modules
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(workload.SEED)
+    layers = torch.nn.Sequential(*modules.layers(name)).to(memory_format=torch.channels_last)
+    return modules.checked(name, layers)
+
+
+def torch_epoch(
+    name: str, arrays: list[np.ndarray], features: np.ndarray, labels: np.ndarray, *, batch: int
+) -> tuple[list[np.ndarray], int]:
+    """One epoch of the module in PyTorch; return its parameters and the number of steps."""
+    import modules
+    import torch
+
+    module, x = network(name), torch.from_numpy(features).reshape(-1, *modules.shape(name))
+    with torch.no_grad():
+        for parameter, array in zip(module.parameters(), arrays, strict=True):
+            parameter.copy_(torch.from_numpy(array.copy()))
+    optimiser = torch.optim.SGD(module.parameters(), lr=workload.LEARNING_RATE)
+    starts = range(0, len(labels), batch)
+    for start in starts:
+        optimiser.zero_grad()
+        outputs = module(x[start : start + batch])
+        torch.nn.functional.cross_entropy(outputs, torch.from_numpy(labels[start : start + batch])).backward()
+        optimiser.step()
+    return [parameter.detach().numpy().copy() for parameter in module.parameters()], len(starts)
 
 
 class TimedStrategy(DifferentialPrivacyClientSideFixedClipping):
@@ -123,8 +159,12 @@ def simulate(arguments: argparse.Namespace) -> None:
 
     @server_app.main()
     def serve(grid: Grid, context: Context) -> None:
-        zeros = np.zeros(workload.PARAMETERS[arguments.workload], np.float32)
+        if arguments.workload == "logistic":
+            first = [np.zeros(workload.PARAMETERS["logistic"], np.float32)]
+        else:
+            first = [parameter.detach().numpy() for parameter in network(arguments.workload).parameters()]
         config = {
+            "workload": arguments.workload,
             "clients": arguments.clients,
             "samples": arguments.samples,
             "batch": arguments.batch,
@@ -132,7 +172,7 @@ def simulate(arguments: argparse.Namespace) -> None:
         }
         strategy.start(
             grid=grid,
-            initial_arrays=ArrayRecord([zeros]),
+            initial_arrays=ArrayRecord(first),
             num_rounds=arguments.warmup + arguments.rounds,
             train_config=ConfigRecord(config),
             timeout=None,
@@ -161,4 +201,4 @@ def simulate(arguments: argparse.Namespace) -> None:
 if __name__ == "__main__":
     import flower_clients  # Ray pickles the ClientApp by reference only when it lives in an importable module
 
-    flower_clients.simulate(workload.options(__doc__, workloads=["logistic"]))
+    flower_clients.simulate(workload.options(__doc__, workloads=workload.SIZES))

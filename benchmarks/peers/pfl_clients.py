@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 
+import modules
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -146,7 +147,7 @@ def simulate(arguments: argparse.Namespace) -> None:
 
 def dataset(arguments: argparse.Namespace, *, rank: int, world_size: int) -> FederatedDataset:
     """Hold the users that pfl's sampler gives to this rank: it deals them out in order, one to each rank in turn."""
-    shape = (-1, workload.FEATURES) if arguments.workload == "logistic" else (-1, 1, 28, 28)
+    shape = (-1, *modules.shape(arguments.workload))
     users = {}
     everyone = workload.clients(count=arguments.clients, samples=arguments.samples, data=arguments.data)
     for user, (features, labels) in enumerate(everyone):
@@ -157,31 +158,12 @@ def dataset(arguments: argparse.Namespace, *, rank: int, world_size: int) -> Fed
 
 
 def model(name: str) -> PyTorchModel:
-    layers = [torch.nn.Linear(workload.FEATURES, workload.CLASSES)] if name == "logistic" else cnn()
-    network = Network(*layers).to(memory_format=torch.channels_last)
-    count = sum(parameter.numel() for parameter in network.parameters())
-    if count != workload.PARAMETERS[name]:
-        raise RuntimeError(f"the {name} model has {count} parameters, not {workload.PARAMETERS[name]}")
+    network = modules.checked(name, Network(*modules.layers(name)).to(memory_format=torch.channels_last))
     return PyTorchModel(
         network,
         local_optimizer_create=torch.optim.SGD,
         central_optimizer=torch.optim.SGD(network.parameters(), lr=1.0),
     )
-
-
-def cnn() -> list[torch.nn.Module]:
-    return [
-        torch.nn.Conv2d(1, 16, 5),
-        torch.nn.ReLU(),
-        torch.nn.MaxPool2d(2),
-        torch.nn.Conv2d(16, 32, 5),
-        torch.nn.ReLU(),
-        torch.nn.MaxPool2d(2),
-        torch.nn.Flatten(),
-        torch.nn.Linear(512, 192),
-        torch.nn.ReLU(),
-        torch.nn.Linear(192, workload.CLASSES),
-    ]
 
 
 def main() -> int:

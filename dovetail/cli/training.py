@@ -257,15 +257,15 @@ def bench(
     folder = Path(__file__).resolve().parents[2] / "benchmarks"
     if not folder.is_dir():
         raise FileNotFoundError("expected the benchmarks of a source checkout, got an installation without them")
-    names = sorted(file.stem for file in folder.glob("*.py") if not file.stem.startswith("_"))
+    files = {file.stem.rstrip("_"): file for file in folder.glob("*.py") if not file.stem.startswith("_")}
     if name is None:
-        print_names(names, as_json=as_json)
+        print_names(sorted(files), as_json=as_json)
         return
     from dovetail import _validate
 
-    _validate.known("benchmark", name, names)
+    _validate.known("benchmark", name, sorted(files))
     sys.path.insert(0, str(folder))
-    sys.argv = [str(folder / f"{name}.py"), *(["--json"] if as_json else [])]
+    sys.argv = [str(files[name]), *(["--json"] if as_json else [])]
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 

@@ -31,7 +31,8 @@ __all__ = [
 ]
 
 AXIS = "clients"
-_CHUNK_BYTES_CPU, _CHUNK_BYTES_ACCELERATOR = 2**21, 2**31
+_CHUNK_BYTES = {"cpu": 2**21, "host": 2**26}
+_CHUNK_BYTES_ACCELERATOR = 2**31
 _SMALL_MODEL = 2**13
 
 
@@ -44,8 +45,11 @@ def use_all_cores() -> None:
 
 
 def chunk_bytes(platform: str) -> int:
-    """How much a device should work on at a time: what fits the cache of a core, or fills an accelerator."""
-    return _CHUNK_BYTES_CPU if platform == "cpu" else _CHUNK_BYTES_ACCELERATOR
+    """How much a device should work on at a time: what fits the cache of a core, or fills an accelerator.
+
+    "host" is a learner outside JAX, which shares its clients among the cores by itself.
+    """
+    return _CHUNK_BYTES.get(platform, _CHUNK_BYTES_ACCELERATOR)
 
 
 def one_after_another(platform: str, dim: int) -> bool:

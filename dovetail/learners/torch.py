@@ -1,10 +1,15 @@
-"""PyTorch modules in simulation: every client of a chunk trains at once, by `torch.func`.
+"""PyTorch modules in simulation, on every core or on a GPU.
 
 Updates are those of `learners.client`, computed by PyTorch: the same batches in the same order, gradients of the mean
-loss by `functional_call`, vectorised over clients by `vmap`. Parameters are one flat vector, by sorted name. A module
-starts from its own weights and is not changed; parameters without `requires_grad` and all buffers stay as they are.
-What a client's steps would change beside parameters, the statistics of batch normalisation, is refused, and so is
-dropout, whose masks no seed covers: `module.eval()` trains without both. PyTorch runs on the CPU, on one thread.
+loss. Small models, and any on a GPU, train side by side by `torch.func.vmap`. On a CPU larger ones train one after the
+other, each with a copy of the module as PyTorch would run it: batches of matrices and grouped convolutions are slower
+than single ones there. Either way the clients of a chunk are shared among threads, one per core, and each thread
+computes alone; PyTorch leaves Python's lock while it computes.
+
+Parameters are one flat vector, by sorted name. A module starts from its own weights and is not changed; parameters
+without `requires_grad` and all buffers stay as they are. What a client's steps would change beside parameters, the
+statistics of batch normalisation, is refused, and so is dropout, whose masks no seed covers: `module.eval()` trains
+without both.
 """
 
 from __future__ import annotations
@@ -12,7 +17,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import math
+import queue
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,11 +31,13 @@ from torch.nn import functional as F  # noqa: N812 - the name that PyTorch's use
 
 from dovetail import _validate
 from dovetail.data._base import Loss, Model
+from dovetail.learners import _torch
 from dovetail.learners.client import ClientUpdate
 
 __all__ = ["TorchLearner", "model"]
 
 _Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+_SMALL_MODEL = 2**13  # parameters below which clients train side by side on a CPU
 
 _LOSSES: dict[str, _Loss] = {
     "binary_cross_entropy": lambda z, y: _sigmoid(z.reshape(y.shape), y),
@@ -40,16 +49,23 @@ _LOSSES: dict[str, _Loss] = {
 
 
 def model(
-    module: torch.nn.Module, *, loss: str | Loss | None = None, vectorized: bool = True, name: str | None = None
+    module: torch.nn.Module,
+    *,
+    loss: str | Loss | None = None,
+    vectorized: bool | None = None,
+    device: str | None = None,
+    name: str | None = None,
 ) -> Model:
     """The model of a module, which starts from the module's current weights.
 
-    `loss` is a name of `learners.losses.LOSSES` or `loss(outputs, labels)` in PyTorch, one loss per record. Modules
-    that `torch.func.vmap` cannot handle train one client after the other with `vectorized=False`.
+    `loss` is a name of `learners.losses.LOSSES` or `loss(outputs, labels)` in PyTorch, one loss per record. Whether
+    clients train side by side is chosen by what is faster; modules that `torch.func.vmap` cannot handle train one
+    client after the other with `vectorized=False`. Without `device` it is a GPU, if PyTorch has one.
     """
     _check(module)
-    learner = TorchLearner(module=copy.deepcopy(module).cpu(), vectorized=vectorized)
-    first = {key: value.detach().numpy().copy() for key, value in learner.trained}
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    learner = TorchLearner(module=copy.deepcopy(module).to(device), vectorized=vectorized, device=device)
+    first = {key: value.detach().cpu().numpy().copy() for key, value in learner.trained}
     return Model(
         name=name or type(module).__name__,
         init=lambda key: {key: jnp.asarray(value) for key, value in first.items()},
@@ -92,7 +108,8 @@ class TorchLearner:
     """
 
     module: torch.nn.Module
-    vectorized: bool = True
+    vectorized: bool | None = None
+    device: str = "cpu"
     gradients = True
     settled = False
     notes = ()
@@ -105,7 +122,7 @@ class TorchLearner:
     @property
     def trained(self) -> list[tuple[str, torch.Tensor]]:
         """The parameters that are trained, in the order of the flat vector."""
-        return sorted((name, value) for name, value in self.module.named_parameters() if value.requires_grad)
+        return _torch.trained(self.module)
 
     def updates(
         self,
@@ -116,77 +133,90 @@ class TorchLearner:
         labels: np.ndarray,
         counts: np.ndarray,
     ) -> np.ndarray:
-        """Updates of some clients, all at once, on one thread: threads cost more than they save on small chunks."""
-        with _one_thread():
-            return self._moved(settings, loss, parameters, inputs, labels, counts)
+        """Updates of some clients, shared among threads."""
+        start, x, y, held = (_tensor(array).to(self.device) for array in (parameters, inputs, labels, counts))
+        own, on_cpu = self._loss(loss), self.device == "cpu"
+        side_by_side = len(start) < _SMALL_MODEL or not on_cpu if self.vectorized is None else self.vectorized
+        if side_by_side:
+            parts = np.array_split(np.arange(len(counts)), min(len(counts), _torch.threads() if on_cpu else 1))
+            found = _torch.shared(lambda at: self._together(settings, own, start, x[at], y[at], held[at]), parts)
+            return np.concatenate(found)
+        alone = functools.partial(self._alone, settings, own, start)
+        return np.stack(_torch.shared(lambda i: alone(x[i, : counts[i]], y[i, : counts[i]]), range(len(counts))))
 
-    def _moved(
+    def _together(
         self,
         settings: ClientUpdate,
-        loss: str | Loss,
-        parameters: np.ndarray,
-        inputs: np.ndarray,
-        labels: np.ndarray,
-        counts: np.ndarray,
+        loss: _Loss,
+        start: torch.Tensor,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        counts: torch.Tensor,
     ) -> np.ndarray:
-        start, x, y = _tensor(parameters), _tensor(inputs), _tensor(labels)
+        """The updates of clients that train side by side."""
         records = x.shape[1]
-        real = (torch.arange(records) < _tensor(counts)[:, None]).to(torch.float32)
-        if not settings.local:
-            return -self._slopes(loss, start, x, y, real, shared=True).numpy()
-        current, size = start.expand(len(counts), -1), settings.batch_size(records)
-        for number in range(settings.epochs * math.ceil(records / size)):
-            low = number % math.ceil(records / size) * size
-            batch = slice(low, low + size)
-            slope = self._slopes(loss, current, x[:, batch], y[:, batch], real[:, batch], shared=False)
-            if settings.mu:
-                slope = slope + settings.mu * (current - start)
-            held = real[:, batch].sum(dim=1, keepdim=True) > 0
-            current = torch.where(held, current - settings.learning_rate * slope, current)
-        return (current - start).numpy()
+        real = (torch.arange(records, device=x.device) < counts[:, None]).to(torch.float32)
+        with self._module() as module:
+            slopes = vmap(grad(_mean_loss(module, loss)), in_dims=(0 if settings.local else None, 0, 0, 0))
+            if not settings.local:
+                return -slopes(start, x, y, real).cpu().numpy()
+            current, size = start.expand(len(counts), -1), settings.batch_size(records)
+            for number in range(settings.epochs * math.ceil(records / size)):
+                low = number % math.ceil(records / size) * size
+                batch = slice(low, low + size)
+                slope = slopes(current, x[:, batch], y[:, batch], real[:, batch])
+                if settings.mu:
+                    slope = slope + settings.mu * (current - start)
+                holds = real[:, batch].sum(dim=1, keepdim=True) > 0
+                current = torch.where(holds, current - settings.learning_rate * slope, current)
+            return (current - start).cpu().numpy()
+
+    def _alone(
+        self, settings: ClientUpdate, loss: _Loss, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor
+    ) -> np.ndarray:
+        """The update of a client that holds these records."""
+        with self._module() as module:
+            weights = [value for _, value in _torch.trained(module)]
+            first = [part.reshape(w.shape) for part, w in zip(_torch.split(start, weights), weights, strict=True)]
+            with torch.no_grad():
+                torch._foreach_copy_(weights, first)
+            if not settings.local:
+                return -_torch.flat(_torch.mean_slopes(module, loss, weights, x, y))
+            batches = list(zip(x.split(settings.batch), y.split(settings.batch), strict=True)) if len(y) else []
+            for xs, ys in batches * settings.epochs:
+                slopes = _torch.mean_slopes(module, loss, weights, xs, ys)
+                with torch.no_grad():
+                    if settings.mu:
+                        torch._foreach_add_(slopes, torch._foreach_sub(weights, first), alpha=settings.mu)
+                    torch._foreach_add_(weights, slopes, alpha=-settings.learning_rate)
+            with torch.no_grad():
+                return _torch.flat(torch._foreach_sub(weights, first))
+
+    @contextlib.contextmanager
+    def _module(self) -> Iterator[torch.nn.Module]:
+        """A copy of the module that nobody else uses meanwhile: training puts other weights in."""
+        module = self._copies.get()
+        try:
+            yield module
+        finally:
+            self._copies.put(module)
+
+    @functools.cached_property
+    def _copies(self) -> queue.SimpleQueue[torch.nn.Module]:
+        copies: queue.SimpleQueue[torch.nn.Module] = queue.SimpleQueue()
+        for _ in range(_torch.threads()):
+            copies.put(_torch.laid_out(copy.deepcopy(self.module)))
+        return copies
 
     def outputs(self, parameters: Any, inputs: np.ndarray) -> np.ndarray:
         """The module's outputs."""
-        weights = {name: _tensor(np.asarray(value)) for name, value in parameters.items()}
+        weights = {name: _tensor(np.asarray(value)).to(self.device) for name, value in parameters.items()}
         with torch.no_grad():
-            return functional_call(self.module, weights, (_tensor(inputs),)).numpy()
+            return functional_call(self.module, weights, (_tensor(inputs).to(self.device),)).cpu().numpy()
 
     def losses(self, loss: str | Loss, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """The loss of each record."""
         return self._loss(loss)(_tensor(outputs), _tensor(labels)).numpy()
-
-    def _slopes(
-        self,
-        loss: str | Loss,
-        weights: torch.Tensor,
-        x: torch.Tensor,
-        y: torch.Tensor,
-        real: torch.Tensor,
-        *,
-        shared: bool,
-    ) -> torch.Tensor:
-        """The gradient of every client's mean loss, at one vector of weights or at one for each client."""
-        one = grad(self._mean_loss(self._loss(loss)))
-        if self.vectorized:
-            return vmap(one, in_dims=(None if shared else 0, 0, 0, 0))(weights, x, y, real)
-        rows = [one(weights if shared else weights[i], x[i], y[i], real[i]) for i in range(len(x))]
-        return torch.stack(rows)
-
-    def _mean_loss(self, loss: _Loss) -> Callable[..., torch.Tensor]:
-        shapes = [(name, value.shape, value.numel()) for name, value in self.trained]
-
-        def mean_loss(flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-            parts = torch.split(flat, [size for *_, size in shapes])
-            weights = {name: part.reshape(shape) for (name, shape, _), part in zip(shapes, parts, strict=True)}
-            losses = loss(functional_call(self.module, weights, (x,)), y)
-            if losses.shape != real.shape:
-                raise ValueError(
-                    "expected loss(outputs, labels) to return one number per record, "
-                    f"got shape {tuple(losses.shape)} for {len(real)}"
-                )
-            return (losses * real).sum() / real.sum().clamp(min=1.0)
-
-        return mean_loss
 
     @staticmethod
     def _loss(loss: str | Loss) -> _Loss:
@@ -196,14 +226,17 @@ class TorchLearner:
         return _LOSSES[loss]
 
 
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def _mean_loss(module: torch.nn.Module, loss: _Loss) -> Callable[..., torch.Tensor]:
+    shapes = [(name, value.shape, value.numel()) for name, value in _torch.trained(module)]
+
+    def mean_loss(flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+        parts = torch.split(flat, [size for *_, size in shapes])
+        weights = {name: part.reshape(shape) for (name, shape, _), part in zip(shapes, parts, strict=True)}
+        losses = loss(functional_call(module, weights, (x,)), y)
+        _torch.check_losses(losses, len(real))
+        return (losses * real).sum() / real.sum().clamp(min=1.0)
+
+    return mean_loss
 
 
 def _sigmoid(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,83 @@
+"""What `learners.torch` computes with: gradients of a module as PyTorch runs it, and threads to share clients among."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["check_losses", "flat", "laid_out", "mean_slopes", "shared", "split", "threads", "trained"]
+
+_Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+_AT_ONCE = 512  # records whose gradient is computed at once
+
+
+def trained(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """The parameters that are trained, in the order of the flat vector."""
+    return sorted((name, value) for name, value in module.named_parameters() if value.requires_grad)
+
+
+def split(vector: torch.Tensor, weights: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """The parts of a flat vector that are as long as these weights."""
+    return vector.split([value.numel() for value in weights])
+
+
+def flat(parts: Sequence[torch.Tensor]) -> np.ndarray:
+    """The parts as one vector."""
+    return torch.cat([part.reshape(-1) for part in parts]).cpu().numpy()
+
+
+def laid_out(module: torch.nn.Module) -> torch.nn.Module:
+    """The module with images as its convolutions are fastest on a CPU: the channel last in memory."""
+    if any(value.ndim > 4 for value in module.state_dict().values()):
+        return module
+    return module.to(memory_format=torch.channels_last)
+
+
+def mean_slopes(
+    module: torch.nn.Module, loss: _Loss, weights: Sequence[torch.Tensor], x: torch.Tensor, y: torch.Tensor
+) -> list[torch.Tensor]:
+    """The gradient of the mean loss over these records; zero of none."""
+    total = [torch.zeros_like(value) for value in weights]
+    for xs, ys in zip(x.split(_AT_ONCE), y.split(_AT_ONCE), strict=True):
+        if len(ys) == 0:
+            continue
+        losses = loss(module(xs), ys)
+        check_losses(losses, len(ys))
+        slopes = torch.autograd.grad(losses.sum() / len(y), weights, allow_unused=True, materialize_grads=True)
+        total = list(slopes) if len(ys) == len(y) else torch._foreach_add(total, slopes)
+    return total
+
+
+def check_losses(losses: torch.Tensor, records: int) -> None:
+    """Refuse what is not one loss per record."""
+    if losses.shape != (records,):
+        raise ValueError(
+            "expected loss(outputs, labels) to return one number per record, "
+            f"got shape {tuple(losses.shape)} for {records}"
+        )
+
+
+def shared(work: Callable[[Any], np.ndarray], parts: Sequence[Any]) -> list[np.ndarray]:
+    """What work makes of the parts, in their order, each on one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return list(_pool().map(work, parts))
+    finally:
+        torch.set_num_threads(before)
+
+
+def threads() -> int:
+    """How many compute at a time: one for each core."""
+    return len(os.sched_getaffinity(0))
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads(), "torch", initializer=torch.set_num_threads, initargs=(1,))
