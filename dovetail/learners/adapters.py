@@ -1,0 +1,94 @@
+"""Adapters: a public model stays as it is, and what users train together is a small change of it.
+
+With low-rank adapters (LoRA, Hu et al. 2022) a public matrix W of shape (m, n) is used as W + scale * down @ up, where
+`down` is (m, rank) and `up` is (rank, n), which starts at zero: the first model is the public one. Only adapters and
+the arrays that are trained whole, such as a new last layer, are parameters: they are what clients upload, what is
+clipped and noised, and what is published. A linear probe is the case without adapters.
+
+The public weights are an assumption of every user: that they were made without the private records, which nobody can
+check from here.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail import _validate
+from dovetail.data._base import Model
+from dovetail.learners import trees
+
+__all__ = ["adapted", "merged"]
+
+Adapters = dict[str, Any]  # by the public array's name: {"down", "up"}, or an array that is trained whole
+
+
+def adapted(
+    model: Model, weights: Any, *, rank: int = 4, on: Sequence[str] = (), whole: Sequence[str] = (), scale: float = 1.0
+) -> Model:
+    """The model of adapters to the public `weights` of a model.
+
+    `on` and `whole` are patterns of names as `learners.trees` gives them ("encoder/*/kernel"): which arrays get an
+    adapter, and which are trained whole, from their public values. Everything else stays. An array of more than two
+    axes is adapted as the matrix with its last axis as columns.
+
+    Guarantees:
+        The first model gives the public model's outputs.
+        Refuses a pattern that names nothing, and an array that is named both ways or is too small for the rank.
+    """
+    _validate.integer(rank=rank)
+    _validate.at_least(1, rank=rank)
+    if model.learner is not None:
+        raise ValueError("expected a model in JAX, got one with a learner: freeze a module's parameters instead")
+    public = trees.named(weights)
+    narrow, full = _chosen(on, public, "on"), _chosen(whole, public, "whole")
+    if not narrow and not full:
+        raise ValueError("expected something to train, got on=() and whole=()")
+    if set(narrow) & set(full):
+        raise ValueError(f"expected adapters or whole arrays, got both for {min(set(narrow) & set(full))!r}")
+    for name in narrow:
+        if public[name].ndim < 2 or min(_matrix(public[name])) < rank:
+            raise ValueError(f"expected matrices of rank={rank} and more in on, got {name} of {public[name].shape}")
+
+    def init(key: jax.Array) -> Adapters:
+        found: Adapters = {name: jnp.asarray(public[name]) for name in full}
+        for name, own in zip(narrow, jax.random.split(key, max(1, len(narrow))), strict=False):
+            rows, columns = _matrix(public[name])
+            down = jax.random.normal(own, (rows, rank)) / math.sqrt(rows)
+            found[name] = {"down": down, "up": jnp.zeros((rank, columns))}
+        return found
+
+    def apply(params: Adapters, inputs: jax.Array) -> jax.Array:
+        return model.apply(merged(weights, params, scale=scale), inputs)
+
+    return Model(name=f"{model.name}, adapted", init=init, apply=apply, loss=model.loss)
+
+
+def merged(weights: Any, params: Adapters, *, scale: float = 1.0) -> Any:
+    """The public weights with adapters and whole arrays put in: the model's own parameters, to be used without us."""
+    arrays: dict[str, Any] = dict(trees.named(weights))
+    for name, own in params.items():
+        arrays[name] = own if not isinstance(own, dict) else _moved(arrays[name], own, scale)
+    return trees.placed(weights, arrays)
+
+
+def _moved(array: np.ndarray, adapter: dict[str, jax.Array], scale: float) -> jax.Array:
+    return jnp.asarray(array) + scale * (adapter["down"] @ adapter["up"]).reshape(array.shape)
+
+
+def _matrix(array: np.ndarray) -> tuple[int, int]:
+    return math.prod(array.shape[:-1]), array.shape[-1]
+
+
+def _chosen(patterns: Sequence[str], public: dict[str, np.ndarray], key: str) -> list[str]:
+    """The names that a pattern fits."""
+    for pattern in patterns:
+        if not fnmatch.filter(public, pattern):
+            raise ValueError(f"expected patterns of {', '.join(sorted(public))} in {key}, got {pattern!r}")
+    return sorted({name for pattern in patterns for name in fnmatch.filter(public, pattern)})
