@@ -154,6 +154,65 @@ def client_mend(
         out_console.print(f"gave up task {task}", highlight=False)
 
 
+Home = Annotated[Path, typer.Argument(help="The user's folder, with key.json.")]
+
+
+@client.command("leave")
+def client_leave(
+    folder: Home,
+    task: Annotated[list[str], typer.Argument(help="Ids of tasks, or their task.json.", metavar="HEX|FILE")],
+) -> None:
+    """Leave tasks: this user reports to them no more. What was spent on them stays spent."""
+    from dovetail.parties.user.consent import Consent, named
+
+    consent = Consent.read(_home(folder))
+    consent.left += [one for one in map(named, task) if one not in consent.left]
+    consent.write(folder)
+    out_console.print(f"left {len(consent.left)} tasks", highlight=False)
+
+
+@client.command("refuse")
+def client_refuse(
+    folder: Home, kind: Annotated[list[str], typer.Argument(help="Names of tasks or of protocols.", metavar="NAME...")]
+) -> None:
+    """Refuse kinds of task for ever: every task with this name, or with this protocol."""
+    from dovetail.parties.user.consent import Consent
+
+    consent = Consent.read(_home(folder))
+    consent.refused += [one for one in kind if one not in consent.refused]
+    consent.write(folder)
+    out_console.print(f"refuses {', '.join(consent.refused)}", highlight=False)
+
+
+@client.command("spent")
+def client_spent(folder: Home, as_json: Annotated[bool, flag("--json", "Print JSON.")] = False) -> None:
+    """Print what this user has spent, task by task, and on whom."""
+    import json
+
+    from dovetail.numbers import at_most
+    from dovetail.parties.user.consent import spent_on
+
+    found = spent_on(_home(folder))
+    if as_json:
+        out_console.print_json(json.dumps(found))
+        return
+    for one in found:
+        eps = "without a guarantee" if one["eps"] is None else f"eps {at_most(one['eps'])}"
+        words = [f"task {one['task'][:16]}", one["name"] or "unknown", f"analyzer {one['analyzer'] or 'unknown'}"]
+        words += [
+            f"{one['rounds']} rounds",
+            f"{eps}, delta {at_most(one['delta'])}",
+            *(["left"] if one["left"] else []),
+        ]
+        out_console.print("; ".join(words), highlight=False, markup=False, soft_wrap=True)
+
+
+def _home(folder: Path) -> Path:
+    if not (folder / "key.json").is_file():
+        raise FileNotFoundError(f"expected a user's folder with key.json, got {str(folder)!r}")
+    return folder
+
+
 @client.command("run")
 def client_run(
     folder: Annotated[

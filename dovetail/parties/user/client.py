@@ -31,6 +31,7 @@ from dovetail.parties.common.sealing import seal
 from dovetail.parties.common.sharing import proof_nonce
 from dovetail.parties.common.task import SignedTask, TrainingTask
 from dovetail.parties.common.wire import REPORT_ID, Packed, Upload, signature_of, upload_path
+from dovetail.parties.user.consent import Consent
 from dovetail.parties.user.witness import Witness
 
 __all__ = ["USER", "Client", "Envelope", "Reporter", "witness_of"]
@@ -88,14 +89,14 @@ class Client:
     `witness` is a folder elsewhere in which a second memory of what was spent notices if this one is set back.
 
     Guarantees:
-        Nothing is randomized that the policy does not admit, or that was not spent first.
+        Nothing is randomized that the policy does not admit, that the user has left, or that was not spent first.
         A round has one envelope, however often it is asked for.
         An update whose squared norm is not finite is reported as zero, to whatever protocol.
     """
 
     def __init__(self, folder: Path, *, policy: Policy, key: KeyPair, witness: Path | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._outbox = folder / "outbox"
+        self._folder, self._outbox = folder, folder / "outbox"
         self._outbox.mkdir(exist_ok=True, mode=0o700)
         self._policy, self.key = policy, key
         remembers = None if witness is None else witness_of(folder, key, witness)
@@ -106,7 +107,9 @@ class Client:
 
     def admit(self, signed: SignedTask) -> TrainingTask:
         """The task, if this user agrees to it."""
-        return self._policy.admit(signed, self.notices)
+        task = self._policy.admit(signed, self.notices)
+        Consent.read(self._folder).check(task)
+        return task
 
     def hear(self, signed: Iterable[SignedNotice]) -> None:
         """Remember what the signer announces, for good."""
@@ -139,6 +142,7 @@ class Client:
             raise ValueError(f"expected an update of {task.model_dim} numbers, got shape={update.shape}")
         if task.measures:
             update = self._with_measures(task, finite_or_zero(update), facts)
+        Consent.read(self._folder).note(task, self._folder)
         self._spending.spend(task, round)
         randomized, report = self._shares if task.aggregators else self._messages, secrets.token_bytes(REPORT_ID)
         envelope = self._sealed(task, round, report, randomized(task, round, report, finite_or_zero(update)))

@@ -1,0 +1,62 @@
+"""A user's consent: it leaves tasks, refuses kinds of them, and sees what it has spent on whom."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from parties.household import Household
+from typer.testing import CliRunner
+
+from dovetail.cli import app
+from dovetail.parties.common.policy import Refused
+from dovetail.parties.user.client import Client
+from dovetail.parties.user.consent import Consent, spent_on
+
+
+def user(household):
+    folder = household.folder / "user-0"
+    folder.mkdir()
+    household.users[0].save(folder / "key.json")
+    return folder, Client(folder, policy=household.policy, key=household.users[0])
+
+
+def run(*words):
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_who_has_left_a_task_reports_no_more_and_what_it_spent_stays(tmp_path):
+    household = Household(tmp_path, "privunit", rounds=3)
+    folder, client = user(household)
+    client.report(household.signed, 1, np.zeros(6))
+    run("client", "leave", folder, household.task.task_id.hex())
+    with pytest.raises(Refused, match="expected a task that this user has not left"):
+        client.admit(household.signed)  # the client that runs
+    with pytest.raises(Refused, match="expected a task that this user has not left"):
+        client.report(household.signed, 2, np.zeros(6))
+    (told,) = json.loads(run("client", "spent", folder, "--json"))
+    assert (told["name"], told["protocol"], told["rounds"], told["left"]) == ("small", "privunit", 1, True)
+    assert told["analyzer"] == household.task.analyzer.key_id.hex() and told["eps"] > 0
+
+
+@pytest.mark.parametrize("kind", ["small", "privunit"])
+def test_a_kind_of_task_is_refused_for_ever(tmp_path, kind):
+    household = Household(tmp_path, "privunit")
+    folder, client = user(household)
+    run("client", "refuse", folder, kind)
+    with pytest.raises(Refused, match="expected a kind of task that this user does not refuse, got"):
+        client.report(household.signed, 1, np.zeros(6))
+    assert spent_on(folder) == [] and Consent.read(folder).known == {}
+
+
+def test_another_training_on_the_same_users_is_spent_from_the_same_lifetime(tmp_path):
+    first, again = (Household(tmp_path / name, "privunit", delta=0.3) for name in ("first", "again"))
+    folder, client = user(first)
+    client.report(first.signed, 1, np.zeros(6))
+    policy = again.policy  # of the same user, with a lifetime of delta .5
+    second = Client(folder, policy=policy, key=first.users[0])
+    with pytest.raises(Refused, match="in a lifetime, got"):
+        second.report(again.signed, 1, np.zeros(6))
