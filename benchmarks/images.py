@@ -2,9 +2,9 @@
 
 One round: 1,000 clients x 60 images of 32 x 32 x 3, one local epoch of SGD in batches of 10 on the CNN (169,770
 parameters), clip to L2 norm 1, sum, Gaussian noise, average. PyTorch runs the same round as one would write it: client
-by client with a module and `torch.optim.SGD`; and, as "torch.func", many clients at once by `vmap`. Both run on the
-same device as Dovetail, which is a GPU where JAX and PyTorch have one. Of two turns the faster counts
-(the median of its rounds). PyTorch is left out where it is not installed.
+by client with a module and `torch.optim.SGD`; and, as "torch.func", many clients at once by `vmap`. "dovetail, torch
+learner" is Dovetail's engine with that module. All run on the same device, which is a GPU where JAX and PyTorch have
+one. Of two turns the faster counts (the median of its rounds). PyTorch is left out where it is not installed.
 """
 
 import argparse
@@ -13,14 +13,15 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch wants a part of the GPU's memory
 
 import jax
 import numpy as np
 
-from dovetail.data._base import Clients, Dataset
-from dovetail.engine import Engine
+from dovetail.data._base import Clients, Dataset, Model
+from dovetail.engine import Engine, Performance
 from dovetail.engine.devices import use_all_cores
 from dovetail.learners import models
 from dovetail.learners.client import ClientUpdate
@@ -40,15 +41,41 @@ def records(clients: int, samples: int) -> tuple[np.ndarray, np.ndarray]:
     return inputs, rng.integers(0, CLASSES, clients * samples).astype(np.int32)
 
 
-def dovetail(inputs: np.ndarray, labels: np.ndarray, clients: int, chunk: int | None) -> Callable[[], None]:
-    """One round of the engine."""
-    from dovetail.engine import Performance
+def torch_module() -> Any:
+    """The CNN as a module of PyTorch, on images with the channel first."""
+    from torch import nn
 
+    return nn.Sequential(
+        nn.Conv2d(CHANNELS, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(800, 192),
+        nn.ReLU(),
+        nn.Linear(192, CLASSES),
+    )
+
+
+def with_module(inputs: np.ndarray, labels: np.ndarray, clients: int, chunk: int | None) -> Callable[[], None]:
+    """One round of the engine with a module of PyTorch."""
+    from dovetail.learners import torch
+
+    first = np.ascontiguousarray(inputs.transpose(0, 3, 1, 2))
+    return dovetail(first, labels, clients, chunk, model=torch.model(torch_module()))
+
+
+def dovetail(
+    inputs: np.ndarray, labels: np.ndarray, clients: int, chunk: int | None, *, model: Model | None = None
+) -> Callable[[], None]:
+    """One round of the engine."""
     dataset = Dataset(
         inputs=inputs, labels=labels, test_inputs=inputs[:10], test_labels=labels[:10], num_classes=CLASSES
     )
     engine = Engine(
-        model=models.cnn(dataset),
+        model=model or models.cnn(dataset),
         dataset=dataset,
         clients=Clients.from_rows(np.arange(len(labels)).reshape(clients, -1)),
         update=ClientUpdate(update="fedavg", learning_rate=LEARNING_RATE, batch=BATCH),
@@ -77,18 +104,7 @@ def in_torch(inputs: np.ndarray, labels: np.ndarray, clients: int, chunk: int | 
     from torch.nn.functional import cross_entropy
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    module = torch.nn.Sequential(
-        torch.nn.Conv2d(CHANNELS, 16, 5),
-        torch.nn.ReLU(),
-        torch.nn.MaxPool2d(2),
-        torch.nn.Conv2d(16, 32, 5),
-        torch.nn.ReLU(),
-        torch.nn.MaxPool2d(2),
-        torch.nn.Flatten(),
-        torch.nn.Linear(800, 192),
-        torch.nn.ReLU(),
-        torch.nn.Linear(192, CLASSES),
-    ).to(device)
+    module = torch_module().to(device)
     x = torch.from_numpy(inputs).to(device).permute(0, 3, 1, 2).reshape(clients, -1, CHANNELS, SIDE, SIDE)
     y = torch.from_numpy(labels).long().to(device).reshape(clients, -1)
     weights = {name: value.detach().clone() for name, value in module.named_parameters()}
@@ -153,6 +169,7 @@ def rows(clients: int, samples: int, chunk: int | None, torch_chunk: int) -> lis
         import torch
 
         name = f"torch {torch.__version__.split('+')[0]}"
+        engines |= {"dovetail, torch learner": (with_module, None, 2)}
         engines |= {f"{name}, loop": (in_torch, None, 1), f"{name}, torch.func": (in_torch, torch_chunk, 2)}
     except ImportError:
         pass

@@ -185,11 +185,16 @@ class HostLearner(Protocol):
     `gradients` says whether an update of "fedsgd" is the negative gradient of the mean loss, which protocols need that
     clip records one by one; `settled`, whether the learner decides by itself how a client trains; `code` are the
     objects whose source a resumed run must have in common with the run it goes on from; `notes`, what every statement
-    about models that it trained assumes.
+    about models that it trained assumes; `platform`, where clients train: "host", or an accelerator ("gpu").
     """
 
     gradients: bool
     settled: bool
+
+    @property
+    def platform(self) -> str:
+        """See above."""
+        ...
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -241,7 +241,8 @@ class Engine:
 
     def _default_chunk(self, work: ClientWork, numbers: int, members: int) -> int:
         floats = work.width * numbers + (3 * self.dim if work.forms_updates else 0)
-        place = self.mesh.devices.flat[0].platform if work.model.learner is None else "host"
+        learner, device = work.model.learner, self.mesh.devices.flat[0]
+        place = device.platform if learner is None else learner.platform
         fitting = max(1, chunk_bytes(place) // (4 * floats))
         most = max(1, math.ceil(min(self._size, members) / self.mesh.size))
         return math.ceil(most / math.ceil(most / fitting))

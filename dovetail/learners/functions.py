@@ -65,6 +65,7 @@ class FunctionLearner:
     predict: Callable[[Any, np.ndarray], Any]
     gradients = False
     settled = True
+    platform = "host"
     notes = ("the function that trains a user's model keeps nothing of one user for another",)
 
     @property

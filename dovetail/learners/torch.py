@@ -115,6 +115,11 @@ class TorchLearner:
     notes = ()
 
     @property
+    def platform(self) -> str:
+        """Where clients train."""
+        return "host" if self.device == "cpu" else "gpu"
+
+    @property
     def code(self) -> tuple[Any, ...]:
         """What a resumed run must have in common with its start."""
         return (type(self.module),)
