@@ -42,11 +42,11 @@ nitpicky = True
 nitpick_ignore_regex = [
     (
         r"py:.*",
-        r"(jax|jaxlib|numpy|np|msgspec|optax|flwr|starlette|typer|click|cryptography|httpx|dp_accounting|rich)(\..*)?",
+        r"(jax|jaxlib|numpy|np|msgspec|optax|flwr|starlette|typer|click|cryptography|httpx|dp_accounting|rich|uvicorn)(\..*)?",
     ),
     (
         r"py:.*",
-        r"(collections|dataclasses|datetime|pathlib|functools|enum|abc|typing|types|subprocess|sqlite3|concurrent|ssl|fractions)(\..*)?",
+        r"(collections|dataclasses|datetime|pathlib|functools|enum|abc|typing|types|subprocess|sqlite3|concurrent|contextlib|mmap|socket|ssl|fractions)(\..*)?",
     ),
     (r"py:class", r"Path|dict\[str"),  # pieces of a signature that Sphinx could not take apart
     (r"py:class", r"Crowd|Loss|Metric|PrivacyLossDistribution|Sampling|Target"),  # names of types, which have no page
