@@ -1,27 +1,42 @@
-"""Seconds per round for 1,000 to 1,000,000 clients, and the memory that takes: the same engine on CPU and GPU.
+"""Seconds per round against users, parameters and records per user, and the memory that takes: is any line bent?
 
-Clients of logistic regression (d = 7850) with 60 samples each, one local epoch in batches of 10, clip, Gaussian noise.
-All clients take part in every round. Records are a pool of 60,000 that clients index into, as in Geyer et al.'s larger
-federations, so that the data of a million clients is a table of indices.
+- *users*: logistic regression (d = 7850), 60 records each, one local epoch in batches of 10, clip, Gaussian noise.
+  Records are a pool of 60,000 that users index into, as in Geyer et al.'s larger federations, so that the data of a
+  million users is a table of indices. From 1,000 to 100,000 users; `--clients` gives others.
+- *records*: the same with 100 users of 10 to 10,000 records each.
+- *parameters*: the MLP of `large.py` with 100 users of two records, 1e4 to 1e7 parameters, for several protocols.
+
+Everyone takes part in every round; medians after one round to compile. "Against a straight line" is by how much more
+the time grew than the size did, since the row above: above 1, the line bends upwards.
 """
 
 import argparse
 import json
 import resource
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import jax
 import numpy as np
+from large import engine_for
+from rich.console import Console
+from rich.table import Table
 
 from dovetail.data._base import Clients, Dataset, Model
 from dovetail.engine import Engine
 from dovetail.engine.devices import use_all_cores
+from dovetail.figures import Figure, Line
+from dovetail.figures.files import save
 from dovetail.learners.client import ClientUpdate
 from dovetail.learners.server import Server
 from dovetail.protocols import build
 from dovetail.randomness import Randomness
 
 POOL, SAMPLES, FEATURES, CLASSES = 60_000, 60, 784, 10
+CLIENTS, RECORDS, DIMS = [1_000, 10_000, 100_000], [10, 100, 1_000, 10_000], [10**4, 10**5, 10**6, 10**7]
+PROTOCOLS = ("dp_fl", "ss_topk", "secagg", "privunit")
+SECONDS = 5.0  # no more rounds than so long
 
 
 def logistic() -> Model:
@@ -40,22 +55,26 @@ def pool() -> Dataset:
     return Dataset(inputs=inputs, labels=labels, test_inputs=inputs[:10], test_labels=labels[:10], num_classes=CLASSES)
 
 
-def seconds_a_round(dataset: Dataset, count: int, *, rounds: int) -> float:
+def federation(dataset: Dataset, users: int, records: int) -> Engine:
     rng = np.random.default_rng(1)
-    engine = Engine(
+    return Engine(
         model=logistic(),
         dataset=dataset,
-        clients=Clients.from_rows(rng.integers(0, POOL, (count, SAMPLES), dtype=np.int32)),
+        clients=Clients.from_rows(rng.integers(0, POOL, (users, records), dtype=np.int32)),
         update=ClientUpdate(update="fedavg", batch=10),
         protocol=build("dp_fl", {"clip_norm": 1.0, "noise_multiplier": 1.0}),
         server=Server(),
-        cohort_size=count,
+        cohort_size=users,
         randomness=Randomness.from_os(0),
     )
+
+
+def seconds_a_round(engine: Engine, count: int) -> float:
+    """The median of up to five rounds."""
     users, training, taken = np.arange(count, dtype=np.int32), engine.start(), []
-    for index in range(rounds + 1):
+    while len(taken) < 6 and (len(taken) < 2 or sum(taken[1:]) < SECONDS):
         began = time.perf_counter()
-        training = jax.block_until_ready(engine.step(training, users, index=index, capacity=count))
+        training = jax.block_until_ready(engine.step(training, users, index=len(taken), capacity=count))
         taken.append(time.perf_counter() - began)
     return float(np.median(taken[1:]))
 
@@ -65,28 +84,83 @@ def peak_mb() -> float:
     return statistics.get("peak_bytes_in_use", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024) / 2**20
 
 
+def sweeps(
+    clients: list[int], dims: list[int]
+) -> Iterator[tuple[str, str, list[int], Callable[[int], Engine], int | None]]:
+    """What grows, the line's name, its sizes, the engine at a size, and how many users take part if not so many."""
+    dataset = pool()
+    yield "users", "dp_fl", clients, lambda count: federation(dataset, count, SAMPLES), None
+    yield "records", "dp_fl", RECORDS, lambda count: federation(dataset, 100, count), 100
+    for protocol in PROTOCOLS:
+        yield "parameters", protocol, dims, lambda dim, name=protocol: engine_for(name, dim, 100), 100
+
+
+def measured(arguments: argparse.Namespace) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for axis, protocol, sizes, engine, users in sweeps(arguments.clients, [int(dim) for dim in arguments.dims]):
+        before = None
+        for size in sizes if axis in arguments.against else []:
+            seconds = seconds_a_round(engine(size), users or size)
+            bend = None if before is None else seconds / before[1] / (size / before[0])
+            before = size, seconds
+            row = {
+                "axis": axis,
+                "protocol": protocol,
+                "size": size,
+                "seconds": seconds,
+                "bend": bend,
+                "peak_mb": peak_mb(),
+            }
+            rows.append(row)
+            if not arguments.json:
+                print({**row, "seconds": round(seconds, 5)}, flush=True)
+    return rows
+
+
+def figure(rows: list[dict[str, object]]) -> Figure:
+    """All lines in one, each from its own smallest size; a dashed one is straight."""
+    lines = []
+    for name in dict.fromkeys((row["axis"], row["protocol"]) for row in rows):
+        line = [row for row in rows if (row["axis"], row["protocol"]) == name]
+        first = line[0]["size"]
+        label = f"{name[0]} from {first:,} ({name[1]})"
+        lines.append(Line(name=label, x=[row["size"] / first for row in line], y=[row["seconds"] for row in line]))
+    most = max(max(line.x) for line in lines)
+    least = min(min(line.y) for line in lines)
+    lines.append(Line(name="in proportion", x=[1, most], y=[least, least * most], style="dashed"))
+    return Figure(
+        title="Seconds per round, as a federation grows",
+        x_label="times the smallest",
+        y_label="seconds per round",
+        lines=lines,
+        log_x=True,
+        log_y=True,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--clients", type=int, nargs="+", default=[1_000, 10_000, 100_000, 1_000_000])
+    parser.add_argument(
+        "--against", nargs="+", choices=("users", "records", "parameters"), default=["users", "records", "parameters"]
+    )
+    parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS)
+    parser.add_argument("--dims", type=float, nargs="+", default=DIMS)
+    parser.add_argument("--plot", type=Path, help="also draw the lines into this file")
     arguments = parser.parse_args()
     use_all_cores()
-    dataset, first, rows = pool(), None, []
-    for count in arguments.clients:
-        seconds = seconds_a_round(dataset, count, rounds=5 if count <= 100_000 else 2)
-        first = first or seconds / count
-        row = {
-            "clients": count,
-            "seconds": round(seconds, 5),
-            "clients_per_second": round(count / seconds),
-            "cost_per_client_relative_to_first": round(seconds / count / first, 3),
-            "peak_mb": round(peak_mb()),
-        }
-        rows.append(row)
-        if not arguments.json:
-            print(row, flush=True)
+    rows = measured(arguments)
+    if arguments.plot:
+        save(figure(rows), arguments.plot)
     if arguments.json:
         print(json.dumps({"benchmark": "scale", "device": jax.devices()[0].device_kind, "rows": rows}))
+        return
+    table = Table("against", "protocol", "size", "s/round", "against a straight line", "peak so far, MB")
+    for row in rows:
+        bend = "-" if row["bend"] is None else f"{row['bend']:.2f}"
+        cells = (f"{row['size']:,}", f"{row['seconds']:.4f}", bend, f"{row['peak_mb']:,.0f}")
+        table.add_row(str(row["axis"]), str(row["protocol"]), *cells)
+    Console().print(table)
 
 
 if __name__ == "__main__":
