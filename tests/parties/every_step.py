@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from parties.unique_buckets import Auditor, Oracle
+from parties.unique_buckets import Auditor, Oracle, uploads_of
 
 from dovetail.learners.server import Server
 from dovetail.parties.aggregator.rounds import Aggregator
@@ -141,8 +141,10 @@ class World:
         else:
             raise AssertionError("expected a training that ends, got none")
         models = [self._model(number) for number in range(rounds + 1)]
+        counted = uploads_of(self._parties["analyzer"].privacy()["history"])
         self._end(self._parties)
-        return np.array([self._oracle.marks(*pair) for pair in itertools.pairwise(models)])
+        pairs = enumerate(itertools.pairwise(models), start=1)
+        return np.array([self._oracle.marks(*pair, uploads=counted[number]) for number, pair in pairs])
 
     def _revive(self) -> None:
         """Start whoever is dead, or was never alive, from the files that are there; look at the ledger."""

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from parties.marking_users import TRANSITIONS, counter_of_users, home_of, landed_with, notes, spent
-from parties.unique_buckets import COUNTERS, ORACLES, Auditor, counter, kind_of, landed
+from parties.unique_buckets import COUNTERS, ORACLES, Auditor, counter, kind_of, landed, uploads_of
 from parties.unruly_users import Promises, crowd
 
 from dovetail.parties.common.keys import KeyPair
@@ -119,8 +119,9 @@ class Killing:
             if note.what == "taken":
                 self.promises.take(note.round, note.user, note.service)
         lost = doubled = unaccounted = reports = 0
+        uploads = uploads_of(self._history)
         for number in sorted(models)[1:]:
-            marks = self.oracle.marks(models[number - 1], models[number])
+            marks = self.oracle.marks(models[number - 1], models[number], uploads=uploads[number])
             counted, complete = set(np.flatnonzero(marks).tolist()), self.promises.complete(number, services)
             doubled += int((marks[marks > 1] - 1).sum())
             reports += int(marks.sum())

@@ -107,7 +107,7 @@ def test_a_hostile_user_does_not_count_and_costs_nothing(tmp_path, attack):
     assert closed(parties) == ["sent", "sent"]
     assert [party.store.uploads(1) for party in parties] == [3, 3]
     assert forwarded(analyzer, parties)["outcome"] == "released"
-    assert np.allclose(vector_from(analyzer.model(1), 6), UPDATE * 3 / 4, atol=0.01)
+    assert np.allclose(vector_from(analyzer.model(1), 6), UPDATE, atol=0.01)
     expected = [(1, sharing.users[3].public.key_id.hex())]
     assert names(tmp_path, 0) == names(tmp_path, 1) == expected
     assert sharing.users[3].public.key_id.hex() not in json.dumps(analyzer.privacy())
@@ -408,5 +408,5 @@ def test_over_the_network(tmp_path, monkeypatch):
         while not analyzer.status().over and time.monotonic() < end:
             time.sleep(0.05)
         assert [(one["outcome"], one["uploads"]) for one in analyzer.privacy()["history"]] == [("released", 3)]
-        assert np.allclose(analyzer.model(1, dim=6), UPDATE * 3 / 4, atol=0.01)
+        assert np.allclose(analyzer.model(1, dim=6), UPDATE, atol=0.01)
     assert names(tmp_path, 0) == names(tmp_path, 1) == [(1, sharing.users[3].public.key_id.hex())]

@@ -1,12 +1,13 @@
 """An oracle for exactly once: user i marks coordinate i and no other, so a model tells whose reports are in it.
 
-The first model is zero, the server adds the estimate as it is, and the number of users is a power of two: a model
-differs from the one before it by the marks over that number, exactly. Nobody marks the last coordinate; it shows how
+The first model is zero, and the server adds the estimate as it is: a model differs from the one before it by the marks
+over the number of users who counted, which the analyzer tells. Nobody marks the last coordinate; it shows how
 many reports there were, or that shares were lost.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -41,10 +42,11 @@ class Oracle:
         update[user] = 1.0
         return update
 
-    def marks(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
-        """How often every user is in the difference of two models."""
-        users = len(before) - 1
-        moved = (after - before) * users
+    def marks(self, before: np.ndarray, after: np.ndarray, *, uploads: int) -> np.ndarray:
+        """How often every user is in the difference of two models, over a round with so many uploads."""
+        if uploads == 0:
+            np.testing.assert_array_equal(before, after)
+        moved = (after - before) * uploads
         if self.protocol == "ss_simple":  # every report adds -1 everywhere, and 2 at its mark
             marks = (moved[:-1] - moved[-1]) / 2
             np.testing.assert_allclose(marks.sum(), -moved[-1], atol=1e-3)
@@ -76,6 +78,12 @@ class Oracle:
         deployment = lay_out(folder, fields, enrolled=[key.public for key in keys], **between, **options)
         np.save(folder / "model.npy", np.zeros(users + 1, np.float32))
         return deployment
+
+
+def uploads_of(history: Sequence[dict[str, Any]]) -> collections.defaultdict[int, int]:
+    """How many uploads are in the model of each round, by what the analyzer tells: none in a void one."""
+    released = {one["round"]: one["uploads"] for one in history if one["outcome"] == "released"}
+    return collections.defaultdict(int, released)
 
 
 ONE_SHUFFLER = Oracle("ss_simple", {"clip_value": 1.0, "eps_local": 40.0}, 1, 40.0)
