@@ -182,7 +182,8 @@ class ClientWork:
         if self.moments is not None:
             return jax.vmap(self.moments)(inputs, labels, counts)
         update = local_update(self.update, self.logits, self.loss)
-        if one_after_another(jax.default_backend(), len(params)):
+        # a single gradient that is not in a loop is fused into what follows, and formed again and again
+        if self.update.update != "fedsgd" and one_after_another(jax.default_backend(), len(params)):
             return jax.lax.map(lambda held: update(params, *held), (inputs, labels, counts))
         return jax.vmap(update, (None, 0, 0, 0))(params, inputs, labels, counts)
 
