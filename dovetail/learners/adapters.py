@@ -34,7 +34,7 @@ def adapted(
 ) -> Model:
     """The model of adapters to the public `weights` of a model.
 
-    `on` and `whole` are patterns of names as `learners.trees` gives them ("encoder/*/kernel"): which arrays get an
+    `on` and `whole` are patterns of names as `learners.trees` gives them (``"encoder/*/kernel"``): which arrays get an
     adapter, and which are trained whole, from their public values. Everything else stays. An array of more than two
     axes is adapted as the matrix with its last axis as columns.
 
