@@ -175,7 +175,7 @@ def test_pacing_tells_the_time_that_is_left_and_nothing_of_who_reported():
     pacing = Pacing(task)
     assert pacing.headers(0.0) == {}
     pacing.saw(1, 100.0)
-    assert pacing.headers(100.0) == {AGAIN: "600.00"} and pacing.headers(650.0) == {AGAIN: "50.00"}
+    assert pacing.headers(100.0) == {AGAIN: "60.00"} and pacing.headers(650.0) == {AGAIN: "50.00"}
     assert pacing.headers(701.0) == {AGAIN: "60.00"}  # it takes longer than it should
 
 

@@ -13,14 +13,15 @@ from dovetail.parties.common.wire import AGAIN
 __all__ = ["Pacing"]
 
 _SOONEST = 0.05  # seconds
-_LATE = 10  # looks at a round that takes longer than expected, in the time that was expected
+_LOOKS = 10  # at a round, in the time that it is expected to take: it may end early, when all have reported
 
 
 class Pacing:
     """How long rounds of a task take, as far as anybody can tell.
 
     A round that needs all of its users ends when the last one has reported: as the last one did, as far as is known.
-    Others end when their time is up.
+    Others end when their time is up, or sooner if all come: users look now and then, and never so late that they miss
+    the next round.
     """
 
     def __init__(self, task: TrainingTask) -> None:
@@ -42,4 +43,6 @@ class Pacing:
         if self._expected is None or not self._round:
             return {}
         left = self._since + self._expected - (time.monotonic() if now is None else now)
-        return {AGAIN: f"{max(_SOONEST, left if left > 0 else self._expected / _LATE):.2f}"}
+        longest = self._expected / _LOOKS
+        soon = left if 0 < left and (self._needs_all or left < longest) else longest
+        return {AGAIN: f"{max(_SOONEST, soon):.2f}"}
