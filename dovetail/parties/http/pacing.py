@@ -44,5 +44,5 @@ class Pacing:
             return {}
         left = self._since + self._expected - (time.monotonic() if now is None else now)
         longest = self._expected / _LOOKS
-        soon = left if 0 < left and (self._needs_all or left < longest) else longest
+        soon = left if left > 0 and (self._needs_all or left < longest) else longest
         return {AGAIN: f"{max(_SOONEST, soon):.2f}"}
