@@ -140,11 +140,11 @@ def whole_round(folder: Path, clients: int, cores: int) -> dict[str, float]:
     with Fleet(deployment, workers=cores) as fleet:
         fleet.start_analyzer()
         fleet.start_service(0)
-        wait_for(fleet, lambda: fleet.service().status().round == 1)
+        _door.wait_for(lambda: fleet.service().status().round == 1)
         begun = time.perf_counter()
         asyncio.run(upload(deployment, path, bodies, headers))
         uploaded = time.perf_counter()
-        wait_for(fleet, lambda: fleet.analyzer().status().round == 2)
+        _door.wait_for(lambda: fleet.analyzer().status().round == 2, 300.0)
         done = time.perf_counter()
         uploads = fleet.privacy()["history"][0]["uploads"]
         peaks = {name: peak_mib(process.pid) for name, process in fleet.processes.items()}
@@ -188,18 +188,6 @@ async def upload(deployment: Deployment, path: str, bodies: list[bytes], headers
         writer.close()
 
     await asyncio.gather(*(send() for _ in range(CONNECTIONS)))
-
-
-def wait_for(fleet: Fleet, condition: Any, seconds: float = 300.0) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            if condition():
-                return
-        except (ConnectionError, ValueError):
-            pass
-        time.sleep(0.05)
-    raise TimeoutError(f"expected the services to get on in {seconds} seconds, got no progress")
 
 
 def peak_mib(pid: int) -> float:

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable
 
 import batch_examples
+import modules
 import opacus
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -15,18 +16,7 @@ Step = Callable[[], list[torch.Tensor]]
 
 
 def network() -> torch.nn.Sequential:
-    model = torch.nn.Sequential(
-        torch.nn.Conv2d(1, 16, 5),
-        torch.nn.ReLU(),
-        torch.nn.MaxPool2d(2),
-        torch.nn.Conv2d(16, 32, 5),
-        torch.nn.ReLU(),
-        torch.nn.MaxPool2d(2),
-        torch.nn.Flatten(),
-        torch.nn.Linear(512, 192),
-        torch.nn.ReLU(),
-        torch.nn.Linear(192, 10),
-    )
+    model = torch.nn.Sequential(*modules.layers("cnn"))
     with torch.no_grad():
         for index, (kernel, bias) in zip((0, 3, 7, 9), batch_examples.layers(), strict=True):
             if index == 7:  # torch flattens images channel by channel

@@ -197,11 +197,11 @@ def client_spent(folder: Home, as_json: Annotated[bool, flag("--json", "Print JS
         out_console.print_json(json.dumps(found))
         return
     for one in found:
-        eps = "without a guarantee" if one["eps"] is None else f"eps {at_most(one['eps'])}"
+        pair = None if one["eps"] is None else f"({at_most(one['eps'])}, {at_most(one['delta'])})-DP {one['means']}"
         words = [f"task {one['task'][:16]}", one["name"] or "unknown", f"analyzer {one['analyzer'] or 'unknown'}"]
         words += [
             f"{one['rounds']} rounds",
-            f"{eps}, delta {at_most(one['delta'])}",
+            pair or "without a guarantee",
             *(["left"] if one["left"] else []),
         ]
         out_console.print("; ".join(words), highlight=False, markup=False, soft_wrap=True)

@@ -135,8 +135,8 @@ class AnalyzerService:
             "rounds": facts["rounds"],
             "messages": facts["messages"],
         }
-        gauges |= {} if spent is None else {"eps_spent": spent}
-        gauges |= {} if budget is None else {"eps_budget": budget}
+        if spent is not None and budget:  # a share: eps itself is told in statements alone
+            gauges["budget_spent"] = spent / budget
         return metrics_of(self.counts.everywhere(), gauges)
 
     async def _look(self) -> None:

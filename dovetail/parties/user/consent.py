@@ -25,6 +25,9 @@ _FILE = "consent.json"
 _TASK_ID = 32  # bytes
 
 
+MEANS = "for one user, by the task's own statement and under its assumptions (dovetail task show)"
+
+
 class _Known(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whom a task is for."""
 
@@ -86,6 +89,7 @@ def spent_on(folder: Path) -> list[dict[str, Any]]:
                 "rounds": rounds,
                 "eps": None if math.isinf(eps) else eps,
                 "delta": delta,
+                "means": MEANS,
                 "left": bytes.fromhex(task) in consent.left,
             }
         )
