@@ -133,18 +133,14 @@ class _Sqlite:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        with self._lock, transaction(self._database):
+        """Processes queue for a lock of the system's: SQLite would have them look again after ever longer pauses."""
+        with self._lock, self._held("writer"), transaction(self._database):
             yield
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        with self._lock:
-            file = self._file("exclusive")
-            fcntl.flock(file, fcntl.LOCK_EX)
-            try:
-                yield
-            finally:
-                fcntl.flock(file, fcntl.LOCK_UN)
+        with self._lock, self._held("exclusive"):
+            yield
 
     def leads(self) -> bool:
         with self._lock:
@@ -164,6 +160,15 @@ class _Sqlite:
             for file in self._files.values():
                 file.close()
             self._files.clear()
+
+    @contextlib.contextmanager
+    def _held(self, name: str) -> Iterator[None]:
+        file = self._file(name)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
 
     def _file(self, name: str) -> IO[bytes]:
         if name not in self._files:
