@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -13,6 +13,9 @@ from rich.console import Console
 
 from dovetail import _validate
 from dovetail.statements import Neighbors
+
+if TYPE_CHECKING:
+    from dovetail.parties.common.keys import PublicKey, ServiceKeys
 
 __all__ = [
     "Authority",
@@ -42,6 +45,7 @@ __all__ = [
     "print_names",
     "print_statement",
     "progress_console",
+    "public_key",
     "relation_of",
     "settings_of",
 ]
@@ -149,15 +153,21 @@ def print_costs(certified: Any, local: Any) -> None:
 def from_hex(text: str) -> bytes:
     """The id of a key: in hex, or of the public key in a file."""
     if Path(text).is_file():
-        from dovetail.parties.common.keys import PublicKey, ServiceKeys
-        from dovetail.parties.common.records import read_record
-
-        kind = ServiceKeys if b'"seal":{' in Path(text).read_bytes() else PublicKey
-        return read_record(Path(text), kind, "a public key").key_id  # type: ignore[attr-defined]
+        return public_key(Path(text)).key_id
     try:
         return bytes.fromhex(text)
     except ValueError as error:
         raise ValueError(f"expected a key id in hex, or the file of a public key, got {text!r}") from error
+
+
+def public_key(path: Path) -> PublicKey | ServiceKeys:
+    """The public key in a file, or both of a service."""
+    from dovetail.parties.common.keys import PublicKey, ServiceKeys
+    from dovetail.parties.common.records import read_record
+
+    if path.is_file() and b'"seal":{' in path.read_bytes():
+        return read_record(path, ServiceKeys, "a service's public keys")
+    return read_record(path, PublicKey, "a public key")
 
 
 def listens(name: str) -> Callable[[str], None]:

@@ -19,6 +19,7 @@ from dovetail.cli._shared import (
     out_console,
     print_costs,
     print_json,
+    public_key,
 )
 from dovetail.numbers import at_most
 
@@ -30,7 +31,7 @@ task = typer.Typer(help="Create and inspect a task: the training that all partie
 def keys(
     folder: Annotated[Path, typer.Argument(help="Folder for the key; only its owner can read the files.")],
     use: Annotated[
-        str, typer.Option(help='"seal" (analyzer), "sign" (task owner) or "service" (shuffler, aggregator).')
+        str, typer.Option(help='"sign" (task owner), "service" (analyzer, shuffler, aggregator), or "seal" alone.')
     ] = "sign",
     days: Annotated[int, typer.Option(min=1, help="Days until the key expires.")] = 365,
     tls: Annotated[str | None, typer.Option(help="Instead, make a TLS certificate for this host.")] = None,
@@ -83,7 +84,7 @@ def task_new(
     config: Annotated[str, typer.Argument(help="A TOML file or a preset: data, model, protocol, privacy.")],
     out: Annotated[Path, typer.Option(help="File to write the signed task to.")],
     signer: Annotated[Path, typer.Option(help="Folder with the signing key.")],
-    analyzer: Annotated[Path, typer.Option(help="The analyzer's public key (public-seal-....json).")],
+    analyzer: Annotated[Path, typer.Option(help="The analyzer's public keys (public-service-....json).")],
     min_clients: Annotated[
         int, typer.Option(min=1, help="Minimum number of users per round; with fewer, nothing is forwarded.")
     ],
@@ -115,7 +116,7 @@ def task_new(
     from dovetail.experiment import config as configs
     from dovetail.files import write_atomically
     from dovetail.parties.common.costs import calibrated, cost
-    from dovetail.parties.common.keys import KeyRing, PublicKey, ServiceKeys
+    from dovetail.parties.common.keys import KeyRing, ServiceKeys
     from dovetail.parties.common.measures import by_name, measured_size
     from dovetail.parties.common.records import read_record
     from dovetail.parties.common.task import TrainingTask, sign
@@ -145,7 +146,7 @@ def task_new(
         held_out=held_out,
         begins=_second(begins),
         ends=_second(ends),
-        analyzer=read_record(analyzer, PublicKey, "a public key"),
+        **_analyzer_keys(analyzer),
         shufflers=tuple(read_record(path, ServiceKeys, "a shuffler's public keys") for path in shuffler or ()),
         aggregators=tuple(read_record(path, ServiceKeys, "an aggregator's public keys") for path in aggregator or ()),
         **fields,
@@ -239,6 +240,16 @@ def _add_notice(path: Path, signer: Path, **what: Any) -> None:
     pair = next((pair for pair in ring.all() if pair.public.key_id == old), None) or ring.current()
     known = read_record(path, list[SignedNotice], "notices") if path.exists() else []
     write_notices(path, [*known, announce(pair, **what)])
+
+
+def _analyzer_keys(path: Path) -> dict[str, Any]:
+    """What a task says of the analyzer with the public keys in a file; one without a key to sign with signs nothing."""
+    from dovetail.parties.common.keys import PublicKey
+
+    named = public_key(path)
+    return (
+        {"analyzer": named} if isinstance(named, PublicKey) else {"analyzer": named.seal, "analyzer_sign": named.sign}
+    )
 
 
 def _second(text: str | None) -> int | None:

@@ -167,12 +167,13 @@ def lay_out(
     _refuse_full(folder)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     signer = KeyRing(folder / "signer", "sign").add()
-    analyzer = KeyRing(folder / "analyzer" / "keys", "seal").add()
+    analyzer = ServicePairs.add(folder / "analyzer" / "keys").public
     keys = {
         kind: tuple(ServicePairs.add(folder / f"{kind}-{i}" / "keys").public for i in range(count))
         for kind, count in (("shuffler", shufflers), ("aggregator", aggregators))
     }
-    task = TrainingTask(analyzer=analyzer.public, shufflers=keys["shuffler"], aggregators=keys["aggregator"], **fields)
+    named: dict[str, Any] = {"analyzer": analyzer.seal, "analyzer_sign": analyzer.sign}
+    task = TrainingTask(**named, shufflers=keys["shuffler"], aggregators=keys["aggregator"], **fields)
     signed = sign(task, signer)
     (folder / "task.json").write_bytes(msgspec.json.encode(signed))
     (folder / "clients.json").write_bytes(msgspec.json.encode(list(enrolled)))

@@ -277,8 +277,8 @@ class _ToAnalyzer(Wire):
     def status(self) -> RoundStatus:
         return self._answer(lambda analyzer: analyzer.status())
 
-    def model(self, round: int, *, dim: int) -> np.ndarray:
-        return self._answer(lambda analyzer: vector_from(analyzer.model(round), dim))
+    def signed_model(self, round: int, *, dim: int) -> tuple[bytes, bytes]:
+        return self._answer(lambda analyzer: (analyzer.model(round), b""))
 
     def part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
         first = self._world.parts.setdefault((self._index, round, number), (batch, part))

@@ -51,6 +51,7 @@ class Household:
         self.shuffler_keys = [ServicePairs.add(folder / f"shuffler-{i}" / "keys") for i in range(shufflers)]
         self.users = [KeyPair.generate("sign") for _ in range(clients)]
         asked = {"rounds": 1, "min_clients": clients, "max_clients": clients, "round_seconds": 600.0, "delta": 1e-5}
+        asked["analyzer_sign"] = KeyRing(self.ring.folder, "sign").add().public
         self.task = TrainingTask(
             name="small",
             protocol=protocol,
@@ -147,6 +148,10 @@ class Direct:
 
     def model(self, round, *, dim=None):
         return vector_from(self._analyzer.model(round), self._analyzer.task.dim)
+
+    def signed_model(self, round, *, dim=None):
+        model = self._analyzer.model(round)
+        return model, self._analyzer.announcer.model(round, model)
 
     def part(self, round, batch, number, part):
         self.parts.append((round, number, part))
@@ -262,8 +267,19 @@ def running(household, monkeypatch):
         analyzer.shut()
 
 
+class Confined(Fleet):
+    """A fleet whose processes are started within other words, such as those of `prlimit`."""
+
+    def __init__(self, folder, within):
+        super().__init__(types.SimpleNamespace(folder=folder))
+        self._within = within
+
+    def _command(self):
+        return [*self._within, *super()._command()]
+
+
 @contextlib.contextmanager
-def in_processes(household):
+def in_processes(household, *within):
     """All services of a task as processes of their own; the fleet that holds them, and addresses."""
     folder, kind = household.folder, "aggregator" if household.task.aggregators else "shuffler"
     authority = make_authority(folder)
@@ -281,7 +297,7 @@ def in_processes(household):
             *("--certificate", certified.certificate, "--private-key", certified.private_key),
         ]
 
-    with Fleet(types.SimpleNamespace(folder=folder)) as fleet:
+    with Confined(folder, within) as fleet:
         fleet._start("analyzer", "analyzer", *service("analyzer", ports[0]), "--model", folder / "first.npy")
         options = ("--analyzer", analyzer_url, "--clients", folder / "clients.json", "--ca", authority.certificate)
         for index, port in enumerate(ports[1:]):

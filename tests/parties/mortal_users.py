@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +48,7 @@ class Populated(World):
     @contextlib.contextmanager
     def at_work(self, patch: pytest.MonkeyPatch) -> Iterator[None]:
         """Let files be written by those who live, and let no time pass."""
-        clock = types.SimpleNamespace(monotonic=lambda: self._now, sleep=self._sleep)
+        clock = types.SimpleNamespace(monotonic=lambda: self._now, sleep=self._sleep, time=time.time)
         with patch.context() as patched:
             patched.setattr(participation, "time", clock)
             for module in (clients, policies):

@@ -560,7 +560,7 @@ class Mutator:
                 "x" * 300_000 + ": 1",
             ]
         )
-        return Attack("", (request.head(length=length),), frozenset({400}), keep=False, counted=0)
+        return Attack("", (request.head(length=length),), frozenset({400, 401}), keep=False)
 
     def kind_odd_transfer_encoding(self):
         head = self._signed().head(length=f"transfer-encoding: {self.rng.choice(['gzip', 'identity', 'x'])}")

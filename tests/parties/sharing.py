@@ -35,6 +35,7 @@ class Sharing:
         self.keys = [ServicePairs.add(folder / f"aggregator-{i}" / "keys") for i in range(aggregators)]
         self.users = [KeyPair.generate("sign") for _ in range(clients)]
         asked = {"rounds": 2, "min_clients": clients, "max_clients": clients, "round_seconds": 600.0, "delta": 1e-5}
+        asked["analyzer_sign"] = KeyRing(self.ring.folder, "sign").add().public
         self.task = TrainingTask(
             name="small",
             protocol=protocol,

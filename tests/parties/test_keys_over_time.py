@@ -69,10 +69,13 @@ def test_a_task_that_is_over_is_neither_signed_nor_admitted(sharing, monkeypatch
 
 
 def test_tasks_without_a_window_have_the_id_that_they_had(sharing):
-    assert b"begins" not in sharing.task.body and b'"version":2}' in sharing.task.body
-    limited = msgspec.structs.replace(sharing.task, ends=2**40)
+    """Nor those without a key to sign with."""
+    plain = msgspec.structs.replace(sharing.task, analyzer_sign=None)
+    assert b"begins" not in plain.body and b'"version":2}' in plain.body
+    limited = msgspec.structs.replace(plain, ends=2**40)
     assert limited.body.endswith(b',"begins":null,"ends":1099511627776}')
-    spelled = sharing.task.body[:-1] + b',"begins":null,"ends":null}'
+    assert b',"begins":null,"ends":null,"analyzer_sign":{' in sharing.task.body
+    spelled = plain.body[:-1] + b',"begins":null,"ends":null}'
     signature = sharing.signer.sign(b"dovetail task\0" + spelled)
     other = msgspec.structs.replace(sharing.signed, body=spelled, signature=signature)
     with pytest.raises(ValueError, match="canonical JSON"):

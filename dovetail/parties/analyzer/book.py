@@ -8,6 +8,7 @@ it, and carries the ledger's hash afterwards.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -39,6 +40,7 @@ CREATE TABLE IF NOT EXISTS outcomes (round INTEGER PRIMARY KEY, outcome TEXT NOT
 CREATE TABLE IF NOT EXISTS models (round INTEGER PRIMARY KEY, leaves BLOB NOT NULL, digest BLOB NOT NULL,
                                    head BLOB) STRICT;
 """,
+    "CREATE TABLE IF NOT EXISTS openings (round INTEGER PRIMARY KEY, closes INTEGER NOT NULL) STRICT",
 )
 
 
@@ -77,6 +79,20 @@ class Book(Database):
     def exclusive(self) -> AbstractContextManager[None]:
         """Keep out other replicas, and other threads, for several steps."""
         return self._database.exclusive()
+
+    def opened(self, round: int, *, now: float, seconds: float) -> int:
+        """The second at which a round closes: so many seconds after it was first opened, whoever asks.
+
+        One that was due before anybody sent anything began while nobody was there to hear of it: it begins again.
+        """
+        with self._transaction():
+            (closes,) = self._one("SELECT closes FROM openings WHERE round = ?", round) or (None,)
+            begun = self._one("SELECT 1 FROM batches WHERE round = ?", round) is not None
+            if closes is None or (closes < now and not begun):
+                closes = math.ceil(now + seconds)
+                query = "INSERT INTO openings VALUES (?, ?) ON CONFLICT (round) DO UPDATE SET closes = excluded.closes"
+                self._do(query, round, closes)
+        return int(closes)
 
     def batch(self, round: int, sender: int) -> bytes | None:
         """The batch that a sender has begun to send in a round: the first of which anything counted."""

@@ -13,9 +13,9 @@ one whose store was restored from a copy does: the model stays as it is, and wha
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,9 @@ import numpy as np
 
 from dovetail.files import hold
 from dovetail.parties.analyzer import reasons
+from dovetail.parties.analyzer.announcing import Announcer
 from dovetail.parties.analyzer.book import Book, Checkpoint, Stale
+from dovetail.parties.analyzer.facts import facts_of
 from dovetail.parties.analyzer.incoming import incoming_of
 from dovetail.parties.analyzer.learning import Learner, Learning
 from dovetail.parties.analyzer.together import check_together
@@ -34,7 +36,6 @@ from dovetail.parties.common.keys import KeyRing
 from dovetail.parties.common.ledger import Ledger, Overspent
 from dovetail.parties.common.task import SignedTask, TrainingTask, verify
 from dovetail.parties.common.wire import Closed, Malformed, RoundStatus, TooEarly, TooLate, vector_to
-from dovetail.statements import Statement
 
 __all__ = ["Analyzer"]
 
@@ -65,6 +66,7 @@ class Analyzer:
         self._learner = Learner(self.task, learning)
         self._alone = hold(folder)
         key = keys.find(self.task.analyzer.key_id).opening()
+        self.announcer = Announcer(self.task, keys)
         self.incoming = incoming_of(self.task, key, self._learner, workers=workers)
         self._lock, self._inside, self._withdrawn = threading.RLock(), False, False
         self._book = Book(located(store, folder, "book.db"))
@@ -102,10 +104,13 @@ class Analyzer:
                 pass
 
     def status(self) -> RoundStatus:
-        """Which round is open."""
+        """Which round is open, and until when, signed."""
         with self._lock:
             self._look()
-            return RoundStatus(task_id=self.task.task_id, round=self._round, over=self._over, head=self._head)
+            where = RoundStatus(
+                task_id=self.task.task_id, round=self._round, over=self._over, head=self._head, closes=self._closes
+            )
+            return self.announcer.status(where)
 
     def model(self, round: int) -> bytes:
         """The model after a round, if it was released; a round without a release has that of the round before.
@@ -208,30 +213,8 @@ class Analyzer:
         with self._lock:
             self._look()
             self.ledger.refresh()
-            reserved = max((entry.round for entry in self.ledger.entries), default=0)
-            certified, local = (self._noted(found) for found in cost(self.task, max(1, reserved)))
-            eps, delta = self.ledger.spent
-            return {
-                "task": self.task.name,
-                "task_id": self.task.task_id.hex(),
-                "protocol": self.task.protocol,
-                "rounds_reserved": reserved,
-                "rounds": self.task.rounds,
-                "budget": {"eps": self.task.eps, "delta": self.task.delta},
-                "spent": {"eps": None if np.isinf(eps) else eps, "delta": delta},
-                "statement": certified.to_json(),
-                "without_trust": local.to_json(),
-                "ledger_head": self.ledger.head.hex(),
-                "history": [
-                    {"round": number, "outcome": outcome, "uploads": uploads, "accuracy": accuracy, **found}
-                    for number, outcome, uploads, accuracy, found in self._book.outcomes()
-                ],
-                "refused_messages": self._book.refusals(self._round)._asdict(),
-                "messages": self._book.messages(self._round),
-            }
-
-    def _noted(self, statement: Statement) -> Statement:
-        return dataclasses.replace(statement, assumptions=(*statement.assumptions, *self._learner.notes))
+            notes = self._learner.notes
+            return facts_of(self.task, self.ledger, self._book, round=self._round, notes=notes)
 
     def shut(self) -> None:
         """Let go of files and processes."""
@@ -264,6 +247,8 @@ class Analyzer:
             except Overspent:
                 self._over = True
         self._round, self._head = (round - 1, self.ledger.head) if self._over else (round, self._head)
+        ends = {"now": time.time(), "seconds": self.task.round_seconds}
+        self._closes = 0 if self._over else self._book.opened(round, **ends)
 
     def _refuse_other(self, round: int) -> None:
         if round > self._round:

@@ -2,7 +2,8 @@
 
 Every call either gets an answer or raises: `Unreachable` where nobody answered or could yet (ask again: whatever is
 posted may be said twice), `Gone` where the answer is that it is too late, `Rejected` with the other side's sentence.
-Without TLS nobody is spoken to but who is on this machine.
+Status and models may have come through a cache: what the analyzer's key, which the task names, has not signed is
+`Rejected`. Without TLS nobody is spoken to but who is on this machine.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ipaddress
 import json
 import ssl
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,13 @@ import msgspec
 import numpy as np
 
 from dovetail._structs import ready
-from dovetail.parties.common.keys import KeyPair
+from dovetail.parties.common._status import Forged, check_model, check_status
+from dovetail.parties.common.keys import KeyPair, PublicKey
 from dovetail.parties.common.notices import SignedNotice
 from dovetail.parties.common.task import SignedTask, task_id_of
 from dovetail.parties.common.wire import (
     AGAIN,
+    SIGNATURE,
     Closed,
     RoundStatus,
     Upload,
@@ -66,6 +70,12 @@ def trusting(ca: Path | None) -> ssl.SSLContext:
     return httpx.create_ssl_context(trust_env=False) if ca is None else ssl.create_default_context(cafile=str(ca))
 
 
+class _Named(msgspec.Struct):
+    """Whose word counts, in a task: the only thing that a link looks at."""
+
+    analyzer_sign: PublicKey | None = None
+
+
 class _Link:
     def __init__(
         self,
@@ -97,11 +107,15 @@ class _Link:
         return self._signed
 
     def status(self) -> RoundStatus:
-        """Where the training stands."""
+        """Where the training of its task stands, as the analyzer says."""
         try:
-            return msgspec.json.decode(self._ask("GET", "/v1/status"), type=ready(RoundStatus))
+            said = msgspec.json.decode(self._ask("GET", "/v1/status", most=_LARGEST_SENTENCE), type=ready(RoundStatus))
+            check_status(said, task_id=task_id_of(self.task().body), key=self._announcer())
         except msgspec.MsgspecError as error:
             raise Rejected(f"expected the status of a training from {self.url}, got invalid content") from error
+        except Forged as error:
+            raise Rejected(f"{error}, from {self.url}") from error
+        return said
 
     def notices(self) -> list[SignedNotice]:
         """What the task's signer has announced, as far as this service says; whoever uses it verifies it."""
@@ -113,8 +127,29 @@ class _Link:
 
     def model(self, round: int, *, dim: int | None = None) -> np.ndarray:
         """The model after a round; that of round 0 is the first. Refuses one of another dimension, if it is known."""
-        data = self._ask("GET", f"{self._prefix}/models/{round}", most=_LARGEST if dim is None else 4 * dim)
-        return vector_from(data, dim)
+        return vector_from(self.signed_model(round, dim=dim)[0], dim)
+
+    def signed_model(self, round: int, *, dim: int | None = None) -> tuple[bytes, bytes]:
+        """The model after a round as it travels, and the analyzer's signature, to be passed on."""
+        most = _LARGEST if dim is None else 4 * dim
+        data, told = self._answer("GET", f"{self._prefix}/models/{round}", most=most)
+        vector_from(data, dim)
+        if (key := self._announcer()) is None:
+            return data, b""
+        try:
+            signature = bytes.fromhex(told.get(SIGNATURE, ""))
+            check_model(data, signature, task_id=task_id_of(self.task().body), round=round, key=key)
+        except ValueError as error:
+            words = str(error) if isinstance(error, Forged) else "expected a signed model, got another one"
+            raise Rejected(f"{words}, from {self.url}") from error
+        return data, signature
+
+    def _announcer(self) -> PublicKey | None:
+        """The key that the analyzer signs with, by the task as this service tells it: whoever uses it verifies it."""
+        try:
+            return msgspec.json.decode(self.task().body, type=ready(_Named)).analyzer_sign
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise Rejected(f"expected a signed task from {self.url}, got invalid content") from error
 
     def answers(self, path: str) -> bool:
         """Whether it says on this path that all is well."""
@@ -129,7 +164,10 @@ class _Link:
     def _prefix(self) -> str:
         return f"/v1/tasks/{task_id_of(self.task().body).hex()}"
 
-    def _ask(
+    def _ask(self, method: str, path: str, body: bytes = b"", **options: Any) -> bytes:
+        return self._answer(method, path, body, **options)[0]
+
+    def _answer(
         self,
         method: str,
         path: str,
@@ -137,7 +175,7 @@ class _Link:
         *,
         most: int = _LARGEST,
         signed: dict[str, str] | None = None,
-    ) -> bytes:
+    ) -> tuple[bytes, Mapping[str, str]]:
         headers = signed or ({} if self._key is None else signed_headers(self._key, method, path, body))
         content, end = bytearray(), time.monotonic() + self._timeout + most / _SLOWEST_RATE
         try:
@@ -160,7 +198,7 @@ class _Link:
             raise {409: Conflict, 410: Gone}[status](words)
         if status != 200:
             raise Rejected(words or f"expected status 200 from {self.url}, got {status}")
-        return bytes(content)
+        return bytes(content), answer.headers
 
 
 class IntermediaryLink(_Link):

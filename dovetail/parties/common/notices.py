@@ -2,8 +2,8 @@
 
 Notices are signed one by one and only ever added; services hand them out from a file, and who hears one remembers it. A
 holder of a key makes its successor and, where the old key can sign, endorses the new one with it: then neither the
-signer nor a thief of the new key alone can announce it. An analyzer's key only opens, so for that one the signer's word
-is all there is; users say in their policy whether they follow.
+signer nor a thief of the new key alone can announce it. An analyzer without a key to sign with cannot endorse: of that
+one the signer's word is all there is. Users say in their policy whether they follow.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Refused(ValueError):  # noqa: N818 - a user's decision
 
 
 class BudgetSpent(Refused):
-    """A round that a user has reported to, or began to: it does not do so twice."""
+    """A round that a user has reported to, or began to, or one before it: it does not do so twice."""
 
 
 class SetBack(Refused):
@@ -54,14 +54,16 @@ class Later(Refused):
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a user insists on.
 
-    `signer` and `analyzer` are the ids of the keys that it trusts. If `shufflers` or `aggregators` are given, a task's
-    must all be among these; else the signer vouches for them. `min_clients` is the least company it wants in a round.
-    `eps_round` bounds one round of a task, `eps_task` all of them, `eps_lifetime` and `delta_lifetime` what all tasks
-    together may cost, `eps_local` what all rounds of a task cost if nobody is trusted; None: the user does not care,
-    and takes part in tasks that promise nothing. In `epoch_seconds` it reports once at most, to whatever task. `number`
-    is the user's place in a task's list of personal budgets, from 0; only tasks with such budgets need one. With
-    `verified` it takes part only where aggregators verify what users share, so that nobody else can spoil the sum. With
-    `follow_rotations` a pinned key also stands for the successors that the signer announces.
+    `signer` and `analyzer` are the ids of the keys that it trusts; the analyzer's is that of the key that reports are
+    sealed to, or that of both of its keys: else the signer vouches for the one that it signs with. If `shufflers` or
+    `aggregators` are given, a task's must all be among these; else the signer vouches for them. `min_clients` is the
+    least company it wants in a round. `eps_round` bounds one round of a task, `eps_task` all of them, `eps_lifetime`
+    and `delta_lifetime` what all tasks together may cost, `eps_local` what all rounds of a task cost if nobody is
+    trusted; None: the user does not care, and takes part in tasks that promise nothing. In `epoch_seconds` it reports
+    once at most, to whatever task. `number` is the user's place in a task's list of personal budgets, from 0; only
+    tasks with such budgets need one. With `verified` it takes part only where aggregators verify what users share, so
+    that nobody else can spoil the sum. With `follow_rotations` a pinned key also stands for the successors that the
+    signer announces.
     """
 
     signer: bytes
@@ -95,14 +97,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def admit(self, signed: SignedTask, notices: Notices | None = None) -> TrainingTask:
         """The task, if the user agrees to it, given what it heard of the signer; says in one sentence why not."""
         heard = notices or Notices(self.signer)
-        signers = self._pinned((self.signer,), heard)
-        try:
-            task = verify(signed, signer=signed.signer.key_id if signed.signer.key_id in signers else self.signer)
-        except ValueError as error:
-            raise Refused(str(error)) from error
+        task = self.vouched(signed, heard)
         if heard.withdrawn(task.task_id):
             raise Refused("expected a task that stands, got one that its signer has withdrawn")
-        if task.analyzer.key_id not in self._pinned((self.analyzer,), heard):
+        if not task.analyzer_ids & self._pinned((self.analyzer,), heard):
             raise Refused(f"expected the analyzer {self.analyzer.hex()}, got {task.analyzer.key_id.hex()}")
         self._refuse_strangers(task, heard)
         if self.verified and not task.verified:
@@ -130,6 +128,15 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"got {at_most(local.eps, 6)} at delta {at_most(local.delta)}"
             )
         return task
+
+    def vouched(self, signed: SignedTask, heard: Notices, *, fresh: bool = True) -> TrainingTask:
+        """The task, if the pinned signer has signed it, whatever it asks for."""
+        signers = self._pinned((self.signer,), heard)
+        try:
+            whose = signed.signer.key_id if signed.signer.key_id in signers else self.signer
+            return verify(signed, signer=whose, fresh=fresh)
+        except ValueError as error:
+            raise Refused(str(error)) from error
 
     def numbered(self, number: int) -> Policy:
         """The same policy for the user at this place in lists of personal budgets."""
@@ -219,6 +226,8 @@ class Spending:
                 rounds = [entry.round for entry in ledger.entries if entry.kind == "reserve"]
                 if round in rounds:
                     raise BudgetSpent(f"expected a round that was not reported to before, got round {round}")
+                if rounds and round < rounds[-1]:
+                    raise BudgetSpent(f"expected a round after {rounds[-1]}, got round {round}, which is over")
                 eps = cost(task, len(rounds) + 1)[0].eps
                 spent, spent_delta = ledger.spent
                 eps = max(eps, spent)

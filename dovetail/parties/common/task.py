@@ -30,7 +30,7 @@ __all__ = ["Deal", "SignedTask", "TrainingTask", "cohort_of", "sign", "task_id_o
 
 _VERSION = 2
 _LARGEST_TASK = 1 << 20  # bytes
-_UNLIMITED = b',"begins":null,"ends":null}'
+_ABSENT = (b',"analyzer_sign":null}', b',"begins":null,"ends":null}')  # what older tasks do not have
 
 
 class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,11 +38,12 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     A round takes in `min_clients` to `max_clients` users, of whom up to `colluders` may be fake or the adversary's, and
     is open for `round_seconds`. `eps` and `delta` are the budget of all `rounds` together; without an `eps` nothing is
-    promised. `analyzer` is the key that reports are sealed to. Reports travel through `shufflers`: one, or more that
-    slots are dealt to, in as many groups of equal size as the protocol has parties that shuffle. Or they travel as
-    shares of their sum between `aggregators`, two or more. Their keys are here, so that users know whom they talk to.
-    `measures` are added up beside updates, their coordinates part of `dim`; `held_out` is the share of users that
-    report them in place of an update. Users take part from the second `begins` until the second `ends`, if given.
+    promised. `analyzer` is the key that reports are sealed to, `analyzer_sign` the one that status and models are
+    signed with, if they are. Reports travel through `shufflers`: one, or more that slots are dealt to, in as many
+    groups of equal size as the protocol has parties that shuffle. Or they travel as shares of their sum between
+    `aggregators`, two or more. Their keys are here, so that users know whom they talk to. `measures` are added up
+    beside updates, their coordinates part of `dim`; `held_out` is the share of users that report them in place of an
+    update. Users take part from the second `begins` until the second `ends`, if given.
     """
 
     name: str
@@ -64,6 +65,7 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     version: int = _VERSION
     begins: int | None = None
     ends: int | None = None
+    analyzer_sign: PublicKey | None = None
 
     def __post_init__(self) -> None:
         if self.version != _VERSION:
@@ -81,6 +83,8 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 msgspec.structs.force_setattr(self, name, float(getattr(self, name)))
         if self.analyzer.use != "seal":
             raise ValueError("expected a key to seal with for the analyzer, got one to sign with")
+        if self.analyzer_sign is not None and self.analyzer_sign.use != "sign":
+            raise ValueError("expected a key to sign with for what the analyzer says, got one to seal with")
         if bool(self.shufflers) == bool(self.aggregators):
             raise ValueError("expected either shufflers or aggregators in a task, got both or neither")
         for use in ("sign", "seal"):
@@ -120,6 +124,12 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def intermediaries(self) -> tuple[ServiceKeys, ...]:
         """The keys of those between users and analyzer: shufflers, or aggregators."""
         return self.shufflers or self.aggregators
+
+    @property
+    def analyzer_ids(self) -> set[bytes]:
+        """By which a policy may pin the analyzer: the key that reports are sealed to, or both of its keys."""
+        both = None if self.analyzer_sign is None else ServiceKeys(sign=self.analyzer_sign, seal=self.analyzer)
+        return {self.analyzer.key_id} if both is None else {self.analyzer.key_id, both.key_id}
 
     def messages(self) -> protocols.Messages:
         """What clients send through shufflers."""
@@ -174,9 +184,11 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def body(self) -> bytes:
-        """The canonical JSON: keys in order, no spaces; without the last two if both are null, as tasks once were."""
+        """The canonical JSON: keys in order, no spaces; without the last ones if they are null, as tasks once were."""
         whole = msgspec.json.encode(self, order="deterministic")
-        return whole.removesuffix(_UNLIMITED) + b"}" if whole.endswith(_UNLIMITED) else whole
+        for absent in _ABSENT:
+            whole = whole.removesuffix(absent) + b"}" if whole.endswith(absent) else whole
+        return whole
 
     def _check_window(self) -> None:
         _validate.non_negative(**_validate.given(begins=self.begins, ends=self.ends))
@@ -256,7 +268,7 @@ def verify(signed: SignedTask, *, signer: bytes, fresh: bool = True) -> Training
 def _first_expired(task: TrainingTask, signer: PublicKey, *, now: float) -> str | None:
     """Whose key is of no use any more: users refuse the task, or the analyzer what a shuffler sends."""
     kind = "shuffler" if task.shufflers else "aggregator"
-    if signer.expired(now) or task.analyzer.expired(now):
+    if signer.expired(now) or any(key.expired(now) for key in (task.analyzer, task.analyzer_sign) if key is not None):
         return "the signer" if signer.expired(now) else "the analyzer"
     return next((f"{kind} {index}" for index, keys in enumerate(task.intermediaries) if keys.expired(now)), None)
 

@@ -20,6 +20,7 @@ import nacl.bindings
 import nacl.exceptions
 import numpy as np
 
+from dovetail.parties.common._status import RoundStatus
 from dovetail.parties.common.keys import KeyPair, PublicKey
 from dovetail.parties.common.sealing import REPORT_ID
 
@@ -28,6 +29,7 @@ __all__ = [
     "BATCH_ID",
     "PART",
     "REPORT_ID",
+    "SIGNATURE",
     "Closed",
     "Malformed",
     "Packed",
@@ -53,7 +55,8 @@ BATCH_ID = 16  # bytes
 _SLOT = 4  # bytes
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Batch = Annotated[bytes, msgspec.Meta(min_length=BATCH_ID, max_length=BATCH_ID)]
-_KEY, _SIGNATURE, _DIGEST = "dovetail-key", "dovetail-signature", "dovetail-digest"
+SIGNATURE = "dovetail-signature"  # of a request, or of a model in an answer
+_KEY, _DIGEST = "dovetail-key", "dovetail-digest"
 _NOBODY = bytes.fromhex("3b6a27bcceb6a42d62a3a8d02a6f0d73653215771de243a63ac048a18b59da29")  # checked for strangers
 _SIGNATURE_SIZE, _DIGEST_SIZE = 64, 32  # bytes
 AGAIN = "dovetail-again"  # in how many seconds to come back, in an answer
@@ -136,19 +139,6 @@ class Upload(msgspec.Struct, frozen=True):
         return cls(data[:REPORT_ID], data[REPORT_ID:])
 
 
-class RoundStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a training stands, in public terms.
-
-    `round` takes in reports, or was the last one if the training is over; its model is that of round - 1. `head` is the
-    hash of the analyzer's ledger when it opened the round: who remembers it notices a ledger that was set back.
-    """
-
-    task_id: bytes
-    round: int
-    over: bool
-    head: bytes
-
-
 class Closed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a shuffler or aggregator says when a round of its is closed: how many parts it sent, or that none comes.
 
@@ -185,7 +175,7 @@ def signed_headers(pair: KeyPair, method: str, path: str, body: bytes) -> dict[s
 
 def sent_by(sender: bytes, signature: bytes, body: bytes) -> dict[str, str]:
     """The headers of a request with this body that the holder of the key with this id has signed."""
-    return {_KEY: sender.hex(), _SIGNATURE: signature.hex(), _DIGEST: hashlib.sha256(body).hexdigest()}
+    return {_KEY: sender.hex(), SIGNATURE: signature.hex(), _DIGEST: hashlib.sha256(body).hexdigest()}
 
 
 def signature_of(pair: KeyPair, method: str, path: str, body: bytes) -> bytes:
@@ -212,7 +202,7 @@ def promised(keys: Mapping[bytes, PublicKey], method: str, path: str, headers: M
     Whatever is wrong, the answer is the same, and takes as long: it does not tell whose keys are known.
     """
     try:
-        key_id, signature = bytes.fromhex(headers.get(_KEY, "")), bytes.fromhex(headers.get(_SIGNATURE, ""))
+        key_id, signature = bytes.fromhex(headers.get(_KEY, "")), bytes.fromhex(headers.get(SIGNATURE, ""))
         digest, length = bytes.fromhex(headers.get(_DIGEST, "")), int(headers.get("content-length", "0"))
         signed = _request(method, path, length, digest)
     except (ValueError, OverflowError) as error:

@@ -20,11 +20,10 @@ from starlette.routing import BaseRoute
 
 from dovetail.parties.common.database import Unavailable
 from dovetail.parties.common.keys import PublicKey
-from dovetail.parties.common.wire import Malformed, Promised, TooEarly, TooLate, Unknown, promised
+from dovetail.parties.common.wire import SIGNATURE, Malformed, Promised, TooEarly, TooLate, Unknown, promised
 from dovetail.parties.intermediary.arrivals import Turned
 
 __all__ = [
-    "FOREVER",
     "SLOWEST",
     "SLOWEST_RATE",
     "Counts",
@@ -33,6 +32,7 @@ __all__ = [
     "body_of",
     "busy",
     "cached",
+    "model_answer",
     "number_of",
     "path_of",
 ]
@@ -54,7 +54,7 @@ _WORDS = {
     413: "expected a smaller body, got one that is too large",
     429: "expected one upload of a user at a time, got another one",
 }
-FOREVER = 365 * 86_400  # seconds that what never changes may be kept
+_FOREVER = 365 * 86_400  # seconds that what never changes may be kept
 SLOWEST, SLOWEST_RATE = 60.0, 16_384.0  # seconds that any body may take, and bytes per second of a large one
 
 
@@ -150,6 +150,12 @@ def cached(
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=kept)
     return Response(body, media_type=kind, headers=kept)
+
+
+def model_answer(request: Request, data: bytes, signature: bytes) -> Response:
+    """A model, which never changes, with the analyzer's signature."""
+    headers = {SIGNATURE: signature.hex()} if signature else {}
+    return cached(request, data, "application/octet-stream", seconds=_FOREVER, headers=headers)
 
 
 def path_of(request: Request) -> str:

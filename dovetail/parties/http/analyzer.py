@@ -18,7 +18,7 @@ from dovetail._structs import ready
 from dovetail.parties.analyzer.rounds import Analyzer
 from dovetail.parties.common.notices import Notices
 from dovetail.parties.common.wire import BATCH_ID, Closed, Malformed
-from dovetail.parties.http._http import FOREVER, Counts, Served, announced, body_of, busy, cached, number_of
+from dovetail.parties.http._http import Counts, Served, announced, body_of, busy, cached, model_answer, number_of
 from dovetail.parties.http.operating import health_routes, metrics_of, tell_metrics
 from dovetail.parties.http.page import status_page
 
@@ -71,10 +71,10 @@ class AnalyzerService:
         return JSONResponse(await asyncio.to_thread(self._analyzer.privacy))
 
     async def _get_task(self, request: Request) -> Response:
-        return Response(msgspec.json.encode(self._analyzer.signed), media_type="application/json")
+        return cached(request, msgspec.json.encode(self._analyzer.signed), "application/json", seconds=60)
 
     async def _get_notices(self, request: Request) -> Response:
-        return Response(msgspec.json.encode(self._notices().signed), media_type="application/json")
+        return cached(request, msgspec.json.encode(self._notices().signed), "application/json", seconds=1)
 
     async def _get_status(self, request: Request) -> Response:
         status = await asyncio.to_thread(self._analyzer.status)
@@ -86,7 +86,7 @@ class AnalyzerService:
     async def _get_model(self, request: Request) -> Response:
         round = number_of(request, self._analyzer.task.task_id)
         model = await asyncio.to_thread(self._analyzer.model, round)
-        return cached(request, model, "application/octet-stream", seconds=FOREVER)
+        return model_answer(request, model, self._analyzer.announcer.model(round, model))
 
     async def _part(self, request: Request) -> Response:
         task = self._analyzer.task

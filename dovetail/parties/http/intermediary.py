@@ -31,9 +31,9 @@ from dovetail.parties.common.wire import (
     Unknown,
     Upload,
     authenticated,
-    vector_to,
 )
-from dovetail.parties.http._http import FOREVER, Counts, Served, announced, body_of, busy, cached, number_of, path_of
+from dovetail.parties.http import _http
+from dovetail.parties.http._http import Counts, Served, announced, body_of, busy, cached, number_of, path_of
 from dovetail.parties.http.operating import health_routes, metrics_of, tell_metrics
 from dovetail.parties.http.pacing import Pacing
 from dovetail.parties.intermediary.arrivals import Accepted, Arrival, Over, Turned, Unopened
@@ -82,7 +82,7 @@ class IntermediaryService:
         self._others = {key.key_id: key for key in others}
         self._status: RoundStatus | None = None
         self._opened = 0  # the last round that this replica opened
-        self._model: tuple[int, bytes] | None = None
+        self._model: tuple[int, tuple[bytes, bytes]] | None = None  # with its signature
         self._waiting: list[tuple[Arrival, asyncio.Future[Accepted | Turned]]] = []
         self._arrived = asyncio.Event()
         self._said: set[str] = set()
@@ -105,10 +105,10 @@ class IntermediaryService:
         self.app = Served(routes, self.counts, self._work).app
 
     async def _get_task(self, request: Request) -> Response:
-        return Response(msgspec.json.encode(self._party.signed), media_type="application/json")
+        return cached(request, msgspec.json.encode(self._party.signed), "application/json", seconds=60)
 
     async def _get_notices(self, request: Request) -> Response:
-        return Response(msgspec.json.encode(self._notices().signed), media_type="application/json")
+        return cached(request, msgspec.json.encode(self._notices().signed), "application/json", seconds=1)
 
     async def _get_status(self, request: Request) -> Response:
         if self._status is None:
@@ -126,7 +126,7 @@ class IntermediaryService:
         round = number_of(request, self._party.task.task_id)
         if self._model is None or self._model[0] != round:
             raise TooLate("expected the round of the current model, got another one")
-        return cached(request, self._model[1], "application/octet-stream", seconds=FOREVER)
+        return _http.model_answer(request, *self._model[1])
 
     async def _upload(self, request: Request) -> Response:
         task = self._party.task
@@ -255,7 +255,7 @@ class IntermediaryService:
         wanted = status.round if status.over else status.round - 1
         if self._model is None or self._model[0] != wanted:
             dim = None if status.over else task.model_dim  # what is published may be solved from longer updates
-            self._model = wanted, vector_to(await asyncio.to_thread(self._analyzer.model, wanted, dim=dim))
+            self._model = wanted, await asyncio.to_thread(self._analyzer.signed_model, wanted, dim=dim)
         if not status.over and self._opened != status.round and await self._leads():
             closes = time.time() + task.round_seconds
             opening = functools.partial(store.open_round, status.round, head=status.head, closes=closes)

@@ -111,6 +111,10 @@ class Client:
         Consent.read(self._folder).check(task)
         return task
 
+    def vouched(self, signed: SignedTask) -> TrainingTask:
+        """The task, if it is the signer's, also one that is over or that this user does not agree to."""
+        return self._policy.vouched(signed, self.notices, fresh=False)
+
     def hear(self, signed: Iterable[SignedNotice]) -> None:
         """Remember what the signer announces, for good."""
         if self.notices.hear(signed):

@@ -2,11 +2,15 @@
 
 `Participation` does it one step at a time and says when to go on, so that a few threads can run thousands of users:
 `take_part` runs one user, `take_part_together` many.
+
+Where the training stands is the analyzer's word, whoever passes it on, and may be an old copy. A user believes nobody
+that the round is one before another that it has heard of, and begins nothing in a round whose time is up.
 """
 
 from __future__ import annotations
 
 import heapq
+import logging
 import random
 import threading
 import time
@@ -16,8 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.parties.common.links import Conflict, Gone, IntermediaryLink, Unreachable
+from dovetail.parties.common.links import Conflict, Gone, IntermediaryLink, Rejected, Unreachable
 from dovetail.parties.common.policy import BudgetSpent, Later, Refused
+from dovetail.parties.common.task import SignedTask, TrainingTask
+from dovetail.parties.common.wire import RoundStatus
 from dovetail.parties.user.client import Client, Envelope
 
 __all__ = ["Participation", "Train", "take_part", "take_part_together"]
@@ -27,6 +33,8 @@ _SHORTEST, _LONGEST = 0.05, 10.0  # seconds between questions
 _LOOKS = 20  # questions in the time of a round, at least
 _SPREAD = 0.25  # share of the time until users come back, over which they spread
 _AGAIN = 0.1  # seconds until an upload is tried again
+_SKEW = 60.0  # seconds by which clocks may differ
+_LOG = logging.getLogger(__name__)
 Train = Callable[[np.ndarray], np.ndarray]  # from the model to the update, both flat float32 vectors
 
 
@@ -50,6 +58,9 @@ class Participation:
         self._patience, self._heard, self._pause = patience, time.monotonic(), _SHORTEST
         self._longest = _LONGEST
         self._last = 0  # the last round that this user is done with
+        self._known: tuple[SignedTask, TrainingTask] | None = None  # the task, as its signer signed it
+        self._seen: RoundStatus | None = None  # the latest of what the analyzer said
+        self._closed = 0  # the last round that was found to be closed
         self._envelope: Envelope | None = None  # what is on its way
         self._given = 0  # how many have it
         self.reported = 0  # rounds
@@ -73,9 +84,14 @@ class Participation:
         return self._later()
 
     def _later(self) -> float:
-        """Seconds until there may be something to do: as was told, else longer and longer; not all users at once."""
+        """Seconds until there may be something to do: as was told, else longer and longer; not all users at once.
+
+        Whoever passes answers on cannot keep a user away for longer than the analyzer's round takes.
+        """
         told = getattr(self._links[0], "again", None)
         if told is not None and self._envelope is None:
+            if self._seen is not None and self._seen.closes:
+                told = min(told, max(self._longest, self._seen.closes - time.time()))
             return told + random.random() * max(_SHORTEST, _SPREAD * told)
         pause, self._pause = self._pause, min(self._longest, 1.2 * self._pause)
         return pause * (0.5 + random.random())
@@ -83,13 +99,46 @@ class Participation:
     def _ask(self) -> bool:
         """Where the training stands; a new round is reported to. Whether it is over."""
         status = self._links[0].status()
+        self._check_newest(status)
         self._heard = time.monotonic()
-        if not status.over and status.round > self._last:
+        if not status.over and status.round > self._last and self._open(status):
             try:
                 self._report(status.round)
             except BudgetSpent:
                 self._last = status.round  # it was here before, and was interrupted
         return status.over
+
+    def _check_newest(self, status: RoundStatus) -> None:
+        """Refuse what is said of another task than the signer's, and what is older than what was said before."""
+        signed = self._links[0].task()
+        if self._known is None or self._known[0] is not signed:
+            self._known = signed, self._client.vouched(signed)
+        if status.task_id != self._known[1].task_id:
+            raise Rejected("expected the status of the signer's task, got that of another task")
+        seen = self._seen
+        if seen is not None and not status.over:  # what is over stays so
+            if status.round < seen.round:
+                raise Unreachable(
+                    f"expected round {seen.round} or a later one, got round {status.round}: an old copy of the status"
+                )
+            if status.round == seen.round and status.head != seen.head:
+                raise Rejected(
+                    f"expected round {seen.round} as it was opened, got another one: the analyzer was set back"
+                )
+        self._seen = status
+
+    def _open(self, status: RoundStatus) -> bool:
+        """Whether a round still takes in reports; says so once if not."""
+        late = time.time() - status.closes if status.closes else 0.0
+        if late > _SKEW and self._closed != status.round:
+            self._closed = status.round
+            _LOG.warning(
+                "expected a round that is open, got round %d, which closed %.0f seconds ago by this machine's clock: "
+                "an old copy of the status, a clock that is wrong, or a round that waits for its services",
+                status.round,
+                late,
+            )
+        return late <= _SKEW
 
     def _report(self, round: int) -> None:
         signed = self._links[0].task()

@@ -1,0 +1,127 @@
+"""Connections that no honest party makes: silent, slow, without end, half closed; held for as long as they are let."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import ssl
+
+_DRIP = 0.05  # seconds between two bytes of who is slow
+
+
+class Besieger:
+    """One connection to a victim of `mutations`, of one kind; `gone` once the service has let go of it."""
+
+    kinds = (
+        "silent",
+        "silent_after_tls",
+        "slow_head",
+        "head_without_end",
+        "slow_body",
+        "body_without_end",
+        "half_closed_in_the_head",
+        "half_closed_in_the_body",
+        "reads_nothing",
+        "asks_for_ever",
+    )
+
+    def __init__(self, victim, kind):
+        self._victim, self.kind, self.gone = victim, kind, False
+
+    async def run(self):
+        """Until the service has had enough, or the siege is called off."""
+        tls = None if self.kind == "silent" else ssl.create_default_context(cafile=str(self._victim.authority))
+        writer = None
+        try:
+            reader, writer = await asyncio.open_connection(*self._victim.address, ssl=tls)
+            await getattr(self, f"_{self.kind}")(reader, writer)
+            await reader.read()
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self.gone = True
+            if writer is not None:
+                writer.transport.abort()
+
+    async def _silent(self, reader, writer):
+        pass
+
+    async def _silent_after_tls(self, reader, writer):
+        pass
+
+    async def _slow_head(self, reader, writer):
+        await _drip(writer, self._request().head() + bytes(1 << 16))
+
+    async def _head_without_end(self, reader, writer):
+        writer.write(b"GET /v1/status HTTP/1.1\r\nhost: x\r\n")
+        while not writer.is_closing():
+            writer.write(b"x: y\r\n" * 16)
+            await writer.drain()
+            await asyncio.sleep(_DRIP)
+
+    async def _slow_body(self, reader, writer):
+        request = self._request()
+        writer.write(request.head())
+        await _drip(writer, request.body[:-1])
+
+    async def _body_without_end(self, reader, writer):
+        writer.write(self._request().head(length=f"content-length: {1 << 40}"))
+        while not writer.is_closing():
+            writer.write(bytes(1024))
+            await writer.drain()
+            await asyncio.sleep(_DRIP)
+
+    async def _half_closed_in_the_head(self, reader, writer):
+        writer.write(b"GET /v1/sta")
+        _half_close(writer)
+
+    async def _half_closed_in_the_body(self, reader, writer):
+        request = self._request()
+        writer.write(request.raw()[:-1])
+        _half_close(writer)
+
+    async def _reads_nothing(self, reader, writer):
+        writer.transport.pause_reading()
+        for _ in range(2000):
+            writer.write(b"GET /v1/task HTTP/1.1\r\nhost: x\r\n\r\n")
+            await writer.drain()
+
+    async def _asks_for_ever(self, reader, writer):
+        while not writer.is_closing():
+            writer.write(b"GET /v1/status HTTP/1.1\r\nhost: x\r\n\r\n")
+            await writer.drain()
+            await reader.readuntil(b"\r\n\r\n")
+            await asyncio.sleep(_DRIP)
+
+    def _request(self):
+        """Of a user whom the service knows, and whose upload it would take if it came."""
+        return self._victim.taken[0].signed(self._victim.key)
+
+
+def _half_close(writer):
+    """Say that nothing more comes, beneath TLS, which has no word for it."""
+    writer.transport.get_extra_info("socket").shutdown(1)
+
+
+async def _drip(writer, data):
+    for byte in data:
+        writer.write(bytes([byte]))
+        await writer.drain()
+        await asyncio.sleep(_DRIP)
+
+
+@contextlib.asynccontextmanager
+async def besieged_by(victim, kinds):
+    """A connection of each of these kinds, until the block ends; how many of which kind were let go of by then."""
+    besiegers = [Besieger(victim, kind) for kind in kinds]
+    tasks = [asyncio.create_task(one.run()) for one in besiegers]
+    gone = collections.Counter()
+    try:
+        await asyncio.sleep(0.2)
+        yield gone
+    finally:
+        gone.update(one.kind for one in besiegers if one.gone)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

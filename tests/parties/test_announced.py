@@ -1,0 +1,340 @@
+"""What the analyzer says may come through any cache: what was changed, is old or another task's is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import logging
+import re
+import threading
+import time
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+from parties.household import Direct, Household
+
+from dovetail.parties.common._status import Forged, RoundStatus, check_status, sign_status
+from dovetail.parties.common.keys import KeyPair, KeyRing
+from dovetail.parties.common.links import IntermediaryLink, Rejected, Unreachable
+from dovetail.parties.common.policy import BudgetSpent, Refused
+from dovetail.parties.common.task import sign
+from dovetail.parties.common.wire import AGAIN, SIGNATURE
+from dovetail.parties.http.analyzer import AnalyzerService
+from dovetail.parties.http.intermediary import IntermediaryService
+from dovetail.parties.user import participation as participation_module
+from dovetail.parties.user.client import Client
+from dovetail.parties.user.participation import Participation
+
+TASK = bytes(range(32))
+KEY = KeyPair.generate("sign")
+STATUS = sign_status(RoundStatus(task_id=TASK, round=3, over=False, head=bytes(32), closes=1_800_000_000), KEY)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"round": 4},
+        {"over": True},
+        {"closes": STATUS.closes + 1},
+        {"head": bytes(31) + b"\1"},
+        {"signature": b""},
+        {"signature": bytes(64)},
+        {"signature": STATUS.signature[:-1] + bytes([STATUS.signature[-1] ^ 1])},
+    ],
+    ids=lambda changed: "".join(changed),
+)
+def test_every_field_of_a_status_is_signed(changed):
+    check_status(STATUS, task_id=TASK, key=KEY.public)
+    with pytest.raises(Forged, match="expected a status as the analyzer signed it, got one that was changed"):
+        check_status(msgspec.structs.replace(STATUS, **changed), task_id=TASK, key=KEY.public)
+    with pytest.raises(Forged, match="got that of another task"):
+        check_status(STATUS, task_id=bytes(32), key=None)
+
+
+def got(app, path, **headers):
+    """What a service answers, without a network before it."""
+
+    async def ask():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://service") as asked:
+            return await asked.get(path, headers=headers)
+
+    return asyncio.run(ask())
+
+
+class Cache(http.server.ThreadingHTTPServer):
+    """A proxy in front of a service: it passes on what it is told, or what it keeps, or what it makes of it."""
+
+    def __init__(self, app):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self._app, self.kept, self.change, self.asked = app, {}, {}, []
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    def keep(self, path):
+        """From now on answer by itself what is asked for on a path."""
+        self.kept[path] = got(self._app, path)
+        assert self.kept[path].status_code == 200
+
+    def answer(self, path):
+        self.asked.append(path)
+        answer = self.kept.get(path) or got(self._app, path)
+        body, headers = answer.content, dict(answer.headers)
+        what = path.split("/")[-1 if path.count("/") == 2 else -2]
+        return answer.status_code, *self.change.get(what, lambda body, headers: (body, headers))(body, headers)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        status, body, headers = self.server.answer(self.path)
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *said):
+        pass
+
+
+class Line(IntermediaryLink):
+    """A user's link through the cache; what it uploads is kept."""
+
+    def __init__(self, cache):
+        super().__init__(f"http://127.0.0.1:{cache.server_port}", timeout=5.0)
+        self.got = []
+
+    def upload(self, task_id, round, upload, *, sender, signature):
+        self.got.append((round, upload.report))
+
+
+class World:
+    """One shuffler of a task behind a cache, and the user who asks through it."""
+
+    def __init__(self, folder, **task):
+        self.household = Household(folder, "privunit", dim=3, rounds=9, round_seconds=600.0, **task)
+        self.analyzer, self.shuffler = self.household.analyzer(), self.household.shuffler()
+        self.direct = Direct(self.analyzer)
+        options = {"enrolled": self.household.enrolled, "analyzer": self.direct}
+        self.service = IntermediaryService(self.shuffler, **options)
+        self.follow()
+        self.cache = Cache(self.service.app)
+        self.line = Line(self.cache)
+        self.model_path = f"/v1/tasks/{self.household.task.task_id.hex()}/models"
+
+    def follow(self):
+        """The shuffler hears what the analyzer says."""
+        asyncio.run(self.service._follow())
+
+    def next_round(self):
+        self.analyzer.give_up(self.analyzer.status().round)
+        self.follow()
+
+    def user(self):
+        """A user's process, begun anew."""
+        household = self.household
+        client = Client(household.folder / "user-0", policy=household.policy, key=household.users[0])
+        return Participation(client, [self.line], np.ones_like, patience=0.0)
+
+    def spent(self):
+        return sorted((self.household.folder / "user-0" / "spending").glob("task-*"))
+
+    def shut(self):
+        self.line.close()
+        self.cache.shutdown()
+        self.cache.server_close()
+        self.shuffler.shut()
+        self.analyzer.shut()
+
+
+@pytest.fixture
+def world(tmp_path):
+    made = World(tmp_path)
+    yield made
+    made.shut()
+
+
+def flipped(body, headers):
+    """A digit of a number in it, or the last byte."""
+    place = body.find(b'"closes":')
+    place = len(body) - 1 if place < 0 else place + len(b'"closes":1')
+    return body[:place] + bytes([body[place] ^ 1]) + body[place + 1 :], headers
+
+
+def unsigned(body, headers):
+    return body, {name: value for name, value in headers.items() if name != SIGNATURE}
+
+
+def test_an_honest_cache_is_as_good_as_the_service(world):
+    for path in ("/v1/task", "/v1/status", f"{world.model_path}/0"):
+        world.cache.keep(path)
+    user = world.user()
+    assert user.step() is not None
+    assert [round for round, _ in world.line.got] == [1] and len(world.spent()) == 1
+    kept = {path: answer.headers for path, answer in world.cache.kept.items()}
+    assert all(headers["etag"] and headers["cache-control"].startswith("public, max-age=") for headers in kept.values())
+    assert kept[f"{world.model_path}/0"]["cache-control"] == "public, max-age=31536000"
+    again = got(world.service.app, "/v1/status", **{"if-none-match": kept["/v1/status"]["etag"]})
+    assert again.status_code == 304
+
+
+def test_the_same_status_is_signed_once_and_told_by_all(world):
+    first = world.analyzer.status()
+    assert first is world.analyzer.status() and first.closes > time.time()
+    told = got(AnalyzerService(world.analyzer).app, "/v1/status")
+    assert told.content == got(world.service.app, "/v1/status").content
+
+
+@pytest.mark.parametrize(
+    ("what", "change", "sentence"),
+    [
+        ("status", flipped, "expected a status as the analyzer signed it, got one that was changed or is not the ana"),
+        ("models", flipped, "expected the model after round 0 as the analyzer signed it, got one that was changed or"),
+        ("models", unsigned, "expected the model after round 0 as the analyzer signed it, got one that was changed"),
+    ],
+)
+def test_a_cache_that_changes_a_byte_is_refused(world, what, change, sentence):
+    world.cache.change[what] = change
+    with pytest.raises(Rejected, match=sentence) as refused:
+        world.user().step()
+    assert str(refused.value).endswith(f", from {world.line.url}") and "\n" not in str(refused.value)
+    assert world.line.got == [] == world.spent()
+
+
+def test_a_model_of_an_earlier_round_is_refused(world):
+    world.cache.keep(f"{world.model_path}/0")
+    world.next_round()
+    world.cache.kept[f"{world.model_path}/1"] = world.cache.kept[f"{world.model_path}/0"]
+    with pytest.raises(Rejected, match="expected the model after round 1 as the analyzer signed it, got one that was"):
+        world.user().step()
+    assert world.line.got == [] == world.spent()
+
+
+def test_a_status_from_before_makes_nobody_answer_twice(world):
+    """Neither in the same process nor in one that begins anew; with the round of the day it goes on."""
+    world.cache.keep("/v1/status")
+    user = world.user()
+    user.step()
+    for one in (user, user, world.user()):
+        one.step()
+    assert len(world.line.got) == 1
+    world.cache.kept.clear()
+    world.next_round()
+    user.step()
+    assert [round for round, _ in world.line.got] == [1, 2]
+
+
+def test_a_status_older_than_one_that_was_heard_is_refused(world):
+    world.cache.keep("/v1/status")
+    old = world.cache.kept.pop("/v1/status")
+    world.next_round()
+    user = world.user()
+    user.step()
+    world.cache.kept["/v1/status"] = old
+    with pytest.raises(Unreachable, match="expected round 2 or a later one, got round 1: an old copy of the status"):
+        user.step()
+    later = world.user()  # the process begins anew: its ledger knows
+    assert later.step() is not None
+    assert [round for round, _ in world.line.got] == [2]
+
+
+def test_nothing_is_spent_on_a_round_that_was_spent_past(world):
+    household, client = world.household, world.user()._client
+    client.report(household.signed, 3, np.zeros(3))
+    with pytest.raises(BudgetSpent, match="expected a round after 3, got round 2, which is over"):
+        client.report(household.signed, 2, np.zeros(3))
+
+
+def test_yesterdays_status_is_refused_by_the_clock(world, monkeypatch, caplog):
+    """A user that never heard of a later round spends nothing on one that has closed, and says so once."""
+    user, now = world.user(), time.time
+
+    class Tomorrow:
+        monotonic = staticmethod(time.monotonic)
+        time = staticmethod(lambda: now() + 86_400)
+
+    with monkeypatch.context() as later, caplog.at_level(logging.WARNING):
+        later.setattr(participation_module, "time", Tomorrow)
+        assert user.step() is not None and user.step() is not None
+    (said,) = caplog.messages
+    assert re.match("expected a round that is open, got round 1, which closed 85[78].. seconds ago by this mach", said)
+    assert world.line.got == [] == world.spent()
+    user.step()
+    assert [round for round, _ in world.line.got] == [1]
+
+
+@pytest.mark.parametrize("same_keys", [True, False])
+def test_another_tasks_status_and_models_are_refused(tmp_path, same_keys):
+    """Also if the same analyzer, with the same keys, runs both."""
+    ours, theirs = World(tmp_path / "ours"), World(tmp_path / "theirs")
+    if same_keys:
+        for pair in KeyRing(theirs.household.ring.folder, "sign").all():
+            (ours.household.ring.folder / f"sign-{pair.public.key_id.hex()}.json").unlink(missing_ok=True)
+            pair.save(ours.household.ring.folder / f"sign-{pair.public.key_id.hex()}.json")
+        task = msgspec.structs.replace(ours.household.task, analyzer_sign=theirs.household.task.analyzer_sign)
+        ours.household.task, ours.household.signed = task, sign(task, ours.household.signer)
+        ours.shut()
+        ours.household.folder = tmp_path / "again"
+        ours.analyzer, ours.shuffler = ours.household.analyzer(), ours.household.shuffler()
+        options = {"enrolled": ours.household.enrolled, "analyzer": Direct(ours.analyzer)}
+        ours.service = IntermediaryService(ours.shuffler, **options)
+        ours.follow()
+        ours.cache = Cache(ours.service.app)
+        ours.line, ours.model_path = Line(ours.cache), f"/v1/tasks/{task.task_id.hex()}/models"
+    theirs.cache.keep("/v1/status")
+    theirs.cache.keep(f"{theirs.model_path}/0")
+    ours.cache.kept["/v1/status"] = theirs.cache.kept["/v1/status"]
+    task_id = ours.household.task.task_id.hex()
+    with pytest.raises(Rejected, match=f"expected the status of task {task_id}, got that of another task, from http"):
+        ours.user().step()
+    ours.cache.kept = {f"{ours.model_path}/0": theirs.cache.kept[f"{theirs.model_path}/0"]}
+    with pytest.raises(Rejected, match="got one that was changed or is another round's or task's"):
+        ours.user().step()
+    assert ours.line.got == [] == ours.spent()
+    ours.cache.kept = {"/v1/task": got(theirs.service.app, "/v1/task"), **theirs.cache.kept}
+    ours.line = Line(ours.cache)
+    with pytest.raises(Refused, match="expected a task signed by"):  # and all of it together
+        ours.user().step()
+    theirs.shut()
+    ours.shut()
+
+
+def test_a_ledger_that_was_set_back_is_noticed_by_users(world):
+    user, status = world.user(), world.analyzer.status()
+    user.step()
+    pair = KeyRing(world.household.ring.folder, "sign").current()
+    world.service._status = sign_status(msgspec.structs.replace(status, head=bytes(32)), pair)
+    with pytest.raises(Rejected, match="expected round 1 as it was opened, got another one: the analyzer was set"):
+        user.step()
+
+
+def test_nobody_is_kept_away_for_longer_than_the_round_takes(world):
+    world.cache.change["status"] = lambda body, headers: (body, {**headers, AGAIN: "600000"})
+    user = world.user()
+    user.step()
+    user.step()
+    assert world.line.again == 600_000
+    assert user._later() < 1.3 * 601
+
+
+def test_a_task_without_a_key_for_it_is_not_signed(tmp_path):
+    made = World(tmp_path, analyzer_sign=None)
+    assert made.analyzer.status().signature == b"" and b"analyzer_sign" not in made.household.task.body
+    made.user().step()
+    assert [round for round, _ in made.line.got] == [1]
+    made.shut()
+
+
+def test_a_round_keeps_its_end_through_restarts_and_begins_again_if_nobody_was_there(tmp_path, monkeypatch):
+    household, clock = Household(tmp_path, "privunit", rounds=3), time.time
+    first = household.analyzer()
+    status = first.status()
+    first.shut()
+    monkeypatch.setattr("dovetail.parties.analyzer.rounds.time.time", lambda: clock() + 300)
+    second = household.analyzer()
+    assert second.status() == status
+    second.shut()
+    monkeypatch.setattr("dovetail.parties.analyzer.rounds.time.time", lambda: clock() + 900)
+    third = household.analyzer()
+    assert third.status().closes >= status.closes + 899 and third.status().head == status.head
+    third.shut()

@@ -1,0 +1,85 @@
+"""Silent, slow, endless and half-closed connections: the door stays open to the honest, meanwhile and afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+import pytest
+from parties.household import in_processes, running
+from parties.siege import Besieger, besieged_by
+from parties.test_hostile import finish, small, victims
+
+from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink
+
+_LOG = logging.getLogger(__name__)
+_MB = 1 << 10  # kilobytes
+
+
+def honest(household, up, user):
+    """One user reports to everybody, and asks the analyzer how it stands; the seconds that it took."""
+    began = time.monotonic()
+    for index, address in enumerate(up.services):
+        link = IntermediaryLink("https://{}:{}".format(*address), index=index, ca=up.authority)
+        household.envelope(user).give(index, link)
+        link.close()
+    link = AnalyzerLink("https://{}:{}".format(*up.analyzer), ca=up.authority)
+    assert link.status().round == 1
+    link.close()
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("transport", ["shuffler", "aggregators"])
+def test_a_few_of_every_kind_keep_nobody_out(tmp_path, monkeypatch, transport):
+    household = small(tmp_path, transport)
+    with running(household, monkeypatch) as up:
+
+        async def siege():
+            service, analyzer = victims(household, up)
+            async with besieged_by(service, Besieger.kinds * 2), besieged_by(analyzer, Besieger.kinds * 2):
+                await asyncio.to_thread(honest, household, up, 1)
+
+        asyncio.run(siege())
+        finish(household, up)
+        assert up.complaints.texts == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("transport", ["shuffler", "aggregators"])
+def test_a_thousand_keep_nobody_out_of_processes_with_few_files(tmp_path, transport):
+    """With files for 384 connections: who only holds a place loses it in time, and memory does not grow."""
+    household = small(tmp_path, transport, round_seconds=36_000.0)
+    with in_processes(household, "prlimit", "--nofile=512:512") as (fleet, up):
+        pids = {name: process.pid for name, process in fleet.processes.items()}
+        before = {name: _resident(pid) for name, pid in pids.items()}
+        for victim in victims(household, up):
+            seconds, gone = asyncio.run(_siege(household, up, victim))
+            _LOG.info("%s: honest uploads in %.2f s at most, let go of %s", victim.name, max(seconds), dict(gone))
+            assert all(gone[kind] == 100 for kind in Besieger.kinds if kind != "asks_for_ever"), gone
+        finish(household, up)
+        after = {name: _resident(pid) for name, pid in pids.items()}
+        _LOG.info("largest memory before and after, in MB: %s", {n: (before[n] // _MB, after[n] // _MB) for n in pids})
+        assert all(after[name] < before[name] + 100 * _MB for name in pids)
+        assert {name: process.pid for name, process in fleet.processes.items()} == pids
+        assert all(process.poll() is None for process in fleet.processes.values())
+        for name in pids:
+            log = (tmp_path / f"{name}.log").read_text()
+            assert len(log.splitlines()) == 1 and "listens on" in log, log[:2000]
+
+
+async def _siege(household, up, victim):
+    """A hundred of every kind for as long as a body may take; the seconds of honest uploads, who was let go of."""
+    async with besieged_by(victim, Besieger.kinds * 100) as gone:
+        end, seconds = time.monotonic() + 85.0, []
+        while time.monotonic() < end:
+            seconds.append(await asyncio.to_thread(honest, household, up, 1 + len(seconds) % 2))
+            await asyncio.sleep(1.0)
+    return seconds, gone
+
+
+def _resident(pid):
+    """The most memory that a process has had, in kilobytes."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
