@@ -137,7 +137,7 @@ class World:
         return Participation(client, [self.line], np.ones_like, patience=0.0)
 
     def spent(self):
-        return sorted((self.household.folder / "user-0" / "spending").glob("task-*"))
+        return sorted((self.household.folder / "user-0" / "spending").glob("task-*.db"))
 
     def shut(self):
         self.line.close()

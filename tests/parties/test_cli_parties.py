@@ -8,6 +8,8 @@ import pytest
 
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.policy import Policy
+from dovetail.parties.common.records import read_record
+from dovetail.parties.common.task import SignedTask, verify
 from dovetail.parties.intermediary.enrolment import read_enrolled
 
 
@@ -15,7 +17,7 @@ from dovetail.parties.intermediary.enrolment import read_enrolled
 def made(tmp_path, command):
     """Keys of everybody, by the command line."""
     found = {}
-    for name, use in (("owner", "sign"), ("analyzer", "seal"), ("shuffler", "service")):
+    for name, use in (("owner", "sign"), ("analyzer", "service"), ("shuffler", "service")):
         status, out, _ = command("keys", str(tmp_path / name), "--use", use, "--json")
         assert status == 0
         found[name] = json.loads(out)
@@ -39,8 +41,15 @@ def test_keys_and_a_task_are_made_signed_calibrated_and_shown(tmp_path, command,
     assert status == 0
     shown = json.loads(out)
     assert 1.9 < shown["certified"]["eps"] <= 2.0
-    assert shown["task"]["dim"] == 650
+    assert shown["task"]["dim"] == 650 and shown["task"]["analyzer_sign"]["use"] == "sign"
     assert shown["without_trust"]["eps"] > shown["certified"]["eps"]
+
+
+def test_an_analyzer_without_a_key_to_sign_with_signs_nothing(tmp_path, command, made):
+    status, out, _ = command("keys", str(tmp_path / "analyzer"), "--use", "seal", "--json")
+    assert new_task(command, tmp_path, {**made, "analyzer": json.loads(out)})[0] == 0
+    signed = read_record(tmp_path / "task.json", SignedTask, "a signed task")
+    assert verify(signed, signer=signed.signer.key_id).analyzer_sign is None
 
 
 def test_a_task_that_every_user_would_refuse_is_not_signed(tmp_path, command, made):

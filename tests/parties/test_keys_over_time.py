@@ -153,6 +153,29 @@ def test_pinned_keys_stand_for_their_successors_if_the_user_follows(tmp_path):
         msgspec.structs.replace(pinned, follow_rotations=False).admit(signed, heard)
 
 
+def test_an_analyzer_is_pinned_by_one_key_or_both(tmp_path):
+    """Who pins both takes no other key for what the analyzer says, and follows to successors that the old key names."""
+    sharing, old, new = Sharing(tmp_path, "ss_simple"), *(ServicePairs.add(tmp_path / name) for name in ("old", "new"))
+
+    def of(keys):
+        task = msgspec.structs.replace(sharing.task, analyzer=keys.seal, analyzer_sign=keys.sign)
+        return sign(task, sharing.signer)
+
+    both = msgspec.structs.replace(sharing.policy, analyzer=old.public.key_id, follow_rotations=True)
+    one = msgspec.structs.replace(both, analyzer=old.public.seal.key_id)
+    other = msgspec.structs.replace(old.public, sign=new.public.sign)
+    assert both.admit(of(old.public)) and one.admit(of(old.public)) and one.admit(of(other))
+    for signed in (of(other), of(new.public), sign(msgspec.structs.replace(sharing.task), sharing.signer)):
+        with pytest.raises(Refused, match="expected the analyzer"):
+            both.admit(signed)
+    rotation = rotated(old.public, new.public, by=old.sign)
+    heard = Notices(both.signer, [announce(sharing.signer, rotation=rotation)])
+    assert both.admit(of(new.public), heard)
+    halves = Notices(both.signer, [announce(sharing.signer, rotation=rotated(old.public.seal, new.public.seal))])
+    with pytest.raises(Refused, match="expected the analyzer"):
+        both.admit(of(new.public), halves)
+
+
 def test_a_successor_needs_the_old_keys_word(tmp_path):
     old, new, thief = (ServicePairs.add(tmp_path / name) for name in ("old", "new", "thief"))
     with pytest.raises(ValueError, match="expected a successor that the old key has endorsed"):
