@@ -46,7 +46,7 @@ def test_keys_and_a_task_are_made_signed_calibrated_and_shown(tmp_path, command,
 
 
 def test_an_analyzer_without_a_key_to_sign_with_signs_nothing(tmp_path, command, made):
-    status, out, _ = command("keys", str(tmp_path / "analyzer"), "--use", "seal", "--json")
+    _, out, _ = command("keys", str(tmp_path / "analyzer"), "--use", "seal", "--json")
     assert new_task(command, tmp_path, {**made, "analyzer": json.loads(out)})[0] == 0
     signed = read_record(tmp_path / "task.json", SignedTask, "a signed task")
     assert verify(signed, signer=signed.signer.key_id).analyzer_sign is None
