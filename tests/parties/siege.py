@@ -6,6 +6,7 @@ import asyncio
 import collections
 import contextlib
 import ssl
+from pathlib import Path
 
 _DRIP = 0.05  # seconds between two bytes of who is slow
 
@@ -125,3 +126,9 @@ async def besieged_by(victim, kinds):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def most_memory(pid):
+    """The most memory that a process has had at a time, in MB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1024

@@ -17,6 +17,7 @@ import pytest
 from parties.household import Direct, Household, in_processes, running
 from parties.mutations import WRONG_JSON, Attack, Line, Mutator, Request, Victim, refusals_for
 from parties.sharing import Sharing
+from parties.siege import most_memory
 from parties.unique_buckets import read_only
 from starlette.routing import Route
 
@@ -389,6 +390,7 @@ def test_a_hundred_thousand_mutations_harm_nobody(tmp_path, transport):
     household = small(tmp_path, transport, round_seconds=36_000.0)
     with in_processes(household) as (fleet, up):
         before, written = {name: process.pid for name, process in fleet.processes.items()}, rows(household)
+        memory = {name: most_memory(pid) for name, pid in before.items()}
         for victim in victims(household, up):
             kinds = some_of_every_kind(victim, 50_000)
             began = time.monotonic()
@@ -409,6 +411,9 @@ def test_a_hundred_thousand_mutations_harm_nobody(tmp_path, transport):
             link.close()
         assert rows(household) == written
         finish(household, up)
+        most = {name: (memory[name], most_memory(pid)) for name, pid in before.items()}
+        _LOG.info("most memory before and after, in MB: %s", most)
+        assert all(after < ahead + 100 for ahead, after in most.values())
         assert {name: process.pid for name, process in fleet.processes.items()} == before
         assert all(process.poll() is None for process in fleet.processes.values())
         for name in before:

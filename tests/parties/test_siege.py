@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from pathlib import Path
 
 import pytest
 from parties.household import in_processes, running
-from parties.siege import Besieger, besieged_by
+from parties.siege import Besieger, besieged_by, most_memory
 from parties.test_hostile import finish, small, victims
 
 from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink
 
 _LOG = logging.getLogger(__name__)
-_MB = 1 << 10  # kilobytes
 
 
 def honest(household, up, user):
@@ -53,15 +51,15 @@ def test_a_thousand_keep_nobody_out_of_processes_with_few_files(tmp_path, transp
     household = small(tmp_path, transport, round_seconds=36_000.0)
     with in_processes(household, "prlimit", "--nofile=512:512") as (fleet, up):
         pids = {name: process.pid for name, process in fleet.processes.items()}
-        before = {name: _resident(pid) for name, pid in pids.items()}
+        before = {name: most_memory(pid) for name, pid in pids.items()}
         for victim in victims(household, up):
             seconds, gone = asyncio.run(_siege(household, up, victim))
             _LOG.info("%s: honest uploads in %.2f s at most, let go of %s", victim.name, max(seconds), dict(gone))
             assert all(gone[kind] == 100 for kind in Besieger.kinds if kind != "asks_for_ever"), gone
         finish(household, up)
-        after = {name: _resident(pid) for name, pid in pids.items()}
-        _LOG.info("largest memory before and after, in MB: %s", {n: (before[n] // _MB, after[n] // _MB) for n in pids})
-        assert all(after[name] < before[name] + 100 * _MB for name in pids)
+        after = {name: most_memory(pid) for name, pid in pids.items()}
+        _LOG.info("most memory before and after, in MB: %s", {name: (before[name], after[name]) for name in pids})
+        assert all(after[name] < before[name] + 100 for name in pids)
         assert {name: process.pid for name, process in fleet.processes.items()} == pids
         assert all(process.poll() is None for process in fleet.processes.values())
         for name in pids:
@@ -77,9 +75,3 @@ async def _siege(household, up, victim):
             seconds.append(await asyncio.to_thread(honest, household, up, 1 + len(seconds) % 2))
             await asyncio.sleep(1.0)
     return seconds, gone
-
-
-def _resident(pid):
-    """The most memory that a process has had, in kilobytes."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
