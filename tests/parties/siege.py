@@ -114,7 +114,7 @@ async def _drip(writer, data):
 
 @contextlib.asynccontextmanager
 async def besieged_by(victim, kinds):
-    """A connection of each of these kinds, until the block ends; how many of which kind were let go of by then."""
+    """A connection of each of these kinds, until the block ends; of which kinds how many saw that they had to go."""
     besiegers = [Besieger(victim, kind) for kind in kinds]
     tasks = [asyncio.create_task(one.run()) for one in besiegers]
     gone = collections.Counter()

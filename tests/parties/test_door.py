@@ -127,6 +127,40 @@ def test_a_head_without_end_is_not_read(tmp_path):
     assert asyncio.run(send()) == b"200"
 
 
+ENDLESS = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1099511627776\r\n\r\n"
+
+
+def test_who_was_answered_and_does_not_stop_sending_is_let_go_of(tmp_path, monkeypatch):
+    """A length of a terabyte once bought a place for two years."""
+    monkeypatch.setattr(door_module, "_LINGER", -1.0)
+
+    async def send():
+        async with Opened(tmp_path) as opened:
+            reader, writer = await asyncio.open_connection(*opened.address)
+            writer.write(ENDLESS)
+            with contextlib.suppress(OSError):
+                while not reader.at_eof():
+                    writer.write(bytes(1000))
+                    await writer.drain()
+                    await asyncio.sleep(0.05)
+            return opened.door.turned["overdue"], await opened.ask()
+
+    assert asyncio.run(asyncio.wait_for(send(), 20)) == (1, b"200")
+
+
+def test_who_was_answered_and_sends_on_makes_room_for_who_comes(tmp_path):
+    async def send():
+        async with Opened(tmp_path, most=20) as opened:
+            lines = [await asyncio.open_connection(*opened.address) for _ in range(20)]
+            for reader, writer in lines:
+                writer.write(ENDLESS)
+                assert (await reader.readuntil(b"\r\n")).split()[1] == b"200"
+            return await opened.ask(), opened.door.turned
+
+    answer, turned = asyncio.run(send())
+    assert answer == b"200" and turned == {"silent": 1}
+
+
 def test_a_process_with_too_few_files_does_not_begin():
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))\n"

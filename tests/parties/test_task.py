@@ -12,7 +12,7 @@ import pytest
 from dovetail.guarantee import quotes
 from dovetail.parties.common.costs import calibrated, cost
 from dovetail.parties.common.keys import KeyPair, ServiceKeys
-from dovetail.parties.common.policy import Policy, Refused, Spending
+from dovetail.parties.common.policy import Later, Policy, Refused, Spending
 from dovetail.parties.common.task import SignedTask, TrainingTask, sign, verify
 
 
@@ -296,6 +296,15 @@ def test_one_report_an_epoch_whatever_the_task(tmp_path):
         spending.spend(task_of(name="another"), 1)
     time.sleep(0.6)
     spending.spend(task_of(name="another"), 1)
+
+
+def test_a_clock_that_was_once_ahead_locks_nobody_out(tmp_path):
+    spending = Spending(tmp_path, policy_of(epoch_seconds=0.2, eps_lifetime=None))
+    (tmp_path / "last-report").write_text(repr(time.time() + 1e6))
+    with pytest.raises(Later, match=r"expected one report in 0.2 seconds"):
+        spending.spend(task_of(), 1)
+    time.sleep(0.25)
+    spending.spend(task_of(), 1)
 
 
 def test_what_promises_nothing_is_spent_as_infinite(tmp_path):

@@ -30,6 +30,7 @@ _HEAD = 10.0  # seconds for the head of a request
 _LARGEST_HEAD = 64 * 1024  # bytes
 _UNREAD = 60.0  # seconds in which somebody must read on
 _IDLE = 30.0  # seconds that a connection is kept for another request
+_LINGER = 5.0  # seconds in which who was refused before all had come may read the answer, and end
 _AT_ONCE = 64  # connections that are accepted in a row
 _OWN_FILES = 128  # files that are not connections: the store, links to others, what is loaded later
 _SWITCH = 0.001  # seconds after which the thread that writes gets its turn
@@ -100,8 +101,8 @@ class _Connection(HttpToolsProtocol):
         if self.pipeline:
             cycle, app = self.pipeline.pop()
             self._start_asgi_task(cycle, app)
-        elif self._waiting is None:
-            self._rest()
+        else:
+            self._rest(_IDLE if self._waiting is None else _LINGER)
 
     def pause_writing(self) -> None:
         self._unread = self.loop.time()
@@ -111,8 +112,8 @@ class _Connection(HttpToolsProtocol):
         self._unread = None
         super().resume_writing()
 
-    def _rest(self) -> None:
-        self._await(_IDLE)
+    def _rest(self, seconds: float = _IDLE) -> None:
+        self._await(seconds)
         self.quiet[self] = None
 
     def _await(self, seconds: float) -> None:
