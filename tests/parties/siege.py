@@ -24,6 +24,7 @@ class Besieger:
         "half_closed_in_the_head",
         "half_closed_in_the_body",
         "reads_nothing",
+        "asks_ahead",
         "asks_for_ever",
     )
 
@@ -84,9 +85,14 @@ class Besieger:
 
     async def _reads_nothing(self, reader, writer):
         writer.transport.pause_reading()
-        for _ in range(2000):
+        while not writer.is_closing():
             writer.write(b"GET /v1/task HTTP/1.1\r\nhost: x\r\n\r\n")
             await writer.drain()
+            await asyncio.sleep(_DRIP)
+
+    async def _asks_ahead(self, reader, writer):
+        writer.write(b"GET /v1/task HTTP/1.1\r\nhost: x\r\n\r\n" * 5000)
+        await writer.drain()
 
     async def _asks_for_ever(self, reader, writer):
         while not writer.is_closing():

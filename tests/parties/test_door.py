@@ -127,6 +127,22 @@ def test_a_head_without_end_is_not_read(tmp_path):
     assert asyncio.run(send()) == b"200"
 
 
+def test_who_asks_and_asks_without_waiting_for_an_answer_is_let_go_of(tmp_path):
+    """A thousand requests in a packet once cost as many times what one does, on every connection."""
+
+    async def send():
+        async with Opened(tmp_path) as opened:
+            lines = [await asyncio.open_connection(*opened.address) for _ in range(2)]
+            for (_, writer), ahead in zip(lines, (8, 1000), strict=True):
+                writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * ahead)
+            few = [await asyncio.wait_for(lines[0][0].readuntil(b"hello"), 10) for _ in range(8)]
+            return few, await asyncio.wait_for(lines[1][0].read(), 10), await opened.ask()
+
+    few, many, again = asyncio.run(send())
+    assert all(one.startswith(b"HTTP/1.1 200 OK") for one in few)
+    assert many.count(b"HTTP/1.1 200 OK") < 10 and b"HTTP/1.1 400" in many and again == b"200"
+
+
 ENDLESS = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1099511627776\r\n\r\n"
 
 

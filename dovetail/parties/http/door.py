@@ -31,6 +31,7 @@ _LARGEST_HEAD = 64 * 1024  # bytes
 _UNREAD = 60.0  # seconds in which somebody must read on
 _IDLE = 30.0  # seconds that a connection is kept for another request
 _LINGER = 5.0  # seconds in which who was refused before all had come may read the answer, and end
+_AHEAD = 8  # requests of one connection that wait for their turn; each costs a hundred times its bytes
 _AT_ONCE = 64  # connections that are accepted in a row
 _OWN_FILES = 128  # files that are not connections: the store, links to others, what is loaded later
 _SWITCH = 0.001  # seconds after which the thread that writes gets its turn
@@ -79,6 +80,8 @@ class _Connection(HttpToolsProtocol):
                 self.send_400_response("Invalid HTTP request received.")
 
     def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= _AHEAD:
+            raise ValueError("expected answers to be waited for")  # the parser ends the connection
         self.quiet.pop(self, None)
         self._head = 0
         stated = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
@@ -217,11 +220,8 @@ class Door(uvicorn.Server):
     async def _begin(self, accepted: socket.socket) -> None:
         options: dict[str, Any] = {}
         if self.config.ssl is not None:
-            options = {
-                "ssl": self.config.ssl,
-                "ssl_handshake_timeout": _HANDSHAKE,
-                "ssl_shutdown_timeout": _GOODBYE,
-            }
+            seconds = {"ssl_handshake_timeout": _HANDSHAKE, "ssl_shutdown_timeout": _GOODBYE}
+            options = {"ssl": self.config.ssl, **seconds}
         try:
             await asyncio.get_running_loop().connect_accepted_socket(self._connection, accepted, **options)
         except (OSError, ssl.SSLError, ConnectionError, TimeoutError):
