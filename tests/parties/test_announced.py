@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.server
+import json
 import logging
 import re
 import threading
@@ -176,6 +177,15 @@ def test_an_honest_cache_is_as_good_as_the_service(world):
     assert kept[f"{world.model_path}/0"]["cache-control"] == "public, max-age=31536000"
     again = got(world.service.app, "/v1/status", **{"if-none-match": kept["/v1/status"]["etag"]})
     assert again.status_code == 304
+
+
+def test_operators_see_until_when_a_round_is_open(world, command):
+    status, out, _ = command("party", "status", world.line.url)
+    assert status == 0 and re.search(r"; ready; round 1, closes 20..-..-..T..:..:..Z$", out.strip())
+    status, out, _ = command("party", "status", world.line.url, "http://127.0.0.1:1", "--json")
+    told = json.loads(out)
+    assert status == 1 and [one["ready"] for one in told] == [True, False]
+    assert told[0]["closes"] > time.time() and told[1]["closes"] is None
 
 
 def test_the_same_status_is_signed_once_and_told_by_all(world):
