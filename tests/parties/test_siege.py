@@ -65,7 +65,7 @@ def test_a_thousand_keep_nobody_out_of_processes_with_few_files(tmp_path, transp
         finish(household, up)
         after = {name: most_memory(pid) for name, pid in pids.items()}
         _LOG.info("most memory before and after, in MB: %s", {name: (before[name], after[name]) for name in pids})
-        assert all(after[name] < before[name] + 100 for name in pids)
+        assert all(after[name] < before[name] + 150 for name in pids)  # of which an analyzer takes sixty to learn
         assert {name: process.pid for name, process in fleet.processes.items()} == pids
         assert all(process.poll() is None for process in fleet.processes.values())
         for name in pids:
