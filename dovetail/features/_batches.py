@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["in_batches"]
+__all__ = ["in_batches", "on_one_core"]
+
+# Programs that run side by side and split their own work among XLA's threads wait for each other: with JAX 0.11 on 16
+# cores for ever.
+on_one_core = functools.partial(jax.jit, compiler_options={"xla_cpu_multi_thread_eigen": False})
 
 
 def in_batches(
@@ -18,7 +23,7 @@ def in_batches(
 ) -> np.ndarray | jax.Array:
     """The function's rows for all images; the last batch is padded, so that there is one compilation.
 
-    On a CPU a batch should stay in its cache, and XLA computes a small one on one core: batches run side by side. Rows
+    On a CPU a batch should stay in its cache: batches run side by side, so the function is compiled `on_one_core`. Rows
     that an accelerator computed stay there.
     """
     on_cpu = jax.default_backend() == "cpu"

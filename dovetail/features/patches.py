@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail import _validate
-from dovetail.features._batches import in_batches
+from dovetail.features._batches import in_batches, on_one_core
 from dovetail.features.synthetic import Synthetic
 from dovetail.features.whitening import unit_rows
 
@@ -133,7 +133,7 @@ def windows(places: int) -> np.ndarray:
     return (inside / inside.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
-_respond = jax.jit(respond, static_argnums=1)
+_respond = on_one_core(respond, static_argnums=1)
 
 
 def _compiled(found: Dictionary, images: np.ndarray) -> jax.Array:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail.features._batches import in_batches
+from dovetail.features._batches import in_batches, on_one_core
 
 __all__ = ["Scatter", "transform"]
 
@@ -65,7 +65,7 @@ class Scatter:
         return 3 if self.shape[2:] == (3,) else 1
 
 
-@jax.jit
+@on_one_core
 def transform(images: jax.Array) -> jax.Array:
     """The features of float32 images, (batch, side, side) or (batch, side, side, 3), with values in [0, 1].
 
