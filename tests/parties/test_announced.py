@@ -24,6 +24,7 @@ from parties.household import Direct, Household, running
 from dovetail.parties.common._status import Forged, RoundStatus, check_status, sign_status
 from dovetail.parties.common.keys import KeyPair, KeyRing
 from dovetail.parties.common.links import IntermediaryLink, Rejected, Unreachable
+from dovetail.parties.common.notices import Notices, announce, rotated
 from dovetail.parties.common.policy import BudgetSpent, Refused
 from dovetail.parties.common.task import sign
 from dovetail.parties.common.wire import AGAIN, SIGNATURE
@@ -376,6 +377,19 @@ def test_a_ledger_that_was_set_back_is_noticed_by_users(world):
     world.service._status = sign_status(msgspec.structs.replace(status, head=bytes(32)), pair)
     with pytest.raises(Rejected, match="expected round 1 as it was opened, got another one: the analyzer was set"):
         user.step()
+
+
+def test_who_follows_hears_of_the_signers_new_key_before_its_task(world):
+    household, new = world.household, KeyPair.generate("sign")
+    signed, heard = sign(household.task, new), rotated(household.signer.public, new.public, by=household.signer)
+    world.shuffler.signed = signed
+    with pytest.raises(Refused, match="expected a task signed by"):
+        world.user().step()
+    world.line._signed = None
+    world.service._notices = lambda: Notices(household.policy.signer, [announce(household.signer, rotation=heard)])
+    household.policy = msgspec.structs.replace(household.policy, follow_rotations=True)
+    world.user().step()
+    assert [round for round, _ in world.line.got] == [1]
 
 
 def test_nobody_is_kept_away_for_longer_than_the_round_takes(world):

@@ -112,6 +112,7 @@ class Participation:
         """Refuse what is said of another task than the signer's, and what is older than what was said before."""
         signed = self._links[0].task()
         if self._known is None or self._known[0] is not signed:
+            self._listen()
             self._known = signed, self._client.vouched(signed)
         if status.task_id != self._known[1].task_id:
             raise Rejected("expected the status of the signer's task, got that of another task")
@@ -126,6 +127,11 @@ class Participation:
                     f"expected round {seen.round} as it was opened, got another one: the analyzer was set back"
                 )
         self._seen = status
+
+    def _listen(self) -> None:
+        """What the signer announced; who withholds it does not speak for the others."""
+        for link in self._links:
+            self._client.hear(link.notices())
 
     def _open(self, status: RoundStatus) -> bool:
         """Whether a round still takes in reports; says so once if not."""
@@ -142,8 +148,7 @@ class Participation:
 
     def _report(self, round: int) -> None:
         signed = self._links[0].task()
-        for link in self._links:  # one that withholds what the signer announced does not speak for the others
-            self._client.hear(link.notices())
+        self._listen()
         task = self._client.admit(signed)
         if len(self._links) != len(task.intermediaries):
             kind, count = "aggregators" if task.aggregators else "shufflers", len(task.intermediaries)
