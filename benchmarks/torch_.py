@@ -23,10 +23,12 @@ PEERS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--workloads", nargs="+", choices=PEERS, default=list(PEERS))
     arguments = parser.parse_args()
     if importlib.util.find_spec("torch") is None:
         raise ModuleNotFoundError("expected PyTorch in this environment: pip install torch")
-    found = clients.rows(Console(stderr=True), PEERS, script="dovetail_torch.py")
+    chosen = {name: PEERS[name] for name in arguments.workloads}
+    found = clients.rows(Console(stderr=True), chosen, script="dovetail_torch.py")
     clients.show("torch", found, as_json=arguments.json)
 
 

@@ -8,11 +8,12 @@ would compute with it says so when it is called.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from dovetail._imports import LateModule
 
-__all__ = ["ArrayLike", "is_array", "jax", "jnp", "lax"]
+__all__ = ["ArrayLike", "is_array", "jax", "jnp", "lax", "written"]
 
 if TYPE_CHECKING:
     import jax
@@ -28,3 +29,13 @@ else:
 def is_array(value: object) -> TypeGuard[jax.Array]:
     """Whether it is one of JAX's arrays; where nobody has imported JAX, nothing is."""
     return "jax" in sys.modules and isinstance(value, jax.Array)
+
+
+def written(make: Callable[[], jax.Array], shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """What `make` makes, of this shape and type, in memory before anything reads it.
+
+    A loop of one turn, whose length XLA cannot see, is the one thing that is not fused into what follows, where it
+    would be computed again for every reader, or number by number.
+    """
+    once = lax.optimization_barrier(jnp.int32(1))
+    return lax.fori_loop(0, once, lambda i, _: make(), jnp.zeros(shape, dtype))

@@ -19,13 +19,16 @@ other, and is masked before it meets anything of another client's.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
+from dovetail._jax import written
 from dovetail.data._base import Loss, Model
 from dovetail.engine import examples, gram, linear
 from dovetail.engine.devices import one_after_another
@@ -140,10 +143,6 @@ class ClientWork:
         """Whether what is collected is the sum of scaled updates and their number, for `Fast.tally_of_sum`."""
         return self.way != "general"
 
-    def logits(self, params: jax.Array, inputs: jax.Array) -> jax.Array:
-        """The model at a flat parameter vector."""
-        return self.model.apply(self.unravel(params), inputs)
-
     def collect(self, params: jax.Array, state: Any, data: Data, part: Work, keys: Keys) -> Any:
         """What adds up over chunks: what the protocol collects, and what is `Seen`, or None without diagnostics."""
         match self.way:
@@ -181,9 +180,15 @@ class ClientWork:
         inputs, labels, counts = self.gather(data, ids, keys.order)
         if self.moments is not None:
             return jax.vmap(self.moments)(inputs, labels, counts)
-        update = local_update(self.update, self.logits, self.loss)
-        # a single gradient that is not in a loop is fused into what follows, and formed again and again
-        if self.update.update != "fedsgd" and one_after_another(jax.default_backend(), len(params)):
+        train = local_update(self.update, self.model.apply, self.loss)
+
+        def update(params: jax.Array, *held: jax.Array) -> jax.Array:
+            return ravel_pytree(train(self.unravel(params), *held))[0]
+
+        if len(ids) == 1:
+            alone = functools.partial(update, params, inputs[0], labels[0], counts[0])
+            return written(alone, params.shape, params.dtype)[None]
+        if self.update.local and one_after_another(jax.default_backend(), len(params)):
             return jax.lax.map(lambda held: update(params, *held), (inputs, labels, counts))
         return jax.vmap(update, (None, 0, 0, 0))(params, inputs, labels, counts)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ __all__ = [
 
 _AT_ONCE = 512  # records whose gradient is computed at once: that of more needs memory for all of them
 
-Logits = Callable[[jax.Array, jax.Array], jax.Array]
+Logits = Callable[[Any, jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,46 +98,52 @@ def visiting_order(count: jax.Array, records: int, *, most: int | None = None, k
     return (jnp.sort(last | tag | position) & ((1 << width) - 1)).astype(jnp.int32)
 
 
-def local_update(settings: ClientUpdate, logits: Logits, loss: Loss = cross_entropy) -> Callable[..., jax.Array]:
-    """The update function of one client: (params, inputs, labels, count) -> a vector like params.
+def local_update(settings: ClientUpdate, logits: Logits, loss: Loss = cross_entropy) -> Callable[..., Any]:
+    """The update function of one client: (params, inputs, labels, count) -> an update like params.
 
-    `logits(params, inputs)` takes the flat parameter vector; `loss` is of `learners.losses` or one's own. Of the
-    records only the first `count` are real.
+    `logits(params, inputs)` takes parameters as a vector or in the model's own shape: that is faster, as no step then
+    cuts a vector and joins the parts of its gradient. `loss` is of `learners.losses` or one's own. Of the records only
+    the first `count` are real.
     """
 
-    def mean_loss(params: jax.Array, inputs: jax.Array, labels: jax.Array, weight: jax.Array) -> jax.Array:
+    def mean_loss(params: Any, inputs: jax.Array, labels: jax.Array, weight: jax.Array) -> jax.Array:
         losses = loss(logits(params, inputs), labels)
         return jnp.sum(losses * weight) / jnp.maximum(jnp.sum(weight), 1.0)
 
-    gradient = jax.grad(mean_loss)
+    uphill = jax.grad(mean_loss)
+    downhill = jax.grad(lambda *args: -mean_loss(*args))
 
-    def fedsgd(params: jax.Array, inputs: jax.Array, labels: jax.Array, count: jax.Array) -> jax.Array:
-        weight = (jnp.arange(len(labels)) < count).astype(params.dtype)
+    def fedsgd(params: Any, inputs: jax.Array, labels: jax.Array, count: jax.Array) -> Any:
+        weight = (jnp.arange(len(labels)) < count).astype(jnp.float32)
         if len(labels) <= _AT_ONCE:
-            return -gradient(params, inputs, labels, weight)
+            return downhill(params, inputs, labels, weight)
 
-        def add(total: jax.Array, block: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
-            return total + jnp.sum(block[2]) * gradient(params, *block), None
+        def add(total: Any, block: tuple[jax.Array, ...]) -> tuple[Any, None]:
+            held = jnp.sum(block[2])
+            return jax.tree.map(lambda sum_, slope: sum_ + held * slope, total, downhill(params, *block)), None
 
-        total, _ = jax.lax.scan(add, jnp.zeros_like(params), _batches(_AT_ONCE, inputs, labels, weight))
-        return -total / jnp.maximum(jnp.sum(weight), 1.0)
+        zero = jax.tree.map(jnp.zeros_like, params)
+        total, _ = jax.lax.scan(add, zero, _batches(_AT_ONCE, inputs, labels, weight))
+        return jax.tree.map(lambda sum_: sum_ / jnp.maximum(jnp.sum(weight), 1.0), total)
 
-    def descend(params: jax.Array, inputs: jax.Array, labels: jax.Array, count: jax.Array) -> jax.Array:
-        weight = (jnp.arange(len(labels)) < count).astype(params.dtype)
+    def descend(params: Any, inputs: jax.Array, labels: jax.Array, count: jax.Array) -> Any:
+        weight = (jnp.arange(len(labels)) < count).astype(jnp.float32)
         batches = _batches(settings.batch_size(len(labels)), inputs, labels, weight)
 
-        def step(current: jax.Array, data: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
-            direction = gradient(current, *data)
-            if settings.mu:
-                direction += settings.mu * (current - params)
-            moved = current - settings.learning_rate * direction
-            return jnp.where(jnp.sum(data[2]) > 0, moved, current), None
+        def step(current: Any, data: tuple[jax.Array, ...]) -> tuple[Any, None]:
+            any_real = jnp.sum(data[2]) > 0
 
-        def epoch(current: jax.Array, _: None) -> tuple[jax.Array, None]:
+            def moved(here: jax.Array, slope: jax.Array, start: jax.Array) -> jax.Array:
+                direction = slope + settings.mu * (here - start) if settings.mu else slope
+                return jnp.where(any_real, here - settings.learning_rate * direction, here)
+
+            return jax.tree.map(moved, current, uphill(current, *data), params), None
+
+        def epoch(current: Any, _: None) -> tuple[Any, None]:
             return jax.lax.scan(step, current, batches)
 
         final, _ = jax.lax.scan(epoch, params, None, length=settings.epochs)
-        return final - params
+        return jax.tree.map(jnp.subtract, final, params)
 
     return descend if settings.local else fedsgd
 

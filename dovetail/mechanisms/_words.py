@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dovetail._jax import jax, jnp
+from dovetail._jax import jax, jnp, written
 from dovetail.randomness import chacha
 
 __all__ = ["PAGE", "bits", "by_page", "coin", "page", "pages_of"]
@@ -57,7 +57,7 @@ def page(key: jax.Array, number: jax.Array | int, count: int) -> jax.Array:
     data, begin = jax.random.key_data(key), number * np.uint32(count)
     if impl == chacha.NAME and count >= _FEW:
         return chacha.page(data, number, count // chacha.BLOCK_WORDS)
-    return _written(lambda: _STREAMS[impl](data, jax.lax.iota(jnp.uint32, count) + begin), count)
+    return written(lambda: _STREAMS[impl](data, jax.lax.iota(jnp.uint32, count) + begin), (count,), jnp.uint32)
 
 
 def _stored(key: jax.Array, count: int) -> jax.Array:
@@ -89,12 +89,6 @@ def by_page(draw: Callable[[jax.Array], tuple[jax.Array, ...]], number: int) -> 
     like = jax.eval_shape(draw, jnp.int32(0))
     empty = jnp.zeros((number, len(like), *like[0].shape), like[0].dtype)
     return jax.lax.fori_loop(0, number, write, empty).ravel()
-
-
-def _written(draw: Callable[[], jax.Array], count: int) -> jax.Array:
-    """These words, in memory: a loop of one turn, whose length XLA cannot see, is the one thing that stays unfused."""
-    once = jax.lax.optimization_barrier(jnp.int32(1))
-    return jax.lax.fori_loop(0, once, lambda i, _: draw(), jnp.zeros(count, jnp.uint32))
 
 
 def _impl(keys: jax.Array) -> str:
