@@ -7,7 +7,8 @@
 - *parameters*: the MLP of `large.py` with 100 users of two records, 1e4 to 1e7 parameters, for several protocols.
 
 Everyone takes part in every round; medians after one round to compile. "Against a straight line" is by how much more
-the time grew than the size did, since the row above: above 1, the line bends upwards.
+the time grew than the size did, since the row above: above 1, the line bends upwards. With `--store` points are kept in
+a file as they are measured, and those that are there already are not measured again.
 """
 
 import argparse
@@ -96,24 +97,23 @@ def sweeps(
 
 
 def measured(arguments: argparse.Namespace) -> list[dict[str, object]]:
+    stored = json.loads(arguments.store.read_text()) if arguments.store and arguments.store.exists() else []
     rows: list[dict[str, object]] = []
     for axis, protocol, sizes, engine, users in sweeps(arguments.clients, [int(dim) for dim in arguments.dims]):
         before = None
-        for size in sizes if axis in arguments.against else []:
-            seconds = seconds_a_round(engine(size), users or size)
-            bend = None if before is None else seconds / before[1] / (size / before[0])
-            before = size, seconds
-            row = {
-                "axis": axis,
-                "protocol": protocol,
-                "size": size,
-                "seconds": seconds,
-                "bend": bend,
-                "peak_mb": peak_mb(),
-            }
-            rows.append(row)
+        for size in sizes if axis in arguments.against and protocol in arguments.protocols else []:
+            point = {"axis": axis, "protocol": protocol, "size": size}
+            row = next((row for row in stored if point.items() <= row.items()), None)
+            if row is None:
+                row = {**point, "seconds": seconds_a_round(engine(size), users or size), "peak_mb": peak_mb()}
+                stored.append(row)
+                if arguments.store:
+                    arguments.store.write_text(json.dumps(stored))
+            bend = None if before is None else row["seconds"] / before["seconds"] / (size / before["size"])
+            before = row
+            rows.append({**row, "bend": bend})
             if not arguments.json:
-                print({**row, "seconds": round(seconds, 5)}, flush=True)
+                print({**rows[-1], "seconds": round(row["seconds"], 5)}, flush=True)
     return rows
 
 
@@ -146,6 +146,8 @@ def main() -> None:
     )
     parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS)
     parser.add_argument("--dims", type=float, nargs="+", default=DIMS)
+    parser.add_argument("--protocols", nargs="+", choices=PROTOCOLS, default=list(PROTOCOLS))
+    parser.add_argument("--store", type=Path, help="keep points in this file, and go on from those in it")
     parser.add_argument("--plot", type=Path, help="also draw the lines into this file")
     arguments = parser.parse_args()
     use_all_cores()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["check_losses", "flat", "laid_out", "mean_slopes", "shared", "split", "threads", "trained"]
+__all__ = ["check_losses", "flat", "laid_out", "mean_slopes", "shared", "split", "summed", "threads", "trained"]
 
 _Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _AT_ONCE = 512  # records whose gradient is computed at once
@@ -40,18 +40,28 @@ def laid_out(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def mean_slopes(
-    module: torch.nn.Module, loss: _Loss, weights: Sequence[torch.Tensor], x: torch.Tensor, y: torch.Tensor
+    module: torch.nn.Module, total_loss: _Loss, weights: Sequence[torch.Tensor], x: torch.Tensor, y: torch.Tensor
 ) -> list[torch.Tensor]:
-    """The gradient of the mean loss over these records; zero of none."""
-    total = [torch.zeros_like(value) for value in weights]
+    """The gradient of the mean loss over these records; zero of none. `total_loss` is a sum over records."""
+    if len(y) == 0:
+        return [torch.zeros_like(value) for value in weights]
+    share, total = torch.tensor(1 / len(y), device=x.device), None
     for xs, ys in zip(x.split(_AT_ONCE), y.split(_AT_ONCE), strict=True):
-        if len(ys) == 0:
-            continue
-        losses = loss(module(xs), ys)
-        check_losses(losses, len(ys))
-        slopes = torch.autograd.grad(losses.sum() / len(y), weights, allow_unused=True, materialize_grads=True)
-        total = list(slopes) if len(ys) == len(y) else torch._foreach_add(total, slopes)
+        loss = total_loss(module(xs), ys)
+        slopes = torch.autograd.grad(loss, weights, grad_outputs=share, allow_unused=True, materialize_grads=True)
+        total = list(slopes) if total is None else torch._foreach_add(total, slopes)
     return total
+
+
+def summed(loss: _Loss) -> _Loss:
+    """The sum of these losses of records."""
+
+    def total_loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        losses = loss(outputs, labels)
+        check_losses(losses, len(labels))
+        return losses.sum()
+
+    return total_loss
 
 
 def check_losses(losses: torch.Tensor, records: int) -> None:

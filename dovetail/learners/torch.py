@@ -141,12 +141,14 @@ class TorchLearner:
         """Updates of some clients, shared among threads."""
         start, x, y, held = (_tensor(array).to(self.device) for array in (parameters, inputs, labels, counts))
         own, on_cpu = self._loss(loss), self.device == "cpu"
+        y = y.long() if loss == "cross_entropy" else y
         side_by_side = len(start) < _SMALL_MODEL or not on_cpu if self.vectorized is None else self.vectorized
         if side_by_side:
             parts = np.array_split(np.arange(len(counts)), min(len(counts), _torch.threads() if on_cpu else 1))
             found = _torch.shared(lambda at: self._together(settings, own, start, x[at], y[at], held[at]), parts)
             return np.concatenate(found)
-        alone = functools.partial(self._alone, settings, own, start)
+        total = _total_cross_entropy if loss == "cross_entropy" else _torch.summed(own)
+        alone = functools.partial(self._alone, settings, total, start)
         return np.stack(_torch.shared(lambda i: alone(x[i, : counts[i]], y[i, : counts[i]]), range(len(counts))))
 
     def _together(
@@ -177,7 +179,7 @@ class TorchLearner:
             return (current - start).cpu().numpy()
 
     def _alone(
-        self, settings: ClientUpdate, loss: _Loss, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor
+        self, settings: ClientUpdate, total_loss: _Loss, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor
     ) -> np.ndarray:
         """The update of a client that holds these records."""
         with self._module() as module:
@@ -186,10 +188,10 @@ class TorchLearner:
             with torch.no_grad():
                 torch._foreach_copy_(weights, first)
             if not settings.local:
-                return -_torch.flat(_torch.mean_slopes(module, loss, weights, x, y))
+                return -_torch.flat(_torch.mean_slopes(module, total_loss, weights, x, y))
             batches = list(zip(x.split(settings.batch), y.split(settings.batch), strict=True)) if len(y) else []
             for xs, ys in batches * settings.epochs:
-                slopes = _torch.mean_slopes(module, loss, weights, xs, ys)
+                slopes = _torch.mean_slopes(module, total_loss, weights, xs, ys)
                 with torch.no_grad():
                     if settings.mu:
                         torch._foreach_add_(slopes, torch._foreach_sub(weights, first), alpha=settings.mu)
@@ -242,6 +244,10 @@ def _mean_loss(module: torch.nn.Module, loss: _Loss) -> Callable[..., torch.Tens
         return (losses * real).sum() / real.sum().clamp(min=1.0)
 
     return mean_loss
+
+
+def _total_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits, labels, reduction="sum")
 
 
 def _sigmoid(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
