@@ -43,14 +43,13 @@ def mean_slopes(
     module: torch.nn.Module, total_loss: _Loss, weights: Sequence[torch.Tensor], x: torch.Tensor, y: torch.Tensor
 ) -> list[torch.Tensor]:
     """The gradient of the mean loss over these records; zero of none. `total_loss` is a sum over records."""
-    if len(y) == 0:
-        return [torch.zeros_like(value) for value in weights]
-    share, total = torch.tensor(1 / len(y), device=x.device), None
-    for xs, ys in zip(x.split(_AT_ONCE), y.split(_AT_ONCE), strict=True):
+    share = torch.tensor(1 / max(1, len(y)), device=x.device)
+    total: list[torch.Tensor] = []
+    for xs, ys in zip(x.split(_AT_ONCE), y.split(_AT_ONCE), strict=True) if len(y) else ():
         loss = total_loss(module(xs), ys)
         slopes = torch.autograd.grad(loss, weights, grad_outputs=share, allow_unused=True, materialize_grads=True)
-        total = list(slopes) if total is None else torch._foreach_add(total, slopes)
-    return total
+        total = torch._foreach_add(total, slopes) if total else list(slopes)
+    return total or [torch.zeros_like(value) for value in weights]
 
 
 def summed(loss: _Loss) -> _Loss:
