@@ -380,13 +380,14 @@ def test_a_ledger_that_was_set_back_is_noticed_by_users(world):
 
 
 def test_who_follows_hears_of_the_signers_new_key_before_its_task(world):
+    """From services that were started with the new key, and understand nothing that the old one has signed."""
     household, new = world.household, KeyPair.generate("sign")
     signed, heard = sign(household.task, new), rotated(household.signer.public, new.public, by=household.signer)
     world.shuffler.signed = signed
     with pytest.raises(Refused, match="expected a task signed by"):
         world.user().step()
     world.line._signed = None
-    world.service._notices = lambda: Notices(household.policy.signer, [announce(household.signer, rotation=heard)])
+    world.service._notices = lambda: Notices(new.public.key_id, [announce(household.signer, rotation=heard)])
     household.policy = msgspec.structs.replace(household.policy, follow_rotations=True)
     world.user().step()
     assert [round for round, _ in world.line.got] == [1]

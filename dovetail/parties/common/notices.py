@@ -105,7 +105,7 @@ def announce(pair: KeyPair, *, task_id: bytes = b"", rotation: Rotation | None =
 
 
 class Notices:
-    """What was heard of a signer.
+    """What was heard of a signer; `told` is all that there was to read, for others who know another signer.
 
     Guarantees:
         Only what the signer, or a successor that it announced itself, has signed counts.
@@ -113,11 +113,11 @@ class Notices:
     """
 
     def __init__(self, signer: bytes, signed: Iterable[SignedNotice] = ()) -> None:
-        self._signers = {signer}
+        self._signers, self.told = {signer}, tuple(signed)
         self.signed: list[SignedNotice] = []
         self._withdrawn: set[bytes] = set()
         self._successors: dict[bytes, set[bytes]] = {}
-        self.hear(signed)
+        self.hear(self.told)
 
     def hear(self, signed: Iterable[SignedNotice]) -> bool:
         """Add what is new, in whatever order; whether there was any. What somebody else signed is passed over."""

@@ -74,7 +74,7 @@ class AnalyzerService:
         return cached(request, msgspec.json.encode(self._analyzer.signed), "application/json", seconds=60)
 
     async def _get_notices(self, request: Request) -> Response:
-        return cached(request, msgspec.json.encode(self._notices().signed), "application/json", seconds=1)
+        return cached(request, msgspec.json.encode(self._notices().told), "application/json", seconds=1)
 
     async def _get_status(self, request: Request) -> Response:
         status = await asyncio.to_thread(self._analyzer.status)

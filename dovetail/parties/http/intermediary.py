@@ -108,7 +108,7 @@ class IntermediaryService:
         return cached(request, msgspec.json.encode(self._party.signed), "application/json", seconds=60)
 
     async def _get_notices(self, request: Request) -> Response:
-        return cached(request, msgspec.json.encode(self._notices().signed), "application/json", seconds=1)
+        return cached(request, msgspec.json.encode(self._notices().told), "application/json", seconds=1)
 
     async def _get_status(self, request: Request) -> Response:
         if self._status is None:
