@@ -29,6 +29,7 @@ _LOG = logging.getLogger(__name__)
 KEEPER = 0  # the number of the process that keeps the rounds
 _PAGE = 16_384  # bytes in which a process says what it counted
 _BAD_INPUT = 2  # the status of a process that would fail again
+_LOOK = 0.05  # seconds between looks at the others
 _SETTLED = 1.0  # seconds after which a process did not die of its start
 _LAST_WORDS = 15.0  # seconds that processes get to end
 
@@ -84,7 +85,7 @@ class Crew:
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)
         while self._processes:
-            pid, status = os.waitpid(-1, 0)
+            pid, status = self._next_end()
             number, began = self._processes.pop(pid)
             if self._stopping:
                 continue
@@ -96,6 +97,13 @@ class Crew:
             if self._fork(number):
                 return number
         raise SystemExit(0)
+
+    @staticmethod
+    def _next_end() -> tuple[int, int]:
+        """Which process ended, and how; a wait without end would miss a signal that comes just before it begins."""
+        while not (found := os.waitpid(-1, os.WNOHANG))[0]:
+            time.sleep(_LOOK)
+        return found
 
     def counts(self) -> CrewCounts:
         """What this process counts."""
