@@ -50,15 +50,22 @@ class Load:
         self._context.check_hostname, self._context.verify_mode = False, ssl.CERT_NONE
 
     def run(self, scripts: Iterable[Sequence[bytes]], *, connections: int, fresh: bool = False) -> Measured:
-        """Every script once, so many at a time; `fresh`: each on a connection of its own."""
+        """Every script once, so many at a time; `fresh`: each on a connection of its own.
+
+        Connections that stay are there before the clock starts.
+        """
         self._todo, self._fresh = iter(scripts), fresh
         self._lines: dict[int, _Line] = {}
         self._statuses: collections.Counter[int] = collections.Counter()
         self._latencies: list[float] = []
         self._poll = select.epoll()
+        lines = [None if fresh else self._connect() for _ in range(connections)]
+        while any(line is not None and not line.shaken for line in lines):
+            for number, _ in self._poll.poll(60):
+                self._shake(self._lines[number])
         began = time.perf_counter()
-        for _ in range(connections):
-            self._next(None)
+        for line in lines:
+            self._next(line)
         while self._lines:
             for number, _ in self._poll.poll(60):
                 self._step(self._lines[number])
@@ -78,9 +85,8 @@ class Load:
         if line is None:
             line = self._connect()
         line.script = iter(script)
-        if not line.began or line.shaken:
-            line.began = time.perf_counter()
         if line.shaken:
+            line.began = time.perf_counter()
             self._send_next(line)
 
     def _connect(self) -> _Line:
@@ -96,16 +102,26 @@ class Load:
         return line
 
     def _step(self, line: _Line) -> None:
-        try:
-            if not line.shaken:
-                line.sock.do_handshake()
-                line.shaken = True
-                self._poll.modify(line.sock.fileno(), select.EPOLLIN)
+        if not line.shaken:
+            self._shake(line)
+            if line.shaken:
                 self._send_next(line)
-            elif line.out:
+            return
+        try:
+            if line.out:
                 self._send(line)
             else:
                 self._read(line)
+        except ssl.SSLWantReadError:
+            self._poll.modify(line.sock.fileno(), select.EPOLLIN)
+        except ssl.SSLWantWriteError:
+            self._poll.modify(line.sock.fileno(), select.EPOLLIN | select.EPOLLOUT)
+
+    def _shake(self, line: _Line) -> None:
+        try:
+            line.sock.do_handshake()
+            line.shaken = True
+            self._poll.modify(line.sock.fileno(), select.EPOLLIN)
         except ssl.SSLWantReadError:
             self._poll.modify(line.sock.fileno(), select.EPOLLIN)
         except ssl.SSLWantWriteError:

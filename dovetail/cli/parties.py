@@ -41,6 +41,14 @@ Store = Annotated[
         show_envvar=True,
     ),
 ]
+SegmentsFolder = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="DOVETAIL_SEGMENTS",
+        help="With a postgresql:// store: a folder that all replicas reach, for shares; default: the database.",
+        show_envvar=True,
+    ),
+]
 NoticesFile = Annotated[
     Path | None, typer.Option(help="The signer's notices (`dovetail task withdraw`), read again when they change.")
 ]
@@ -151,6 +159,7 @@ def aggregator(
     plain: Plain = False,
     workers: Workers = 1,
     store: Store = None,
+    segments: SegmentsFolder = None,
     notices: NoticesFile = None,
     doors: Doors = 1,
     metrics_port: MetricsPort = None,
@@ -160,7 +169,7 @@ def aggregator(
     from dovetail.parties.aggregator.rounds import Aggregator
 
     where = {"host": host, "port": port, "certificate": certificate, "private_key": private_key, "plain": plain}
-    options: dict[str, Any] = {"store": store, "notices": notices, "doors": doors}
+    options: dict[str, Any] = {"store": store, "segments": segments, "notices": notices, "doors": doors}
     options |= {"metrics_port": metrics_port, "json_logs": json_logs}
     _intermediary(Aggregator, folder, task, signer, keys, analyzer, clients, index, peer, ca, where, **options)
 

@@ -95,8 +95,10 @@ def test_what_is_sent_again_is_the_same_bytes(tmp_path):
     assert first == second
 
 
-def test_nothing_is_left_after_a_round(tmp_path):
+@pytest.mark.parametrize("small", [-1, 1024], ids=["segments", "database"])
+def test_nothing_is_left_after_a_round(tmp_path, monkeypatch, small):
     """Neither shares nor who sent them: not a byte of an opened share is in the aggregator's files."""
+    monkeypatch.setattr("dovetail.parties.aggregator.store._SMALL", small)
     sharing = Sharing(tmp_path, dim=40)
     parties = [sharing.aggregator(i) for i in range(2)]
     kept = []
@@ -110,7 +112,8 @@ def test_nothing_is_left_after_a_round(tmp_path):
         party.store._keep = spy
     whole_round(sharing, [np.zeros(40, np.float32)] * 4, parties=parties)
     assert len(kept) == 8
-    files = b"".join(path.read_bytes() for i in range(2) for path in (tmp_path / f"aggregator-{i}").glob("store.db*"))
+    found = [path for i in range(2) for path in (tmp_path / f"aggregator-{i}").rglob("*") if path.is_file()]
+    files = b"".join(path.read_bytes() for path in found if "keys" not in path.parts)
     assert not any(share in files for share in kept)
     assert not any(user.public.key_id in files for user in sharing.users)
 

@@ -23,6 +23,7 @@ from starlette.responses import PlainTextResponse
 from dovetail.parties.common.certificates import make_authority, make_certificate
 from dovetail.parties.common.wire import signed_headers
 from dovetail.parties.deployment import free_ports
+from dovetail.parties.http import _connection as connection_module
 from dovetail.parties.http import door as door_module
 from dovetail.parties.http._http import Counts
 from dovetail.parties.http.analyzer import AnalyzerService
@@ -45,8 +46,8 @@ async def hello(scope, receive, send):
 class Opened:
     """A door in this process, with a line to it."""
 
-    def __init__(self, tmp_path, *, most=50, tls=False):
-        self.most, certified = most, None
+    def __init__(self, tmp_path, *, most=50, tls=False, app=hello):
+        self.most, self._app, certified = most, app, None
         if tls:
             certified = make_certificate(tmp_path, make_authority(tmp_path), host="127.0.0.1")
         self.listener = door_module.listen("127.0.0.1", 0)
@@ -55,7 +56,7 @@ class Opened:
         self.context = ssl.create_default_context(cafile=tmp_path / "authority.crt") if tls else None
 
     async def __aenter__(self):
-        config = door_module.configured(hello, *(self._files or (None, None)))
+        config = door_module.configured(self._app, *(self._files or (None, None)))
         self.door = Door(config, most=self.most)
         self._task = asyncio.create_task(self.door._serve([self.listener]))
         while not self.door.started:
@@ -102,7 +103,7 @@ def test_the_longest_silent_make_room_for_who_comes(tmp_path, tls):
 
 
 def test_who_says_nothing_or_half_a_head_is_let_go_of(tmp_path, monkeypatch):
-    monkeypatch.setattr(door_module, "_HEAD", -1.0)
+    monkeypatch.setattr(connection_module, "_HEAD", -1.0)
 
     async def wait():
         async with Opened(tmp_path) as opened:
@@ -148,7 +149,7 @@ ENDLESS = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1099511627776\r\n\r\n"
 
 def test_who_was_answered_and_does_not_stop_sending_is_let_go_of(tmp_path, monkeypatch):
     """A length of a terabyte once bought a place for two years."""
-    monkeypatch.setattr(door_module, "_LINGER", -1.0)
+    monkeypatch.setattr(connection_module, "_LINGER", -1.0)
 
     async def send():
         async with Opened(tmp_path) as opened:

@@ -43,7 +43,8 @@ def test_whoever_dies_at_whichever_step_every_report_counts_once(tmp_path, monke
 
 
 def test_whichever_aggregator_dies_at_whichever_step_every_share_counts_once(tmp_path, monkeypatch):
-    """Open, accept, freeze, agree, close, send, acknowledge; and the analyzer that takes it."""
+    """Open, accept, freeze, agree, close, send, acknowledge; and the analyzer that takes it. Shares are in segments."""
+    monkeypatch.setattr("dovetail.parties.aggregator.store._SMALL", -1)
     among = after_commits_of("analyzer", "aggregator-0", "aggregator-1")
     assert dying_once(tmp_path, monkeypatch, TWO_AGGREGATORS, users=2, rounds=1, among=among) > 25
 

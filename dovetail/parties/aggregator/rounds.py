@@ -33,6 +33,8 @@ REFUSED = "refused.json"  # whose proofs did not hold, for who enrols users
 class Aggregator(Intermediary[SumStore]):
     """One of the aggregators of a task, without the network around it.
 
+    Replicas with a database may keep shares as `segments` of a folder that they all reach.
+
     Guarantees:
         What leaves is one sum over at least the task's minimum of users, sealed to the analyzer, the same bytes however
         often it is sent.
@@ -43,8 +45,8 @@ class Aggregator(Intermediary[SumStore]):
 
     kind: ClassVar[str] = "aggregator"
 
-    def __init__(self, folder: Path, **options: Any) -> None:
-        self._sampler, self._folder = ExactSampler(), folder
+    def __init__(self, folder: Path, *, segments: Path | None = None, **options: Any) -> None:
+        self._sampler, self._folder, self._segments = ExactSampler(), folder, segments
         super().__init__(folder, **options)
 
     @classmethod
@@ -62,6 +64,7 @@ class Aggregator(Intermediary[SumStore]):
             min_uploads=self.task.min_clients,
             max_uploads=self.task.max_clients,
             owner=owner,
+            segments=self._segments,
         )
 
     @property

@@ -1,5 +1,8 @@
 """An aggregator's memory: one share per user until a round closes, then the sum, sealed to the analyzer.
 
+Shares of more than a few bytes are in segments, where there is a place for them, and the database says where: beside a
+SQLite file, or in a folder that all replicas reach. They are written before the transaction that takes them ends.
+
 The shares of the agreed users are added up some at a time, in the order of their reports. Such a partial sum may be
 made and kept before the round closes, by whichever replica comes to it; it goes with the shares. Noise, where
 aggregators add it, is drawn in the transaction that closes the round, and the sealed sum is written down in it: what is
@@ -15,10 +18,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from dovetail.parties.aggregator.segments import Place, Segments
 from dovetail.parties.common.sharing import Sharing
 from dovetail.parties.common.wire import Malformed
 from dovetail.parties.intermediary.arrivals import Arrival, Turned
-from dovetail.parties.intermediary.store import RoundStore
+from dovetail.parties.intermediary.store import RoundStore, State
 
 __all__ = ["Finish", "SumStore"]
 
@@ -30,18 +34,24 @@ CREATE TABLE IF NOT EXISTS sums (round INTEGER PRIMARY KEY, sealed BLOB NOT NULL
     """
 CREATE TABLE IF NOT EXISTS partials (round INTEGER, reports BLOB, total BLOB, PRIMARY KEY (round, reports)) STRICT;
 """,
+    """
+CREATE TABLE IF NOT EXISTS places (round INTEGER, report BLOB, segment BLOB, at INTEGER, size INTEGER,
+                                   PRIMARY KEY (round, report)) STRICT, WITHOUT ROWID;
+""",
 )
 _AT_A_TIME, _MOST_BYTES = 1024, 1 << 23  # reports of a partial sum, and bytes of their shares
+_SMALL = 1024  # bytes of a share that is kept in the database itself
+_SEGMENTS = "segments"  # the folder beside a file
 Finish = Callable[[int, np.ndarray], bytes]  # from a round and its sum to what leaves
 
 
 class SumStore(RoundStore):
     """The store of the aggregator with this index; the content of an upload is its share.
 
-    `finish` makes from a sum what leaves.
+    `finish` makes from a sum what leaves. `segments` is where large shares are; a SQLite file has its own place.
     """
 
-    contents: ClassVar[tuple[str, ...]] = ("shares",)
+    contents: ClassVar[tuple[str, ...]] = ("shares", "places")
     additions: ClassVar[tuple[str, ...]] = ("partials",)
     leaves: ClassVar[str] = "sums"
     migrations: ClassVar[Mapping[str, tuple[str, ...]]] = {"sums": _MIGRATIONS}
@@ -56,9 +66,15 @@ class SumStore(RoundStore):
         min_uploads: int,
         max_uploads: int,
         owner: bytes = b"",
+        segments: Path | None = None,
     ) -> None:
         self._sharing, self._index, self._finish = sharing, index, finish
+        if segments is None and isinstance(where, Path):
+            segments = where.with_name(_SEGMENTS)
+        name = hashlib.sha256(owner).hexdigest()[:32]  # whoever shares the folder does not sweep it for others
+        self._segments = None if segments is None else Segments(segments / name)
         super().__init__(where, self.migrations, min_uploads=min_uploads, max_uploads=max_uploads, owner=owner)
+        self._sweep()
 
     def check(self, arrival: Arrival) -> None:
         """Turn away a share of another form."""
@@ -87,8 +103,48 @@ class SumStore(RoundStore):
                         return
                     self._do("INSERT INTO partials VALUES (?, ?, ?) ON CONFLICT DO NOTHING", *made)
 
+    def close(self, round: int, *, roster: Collection[bytes] | None = None, batch: bytes | None = None) -> State:
+        """Close a frozen round; its shares are gone for good when this ends."""
+        state = super().close(round, roster=roster, batch=batch)
+        self._sweep()
+        return state
+
+    def shut(self) -> None:
+        """Let go of it."""
+        super().shut()
+        if self._segments is not None:
+            self._segments.shut()
+
+    def _sweep(self) -> None:
+        """Drop the segments of rounds that are closed, also if who closed them did not come to it."""
+        if self._segments is not None:
+            for round in self._segments.rounds():
+                if self.state(round) in ("void", "sent", "done"):
+                    self._segments.drop(round)
+
     def _keep(self, arrivals: Sequence[Arrival]) -> None:
-        self._database.insert("shares", [(one.round, one.report, one.content) for one in arrivals])
+        if self._segments is None or all(len(one.content) <= _SMALL for one in arrivals):
+            self._database.insert("shares", [(one.round, one.report, one.content) for one in arrivals])
+            return
+        for round in {one.round for one in arrivals}:
+            some = [one for one in arrivals if one.round == round]
+            places = self._segments.append(round, [one.content for one in some])
+            rows = [(round, one.report, *place) for one, place in zip(some, places, strict=True)]
+            self._database.insert("places", rows)
+
+    def _contents(self, round: int, names: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+        """The reports of these names with what is kept of them, in any order."""
+        for low in range(0, len(names), _AT_A_TIME):
+            some = names[low : low + _AT_A_TIME]
+            asked = f"WHERE round = ? AND report IN ({','.join('?' * len(some))})"
+            yield from self._rows(f"SELECT report, share FROM shares {asked}", round, *some)
+            query = f"SELECT report, segment, at, size FROM places {asked} ORDER BY segment, at"
+            placed = self._rows(query, round, *some)
+            if placed and self._segments is None:
+                raise ValueError("expected the folder of this store's segments, got none")
+            if placed and self._segments is not None:
+                found = self._segments.read(round, (Place(*row[1:]) for row in placed))
+                yield from zip((row[0] for row in placed), found, strict=True)
 
     def _leave(self, round: int) -> None:
         total = self._sharing.nothing()
@@ -103,12 +159,12 @@ class SumStore(RoundStore):
         return [names[low : low + step] for low in range(0, len(names), step)]
 
     def _added(self, round: int, names: Sequence[bytes]) -> np.ndarray:
-        total, asked = self._sharing.nothing(), ",".join("?" * len(names))
-        contents = self._rows(f"SELECT share FROM shares WHERE round = ? AND report IN ({asked})", round, *names)
-        if len(contents) != len(names):
-            raise ValueError(f"expected the shares of {len(names)} reports of round {round}, got {len(contents)}")
-        for (content,) in contents:
+        total, count = self._sharing.nothing(), 0
+        for _, content in self._contents(round, names):
             self._sharing.add(total, self._share(content), self._index)
+            count += 1
+        if count != len(names):
+            raise ValueError(f"expected the shares of {len(names)} reports of round {round}, got {count}")
         return total
 
     def _kept(self, round: int, names: Sequence[bytes]) -> np.ndarray | None:

@@ -88,7 +88,7 @@ class VerifiedStore(SumStore):
         step = max(1, _AT_ONCE // proof.elements)
         for low in range(0, len(missing), step):
             names = missing[low : low + step]
-            reports = [self._report(round, name) for name in names]
+            reports = self._reports(round, names)
             found = proof.query(key, self._index, reports)
             told = [
                 (round, name, one.verifier + hashlib.sha256(report.public).digest())
@@ -151,11 +151,11 @@ class VerifiedStore(SumStore):
             raise Malformed("expected a share after its nonce, got less")
         return content[KEPT_NONCE:]
 
-    def _report(self, round: int, name: bytes) -> SharedReport:
-        found = self._one("SELECT share FROM shares WHERE round = ? AND report = ?", round, name)
-        if found is None:
+    def _reports(self, round: int, names: Sequence[bytes]) -> list[SharedReport]:
+        found = dict(self._contents(round, names))
+        if len(found) != len(names):
             raise ValueError(f"expected the share of every report on the roster of round {round}, got none of one")
-        return self._sharing.report(found[0][KEPT_NONCE:], found[0][:KEPT_NONCE])
+        return [self._sharing.report(found[name][KEPT_NONCE:], found[name][:KEPT_NONCE]) for name in names]
 
     def _found(self, round: int, first: int, count: int) -> list[bytes]:
         query = "SELECT told FROM verifiers WHERE round = ? ORDER BY report LIMIT ? OFFSET ?"

@@ -33,7 +33,7 @@ _LARGEST_TASK = 1 << 20  # bytes
 _ABSENT = (b',"analyzer_sign":null}', b',"begins":null,"ends":null}')  # what older tasks do not have
 
 
-class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """A training in public terms.
 
     A round takes in `min_clients` to `max_clients` users, of whom up to `colluders` may be fake or the adversary's, and
@@ -199,7 +199,7 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Whether its time is up."""
         return self.ends is not None and (time.time() if now is None else now) >= self.ends
 
-    @property
+    @functools.cached_property
     def task_id(self) -> bytes:
         """The SHA-256 of the canonical JSON."""
         return task_id_of(self.body)

@@ -10,7 +10,8 @@ import collections
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+from typing import Protocol as Interface
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -26,7 +27,11 @@ from dovetail.parties.intermediary.arrivals import Turned
 __all__ = [
     "SLOWEST",
     "SLOWEST_RATE",
+    "Announced",
+    "App",
     "Counts",
+    "Direct",
+    "Reply",
     "Served",
     "announced",
     "body_of",
@@ -35,6 +40,7 @@ __all__ = [
     "model_answer",
     "number_of",
     "path_of",
+    "refusal",
 ]
 
 _STATUS: dict[type[Exception], int] = {
@@ -44,6 +50,8 @@ _STATUS: dict[type[Exception], int] = {
     Turned: 409,
     Malformed: 400,
     Unavailable: 503,
+    ValueError: 400,
+    ClientDisconnect: 400,
 }
 _OTHER = "expected another request"
 _WORDS = {
@@ -69,24 +77,62 @@ class Counts(collections.Counter[str]):
         """Tell the other processes."""
 
 
+class Reply(NamedTuple):
+    """A status, a few words, and headers."""
+
+    status: int
+    words: str
+    headers: Mapping[str, str] = {}
+
+    def response(self) -> Response:
+        """For an application."""
+        return PlainTextResponse(self.words, status_code=self.status, headers=dict(self.headers))
+
+
+class Announced(Interface):
+    """A request whose head was looked at and believed."""
+
+    def take(self, body: bytes, answer: Callable[[Reply], None]) -> None:
+        """Do what it asks for, and answer, now or later; who refuses does not answer."""
+
+    def done(self) -> None:
+        """Its body was refused, or never came."""
+
+
+class Direct(Interface):
+    """What a service answers without a task and an application: frequent requests with a body of bounded size."""
+
+    def begin(self, method: str, path: str, headers: Mapping[str, str]) -> Announced | None:
+        """The request with this head; None if it goes to the application."""
+
+    def refusal(self, error: Exception) -> Reply:
+        """What is said to who is refused."""
+
+
+class App(Starlette):
+    """An application, and what goes past it."""
+
+    direct: Direct | None = None
+
+
 class Served:
-    """An application around a party: its routes, its counts, its background work, if any."""
+    """An application around a party: its routes, its counts, its background work, what goes past it, if anything."""
 
     def __init__(
         self,
         routes: Sequence[BaseRoute],
         counts: Counts,
         work: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        *,
+        direct: Direct | None = None,
     ) -> None:
         self.counts, self._work = counts, work
-        self.app = Starlette(
+        self.app = App(
             routes=list(routes),
             lifespan=self._lifespan,
-            exception_handlers={
-                HTTPException: self._refuse_http,
-                **dict.fromkeys((*_STATUS, ValueError, ClientDisconnect), self._refuse),
-            },
+            exception_handlers=dict.fromkeys((HTTPException, *_STATUS), self._refuse),
         )
+        self.app.direct = direct
         self.app.router.redirect_slashes = False  # a redirect is no answer to a signed request
 
     @contextlib.asynccontextmanager
@@ -101,30 +147,31 @@ class Served:
             await task
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
-        status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 400)
-        self.counts[f"refused {status}"] += 1
+        return refusal(error, self.counts).response()
+
+
+def refusal(error: Exception, counts: Counts) -> Reply:
+    """What is said, and counted, of a request that was refused."""
+    if isinstance(error, HTTPException):
+        status, words = error.status_code, _WORDS.get(error.status_code, _OTHER)
+    else:
+        status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
         words = " ".join(str(error).split())  # errors that are not ours would say how we are made
-        return PlainTextResponse(words if words.startswith("expected ") else _OTHER, status_code=status)
-
-    async def _refuse_http(self, request: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 400
-        self.counts[f"refused {status}"] += 1
-        headers = {"retry-after": "1"} if status == 429 else None
-        return PlainTextResponse(_WORDS.get(status, _OTHER), status_code=status, headers=headers)
+    counts[f"refused {status}"] += 1
+    headers = {"retry-after": "1"} if status == 429 else {}
+    return Reply(status, words if words.startswith("expected ") else _OTHER, headers)
 
 
-def announced(request: Request, keys: Mapping[bytes, PublicKey], *, most: int) -> Promised:
+def announced(
+    keys: Mapping[bytes, PublicKey], method: str, path: str, headers: Mapping[str, str], *, most: int
+) -> Promised:
     """Who sends a request, and how much: all that is looked at before its body is read, of one of these alone."""
-    if "transfer-encoding" in request.headers:
+    if "transfer-encoding" in headers:
         raise HTTPException(411)
-    if _length(request) > most:
+    length = headers.get("content-length", "0")
+    if length.isascii() and length.isdigit() and int(length) > most:
         raise HTTPException(413)
-    return promised(keys, request.method, path_of(request), request.headers)
-
-
-def _length(request: Request) -> int:
-    text = request.headers.get("content-length", "0")
-    return int(text) if text.isascii() and text.isdigit() else 0
+    return promised(keys, method, path, headers)
 
 
 async def body_of(request: Request, *, most: int) -> bytes:

@@ -18,7 +18,17 @@ from dovetail._structs import ready
 from dovetail.parties.analyzer.rounds import Analyzer
 from dovetail.parties.common.notices import Notices
 from dovetail.parties.common.wire import BATCH_ID, Closed, Malformed
-from dovetail.parties.http._http import Counts, Served, announced, body_of, busy, cached, model_answer, number_of
+from dovetail.parties.http._http import (
+    Counts,
+    Served,
+    announced,
+    body_of,
+    busy,
+    cached,
+    model_answer,
+    number_of,
+    path_of,
+)
 from dovetail.parties.http.operating import health_routes, metrics_of, tell_metrics
 from dovetail.parties.http.page import status_page
 
@@ -110,7 +120,7 @@ class AnalyzerService:
 
     async def _said(self, request: Request, *, most: int) -> tuple[int, bytes]:
         """Which shuffler or aggregator sends a request, and its body."""
-        said = announced(request, self._keys, most=most)
+        said = announced(self._keys, request.method, path_of(request), request.headers, most=most)
         body = await body_of(request, most=said.length)
         said.check(body)
         return self._senders[said.sender], body

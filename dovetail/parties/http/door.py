@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import gc
 import resource
 import socket
 import ssl
@@ -19,19 +20,12 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from dovetail.parties.http import _http
+from dovetail.parties.http._connection import GOODBYE, Connection
 
 __all__ = ["Door", "address_of", "answer", "configured", "listen", "most_connections", "serve"]
 
-_HANDSHAKE, _GOODBYE = 10.0, 5.0  # seconds for TLS to begin and to end
-_HEAD = 10.0  # seconds for the head of a request
-_LARGEST_HEAD = 64 * 1024  # bytes
-_UNREAD = 60.0  # seconds in which somebody must read on
-_IDLE = 30.0  # seconds that a connection is kept for another request
-_LINGER = 5.0  # seconds in which who was refused before all had come may read the answer, and end
-_AHEAD = 8  # requests of one connection that wait for their turn; each costs a hundred times its bytes
+_HANDSHAKE = 10.0  # seconds for TLS to begin
 _AT_ONCE = 64  # connections that are accepted in a row
 _OWN_FILES = 128  # files that are not connections: the store, links to others, what is loaded later
 _SWITCH = 0.001  # seconds after which the thread that writes gets its turn
@@ -50,92 +44,6 @@ def most_connections() -> int:
     return most
 
 
-class _Connection(HttpToolsProtocol):
-    """One connection; `quiet` are those that nothing is being done for, the longest silent first."""
-
-    quiet: dict[_Connection, None]
-    _since = 0.0  # when what is being waited for began
-    _waiting: float | None = None  # how long it may take; None: it is our turn
-    _head = 0  # bytes of the head that is coming
-    _unread: float | None = None  # since when the other side does not read
-    _closing: float | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self.client = None  # nobody is to know
-        self._await(_HEAD)
-        self.quiet[self] = None
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.quiet.pop(self, None)
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        if self._waiting == _IDLE:  # the next request begins
-            self._await(_HEAD)
-        super().data_received(data)
-        if self._waiting == _HEAD and not self.transport.is_closing():
-            self._head += len(data)
-            if self._head > _LARGEST_HEAD:
-                self.send_400_response("Invalid HTTP request received.")
-
-    def on_headers_complete(self) -> None:
-        if len(self.pipeline) >= _AHEAD:
-            raise ValueError("expected answers to be waited for")  # the parser ends the connection
-        self.quiet.pop(self, None)
-        self._head = 0
-        stated = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
-        self._await(_http.SLOWEST + min(stated, 1 << 40) / _http.SLOWEST_RATE + _HEAD)
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        if self.cycle.response_complete:  # it was refused before all of it had come
-            self._rest()
-        else:
-            self._waiting = None
-        super().on_message_complete()
-
-    def on_response_complete(self) -> None:
-        """As the base does, but for its timer: `overdue` does with one look at everybody's clock a second."""
-        self.server_state.total_requests += 1
-        if self.transport.is_closing():
-            return
-        self.flow.resume_reading()
-        if self.pipeline:
-            cycle, app = self.pipeline.pop()
-            self._start_asgi_task(cycle, app)
-        else:
-            self._rest(_IDLE if self._waiting is None else _LINGER)
-
-    def pause_writing(self) -> None:
-        self._unread = self.loop.time()
-        super().pause_writing()
-
-    def resume_writing(self) -> None:
-        self._unread = None
-        super().resume_writing()
-
-    def _rest(self, seconds: float = _IDLE) -> None:
-        self._await(seconds)
-        self.quiet[self] = None
-
-    def _await(self, seconds: float) -> None:
-        self._since, self._waiting = self.loop.time(), seconds
-
-    def overdue(self, now: float) -> bool:
-        """Whether the other side lets us wait for too long."""
-        if self.transport.is_closing():
-            self._closing = self._closing or now
-            return now - self._closing > _GOODBYE
-        if self._unread is not None and now - self._unread > _UNREAD:
-            return True
-        return self._waiting is not None and now - self._since > self._waiting + 1.0
-
-    def drop(self) -> None:
-        """Let go of it, without another word."""
-        self.transport.abort()
-
-
 class Door(uvicorn.Server):
     """A server that accepts at most so many connections, and lets go of the longest silent one if there are more."""
 
@@ -143,8 +51,8 @@ class Door(uvicorn.Server):
         super().__init__(config)
         self._most = most
         self._shaking: dict[socket.socket, None] = {}  # TLS has not begun yet
-        self._quiet: dict[_Connection, None] = {}
-        self._kind = type("Connection", (_Connection,), {"quiet": self._quiet})
+        self._quiet: dict[Connection, None] = {}
+        self._kind = type("Connection", (Connection,), {"quiet": self._quiet})
         self._tasks: set[asyncio.Task[None]] = set()
         self.turned = collections.Counter[str]()
 
@@ -179,7 +87,7 @@ class Door(uvicorn.Server):
         if counter % 10 == 0:
             now = asyncio.get_running_loop().time()
             for connection in list(self.server_state.connections):
-                if isinstance(connection, _Connection) and connection.overdue(now):
+                if isinstance(connection, Connection) and connection.overdue(now):
                     self.turned["overdue"] += 1
                     connection.drop()
         return await super().on_tick(counter)
@@ -220,7 +128,7 @@ class Door(uvicorn.Server):
     async def _begin(self, accepted: socket.socket) -> None:
         options: dict[str, Any] = {}
         if self.config.ssl is not None:
-            seconds = {"ssl_handshake_timeout": _HANDSHAKE, "ssl_shutdown_timeout": _GOODBYE}
+            seconds = {"ssl_handshake_timeout": _HANDSHAKE, "ssl_shutdown_timeout": GOODBYE}
             options = {"ssl": self.config.ssl, **seconds}
         try:
             await asyncio.get_running_loop().connect_accepted_socket(self._connection, accepted, **options)
@@ -254,6 +162,7 @@ def answer(
 ) -> None:
     """Answer what comes to a listening socket until told to stop."""
     sys.setswitchinterval(_SWITCH)
+    gc.freeze()  # who is enrolled need not be looked through again and again
     Door(configured(app, certificate, private_key), most=most).run(sockets=[listener])
 
 
@@ -266,7 +175,7 @@ def configured(app: Any, certificate: Path | None, private_key: Path | None) -> 
         server_header=False,
         date_header=False,
         proxy_headers=False,
-        http=_Connection,
+        http=Connection,
         loop="uvloop",
         ws="none",
         ssl_certfile=None if certificate is None else str(certificate),

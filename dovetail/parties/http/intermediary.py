@@ -8,15 +8,13 @@ or whose time is up, and forwards them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -24,34 +22,20 @@ from starlette.routing import Route
 from dovetail.parties.common.keys import PublicKey
 from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink, Unreachable
 from dovetail.parties.common.notices import Notices
-from dovetail.parties.common.wire import (
-    Malformed,
-    RoundStatus,
-    TooLate,
-    Unknown,
-    Upload,
-    authenticated,
-)
+from dovetail.parties.common.wire import Malformed, RoundStatus, TooLate, Unknown, authenticated
 from dovetail.parties.http import _http
-from dovetail.parties.http._http import Counts, Served, announced, body_of, busy, cached, number_of, path_of
+from dovetail.parties.http._http import Counts, Served, busy, cached, number_of, path_of
 from dovetail.parties.http.operating import health_routes, metrics_of, tell_metrics
 from dovetail.parties.http.pacing import Pacing
-from dovetail.parties.intermediary.arrivals import Accepted, Arrival, Over, Turned, Unopened
-from dovetail.parties.intermediary.enrolment import user_of
+from dovetail.parties.http.uploads import Uploads
 from dovetail.parties.intermediary.party import Intermediary
 
 __all__ = ["IntermediaryService"]
 
 _LOG = logging.getLogger(__name__)
-_TOGETHER = 256  # uploads that are written in one transaction
-_SMALL = 1 << 17  # bytes of an upload that is opened at once; a larger one would hold up others
 _PAUSE = 0.05  # seconds between looks at what there is to do
 _SAID = 0.5  # seconds after which others hear what was counted
 _PATIENCE = 60.0  # seconds in which others may still come up
-
-
-class _Unwritten(Turned):
-    """An upload that the store failed to keep; its sender tries again."""
 
 
 class IntermediaryService:
@@ -72,25 +56,31 @@ class IntermediaryService:
         keeps: bool = True,
         metrics_port: int | None = None,
     ) -> None:
-        self._metrics_port, self._failing = metrics_port, False
+        self._metrics_port = metrics_port
         self._notices = notices or functools.partial(Notices, party.signed.signer.key_id)
         self._keeps = keeps
         self._pacing = Pacing(party.task)
-        self._uploading: set[bytes] = set()  # whose upload is being taken
         self._party, self._analyzer, self._peers, self._enrolled = party, analyzer, peers, enrolled
         others = [keys.sign for i, keys in enumerate(party.task.intermediaries) if i != party.index]
         self._others = {key.key_id: key for key in others}
         self._status: RoundStatus | None = None
         self._opened = 0  # the last round that this replica opened
         self._model: tuple[int, tuple[bytes, bytes]] | None = None  # with its signature
-        self._waiting: list[tuple[Arrival, asyncio.Future[Accepted | Turned]]] = []
-        self._arrived = asyncio.Event()
         self._said: set[str] = set()
         self._began = time.monotonic()
         prefix = "/v1/tasks/{task}"
         self.counts = Counts() if counts is None else counts
+        self._uploads = Uploads(
+            party,
+            enrolled=enrolled,
+            notices=self._notices,
+            counts=self.counts,
+            current=lambda: None if self._status is None else self._status.round,
+            headers=self._pacing.headers,
+            complain=self._complain,
+        )
         routes = [
-            *health_routes(lambda: self._status is not None and not self._failing),
+            *health_routes(lambda: self._status is not None and not self._uploads.failing),
             Route("/v1/task", self._get_task),
             Route("/v1/notices", self._get_notices),
             Route("/v1/status", self._get_status),
@@ -102,7 +92,7 @@ class IntermediaryService:
             Route(f"{prefix}/rounds/{{round}}/challenge", self._challenge),
             Route(f"{prefix}/rounds/{{round}}/verifiers/{{first:int}}", self._verifiers),
         ]
-        self.app = Served(routes, self.counts, self._work).app
+        self.app = Served(routes, self.counts, self._work, direct=self._uploads).app
 
     async def _get_task(self, request: Request) -> Response:
         return cached(request, msgspec.json.encode(self._party.signed), "application/json", seconds=60)
@@ -129,52 +119,10 @@ class IntermediaryService:
         return _http.model_answer(request, *self._model[1])
 
     async def _upload(self, request: Request) -> Response:
-        task = self._party.task
-        round = number_of(request, task.task_id)
+        round = number_of(request, self._party.task.task_id)
         if request.path_params["index"] != str(self._party.index):
             raise Malformed(f"expected an upload for {self._party.kind} {self._party.index}, got one for another")
-        if self._notices().withdrawn(task.task_id):
-            raise TooLate("expected an upload to a task that stands, got one to a task that was withdrawn")
-        said = announced(request, self._enrolled, most=self._party.most)
-        with self._one_at_a_time(said.sender):
-            body = await body_of(request, most=said.length)
-            said.check(body)
-            return await self._take(round, said.sender, Upload.decode(body))
-
-    @contextlib.contextmanager
-    def _one_at_a_time(self, client: bytes) -> Iterator[None]:
-        """Nobody fills our memory with uploads of which one counts."""
-        if client in self._uploading:
-            raise HTTPException(429)
-        self._uploading.add(client)
-        try:
-            yield
-        finally:
-            self._uploading.discard(client)
-
-    async def _take(self, round: int, sender: bytes, upload: Upload) -> Response:
-        who = {"client": user_of(self._enrolled, sender), "sender": sender}
-        opening = functools.partial(self._party.arrival, round, upload=upload, **who)
-        arrival = opening() if len(upload.sealed) <= _SMALL else await asyncio.to_thread(opening)
-        future: asyncio.Future[Accepted | Turned] = asyncio.get_running_loop().create_future()
-        self._waiting.append((arrival, future))
-        self._arrived.set()
-        taken = await future
-        if isinstance(taken, Turned):
-            return self._turned_away(taken, round)
-        self.counts[taken] += 1
-        return PlainTextResponse(taken, headers=self._pacing.headers())
-
-    def _turned_away(self, why: Turned, round: int) -> Response:
-        """Who was not written down, or is ahead of this party, asks again (503, 425); who is late does not (410)."""
-        if isinstance(why, _Unwritten):
-            return PlainTextResponse(str(why), status_code=503)
-        if not isinstance(why, Unopened | Over):
-            raise why
-        ahead = isinstance(why, Unopened) and (self._status is None or round >= self._status.round)
-        status = 425 if ahead else 410
-        self.counts[f"refused {status}"] += 1
-        return PlainTextResponse(str(why), status_code=status)
+        return await self._uploads.serve(request, round)
 
     async def _roster(self, request: Request) -> Response:
         round = self._asked_by_another(request)
@@ -200,7 +148,7 @@ class IntermediaryService:
         return round
 
     async def _work(self) -> None:
-        duties = [self._write(), busy(_PAUSE, self._follow, self._complain), self._publish()]
+        duties = [self._uploads.write(), busy(_PAUSE, self._follow, self._complain), self._publish()]
         if self._keeps:
             duties += [busy(_PAUSE, self._close, self._complain), self._tell_metrics()]
         await asyncio.gather(*duties)
@@ -227,24 +175,6 @@ class IntermediaryService:
         while True:
             await asyncio.sleep(_SAID)
             self.counts.publish()
-
-    async def _write(self) -> None:
-        """Whatever arrived since the last look, in one transaction."""
-        while True:
-            await self._arrived.wait()
-            batch, self._waiting = self._waiting[:_TOGETHER], self._waiting[_TOGETHER:]
-            if not self._waiting:
-                self._arrived.clear()
-            try:
-                taken = await asyncio.to_thread(self._party.store.accept_all, [arrival for arrival, _ in batch])
-                self._failing = False
-            except Exception as error:
-                taken = [_Unwritten("expected a store that can be written to, got an error")] * len(batch)
-                self._failing = True
-                self._complain(error)
-            for (_, future), outcome in zip(batch, taken, strict=True):
-                if not future.done():
-                    future.set_result(outcome)
 
     async def _follow(self) -> None:
         """What the analyzer says: a new round is opened here, with its model."""

@@ -1,0 +1,136 @@
+"""Large contents of uploads beside a database, which keeps their places: in files that are only appended to.
+
+A database writes a large value several times, a segment once. Every process appends to segments of its own; all that
+reach the folder read them. What was appended but whose place was not committed is never looked at, and goes with the
+segment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["Place", "Segments"]
+
+_NAME = 8  # bytes
+_VECTOR = 512  # contents that are written at a time; systems allow 1024
+_ZEROS = bytes(1 << 20)
+
+
+class Place(NamedTuple):
+    """Where something is: in which segment, from which byte on, and how many they are."""
+
+    segment: bytes
+    at: int
+    size: int
+
+
+class Segments:
+    """The segments in a folder, by round.
+
+    Guarantees:
+        What `append` gave the places of is on disk.
+        What is dropped is overwritten first.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._round, self._name, self._file, self._end = 0, b"", -1, 0  # the segment that is appended to
+
+    def append(self, round: int, contents: Sequence[bytes]) -> list[Place]:
+        """Keep these; for one thread at a time."""
+        if self._file < 0 or self._round != round:
+            self._begin(round)
+        places, at = [], self._end
+        for content in contents:
+            places.append(Place(self._name, at, len(content)))
+            at += len(content)
+        try:
+            _write(self._file, contents)
+            os.fdatasync(self._file)
+        except BaseException:
+            self.shut()  # nobody knows where it ends
+            raise
+        self._end = at
+        return places
+
+    def read(self, round: int, places: Iterable[Place]) -> Iterator[bytes]:
+        """What is in these places, one after the other."""
+        with contextlib.ExitStack() as stack:
+            files: dict[bytes, int] = {}
+            for name, at, size in places:
+                if name not in files:
+                    files[name] = os.open(self._path(round) / name.hex(), os.O_RDONLY)
+                    stack.callback(os.close, files[name])
+                found = os.pread(files[name], size, at)
+                if len(found) != size:
+                    raise ValueError(f"expected {size} bytes of an upload in a segment of round {round}, got less")
+                yield found
+
+    def rounds(self) -> list[int]:
+        """The rounds that there are segments of."""
+        if not self._folder.is_dir():
+            return []
+        return sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdigit())
+
+    def drop(self, round: int) -> None:
+        """Overwrite and delete what there is of a round; several may do so at once."""
+        if self._round == round:
+            self.shut()
+        with contextlib.suppress(FileNotFoundError):
+            for path in self._path(round).iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    _overwrite(path)
+                    path.unlink()
+        with contextlib.suppress(OSError):  # somebody was faster, or still has a file open on a network's volume
+            self._path(round).rmdir()
+
+    def shut(self) -> None:
+        """Let go of the files."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+    def _begin(self, round: int) -> None:
+        self.shut()
+        folder = self._path(round)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        name = secrets.token_bytes(_NAME)
+        file = os.open(folder / name.hex(), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        for changed in (folder, self._folder, self._folder.parent):
+            _sync(changed)
+        self._round, self._name, self._file, self._end = round, name, file, 0
+
+    def _path(self, round: int) -> Path:
+        return self._folder / str(round)
+
+
+def _write(file: int, contents: Sequence[bytes]) -> None:
+    """Many with one call: Python's lock is let go of and waited for at each."""
+    left = [memoryview(content) for content in contents]
+    while left:
+        done = os.writev(file, left[:_VECTOR])
+        while left and done >= len(left[0]):
+            done -= len(left.pop(0))
+        if left:
+            left[0] = left[0][done:]
+
+
+def _overwrite(path: Path) -> None:
+    with path.open("r+b", buffering=0) as file:
+        left = os.fstat(file.fileno()).st_size
+        while left > 0:
+            left -= file.write(_ZEROS[:left])
+        os.fdatasync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

@@ -1,0 +1,112 @@
+"""Shares in segments: on disk before they are taken, read by all, overwritten when their round closes."""
+
+import os
+
+import numpy as np
+import pytest
+from parties.sharing import Sharing
+
+from dovetail.parties.aggregator import store as store_module
+from dovetail.parties.aggregator.segments import Segments
+from dovetail.parties.common.wire import REPORT_ID
+from dovetail.parties.intermediary.arrivals import Arrival
+
+
+@pytest.fixture(autouse=True)
+def all_in_segments(monkeypatch):
+    monkeypatch.setattr(store_module, "_SMALL", -1)
+
+
+def files(folder):
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def arrivals(sharing, count, round=1):
+    """Shares for the second aggregator."""
+    values = np.zeros(sharing.task.dim, np.int64)
+    shares = [sharing.task.sharing().split(values, nonce=bytes(16))[1] for _ in range(count)]
+    return [Arrival(round, bytes([user + 1]), os.urandom(REPORT_ID), share) for user, share in enumerate(shares)]
+
+
+def test_what_is_appended_is_found_again_by_others_and_overwritten_when_it_goes(tmp_path):
+    one, other = Segments(tmp_path / "a"), Segments(tmp_path / "a")
+    contents = [os.urandom(size) for size in (1, 0, 30_000)] + [bytes([i % 256]) * 7 for i in range(600)]
+    places = one.append(3, contents) + other.append(3, [b"others"])
+    assert list(other.read(3, places)) == [*contents, b"others"]
+    assert one.append(3, [b"more"])[0].at == sum(map(len, contents))
+    assert one.append(4, [b"next"])[0].at == 0
+    assert one.rounds() == [3, 4] == other.rounds()
+    held = [path.open("rb") for path in files(tmp_path / "a" / "3")]
+    one.drop(3)
+    other.drop(3)
+    assert [set(file.read()) for file in held] == [{0}, {0}]
+    assert other.rounds() == [4] and len(files(tmp_path)) == 1
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in files(tmp_path))
+
+
+def test_a_write_that_fails_half_way_spoils_nothing(tmp_path, monkeypatch):
+    segments = Segments(tmp_path)
+    first = segments.append(1, [b"first"])
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fdatasync", lambda file: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            segments.append(1, [b"lost"])
+    second = segments.append(1, [b"second"])
+    assert second[0].segment != first[0].segment
+    assert list(segments.read(1, first + second)) == [b"first", b"second"]
+    with pytest.raises(ValueError, match="expected 99 bytes of an upload in a segment of round 1, got less"):
+        list(segments.read(1, [first[0]._replace(size=99)]))
+
+
+def test_contents_are_on_disk_before_their_places_are(tmp_path, monkeypatch):
+    sharing = Sharing(tmp_path)
+    store, steps = sharing.aggregator(1).store, []
+    store.open_round(1, head=b"", closes=0.0)
+    sync, insert = os.fdatasync, store._database.insert
+    monkeypatch.setattr(os, "fdatasync", lambda file: (steps.append("on disk"), sync(file)))
+    monkeypatch.setattr(store._database, "insert", lambda name, rows: (steps.append(name), insert(name, rows)))
+    assert store.accept_all(arrivals(sharing, 3)) == ["accepted"] * 3
+    assert steps == ["uploads", "on disk", "places"]
+    assert store._rows("SELECT * FROM shares") == []
+
+
+def test_an_upload_whose_transaction_fails_is_taken_when_it_comes_again(tmp_path, monkeypatch):
+    sharing = Sharing(tmp_path)
+    store, sent = sharing.aggregator(1).store, arrivals(sharing, 2)
+    store.open_round(1, head=b"", closes=0.0)
+    with monkeypatch.context() as broken:
+        broken.setattr(store._database, "insert", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            store.accept_all(sent)
+    assert store.accept_all(sent) == ["accepted"] * 2 and store.accept_all(sent) == ["known"] * 2
+    assert dict(store._contents(1, [one.report for one in sent])) == {one.report: one.content for one in sent}
+
+
+def test_segments_of_a_closed_round_are_swept_by_whoever_comes_next(tmp_path, monkeypatch):
+    """Who closed the round died before it came to it; another round stays."""
+    sharing = Sharing(tmp_path)
+    party = sharing.aggregator(1)
+    sent = {round: arrivals(sharing, 4, round) for round in (1, 2)}
+    for round, uploads in sent.items():
+        party.store.open_round(round, head=b"", closes=0.0)
+        party.store.accept_all(uploads)
+    roster = party.store.freeze(1)
+    with monkeypatch.context() as killed:
+        killed.setattr(party.store, "_sweep", lambda: None)
+        assert party.store.close(1, roster=roster) == "sent"
+    segments = tmp_path / "aggregator-1" / "segments"
+    assert len(files(segments)) == 2
+    party.shut()
+    reborn = sharing.aggregator(1).store
+    assert [path.parent.name for path in files(segments)] == ["2"]
+    assert len(dict(reborn._contents(2, [one.report for one in sent[2]]))) == 4
+
+
+def test_a_replica_without_the_folder_says_so(tmp_path):
+    sharing = Sharing(tmp_path)
+    store = sharing.aggregator(1).store
+    store.open_round(1, head=b"", closes=0.0)
+    store.accept_all(arrivals(sharing, 4))
+    store._segments = None
+    with pytest.raises(ValueError, match="expected the folder of this store's segments, got none"):
+        store.close(1, roster=store.freeze(1))
