@@ -1,10 +1,12 @@
 """The door of an aggregator under load: uploads of 15 KB, fresh connections, status, polite clients, a large round."""
 
+import contextlib
 import mmap
 import os
 import secrets
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +76,39 @@ def request_of(method: str, path: str, body: bytes = b"", **headers: str) -> byt
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
-def fleet_of(deployment: Deployment, doors: int, aggregators: tuple[int, ...] = (LAST,)) -> Fleet:
+class StoredFleet(Fleet):
+    """A fleet whose aggregators keep their state where these words say."""
+
+    def __init__(self, deployment: Deployment, *, words: Sequence[object], doors: int) -> None:
+        super().__init__(deployment, doors=doors)
+        self._words = words
+
+    def _start(self, name: str, *words: object) -> None:
+        super()._start(name, *words, *(self._words if name.startswith("aggregator") else ()))
+
+
+@contextlib.contextmanager
+def storage(kind: str, folder: Path) -> Iterator[list[object]]:
+    """Words for an aggregator that keeps its state in SQLite, or in a PostgreSQL database with segments beside it."""
+    if kind == "SQLite":
+        yield []
+        return
+    sys.path.append(str(Path(__file__).parents[1] / "tests"))
+    from parties.cluster import cluster
+
+    with cluster() as server:
+        yield ["--store", server.database(), "--segments", folder / "shared"]
+
+
+def has_postgres() -> bool:
+    return any(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+
+
+def fleet_of(
+    deployment: Deployment, doors: int, aggregators: tuple[int, ...] = (LAST,), words: Sequence[object] = ()
+) -> Fleet:
     """The analyzer and these aggregators, with a round that is open."""
-    fleet = Fleet(deployment, doors=doors)
+    fleet = StoredFleet(deployment, words=words, doors=doors)
     fleet.start_analyzer()
     for index in aggregators:
         fleet.start_service(index)
@@ -120,10 +152,12 @@ def only(measured: Measured, status: int = 200) -> Measured:
     return measured
 
 
-def throughput(folder: Path, *, doors: int, clients: int, fresh: int, asked: int, connections: int) -> dict[str, Any]:
+def throughput(
+    folder: Path, *, kind: str, doors: int, clients: int, fresh: int, asked: int, connections: int
+) -> dict[str, Any]:
     """Uploads on connections that stay, uploads on fresh ones, and questions for the status, in one run."""
     prepared = Prepared(folder, clients + fresh)
-    with fleet_of(prepared.deployment, doors) as fleet:
+    with storage(kind, folder) as words, fleet_of(prepared.deployment, doors, words=words) as fleet:
         load = Load((HOST, prepared.deployment.service_ports[LAST]))
         kept = only(load.run(([one] for one in prepared.uploads(0, clients)), connections=connections))
         new = only(load.run(([one] for one in prepared.uploads(clients, clients + fresh)), connections=64, fresh=True))
@@ -134,6 +168,7 @@ def throughput(folder: Path, *, doors: int, clients: int, fresh: int, asked: int
     if taken != clients + fresh:
         raise RuntimeError(f"expected {clients + fresh} uploads that were taken, got {taken}")
     return {
+        "store": kind,
         "upload_bytes": prepared.upload_bytes,
         "uploads_a_second": kept.rate,
         "uploads_p50_ms": 1000 * kept.quantile(0.5),
