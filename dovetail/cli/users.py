@@ -185,14 +185,19 @@ def client_refuse(
 
 
 @client.command("spent")
-def client_spent(folder: Home, as_json: Annotated[bool, flag("--json", "Print JSON.")] = False) -> None:
+def client_spent(
+    folder: Home, witness: Witnesses = None, as_json: Annotated[bool, flag("--json", "Print JSON.")] = False
+) -> None:
     """Print what this user has spent, task by task, and on whom."""
     import json
 
     from dovetail.numbers import at_most
+    from dovetail.parties.common.keys import KeyPair
+    from dovetail.parties.user.client import witness_of
     from dovetail.parties.user.consent import spent_on
 
-    found = spent_on(_home(folder))
+    key = KeyPair.load(_home(folder) / "key.json")
+    found = spent_on(folder, witness_of(folder, key, _witnesses(witness)))
     if as_json:
         out_console.print_json(json.dumps(found))
         return
@@ -203,6 +208,7 @@ def client_spent(folder: Home, as_json: Annotated[bool, flag("--json", "Print JS
             f"{one['rounds']} rounds",
             pair or "without a guarantee",
             *(["left"] if one["left"] else []),
+            *(["set back"] if one["set_back"] else []),
         ]
         out_console.print("; ".join(words), highlight=False, markup=False, soft_wrap=True)
 

@@ -15,11 +15,11 @@ from dovetail.parties.user.client import Client
 from dovetail.parties.user.consent import Consent, spent_on
 
 
-def user(household):
+def user(household, **options):
     folder = household.folder / "user-0"
     folder.mkdir()
     household.users[0].save(folder / "key.json")
-    return folder, Client(folder, policy=household.policy, key=household.users[0])
+    return folder, Client(folder, policy=household.policy, key=household.users[0], **options)
 
 
 def run(*words):
@@ -41,6 +41,19 @@ def test_who_has_left_a_task_reports_no_more_and_what_it_spent_stays(tmp_path):
     assert (told["name"], told["protocol"], told["rounds"], told["left"]) == ("small", "privunit", 1, True)
     assert told["analyzer"] == household.task.analyzer.key_id.hex() and told["eps"] > 0
     assert ")-DP for one user, by the task's own statement" in run("client", "spent", folder)
+
+
+def test_what_a_restored_ledger_has_forgotten_is_told_by_the_witness(tmp_path):
+    household, witness = Household(tmp_path, "privunit", rounds=3), tmp_path / "witness"
+    folder, client = user(household, witness=witness)
+    client.report(household.signed, 1, np.zeros(6))
+    before = json.loads(run("client", "spent", folder, "--witness", witness, "--json"))
+    for file in (folder / "spending").glob("task-*"):
+        file.unlink()
+    (told,) = json.loads(run("client", "spent", folder, "--witness", witness, "--json"))
+    assert [{**told, "set_back": False}] == before and told["set_back"] and told["eps"] > 0
+    assert run("client", "spent", folder, "--witness", witness).strip().endswith("; set back")
+    assert json.loads(run("client", "spent", folder, "--witness", tmp_path / "another", "--json")) == []
 
 
 @pytest.mark.parametrize("kind", ["small", "privunit"])

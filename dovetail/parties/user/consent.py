@@ -18,6 +18,7 @@ from dovetail.parties.common.ledger import Ledger
 from dovetail.parties.common.policy import Refused
 from dovetail.parties.common.records import read_record
 from dovetail.parties.common.task import SignedTask, TrainingTask, task_id_of
+from dovetail.parties.user.witness import Witness
 
 __all__ = ["Consent", "named", "spent_on"]
 
@@ -69,31 +70,43 @@ class Consent(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             self.write(folder)
 
 
-def spent_on(folder: Path) -> list[dict[str, Any]]:
-    """What the user with this folder has spent, by task: on whom, in how many rounds, and whether it left."""
-    consent, found = Consent.read(folder), []
+def spent_on(folder: Path, witness: Witness | None = None) -> list[dict[str, Any]]:
+    """What the user with this folder has spent, by task: on whom, in how many rounds, and whether it left.
+
+    Of a ledger that was set back, what the witness remembers, if there is one.
+    """
+    consent, spent = Consent.read(folder), {}
     for path in sorted((folder / "spending").glob("task-*.db")):
-        task = path.stem.removeprefix("task-")
-        known = consent.known.get(task)
         if not Ledger.begun(path):
             continue
         with contextlib.closing(Ledger.reopen(path)) as ledger:
-            eps, delta = ledger.spent
             rounds = sum(entry.kind == "reserve" for entry in ledger.entries)
-        found.append(
-            {
-                "task": task,
-                "name": None if known is None else known.name,
-                "protocol": None if known is None else known.protocol,
-                "analyzer": None if known is None else known.analyzer.hex(),
-                "rounds": rounds,
-                "eps": None if math.isinf(eps) else eps,
-                "delta": delta,
-                "means": MEANS,
-                "left": bytes.fromhex(task) in consent.left,
-            }
-        )
-    return found
+            spent[path.stem.removeprefix("task-")] = rounds, *ledger.spent
+    lacking = set()
+    for task, seen in ({} if witness is None else witness.known()).items():
+        rounds, eps, delta = spent.get(task, (0, 0.0, 0.0))
+        if rounds < (remembered := seen.length - 1):  # entries but the first are rounds
+            lacking.add(task)
+            spent[task] = remembered, max(eps, math.inf if seen.eps is None else seen.eps), max(delta, seen.delta)
+    return [
+        {
+            "task": task,
+            **_named_by(consent.known.get(task)),
+            "rounds": rounds,
+            "eps": None if math.isinf(eps) else eps,
+            "delta": delta,
+            "means": MEANS,
+            "left": bytes.fromhex(task) in consent.left,
+            "set_back": task in lacking,
+        }
+        for task, (rounds, eps, delta) in sorted(spent.items())
+    ]
+
+
+def _named_by(known: _Known | None) -> dict[str, str | None]:
+    if known is None:
+        return dict.fromkeys(("name", "protocol", "analyzer"))
+    return {"name": known.name, "protocol": known.protocol, "analyzer": known.analyzer.hex()}
 
 
 def named(text: str) -> bytes:

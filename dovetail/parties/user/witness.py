@@ -38,7 +38,6 @@ class Witness:
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path = path
 
     def known(self) -> dict[str, Witnessed]:
@@ -65,6 +64,7 @@ class Witness:
         return tasks
 
     def _write(self, changed: dict[str, Witnessed]) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomically(self._path, msgspec.json.encode({**self.known(), **changed}), mode=0o600)
 
 
