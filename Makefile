@@ -26,8 +26,9 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Three workers on two cores: many tests wait, for a disk or for another process.
 unit: $(READY)
-	$(BIN)/pytest -m "not soak and not flower and not torch and not browser and not postgres" -n 2 --dist worksteal
+	$(BIN)/pytest -m "not soak and not flower and not torch and not browser and not postgres" -n 3 --dist worksteal
 
 # The tests of one folder, in under a minute: make room ROOM=accounting; ROOM=core is the files at the top of tests.
 room: $(READY)

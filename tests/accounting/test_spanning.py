@@ -53,9 +53,10 @@ KINDS = {
     "shares": rounds(SHARES, 3),
 }
 ADDED_UP = ("everyone", "epochs", "poisson", "both")
+SHORT = [pytest.param(kind, marks=[pytest.mark.soak] if kind == "personal" else []) for kind in KINDS]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SHORT)
 def test_one_user_is_the_bound_and_more_users_cost_more(kind):
     history = KINDS[kind]
     found = [spanned(history, users=users, delta=DELTA) for users in (1, 2, 4)]
@@ -73,7 +74,7 @@ def test_group_privacy_holds_at_what_is_returned(kind):
     assert groups.for_group(one, size=3).delta <= DELTA * 1.02
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SHORT)
 def test_never_above_group_privacy_of_any_one_point(kind):
     history = KINDS[kind]
     ours = spanned(history, users=3, delta=DELTA).eps

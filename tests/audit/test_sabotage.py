@@ -96,7 +96,7 @@ class DrawnAnew(SecAgg):
         return draws.sum(axis=0) // 9
 
 
-@pytest.mark.parametrize("sabotaged", [ForgottenNoise, DrawnAnew])
+@pytest.mark.parametrize("sabotaged", [ForgottenNoise, pytest.param(DrawnAnew, marks=pytest.mark.soak)])
 def test_aggregators_that_forget_their_noise_or_draw_it_anew_for_every_copy(monkeypatch, sabotaged):
     asked = {"num_users": 5, "dim": 1, "noise": "aggregators", "noise_multiplier": 2.0}
     assert find("secagg", **asked).consistent
