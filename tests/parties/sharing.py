@@ -69,7 +69,7 @@ class Sharing:
             store=store,
         )
 
-    def aggregator(self, index, *, home=None, store=None):
+    def aggregator(self, index, *, home=None, store=None, segments=None):
         return Aggregator(
             self.folder / (home or f"aggregator-{index}"),
             signed=self.signed,
@@ -77,6 +77,7 @@ class Sharing:
             index=index,
             keys=self.keys[index],
             store=store,
+            segments=segments,
         )
 
     @property

@@ -34,10 +34,10 @@ def url(place):
 
 
 @contextlib.contextmanager
-def replicas(sharing, url, count=2):
+def replicas(sharing, url, count=2, **where):
     """So many of every aggregator, by index, and of the analyzer."""
     aggregators = [
-        [sharing.aggregator(i, home=f"home-{i}-{one}", store=url(f"aggregator-{i}")) for one in range(count)]
+        [sharing.aggregator(i, home=f"home-{i}-{one}", store=url(f"aggregator-{i}"), **where) for one in range(count)]
         for i in range(2)
     ]
     analyzers = [sharing.analyzer(home=f"home-{one}", store=url("analyzer")) for one in range(count)]
@@ -46,10 +46,13 @@ def replicas(sharing, url, count=2):
         party.shut()
 
 
-def test_every_step_may_be_done_by_another_replica(tmp_path, url):
+@pytest.mark.parametrize("small", [-1, 1024], ids=["segments", "database"])
+def test_every_step_may_be_done_by_another_replica(tmp_path, url, monkeypatch, small):
+    monkeypatch.setattr("dovetail.parties.aggregator.store._SMALL", small)
     sharing = Sharing(tmp_path, settings=SETTINGS, aggregators=2, rounds=2)
     updates = np.eye(4, sharing.task.dim, dtype=np.float32) / 2
-    with replicas(sharing, url) as (aggregators, analyzers):
+    shared = tmp_path / "shared"
+    with replicas(sharing, url, segments=shared) as (aggregators, analyzers):
         for round in (1, 2):
             first, second = ([replicas[one] for replicas in aggregators] for one in (0, 1))
             open_round(first, analyzers[round % 2], round)
@@ -57,7 +60,9 @@ def test_every_step_may_be_done_by_another_replica(tmp_path, url):
                 envelope = sharing.accept(first if user % 2 else second, user, round=round, update=update)
                 for party, upload in zip(second if user % 2 else first, envelope.uploads, strict=True):
                     assert party.accept(round, client=sharing.users[user].public.key_id, upload=upload) == "known"
+            assert shared.is_dir() == (small < 0)
             assert close(second, round) == ["sent", "sent"] == close(first, round)
+            assert not [path for path in shared.rglob("*") if path.is_file()]
             for index in range(2):
                 one, other = (Straight(analyzer, index) for analyzer in analyzers)
                 aggregators[index][0].forward(round, one)
