@@ -32,8 +32,9 @@ _CLIENT = {
 }
 _SERVER = """
 SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 3; SET tcp_keepalives_count = 3;
-SET tcp_user_timeout = 15000; SET lock_timeout = 60000; SET client_min_messages = error
-"""
+SET tcp_user_timeout = 15000; SET lock_timeout = 60000; SET client_min_messages = error;
+SET jit = off; SET plan_cache_mode = force_custom_plan
+"""  # the last: a plan that was made for an empty table is of no use seconds later
 _AGAIN = 0.5  # seconds until a replica that does not lead asks again
 _PATIENCE = 60.0  # seconds in which a database may come up
 _TYPES = {"BLOB": "BYTEA", "INTEGER": "BIGINT", "REAL": "DOUBLE PRECISION"}

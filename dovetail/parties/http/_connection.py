@@ -121,6 +121,7 @@ class Connection(HttpToolsProtocol):
         if isinstance(self.cycle, _Delivery):
             self.cycle.lost()
         super().connection_lost(exc)
+        self.cycle = None  # each holds the other, and with it the buffers of TLS
 
     def data_received(self, data: bytes) -> None:
         if self._waiting == _IDLE:  # the next request begins

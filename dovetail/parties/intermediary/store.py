@@ -227,8 +227,9 @@ class RoundStore(Database, abc.ABC):
         """What a round holds that bears on these uploads to it."""
         round, reports = arrivals[0].round, [one.report for one in arrivals]
         asked = ",".join("?" * len(arrivals))
-        query = f"SELECT report, client FROM uploads WHERE round = ? AND (report IN ({asked}) OR client IN ({asked}))"
-        held = self._rows(query, round, *reports, *(one.client for one in arrivals))
+        query = f"SELECT report, client FROM uploads WHERE round = ? AND {{}} IN ({asked})"  # one index at a time
+        held = self._rows(query.format("report"), round, *reports)
+        held += self._rows(query.format("client"), round, *(one.client for one in arrivals))
         closed = self._rows(f"SELECT report FROM known WHERE round = ? AND report IN ({asked})", round, *reports)
         return _Intake(
             state=self.state(round),
