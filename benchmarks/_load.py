@@ -10,6 +10,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -35,8 +36,8 @@ class Measured:
 class _Line:
     """One connection, on its way through a script: requests, each after the answer to the one before."""
 
-    def __init__(self, sock: ssl.SSLSocket, fresh: bool) -> None:
-        self.sock, self.fresh, self.shaken = sock, fresh, False
+    def __init__(self, sock: socket.socket, tls: Any) -> None:
+        self.sock, self.tls, self.number, self.shaken = sock, tls, sock.fileno(), False
         self.script: Iterator[bytes] = iter(())
         self.out, self.got, self.began = memoryview(b""), b"", 0.0
 
@@ -76,8 +77,8 @@ class Load:
         """Begin the next script, if there is one."""
         script = next(self._todo, None)
         if line is not None and (script is None or self._fresh):
-            del self._lines[line.sock.fileno()]
-            self._poll.unregister(line.sock.fileno())
+            del self._lines[line.number]
+            self._poll.unregister(line.number)
             line.sock.close()
             line = None
         if script is None:
@@ -95,10 +96,10 @@ class Load:
         began = time.perf_counter()
         plain.connect(self._address)  # to loopback: at once, or never
         plain.setblocking(False)
-        line = _Line(self._context.wrap_socket(plain, do_handshake_on_connect=False), self._fresh)
+        line = _Line(plain, self._context._wrap_socket(plain, False))  # without the layers of `SSLSocket`
         line.began = began
-        self._lines[line.sock.fileno()] = line
-        self._poll.register(line.sock.fileno(), select.EPOLLIN | select.EPOLLOUT)
+        self._lines[line.number] = line
+        self._poll.register(line.number, select.EPOLLIN | select.EPOLLOUT)
         return line
 
     def _step(self, line: _Line) -> None:
@@ -113,19 +114,19 @@ class Load:
             else:
                 self._read(line)
         except ssl.SSLWantReadError:
-            self._poll.modify(line.sock.fileno(), select.EPOLLIN)
+            self._poll.modify(line.number, select.EPOLLIN)
         except ssl.SSLWantWriteError:
-            self._poll.modify(line.sock.fileno(), select.EPOLLIN | select.EPOLLOUT)
+            self._poll.modify(line.number, select.EPOLLIN | select.EPOLLOUT)
 
     def _shake(self, line: _Line) -> None:
         try:
-            line.sock.do_handshake()
+            line.tls.do_handshake()
             line.shaken = True
-            self._poll.modify(line.sock.fileno(), select.EPOLLIN)
+            self._poll.modify(line.number, select.EPOLLIN)
         except ssl.SSLWantReadError:
-            self._poll.modify(line.sock.fileno(), select.EPOLLIN)
+            self._poll.modify(line.number, select.EPOLLIN)
         except ssl.SSLWantWriteError:
-            self._poll.modify(line.sock.fileno(), select.EPOLLIN | select.EPOLLOUT)
+            self._poll.modify(line.number, select.EPOLLIN | select.EPOLLOUT)
 
     def _send_next(self, line: _Line) -> None:
         request = next(line.script, None)
@@ -139,14 +140,14 @@ class Load:
     def _send(self, line: _Line) -> None:
         try:
             while line.out:
-                line.out = line.out[line.sock.send(line.out) :]
+                line.out = line.out[line.tls.write(line.out) :]
         except ssl.SSLWantWriteError:
-            self._poll.modify(line.sock.fileno(), select.EPOLLIN | select.EPOLLOUT)
+            self._poll.modify(line.number, select.EPOLLIN | select.EPOLLOUT)
             return
-        self._poll.modify(line.sock.fileno(), select.EPOLLIN)
+        self._poll.modify(line.number, select.EPOLLIN)
 
     def _read(self, line: _Line) -> None:
-        data = line.sock.recv(_READ)
+        data = line.tls.read(_READ)
         if not data:
             raise ConnectionError("expected an answer, got the end of the connection")
         line.got += data

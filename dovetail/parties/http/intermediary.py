@@ -34,6 +34,7 @@ __all__ = ["IntermediaryService"]
 
 _LOG = logging.getLogger(__name__)
 _PAUSE = 0.05  # seconds between looks at what there is to do
+_LOOK = 0.2  # seconds between looks of those who do not keep the rounds: all of them ask the analyzer
 _SAID = 0.5  # seconds after which others hear what was counted
 _PATIENCE = 60.0  # seconds in which others may still come up
 
@@ -148,7 +149,8 @@ class IntermediaryService:
         return round
 
     async def _work(self) -> None:
-        duties = [self._uploads.write(), busy(_PAUSE, self._follow, self._complain), self._publish()]
+        look = _PAUSE if self._keeps else _LOOK
+        duties = [self._uploads.write(), busy(look, self._follow, self._complain), self._publish()]
         if self._keeps:
             duties += [busy(_PAUSE, self._close, self._complain), self._tell_metrics()]
         await asyncio.gather(*duties)
