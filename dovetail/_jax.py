@@ -31,11 +31,11 @@ def is_array(value: object) -> TypeGuard[jax.Array]:
     return "jax" in sys.modules and isinstance(value, jax.Array)
 
 
-def written(make: Callable[[], jax.Array], shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """What `make` makes, of this shape and type, in memory before anything reads it.
+def written(fill: Callable[[jax.Array], jax.Array], shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """What `fill` makes of an array of zeros of this shape and type, in memory before anything reads it.
 
     A loop of one turn, whose length XLA cannot see, is the one thing that is not fused into what follows, where it
     would be computed again for every reader, or number by number.
     """
     once = lax.optimization_barrier(jnp.int32(1))
-    return lax.fori_loop(0, once, lambda i, _: make(), jnp.zeros(shape, dtype))
+    return lax.fori_loop(0, once, lambda i, array: fill(array), jnp.zeros(shape, dtype))

@@ -57,7 +57,7 @@ def page(key: jax.Array, number: jax.Array | int, count: int) -> jax.Array:
     data, begin = jax.random.key_data(key), number * np.uint32(count)
     if impl == chacha.NAME and count >= _FEW:
         return chacha.page(data, number, count // chacha.BLOCK_WORDS)
-    return written(lambda: _STREAMS[impl](data, jax.lax.iota(jnp.uint32, count) + begin), (count,), jnp.uint32)
+    return written(lambda _: _STREAMS[impl](data, jax.lax.iota(jnp.uint32, count) + begin), (count,), jnp.uint32)
 
 
 def _stored(key: jax.Array, count: int) -> jax.Array:
