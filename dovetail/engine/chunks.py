@@ -33,6 +33,7 @@ from dovetail.data._base import Loss, Model
 from dovetail.engine import examples, gram, linear
 from dovetail.engine.devices import one_after_another
 from dovetail.engine.diagnostics import Seen, seen
+from dovetail.learners import trees
 from dovetail.learners.client import ClientUpdate, local_update, private_update, visiting_order
 from dovetail.learners.losses import cross_entropy
 from dovetail.learners.moments import Moments
@@ -187,7 +188,7 @@ class ClientWork:
 
         if len(ids) == 1:
             alone = functools.partial(train, inputs=inputs[0], labels=labels[0], count=counts[0])
-            return written(lambda row: _laid(row, alone(self.unravel(params))), params.shape, params.dtype)[None]
+            return written(lambda row: trees.laid(row, alone(self.unravel(params))), params.shape, params.dtype)[None]
         if self.update.local and one_after_another(jax.default_backend(), len(params)):
             return jax.lax.map(lambda held: update(params, *held), (inputs, labels, counts))
         return jax.vmap(update, (None, 0, 0, 0))(params, inputs, labels, counts)
@@ -285,18 +286,6 @@ class ClientWork:
         if self.protocol.budgets is None:
             return None
         return jnp.asarray(np.asarray(self.protocol.budgets, np.float32))[jnp.maximum(ids, 0)]
-
-
-def _laid(row: jax.Array, tree: Any) -> jax.Array:
-    """The arrays of a tree in a row, as `ravel_pytree` has them, each copied to its place.
-
-    Where XLA joins them in one pass instead, that pass takes fifteen times as long in about every other run.
-    """
-    begin = 0
-    for leaf in jax.tree.leaves(tree):
-        row = jax.lax.dynamic_update_slice(row, leaf.ravel().astype(row.dtype), (begin,))
-        begin += leaf.size
-    return row
 
 
 def as_float(inputs: jax.Array) -> jax.Array:

@@ -3,10 +3,12 @@
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 
-from dovetail.learners.trees import named, placed
+from dovetail.learners.trees import laid, named, placed
 
 
 class Pair(NamedTuple):
@@ -41,3 +43,9 @@ def test_what_has_no_name_of_its_own_or_does_not_fit_is_refused():
     for arrays in ({"in": A}, {"in": A, "out": C}, {"in": A, "out": B, "more": C}):
         with pytest.raises(ValueError, match=r"expected the parameters in \(2,\), out \(2, 3\), got in \(2,\)"):
             placed({"in": A, "out": B}, arrays)
+
+
+def test_a_tree_is_laid_out_as_jax_ravels_it():
+    tree = {"b": jnp.arange(6.0).reshape(2, 3), "a": [jnp.float32(7), jnp.ones((2, 1, 2))]}
+    flat, _ = ravel_pytree(tree)
+    np.testing.assert_array_equal(laid(jnp.zeros(11), tree), flat)
