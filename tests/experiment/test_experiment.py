@@ -222,7 +222,7 @@ def test_fits_and_certify_agree_on_the_budget():
         (("cohort.size", "many"), "cohort.size must be a whole number or a list, got 'many'"),
         (("cohort.epochs", 1), "expected either cohort.epochs or cohort.rounds"),
         (("seed", -1), "expected 0 <= seed"),
-        (("task.model", "transformer"), "unknown model 'transformer'"),
+        (("task.model", "resnet"), "unknown model 'resnet'"),
         (("task.partition", "iid"), "expected the number of users"),
         (("protocol", {"name": "fedavg"}), "expected no privacy.eps with 'fedavg'"),
         (("protocol", MEDIAN), "expected no privacy.eps with 'dp_fl', which gives no guarantee, got 3.0"),
