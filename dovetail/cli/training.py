@@ -251,6 +251,7 @@ def data(
 
 def bench(
     name: Annotated[str | None, typer.Argument(help="A benchmark; omit it to list all benchmarks.")] = None,
+    options: Annotated[list[str] | None, typer.Argument(help="Its own options, after --; -- --help lists them.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Run one benchmark. It compares alternatives within the same run and prints ratios."""
@@ -265,7 +266,7 @@ def bench(
 
     _validate.known("benchmark", name, sorted(files))
     sys.path.insert(0, str(folder))
-    sys.argv = [str(files[name]), *(["--json"] if as_json else [])]
+    sys.argv = [str(files[name]), *(["--json"] if as_json else []), *(options or [])]
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 

@@ -239,6 +239,9 @@ def test_lists_and_facts(command):
     assert json.loads(command("data", "digits", "--json")[1])["classes"] == 10
     assert "clients" in json.loads(command("bench", "--json")[1])
     assert command("bench", "clinets")[0] == 2
+    status, out, _ = command("bench", "unequal", "--", "--help")
+    assert status == 0
+    assert "usage: unequal.py" in out
     assert "mnist" in command("run", "--presets")[1]
     assert dovetail("--version").stdout.strip() == "0.1.0"
 
