@@ -251,7 +251,9 @@ def data(
 
 def bench(
     name: Annotated[str | None, typer.Argument(help="A benchmark; omit it to list all benchmarks.")] = None,
-    options: Annotated[list[str] | None, typer.Argument(help="Its own options, after --; -- --help lists them.")] = None,
+    options: Annotated[
+        list[str] | None, typer.Argument(help="Its own options, after --; -- --help lists them.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Run one benchmark. It compares alternatives within the same run and prints ratios."""
