@@ -14,7 +14,7 @@ import math
 from typing import Any
 
 from dovetail import _validate
-from dovetail.numbers import at_least, at_most
+from dovetail.numbers import at_most
 from dovetail.proofs import Proof, Spent, Theorem
 
 __all__ = [
@@ -219,7 +219,7 @@ class Statement:
         lines += [f"{indent}  if {assumption}" for assumption in self.assumptions if assumption not in said]
         if self.per_user is not None:
             low, high = min(self.per_user), max(self.per_user)
-            lines.append(f"{indent}  for {len(self.per_user)} users with eps from {at_least(low)} to {at_most(high)}")
+            lines.append(f"{indent}  for {len(self.per_user)} users with eps from {at_most(low)} to {at_most(high)}")
         for premise in self.premises:
             lines += premise._lines(indent + "  ", said + self.assumptions)
         return lines

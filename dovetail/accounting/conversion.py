@@ -60,7 +60,8 @@ def eps_by_order(orders: np.ndarray, divergences: np.ndarray, *, delta: float) -
     """The eps at this delta that each order gives; it may be negative."""
     _validate.in_open_interval(0, 1, delta=delta)
     shrink, spread = np.log1p(-1 / orders), (math.log(delta) + np.log(orders)) / (orders - 1)
-    return divergences + shrink - spread + 8 * ULP * (np.abs(divergences) - shrink + np.abs(spread))
+    terms = (abs(math.log(delta)) + np.log(orders)) / (orders - 1)  # which may cancel in `spread`
+    return divergences + shrink - spread + 8 * ULP * (np.abs(divergences) - shrink + terms)
 
 
 def log_delta_by_order(orders: np.ndarray, divergences: np.ndarray, *, eps: float) -> np.ndarray:

@@ -16,7 +16,7 @@ from dovetail.accounting.releases import Release, Sampling, release_of
 from dovetail.events import Disjoint, Everyone, FixedSize, Mechanism, Poisson, Round
 from dovetail.statements import NotApplicable, Spent
 
-__all__ = ["Exposure", "distinct", "exposures", "refusal", "spent", "spent_delta", "unsampled"]
+__all__ = ["Exposure", "distinct", "exposures", "refusal", "spent", "unsampled"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,17 +109,12 @@ def _worst(mechanisms: Sequence[Mechanism]) -> Mechanism:
     return max(shifts, key=lambda mechanism: shifts[mechanism] or 0.0)
 
 
-def spent_delta(paid: Sequence[Exposure], *, eps: float) -> float:
-    """What the rounds cost in delta beside their noise, when eps is that of the whole.
+def spent(paid: Sequence[Exposure], *, eps: float) -> tuple[Spent, ...]:
+    """What the rounds cost in delta beside their noise, by what is paid for, when eps is that of the whole.
 
     Guarantees:
         Non-decreasing in eps, and adds up over rounds.
     """
-    return math.fsum(part.delta for part in spent(paid, eps=eps))
-
-
-def spent(paid: Sequence[Exposure], *, eps: float) -> tuple[Spent, ...]:
-    """The same, by what is paid for."""
     parts: dict[str, list[float]] = {}
     for exposure in paid:
         for part in exposure.release.spent(eps):

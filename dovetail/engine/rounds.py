@@ -1,14 +1,14 @@
 """One round of federated learning as one compiled program.
 
 The cohort is dealt to the devices; each takes its clients in chunks that fit its cache, gathers their records by index,
-runs local training, `randomize` and `tally`, and adds up: memory is one chunk of updates, never clients x parameters.
-The tallies are summed over devices, `estimate` and the server's step follow in the same program.
+runs local training and adds up what the protocol collects (`engine.chunks`): memory is one chunk of updates. The
+tallies are summed over devices, `estimate` and the server's step follow in the same program.
 
 Clients are taken by classes of similar size (`engine.sizes`), so that a large one costs what it has and no more. What a
-chunk adds is found in one of several ways (`engine.chunks`). Without `fast`, and where sums do not serve,
-protocols with a shuffler take the *faithful* path: it holds every report of the round, shuffles and pads them. Keys are
-folded by round and client, so results depend on neither chunk size nor device count, up to the order of floating-point
-sums.
+chunk adds is found in one of several ways (`engine.chunks`). Without `fast`, and where sums do not serve, protocols
+with a shuffler take the *faithful* path: it holds every report of the round, shuffles and pads them, so memory is
+clients x parameters. Keys are folded by round and client, so results depend on neither chunk size nor device count, up
+to the order of floating-point sums.
 
 With `diagnostics` a round also says how large and how different its raw updates were, which no noise hides and no
 statement covers.
@@ -53,7 +53,7 @@ __all__ = ["Engine", "Performance", "Ran", "Training", "as_float", "first_parame
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Performance:
-    """What may change speed and never a result or a statement."""
+    """What may change speed but never a statement, nor the distribution of a result."""
 
     devices: int | None = None
     chunk: int | None = None
@@ -98,7 +98,8 @@ class Engine:
         Any chunk size, any number of devices and any classes of clients by size give the same model up to float
         summation order.
         The linear path gives the same model too; fast and faithful path as far as the protocol says they do.
-        Peak memory grows with the chunk, not with the number of clients times the number of parameters.
+        Off the faithful path, peak memory grows with the chunk, not with the number of clients times the number of
+        parameters.
     """
 
     def __init__(
@@ -279,7 +280,7 @@ class Engine:
         if ids is None:
             tally, raw = found
         else:
-            reports = self._classes[0].reports(found, ids, state, keys.noise)
+            reports = self._classes[0].reports(found, ids, state, keys.noise)  # the same in every class
             messages = shuffle(reports, self._layout, key=jax.random.fold_in(keys.noise, SHUFFLE))
             tally, raw = self._protocol.tally(messages, self.dim), seen(found, ids >= 0)
         estimate, protocol = self._protocol.estimate(

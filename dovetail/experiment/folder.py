@@ -206,7 +206,7 @@ class RunFolder:
             yield
 
     def ledger(self) -> Record:
-        """What the engine noted that it released."""
+        """The rounds that are charged, as `run` wrote them."""
         data = self._read(_LEDGER)
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             config = tomllib.loads((self.path / _CONFIG).read_text())

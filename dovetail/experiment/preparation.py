@@ -1,7 +1,8 @@
 """A config made ready to run: data loaded, users and records scheduled, noise calibrated.
 
-Every bad input is refused here, before anything is written. Before each round a plan is asked whether the round still
-fits the budget; cohorts, records and noise depend on the run's randomness and the round alone.
+Every bad input is refused here, before anything is written. A plan is asked before the first round how many rounds fit
+the budget, and again before each later one; cohorts, records and noise depend on the run's randomness and the round
+alone.
 """
 
 from __future__ import annotations

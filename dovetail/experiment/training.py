@@ -1,9 +1,10 @@
 """Config -> run -> `Result`.
 
-`prepare` turns a config into a `Plan`, and refuses every bad input. `run` trains the plan. Before each round the budget
-is checked; if the round would exceed it, training ends there. A checkpoint holds all that a run needs to continue as
-if it had never stopped: cohorts and noise depend on the run's randomness and the round alone. What a run states is
-computed from its plan, and compared with the engine's record of what it did before anything is written.
+`prepare` turns a config into a `Plan`, and refuses every bad input. `run` trains the plan. The budget is checked before
+the first round, and again before each round from the first that might not fit; if a round would exceed it, training
+ends there. A checkpoint holds all that a run needs to continue as if it had never stopped: cohorts and noise depend on
+the run's randomness and the round alone. What a run states is computed from its plan, and compared with the engine's
+record of what it did before anything is written.
 """
 
 from __future__ import annotations

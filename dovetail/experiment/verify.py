@@ -1,7 +1,7 @@
 """Whether a finished run states what it did: its statements anew, from its ledger, by the accountant alone.
 
-No plan is made; of the config only the name of the protocol is read, which may bring events of its own. The ledger is
-what the engine noted round by round; `privacy.json` is what the run states. Data are read only if their key is given.
+No plan is made; of the config only the name of the protocol is read, which may bring events of its own. The ledger
+records every round that is charged; `privacy.json` is what the run states. Data are read only if their key is given.
 """
 
 from __future__ import annotations

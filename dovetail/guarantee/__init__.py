@@ -107,7 +107,7 @@ class Guarantee:
         """The statement's number without the rest of it; `NotApplicable` where nothing is certified."""
         delta = self.delta if self.eps is None else None
         if self.asked is self.scope.unit:
-            return accounting.bound(self.rounds(cohorts), delta=delta, eps=self.eps)
+            return accounting.bound(self.rounds(cohorts), delta=delta, eps=self.eps)  # needs no other view
         own, replaced = self.viewed(cohorts)
         return units.bound(self.asked, own, replaced, self.spread, delta=delta, eps=self.eps)
 
@@ -155,6 +155,7 @@ class Guarantee:
         return dataclasses.replace(self, protocol=self.protocol.with_noise(noise))
 
     def _scope(self, relation: Neighbors) -> Scope:
+        """The scope of all rounds, as the first cohort's view has it."""
         scope = self.settled.view(self.cohorts[0], self.dim, neighbors=relation).scope
         said = (*scope.assumptions, *self.assumptions)
         if scope.unit is Unit.SUBJECT and self.spread.items is not None and not self.spread.known:

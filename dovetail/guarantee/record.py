@@ -1,7 +1,8 @@
 """What a training released, in privacy terms: all that its statements follow from, as plain data.
 
-A plan has a record of the rounds it means to run, the engine one of the rounds that it ran; a run's ledger is the
-latter. `dovetail verify` computes the statements anew from a ledger, by the accountant alone.
+A plan has a record of the rounds it means to run, the engine one of the rounds that it ran, and `run` compares the two.
+A run's ledger is the plan's record of the rounds that are charged: those that ran, and those forgone when a callback
+ended the training. `dovetail verify` recomputes the statements from a ledger, by the accountant alone.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from dovetail import accounting
 from dovetail.accounting.exposure import exposures
 from dovetail.accounting.releases import release_of
 from dovetail.events import BestTrial, Disjoint, Everyone, NonPrivate, Repeated, Round
@@ -85,8 +84,6 @@ def best_of(records: Sequence[Record], *, eta: float, gamma: float, tuning: str)
 
 def bound(record: Record) -> Bound:
     """The number of a record's statement, at its delta; `NotApplicable` where nothing is certified."""
-    if record.unit is record.own.scope.unit:
-        return accounting.bound(record.own.rounds, delta=record.delta)
     return units.bound(record.unit, record.own, record.replaced, record.spread, delta=record.delta)
 
 

@@ -6,8 +6,10 @@ estimates. `view` says in privacy terms what that round was. Who calls what:
 - the simulation runs `randomize` for all clients at once, on float32 arrays, then `tally` and `estimate`, in one
   compiled program; a protocol that is `Fast` also lets it add up without messages;
 - a deployed client draws from `messages` instead, which are exact and made of integers; the deployed analyzer reads
-  them back and calls the same `tally` and `estimate`;
-- accounting, quotes and audits ask `view`, `own_reports` and `slots_seen`; what its paper says is in `Claimed`.
+  them back and calls the same `tally` and `estimate`. With aggregators it draws from `contribution`, whose sum stands
+  for the tally. `prepare` is called by simulation and audits alone;
+- `guarantee` and audits ask `view`; `guarantee` also asks `own_reports` and `slots_seen`; what its paper says is in
+  `Claimed`.
 
 A protocol is a frozen dataclass of Python numbers: hashable, static under jit. `settle` fills in what follows from the
 cohort and the dimension. Whatever changes from round to round is its public state, a pytree; `prepare` brings it up to
@@ -41,12 +43,13 @@ CLIP_NORM, CLIP_VALUE = 1.0, 0.1  # unless given: public, and the same whatever 
 class Cohort:
     """What is public about who takes part in a round.
 
-    `size` is the planned and the maximum number of users; noised sums are divided by it and never by the actual
-    number. Rounds with fewer than `min_size` users release nothing. The adversary controls up to `colluders` of the
-    users. `noise_scale` is this round's noise over the protocol's own (a schedule). `records` is the public number of
-    records of the whole federation, if records and not users are sampled. Where users decide secretly whether their
-    data enter a round, those of `size` do on average, but all `uploads` users upload: the minimum counts these.
-    `aggregators` is given where reports travel as shares of their sum between so many of them, not through a shuffler.
+    `size` is the planned and the maximum number of users. The simulation divides noised sums by it; the deployed
+    analyzer divides by the users who counted, where that number is public and the same for neighbours. Rounds with
+    fewer than `min_size` users release nothing. The adversary controls up to `colluders` of the users. `noise_scale` is
+    this round's noise over the protocol's own (a schedule). `records` is the public number of records of the whole
+    federation, if records and not users are sampled. Where users decide secretly whether their data enter a round,
+    those of `size` do on average, but all `uploads` users upload: the minimum counts these. `aggregators` is given
+    where reports travel as shares of their sum between so many of them, not through a shuffler.
     """
 
     participation: Participation
@@ -274,7 +277,7 @@ class Protocol(abc.ABC):
 
     @abc.abstractmethod
     def estimate(self, tally: Any, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
-        """Analyzer: the estimated mean update, and the next public state; `size` is the cohort's public size."""
+        """Analyzer: the estimated mean update, and the next public state; `size` is a public number of users."""
 
     @abc.abstractmethod
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:

@@ -18,7 +18,7 @@ from dovetail.randomness import Randomness
 
 __all__ = ["ItemDraws"]
 
-_ITEMS = 2  # beside the draws of users and of who drops out
+_ITEMS = 2  # beside the draws of users and of who drops out; secret coins, also 2, never meet sampled records
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -288,7 +288,6 @@ CASES = {
         (OUTSIDE, "no order between them", lambda: exposure.exposures(DIFFERENT)),
         (OUTSIDE, "several disjoint batches", lambda: exposure.exposures(once(SUBJECT, Disjoint(epoch=0)))),
     ],
-    exposure.spent_delta: [(BAD, "eps >= 0", lambda: exposure.spent_delta(charged(SHARES), eps=-1.0))],
     exposure.spent: [(BAD, "eps >= 0", lambda: exposure.spent(charged(SHARES), eps=-1.0))],
     exposure.refusal: [(OUTSIDE, "no release is registered for str", lambda: exposure.refusal(once("an event")))],
     clones.binomial_counts: [

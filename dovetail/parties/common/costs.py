@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from dovetail import _validate, protocols
 from dovetail._structs import ready
@@ -95,7 +96,7 @@ def _cost(body: bytes, rounds: int) -> tuple[Statement, Statement]:
         on = "the zero-knowledge error of proofs, and samples" if task.verified else "samples"
         charged = Spent(task.delta * _CHARGED, f"{on} whose law is not exact")
         certified = dataclasses.replace(certified, proof=certified.proof.spending(charged))
-        total = math.log1p(math.exp(min(certified.eps, 700))) + math.log(off * rounds)
+        total = float(np.logaddexp(0.0, certified.eps)) + math.log(off * rounds)
         if not total <= math.log(task.delta * _CHARGED):
             reason = "not certified: sampling is too coarse for so large an eps"
             certified = unbounded(training.scope, reason=reason, delta=task.delta).judged(record.verdict)

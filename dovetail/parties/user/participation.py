@@ -15,7 +15,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ from dovetail.parties.user.client import Client, Envelope
 
 __all__ = ["Participation", "Train", "take_part", "take_part_together"]
 
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 _SHORTEST, _LONGEST = 0.05, 10.0  # seconds between questions
 _LOOKS = 20  # questions in the time of a round, at least
 _SPREAD = 0.25  # share of the time until users come back, over which they spread
@@ -158,7 +156,7 @@ class Participation:
         self._longest = min(_LONGEST, task.round_seconds / _LOOKS)
         self._client.refuse_early(task, round)
         model = self._links[0].model(round - 1, dim=task.model_dim)
-        facts = self._measure(model) if self._measure is not None and task.measures else _NOTHING
+        facts = self._measure(model) if self._measure is not None and task.measures else {}
         self._envelope, self._given = self._client.report(signed, round, self._train(model), facts), 0
         self._heard = time.monotonic()  # training may take longer than patience lasts
 
