@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import logging
 import ssl
 from pathlib import Path
 
+from parties.household import in_processes
+
+_LOG = logging.getLogger(__name__)
 _DRIP = 0.05  # seconds between two bytes of who is slow
 
 
@@ -138,3 +142,20 @@ def most_memory(pid):
     """The most memory that a process has had at a time, in MB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1024
+
+
+@contextlib.contextmanager
+def unharmed(household, *within):
+    """The parties as processes, which afterwards are the same, have grown little and said nothing but their address."""
+    with in_processes(household, *within) as (fleet, up):
+        pids = {name: process.pid for name, process in fleet.processes.items()}
+        before = {name: most_memory(pid) for name, pid in pids.items()}
+        yield fleet, up
+        most = {name: (before[name], most_memory(pid)) for name, pid in pids.items()}
+        _LOG.info("most memory before and after, in MB: %s", most)
+        assert all(after < first + 150 for first, after in most.values())  # of which an analyzer takes sixty to learn
+        assert {name: process.pid for name, process in fleet.processes.items()} == pids
+        assert all(process.poll() is None for process in fleet.processes.values())
+        for name in pids:
+            log = (household.folder / f"{name}.log").read_text()
+            assert len(log.splitlines()) == 1 and "listens on" in log, log[:2000]
