@@ -7,13 +7,14 @@ would compute with it says so when it is called.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from dovetail._imports import LateModule
 
-__all__ = ["ArrayLike", "is_array", "jax", "jnp", "lax", "written"]
+__all__ = ["ArrayLike", "is_array", "jax", "jnp", "lax", "traced_once", "written"]
 
 if TYPE_CHECKING:
     import jax
@@ -39,3 +40,24 @@ def written(fill: Callable[[jax.Array], jax.Array], shape: tuple[int, ...], dtyp
     """
     once = lax.optimization_barrier(jnp.int32(1))
     return lax.fori_loop(0, once, lambda i, array: fill(array), jnp.zeros(shape, dtype))
+
+
+Result = TypeVar("Result")
+
+
+def traced_once(function: Callable[..., Result]) -> Callable[..., Result]:
+    """A function of arrays that JAX traces once for their shapes, however many programs use it; keywords are static.
+
+    XLA puts its operations where they are called, so programs are the same. Tracing hundreds of operations anew for
+    every program, and for every transformation of it, would take longer than compiling them.
+    """
+
+    @functools.cache
+    def compiled(names: tuple[str, ...]) -> Callable[..., Result]:
+        return jax.jit(function, static_argnames=names)
+
+    @functools.wraps(function)
+    def call(*arrays: Any, **static: Any) -> Result:
+        return compiled(tuple(sorted(static)))(*arrays, **static)
+
+    return call

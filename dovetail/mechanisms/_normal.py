@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dovetail._jax import jax, jnp
+from dovetail._jax import jax, jnp, traced_once
 from dovetail.mechanisms._words import by_page, page, pages_of
 
 __all__ = ["NORMAL_CUT", "brief_normal", "normal", "pairs_from_words"]
@@ -70,6 +70,7 @@ def _drawn(
     return by_page(draw, pages)[:size].reshape(shape)
 
 
+@traced_once
 def pairs_from_words(high: jax.Array, low: jax.Array, turn: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Two independent standard normals for every three uniform 32-bit words."""
     reach, (across, along) = jnp.sqrt(2 * _exponential(high, low)), _on_circle(turn)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dovetail._jax import jax, jnp, written
+from dovetail._jax import jax, jnp, traced_once, written
 from dovetail.randomness import chacha
 
 __all__ = ["PAGE", "bits", "by_page", "coin", "page", "pages_of"]
@@ -103,6 +103,7 @@ def _threefry_words(key: jax.Array, counter: jax.Array) -> jax.Array:
 _STREAMS = {"threefry2x32": _threefry_words, chacha.NAME: chacha.words}
 
 
+@traced_once
 def _threefry(key0: jax.Array, key1: jax.Array, x0: jax.Array, x1: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Threefry-2x32 with 20 rounds."""
     schedule = (key0, key1, key0 ^ key1 ^ _PARITY)

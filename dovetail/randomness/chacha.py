@@ -10,11 +10,12 @@ it where it is used, in one pass.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from dovetail._jax import jax, jnp
+from dovetail._jax import jax, jnp, lax, traced_once
 
 __all__ = ["BLOCK_WORDS", "KEY_WORDS", "NAME", "first_word", "impl", "page", "words"]
 
@@ -50,17 +51,22 @@ def first_word(key: jax.Array, counter: Word, number: Word, use: np.uint32, *, r
     Guarantees:
         With 20 rounds that of ChaCha20 (RFC 8439), whose nonce is (number, use, 0).
     """
-    state = _start(key, counter, number, use)
-    for _ in range(rounds // 2):
-        state = _double_round(state)
-    return state[0] + _CONSTANTS[0]
+    return _mixed(*jnp.broadcast_arrays(*_start(key, counter, number, use)), rounds=rounds)[0] + _CONSTANTS[0]
 
 
 def _start(key: jax.Array, counter: Word, number: Word, use: np.uint32) -> tuple[Word, ...]:
     return (*_CONSTANTS, *(key[..., i] for i in range(KEY_WORDS)), counter, number, use, np.uint32(0))
 
 
-def _double_round(state: tuple[Word, ...]) -> tuple[Word, ...]:
+@traced_once
+def _mixed(*state: jax.Array, rounds: int) -> tuple[jax.Array, ...]:
+    """All rounds, written out."""
+    for _ in range(rounds // 2):
+        state = _double_round(state)
+    return state
+
+
+def _double_round(state: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
     words = list(state)
     for places in (*_COLUMNS, *_DIAGONALS):
         mixed = _quarter_round(*(words[place] for place in places))
@@ -69,17 +75,19 @@ def _double_round(state: tuple[Word, ...]) -> tuple[Word, ...]:
     return tuple(words)
 
 
-def _quarter_round(a: Word, b: Word, c: Word, d: Word) -> tuple[Word, ...]:
+def _quarter_round(a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array) -> tuple[jax.Array, ...]:
+    """In `lax`: operators of arrays take five times as long to trace, and there are hundreds of them here."""
     for turn, back in ((16, 12), (8, 7)):
-        a = a + b
-        d = _rotated(d ^ a, turn)
-        c = c + d
-        b = _rotated(b ^ c, back)
+        a = lax.add(a, b)
+        d = _rotated(lax.bitwise_xor(d, a), turn)
+        c = lax.add(c, d)
+        b = _rotated(lax.bitwise_xor(b, c), back)
     return a, b, c, d
 
 
-def _rotated(x: Word, by: int) -> Word:
-    return (x << np.uint32(by)) | (x >> np.uint32(32 - by))
+def _rotated(x: jax.Array, by: int) -> jax.Array:
+    left, right = lax.shift_left(x, np.uint32(by)), lax.shift_right_logical(x, np.uint32(32 - by))
+    return lax.bitwise_or(left, right)
 
 
 def _seeded(seed: jax.Array) -> jax.Array:
@@ -104,10 +112,14 @@ def _block(key: jax.Array, counter: Word, number: Word, use: np.uint32, *, round
 
     The rows of the state are arrays of their own, and diagonals are columns once rows are shifted.
     """
-    words = jnp.broadcast_arrays(*_start(key, counter, number, use))
+    return _blocks(*jnp.broadcast_arrays(*_start(key, counter, number, use)), rounds=rounds)
+
+
+@traced_once
+def _blocks(*words: jax.Array, rounds: int) -> jax.Array:
     start = tuple(jnp.stack(words[row : row + 4]) for row in range(0, BLOCK_WORDS, 4))
 
-    def double_round(_: jax.Array, rows: tuple[Word, ...]) -> tuple[Word, ...]:
+    def double_round(_: jax.Array, rows: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         a, b, c, d = _quarter_round(*rows)
         a, b, c, d = _quarter_round(a, jnp.roll(b, -1, 0), jnp.roll(c, -2, 0), jnp.roll(d, -3, 0))
         return a, jnp.roll(b, 1, 0), jnp.roll(c, 2, 0), jnp.roll(d, 3, 0)
