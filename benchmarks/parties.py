@@ -44,7 +44,7 @@ from dovetail.parties.deployment import Deployment, lay_out
 from dovetail.parties.fleet import Fleet
 
 PARTS, RAW, DUMMIES = 24, 8192, 16_384
-UPLOADS, FRESH, ASKED, POLITE = 16_000, 2_000, 40_000, 20_000
+UPLOADS, FRESH, ASKED, POLITE = 16_000, 6_000, 40_000, 20_000
 CLIENTS, FEWER, DIM, CONNECTIONS = 10_000, 1_000, 650, 32
 KINDS: dict[str, dict[str, Any]] = {
     "bits": {"protocol": "ss_simple", "settings": {"clip_value": 1.0, "eps_local": 1.0}, "dim": 64},

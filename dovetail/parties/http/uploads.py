@@ -1,7 +1,7 @@
 """Uploads on their way from the door into the store: known by their head, opened, and written in groups.
 
-Whatever arrives while one group is being written makes up the next. Nobody hears that an upload was taken before it is
-on disk.
+Whatever arrives while one group is being written makes up the next, with what arrives a moment later if many upload.
+Nobody hears that an upload was taken before it is on disk.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from dovetail.parties.intermediary.party import Intermediary
 __all__ = ["Uploads"]
 
 _TOGETHER = 256  # uploads that are written in one transaction
+_GATHER = 0.01  # seconds in which a group gathers, if the one before was not a single upload: writing costs per group
 _SMALL = 1 << 17  # bytes of an upload that is opened at once; a larger one would hold up others
 _Outcome = Accepted | Turned
 
@@ -136,11 +137,15 @@ class Uploads:
 
     async def write(self) -> None:
         """Write what arrives, group by group."""
+        busy = False
         while True:
             await self._arrived.wait()
+            if busy and len(self._waiting) < _TOGETHER:
+                await asyncio.sleep(_GATHER)
             group, self._waiting = self._waiting[:_TOGETHER], self._waiting[_TOGETHER:]
             if not self._waiting:
                 self._arrived.clear()
+            busy = len(group) > 1
             try:
                 outcomes = await asyncio.to_thread(self.party.store.accept_all, [arrival for arrival, _ in group])
                 self.failing = False
