@@ -3,11 +3,13 @@
 One round: 1,000 clients x 60 images of 32 x 32 x 3, one local epoch of SGD in batches of 10 on the CNN (169,770
 parameters), clip to L2 norm 1, sum, Gaussian noise, average. PyTorch runs the same round as one would write it: client
 by client with a module and `torch.optim.SGD`; and, as "torch.func", many clients at once by `vmap`. "dovetail, torch
-learner" is Dovetail's engine with that module. All run on the same device, which is a GPU where JAX and PyTorch have
-one. Of two turns the faster counts (the median of its rounds). PyTorch is left out where it is not installed.
+learner" is Dovetail's engine with that module; pfl's simulation trains it too, on images that are floats on the device
+before the first round. All run on the same device, which is a GPU where JAX and PyTorch have one. Of two turns the
+faster counts (the median of its rounds). PyTorch and pfl are left out where they are not installed.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import statistics
@@ -153,6 +155,51 @@ def in_torch(inputs: np.ndarray, labels: np.ndarray, clients: int, chunk: int | 
     return one_round
 
 
+def in_pfl(inputs: np.ndarray, labels: np.ndarray, clients: int, chunk: int | None) -> Callable[[], None]:
+    """One round of pfl's simulation in this process."""
+    import torch
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.algorithm.base import NNAlgorithmParams
+    from pfl.algorithm.federated_averaging import FederatedAveraging
+    from pfl.data.federated_dataset import FederatedDataset
+    from pfl.data.pytorch import PyTorchTensorDataset
+    from pfl.data.sampling import get_user_sampler
+    from pfl.hyperparam import NNTrainHyperParams
+    from pfl.model.pytorch import PyTorchModel
+    from pfl.privacy import CentrallyAppliedPrivacyMechanism, GaussianMechanism
+    from torch.nn.functional import cross_entropy
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = torch.from_numpy(inputs).to(device).permute(0, 3, 1, 2).reshape(clients, -1, CHANNELS, SIDE, SIDE) / 255
+    y = torch.from_numpy(labels).long().to(device).reshape(clients, -1)
+    users = {user: PyTorchTensorDataset((x[user], y[user]), user_id=str(user)) for user in range(clients)}
+    data = FederatedDataset(users.__getitem__, get_user_sampler("minimize_reuse", range(clients)))
+    module = torch_module().to(device)
+    module.loss = lambda images, targets: cross_entropy(module(images), targets)
+    module.metrics = lambda images, targets: {}
+    model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
+    mechanism = CentrallyAppliedPrivacyMechanism(GaussianMechanism(clipping_bound=CLIP, relative_noise_stddev=NOISE))
+    backend = SimulatedBackend(data, data, postprocessors=[mechanism])
+
+    def one_round() -> None:
+        FederatedAveraging().run(
+            backend=backend,
+            model=model,
+            algorithm_params=NNAlgorithmParams(
+                central_num_iterations=1, evaluation_frequency=2, train_cohort_size=clients, val_cohort_size=None
+            ),
+            model_train_params=NNTrainHyperParams(
+                local_num_epochs=1, local_learning_rate=LEARNING_RATE, local_batch_size=BATCH
+            ),
+            callbacks=[],
+            send_metrics_to_platform=False,
+        )
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return one_round
+
+
 def seconds(one_round: Callable[[], None], *, rounds: int) -> list[float]:
     taken = []
     for _ in range(rounds):
@@ -173,6 +220,8 @@ def rows(clients: int, samples: int, chunk: int | None, torch_chunk: int) -> lis
         engines |= {f"{name}, loop": (in_torch, None, 1), f"{name}, torch.func": (in_torch, torch_chunk, 2)}
     except ImportError:
         pass
+    if importlib.util.find_spec("pfl"):
+        engines |= {"pfl": (in_pfl, None, 1)}
     best: dict[str, tuple[float, float]] = {}
     for name, (make, size, rounds) in engines.items():
         one_round = make(inputs, labels, clients, size)

@@ -182,6 +182,8 @@ class Model:
 class HostLearner(Protocol):
     """What trains a model outside JAX: NumPy arrays in, NumPy arrays out, parameters as one flat vector.
 
+    Where `platform` is the one that JAX computes on, records come as arrays of JAX, and updates may be one.
+
     `gradients` says whether an update of "fedsgd" is the negative gradient of the mean loss, which protocols need that
     clip records one by one; `settled`, whether the learner decides by itself how a client trains; `code` are the
     objects whose source a resumed run must have in common with the run it goes on from; `notes`, what every statement
@@ -211,10 +213,10 @@ class HostLearner(Protocol):
         settings: Any,
         loss: str | Loss,
         parameters: np.ndarray,
-        inputs: np.ndarray,
-        labels: np.ndarray,
-        counts: np.ndarray,
-    ) -> np.ndarray:
+        inputs: Any,
+        labels: Any,
+        counts: Any,
+    ) -> Any:
         """Updates of some clients, (clients, dim), by `settings`, a `learners.client.ClientUpdate`.
 
         Inputs and labels are (clients, records, ...), of which the first `counts` of each client are real.

@@ -80,12 +80,19 @@ class HostRound:
             if self.clients.protocol.private_steps:
                 yield self._finite(self._stepped(params, data, ids, items, keys)), ids
             else:
-                held = map(np.asarray, self._gather[number](data, ids, keys.order))
+                found = self._gather[number](data, ids, keys.order)
+                held = found if self._shared_device else map(np.asarray, found)
                 yield self._finite(self._learned(self.clients.update, params, *held)), ids
 
-    def _learned(self, settings: ClientUpdate, params: Any, inputs: Any, labels: Any, counts: Any) -> np.ndarray:
+    @property
+    def _shared_device(self) -> bool:
+        """Whether the learner computes where JAX does, so that records and updates need not pass through the host."""
+        return cast(HostLearner, self.clients.model.learner).platform == jax.default_backend()
+
+    def _learned(self, settings: ClientUpdate, params: Any, inputs: Any, labels: Any, counts: Any) -> Any:
         learner = cast(HostLearner, self.clients.model.learner)
-        updates = np.asarray(learner.updates(settings, self.loss, params, inputs, labels, counts), np.float32)
+        updates = learner.updates(settings, self.loss, params, inputs, labels, counts)
+        updates = updates if isinstance(updates, jax.Array) else np.asarray(updates, np.float32)
         if updates.shape != (len(counts), len(params)):
             raise ValueError(
                 f"expected updates of shape {(len(counts), len(params))} from model {self.clients.model.name!r}, "

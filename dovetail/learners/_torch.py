@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 
-__all__ = ["check_losses", "flat", "laid_out", "mean_slopes", "shared", "split", "summed", "threads", "trained"]
+__all__ = [
+    "check_losses",
+    "flat",
+    "handed_to_jax",
+    "laid_out",
+    "mean_slopes",
+    "on_host",
+    "shared",
+    "slices",
+    "split",
+    "summed",
+    "threads",
+    "trained",
+]
 
 _Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _AT_ONCE = 512  # records whose gradient is computed at once
@@ -27,9 +43,19 @@ def split(vector: torch.Tensor, weights: Sequence[torch.Tensor]) -> Sequence[tor
     return vector.split([value.numel() for value in weights])
 
 
-def flat(parts: Sequence[torch.Tensor]) -> np.ndarray:
+def flat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """The parts as one vector."""
-    return torch.cat([part.reshape(-1) for part in parts]).cpu().numpy()
+    return torch.cat([part.reshape(-1) for part in parts])
+
+
+def on_host(updates: torch.Tensor) -> np.ndarray:
+    """Updates as an array in the host's memory."""
+    return updates.detach().cpu().numpy()
+
+
+def handed_to_jax(updates: torch.Tensor) -> jax.Array:
+    """Updates as an array of JAX where they are."""
+    return jnp.from_dlpack(updates.detach().contiguous())
 
 
 def laid_out(module: torch.nn.Module) -> torch.nn.Module:
@@ -72,7 +98,13 @@ def check_losses(losses: torch.Tensor, records: int) -> None:
         )
 
 
-def shared(work: Callable[[Any], np.ndarray], parts: Sequence[Any]) -> list[np.ndarray]:
+def slices(count: int, parts: int) -> list[slice]:
+    """So many things in at most so many parts of about equal size."""
+    edges = np.linspace(0, count, min(count, parts) + 1).round().astype(int)
+    return [slice(low, high) for low, high in itertools.pairwise(edges.tolist())]
+
+
+def shared(work: Callable[[Any], torch.Tensor], parts: Sequence[Any]) -> list[torch.Tensor]:
     """What work makes of the parts, in their order, each on one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

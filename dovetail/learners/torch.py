@@ -23,6 +23,7 @@ import queue
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -134,22 +135,23 @@ class TorchLearner:
         settings: ClientUpdate,
         loss: str | Loss,
         parameters: np.ndarray,
-        inputs: np.ndarray,
-        labels: np.ndarray,
-        counts: np.ndarray,
-    ) -> np.ndarray:
-        """Updates of some clients, shared among threads."""
+        inputs: np.ndarray | jax.Array,
+        labels: np.ndarray | jax.Array,
+        counts: np.ndarray | jax.Array,
+    ) -> np.ndarray | jax.Array:
+        """Updates of some clients, shared among threads; of JAX's arrays on a GPU, one that never leaves it."""
         start, x, y, held = (_tensor(array).to(self.device) for array in (parameters, inputs, labels, counts))
         own, on_cpu = self._loss(loss), self.device == "cpu"
+        finished = _torch.handed_to_jax if isinstance(inputs, jax.Array) else _torch.on_host
         y = y.long() if loss == "cross_entropy" else y
         side_by_side = len(start) < _SMALL_MODEL or not on_cpu if self.vectorized is None else self.vectorized
         if side_by_side:
-            parts = np.array_split(np.arange(len(counts)), min(len(counts), _torch.threads() if on_cpu else 1))
+            parts = _torch.slices(len(counts), _torch.threads() if on_cpu else 1)
             found = _torch.shared(lambda at: self._together(settings, own, start, x[at], y[at], held[at]), parts)
-            return np.concatenate(found)
+            return finished(found[0] if len(found) == 1 else torch.cat(found))
         total = _total_cross_entropy if loss == "cross_entropy" else _torch.summed(own)
-        alone = functools.partial(self._alone, settings, total, start)
-        return np.stack(_torch.shared(lambda i: alone(x[i, : counts[i]], y[i, : counts[i]]), range(len(counts))))
+        alone, held = functools.partial(self._alone, settings, total, start), np.asarray(counts)
+        return finished(torch.stack(_torch.shared(lambda i: alone(x[i, : held[i]], y[i, : held[i]]), range(len(held)))))
 
     def _together(
         self,
@@ -159,14 +161,14 @@ class TorchLearner:
         x: torch.Tensor,
         y: torch.Tensor,
         counts: torch.Tensor,
-    ) -> np.ndarray:
+    ) -> torch.Tensor:
         """The updates of clients that train side by side."""
         records = x.shape[1]
         real = (torch.arange(records, device=x.device) < counts[:, None]).to(torch.float32)
         with self._module() as module:
             slopes = vmap(grad(_mean_loss(module, loss)), in_dims=(0 if settings.local else None, 0, 0, 0))
             if not settings.local:
-                return -slopes(start, x, y, real).cpu().numpy()
+                return -slopes(start, x, y, real)
             current, size = start.expand(len(counts), -1), settings.batch_size(records)
             for number in range(settings.epochs * math.ceil(records / size)):
                 low = number % math.ceil(records / size) * size
@@ -176,11 +178,11 @@ class TorchLearner:
                     slope = slope + settings.mu * (current - start)
                 holds = real[:, batch].sum(dim=1, keepdim=True) > 0
                 current = torch.where(holds, current - settings.learning_rate * slope, current)
-            return (current - start).cpu().numpy()
+            return current - start
 
     def _alone(
         self, settings: ClientUpdate, total_loss: _Loss, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor
-    ) -> np.ndarray:
+    ) -> torch.Tensor:
         """The update of a client that holds these records."""
         with self._module() as module:
             weights = [value for _, value in _torch.trained(module)]
@@ -254,6 +256,8 @@ def _sigmoid(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return F.softplus(logits) - logits * labels
 
 
-def _tensor(array: np.ndarray) -> torch.Tensor:
-    """An array as a tensor; JAX's are read-only, and PyTorch warns of those unless they are copied."""
+def _tensor(array: np.ndarray | jax.Array) -> torch.Tensor:
+    """An array as a tensor, one of JAX where it is; NumPy's views of those are read-only, of which PyTorch warns."""
+    if isinstance(array, jax.Array):
+        return torch.from_dlpack(array)
     return torch.from_numpy(array if array.flags.writeable else array.copy())

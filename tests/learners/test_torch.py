@@ -88,6 +88,18 @@ def test_an_update_is_that_of_jax(settings, kind, vectorized):
     )
 
 
+@pytest.mark.parametrize("vectorized", [True, False])
+def test_arrays_of_jax_are_taken_and_given_where_they_are(vectorized):
+    rng = np.random.default_rng(1)
+    held = rng.random((4, 5, 8, 8)).astype(np.float32), rng.integers(0, 10, (4, 5)), np.array([5, 3, 0, 1], np.int32)
+    model, settings = ours.model(network(), vectorized=vectorized), ClientUpdate(update="fedavg", batch=2)
+    start = np.asarray(ravel_pytree(model.init(None))[0])
+    by_host = model.learner.updates(settings, "cross_entropy", start, *held)
+    by_device = model.learner.updates(settings, "cross_entropy", start, *map(jnp.asarray, held))
+    assert isinstance(by_host, np.ndarray) and isinstance(by_device, jax.Array)
+    np.testing.assert_array_equal(by_host, by_device)
+
+
 @functools.cache
 def digits():
     return resolve("digits").load(folder=None)
