@@ -5,6 +5,8 @@
   million users is a table of indices. From 1,000 to 100,000 users; `--clients` gives others.
 - *records*: the same with 100 users of 10 to 10,000 records each.
 - *parameters*: the MLP of `large.py` with 100 users of two records, 1e4 to 1e7 parameters, for several protocols.
+  Beside them "plain sum": NumPy adds 100 vectors of that length to another, on every core. Where that line bends,
+  vectors have outgrown the cache.
 
 Everyone takes part in every round; medians after one round to compile. "Against a straight line" is by how much more
 the time grew than the size did, since the row above: above 1, the line bends upwards. With `--store` points are kept in
@@ -14,9 +16,12 @@ a file as they are measured, and those that are there already are not measured a
 
 import argparse
 import json
+import math
+import os
 import resource
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -37,7 +42,7 @@ from dovetail.randomness import Randomness
 
 POOL, SAMPLES, FEATURES, CLASSES = 60_000, 60, 784, 10
 CLIENTS, RECORDS, DIMS = [1_000, 10_000, 100_000], [10, 100, 1_000, 10_000], [10**4, 10**5, 10**6, 10**7]
-PROTOCOLS = ("dp_fl", "ss_topk", "secagg", "privunit")
+PROTOCOLS = ("plain sum", "dp_fl", "ss_topk", "secagg", "privunit")
 SECONDS = 5.0  # no more rounds than so long
 
 
@@ -71,7 +76,25 @@ def federation(dataset: Dataset, users: int, records: int) -> Engine:
     )
 
 
-def seconds_a_round(engine: Engine, count: int) -> dict[str, float]:
+class PlainSum:
+    """Adds a vector of this length to another, as often as there are users, on every core."""
+
+    def __init__(self, dim: int) -> None:
+        self._pairs = [(np.zeros(dim, np.float32), np.ones(dim, np.float32)) for _ in range(os.cpu_count() or 1)]
+        self._threads = ThreadPoolExecutor(len(self._pairs))
+
+    def start(self) -> None:
+        return None
+
+    def step(self, training: None, users: np.ndarray, *, index: int, capacity: int) -> None:
+        def added(total: np.ndarray, vector: np.ndarray) -> None:
+            for _ in range(math.ceil(capacity / len(self._pairs))):
+                np.add(total, vector, out=total)  # without Python's lock
+
+        list(self._threads.map(added, *zip(*self._pairs, strict=True)))
+
+
+def seconds_a_round(engine: Engine | PlainSum, count: int) -> dict[str, float]:
     """Medians of up to five rounds, by both clocks."""
     users, training, taken, worked = np.arange(count, dtype=np.int32), engine.start(), [], []
     while len(taken) < 6 and (len(taken) < 2 or sum(taken[1:]) < SECONDS):
@@ -89,12 +112,13 @@ def peak_mb() -> float:
 
 def sweeps(
     clients: list[int], dims: list[int]
-) -> Iterator[tuple[str, str, list[int], Callable[[int], Engine], int | None]]:
+) -> Iterator[tuple[str, str, list[int], Callable[[int], Engine | PlainSum], int | None]]:
     """What grows, the line's name, its sizes, the engine at a size, and how many users take part if not so many."""
     dataset = pool()
     yield "users", "dp_fl", clients, lambda count: federation(dataset, count, SAMPLES), None
     yield "records", "dp_fl", RECORDS, lambda count: federation(dataset, 100, count), 100
-    for protocol in PROTOCOLS:
+    yield "parameters", "plain sum", dims, PlainSum, 100
+    for protocol in PROTOCOLS[1:]:
         yield "parameters", protocol, dims, lambda dim, name=protocol: engine_for(name, dim, 100), 100
 
 

@@ -165,7 +165,7 @@ def test_whichever_user_dies_at_whichever_step_in_a_longer_training(tmp_path, mo
         return party in ("user-0", "user-2")
 
     count, missed = users_dying_once(tmp_path, monkeypatch, oracle, rounds=2, among=among)
-    assert count > 60 and len(missed) >= 4 * 4
+    assert count >= 60 and len(missed) >= 4 * 4  # sixty with one shuffler, more with others
 
 
 @pytest.mark.soak  # above, everyone dies at every step within one process, and test_store.py kills a real one
