@@ -57,6 +57,8 @@ REQUIREMENTS = {
 # Peers whose processes listen on every address of the machine: never run outside a network namespace.
 LISTENS_EVERYWHERE = {"flower"}
 
+_AT_ITS_END = "terminate called without an active exception"  # of a thread of PyTorch's, after the result was printed
+
 LOOPBACK_ONLY = ("sh", "-c", 'ip link set lo up && exec "$@"', "sh")
 
 
@@ -97,7 +99,7 @@ def measure(peer: str, workload: str, *, benchmark: str = "clients", timeout: fl
         status, output, errors = _run(_isolated(peer, command), scratch=scratch, timeout=timeout)
     if status is None:
         raise RuntimeError(f"{peer} did not finish the {workload} workload within {timeout:g} seconds.")
-    if status != 0:
+    if status and not (output.strip() and errors.rstrip().endswith(_AT_ITS_END)):
         raise RuntimeError(f"{peer} failed on the {workload} workload: {_last_line(errors)}")
     try:
         return json.loads(_last_line(output))

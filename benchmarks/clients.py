@@ -78,8 +78,10 @@ def show(name: str, found: list[dict], *, as_json: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--workloads", nargs="+", choices=PEERS, default=list(PEERS))
     arguments = parser.parse_args()
-    show("clients", rows(Console(stderr=True)), as_json=arguments.json)
+    chosen = {name: PEERS[name] for name in arguments.workloads}
+    show("clients", rows(Console(stderr=True), chosen), as_json=arguments.json)
 
 
 if __name__ == "__main__":
