@@ -169,6 +169,7 @@ def throughput(
     prepared = Prepared(folder, clients + fresh)
     with storage(kind, folder) as words, fleet_of(prepared.deployment, doors, words=words) as fleet:
         load = Load((HOST, prepared.deployment.service_ports[LAST]))
+        os.sync()  # what was prepared, and what ran before, is on disk: the service waits for its own writes alone
         kept = only(load.run(([one] for one in prepared.uploads(0, clients)), connections=connections))
         new = only(load.run(([one] for one in prepared.uploads(clients, clients + fresh)), connections=64, fresh=True))
         question = request_of("GET", "/v1/status")
