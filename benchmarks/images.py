@@ -99,16 +99,23 @@ def dovetail(
     return one_round
 
 
+def on_device(inputs: np.ndarray, labels: np.ndarray, clients: int) -> tuple[str, Any, Any]:
+    """PyTorch's device, and images and labels there, by client."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = torch.from_numpy(inputs).to(device).permute(0, 3, 1, 2).reshape(clients, -1, CHANNELS, SIDE, SIDE)
+    return device, x, torch.from_numpy(labels).long().to(device).reshape(clients, -1)
+
+
 def in_torch(inputs: np.ndarray, labels: np.ndarray, clients: int, chunk: int | None) -> Callable[[], None]:
     """One round in PyTorch: client by client, or `chunk` clients at a time by `vmap`."""
     import torch
     from torch.func import functional_call, grad, vmap
     from torch.nn.functional import cross_entropy
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device, x, y = on_device(inputs, labels, clients)
     module = torch_module().to(device)
-    x = torch.from_numpy(inputs).to(device).permute(0, 3, 1, 2).reshape(clients, -1, CHANNELS, SIDE, SIDE)
-    y = torch.from_numpy(labels).long().to(device).reshape(clients, -1)
     weights = {name: value.detach().clone() for name, value in module.named_parameters()}
     if sum(value.numel() for value in weights.values()) != PARAMETERS:
         raise ValueError(f"expected {PARAMETERS} parameters")
@@ -169,10 +176,8 @@ def in_pfl(inputs: np.ndarray, labels: np.ndarray, clients: int, chunk: int | No
     from pfl.privacy import CentrallyAppliedPrivacyMechanism, GaussianMechanism
     from torch.nn.functional import cross_entropy
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    x = torch.from_numpy(inputs).to(device).permute(0, 3, 1, 2).reshape(clients, -1, CHANNELS, SIDE, SIDE) / 255
-    y = torch.from_numpy(labels).long().to(device).reshape(clients, -1)
-    users = {user: PyTorchTensorDataset((x[user], y[user]), user_id=str(user)) for user in range(clients)}
+    device, x, y = on_device(inputs, labels, clients)
+    users = {user: PyTorchTensorDataset((x[user] / 255, y[user]), user_id=str(user)) for user in range(clients)}
     data = FederatedDataset(users.__getitem__, get_user_sampler("minimize_reuse", range(clients)))
     module = torch_module().to(device)
     module.loss = lambda images, targets: cross_entropy(module(images), targets)

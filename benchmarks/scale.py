@@ -42,7 +42,7 @@ from dovetail.randomness import Randomness
 
 POOL, SAMPLES, FEATURES, CLASSES = 60_000, 60, 784, 10
 CLIENTS, RECORDS, DIMS = [1_000, 10_000, 100_000], [10, 100, 1_000, 10_000], [10**4, 10**5, 10**6, 10**7]
-PROTOCOLS = ("plain sum", "dp_fl", "ss_topk", "secagg", "privunit")
+PLAIN, PROTOCOLS = "plain sum", ("dp_fl", "ss_topk", "secagg", "privunit")
 SECONDS = 5.0  # no more rounds than so long
 
 
@@ -117,8 +117,8 @@ def sweeps(
     dataset = pool()
     yield "users", "dp_fl", clients, lambda count: federation(dataset, count, SAMPLES), None
     yield "records", "dp_fl", RECORDS, lambda count: federation(dataset, 100, count), 100
-    yield "parameters", "plain sum", dims, PlainSum, 100
-    for protocol in PROTOCOLS[1:]:
+    yield "parameters", PLAIN, dims, PlainSum, 100
+    for protocol in PROTOCOLS:
         yield "parameters", protocol, dims, lambda dim, name=protocol: engine_for(name, dim, 100), 100
 
 
@@ -173,7 +173,7 @@ def main() -> None:
     )
     parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS)
     parser.add_argument("--dims", type=float, nargs="+", default=DIMS)
-    parser.add_argument("--protocols", nargs="+", choices=PROTOCOLS, default=list(PROTOCOLS))
+    parser.add_argument("--protocols", nargs="+", choices=(PLAIN, *PROTOCOLS), default=[PLAIN, *PROTOCOLS])
     parser.add_argument("--store", type=Path, help="keep points in this file, and go on from those in it")
     parser.add_argument("--clock", choices=("wall", "processor"), default="wall")
     parser.add_argument("--plot", type=Path, help="also draw the lines into this file")
