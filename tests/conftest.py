@@ -1,6 +1,7 @@
 """Two host devices for every test, so that sharding is always exercised; no test shares the user's cache or key."""
 
 import atexit
+import functools
 import gc
 import os
 import shutil
@@ -24,7 +25,7 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 ).strip()
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # an eighth of all tracing goes into who called whom
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")  # to keep less takes longer than to compile
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers and tests' own processes inherit it: one compiles for all
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="dovetail-programs-")
@@ -34,12 +35,18 @@ os.environ["DOVETAIL_WITNESS"] = tempfile.mkdtemp(prefix="dovetail-witness-")
 os.environ["DOVETAIL_DATA_KEY"] = str(Path(tempfile.mkdtemp(prefix="dovetail-key-")) / "data.key")
 
 import jax
+from jax._src import api
+from jax._src.interpreters import mlir
 
 atexit.register(shutil.rmtree, os.environ["DOVETAIL_WITNESS"], ignore_errors=True)
 atexit.register(shutil.rmtree, Path(os.environ["DOVETAIL_DATA_KEY"]).parent, ignore_errors=True)
+if "PYTEST_XDIST_WORKER" in os.environ:  # JAX takes seconds to forget thousands of programs one by one
+    atexit.unregister(api.clean_up)
 jax.config.update("jax_num_cpu_devices", 2)
 hypothesis.settings.register_profile("the same examples in every run", derandomize=True, database=None)
 hypothesis.settings.load_profile("the same examples in every run")
+# JAX loads all dialects of MLIR anew for each of some thousand programs; a process does with one context for all
+mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
@@ -59,6 +66,12 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)  # tracing makes much that lives for a while
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish():
+    """Nobody looks for garbage that the operating system is about to take anyway."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -94,7 +94,13 @@ def best_bound(
     check_target(delta, eps)
     if not paid:
         return Bound(eps=0.0 if eps is None else eps, delta=0.0, proof=BASIC.proof)
-    asked, reasons = _asked(tuple(paid), delta, eps)
+    return _best_bound(tuple(paid), delta, eps, both_ends)
+
+
+@functools.lru_cache(maxsize=32)
+def _best_bound(paid: tuple[Exposure, ...], delta: float | None, eps: float | None, both_ends: bool) -> Bound:
+    """The same, kept: trainings with other seeds, and the statements of one training, ask the same again."""
+    asked, reasons = _asked(paid, delta, eps)
     bounds = [found for found, _ in asked]
     plain = unsampled(paid)
     if plain is not None:

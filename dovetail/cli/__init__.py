@@ -6,10 +6,11 @@ else; progress and logs go to stderr.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.logging import RichHandler
@@ -83,10 +84,16 @@ def main() -> None:
         handlers=[RichHandler(console=err_console, show_time=False, show_path=False, markup=False)],
     )
     try:
-        app(prog_name="dovetail")
+        _parsed_by()(prog_name="dovetail")
     except (ValueError, OSError, ModuleNotFoundError) as error:
         err_console.print(f"dovetail: {' '.join(str(error).split())}", style="red", markup=False, highlight=False)
         sys.exit(2)
+
+
+@functools.cache
+def _parsed_by() -> Any:
+    """The tree of commands: whoever calls `main` more than once need not make it anew."""
+    return typer.main.get_command(app)
 
 
 @app.callback(invoke_without_command=True)
