@@ -1,6 +1,7 @@
 """Two host devices for every test, so that sharding is always exercised; no test shares the user's cache or key."""
 
 import atexit
+import contextlib
 import functools
 import gc
 import os
@@ -35,18 +36,20 @@ os.environ["DOVETAIL_WITNESS"] = tempfile.mkdtemp(prefix="dovetail-witness-")
 os.environ["DOVETAIL_DATA_KEY"] = str(Path(tempfile.mkdtemp(prefix="dovetail-key-")) / "data.key")
 
 import jax
-from jax._src import api
-from jax._src.interpreters import mlir
 
 atexit.register(shutil.rmtree, os.environ["DOVETAIL_WITNESS"], ignore_errors=True)
 atexit.register(shutil.rmtree, Path(os.environ["DOVETAIL_DATA_KEY"]).parent, ignore_errors=True)
-if "PYTEST_XDIST_WORKER" in os.environ:  # JAX takes seconds to forget thousands of programs one by one
-    atexit.unregister(api.clean_up)
 jax.config.update("jax_num_cpu_devices", 2)
 hypothesis.settings.register_profile("the same examples in every run", derandomize=True, database=None)
 hypothesis.settings.load_profile("the same examples in every run")
-# JAX loads all dialects of MLIR anew for each of some thousand programs; a process does with one context for all
-mlir.make_ir_context = functools.cache(mlir.make_ir_context)
+with contextlib.suppress(ImportError, AttributeError):  # JAX's own, which may move: tests then take longer, no more
+    from jax._src import api
+    from jax._src.interpreters import mlir
+
+    # it would load all dialects of MLIR anew for each of some thousand programs; a process does with one context
+    mlir.make_ir_context = functools.cache(mlir.make_ir_context)
+    if "PYTEST_XDIST_WORKER" in os.environ:  # it would forget thousands of programs one by one, for seconds
+        atexit.unregister(api.clean_up)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
