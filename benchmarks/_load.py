@@ -1,18 +1,18 @@
-"""Load for a service, cheap enough to share its cores: prepared requests, nonblocking TLS, one loop over epoll.
+"""Load for a service, cheap enough to share its cores: prepared requests, a small TLS client, one loop over epoll.
 
-The generator does not check the service's certificate: clients do that, on machines of their own.
+Every connection makes a full handshake of TLS 1.3. The generator does not check whose certificate the service has:
+clients do that, on machines of their own.
 """
 
 import collections
 import dataclasses
 import select
 import socket
-import ssl
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
+from _tls import Client
 
 _READ = 1 << 16
 
@@ -36,10 +36,10 @@ class Measured:
 class _Line:
     """One connection, on its way through a script: requests, each after the answer to the one before."""
 
-    def __init__(self, sock: socket.socket, tls: Any) -> None:
-        self.sock, self.tls, self.number, self.shaken = sock, tls, sock.fileno(), False
-        self.script: Iterator[bytes] = iter(())
-        self.out, self.got, self.began = memoryview(b""), b"", 0.0
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock, self.number, self.tls = sock, sock.fileno(), Client()
+        self.script: Iterator[bytes] | None = None
+        self.unsent, self.got, self.began, self.waits = b"", b"", 0.0, select.EPOLLIN
 
 
 class Load:
@@ -47,8 +47,6 @@ class Load:
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = address
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        self._context.check_hostname, self._context.verify_mode = False, ssl.CERT_NONE
 
     def run(self, scripts: Iterable[Sequence[bytes]], *, connections: int, fresh: bool = False) -> Measured:
         """Every script once, so many at a time; `fresh`: each on a connection of its own.
@@ -61,15 +59,13 @@ class Load:
         self._latencies: list[float] = []
         self._poll = select.epoll()
         lines = [None if fresh else self._connect() for _ in range(connections)]
-        while any(line is not None and not line.shaken for line in lines):
-            for number, _ in self._poll.poll(60):
-                self._shake(self._lines[number])
+        while not all(line is None or line.tls.shaken for line in lines):
+            self._step()
         began = time.perf_counter()
         for line in lines:
             self._next(line)
         while self._lines:
-            for number, _ in self._poll.poll(60):
-                self._step(self._lines[number])
+            self._step()
         self._poll.close()
         return Measured(time.perf_counter() - began, dict(self._statuses), np.array(self._latencies))
 
@@ -78,7 +74,6 @@ class Load:
         script = next(self._todo, None)
         if line is not None and (script is None or self._fresh):
             del self._lines[line.number]
-            self._poll.unregister(line.number)
             line.sock.close()
             line = None
         if script is None:
@@ -86,71 +81,59 @@ class Load:
         if line is None:
             line = self._connect()
         line.script = iter(script)
-        if line.shaken:
+        if line.tls.shaken:
             line.began = time.perf_counter()
             self._send_next(line)
 
     def _connect(self) -> _Line:
         plain = socket.socket()
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        began = time.perf_counter()
+        line = _Line(plain)
+        line.began = time.perf_counter()
         plain.connect(self._address)  # to loopback: at once, or never
         plain.setblocking(False)
-        line = _Line(plain, self._context._wrap_socket(plain, False))  # without the layers of `SSLSocket`
-        line.began = began
         self._lines[line.number] = line
-        self._poll.register(line.number, select.EPOLLIN | select.EPOLLOUT)
+        self._poll.register(line.number, select.EPOLLIN)
+        self._send(line, line.tls.hello())
         return line
 
-    def _step(self, line: _Line) -> None:
-        if not line.shaken:
-            self._shake(line)
-            if line.shaken:
-                self._send_next(line)
-            return
-        try:
-            if line.out:
-                self._send(line)
+    def _step(self) -> None:
+        for number, event in self._poll.poll(60):
+            line = self._lines[number]
+            if event & select.EPOLLOUT:
+                self._send(line, b"")
             else:
                 self._read(line)
-        except ssl.SSLWantReadError:
-            self._poll.modify(line.number, select.EPOLLIN)
-        except ssl.SSLWantWriteError:
-            self._poll.modify(line.number, select.EPOLLIN | select.EPOLLOUT)
 
-    def _shake(self, line: _Line) -> None:
+    def _send(self, line: _Line, data: bytes) -> None:
+        """Send this; what does not go out now is sent before anything is read again."""
+        data = line.unsent + data
         try:
-            line.tls.do_handshake()
-            line.shaken = True
-            self._poll.modify(line.number, select.EPOLLIN)
-        except ssl.SSLWantReadError:
-            self._poll.modify(line.number, select.EPOLLIN)
-        except ssl.SSLWantWriteError:
-            self._poll.modify(line.number, select.EPOLLIN | select.EPOLLOUT)
+            line.unsent = data[line.sock.send(data) :]
+        except BlockingIOError:
+            line.unsent = data
+        waits = select.EPOLLOUT if line.unsent else select.EPOLLIN
+        if waits != line.waits:
+            line.waits = waits
+            self._poll.modify(line.number, waits)
 
-    def _send_next(self, line: _Line) -> None:
+    def _send_next(self, line: _Line, before: bytes = b"") -> None:
         request = next(line.script, None)
         if request is None:
             self._latencies.append(time.perf_counter() - line.began)
             self._next(line)
             return
-        line.out, line.got = memoryview(request), b""
-        self._send(line)
-
-    def _send(self, line: _Line) -> None:
-        try:
-            while line.out:
-                line.out = line.out[line.tls.write(line.out) :]
-        except ssl.SSLWantWriteError:
-            self._poll.modify(line.number, select.EPOLLIN | select.EPOLLOUT)
-            return
-        self._poll.modify(line.number, select.EPOLLIN)
+        line.got = b""
+        self._send(line, before + line.tls.send(request))
 
     def _read(self, line: _Line) -> None:
-        data = line.tls.read(_READ)
+        data, shaken = line.sock.recv(_READ), line.tls.shaken
         if not data:
             raise ConnectionError("expected an answer, got the end of the connection")
-        line.got += data
+        line.got += line.tls.receive(data)
+        if not shaken:
+            self._begin(line)
+            return
         head, found, body = line.got.partition(b"\r\n\r\n")
         if not found:
             return
@@ -159,3 +142,10 @@ class Load:
         if len(body) >= length:
             self._statuses[int(head[9:12])] += 1
             self._send_next(line)
+
+    def _begin(self, line: _Line) -> None:
+        """End the handshake if all of it is there, together with the first request if there is one."""
+        if line.tls.shaken and line.script is None:
+            self._send(line, line.tls.finished)
+        elif line.tls.shaken:
+            self._send_next(line, line.tls.finished)
