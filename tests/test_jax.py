@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dovetail import _jax
+from dovetail.mechanisms import privunit
 from dovetail.mechanisms.privunit import PrivUnitRandomizer
 from dovetail.mechanisms.skellam import Encoding
 
@@ -30,7 +31,9 @@ def test_an_encoding_by_blocks_is_the_same(monkeypatch):
     np.testing.assert_array_equal(encode(jnp.asarray(x), key=jax.random.key(2)), whole)
 
 
-def test_reports_add_up_onto_a_sum():
+@pytest.mark.parametrize("longest", [2**17, 2**22])
+def test_reports_add_up_onto_a_sum(monkeypatch, longest):
+    monkeypatch.setattr(privunit, "_LONGEST", longest)
     local = PrivUnitRandomizer(8.0, 1.0, 2**17 + 1)
     xs = np.random.default_rng(3).normal(size=(2, local.dim)).astype(np.float32)
     keys, present, onto = jax.random.split(jax.random.key(4), 2), np.array([True, True]), jnp.ones(local.dim)

@@ -37,6 +37,7 @@ _SHORTEST = 1e-12  # of clip_norm: below it a float32 sum of squares may lose co
 _OFF_SPHERE = 1e-4  # what float32 may take from the norm of a report, with much to spare
 _COIN_BITS = 53
 _LONG = 2**17  # coordinates from which a report alone keeps a core busy
+_LONGEST = 2**22  # and from which it outgrows a cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,12 +125,10 @@ class PrivUnitRandomizer(LocalRandomizer):
         def add(total: Any, unit: jax.Array, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
             return total + ((times * along) * unit + (times * across) * noise), jnp.float32(0)
 
-        long = x.ndim == 1 and self.dim >= _LONG
-        found, _ = (
-            by_block(add, jnp.broadcast_to(jnp.float32(total), x.shape), unit, noise)
-            if long
-            else add(total, unit, noise)
-        )
+        if x.ndim == 1 and self.dim >= _LONGEST:
+            found, _ = by_block(add, jnp.broadcast_to(jnp.float32(total), x.shape), unit, noise)
+        else:
+            found, _ = add(total, unit, noise)
         return found.at[..., :1].add(times * first)
 
     def log_density(self, y: npt.ArrayLike, x: npt.ArrayLike) -> np.ndarray:
