@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from dovetail._imports import LateModule
 
-__all__ = ["ArrayLike", "is_array", "jax", "jnp", "lax", "traced_once", "written"]
+__all__ = ["ArrayLike", "by_block", "is_array", "jax", "jnp", "lax", "traced_once", "written", "written_into"]
 
 if TYPE_CHECKING:
     import jax
@@ -26,6 +26,8 @@ else:
     jax, jnp, lax = LateModule("jax", "jax.extend.random"), LateModule("jax.numpy"), LateModule("jax.lax")
     ArrayLike = Any
 
+_BLOCK = 3 * 2**15  # numbers of a few vectors at a time, which any usual number of cores divides
+
 
 def is_array(value: object) -> TypeGuard[jax.Array]:
     """Whether it is one of JAX's arrays; where nobody has imported JAX, nothing is."""
@@ -33,13 +35,47 @@ def is_array(value: object) -> TypeGuard[jax.Array]:
 
 
 def written(fill: Callable[[jax.Array], jax.Array], shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """What `fill` makes of an array of zeros of this shape and type, in memory before anything reads it.
+    """What `fill` makes of an array of zeros of this shape and type, in memory before anything reads it."""
+    return written_into(jnp.zeros(shape, dtype), fill)
+
+
+def written_into(array: jax.Array, fill: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """What `fill` makes of this array, in memory before anything reads it.
 
     A loop of one turn, whose length XLA cannot see, is the one thing that is not fused into what follows, where it
     would be computed again for every reader, or number by number.
     """
     once = lax.optimization_barrier(jnp.int32(1))
-    return lax.fori_loop(0, once, lambda i, array: fill(array), jnp.zeros(shape, dtype))
+    return lax.fori_loop(0, once, lambda i, array: fill(array), array)
+
+
+def by_block(
+    function: Callable[..., tuple[jax.Array, jax.Array]], out: jax.Array, *arrays: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """`function(out, *arrays)` of long vectors: what it makes of each number, written over `out`, and a sum over all.
+
+    On a CPU it sees a block at a time, which stays in the cache of a core. XLA shares a loop over a whole vector among
+    the cores, and if they do not divide its length, tests every number for the end instead of taking several at once.
+    """
+    length = out.shape[0]
+    if length <= _BLOCK or jax.default_backend() != "cpu":
+        return function(out, *arrays)
+
+    def block(at: jax.Array | int, size: int, out: jax.Array) -> tuple[jax.Array, jax.Array]:
+        found, part = function(*(lax.dynamic_slice(array, (at,), (size,)) for array in (out, *arrays)))
+        return lax.dynamic_update_slice(out, found, (at,)), part
+
+    def add(i: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        out, part = block(i * _BLOCK, _BLOCK, state[0])
+        return out, state[1] + part
+
+    whole = length // _BLOCK
+    zero = jnp.zeros((), jax.eval_shape(function, out, *arrays)[1].dtype)
+    out, total = lax.fori_loop(0, whole, add, (out, zero))
+    if whole * _BLOCK == length:
+        return out, total
+    out, part = block(whole * _BLOCK, length - whole * _BLOCK, out)
+    return out, total + part
 
 
 Result = TypeVar("Result")

@@ -159,8 +159,7 @@ class ClientWork:
 
     def collected(self, updates: jax.Array, ids: jax.Array, state: Any, keys: Keys) -> Any:
         """The same, of clients with these updates."""
-        own = _client_keys(ids, keys.noise)
-        collected = self.fast.collect(updates, ids >= 0, state, keys=own, budgets=self._budgets(ids))
+        collected = self.fast.collect(updates, ids >= 0, state, **self.drawn_with(ids, keys))
         return collected, seen(updates, ids >= 0) if self.diagnostics else None
 
     def reports(self, updates: jax.Array, ids: jax.Array, state: Any, key: jax.Array) -> Reports:
@@ -282,10 +281,13 @@ class ClientWork:
         rows = data.rows[jnp.minimum(data.starts[at][:, None] + own, len(data.rows) - 1)]
         return as_float(data.inputs[rows]), data.labels[rows], count
 
+    def drawn_with(self, ids: jax.Array, keys: Keys) -> dict[str, Any]:
+        """The keys and budgets of these clients."""
+        return {"keys": _client_keys(ids, keys.noise), "budgets": self._budgets(ids)}
+
     def _budgets(self, ids: jax.Array) -> jax.Array | None:
-        if self.protocol.budgets is None:
-            return None
-        return jnp.asarray(np.asarray(self.protocol.budgets, np.float32))[jnp.maximum(ids, 0)]
+        given = self.protocol.budgets
+        return None if given is None else jnp.asarray(np.asarray(given, np.float32))[jnp.maximum(ids, 0)]
 
 
 def as_float(inputs: jax.Array) -> jax.Array:

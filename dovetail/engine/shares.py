@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dovetail.engine import layers
 from dovetail.engine.chunks import TALLY, ClientWork, Data, Keys, Work, Works
 from dovetail.engine.devices import AXIS
 
@@ -30,6 +31,9 @@ class Share:
         """The tally of all clients of all devices, and what was seen of their raw updates."""
 
         def added(clients: ClientWork, work: Work, used: jax.Array) -> Any:
+            if layers.serves(clients, work):
+                return layers.added(clients, params, state, data, work, used, keys)
+
             def chunk(i: jax.Array | int) -> Any:
                 return clients.collect(params, state, data, jax.tree.map(lambda leaf: leaf[i, 0], work), keys)
 

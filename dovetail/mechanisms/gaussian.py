@@ -20,7 +20,7 @@ from dovetail.mechanisms._base import LocalRandomizer, as_floating, freeze_float
 from dovetail.mechanisms._normal import normal
 from dovetail.statements import NotApplicable
 
-__all__ = ["GaussianRandomizer", "clip_factor", "clip_l2", "finite_or_zero"]
+__all__ = ["GaussianRandomizer", "clip_factor", "clip_l2", "clipping", "finite_or_zero", "scaled_by"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,12 +88,20 @@ def clip_l2(x: Any, clip_norm: Any) -> Any:
         The result's norm is at most clip_norm up to rounding; shorter vectors are returned unchanged.
         The zero vector stays zero, with a finite gradient; a norm of NaN or infinity gives the zero vector.
     """
-    xp = namespace(x)
+    return scaled_by(x, clipping(x, clip_norm))
+
+
+def clipping(x: Any, clip_norm: Any) -> Any:
+    """The factor by which `clip_l2` scales each vector on the last axis, which is kept."""
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = x / clip_norm
         square = (scaled * scaled).sum(axis=-1, keepdims=True)
-    factor = _shrink(square)
-    kept = factor > 0
+    return _shrink(square)
+
+
+def scaled_by(x: Any, factor: Any) -> Any:
+    """x, or some entries of it, times a factor of `clipping`: zero where that is, whatever x holds."""
+    xp, kept = namespace(x), factor > 0
     return xp.where(kept, xp.where(kept, x, 0) * factor, 0)
 
 

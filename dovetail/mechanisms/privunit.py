@@ -24,7 +24,7 @@ import numpy.typing as npt
 from scipy import special
 
 from dovetail import _validate
-from dovetail._jax import ArrayLike, jax, jnp
+from dovetail._jax import ArrayLike, by_block, jax, jnp
 from dovetail.accounting.releases import privunit as accounting
 from dovetail.accounting.releases.privunit import Cap
 from dovetail.mechanisms._base import Blanket, LocalRandomizer, freeze_floats, namespace
@@ -37,6 +37,7 @@ _SHORTEST = 1e-12  # of clip_norm: below it a float32 sum of squares may lose co
 _OFF_SPHERE = 1e-4  # what float32 may take from the norm of a report, with much to spare
 _COIN_BITS = 53
 _LONG = 2**17  # coordinates from which a report alone keeps a core busy
+_LONGEST = 2**22  # and from which it outgrows a cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +92,8 @@ class PrivUnitRandomizer(LocalRandomizer):
         self._check(x=vectors)
         return self._added(0.0, vectors, 1.0, key)
 
-    def total(self, xs: jax.Array, present: jax.Array, *, keys: jax.Array) -> jax.Array:
-        """The sum of the reports on those rows of xs, (vectors, dim), that are `present`, each from its own key.
+    def total(self, xs: jax.Array, present: jax.Array, *, keys: jax.Array, onto: jax.Array | float = 0.0) -> jax.Array:
+        """The sum of `onto` and the reports on those rows of xs, (vectors, dim), that are `present`, each with its key.
 
         Guarantees:
             The sum of what `__call__` gives, up to the order of floating-point sums.
@@ -102,9 +103,14 @@ class PrivUnitRandomizer(LocalRandomizer):
         self._check(xs=xs)
         if self.dim < _LONG:
             reports = jax.vmap(lambda x, key: self(x, key=key))(xs, keys)
-            return jnp.einsum("n,nd->d", present.astype(reports.dtype), reports, precision=jax.lax.Precision.HIGHEST)
-        times, zero = present.astype(jnp.float32), jnp.zeros(self.dim, jnp.float32)
-        return jax.lax.fori_loop(0, len(xs), lambda i, total: self._added(total, xs[i], times[i], keys[i]), zero)
+            times = present.astype(reports.dtype)
+            return onto + jnp.einsum("n,nd->d", times, reports, precision=jax.lax.Precision.HIGHEST)
+        times, total = present.astype(jnp.float32), jnp.broadcast_to(jnp.float32(onto), (self.dim,))
+
+        def add(i: jax.Array | int, total: jax.Array) -> jax.Array:
+            return self._added(total, xs[i], times[i], keys[i])
+
+        return add(0, total) if len(xs) == 1 else jax.lax.fori_loop(0, len(xs), add, total)
 
     def _added(self, total: jax.Array | float, x: jax.Array, times: jax.Array | float, key: jax.Array) -> jax.Array:
         """What so many times the report on each vector on the last axis of x adds up to with `total`."""
@@ -115,7 +121,15 @@ class PrivUnitRandomizer(LocalRandomizer):
         height, reach = _heights(self.cap, _in_cap(self.cap, high, low), where)
         unit = jnp.where(keep, unit, -unit)
         noise, (along, across, first) = _around(unit, height, reach, key=key_rest)
-        return (total + ((times * along) * unit + (times * across) * noise)).at[..., :1].add(times * first)
+
+        def add(total: Any, unit: jax.Array, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return total + ((times * along) * unit + (times * across) * noise), jnp.float32(0)
+
+        if x.ndim == 1 and self.dim >= _LONGEST:
+            found, _ = by_block(add, jnp.broadcast_to(jnp.float32(total), x.shape), unit, noise)
+        else:
+            found, _ = add(total, unit, noise)
+        return found.at[..., :1].add(times * first)
 
     def log_density(self, y: npt.ArrayLike, x: npt.ArrayLike) -> np.ndarray:
         """The log density of v = y against the uniform law of the sphere; -inf where y is not on the sphere.

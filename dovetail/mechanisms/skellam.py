@@ -15,15 +15,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from dovetail import _validate
-from dovetail._jax import jax, jnp
+from dovetail._jax import by_block, jax, jnp
 from dovetail.accounting.releases import split_and_mix
 from dovetail.mechanisms._base import as_floating
 from dovetail.mechanisms._normal import normal
 from dovetail.mechanisms._words import PAGE, bits, coin
-from dovetail.mechanisms.gaussian import clip_l2
+from dovetail.mechanisms.gaussian import clipping, scaled_by
 
 __all__ = ["ATTEMPTS", "Encoding", "Resolution", "centred", "resolve", "shares_for", "skellam", "split", "words"]
 
@@ -87,25 +88,39 @@ class Encoding:
 
         Where rounding is refused eight times in a row, coordinates are rounded towards zero instead.
         """
-        value = clip_l2(as_floating(x), self.clip_norm) * self.scale
-        low = jnp.floor(value)
-        base, part = low.astype(jnp.int32), value - low
-        limit = jnp.uint32(math.floor(self.norm**2))
+        vector = as_floating(x)
+        factor, limit = clipping(vector, self.clip_norm), jnp.uint32(math.floor(self.norm**2))
 
-        def fits(integers: jax.Array) -> jax.Array:
-            return jnp.sum(words(integers * integers), dtype=jnp.uint32) <= limit
+        def encoded(integers: Callable[..., jax.Array], *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
+            """What `integers` makes of the scaled vector, and whether it is short enough."""
 
-        def attempt(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+            def part(_: jax.Array, vector: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
+                found = integers(scaled_by(vector, factor) * self.scale, *arrays)
+                return found, jnp.sum(words(found * found), dtype=jnp.uint32)
+
+            found, square = by_block(part, jnp.zeros(self.dim, jnp.int32), vector, *arrays)
+            return found, square <= limit
+
+        def attempt(count: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+            return encoded(_rounded, bits(jax.random.fold_in(key, count), self.dim, stored=self.dim > PAGE))
+
+        def again(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
             count, _, kept = state
-            random = bits(jax.random.fold_in(key, count), self.dim, stored=self.dim > PAGE)
-            rounded = base + coin(part, random)
-            done = fits(rounded)
-            return count + 1, done, jnp.where(done, rounded, kept)
+            found, done = attempt(count)
+            return count + 1, done, jnp.where(done, found, kept)
 
-        inward = jnp.trunc(value).astype(jnp.int32)
-        fallback = jnp.where(fits(inward), inward, 0)
-        first = attempt((jnp.int32(0), jnp.bool_(False), fallback))  # as a rule the only one
-        return jax.lax.while_loop(lambda state: ~state[1] & (state[0] < ATTEMPTS), attempt, first)[2]
+        def refused() -> jax.Array:
+            inward, short = encoded(lambda value: jnp.trunc(value).astype(jnp.int32))
+            start = jnp.int32(1), done, jnp.where(short, inward, 0)
+            return jax.lax.while_loop(lambda state: ~state[1] & (state[0] < ATTEMPTS), again, start)[2]
+
+        first, done = attempt(0)
+        return jax.lax.cond(done, lambda: first, refused)
+
+
+def _rounded(value: jax.Array, random: jax.Array) -> jax.Array:
+    low = jnp.floor(value)
+    return low.astype(jnp.int32) + coin(value - low, random)
 
 
 def _squares_fit(clip_norm: float, scale: float, dim: int) -> bool:

@@ -33,6 +33,19 @@ class Fast:
         """Something that adds up over clients, for some of them; here the tally of their reports."""
         return _tally(cast(Protocol, self), xs, present, state, keys, budgets)
 
+    def added(
+        self,
+        total: Any,
+        xs: jax.Array,
+        present: jax.Array,
+        state: Any,
+        *,
+        keys: jax.Array,
+        budgets: jax.Array | None = None,
+    ) -> Any:
+        """`total` and what `collect` gives, in fewer passes over long vectors where there is a way to."""
+        return jax.tree.map(jax.numpy.add, total, self.collect(xs, present, state, keys=keys, budgets=budgets))
+
     def finish(self, collected: Any, *, key: jax.Array) -> Any:
         """The tally of all that was collected, with what is drawn once a round."""
         return collected

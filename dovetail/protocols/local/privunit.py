@@ -84,6 +84,19 @@ class PrivUnit(Protocol, Fast):
         """The sum of the messages, one after the other where they are long."""
         return self.local(xs.shape[1]).total(xs, present, keys=keys)
 
+    def added(
+        self,
+        total: jax.Array,
+        xs: jax.Array,
+        present: jax.Array,
+        state: Any,
+        *,
+        keys: jax.Array,
+        budgets: jax.Array | None = None,
+    ) -> jax.Array:
+        """The sum with these messages."""
+        return self.local(xs.shape[1]).total(xs, present, keys=keys, onto=total)
+
     def messages(self, dim: int) -> Messages:
         """One seed."""
         return _Seeds(SeededPrivUnit(self.local(dim)))

@@ -12,7 +12,7 @@ import abc
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -103,7 +103,8 @@ class NoisySum(Protocol, Fast):
     ) -> Collected:
         """The encoded updates, added up: those of the messages from the same keys."""
         encode = self.encoding(xs.shape[1])
-        encoded = jax.vmap(lambda x, key: encode(x, key=self._keys(key)[0]))(xs, keys)
+        each = jax.vmap if len(xs) > 1 else _alone  # mapped, a second rounding would run whether it is needed or not
+        encoded = each(lambda x, key: encode(x, key=self._keys(key)[0]))(xs, keys)
         residues = jnp.sum(jnp.where(present[:, None], skellam.words(encoded), 0), axis=0, dtype=jnp.uint32)
         return Collected(residues, jnp.sum(present, dtype=jnp.int32))
 
@@ -135,6 +136,11 @@ class NoisySum(Protocol, Fast):
         """The sum, centred around zero modulo `modulus`, over the planned size."""
         integers = skellam.centred(tally, self.known("modulus"))
         return integers.astype(jnp.float32) / (self.known("scale") * size), state
+
+
+def _alone(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """`jax.vmap` of a single client."""
+    return lambda *rows: function(*(row[0] for row in rows))[None]
 
 
 def resolved(protocol: NoisySum, *, dim: int, num_users: int, noise_std: float) -> skellam.Resolution:

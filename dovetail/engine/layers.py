@@ -1,0 +1,123 @@
+"""Clients with a model so large that each is a chunk of its own, on a CPU: no more passes over an update than it needs.
+
+A vector of 1e7 parameters is 40 MB, more than a core's cache, so a round takes as long as its passes over memory:
+
+- the model is cut into its layers once a round, not once for every client;
+- an update is measured layer by layer as its gradients are. Where the tally is the sum of rescaled updates, each layer
+  is added to the layer's sum in one pass, and no update is laid in a row;
+- elsewhere its layers are copied into a row that all clients use in turn, which the protocol then reads.
+
+Layers also have the shapes that XLA's loops are fastest with: those over one long axis, of a length that the cores do
+not divide, test every number for the end and use no vector instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+
+from dovetail._jax import written, written_into
+from dovetail.engine.chunks import ClientWork, Data, Keys, Work
+from dovetail.learners import trees
+from dovetail.learners.client import local_update
+from dovetail.protocols import Fast
+
+__all__ = ["added", "serves"]
+
+
+def serves(clients: ClientWork, work: Work) -> bool:
+    """Whether the clients of this work go this way."""
+    trained = clients.moments is None and not clients.protocol.private_steps and not clients.diagnostics
+    return clients.way in ("general", "scaled") and trained and work[0].shape[2] == 1 and _on_cpu()
+
+
+def _on_cpu() -> bool:
+    return jax.default_backend() == "cpu"
+
+
+def added(
+    clients: ClientWork, params: jax.Array, state: Any, data: Data, work: Work, used: jax.Array, keys: Keys
+) -> Any:
+    """What `ClientWork.collect` would add up to over all chunks."""
+    layers = jax.lax.optimization_barrier(clients.unravel(params))
+    train = local_update(clients.update, clients.model.apply, clients.loss)
+
+    def update(i: jax.Array) -> tuple[jax.Array, Any, jax.Array]:
+        """Whose turn it is, the update, and its squared norm."""
+        ids = work[0][i, 0]
+        inputs, labels, counts = clients.gather(data, ids, keys.order)
+        found = train(layers, inputs=inputs[0], labels=labels[0], count=counts[0])
+        square = sum((_square(leaf) for leaf in jax.tree.leaves(found)), jnp.float32(0))
+        return ids, found, square
+
+    if clients.sums_updates:
+        count = jnp.sum(work[0] >= 0).astype(params.dtype)
+        return (_sum(clients, update, params, layers, state, used), count), None
+    if _tally_is_sum(clients, state):
+        return _sum(clients, update, params, layers, state, used), None
+    return _collected(clients, update, params, state, used, keys), None
+
+
+def _square(layer: jax.Array) -> jax.Array:
+    """The sum of the squares, row by row: XLA may sum several axes by small tiles, which takes ten times as long."""
+    rows = jnp.sum(layer * layer, axis=-1)
+    return jnp.sum(jax.lax.optimization_barrier(rows))
+
+
+def _tally_is_sum(clients: ClientWork, state: Any) -> bool:
+    """Whether what the protocol collects is the sum of the rescaled updates, and not just of its law."""
+    own = type(clients.fast)
+    if own.collect is not Fast.collect or own.tally_of_sum is not Fast.tally_of_sum:
+        return False
+    return clients.fast.scaling(jnp.ones(1), state) is not None
+
+
+def _sum(
+    clients: ClientWork,
+    update: Callable[[jax.Array], tuple[jax.Array, Any, jax.Array]],
+    params: jax.Array,
+    layers: Any,
+    state: Any,
+    used: jax.Array,
+) -> jax.Array:
+    """The sum of the rescaled updates of all clients."""
+
+    def add(i: jax.Array, total: Any) -> Any:
+        ids, found, square = update(i)
+        norm = jnp.sqrt(square)
+        counted = (ids[0] >= 0) & jnp.isfinite(square)
+        scale = cast(jax.Array, clients.fast.scaling(jnp.where(counted, norm, 0)[None], state))[0]
+        return jax.tree.map(lambda sum_, leaf: sum_ + jnp.where(counted, leaf, 0) * scale, total, found)
+
+    total = jax.lax.fori_loop(0, used, add, jax.tree.map(jnp.zeros_like, layers))
+    return written(lambda row: trees.laid(row, total), params.shape, params.dtype)
+
+
+def _collected(
+    clients: ClientWork,
+    update: Callable[[jax.Array], tuple[jax.Array, Any, jax.Array]],
+    params: jax.Array,
+    state: Any,
+    used: jax.Array,
+    keys: Keys,
+) -> Any:
+    """What the protocol collects from all clients."""
+
+    def laid(row: jax.Array, found: Any, square: jax.Array) -> jax.Array:
+        finite = jnp.isfinite(square)
+        return trees.laid(row, jax.tree.map(lambda leaf: jnp.where(finite, leaf, 0), found))
+
+    def add(i: jax.Array, carried: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
+        total, row = carried
+        ids, found, square = update(i)
+        row = written_into(row, lambda row: laid(row, found, square))
+        return clients.fast.added(total, row[None], ids >= 0, state, **clients.drawn_with(ids, keys)), row
+
+    row = jnp.zeros(params.shape, params.dtype)
+    ids = jnp.zeros(1, jnp.int32)
+    like = jax.eval_shape(lambda: clients.collected(row[None], ids, state, keys)[0])
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+    return jax.lax.fori_loop(0, used, add, (zero, row))[0]

@@ -1,0 +1,47 @@
+"""Clients that are chunks of their own: the model is that of any other chunk."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from grids import diagonal
+from test_engine import dataset, train
+
+from dovetail.engine import layers
+
+PROTOCOLS = {
+    "fedavg": {},
+    "dp_fl": {"clip_norm": 0.3, "noise_multiplier": 1.0},
+    "secagg": {"clip_norm": 0.3, "noise_multiplier": 1.0},
+    "privunit": {"eps_local": 8.0, "clip_norm": 0.3},
+    "ldp_fl": {"randomizer": "laplace", "clip_value": 0.1, "eps_local": 1.0},
+    "ss_topk": {"clip_value": 0.1, "eps_local": 4.0, "k": 50},
+}
+
+
+@pytest.mark.parametrize(("protocol", "update"), diagonal(list(PROTOCOLS), ["fedsgd", "fedavg"]))
+def test_a_client_alone_adds_what_it_adds_among_others(protocol, update):
+    given = {"model": "mlp", "update": update, "protocol": protocol, "settings": PROTOCOLS[protocol]}
+    alone, engine, _ = train(chunk=1, **given)
+    assert all(layers.serves(one, (np.zeros((2, 1, 1)), None)) for one in engine._classes)
+    among, _, _ = train(chunk=4, **given)
+    assert np.abs(among).max() > 0.01
+    np.testing.assert_allclose(alone, among, atol=3e-5)
+
+
+@pytest.mark.parametrize("protocol", ["dp_fl", "secagg"])
+def test_a_client_without_a_finite_norm_counts_as_zero(protocol):
+    data = dataset()
+    inputs = data.inputs.copy()
+    inputs[::10] = 1e30
+    broken = dataclasses.replace(data, inputs=inputs)
+    given = {"model": "mlp", "update": "fedsgd", "protocol": protocol, "settings": PROTOCOLS[protocol]}
+    alone, _, _ = train(chunk=1, data=broken, **given)
+    among, _, _ = train(chunk=4, data=broken, **given)
+    assert np.isfinite(alone).all()
+    np.testing.assert_allclose(alone, among, atol=3e-5)
+
+
+def test_clients_whose_updates_are_looked_at_go_the_other_way():
+    _, engine, _ = train(model="mlp", chunk=1, diagnostics=True, rounds=1)
+    assert not any(layers.serves(one, (np.zeros((2, 1, 1)), None)) for one in engine._classes)
