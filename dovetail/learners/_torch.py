@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -31,6 +32,7 @@ __all__ = [
 
 _Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _AT_ONCE = 512  # records whose gradient is computed at once
+_SWITCH = 2e-5  # seconds that a thread may keep Python's lock while another one waits for it, back from PyTorch
 
 
 def trained(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -106,12 +108,14 @@ def slices(count: int, parts: int) -> list[slice]:
 
 def shared(work: Callable[[Any], torch.Tensor], parts: Sequence[Any]) -> list[torch.Tensor]:
     """What work makes of the parts, in their order, each on one thread."""
-    before = torch.get_num_threads()
+    before = torch.get_num_threads(), sys.getswitchinterval()
     torch.set_num_threads(1)
+    sys.setswitchinterval(_SWITCH)
     try:
         return list(_pool().map(work, parts))
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(before[0])
+        sys.setswitchinterval(before[1])
 
 
 def threads() -> int:

@@ -1,6 +1,7 @@
 """PyTorch modules in simulation, against the same network in JAX. Skipped without PyTorch; run by `make flower`."""
 
 import functools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from dovetail.protocols import PROTOCOLS
 torch = pytest.importorskip("torch", reason="PyTorch is no dependency: `make flower` has it")
 from torch import nn  # noqa: E402
 
+from dovetail.learners import _torch  # noqa: E402
 from dovetail.learners import torch as ours  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -128,6 +130,20 @@ def test_every_protocol_states_of_a_module_what_it_states_of_the_same_jax_model(
     assert found.rounds == twin.rounds == 2
     assert found.metrics["loss"] == pytest.approx(twin.metrics["loss"], rel=1e-2)
     assert sorted(found.parameters) == sorted(dict(module.named_parameters()))
+
+
+def test_threads_are_shared_out_for_the_work_alone():
+    """Also when it fails: whoever trains in this process finds threads and Python's lock as they were."""
+
+    def state():
+        return torch.get_num_threads(), sys.getswitchinterval()
+
+    before, during = state(), []
+    _torch.shared(lambda part: during.append(state()), range(3))
+    assert during and all(one[0] == 1 and one[1] < before[1] for one in during)
+    with pytest.raises(ZeroDivisionError):
+        _torch.shared(lambda part: 1 / part, [0])
+    assert state() == before
 
 
 @pytest.mark.parametrize(
