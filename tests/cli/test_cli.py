@@ -95,7 +95,7 @@ def test_json_is_one_object_on_stdout(tmp_path, command):
 
 
 def test_a_killed_run_resumes_to_the_same_model_and_budget(tmp_path):
-    config = str(tiny_config(tmp_path, rounds=400, kind="everyone", size=300, noise="seeded"))
+    config = str(tiny_config(tmp_path, rounds=200, kind="everyone", size=300, noise="seeded"))
     whole = dovetail("run", config, "--out", str(tmp_path / "whole"), "--json")
     assert whole.returncode == 0, whole.stderr
     cut = subprocess.Popen(

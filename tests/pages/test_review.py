@@ -179,7 +179,7 @@ def test_only_links_to_the_web_are_links(runs, tmp_path):
 # the registry
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name if i < 2 else later(name) for i, name in enumerate(MODELS)])
 def test_an_entry_has_the_numbers_of_the_run_and_leaves_the_rest_to_the_owner(runs, name):
     entry, stated = pages.registry(runs(name)), json.loads((runs(name) / "privacy.json").read_text())
     certified = stated["certified"]
