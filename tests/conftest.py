@@ -10,6 +10,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+# a worker per core is enough: threads of NumPy's matrix products would wait for each other by spinning
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import hypothesis
 import jaxlib
 import pytest
