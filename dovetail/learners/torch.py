@@ -3,8 +3,8 @@
 Updates are those of `learners.client`, computed by PyTorch: the same batches in the same order, gradients of the mean
 loss. Small models, and any on a GPU, train side by side by `torch.func.vmap`. On a CPU larger ones train one after the
 other, each with a copy of the module as PyTorch would run it, compiled where TorchScript can: batches of matrices and
-grouped convolutions are slower than single ones there. Either way the clients of a chunk are shared among threads, one per core, and each thread
-computes alone; PyTorch leaves Python's lock while it computes.
+grouped convolutions are slower than single ones there. Either way the clients of a chunk are shared among threads, one
+per core, and each thread computes alone; PyTorch leaves Python's lock while it computes.
 
 Parameters are one flat vector, by sorted name. A module starts from its own weights and is not changed; parameters
 without `requires_grad` and all buffers stay as they are. What a client's steps would change beside parameters, the
