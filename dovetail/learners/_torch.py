@@ -6,7 +6,6 @@ import functools
 import itertools
 import os
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,7 +19,6 @@ __all__ = [
     "check_losses",
     "flat",
     "handed_to_jax",
-    "in_one_call",
     "laid_out",
     "mean_slopes",
     "on_host",
@@ -67,23 +65,6 @@ def laid_out(module: torch.nn.Module) -> torch.nn.Module:
     if any(value.ndim > 4 for value in module.state_dict().values()):
         return module
     return module.to(memory_format=torch.channels_last)
-
-
-def in_one_call(module: torch.nn.Module) -> torch.nn.Module:
-    """The module as one call of PyTorch (TorchScript), if it can be compiled; it shares its parameters with the module.
-
-    Operation by operation, threads would wait for Python's lock a dozen times a step. The module is compiled, not
-    traced: what it decides by its data it still does. What the compiler does not know stays as it is, and so does a
-    module whose parameters would not be found again by their names.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # newer releases of PyTorch advise against it, and offer nothing for threads
-        try:
-            made = torch.jit.script(module)
-        except Exception:  # of any kind: it reads the module's own code
-            return module
-    same = [(name, value.data_ptr()) for name, value in trained(module)]
-    return made if [(name, value.data_ptr()) for name, value in trained(made)] == same else module
 
 
 def mean_slopes(

@@ -2,9 +2,9 @@
 
 Updates are those of `learners.client`, computed by PyTorch: the same batches in the same order, gradients of the mean
 loss. Small models, and any on a GPU, train side by side by `torch.func.vmap`. On a CPU larger ones train one after the
-other, each with a copy of the module as PyTorch would run it, compiled where TorchScript can: batches of matrices and
-grouped convolutions are slower than single ones there. Either way the clients of a chunk are shared among threads, one
-per core, and each thread computes alone; PyTorch leaves Python's lock while it computes.
+other, each with a copy of the module as PyTorch would run it: batches of matrices and grouped convolutions are slower
+than single ones there. Either way the clients of a chunk are shared among threads, one per core, and each thread
+computes alone; PyTorch leaves Python's lock while it computes.
 
 Parameters are one flat vector, by sorted name. A module starts from its own weights and is not changed; parameters
 without `requires_grad` and all buffers stay as they are. What a client's steps would change beside parameters, the
@@ -165,7 +165,7 @@ class TorchLearner:
         """The updates of clients that train side by side."""
         records = x.shape[1]
         real = (torch.arange(records, device=x.device) < counts[:, None]).to(torch.float32)
-        with _borrowed(self._copies) as module:
+        with self._module() as module:
             slopes = vmap(grad(_mean_loss(module, loss)), in_dims=(0 if settings.local else None, 0, 0, 0))
             if not settings.local:
                 return -slopes(start, x, y, real)
@@ -184,7 +184,7 @@ class TorchLearner:
         self, settings: ClientUpdate, total_loss: _Loss, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor
     ) -> torch.Tensor:
         """The update of a client that holds these records."""
-        with _borrowed(self._calls) as module:
+        with self._module() as module:
             weights = [value for _, value in _torch.trained(module)]
             first = [part.reshape(w.shape) for part, w in zip(_torch.split(start, weights), weights, strict=True)]
             with torch.no_grad():
@@ -201,13 +201,21 @@ class TorchLearner:
             with torch.no_grad():
                 return _torch.flat(torch._foreach_sub(weights, first))
 
-    @functools.cached_property
-    def _copies(self) -> queue.SimpleQueue[torch.nn.Module]:
-        return _for_threads(lambda: _torch.laid_out(copy.deepcopy(self.module)))
+    @contextlib.contextmanager
+    def _module(self) -> Iterator[torch.nn.Module]:
+        """A copy of the module that nobody else uses meanwhile: training puts other weights in."""
+        module = self._copies.get()
+        try:
+            yield module
+        finally:
+            self._copies.put(module)
 
     @functools.cached_property
-    def _calls(self) -> queue.SimpleQueue[torch.nn.Module]:
-        return _for_threads(lambda: _torch.in_one_call(_torch.laid_out(copy.deepcopy(self.module))))
+    def _copies(self) -> queue.SimpleQueue[torch.nn.Module]:
+        copies: queue.SimpleQueue[torch.nn.Module] = queue.SimpleQueue()
+        for _ in range(_torch.threads()):
+            copies.put(_torch.laid_out(copy.deepcopy(self.module)))
+        return copies
 
     def outputs(self, parameters: Any, inputs: np.ndarray) -> np.ndarray:
         """The module's outputs."""
@@ -225,24 +233,6 @@ class TorchLearner:
             return loss
         _validate.known("loss", loss, _LOSSES)
         return _LOSSES[loss]
-
-
-def _for_threads(made: Callable[[], torch.nn.Module]) -> queue.SimpleQueue[torch.nn.Module]:
-    """A module for each thread: training puts other weights in."""
-    modules: queue.SimpleQueue[torch.nn.Module] = queue.SimpleQueue()
-    for _ in range(_torch.threads()):
-        modules.put(made())
-    return modules
-
-
-@contextlib.contextmanager
-def _borrowed(modules: queue.SimpleQueue[torch.nn.Module]) -> Iterator[torch.nn.Module]:
-    """A module that nobody else uses meanwhile."""
-    module = modules.get()
-    try:
-        yield module
-    finally:
-        modules.put(module)
 
 
 def _mean_loss(module: torch.nn.Module, loss: _Loss) -> Callable[..., torch.Tensor]:

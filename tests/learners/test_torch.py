@@ -132,49 +132,6 @@ def test_every_protocol_states_of_a_module_what_it_states_of_the_same_jax_model(
     assert sorted(found.parameters) == sorted(dict(module.named_parameters()))
 
 
-class Fickle(nn.Module):
-    """Decides by what PyTorch's compiler cannot see."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-        self.log = []
-
-    def forward(self, x):
-        self.log.append({"records": len(x)})
-        return self.layer(x)
-
-
-class Branching(nn.Module):
-    """Decides by its data."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-
-    def forward(self, x):
-        if x.sum() > 0:
-            return self.layer(x)
-        return -self.layer(x)
-
-
-def test_a_module_becomes_one_call_only_if_it_stays_what_it_is():
-    plain = network()
-    call = _torch.in_one_call(plain)
-    assert isinstance(call, torch.jit.ScriptModule)
-    records = torch.rand(3, 8, 8)
-    torch.testing.assert_close(call(records), plain(records))
-    with torch.no_grad():
-        plain[4].bias += 1.0
-    torch.testing.assert_close(call(records), plain(records))
-    branching, records = Branching(), torch.rand(3, 4)
-    call = _torch.in_one_call(branching)
-    for given in (records, -records):
-        torch.testing.assert_close(call(given), branching(given))
-    fickle = Fickle()
-    assert _torch.in_one_call(fickle) is fickle
-
-
 def test_threads_are_shared_out_for_the_work_alone():
     """Also when it fails: whoever trains in this process finds threads and Python's lock as they were."""
 
