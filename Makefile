@@ -35,8 +35,9 @@ room: $(READY)
 	@test -n "$(ROOM)" || { echo "expected make room ROOM=<a folder of tests, or core>, got none"; exit 2; }
 	$(BIN)/pytest -m "$(ROOM) and not soak and not flower and not torch and not browser and not postgres" -n 2 --dist worksteal
 
+# The long ones, two at a time: about an hour.
 soak: $(READY)
-	$(BIN)/pytest -m "soak and not flower and not torch and not browser and not postgres"
+	$(BIN)/pytest -n 2 --dist worksteal -m "soak and not flower and not torch and not browser and not postgres"
 
 # Flower pins versions of its own and brings Ray: an environment of its own, with PyTorch, Flax and Equinox, whose tests
 # run there, too. Needs `unshare` and `ip` (util-linux,

@@ -127,21 +127,24 @@ def test_partial_sums_add_up_whichever_replica_made_them(tmp_path, url, monkeypa
 
 
 def test_many_replicas_start_at_once(tmp_path, url):
-    where, failures = located(url("new"), tmp_path, "store.db"), []
+    tables = {"made": ("CREATE TABLE made (round INTEGER) STRICT", "CREATE INDEX by ON made (round)")}
+    store, failures, replicas = url("new"), [], 8
 
-    def start():
+    def start(where, together):
         try:
-            Database(
-                where, {"made": ("CREATE TABLE made (round INTEGER) STRICT", "CREATE INDEX by ON made (round)")}
-            ).shut()
+            together.wait()
+            Database(where, tables).shut()
         except Exception as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=start) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    # A file is new only once, and only one start in some thirty meets another: many files.
+    for attempt in range(100 if store.startswith("sqlite") else 1):
+        where, together = located(store, tmp_path, f"store{attempt}.db"), threading.Barrier(replicas)
+        threads = [threading.Thread(target=start, args=(where, together)) for _ in range(replicas)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     assert failures == []
     with pytest.raises(ValueError, match="expected made of version 1 or before, got 2: a newer Dovetail made it"):
         Database(where, {"made": ("CREATE TABLE made (round INTEGER) STRICT",)})

@@ -12,6 +12,7 @@ import fcntl
 import os
 import sqlite3
 import threading
+import time
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -50,9 +51,23 @@ def located(store: str | None, folder: Path, name: str) -> Path | str:
 def connect(path: Path, *pragmas: str, timeout: float = 5.0) -> sqlite3.Connection:
     """A file that threads may share, in which what was committed is on disk."""
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=timeout)
-    for pragma in ("journal_mode = WAL", "synchronous = FULL", *pragmas):
+    _keep_a_log(database, timeout)
+    for pragma in ("synchronous = FULL", *pragmas):
         database.execute(f"PRAGMA {pragma}")
     return database
+
+
+def _keep_a_log(database: sqlite3.Connection, timeout: float) -> None:
+    """Of several who open a new file, all but one may be told at once that it is locked: here SQLite does not wait."""
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                raise
+            time.sleep(0.005)
 
 
 @contextlib.contextmanager
