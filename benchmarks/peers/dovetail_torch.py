@@ -19,7 +19,7 @@ def main() -> None:
         count=arguments.clients,
         samples=arguments.samples,
         batch=arguments.batch,
-        model=learner.model(module, device="cpu"),
+        model=learner.model(module, device="cpu", processes=True),  # as in a run of more than a few rounds
     )
     dovetail_clients.measure(built, arguments, name="dovetail, torch learner", workers=torch.get_num_threads())
 

@@ -1,63 +1,66 @@
-"""What `learners.torch` computes with: gradients of a module as PyTorch runs it, and threads to share clients among."""
+"""What `learners.torch` computes with: losses, the update of one client as PyTorch runs its module, threads.
+
+Nothing here needs JAX: processes that train clients (`learners._torch_team`) start without it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 import itertools
 import os
+import queue
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
+from torch.nn import functional as F  # noqa: N812 - the name that PyTorch's users know
 
 __all__ = [
+    "LOSSES",
+    "Copies",
+    "Loss",
+    "Steps",
+    "alone",
     "check_losses",
-    "flat",
-    "handed_to_jax",
     "laid_out",
-    "mean_slopes",
-    "on_host",
     "shared",
     "slices",
-    "split",
-    "summed",
     "threads",
+    "total",
     "trained",
 ]
 
-_Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _AT_ONCE = 512  # records whose gradient is computed at once
 _SWITCH = 2e-5  # seconds that a thread may keep Python's lock while another one waits for it, back from PyTorch
+
+LOSSES: dict[str, Loss] = {
+    "binary_cross_entropy": lambda z, y: _sigmoid(z.reshape(y.shape), y),
+    "cross_entropy": lambda z, y: F.cross_entropy(z, y.long(), reduction="none"),
+    "huber": lambda z, y: F.huber_loss(z.reshape(y.shape), y, reduction="none"),
+    "sigmoid_cross_entropy": lambda z, y: _sigmoid(z, y).sum(dim=1),
+    "squared_error": lambda z, y: (z.reshape(y.shape) - y) ** 2,
+}
+
+
+class Steps(NamedTuple):
+    """What a client does with its records: one gradient, or steps of its own."""
+
+    local: bool
+    batch: int
+    epochs: int
+    learning_rate: float
+    mu: float
 
 
 def trained(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """The parameters that are trained, in the order of the flat vector."""
     return sorted((name, value) for name, value in module.named_parameters() if value.requires_grad)
-
-
-def split(vector: torch.Tensor, weights: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The parts of a flat vector that are as long as these weights."""
-    return vector.split([value.numel() for value in weights])
-
-
-def flat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The parts as one vector."""
-    return torch.cat([part.reshape(-1) for part in parts])
-
-
-def on_host(updates: torch.Tensor) -> np.ndarray:
-    """Updates as an array in the host's memory."""
-    return updates.detach().cpu().numpy()
-
-
-def handed_to_jax(updates: torch.Tensor) -> jax.Array:
-    """Updates as an array of JAX where they are."""
-    return jnp.from_dlpack(updates.detach().contiguous())
 
 
 def laid_out(module: torch.nn.Module) -> torch.nn.Module:
@@ -67,10 +70,32 @@ def laid_out(module: torch.nn.Module) -> torch.nn.Module:
     return module.to(memory_format=torch.channels_last)
 
 
-def mean_slopes(
-    module: torch.nn.Module, total_loss: _Loss, weights: Sequence[torch.Tensor], x: torch.Tensor, y: torch.Tensor
+def alone(
+    module: torch.nn.Module, total_loss: Loss, steps: Steps, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
+    """The update of a client that holds these records; it leaves other weights in the module."""
+    weights = [value for _, value in trained(module)]
+    parts = start.split([value.numel() for value in weights])
+    first = [part.reshape(value.shape) for part, value in zip(parts, weights, strict=True)]
+    with torch.no_grad():
+        torch._foreach_copy_(weights, first)
+    if not steps.local:
+        return -_flat(_mean_slopes(module, total_loss, weights, x, y))
+    batches = list(zip(x.split(steps.batch), y.split(steps.batch), strict=True)) if len(y) else []
+    for xs, ys in batches * steps.epochs:
+        slopes = _mean_slopes(module, total_loss, weights, xs, ys)
+        with torch.no_grad():
+            if steps.mu:
+                torch._foreach_add_(slopes, torch._foreach_sub(weights, first), alpha=steps.mu)
+            torch._foreach_add_(weights, slopes, alpha=-steps.learning_rate)
+    with torch.no_grad():
+        return _flat(torch._foreach_sub(weights, first))
+
+
+def _mean_slopes(
+    module: torch.nn.Module, total_loss: Loss, weights: Sequence[torch.Tensor], x: torch.Tensor, y: torch.Tensor
 ) -> list[torch.Tensor]:
-    """The gradient of the mean loss over these records; zero of none. `total_loss` is a sum over records."""
+    """The gradient of the mean loss over these records; zero of none."""
     share = torch.tensor(1 / max(1, len(y)), device=x.device)
     total: list[torch.Tensor] = []
     for xs, ys in zip(x.split(_AT_ONCE), y.split(_AT_ONCE), strict=True) if len(y) else ():
@@ -80,15 +105,30 @@ def mean_slopes(
     return total or [torch.zeros_like(value) for value in weights]
 
 
-def summed(loss: _Loss) -> _Loss:
-    """The sum of these losses of records."""
+def _flat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([part.reshape(-1) for part in parts])
+
+
+def total(loss: str | Loss) -> Loss:
+    """The sum of this loss over records."""
+    if loss == "cross_entropy":
+        return _total_cross_entropy
+    own = LOSSES[loss] if isinstance(loss, str) else loss
 
     def total_loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        losses = loss(outputs, labels)
+        losses = own(outputs, labels)
         check_losses(losses, len(labels))
         return losses.sum()
 
     return total_loss
+
+
+def _total_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits, labels, reduction="sum")
+
+
+def _sigmoid(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.softplus(logits) - logits * labels
 
 
 def check_losses(losses: torch.Tensor, records: int) -> None:
@@ -98,6 +138,29 @@ def check_losses(losses: torch.Tensor, records: int) -> None:
             "expected loss(outputs, labels) to return one number per record, "
             f"got shape {tuple(losses.shape)} for {records}"
         )
+
+
+class Copies:
+    """Copies of a module, one per thread, each used by nobody else meanwhile: training puts other weights in."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[torch.nn.Module]:
+        """A copy."""
+        module = self._free.get()
+        try:
+            yield module
+        finally:
+            self._free.put(module)
+
+    @functools.cached_property
+    def _free(self) -> queue.SimpleQueue[torch.nn.Module]:
+        free: queue.SimpleQueue[torch.nn.Module] = queue.SimpleQueue()
+        for _ in range(threads()):
+            free.put(laid_out(copy.deepcopy(self._module)))
+        return free
 
 
 def slices(count: int, parts: int) -> list[slice]:

@@ -4,7 +4,8 @@ Updates are those of `learners.client`, computed by PyTorch: the same batches in
 loss. Small models, and any on a GPU, train side by side by `torch.func.vmap`. On a CPU larger ones train one after the
 other, each with a copy of the module as PyTorch would run it: batches of matrices and grouped convolutions are slower
 than single ones there. Either way the clients of a chunk are shared among threads, one per core, and each thread
-computes alone; PyTorch leaves Python's lock while it computes.
+computes alone. PyTorch leaves Python's lock while it computes, yet threads wait for it between two computations: where
+training takes long, processes take their place (`learners._torch_team`).
 
 Parameters are one flat vector, by sorted name. A module starts from its own weights and is not changed; parameters
 without `requires_grad` and all buffers stay as they are. What a client's steps would change beside parameters, the
@@ -14,13 +15,11 @@ without both.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
 import math
-import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -28,25 +27,16 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from torch.func import functional_call, grad, vmap
-from torch.nn import functional as F  # noqa: N812 - the name that PyTorch's users know
 
 from dovetail import _validate
 from dovetail.data._base import Loss, Model
 from dovetail.learners import _torch
+from dovetail.learners._torch_team import Team
 from dovetail.learners.client import ClientUpdate
 
 __all__ = ["TorchLearner", "model"]
 
-_Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _SMALL_MODEL = 2**13  # parameters below which clients train side by side on a CPU
-
-_LOSSES: dict[str, _Loss] = {
-    "binary_cross_entropy": lambda z, y: _sigmoid(z.reshape(y.shape), y),
-    "cross_entropy": lambda z, y: F.cross_entropy(z, y.long(), reduction="none"),
-    "huber": lambda z, y: F.huber_loss(z.reshape(y.shape), y, reduction="none"),
-    "sigmoid_cross_entropy": lambda z, y: _sigmoid(z, y).sum(dim=1),
-    "squared_error": lambda z, y: (z.reshape(y.shape) - y) ** 2,
-}
 
 
 def model(
@@ -54,6 +44,7 @@ def model(
     *,
     loss: str | Loss | None = None,
     vectorized: bool | None = None,
+    processes: bool | None = None,
     device: str | None = None,
     name: str | None = None,
 ) -> Model:
@@ -61,11 +52,15 @@ def model(
 
     `loss` is a name of `learners.losses.LOSSES` or `loss(outputs, labels)` in PyTorch, one loss per record. Whether
     clients train side by side is chosen by what is faster; modules that `torch.func.vmap` cannot handle train one
-    client after the other with `vectorized=False`. Without `device` it is a GPU, if PyTorch has one.
+    client after the other with `vectorized=False`. Those that do on a CPU move from threads to processes when training
+    has taken longer than processes take to start; `processes=True` starts them at once, `False` never. Without `device`
+    it is a GPU, if PyTorch has one.
     """
     _check(module)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    learner = TorchLearner(module=copy.deepcopy(module).to(device), vectorized=vectorized, device=device)
+    learner = TorchLearner(
+        module=copy.deepcopy(module).to(device), vectorized=vectorized, processes=processes, device=device
+    )
     first = {key: value.detach().cpu().numpy().copy() for key, value in learner.trained}
     return Model(
         name=name or type(module).__name__,
@@ -110,6 +105,7 @@ class TorchLearner:
 
     module: torch.nn.Module
     vectorized: bool | None = None
+    processes: bool | None = None
     device: str = "cpu"
     gradients = True
     settled = False
@@ -139,24 +135,34 @@ class TorchLearner:
         labels: np.ndarray | jax.Array,
         counts: np.ndarray | jax.Array,
     ) -> np.ndarray | jax.Array:
-        """Updates of some clients, shared among threads; of JAX's arrays on a GPU, one that never leaves it."""
-        start, x, y, held = (_tensor(array).to(self.device) for array in (parameters, inputs, labels, counts))
-        own, on_cpu = self._loss(loss), self.device == "cpu"
-        finished = _torch.handed_to_jax if isinstance(inputs, jax.Array) else _torch.on_host
+        """Updates of some clients, shared among the cores; of JAX's arrays on a GPU, one that never leaves it."""
+        start, x, y = (_tensor(array).to(self.device) for array in (parameters, inputs, labels))
         y = y.long() if loss == "cross_entropy" else y
-        side_by_side = len(start) < _SMALL_MODEL or not on_cpu if self.vectorized is None else self.vectorized
+        side_by_side = len(start) < _SMALL_MODEL or self.device != "cpu" if self.vectorized is None else self.vectorized
         if side_by_side:
-            parts = _torch.slices(len(counts), _torch.threads() if on_cpu else 1)
-            found = _torch.shared(lambda at: self._together(settings, own, start, x[at], y[at], held[at]), parts)
-            return finished(found[0] if len(found) == 1 else torch.cat(found))
-        total = _total_cross_entropy if loss == "cross_entropy" else _torch.summed(own)
-        alone, held = functools.partial(self._alone, settings, total, start), np.asarray(counts)
-        return finished(torch.stack(_torch.shared(lambda i: alone(x[i, : held[i]], y[i, : held[i]]), range(len(held)))))
+            found = self._side_by_side(settings, self._loss(loss), start, x, y, _tensor(counts).to(self.device))
+        else:
+            steps = _torch.Steps(settings.local, settings.batch, settings.epochs, settings.learning_rate, settings.mu)
+            found = self._team(loss).updates(steps, start, x, y, np.asarray(counts))
+        return _handed_to_jax(found) if isinstance(inputs, jax.Array) else found.detach().cpu().numpy()
+
+    def _side_by_side(
+        self,
+        settings: ClientUpdate,
+        loss: _torch.Loss,
+        start: torch.Tensor,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        counts: torch.Tensor,
+    ) -> torch.Tensor:
+        parts = _torch.slices(len(counts), _torch.threads() if self.device == "cpu" else 1)
+        found = _torch.shared(lambda at: self._together(settings, loss, start, x[at], y[at], counts[at]), parts)
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def _together(
         self,
         settings: ClientUpdate,
-        loss: _Loss,
+        loss: _torch.Loss,
         start: torch.Tensor,
         x: torch.Tensor,
         y: torch.Tensor,
@@ -165,7 +171,7 @@ class TorchLearner:
         """The updates of clients that train side by side."""
         records = x.shape[1]
         real = (torch.arange(records, device=x.device) < counts[:, None]).to(torch.float32)
-        with self._module() as module:
+        with self._copies.one() as module:
             slopes = vmap(grad(_mean_loss(module, loss)), in_dims=(0 if settings.local else None, 0, 0, 0))
             if not settings.local:
                 return -slopes(start, x, y, real)
@@ -180,42 +186,19 @@ class TorchLearner:
                 current = torch.where(holds, current - settings.learning_rate * slope, current)
             return current - start
 
-    def _alone(
-        self, settings: ClientUpdate, total_loss: _Loss, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor
-    ) -> torch.Tensor:
-        """The update of a client that holds these records."""
-        with self._module() as module:
-            weights = [value for _, value in _torch.trained(module)]
-            first = [part.reshape(w.shape) for part, w in zip(_torch.split(start, weights), weights, strict=True)]
-            with torch.no_grad():
-                torch._foreach_copy_(weights, first)
-            if not settings.local:
-                return -_torch.flat(_torch.mean_slopes(module, total_loss, weights, x, y))
-            batches = list(zip(x.split(settings.batch), y.split(settings.batch), strict=True)) if len(y) else []
-            for xs, ys in batches * settings.epochs:
-                slopes = _torch.mean_slopes(module, total_loss, weights, xs, ys)
-                with torch.no_grad():
-                    if settings.mu:
-                        torch._foreach_add_(slopes, torch._foreach_sub(weights, first), alpha=settings.mu)
-                    torch._foreach_add_(weights, slopes, alpha=-settings.learning_rate)
-            with torch.no_grad():
-                return _torch.flat(torch._foreach_sub(weights, first))
-
-    @contextlib.contextmanager
-    def _module(self) -> Iterator[torch.nn.Module]:
-        """A copy of the module that nobody else uses meanwhile: training puts other weights in."""
-        module = self._copies.get()
-        try:
-            yield module
-        finally:
-            self._copies.put(module)
+    @functools.cached_property
+    def _copies(self) -> _torch.Copies:
+        return _torch.Copies(self.module)
 
     @functools.cached_property
-    def _copies(self) -> queue.SimpleQueue[torch.nn.Module]:
-        copies: queue.SimpleQueue[torch.nn.Module] = queue.SimpleQueue()
-        for _ in range(_torch.threads()):
-            copies.put(_torch.laid_out(copy.deepcopy(self.module)))
-        return copies
+    def _teams(self) -> dict[str | Loss, Team]:
+        return {}
+
+    def _team(self, loss: str | Loss) -> Team:
+        if loss not in self._teams:
+            self._loss(loss)  # refuses a name that nobody knows
+            self._teams[loss] = Team(self.module, loss, self.processes)
+        return self._teams[loss]
 
     def outputs(self, parameters: Any, inputs: np.ndarray) -> np.ndarray:
         """The module's outputs."""
@@ -228,14 +211,14 @@ class TorchLearner:
         return self._loss(loss)(_tensor(outputs), _tensor(labels)).numpy()
 
     @staticmethod
-    def _loss(loss: str | Loss) -> _Loss:
+    def _loss(loss: str | Loss) -> _torch.Loss:
         if not isinstance(loss, str):
             return loss
-        _validate.known("loss", loss, _LOSSES)
-        return _LOSSES[loss]
+        _validate.known("loss", loss, _torch.LOSSES)
+        return _torch.LOSSES[loss]
 
 
-def _mean_loss(module: torch.nn.Module, loss: _Loss) -> Callable[..., torch.Tensor]:
+def _mean_loss(module: torch.nn.Module, loss: _torch.Loss) -> Callable[..., torch.Tensor]:
     shapes = [(name, value.shape, value.numel()) for name, value in _torch.trained(module)]
 
     def mean_loss(flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
@@ -248,12 +231,9 @@ def _mean_loss(module: torch.nn.Module, loss: _Loss) -> Callable[..., torch.Tens
     return mean_loss
 
 
-def _total_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(logits, labels, reduction="sum")
-
-
-def _sigmoid(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return F.softplus(logits) - logits * labels
+def _handed_to_jax(updates: torch.Tensor) -> jax.Array:
+    """Updates as an array of JAX where they are."""
+    return jnp.from_dlpack(updates.detach().contiguous())
 
 
 def _tensor(array: np.ndarray | jax.Array) -> torch.Tensor:

@@ -1,0 +1,273 @@
+"""Who trains the clients of a module one by one: threads, and processes in their place where training takes long.
+
+Threads wait for Python's lock, which costs them about a tenth of their time; processes take seconds to start and memory
+of their own. So threads train until they have taken as long as processes take to start, and go on until those are
+ready. Both make the same updates, bit by bit. A module or loss that another process cannot load, as of a notebook, and
+whatever goes wrong with a process, leaves the work with the threads.
+
+Run as a program, this module is such a process: `python -m dovetail.learners._torch_team LINK MEMORY`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import mmap
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from dovetail.learners import _torch
+
+__all__ = ["Team"]
+
+_START = 2.0  # seconds that threads train before processes are started, which takes about as long
+_ALIGNED = 64  # bytes
+
+_log = logging.getLogger("dovetail.learners")
+
+
+class Team:
+    """Threads or processes, one per core, that train clients of this module with this loss.
+
+    `processes`: True has them from the first client on, False never, None when training has taken long.
+    """
+
+    def __init__(self, module: torch.nn.Module, loss: str | _torch.Loss, processes: bool | None = None) -> None:
+        self._module, self._loss, self._processes = module, loss, processes
+        self._copies, self._total_loss = _torch.Copies(module), _torch.total(loss)
+        self._trained, self._turn = 0.0, threading.Lock()
+        self._pool: _Pool | None = None
+
+    def updates(
+        self, steps: _torch.Steps, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor, counts: np.ndarray
+    ) -> torch.Tensor:
+        """The updates of clients with so many records each."""
+        with self._turn:
+            pool = self._ready(start)
+            found = None if pool is None else pool.updates(steps, start, x, y, counts)
+            return self._by_threads(steps, start, x, y, counts) if found is None else found
+
+    def _by_threads(
+        self, steps: _torch.Steps, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor, counts: np.ndarray
+    ) -> torch.Tensor:
+        def train(client: int) -> torch.Tensor:
+            with self._copies.one() as module:
+                held = slice(int(counts[client]))
+                return _torch.alone(module, self._total_loss, steps, start, x[client, held], y[client, held])
+
+        began = time.perf_counter()
+        found = torch.stack(_torch.shared(train, range(len(counts))))
+        self._trained += time.perf_counter() - began
+        return found
+
+    def _ready(self, start: torch.Tensor) -> _Pool | None:
+        """The processes, if they are to train now."""
+        if self._pool is None:
+            able = start.device.type == "cpu" and _torch.threads() > 1 and hasattr(os, "memfd_create")
+            if not able or self._processes is False or not (self._processes or self._trained > _START):
+                return None
+            self._pool = _Pool(self._module, self._loss)
+        if self._processes:
+            self._pool.wait()
+        return self._pool if self._pool.ready else None
+
+
+class _Array(NamedTuple):
+    """Where an array lies in the memory that processes share."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+
+    def of(self, memory: mmap.mmap) -> np.ndarray:
+        return np.ndarray(self.shape, self.dtype, memory, self.offset)
+
+
+class _Client(NamedTuple):
+    """What a process is asked for: the update of a client, written where it belongs."""
+
+    steps: _torch.Steps
+    client: int
+    records: int
+    arrays: tuple[_Array, ...]  # weights, inputs, labels, updates
+
+
+class _Pool:
+    """Processes, one per core; what they train with and what they make lies in memory that all of them share."""
+
+    def __init__(self, module: torch.nn.Module, loss: str | _torch.Loss) -> None:
+        self._memory = _Memory(os.memfd_create("dovetail-torch"))
+        self._links: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+        self._started: list[tuple[subprocess.Popen[bytes], Connection]] = []
+        self._threads = ThreadPoolExecutor(_torch.threads(), "torch-process")
+        self._end = weakref.finalize(self, _end, self._started, self._memory)
+        self.ready = False
+        self._starting = threading.Thread(target=self._start, args=(module, loss), daemon=True)
+        self._starting.start()
+
+    def wait(self) -> None:
+        """Until they are ready, or cannot be."""
+        self._starting.join()
+
+    def _start(self, module: torch.nn.Module, loss: str | _torch.Loss) -> None:
+        try:
+            work = pickle.dumps((module, loss))
+            for _ in range(_torch.threads()):
+                self._started.append(_launched(self._memory.file))
+            for _, link in self._started:
+                link.send(sys.path)
+                link.send_bytes(work)
+            for _, link in self._started:
+                _answer(link)
+                self._links.put(link)
+            self.ready = True
+        except Exception as error:  # whatever a module's own code raises, too
+            _log.info("clients train on threads, as processes cannot: %s: %s", type(error).__name__, error)
+            self._give_up()
+
+    def updates(
+        self, steps: _torch.Steps, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor, counts: np.ndarray
+    ) -> torch.Tensor | None:
+        """The updates; nothing if a process ended, or could not train."""
+        try:
+            given = [tensor.numpy() for tensor in (start, x, y)]
+            arrays = self._memory.laid_out(given, (len(counts), len(start)))
+            clients = [_Client(steps, i, int(count), arrays) for i, count in enumerate(counts)]
+            list(self._threads.map(self._train, clients))
+            return torch.from_numpy(arrays[-1].of(self._memory.mapped).copy())
+        except Exception as error:
+            _log.warning(
+                "clients train on threads from now on, as a process ended: %s: %s", type(error).__name__, error
+            )
+            self._give_up()
+            return None
+        except BaseException:  # who asked is interrupted: what processes still send has nobody to read it
+            self._give_up()
+            raise
+
+    def _train(self, client: _Client) -> None:
+        link = self._links.get()
+        try:
+            link.send(client)
+            _answer(link)
+        finally:
+            self._links.put(link)
+
+    def _give_up(self) -> None:
+        self.ready = False
+        _kill(self._started)  # threads that wait for one hear of it
+        self._threads.shutdown(cancel_futures=True)
+        self._end()
+
+
+class _Memory:
+    """A file in memory that grows as needed."""
+
+    def __init__(self, file: int) -> None:
+        self.file = file
+        self._mapped: mmap.mmap | None = None
+
+    @property
+    def mapped(self) -> mmap.mmap:
+        """All of it."""
+        size = os.fstat(self.file).st_size
+        if self._mapped is None or len(self._mapped) != size:
+            self._mapped = mmap.mmap(self.file, size)  # arrays of the one before may still be in use
+        return self._mapped
+
+    def laid_out(self, given: Sequence[np.ndarray], updates: tuple[int, int]) -> tuple[_Array, ...]:
+        """Where these arrays, written there, and the updates lie."""
+        arrays, end = [], 0
+        for shape, dtype in [*((array.shape, array.dtype) for array in given), (updates, np.dtype(np.float32))]:
+            arrays.append(_Array(end, shape, dtype.str))
+            end += -(-int(np.prod(shape, dtype=np.int64)) * dtype.itemsize // _ALIGNED) * _ALIGNED
+        if end > os.fstat(self.file).st_size:
+            os.ftruncate(self.file, end)
+        for array, values in zip(arrays, given, strict=False):
+            array.of(self.mapped)[...] = values
+        return tuple(arrays)
+
+    def close(self) -> None:
+        """Let go of it; what is mapped stays until nobody uses it."""
+        os.close(self.file)
+
+
+def _launched(memory: int) -> tuple[subprocess.Popen[bytes], Connection]:
+    ours, theirs = Pipe()
+    with theirs:
+        passed = (theirs.fileno(), memory)
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, *map(str, passed)],
+            pass_fds=passed,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    return process, ours
+
+
+def _answer(link: Connection) -> None:
+    if (trouble := link.recv()) is not None:
+        raise RuntimeError(trouble)
+
+
+def _kill(started: list[tuple[subprocess.Popen[bytes], Connection]]) -> None:
+    for process, _ in started:
+        process.kill()  # it has nothing to lose
+        process.wait()
+
+
+def _end(started: list[tuple[subprocess.Popen[bytes], Connection]], memory: _Memory) -> None:
+    _kill(started)
+    for _, link in started:
+        link.close()
+    memory.close()
+
+
+def _serve(link: Connection, memory: _Memory) -> None:
+    """Train the clients that are asked for until nobody asks."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who asks
+    torch.set_num_threads(1)
+    sys.path[:] = link.recv()
+    try:
+        module, loss = pickle.loads(link.recv_bytes())
+    except Exception as error:
+        link.send(f"{type(error).__name__}: {error}")
+        return
+    train = functools.partial(_torch.alone, _torch.laid_out(module), _torch.total(loss))
+    link.send(None)
+    while True:
+        try:
+            link.send(_written(train, link.recv(), memory.mapped))
+        except (EOFError, OSError):
+            return
+
+
+def _written(train: Callable[..., torch.Tensor], asked: _Client, memory: mmap.mmap) -> str | None:
+    """What went wrong, if anything."""
+    start, x, y, updates = (torch.from_numpy(array.of(memory)) for array in asked.arrays)
+    one, held = asked.client, slice(asked.records)
+    try:
+        updates[one] = train(asked.steps, start, x[one, held], y[one, held]).detach()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+if __name__ == "__main__":
+    _serve(Connection(int(sys.argv[1])), _Memory(int(sys.argv[2])))
