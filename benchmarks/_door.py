@@ -135,6 +135,17 @@ def memory_of(fleet: Fleet, name: str) -> float:
     return sum(_peak(pid) for pid in (first, *_children(first)))
 
 
+def processor_of(fleet: Fleet, name: str) -> float:
+    """Seconds that the processes of a service have computed."""
+    first = fleet.processes[name].pid
+    return sum(_computed(pid) for pid in (first, *_children(first)))
+
+
+def _computed(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def _children(pid: int) -> list[int]:
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [one for child in map(int, found) for one in (child, *_children(child))]
@@ -204,8 +215,10 @@ def polite(folder: Path, *, doors: int, clients: int, connections: int, round_se
     with fleet_of(prepared.deployment, doors) as fleet:
         load = Load((HOST, prepared.deployment.service_ports[LAST]))
         scripts = ([*asked, one] for one in prepared.uploads(0, clients))
+        before = processor_of(fleet, f"aggregator-{LAST}")
         visits = only(load.run(scripts, connections=connections, fresh=True))
         back = only(load.run(([asked[1]] for _ in range(clients)), connections=connections, fresh=True))
+        computed = processor_of(fleet, f"aggregator-{LAST}") - before
         taken = counted(fleet, clients)
         memory = memory_of(fleet, f"aggregator-{LAST}")
     if taken.get("accepted") != clients or any(name.startswith("refused") for name in taken):
@@ -216,6 +229,7 @@ def polite(folder: Path, *, doors: int, clients: int, connections: int, round_se
         "visits_p99_ms": 1000 * visits.quantile(0.99),
         "returns_a_second": back.rate,
         "refused": 0,
+        "service_ms_a_client": 1000 * computed / clients,
         "memory_mib": memory,
     }
 

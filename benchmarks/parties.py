@@ -259,6 +259,7 @@ def door_rows(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
         rows += [
             (f"visits of {polite['clients']:,} polite clients a second", f"{polite['visits_a_second']:,.0f}", ""),
             ("  refused", str(polite["refused"]), "0"),
+            ("  processor time of the service per client", f"{polite['service_ms_a_client']:.2f} ms", ""),
             ("  memory of all processes", f"{polite['memory_mib']:.0f} MiB", "< 1 GB"),
         ]
     if (large := figures.get("large")) is not None:
