@@ -35,7 +35,7 @@ room: $(READY)
 	@test -n "$(ROOM)" || { echo "expected make room ROOM=<a folder of tests, or core>, got none"; exit 2; }
 	$(BIN)/pytest -m "$(ROOM) and not soak and not flower and not torch and not browser and not postgres" -n 2 --dist worksteal
 
-# The long ones, two at a time: about an hour.
+# The long ones, two at a time: 35 minutes on two cores.
 soak: $(READY)
 	$(BIN)/pytest -n 2 --dist worksteal -m "soak and not flower and not torch and not browser and not postgres"
 
