@@ -32,7 +32,7 @@ from dovetail.cli import (
     tuning,
     users,
 )
-from dovetail.cli._shared import Command, Group, err_console, flag, out_console, progress_console
+from dovetail.cli._shared import Command, Group, err_console, flag, out_console, print_error, progress_console
 
 __all__ = ["app", "main"]
 
@@ -78,16 +78,24 @@ def main() -> None:
     """Entry point: one sentence and exit 2 for bad input."""
     # or JAX takes three quarters of a GPU at once, and 3.4 GB of the host's memory with it
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    logging.basicConfig(
-        level=logging.WARNING,
-        format="%(message)s",
-        handlers=[RichHandler(console=err_console, show_time=False, show_path=False, markup=False)],
-    )
+    logging.basicConfig(level=logging.WARNING, handlers=[_log_handler()])
     try:
         _parsed_by()(prog_name="dovetail")
     except (ValueError, OSError, ModuleNotFoundError) as error:
-        err_console.print(f"dovetail: {' '.join(str(error).split())}", style="red", markup=False, highlight=False)
+        print_error(str(error))
         sys.exit(2)
+
+
+def _log_handler() -> logging.Handler:
+    """Wrapped to a terminal's width; one line each in a file, where one searches for them."""
+    handler: logging.Handler
+    if err_console.is_terminal:
+        handler = RichHandler(console=err_console, show_time=False, show_path=False, markup=False)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+    else:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    return handler
 
 
 @functools.cache

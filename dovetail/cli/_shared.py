@@ -41,6 +41,7 @@ __all__ = [
     "listens",
     "out_console",
     "print_costs",
+    "print_error",
     "print_json",
     "print_names",
     "print_statement",
@@ -168,6 +169,11 @@ def public_key(path: Path) -> PublicKey | ServiceKeys:
     if path.is_file() and b'"seal":{' in path.read_bytes():
         return read_record(path, ServiceKeys, "a service's public keys")
     return read_record(path, PublicKey, "a public key")
+
+
+def print_error(words: str) -> None:
+    """One line on stderr."""
+    err_console.print(f"dovetail: {' '.join(words.split())}", style="red", markup=False, highlight=False)
 
 
 def listens(name: str) -> Callable[[str], None]:

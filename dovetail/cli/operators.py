@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dovetail.cli._shared import Authority, flag, out_console
+from dovetail.cli._shared import Authority, flag, from_hex, out_console
 
 __all__ = ["party"]
 
@@ -37,6 +37,45 @@ def party_status(
             out_console.print("; ".join(words), highlight=False, markup=False, soft_wrap=True)
     if not all(one["ready"] for one in found):
         raise typer.Exit(1)
+
+
+@party.command("model")
+def party_model(
+    url: Annotated[str, typer.Argument(help="Address of a service of the training.")],
+    out: Annotated[Path, typer.Option(help="File to write the model to: .npz with --config, else .npy.")],
+    signer: Annotated[str, typer.Option(help="Id of the key that must have signed the task.", metavar="HEX|FILE")],
+    config: Annotated[
+        str | None, typer.Option(help="The training's config, for the names and shapes of parameters; default: flat.")
+    ] = None,
+    ca: Authority = None,
+) -> None:
+    """Fetch the latest model, check that the task's analyzer signed it, and write it to a file."""
+    import contextlib
+    import io
+
+    import numpy as np
+
+    from dovetail.experiment import config as configs
+    from dovetail.files import write_atomically
+    from dovetail.parties.common.links import IntermediaryLink
+    from dovetail.parties.common.task import verify
+    from dovetail.parties.federation import federation
+
+    suffix, buffer = ".npy" if config is None else ".npz", io.BytesIO()
+    if out.suffix != suffix:
+        raise ValueError(f"expected --out to end with {suffix}, got {str(out)!r}")
+    with contextlib.closing(IntermediaryLink(url, ca=ca, timeout=60.0)) as link:
+        task = verify(link.task(), signer=from_hex(signer), fresh=False)
+        status = link.status()
+        round = status.round if status.over else status.round - 1
+        model = link.model(round)
+    if config is None:
+        np.save(buffer, model)
+    else:
+        np.savez(buffer, **federation(configs.read(config)).named(model))  # type: ignore[arg-type]
+    write_atomically(out, buffer.getvalue())
+    of = "the last round" if status.over else f"round {round}" if round else "no round yet, the first one"
+    out_console.print(f"task {task.task_id.hex()[:16]}; {len(model):,} parameters after {of}: {out}", highlight=False)
 
 
 def _until(told: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,7 +59,7 @@ Doors = Annotated[
 ]
 MetricsPort = Annotated[
     int | None,
-    typer.Option(min=1, max=65535, help="Port on this machine for Prometheus metrics; default: none are told."),
+    typer.Option(min=1, max=65535, help="Port on this machine for Prometheus metrics; default: no metrics."),
 ]
 JsonLogs = Annotated[bool, flag("--json-logs", "Log as JSON, one object a line.")]
 Peers = Annotated[list[str] | None, typer.Option(help="Address of another one of its kind; repeat for each.")]
@@ -93,7 +94,7 @@ def analyzer(
     from dovetail.parties.common.task import SignedTask, verify
     from dovetail.parties.http.analyzer import AnalyzerService
 
-    _begin("analyzer", json_logs)
+    ready = _begin("analyzer", json_logs)
     _refuse_half_tls(certificate, private_key, plain)
     signed = read_record(task, SignedTask, "a signed task")
     _await_beginning(verify(signed, signer=from_hex(signer), fresh=False).begins)
@@ -108,7 +109,7 @@ def analyzer(
     )
     heard = _heard(notices, from_hex(signer))
     app = AnalyzerService(party, grace=grace, notices=heard, metrics_port=metrics_port).app
-    _serve("analyzer", app, party, host=host, port=port, certificate=certificate, private_key=private_key)
+    _serve(app, party, ready=ready, host=host, port=port, certificate=certificate, private_key=private_key)
 
 
 def shuffler(
@@ -201,7 +202,7 @@ def _intermediary(
     from dovetail.parties.http.intermediary import IntermediaryService
     from dovetail.parties.intermediary.enrolment import Enrolled as Listed
 
-    _begin(kind.kind, json_logs)
+    ready = _begin(kind.kind, json_logs)
     _refuse_half_tls(where["certificate"], where["private_key"], where.pop("plain"))
     signed = read_record(task, SignedTask, "a signed task")
     named = kind.named(verify(signed, signer=from_hex(signer), fresh=False))
@@ -223,17 +224,17 @@ def _intermediary(
         )
 
     if doors > 1:
-        return serve_by_crew(make, doors, ready=listens(kind.kind), **where)
+        return serve_by_crew(make, doors, ready=ready, **where)
     party, service = make()
-    return _serve(kind.kind, service.app, party, **where)
+    return _serve(service.app, party, ready=ready, **where)
 
 
-def _serve(name: str, app: Any, party: Any, **where: Any) -> None:
+def _serve(app: Any, party: Any, **where: Any) -> None:
     """Until told to stop; then the party lets go of its files."""
     from dovetail.parties.http.door import serve
 
     try:
-        serve(app, ready=listens(name), **where)
+        serve(app, **where)
     finally:
         party.shut()
 
@@ -253,13 +254,12 @@ def _heard(path: Path | None, signer: bytes) -> Any:
     return None if path is None else Watched(path, lambda found: read_notices(found, signer)).now
 
 
-def _begin(name: str, json_logs: bool) -> None:
-    """What is written is for its owner alone; logs are as asked for."""
+def _begin(name: str, json_logs: bool) -> Callable[[str], None]:
+    """What is written is for its owner alone; logs are as asked for. Returns what tells where the party listens."""
     from dovetail.parties.http.operating import log_as_json
 
     os.umask(0o077)
-    if json_logs:
-        log_as_json(name)
+    return log_as_json(name) if json_logs else listens(name)
 
 
 def _learning(config: str | None, model: Path | None, learning_rate: float) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import secrets
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,7 +67,7 @@ def keys(
         path = folder / f"public-{use}-{public.key_id.hex()}.json"
         for one in (path, *([] if public_file is None else [public_file])):
             write_atomically(one, msgspec.json.encode(public))
-        facts = {"id": public.key_id.hex(), "use": use, "public": str(path), "days": days}
+        facts = {"id": public.key_id.hex(), "use": use, "public": str(public_file or path), "days": days}
         if old is not None:
             by = old.sign if isinstance(old, ServicePairs) else None if use == "seal" else old
             rotation = folder / f"rotation-{old.public.key_id.hex()}.json"
@@ -110,7 +111,7 @@ def task_new(
     ends: Annotated[str | None, typer.Option(help="When the last may take part; default: no end.")] = None,
     set_: Overrides = None,
 ) -> None:
-    """Create and sign a task. Noise that is not given is calibrated to the budget."""
+    """Create and sign a task, another one each time. Noise that is not given is calibrated to the budget."""
     import msgspec
 
     from dovetail.experiment import config as configs
@@ -126,8 +127,7 @@ def task_new(
     settings = chosen.protocol_settings
     learned = federation(chosen) if dim is None or measure else None
     beside = by_name(measure or (), classes=learned.dataset.num_classes) if learned is not None else ()
-    if dim is None and learned is not None:
-        dim = learned.dim
+    dim = learned.dim if dim is None and learned is not None else dim
     fields = {
         "protocol": chosen.protocol["name"],
         "dim": (dim or 0) + measured_size(beside),
@@ -146,6 +146,7 @@ def task_new(
         held_out=held_out,
         begins=_second(begins),
         ends=_second(ends),
+        nonce=secrets.token_bytes(16),
         **_analyzer_keys(analyzer),
         shufflers=tuple(read_record(path, ServiceKeys, "a shuffler's public keys") for path in shuffler or ()),
         aggregators=tuple(read_record(path, ServiceKeys, "an aggregator's public keys") for path in aggregator or ()),

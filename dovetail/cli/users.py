@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dovetail.cli._shared import (
-    Authority,
-    err_console,
-    flag,
-    from_hex,
-    listens,
-    out_console,
-)
+from dovetail.cli._shared import Authority, err_console, flag, from_hex, listens, out_console, print_error
 
 if TYPE_CHECKING:
     from dovetail.parties.common.policy import Policy
@@ -29,7 +22,7 @@ ConfigFile = Annotated[
 ]
 Pinned = Annotated[
     list[str] | None,
-    typer.Option(help="Id of the keys of one that this user trusts; repeat. Default: those that the signer names."),
+    typer.Option(help="Id of one to trust; repeat for each. Default: whichever the task names.", metavar="HEX|FILE"),
 ]
 Witnesses = Annotated[
     Path | None,
@@ -38,7 +31,10 @@ Witnesses = Annotated[
         help="Folder that remembers what was spent, on another disk or another backup than the users'.",
     ),
 ]
-Ceiling = Annotated[float | None, typer.Option(help="Largest eps that this user accepts; default: no limit.")]
+
+
+def _ceiling(of: str) -> Any:
+    return typer.Option(help=f"Largest eps {of}; default: no limit.")
 
 
 @client.command("new")
@@ -50,10 +46,10 @@ def client_new(
     signer: Annotated[str, typer.Option(help="Id of the key that signs tasks.", metavar="HEX|FILE")],
     analyzer: Annotated[str, typer.Option(help="Id of the analyzer's key.", metavar="HEX|FILE")],
     min_clients: Annotated[int, typer.Option(min=1, help="Minimum number of honest users per round.")],
-    eps_round: Ceiling = None,
-    eps_task: Ceiling = None,
-    eps_lifetime: Ceiling = None,
-    eps_local: Ceiling = None,
+    eps_round: Annotated[float | None, _ceiling("of one round")] = None,
+    eps_task: Annotated[float | None, _ceiling("of all rounds of a task")] = None,
+    eps_lifetime: Annotated[float | None, _ceiling("of all tasks together")] = None,
+    eps_local: Annotated[float | None, _ceiling("of all rounds of a task if nobody is trusted")] = None,
     delta_lifetime: Annotated[float, typer.Option(help="Total delta over all tasks.")] = 1e-4,
     epoch_seconds: Annotated[float, typer.Option(help="Minimum number of seconds between two reports.")] = 0.0,
     shuffler: Pinned = None,
@@ -204,12 +200,8 @@ def client_spent(
     for one in found:
         pair = None if one["eps"] is None else f"({at_most(one['eps'])}, {at_most(one['delta'])})-DP {one['means']}"
         words = [f"task {one['task'][:16]}", one["name"] or "unknown", f"analyzer {one['analyzer'] or 'unknown'}"]
-        words += [
-            f"{one['rounds']} rounds",
-            pair or "without a guarantee",
-            *(["left"] if one["left"] else []),
-            *(["set back"] if one["set_back"] else []),
-        ]
+        words += [_rounds(one["rounds"]), pair or "without a guarantee"]
+        words += [word for word, told in (("left", one["left"]), ("set back", one["set_back"])) if told]
         out_console.print("; ".join(words), highlight=False, markup=False, soft_wrap=True)
 
 
@@ -257,11 +249,16 @@ def client_run(
         return Participation(party, links, learned.train(user), measure=learned.measure(user), patience=patience)
 
     taking_part = {user: participation(user) for user in numbers}
+    user_of = {one: user for user, one in taking_part.items()}
+
     try:
-        take_part_together(taking_part.values())
+        take_part_together(taking_part.values(), failed=lambda one, why: print_error(f"user {user_of[one]}: {why}"))
+    except (ValueError, OSError) as error:  # it was told
+        raise typer.Exit(2) from error
     finally:
         for user, one in taking_part.items():
-            err_console.print(f"user {user} reported in {one.reported} rounds", highlight=False)
+            ended = "; the task was withdrawn" if one.withdrawn else ""
+            err_console.print(f"user {user} reported in {_rounds(one.reported)}{ended}", highlight=False)
 
 
 @client.command("agent")
@@ -288,6 +285,10 @@ def _witnesses(folder: Path | None) -> Path:
     """Where the platform keeps what programs remember, unless told."""
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     return state / "dovetail" / "witness" if folder is None else folder
+
+
+def _rounds(count: int) -> str:
+    return f"{count} round{'' if count == 1 else 's'}"
 
 
 def _numbers(text: str) -> list[int]:

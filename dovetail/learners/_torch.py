@@ -23,8 +23,8 @@ from torch.nn import functional as F  # noqa: N812 - the name that PyTorch's use
 __all__ = [
     "LOSSES",
     "Copies",
+    "LocalSteps",
     "Loss",
-    "Steps",
     "alone",
     "check_losses",
     "laid_out",
@@ -48,7 +48,7 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-class Steps(NamedTuple):
+class LocalSteps(NamedTuple):
     """What a client does with its records: one gradient, or steps of its own."""
 
     local: bool
@@ -71,7 +71,7 @@ def laid_out(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def alone(
-    module: torch.nn.Module, total_loss: Loss, steps: Steps, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor
+    module: torch.nn.Module, total_loss: Loss, steps: LocalSteps, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor
 ) -> torch.Tensor:
     """The update of a client that holds these records; it leaves other weights in the module."""
     weights = [value for _, value in trained(module)]

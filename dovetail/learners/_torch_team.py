@@ -54,7 +54,7 @@ class Team:
         self._pool: _Pool | None = None
 
     def updates(
-        self, steps: _torch.Steps, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor, counts: np.ndarray
+        self, steps: _torch.LocalSteps, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor, counts: np.ndarray
     ) -> torch.Tensor:
         """The updates of clients with so many records each."""
         with self._turn:
@@ -63,7 +63,7 @@ class Team:
             return self._by_threads(steps, start, x, y, counts) if found is None else found
 
     def _by_threads(
-        self, steps: _torch.Steps, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor, counts: np.ndarray
+        self, steps: _torch.LocalSteps, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor, counts: np.ndarray
     ) -> torch.Tensor:
         def train(client: int) -> torch.Tensor:
             with self._copies.one() as module:
@@ -101,7 +101,7 @@ class _Array(NamedTuple):
 class _Client(NamedTuple):
     """What a process is asked for: the update of a client, written where it belongs."""
 
-    steps: _torch.Steps
+    steps: _torch.LocalSteps
     client: int
     records: int
     arrays: tuple[_Array, ...]  # weights, inputs, labels, updates
@@ -141,7 +141,7 @@ class _Pool:
             self._give_up()
 
     def updates(
-        self, steps: _torch.Steps, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor, counts: np.ndarray
+        self, steps: _torch.LocalSteps, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor, counts: np.ndarray
     ) -> torch.Tensor | None:
         """The updates; nothing if a process ended, or could not train."""
         try:

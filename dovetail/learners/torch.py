@@ -142,7 +142,9 @@ class TorchLearner:
         if side_by_side:
             found = self._side_by_side(settings, self._loss(loss), start, x, y, _tensor(counts).to(self.device))
         else:
-            steps = _torch.Steps(settings.local, settings.batch, settings.epochs, settings.learning_rate, settings.mu)
+            steps = _torch.LocalSteps(
+                settings.local, settings.batch, settings.epochs, settings.learning_rate, settings.mu
+            )
             found = self._team(loss).updates(steps, start, x, y, np.asarray(counts))
         return _handed_to_jax(found) if isinstance(inputs, jax.Array) else found.detach().cpu().numpy()
 

@@ -22,6 +22,7 @@ from dovetail.data import Clients, Dataset, Model
 from dovetail.engine.rounds import as_float, first_parameters
 from dovetail.experiment.config import Config
 from dovetail.experiment.preparation import load
+from dovetail.learners import trees
 from dovetail.learners.client import ClientUpdate, cross_entropy, local_update, visiting_order
 from dovetail.learners.moments import Moments, moments_of
 from dovetail.learners.server import Server
@@ -122,6 +123,13 @@ class Federation:
             return update(model, inputs[order], labels[order], count)
 
         return jax.jit(step)
+
+    def named(self, model: np.ndarray) -> dict[str, np.ndarray]:
+        """The parameters of a flat model by name."""
+        first, unravel = first_parameters(self.model, self.config.seed)
+        if model.shape != first.shape:
+            raise ValueError(f"expected a model of {len(first):,} parameters, as the config says, got {len(model):,}")
+        return trees.named(unravel(jnp.asarray(model)))
 
     def learning(self) -> Learning:
         """What the analyzer needs of it: nothing of anybody's records but those for testing."""

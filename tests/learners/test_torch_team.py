@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 
 from dovetail.learners import _torch_team  # noqa: E402
 from dovetail.learners import torch as ours  # noqa: E402
-from dovetail.learners._torch import Steps, trained  # noqa: E402
+from dovetail.learners._torch import LocalSteps, trained  # noqa: E402
 from dovetail.learners._torch_team import Team  # noqa: E402
 from dovetail.learners.client import ClientUpdate  # noqa: E402
 
@@ -45,7 +45,9 @@ def processes(team):
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared_error", absolute], ids=["sum", "name", "own"])
-@pytest.mark.parametrize("steps", [Steps(False, 1, 1, 0.1, 0.0), Steps(True, 2, 2, 0.1, 0.5)], ids=["sgd", "prox"])
+@pytest.mark.parametrize(
+    "steps", [LocalSteps(False, 1, 1, 0.1, 0.0), LocalSteps(True, 2, 2, 0.1, 0.5)], ids=["sgd", "prox"]
+)
 def test_processes_make_the_updates_of_threads_bit_by_bit(steps, loss):
     module = network() if loss != "squared_error" else nn.Sequential(nn.Flatten(), nn.Linear(64, 1))
     team, threads = Team(module, loss, processes=True), Team(module, loss, processes=False)
@@ -59,7 +61,7 @@ def test_processes_make_the_updates_of_threads_bit_by_bit(steps, loss):
 
 def test_processes_start_once_training_has_taken_long(monkeypatch):
     module = network()
-    args = Steps(True, 2, 1, 0.1, 0.0), *held(module)
+    args = LocalSteps(True, 2, 1, 0.1, 0.0), *held(module)
     team = Team(module, "cross_entropy")
     first = team.updates(*args)
     assert team._pool is None
@@ -76,7 +78,7 @@ def test_processes_start_once_training_has_taken_long(monkeypatch):
 @pytest.mark.parametrize("when", ["between", "during"])
 def test_a_process_that_is_killed_costs_no_update(caplog, when):
     module = network()
-    steps, args = Steps(True, 1, 200, 0.01, 0.0), held(module)
+    steps, args = LocalSteps(True, 1, 200, 0.01, 0.0), held(module)
     team = Team(module, "cross_entropy", processes=True)
     expected = team.updates(steps, *args)
     victim = processes(team)[0]
@@ -98,7 +100,7 @@ def test_what_another_process_cannot_load_trains_on_threads(caplog, what):
     caplog.set_level(logging.INFO)
     module = nn.Sequential(nn.Flatten(), Local(64, 10) if what == "module" else nn.Linear(64, 10))
     loss = "cross_entropy" if what == "module" else lambda z, y: (z.sum(dim=1) - y) ** 2
-    args = Steps(True, 2, 1, 0.1, 0.0), *held(module)
+    args = LocalSteps(True, 2, 1, 0.1, 0.0), *held(module)
     team = Team(module, loss, processes=True)
     assert torch.equal(team.updates(*args), Team(module, loss, processes=False).updates(*args))
     assert not team._pool.ready and "clients train on threads, as processes cannot" in caplog.text
@@ -108,7 +110,7 @@ def test_a_loss_that_fails_in_a_process_says_what_it_says_on_a_thread():
     module = network()
     team = Team(module, torch.nn.functional.cross_entropy, processes=True)
     with pytest.raises(ValueError, match=r"expected loss\(outputs, labels\) to return one number per record"):
-        team.updates(Steps(True, 2, 1, 0.1, 0.0), *held(module))
+        team.updates(LocalSteps(True, 2, 1, 0.1, 0.0), *held(module))
 
 
 def test_the_learner_has_processes_on_request():
@@ -124,10 +126,10 @@ def test_processes_end_with_who_started_them():
     code = (
         "import torch, time\n"
         "from dovetail.learners._torch_team import Team\n"
-        "from dovetail.learners._torch import Steps\n"
+        "from dovetail.learners._torch import LocalSteps\n"
         "import numpy as np\n"
         "team = Team(torch.nn.Linear(4, 2), 'cross_entropy', processes=True)\n"
-        "team.updates(Steps(True, 2, 1, .1, 0.), torch.zeros(10), torch.zeros(2, 3, 4), torch.zeros(2, 3).long(), "
+        "team.updates(LocalSteps(True, 2, 1, .1, 0.), torch.zeros(10), torch.zeros(2, 3, 4), torch.zeros(2, 3).long(), "
         "np.array([3, 3]))\n"
         "print(*[process.pid for process, _ in team._pool._started], flush=True)\n"
         "time.sleep(60)\n"

@@ -249,6 +249,28 @@ def test_operators_see_until_when_a_round_is_open(world, command):
     assert told[0]["closes"] > time.time() and told[1]["closes"] is None
 
 
+def test_anybody_can_fetch_the_model_and_see_whose_it_is(world, tmp_path, command):
+    signer = world.household.signer.public.key_id.hex()
+    out = tmp_path / "model.npy"
+    status, said, _ = command("party", "model", world.line.url, "--signer", signer, "--out", str(out))
+    assert status == 0 and "parameters after no round yet, the first one" in " ".join(said.split())
+    np.testing.assert_array_equal(np.load(out), world.line.model(0))
+    for words, sentence in (
+        (["--signer", "00" * 16, "--out", str(out)], "expected a task signed by 0000"),
+        (["--signer", signer, "--out", str(out), "--config", "digits"], "expected --out to end with .npz"),
+        (
+            ["--signer", signer, "--out", str(out.with_suffix(".npz")), "--config", "digits"],
+            "expected a model of 650 parameters, as the config says, got 3",
+        ),
+    ):
+        status, _, err = command("party", "model", world.line.url, *words)
+        assert status == 2 and sentence in " ".join(err.split())
+    assert not out.with_suffix(".npz").exists()
+    world.cache.change["models"] = flipped
+    status, _, err = command("party", "model", world.line.url, "--signer", signer, "--out", str(out))
+    assert status == 2 and "expected the model after round 0 as the analyzer signed it" in " ".join(err.split())
+
+
 def test_the_same_status_is_signed_once_and_told_by_all(world):
     first = world.analyzer.status()
     assert first is world.analyzer.status() and first.closes > time.time()

@@ -45,6 +45,16 @@ def test_keys_and_a_task_are_made_signed_calibrated_and_shown(tmp_path, command,
     assert shown["without_trust"]["eps"] > shown["certified"]["eps"]
 
 
+def test_the_same_settings_make_another_task_each_time(tmp_path, command, made):
+    """The first may have been withdrawn, and what users spent on its rounds is spent."""
+    ids = set()
+    for _ in range(2):
+        assert new_task(command, tmp_path, made)[0] == 0
+        signed = read_record(tmp_path / "task.json", SignedTask, "a signed task")
+        ids.add(verify(signed, signer=signed.signer.key_id).task_id)
+    assert len(ids) == 2
+
+
 def test_an_analyzer_without_a_key_to_sign_with_signs_nothing(tmp_path, command, made):
     _, out, _ = command("keys", str(tmp_path / "analyzer"), "--use", "seal", "--json")
     assert new_task(command, tmp_path, {**made, "analyzer": json.loads(out)})[0] == 0

@@ -39,7 +39,7 @@ def test_who_has_left_a_task_reports_no_more_and_what_it_spent_stays(tmp_path):
         client.report(household.signed, 2, np.zeros(6))
     (told,) = json.loads(run("client", "spent", folder, "--json"))
     assert (told["name"], told["protocol"], told["rounds"], told["left"]) == ("small", "privunit", 1, True)
-    assert told["analyzer"] == household.task.analyzer.key_id.hex() and told["eps"] > 0
+    assert told["analyzer"] == household.task.analyzer_id.hex() and told["eps"] > 0
     assert ")-DP for one user, by the task's own statement" in run("client", "spent", folder)
 
 

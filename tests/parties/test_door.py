@@ -242,6 +242,16 @@ CREW = r"""
 import os, sys, time
 from dovetail.parties.http.analyzer import AnalyzerService
 from dovetail.parties.http.crew import Crew
+pause, forked, fork = float(sys.argv[1]), [], os.fork
+
+def slow():
+    pid = fork()
+    forked.append(pid)
+    if pid and len(forked) > 3:  # one that takes another's place
+        time.sleep(pause)
+    return pid
+
+os.fork = slow
 crew = Crew(2)
 number = crew.start()
 os.write(1, f"{number} {os.getpid()}\n".encode())  # at once, whole
@@ -249,8 +259,11 @@ time.sleep(60)
 """
 
 
-def test_a_process_of_a_crew_that_dies_is_replaced_and_all_end_together():
-    crew = subprocess.Popen([sys.executable, "-c", CREW], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@pytest.mark.parametrize("pause", [0.0, 0.3], ids=["", "slow"])
+def test_a_process_of_a_crew_that_dies_is_replaced_and_all_end_together(pause):
+    """Also if it is told to stop before it knows the number of the process that it has just made."""
+    command = [sys.executable, "-c", CREW, str(pause)]
+    crew = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     seen = dict(map(int, crew.stdout.readline().split()) for _ in range(3))
     assert sorted(seen) == [0, 1, 2]
     os.kill(seen[1], signal.SIGKILL)
@@ -272,7 +285,7 @@ def alive(pid):
 
 
 def test_a_crew_ends_with_its_first_process():
-    crew = subprocess.Popen([sys.executable, "-c", CREW], stdout=subprocess.PIPE, text=True)
+    crew = subprocess.Popen([sys.executable, "-c", CREW, "0"], stdout=subprocess.PIPE, text=True)
     pids = [int(crew.stdout.readline().split()[1]) for _ in range(3)]
     crew.kill()
     crew.wait(20)
@@ -298,6 +311,8 @@ def test_health_readiness_and_metrics_say_nothing_of_users(tmp_path):
         before = await asked(service.app, "/healthz", "/readyz", "/metrics")
         await service._follow()
         after = await asked(service.app, "/healthz", "/readyz")
+        service._followed -= 20.0
+        assert await asked(service.app, "/healthz", "/readyz") == [200, 503]  # the analyzer was heard too long ago
         return before, after, await asked(at_analyzer.app, "/healthz", "/readyz"), await service._metrics()
 
     before, after, analyzers, metrics = asyncio.run(ask())
@@ -333,7 +348,17 @@ def test_metrics_have_a_port_of_their_own():
 
 def test_logs_are_json_on_demand():
     code = "from dovetail.parties.http.operating import log_as_json; import logging\n"
-    code += "log_as_json('shuffler'); logging.getLogger('x').warning('a \"quoted\" word')"
+    code += "log_as_json('shuffler')('https://here'); logging.getLogger('x').warning('a \"quoted\" word')"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    said = json.loads(found.stderr)
+    listens, said = map(json.loads, found.stderr.splitlines())
+    assert (listens["level"], listens["message"]) == ("info", "shuffler listens on https://here")
     assert (said["level"], said["party"], said["message"]) == ("warning", "shuffler", 'a "quoted" word')
+
+
+def test_a_line_of_a_log_in_a_file_is_not_broken():
+    """Operators search for whole sentences in it."""
+    code = "import contextlib, logging, sys; from dovetail.cli import main; sys.argv = ['dovetail', '--version']\n"
+    code += "with contextlib.suppress(SystemExit): main()\n"
+    code += "logging.getLogger('x').warning('%s', ' '.join(['word'] * 60))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stderr == f"WARNING {' '.join(['word'] * 60)}\n"

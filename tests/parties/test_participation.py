@@ -123,8 +123,10 @@ def test_many_users_take_part_on_a_few_threads_and_a_failure_stops_nobody_else(t
         client = Client(tmp_path / f"user-{user}", policy=lenient_policy(deployment.signed), key=key)
         services.append(Scripted(deployment, [None, 1, 1, 2, -2]))
         participations.append(Participation(client, services[-1:], lambda model, user=user: train(user)))
+    heard = []
     with pytest.raises(ValueError, match="expected records, got none"):
-        take_part_together(participations, threads=3)
+        take_part_together(participations, threads=3, failed=lambda one, error: heard.append((one, str(error))))
+    assert heard == [(participations[7], "expected records, got none")]
     assert len(training) <= 3
     assert [one.reported for one in participations] == [0 if user == 7 else 2 for user in range(12)]
     assert [len({round for round, _ in one.got}) for one in services] == [one.reported for one in participations]

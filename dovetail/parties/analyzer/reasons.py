@@ -31,7 +31,8 @@ def void(task: TrainingTask, said: Mapping[int, Closed]) -> str | None:
     names = [_name(task, sender) for sender, one in sorted(said.items()) if one.state == "void"]
     uploads = min(one.uploads for one in said.values())
     if names and uploads < task.min_clients:
-        return f"{uploads} users reported, and the task asks for {task.min_clients}"
+        where = "" if len(task.intermediaries) == 1 else f" to all {'aggregators' if task.aggregators else 'shufflers'}"
+        return f"{uploads} users reported{where}, and the task asks for {task.min_clients}"
     return f"{', '.join(names)} did not agree with the others on whom to count" if names else None
 
 

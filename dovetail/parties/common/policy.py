@@ -100,7 +100,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         task = self.vouched(signed, heard)
         if heard.withdrawn(task.task_id):
             raise Refused("expected a task that stands, got one that its signer has withdrawn")
-        if not task.analyzer_ids & self._pinned((self.analyzer,), heard):
+        if not {task.analyzer.key_id, task.analyzer_id} & self._pinned((self.analyzer,), heard):
             raise Refused(f"expected the analyzer {self.analyzer.hex()}, got {task.analyzer.key_id.hex()}")
         self._refuse_strangers(task, heard)
         if self.verified and not task.verified:

@@ -30,7 +30,7 @@ __all__ = ["Deal", "SignedTask", "TrainingTask", "cohort_of", "sign", "task_id_o
 
 _VERSION = 2
 _LARGEST_TASK = 1 << 20  # bytes
-_ABSENT = (b',"analyzer_sign":null}', b',"begins":null,"ends":null}')  # what older tasks do not have
+_ABSENT = (b',"nonce":null}', b',"analyzer_sign":null}', b',"begins":null,"ends":null}')  # not in older tasks
 
 
 class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
@@ -43,7 +43,8 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     groups of equal size as the protocol has parties that shuffle. Or they travel as shares of their sum between
     `aggregators`, two or more. Their keys are here, so that users know whom they talk to. `measures` are added up
     beside updates, their coordinates part of `dim`; `held_out` is the share of users that report them in place of an
-    update. Users take part from the second `begins` until the second `ends`, if given.
+    update. Users take part from the second `begins` until the second `ends`, if given. A random `nonce` makes it
+    another task than one with the same terms: that one may have been withdrawn, or its rounds may be spent.
     """
 
     name: str
@@ -66,6 +67,7 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     begins: int | None = None
     ends: int | None = None
     analyzer_sign: PublicKey | None = None
+    nonce: bytes | None = None
 
     def __post_init__(self) -> None:
         if self.version != _VERSION:
@@ -126,10 +128,10 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.shufflers or self.aggregators
 
     @property
-    def analyzer_ids(self) -> set[bytes]:
-        """By which a policy may pin the analyzer: the key that reports are sealed to, or both of its keys."""
-        both = None if self.analyzer_sign is None else ServiceKeys(sign=self.analyzer_sign, seal=self.analyzer)
-        return {self.analyzer.key_id} if both is None else {self.analyzer.key_id, both.key_id}
+    def analyzer_id(self) -> bytes:
+        """What the analyzer is known by: both of its keys, or the one that it has."""
+        sign = self.analyzer_sign
+        return (self.analyzer if sign is None else ServiceKeys(sign=sign, seal=self.analyzer)).key_id
 
     def messages(self) -> protocols.Messages:
         """What clients send through shufflers."""
@@ -292,9 +294,5 @@ def cohort_of(
 ) -> protocols.Cohort:
     """What is public about the users of every round of a task."""
     return protocols.Cohort(
-        participation=Everyone(),
-        size=max_clients,
-        min_size=min_clients,
-        colluders=colluders,
-        aggregators=aggregators,
+        participation=Everyone(), size=max_clients, min_size=min_clients, colluders=colluders, aggregators=aggregators
     )

@@ -132,14 +132,18 @@ class Crew:
         asyncio.run(until_told())
 
     def _fork(self, number: int) -> bool:
-        """A new process; True in it."""
-        pid = os.fork()
-        if pid:
-            self._processes[pid] = number, time.monotonic()
-            return False
+        """A new process; True in it. Who is told to stop meanwhile stops when it knows of the process, and ends it."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+        try:
+            pid = os.fork()
+            if pid:
+                self._processes[pid] = number, time.monotonic()
+                return False
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.number = number
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.close(self._watched)
         threading.Thread(target=self._end_with_the_first, daemon=True).start()
         return True

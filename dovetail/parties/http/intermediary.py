@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -37,6 +38,7 @@ _PAUSE = 0.05  # seconds between looks at what there is to do
 _LOOK = 0.2  # seconds between looks of those who do not keep the rounds: all of them ask the analyzer
 _SAID = 0.5  # seconds after which others hear what was counted
 _PATIENCE = 60.0  # seconds in which others may still come up
+_STALE = 15.0  # seconds without sound word from the analyzer after which this service is not ready
 
 
 class IntermediaryService:
@@ -65,6 +67,7 @@ class IntermediaryService:
         others = [keys.sign for i, keys in enumerate(party.task.intermediaries) if i != party.index]
         self._others = {key.key_id: key for key in others}
         self._status: RoundStatus | None = None
+        self._followed = -math.inf  # when the analyzer was last heard and believed
         self._opened = 0  # the last round that this replica opened
         self._model: tuple[int, tuple[bytes, bytes]] | None = None  # with its signature
         self._said: set[str] = set()
@@ -81,7 +84,7 @@ class IntermediaryService:
             complain=self._complain,
         )
         routes = [
-            *health_routes(lambda: self._status is not None and not self._uploads.failing),
+            *health_routes(lambda: time.monotonic() - self._followed < _STALE and not self._uploads.failing),
             Route("/v1/task", self._get_task),
             Route("/v1/notices", self._get_notices),
             Route("/v1/status", self._get_status),
@@ -194,7 +197,7 @@ class IntermediaryService:
             await asyncio.to_thread(opening)
             self._opened = status.round
         self._pacing.saw(status.round)
-        self._status = status
+        self._status, self._followed = status, time.monotonic()
 
     async def _leads(self) -> bool:
         """Whether this replica opens, closes and forwards rounds: one of them at a time does."""

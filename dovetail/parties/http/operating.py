@@ -21,6 +21,7 @@ from starlette.routing import BaseRoute, Route
 __all__ = ["Gauges", "health_routes", "log_as_json", "metrics_of", "tell_metrics"]
 
 Gauges = Mapping[str, float]  # by name, without the prefix
+_LOG = logging.getLogger(__name__)
 _PREFIX = "dovetail_"
 _LONGEST_LINE = 8192  # bytes of a question for metrics
 _SECONDS = 10.0  # for a question to come
@@ -83,8 +84,13 @@ class _Json(logging.Formatter):
         return json.dumps(said)
 
 
-def log_as_json(party: str) -> None:
-    """One JSON object a line on stderr, for all that is logged from now on; addresses are never logged."""
+def log_as_json(party: str) -> Callable[[str], None]:
+    """One JSON object per line on stderr, for all that is logged from now on; addresses of others are never logged.
+
+    Returns what logs at which address the party listens.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json(party))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    _LOG.setLevel(logging.INFO)
+    return lambda address: _LOG.info("%s listens on %s", party, address)

@@ -66,7 +66,7 @@ class Consent(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Remember whom a task is for, before anything is spent on it."""
         name = task.task_id.hex()
         if name not in self.known:
-            self.known[name] = _Known(name=task.name, protocol=task.protocol, analyzer=task.analyzer.key_id)
+            self.known[name] = _Known(name=task.name, protocol=task.protocol, analyzer=task.analyzer_id)
             self.write(folder)
 
 

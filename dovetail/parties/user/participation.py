@@ -63,6 +63,11 @@ class Participation:
         self._given = 0  # how many have it
         self.reported = 0  # rounds
 
+    @property
+    def withdrawn(self) -> bool:
+        """Whether the training ended because its signer has withdrawn the task."""
+        return self._known is not None and self._client.notices.withdrawn(self._known[1].task_id)
+
     def step(self) -> float | None:
         """Do what there is to do; the seconds after which to look again, None when the training is over."""
         try:
@@ -104,6 +109,8 @@ class Participation:
                 self._report(status.round)
             except BudgetSpent:
                 self._last = status.round  # it was here before, and was interrupted
+        if status.over:
+            self._listen()
         return status.over
 
     def _check_newest(self, status: RoundStatus) -> None:
@@ -183,10 +190,16 @@ def take_part(client: Client, links: Sequence[IntermediaryLink], train: Train, *
     return participation.reported
 
 
-def take_part_together(participations: Iterable[Participation], *, threads: int = 4) -> None:
+def take_part_together(
+    participations: Iterable[Participation],
+    *,
+    threads: int = 4,
+    failed: Callable[[Participation, Exception], None] = lambda one, error: None,
+) -> None:
     """Take part with many users at once: so many threads do whatever is due first.
 
-    A user that fails does not stop the others; the first failure is raised when all have ended.
+    A user that fails does not stop the others: `failed` hears of it at once, and the first failure is raised when all
+    have ended.
     """
     now = time.monotonic()
     due = [(now, number, participation) for number, participation in enumerate(participations)]
@@ -205,6 +218,7 @@ def take_part_together(participations: Iterable[Participation], *, threads: int 
                 pause = participation.step()
             except Exception as error:  # a thread would swallow it
                 failures.append(error)
+                failed(participation, error)
                 pause = None
             with changed:
                 if pause is None:
