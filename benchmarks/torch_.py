@@ -15,7 +15,7 @@ import clients
 from rich.console import Console
 
 PEERS = {
-    "cnn": (("pfl", {"rounds": 3, "warmup": 1}), ("flower", {"rounds": 2, "warmup": 1})),
+    "cnn": (("pfl", {"rounds": 10, "warmup": 1}), ("flower", {"rounds": 10, "warmup": 1})),
     "logistic": (("pfl", {"rounds": 3, "warmup": 1}),),
 }
 

@@ -57,7 +57,7 @@ def measure(built: Engine, arguments: argparse.Namespace, *, name: str = "doveta
         workers=workers or built.mesh.size,
         workload=arguments.workload,
         seconds=seconds[arguments.warmup :],
-        peak_mb=workload.peak_rss_mb(),
+        peak_mb=workload.peak_rss_mb() + workload.children_peak_rss_mb(),
     )
 
 

@@ -92,6 +92,14 @@ def peak_rss_mb() -> float:
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
+def children_peak_rss_mb() -> float:
+    """Return the sum of the peak resident memory of this process's children in MiB."""
+    threads = pathlib.Path("/proc/self/task")
+    children = [int(pid) for path in threads.glob("*/children") for pid in path.read_text().split()]
+    lines = [line for pid in children for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()]
+    return sum(int(line.split()[1]) / 2**10 for line in lines if line.startswith("VmHWM"))
+
+
 def report(*, engine: str, workers: int, workload: str, seconds: list[float], peak_mb: float) -> None:
     """Print the one JSON line that is a peer's result."""
     result = {

@@ -5,14 +5,11 @@ Nothing here needs JAX: processes that train clients (`learners._torch_team`) st
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import functools
 import itertools
 import os
-import queue
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -20,19 +17,18 @@ import numpy as np
 import torch
 from torch.nn import functional as F  # noqa: N812 - the name that PyTorch's users know
 
+from dovetail.learners._torch_copies import Copy
+
 __all__ = [
     "LOSSES",
-    "Copies",
     "LocalSteps",
     "Loss",
     "alone",
     "check_losses",
-    "laid_out",
     "shared",
     "slices",
     "threads",
     "total",
-    "trained",
 ]
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -58,32 +54,20 @@ class LocalSteps(NamedTuple):
     mu: float
 
 
-def trained(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """The parameters that are trained, in the order of the flat vector."""
-    return sorted((name, value) for name, value in module.named_parameters() if value.requires_grad)
-
-
-def laid_out(module: torch.nn.Module) -> torch.nn.Module:
-    """The module with images as its convolutions are fastest on a CPU: the channel last in memory."""
-    if any(value.ndim > 4 for value in module.state_dict().values()):
-        return module
-    return module.to(memory_format=torch.channels_last)
-
-
 def alone(
-    module: torch.nn.Module, total_loss: Loss, steps: LocalSteps, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor
+    own: Copy, total_loss: Loss, steps: LocalSteps, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor
 ) -> torch.Tensor:
-    """The update of a client that holds these records; it leaves other weights in the module."""
-    weights = [value for _, value in trained(module)]
+    """The update of a client that holds these records; it leaves other weights in the copy."""
+    weights = own.weights
     parts = start.split([value.numel() for value in weights])
     first = [part.reshape(value.shape) for part, value in zip(parts, weights, strict=True)]
     with torch.no_grad():
         torch._foreach_copy_(weights, first)
     if not steps.local:
-        return -_flat(_mean_slopes(module, total_loss, weights, x, y))
+        return -_flat(_mean_slopes(own, total_loss, x, y))
     batches = list(zip(x.split(steps.batch), y.split(steps.batch), strict=True)) if len(y) else []
     for xs, ys in batches * steps.epochs:
-        slopes = _mean_slopes(module, total_loss, weights, xs, ys)
+        slopes = _mean_slopes(own, total_loss, xs, ys)
         with torch.no_grad():
             if steps.mu:
                 torch._foreach_add_(slopes, torch._foreach_sub(weights, first), alpha=steps.mu)
@@ -92,17 +76,21 @@ def alone(
         return _flat(torch._foreach_sub(weights, first))
 
 
-def _mean_slopes(
-    module: torch.nn.Module, total_loss: Loss, weights: Sequence[torch.Tensor], x: torch.Tensor, y: torch.Tensor
-) -> list[torch.Tensor]:
+def _mean_slopes(own: Copy, total_loss: Loss, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
     """The gradient of the mean loss over these records; zero of none."""
-    share = torch.tensor(1 / max(1, len(y)), device=x.device)
-    total: list[torch.Tensor] = []
-    for xs, ys in zip(x.split(_AT_ONCE), y.split(_AT_ONCE), strict=True) if len(y) else ():
-        loss = total_loss(module(xs), ys)
-        slopes = torch.autograd.grad(loss, weights, grad_outputs=share, allow_unused=True, materialize_grads=True)
-        total = torch._foreach_add(total, slopes) if total else list(slopes)
-    return total or [torch.zeros_like(value) for value in weights]
+    if not len(y):
+        return [torch.zeros_like(value) for value in own.weights]
+    share, total = _share(len(y), x.device), ()
+    for xs, ys in [(x, y)] if len(y) <= _AT_ONCE else zip(x.split(_AT_ONCE), y.split(_AT_ONCE), strict=True):
+        loss = total_loss(own.outputs(xs), ys)
+        slopes = torch.autograd.grad(loss, own.weights, grad_outputs=share, allow_unused=True, materialize_grads=True)
+        total = torch._foreach_add(total, slopes) if total else slopes
+    return list(total)
+
+
+@functools.lru_cache(64)
+def _share(records: int, device: torch.device) -> torch.Tensor:
+    return torch.tensor(1 / records, device=device)
 
 
 def _flat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -138,29 +126,6 @@ def check_losses(losses: torch.Tensor, records: int) -> None:
             "expected loss(outputs, labels) to return one number per record, "
             f"got shape {tuple(losses.shape)} for {records}"
         )
-
-
-class Copies:
-    """Copies of a module, one per thread, each used by nobody else meanwhile: training puts other weights in."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
-
-    @contextlib.contextmanager
-    def one(self) -> Iterator[torch.nn.Module]:
-        """A copy."""
-        module = self._free.get()
-        try:
-            yield module
-        finally:
-            self._free.put(module)
-
-    @functools.cached_property
-    def _free(self) -> queue.SimpleQueue[torch.nn.Module]:
-        free: queue.SimpleQueue[torch.nn.Module] = queue.SimpleQueue()
-        for _ in range(threads()):
-            free.put(laid_out(copy.deepcopy(self._module)))
-        return free
 
 
 def slices(count: int, parts: int) -> list[slice]:

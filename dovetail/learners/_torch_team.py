@@ -32,11 +32,20 @@ import numpy as np
 import torch
 
 from dovetail.learners import _torch
+from dovetail.learners._torch_copies import Copies, Copy
 
 __all__ = ["Team"]
 
 _START = 2.0  # seconds that threads train before processes are started, which takes about as long
 _ALIGNED = 64  # bytes
+_KEPT = str(1 << 30)  # bytes
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    # glibc keeps a step's memory for the next one, in large pages: a tenth of the time otherwise.
+    "MALLOC_MMAP_THRESHOLD_": _KEPT,
+    "MALLOC_TRIM_THRESHOLD_": _KEPT,
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
 
 _log = logging.getLogger("dovetail.learners")
 
@@ -49,7 +58,7 @@ class Team:
 
     def __init__(self, module: torch.nn.Module, loss: str | _torch.Loss, processes: bool | None = None) -> None:
         self._module, self._loss, self._processes = module, loss, processes
-        self._copies, self._total_loss = _torch.Copies(module), _torch.total(loss)
+        self._copies, self._total_loss = Copies(module, _torch.threads()), _torch.total(loss)
         self._trained, self._turn = 0.0, threading.Lock()
         self._pool: _Pool | None = None
 
@@ -66,9 +75,9 @@ class Team:
         self, steps: _torch.LocalSteps, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor, counts: np.ndarray
     ) -> torch.Tensor:
         def train(client: int) -> torch.Tensor:
-            with self._copies.one() as module:
+            with self._copies.one() as own:
                 held = slice(int(counts[client]))
-                return _torch.alone(module, self._total_loss, steps, start, x[client, held], y[client, held])
+                return _torch.alone(own, self._total_loss, steps, start, x[client, held], y[client, held])
 
         began = time.perf_counter()
         found = torch.stack(_torch.shared(train, range(len(counts))))
@@ -216,7 +225,7 @@ def _launched(memory: int) -> tuple[subprocess.Popen[bytes], Connection]:
             pass_fds=passed,
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **_ENVIRONMENT},
         )
     return process, ours
 
@@ -249,7 +258,7 @@ def _serve(link: Connection, memory: _Memory) -> None:
     except Exception as error:
         link.send(f"{type(error).__name__}: {error}")
         return
-    train = functools.partial(_torch.alone, _torch.laid_out(module), _torch.total(loss))
+    train = functools.partial(_torch.alone, Copy(module), _torch.total(loss))
     link.send(None)
     while True:
         try:

@@ -31,6 +31,7 @@ from torch.func import functional_call, grad, vmap
 from dovetail import _validate
 from dovetail.data._base import Loss, Model
 from dovetail.learners import _torch
+from dovetail.learners._torch_copies import Copies, trained
 from dovetail.learners._torch_team import Team
 from dovetail.learners.client import ClientUpdate
 
@@ -124,7 +125,7 @@ class TorchLearner:
     @property
     def trained(self) -> list[tuple[str, torch.Tensor]]:
         """The parameters that are trained, in the order of the flat vector."""
-        return _torch.trained(self.module)
+        return trained(self.module)
 
     def updates(
         self,
@@ -173,8 +174,8 @@ class TorchLearner:
         """The updates of clients that train side by side."""
         records = x.shape[1]
         real = (torch.arange(records, device=x.device) < counts[:, None]).to(torch.float32)
-        with self._copies.one() as module:
-            slopes = vmap(grad(_mean_loss(module, loss)), in_dims=(0 if settings.local else None, 0, 0, 0))
+        with self._copies.one() as own:
+            slopes = vmap(grad(_mean_loss(own.module, loss)), in_dims=(0 if settings.local else None, 0, 0, 0))
             if not settings.local:
                 return -slopes(start, x, y, real)
             current, size = start.expand(len(counts), -1), settings.batch_size(records)
@@ -189,8 +190,8 @@ class TorchLearner:
             return current - start
 
     @functools.cached_property
-    def _copies(self) -> _torch.Copies:
-        return _torch.Copies(self.module)
+    def _copies(self) -> Copies:
+        return Copies(self.module, _torch.threads())
 
     @functools.cached_property
     def _teams(self) -> dict[str | Loss, Team]:
@@ -221,7 +222,7 @@ class TorchLearner:
 
 
 def _mean_loss(module: torch.nn.Module, loss: _torch.Loss) -> Callable[..., torch.Tensor]:
-    shapes = [(name, value.shape, value.numel()) for name, value in _torch.trained(module)]
+    shapes = [(name, value.shape, value.numel()) for name, value in trained(module)]
 
     def mean_loss(flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
         parts = torch.split(flat, [size for *_, size in shapes])

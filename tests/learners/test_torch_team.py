@@ -16,7 +16,8 @@ from torch import nn  # noqa: E402
 
 from dovetail.learners import _torch_team  # noqa: E402
 from dovetail.learners import torch as ours  # noqa: E402
-from dovetail.learners._torch import LocalSteps, trained  # noqa: E402
+from dovetail.learners._torch import LocalSteps  # noqa: E402
+from dovetail.learners._torch_copies import trained  # noqa: E402
 from dovetail.learners._torch_team import Team  # noqa: E402
 from dovetail.learners.client import ClientUpdate  # noqa: E402
 
