@@ -271,6 +271,26 @@ def test_anybody_can_fetch_the_model_and_see_whose_it_is(world, tmp_path, comman
     assert status == 2 and "expected the model after round 0 as the analyzer signed it" in " ".join(err.split())
 
 
+def test_a_user_that_cannot_take_part_is_named_and_hears_of_a_withdrawal(world, tmp_path, command, monkeypatch):
+    def run(signer, folder):
+        made = [str(tmp_path / folder / "user-0"), "--signer", signer, "--analyzer", "00" * 16, "--min-clients", "1"]
+        assert command("client", "new", *made)[0] == 0
+        words = ["--service", world.line.url, "--config", "digits", "--witness", str(tmp_path / "witness")]
+        status, _, err = command("client", "run", str(tmp_path / folder), *words)
+        return status, " ".join(err.split())
+
+    status, said = run("11" * 16, "strangers")
+    assert status == 2 and "dovetail: user 0: expected a task signed by 1111" in said
+    assert said.endswith("user 0 reported in 0 rounds")
+    household, task_id = world.household, world.household.task.task_id
+    notices = Notices(household.signer.public.key_id, [announce(household.signer, task_id=task_id)])
+    monkeypatch.setattr(world.service, "_notices", lambda: notices)
+    world.analyzer.withdraw()
+    world.follow()
+    status, said = run(household.signer.public.key_id.hex(), "users")
+    assert status == 0 and said.endswith("user 0 reported in 0 rounds; the task was withdrawn")
+
+
 def test_the_same_status_is_signed_once_and_told_by_all(world):
     first = world.analyzer.status()
     assert first is world.analyzer.status() and first.closes > time.time()
