@@ -46,6 +46,10 @@ class Found(NamedTuple):
     in_vain: int  # rounds that a user paid for before it was killed, and has sent nothing in
 
 
+class _Broken(Exception):  # noqa: N818 - what it was is on a list
+    """Something went wrong elsewhere."""
+
+
 class Killing:
     """A training of endless rounds; `processes` of users, with half of the users between them."""
 
@@ -94,6 +98,8 @@ class Killing:
                         done.result()
                 enough = max(2, len(self.auditor.released) + 1)
                 self._wait(lambda: len(self.auditor.released) >= enough, "another model")
+            except _Broken as error:
+                raise AssertionError("; ".join(self._broken + self.promises.broken)) from error
             finally:
                 stop.set()
                 self._ended.set()
@@ -188,9 +194,11 @@ class Killing:
         try:
             with self._locks[party]:
                 self._kill_after(party, transition)
+        except _Broken:
+            raise
         except BaseException as error:
             self._broken.append(repr(error))
-            raise
+            raise _Broken from error
 
     def _kill_after(self, party: str, transition: str) -> None:
         """After the next transition of its kind, at once or a little later."""
@@ -223,7 +231,8 @@ class Killing:
         for _ in range(int(seconds / pause)):
             if found := reached():
                 return found
-            assert self._broken + self.promises.broken == []
+            if self._broken + self.promises.broken:
+                raise _Broken
             time.sleep(pause)
         raise AssertionError(f"expected {what} in {seconds} seconds, got nothing")
 

@@ -19,7 +19,8 @@ import pytest
 from parties.sharing import Sharing, Straight, close, open_round
 from starlette.routing import Route
 
-from dovetail.parties.common.database import Database, Unavailable, located
+from dovetail.parties.common import database
+from dovetail.parties.common.database import Database, Unavailable, _Sqlite, located
 from dovetail.parties.http._http import Counts, Served
 from dovetail.parties.intermediary.arrivals import Arrival
 from dovetail.parties.shuffler.store import Shape, ShuffleStore
@@ -148,6 +149,38 @@ def test_many_replicas_start_at_once(tmp_path, url):
     assert failures == []
     with pytest.raises(ValueError, match="expected made of version 1 or before, got 2: a newer Dovetail made it"):
         Database(where, {"made": ("CREATE TABLE made (round INTEGER) STRICT",)})
+
+
+@pytest.mark.parametrize("away", range(1, 24, 3))
+def test_storage_that_goes_away_while_a_party_starts_is_waited_for(tmp_path, monkeypatch, away):
+    """After so many questions it does not answer, twice; what it was asked last may have happened."""
+    monkeypatch.setattr(database, "_AGAIN", 0.0)
+    ask, asked = _Sqlite.rows, []
+
+    def rows(self, query, values=()):
+        asked.append(query)
+        found = ask(self, query, values)
+        if len(asked) in (away, away + 5):
+            raise Unavailable("expected an answer from the database, got none")
+        return found
+
+    monkeypatch.setattr(_Sqlite, "rows", rows)
+    sharing = Sharing(tmp_path, settings=SETTINGS, aggregators=2, rounds=2)
+    aggregators, analyzer = [sharing.aggregator(index) for index in range(2)], sharing.analyzer()
+    assert len(asked) > 30
+    open_round(aggregators, analyzer, 1)
+    for user, update in enumerate(np.eye(4, sharing.task.dim, dtype=np.float32)):
+        sharing.accept(aggregators, user, round=1, update=update)
+    close(aggregators)
+    for index, party in enumerate(aggregators):
+        party.forward(1, Straight(analyzer, index))
+    assert [one["outcome"] for one in analyzer.privacy()["history"]][:1] == ["released"]
+    for party in (*aggregators, analyzer):
+        party.shut()
+    monkeypatch.setattr(database, "_PATIENCE", 0.0)
+    monkeypatch.setattr(_Sqlite, "rows", lambda *_: (_ for _ in ()).throw(Unavailable("gone")))
+    with pytest.raises(Unavailable, match="gone"):
+        sharing.aggregator(0)
 
 
 @pytest.mark.parametrize("wrong", ["mysql://host/database", "sqlite://host/folder", "folder"])

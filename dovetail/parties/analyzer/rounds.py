@@ -31,7 +31,7 @@ from dovetail.parties.analyzer.incoming import incoming_of
 from dovetail.parties.analyzer.learning import Learner, Learning
 from dovetail.parties.analyzer.together import check_together
 from dovetail.parties.common.costs import cost
-from dovetail.parties.common.database import located
+from dovetail.parties.common.database import located, patiently
 from dovetail.parties.common.keys import KeyRing
 from dovetail.parties.common.ledger import Ledger, Overspent
 from dovetail.parties.common.task import SignedTask, TrainingTask, verify
@@ -69,12 +69,11 @@ class Analyzer:
         self.announcer = Announcer(self.task, keys)
         self.incoming = incoming_of(self.task, key, self._learner, workers=workers)
         self._lock, self._inside, self._withdrawn = threading.RLock(), False, False
-        self._book = Book(located(store, folder, "book.db"))
+        self._book = patiently(lambda: Book(located(store, folder, "book.db")))
         budget = {"eps": self.task.budget, "delta": self.task.delta}
-        self.ledger = Ledger(located(store, folder, "ledger.db"), task_id=self.task.task_id, **budget)
-        with self._lock, self._book.exclusive():
-            self.ledger.refresh()
-            self._resume()
+        where = located(store, folder, "ledger.db")
+        self.ledger = patiently(lambda: Ledger(where, task_id=self.task.task_id, **budget))
+        patiently(self._resume)
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
@@ -225,6 +224,11 @@ class Analyzer:
 
     def _resume(self) -> None:
         """Take up where the files say that it stopped; refuse files that do not belong together."""
+        with self._lock, self._book.exclusive():
+            self.ledger.refresh()
+            self._resume_alone()
+
+    def _resume_alone(self) -> None:
         first = self._book.model(0)
         if first is None or first.head is None:  # never started, or killed before it had its first model
             if len(self.ledger.entries) > 1:

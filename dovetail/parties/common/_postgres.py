@@ -36,7 +36,6 @@ SET tcp_user_timeout = 15000; SET lock_timeout = 60000; SET client_min_messages 
 SET jit = off; SET plan_cache_mode = force_custom_plan
 """  # the last: a plan that was made for an empty table is of no use seconds later
 _AGAIN = 0.5  # seconds until a replica that does not lead asks again
-_PATIENCE = 60.0  # seconds in which a database may come up
 _TYPES = {"BLOB": "BYTEA", "INTEGER": "BIGINT", "REAL": "DOUBLE PRECISION"}
 
 
@@ -58,7 +57,7 @@ class Postgres:
     """One database, or one schema of it if the URL sets a search path."""
 
     def __init__(self, url: str) -> None:
-        self._url, self._lock, self._main = url, threading.RLock(), self._first(url)
+        self._url, self._lock, self._main = url, threading.RLock(), self._connected(url)
         self._busy = self._pinned = False  # in a transaction; in a section that must not change its connection
         self._leading: psycopg.Connection[Any] | None = None
         self._asked = 0.0
@@ -185,17 +184,6 @@ class Postgres:
             self._main.rollback()
         if self._main.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
             self._main.close()
-
-    def _first(self, url: str) -> psycopg.Connection[Any]:
-        """A database may come up later than who needs it."""
-        end = time.monotonic() + _PATIENCE
-        while True:
-            try:
-                return self._connected(url)
-            except Unavailable:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(_AGAIN)
 
     @staticmethod
     def _connected(url: str) -> psycopg.Connection[Any]:

@@ -9,26 +9,44 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import sqlite3
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 from typing import Protocol as Interface
 
-__all__ = ["Backend", "Database", "Unavailable", "connect", "located", "transaction"]
+__all__ = ["Backend", "Database", "Unavailable", "connect", "located", "patiently", "transaction"]
 
+_Made = TypeVar("_Made")
 _POSTGRES = ("postgresql://", "postgres://")
+_PATIENCE, _AGAIN = 60.0, 0.5  # seconds in which a database may come up; between looks whether it has
 _ROWS = 128  # that one statement adds to a file
 _VERSIONS = "CREATE TABLE IF NOT EXISTS versions (store TEXT PRIMARY KEY, version INTEGER NOT NULL) STRICT"
 
 
 class Unavailable(ConnectionError):  # noqa: N818 - it says what happened; one tries again
     """Storage that does not answer just now: what was asked of it may or may not have happened."""
+
+
+def patiently(work: Callable[[], _Made]) -> _Made:
+    """What a party does to start; storage may come up later than the party, or go away meanwhile: it is tried again.
+
+    Not for what a service does later: that has its own ways to try again.
+    """
+    end = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return work()
+        except Unavailable:
+            if time.monotonic() > end:
+                raise
+            time.sleep(_AGAIN)
 
 
 def located(store: str | None, folder: Path, name: str) -> Path | str:
@@ -209,7 +227,10 @@ class Database:
     """
 
     def __init__(self, where: Path | str, migrations: Mapping[str, Sequence[str]]) -> None:
-        self._database = _backend(where)
+        self._database = patiently(functools.partial(_backend, where))
+        patiently(functools.partial(self._migrate_all, migrations))
+
+    def _migrate_all(self, migrations: Mapping[str, Sequence[str]]) -> None:
         with self._transaction():
             self._database.script(_VERSIONS)
             for name, steps in migrations.items():

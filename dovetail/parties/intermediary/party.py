@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from dovetail.files import hold
-from dovetail.parties.common.database import located
+from dovetail.parties.common.database import located, patiently
 from dovetail.parties.common.keys import ServicePairs
 from dovetail.parties.common.links import AnalyzerLink, Gone, IntermediaryLink
 from dovetail.parties.common.sealing import OVERHEAD, Purpose, Unsealable, open_sealed
@@ -71,7 +71,8 @@ class Intermediary(abc.ABC, Generic[_Store]):
             raise ValueError(f"expected the keys of {self.kind} {index} of {len(named)}, got others")
         self.signed, self.index, self.key, self._opening = signed, index, keys.sign, keys.seal.opening()
         self._alone = hold(folder) if alone else contextlib.nullcontext()
-        self.store = self._open_store(located(store, folder, "store.db"), self.task.task_id + bytes([index]))
+        where, owner = located(store, folder, "store.db"), self.task.task_id + bytes([index])
+        self.store = patiently(lambda: self._open_store(where, owner))
 
     @classmethod
     @abc.abstractmethod
