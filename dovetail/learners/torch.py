@@ -141,26 +141,17 @@ class TorchLearner:
         y = y.long() if loss == "cross_entropy" else y
         side_by_side = len(start) < _SMALL_MODEL or self.device != "cpu" if self.vectorized is None else self.vectorized
         if side_by_side:
-            found = self._side_by_side(settings, self._loss(loss), start, x, y, _tensor(counts).to(self.device))
+            held = _tensor(counts).to(self.device)
+            train = functools.partial(self._together, settings, self._loss(loss), start)
+            parts = _torch.slices(len(held), _torch.threads() if self.device == "cpu" else 1)
+            some = _torch.shared(lambda at: train(x[at], y[at], held[at]), parts)
+            found = some[0] if len(some) == 1 else torch.cat(some)
         else:
             steps = _torch.LocalSteps(
                 settings.local, settings.batch, settings.epochs, settings.learning_rate, settings.mu
             )
             found = self._team(loss).updates(steps, start, x, y, np.asarray(counts))
         return _handed_to_jax(found) if isinstance(inputs, jax.Array) else found.detach().cpu().numpy()
-
-    def _side_by_side(
-        self,
-        settings: ClientUpdate,
-        loss: _torch.Loss,
-        start: torch.Tensor,
-        x: torch.Tensor,
-        y: torch.Tensor,
-        counts: torch.Tensor,
-    ) -> torch.Tensor:
-        parts = _torch.slices(len(counts), _torch.threads() if self.device == "cpu" else 1)
-        found = _torch.shared(lambda at: self._together(settings, loss, start, x[at], y[at], counts[at]), parts)
-        return found[0] if len(found) == 1 else torch.cat(found)
 
     def _together(
         self,
