@@ -147,6 +147,13 @@ def test_a_score_that_is_no_number_still_tells_the_worlds_apart():
     assert np.isfinite(cut.threshold) or cut.threshold == np.inf
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_laws_that_are_far_apart_are_told_apart_in_every_counted_trial(seed):
+    scores = np.random.default_rng(seed).normal([[10], [-10]], size=(2, 24))
+    found = runs.from_scores({"score": scores}, delta=1e-5, confidence=0.95)
+    assert found.eps == runs.eps_from_counts(12, 0, 12, delta=1e-5, confidence=0.95)
+
+
 def removed_from_shares():
     return audits.plan_for(
         *("split_and_mix", 12, 1, 0.01), chosen={"noise_multiplier": 1.0}, neighbors=Neighbors.ADD_REMOVE

@@ -164,7 +164,14 @@ def _best_cut(first: np.ndarray, second: np.ndarray, delta: float, confidence: f
 
 
 def _cuts(played: np.ndarray) -> np.ndarray:
-    """Thresholds to try: evenly over the trials, and finely where few of them are."""
+    """Thresholds to try: evenly over the trials, and finely where few of them are.
+
+    Each lies midway between two neighbouring trials: laws that are far apart stay told apart in trials still to come.
+    """
     rare = np.geomspace(1 / len(played), 0.1, _THRESHOLDS)
     shares = np.concatenate([np.linspace(0, 1, _THRESHOLDS), rare, 1 - rare])
-    return np.unique(np.quantile(played, shares, method="nearest"))
+    trials, cuts = np.unique(played), np.unique(np.quantile(played, shares, method="nearest"))
+    below = trials[np.maximum(np.searchsorted(trials, cuts) - 1, 0)]
+    between = np.isfinite(below) & np.isfinite(cuts)
+    cuts[between] -= (cuts[between] - below[between]) / 2
+    return cuts
