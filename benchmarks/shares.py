@@ -1,9 +1,11 @@
 """Shares against sealed messages: bytes, client seconds and server seconds per user, in one run.
 
 FLAME's setting, d = 7,850: the same updates by `ss_simple` and `ss_topk`, once through a shuffler and once as shares
-between two aggregators, with the parties that are deployed and without the network. Server seconds are those of
-shuffler or aggregators and analyzer together, from taking an upload to the released model. A user's costs do not depend
-on how many others there are, so a few users are measured and told per user; messages are slow, and fewer of them take
+between two aggregators, with the parties that are deployed and without the network. A user uploads bytes, and shuffler
+or aggregators hand bytes on to the analyzer: all messages, or a sum each after telling each other whose shares they
+have. Server seconds are those of shuffler or
+aggregators and analyzer together, from taking an upload to the released model. What a user uploads does not depend on
+how many others there are, so a few users are measured and told per user; messages are slow, and fewer of them take
 part. Beside it `secagg` at the headline's dimension and at a million coordinates, where peak memory is told too.
 """
 
@@ -31,6 +33,7 @@ from dovetail.parties.shuffler.rounds import Shuffler
 from dovetail.parties.user.client import Client, Envelope
 
 FLAME = 7850
+RATIOS = ("bytes", "all_bytes", "client_seconds", "server_seconds")
 SETTINGS: dict[str, dict[str, Any]] = {
     "ss_simple": {"clip_value": 0.1, "eps_local": 0.01},
     "ss_topk": {"clip_value": 0.1, "k": 157, "eps_local": 0.5},
@@ -43,8 +46,10 @@ class Straight:
 
     def __init__(self, analyzer: Analyzer, index: int) -> None:
         self._analyzer, self._index = analyzer, index
+        self.bytes = 0
 
     def part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
+        self.bytes += len(part)
         self._analyzer.take(self._index, round, batch, number, part)
 
     def closed(self, round: int, closed: Any) -> None:
@@ -81,9 +86,10 @@ def one_round(folder: Path, protocol: str, dim: int, users: int, *, aggregators:
     for envelope in envelopes:
         for party, upload in zip(parties, envelope.uploads, strict=True):
             party.accept(1, client=envelope.sender, upload=upload)
-    _close(parties)
-    for index, party in enumerate(parties):
-        party.forward(1, Straight(analyzer, index))
+    told = _close(parties)
+    ways = [Straight(analyzer, index) for index in range(len(parties))]
+    for party, way in zip(parties, ways, strict=True):
+        party.forward(1, way)
     server = (time.process_time() - begun) / users
     if analyzer.privacy()["history"][0]["outcome"] != "released":
         raise RuntimeError(f"expected a released round, got {analyzer.privacy()['history']}")
@@ -91,7 +97,9 @@ def one_round(folder: Path, protocol: str, dim: int, users: int, *, aggregators:
         party.shut()
     analyzer.shut()
     sent = sum(len(upload.encode()) for upload in envelopes[0].uploads)
-    return {"users": users, "bytes": sent, "client_seconds": client, "server_seconds": server}
+    handed_on = (told + sum(way.bytes for way in ways)) / users
+    sizes = {"bytes": sent, "bytes_handed_on": handed_on, "all_bytes": sent + handed_on}
+    return {"users": users, **sizes, "client_seconds": client, "server_seconds": server}
 
 
 def _reported(folder: Path, signed: Any, dim: int, users: int) -> tuple[list[Envelope], float]:
@@ -105,10 +113,12 @@ def _reported(folder: Path, signed: Any, dim: int, users: int) -> tuple[list[Env
     return envelopes, (time.process_time() - begun) / (users - 1)
 
 
-def _close(parties: list[Any]) -> None:
+def _close(parties: list[Any]) -> int:
+    """End the round; the bytes of what parties tell each other of who is in it."""
     rosters = [party.store.freeze(1) for party in parties]
     for index, party in enumerate(parties):
         party.close(1, [roster for i, roster in enumerate(rosters) if i != index])
+    return (len(parties) - 1) * sum(len(report) for roster in rosters for report in roster)
 
 
 def main() -> None:
@@ -130,18 +140,20 @@ def main() -> None:
         rows.append({"protocol": protocol, "dim": dim, "how": how, **row, "peak_mib": peak})
     for row in rows:
         other = [one for one in rows if one["how"] == "messages" and one["protocol"] == row["protocol"]]
-        for name in ("bytes", "client_seconds", "server_seconds"):
+        for name in RATIOS:
             row[f"{name}_ratio"] = other[0][name] / row[name] if other and row["how"] == "shares" else None
     if arguments.json:
         print(json.dumps({"benchmark": "shares", "rows": rows}))
         return
-    headings = ("protocol", "d", "by", "bytes", "client ms", "server ms", "messages / shares: bytes, client, server")
+    ratios = "messages / shares: bytes up, all bytes, client, server"
+    headings = ("protocol", "d", "by", "bytes up", "handed on", "client ms", "server ms", ratios)
     table = Table(*headings, title="per user and round", caption=f"peak memory {rows[-1]['peak_mib']:.0f} MiB")
     for row in rows:
-        ratios = [row[f"{name}_ratio"] for name in ("bytes", "client_seconds", "server_seconds")]
+        ratios = [row[f"{name}_ratio"] for name in RATIOS]
         times = [f"{1000 * row[name]:.1f}" for name in ("client_seconds", "server_seconds")]
         said = ", ".join(f"{one:,.0f}" for one in ratios) if ratios[0] else ""
-        table.add_row(row["protocol"], f"{row['dim']:,}", row["how"], f"{row['bytes']:,}", *times, said)
+        sizes = [f"{row[name]:,.0f}" for name in ("bytes", "bytes_handed_on")]
+        table.add_row(row["protocol"], f"{row['dim']:,}", row["how"], *sizes, *times, said)
     Console().print(table)
 
 

@@ -1,6 +1,6 @@
 """What a chunk of clients adds to a round: their updates, or the sum of their updates without any being formed.
 
-Five ways:
+Five ways, of which `engine.ways` chooses:
 
 - *general*: every client's local training, side by side or one after the other, then the protocol's `collect`;
 - *scaled*: the same training, then the sum of rescaled updates, beside clients of another size that go a way below;
@@ -8,7 +8,8 @@ Five ways:
   that by Gram matrices needs the `products` of each client's rows;
 - *moments*, for statistics of records in place of updates, under protocols that only rescale: one matrix product where
   clients have one record;
-- *clipped*, for clients of one record under protocols that only clip: the products of `engine.examples`.
+- *clipped*, for clients of one record, or of a few and a large model, under protocols that only clip: the products of
+  `engine.examples`.
 
 Clients of a chunk are of one size class (`engine.sizes`), and each class has its own way.
 A client's keys are folded from the round's keys and its own number, so that nothing depends on who shares a chunk.
@@ -20,8 +21,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +34,7 @@ from dovetail.data._base import Loss, Model
 from dovetail.engine import examples, gram, linear
 from dovetail.engine.devices import one_after_another
 from dovetail.engine.diagnostics import Seen, seen
+from dovetail.engine.ways import Way
 from dovetail.learners import trees
 from dovetail.learners.client import ClientUpdate, local_update, private_update, visiting_order
 from dovetail.learners.losses import cross_entropy
@@ -49,14 +51,11 @@ __all__ = [
     "ClientWork",
     "Data",
     "Keys",
-    "Way",
     "Work",
     "Works",
     "as_float",
-    "best_ways",
 ]
 
-Way = Literal["general", "scaled", "linear", "moments", "clipped"]
 Work = tuple[jax.Array, Any]  # the users of a round or a chunk (-1: nobody), the records of their private steps or None
 Works = tuple[Work, ...]  # one for each size class of clients
 ORDER, RANDOMIZE, ESTIMATE, TALLY, SHUFFLE, STEPS = range(1, 7)  # what a key of a round is folded with
@@ -82,31 +81,6 @@ class Keys(NamedTuple):
 
     order: jax.Array
     noise: jax.Array
-
-
-def best_ways(
-    model: Model, fast: Fast, state: Any, update: ClientUpdate, *, widths: Sequence[int], diagnostics: bool
-) -> list[Way]:
-    """The fastest way for each class of clients, up to so many records wide; `state` is the protocol's first.
-
-    Guarantees:
-        What is collected adds up over classes: sums of updates in all of them, or in none.
-    """
-    ways = [_best_way(model, fast, state, update, records=width, diagnostics=diagnostics) for width in widths]
-    return ways if len(set(ways)) == 1 else ["scaled" if way == "general" else way for way in ways]
-
-
-def _best_way(model: Model, fast: Fast, state: Any, update: ClientUpdate, *, records: int, diagnostics: bool) -> Way:
-    if model.learner is not None:
-        return "general"
-    rescales = fast.scaling(jnp.ones(1), state) is not None
-    if update.update == "moments":
-        return "moments" if rescales and not diagnostics else "general"
-    if model.constant is not None and linear.worthwhile(update, records) and rescales:
-        return "linear"
-    if not diagnostics and records == 1 and not update.local and fast.clipped_to(state) is not None:
-        return "clipped"
-    return "general"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -203,7 +177,10 @@ class ClientWork:
 
         def clipped_sum(params: jax.Array, row: jax.Array) -> jax.Array:
             at = jnp.maximum(row, 0)
-            return self._clipped_sum(params, as_float(records[at]), labels[at], row >= 0, protocol.clip_norm)
+            held = as_float(records[at]), labels[at], row >= 0
+            return examples.clipped_sum(
+                self.model, self.unravel, params, *held, clip_norm=protocol.clip_norm, loss=self.loss
+            )
 
         return private_update(
             clipped_sum, learning_rate=self.update.learning_rate, batch=cast(float, protocol.batch), std=protocol.std
@@ -258,13 +235,11 @@ class ClientWork:
     def _clipped(self, params: jax.Array, state: Any, data: Data, part: Work, keys: Keys) -> Any:
         ids, _ = part
         inputs, labels, counts = self.gather(data, ids, keys.order)
-        total = self._clipped_sum(params, inputs[:, 0], labels[:, 0], counts, self.fast.clipped_to(state))
-        return (-total, jnp.sum(ids >= 0).astype(params.dtype)), None
-
-    def _clipped_sum(self, params: jax.Array, inputs: Any, labels: Any, present: Any, clip_norm: Any) -> jax.Array:
-        return examples.clipped_sum(
-            self.model, self.unravel, params, inputs, labels, present, clip_norm=clip_norm, loss=self.loss
+        held, clip_norm = (inputs, labels, counts), self.fast.clipped_to(state)
+        total = examples.clipped_client_sum(
+            self.model, self.unravel, params, *held, clip_norm=clip_norm, loss=self.loss
         )
+        return (-total, jnp.sum(ids >= 0).astype(params.dtype)), None
 
     def gather(self, data: Data, ids: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Inputs, labels and counts of a chunk of clients; a client that is not there has no records.

@@ -1,12 +1,14 @@
-"""Sums of clipped per-example gradients, without a gradient for each example.
+"""Sums of clipped gradients, one of each example or of each client's few, without a gradient for each.
 
 Where each parameter enters a model once, as `x @ kernel` or `x + bias`, one backward pass gives the inputs a of every
 kernel and the gradients d of its outputs. A kernel that an example passes once (a dense layer) has the gradient a d^T:
-its norm is |a| |d|, and the clipped sum over examples is one matrix product. A kernel that it passes at many positions
-(a convolution) is small, and its gradients are formed and added up, a chunk of examples at a time. So no norm is ever
+its norm is |a| |d|, and the clipped sum over examples is one matrix product. With several records per client the
+gradient is a sum of such products: its norm is taken of blocks of it that are formed and forgotten, and the clipped sum
+is still one matrix product over all records of all clients. A kernel that an example passes at many positions (a
+convolution) is small, and its gradients are formed and added up, a chunk of clients at a time. So no norm is ever
 computed as a difference, as it would be from a Gram matrix of the positions, and no second backward pass is needed.
 
-Linear models go through `engine.linear`; a model of any other kind gets one gradient an example, a chunk at a time.
+Linear models go through `engine.linear`; a model of any other kind gets one gradient per client, a chunk at a time.
 """
 
 from __future__ import annotations
@@ -18,21 +20,30 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 
+from dovetail._jax import written
 from dovetail.data._base import Loss, Model
 from dovetail.engine import linear
 from dovetail.engine.devices import chunk_bytes
+from dovetail.engine.outer import Formed, factor_of, of_kernel, where
+from dovetail.learners import trees
 from dovetail.learners.client import ClientUpdate
 from dovetail.learners.losses import cross_entropy
 from dovetail.mechanisms.gaussian import clip_factor
 
-__all__ = ["clipped_sum"]
+__all__ = ["clipped_client_sum", "clipped_sum", "worthwhile"]
 
 
-class _Examples(NamedTuple):
+_MOST_RECORDS = 10
+_LARGE_MODEL = 2**18
+
+
+class _Held(NamedTuple):
+    """What clients hold, (clients, records, ...), what each record counts for, and which clients count at all."""
+
     inputs: jax.Array
     labels: jax.Array
+    weights: jax.Array
     present: jax.Array
 
 
@@ -47,151 +58,155 @@ def clipped_sum(
     clip_norm: Any,
     loss: Loss = cross_entropy,
 ) -> jax.Array:
-    """The sum over the examples of the gradients of their losses, each scaled down to `clip_norm` where it is longer.
+    """`clipped_client_sum` of clients with one example each, which counts unless `present` is zero."""
+    return clipped_client_sum(
+        model, unravel, params, inputs[:, None], labels[:, None], present != 0, clip_norm=clip_norm, loss=loss
+    )
 
-    `params` is the flat parameter vector, `unravel` gives the model's own; an example counts unless `present` is zero.
+
+def clipped_client_sum(
+    model: Model,
+    unravel: Callable[[jax.Array], Any],
+    params: jax.Array,
+    inputs: jax.Array,
+    labels: jax.Array,
+    counts: jax.Array,
+    *,
+    clip_norm: Any,
+    loss: Loss = cross_entropy,
+) -> jax.Array:
+    """The sum over clients of the gradients of their mean losses, each scaled down to `clip_norm` where it is longer.
+
+    `params` is the flat parameter vector, `unravel` gives the model's own. Inputs and labels are (clients, records,
+    ...), of which the first `counts` of a client are its own; padding repeats one of them.
 
     Guarantees:
         Equal to forming, clipping and adding the gradients one by one, up to float summation order.
-        An example that is not present adds nothing, nor does one whose gradient or squared norm is not finite.
-        No example adds more than clip_norm, up to rounding, however large its gradient is.
-        Peak memory grows with the chunk, not with the number of examples times the number of parameters.
+        A client without records adds nothing, nor does one whose gradient or squared norm is not finite.
+        No client adds more than clip_norm, up to rounding, however large its gradient is.
+        Peak memory grows with the chunk, not with the number of clients times the number of parameters.
     """
-    present = (present != 0) & jnp.all(jnp.isfinite(inputs), axis=tuple(range(1, inputs.ndim)))
-    examples = _Examples(_where(present, inputs), labels, present)
+    present = (counts > 0) & jnp.all(jnp.isfinite(inputs), axis=tuple(range(1, inputs.ndim)))
+    real = jnp.arange(labels.shape[1]) < counts[:, None]
+    shares = jnp.where(real, 1 / jnp.maximum(counts, 1)[:, None].astype(params.dtype), 0)
+    held = _Held(where(present, inputs), labels, shares, present)
     weights = unravel(params)
     if model.constant is not None:
-        return _linear(weights, model.constant, examples, clip_norm, loss).ravel()
-    uses = _uses(model, weights, inputs[:1])
+        return _linear(weights, model.constant, held, counts, clip_norm, loss).ravel()
+    uses = _uses(model, weights, inputs[0])
     if uses is None:
-        total = _chunked(_formed(model, weights, clip_norm, loss), examples, floats=3 * len(params))
+        total = _chunked(_formed(model, weights, clip_norm, loss), held, floats=3 * len(params))
     else:
         floats = sum(use.floats for use in uses)
-        total = _chunked(_factored(model, weights, uses, clip_norm, loss), examples, floats=floats)
-    return ravel_pytree(total)[0]
+        total = _chunked(_factored(model, weights, uses, clip_norm, loss), held, floats=floats, spare=len(params))
+    return written(lambda row: trees.laid(row, total), params.shape, params.dtype)
 
 
-def _linear(weights: jax.Array, constant: float, examples: _Examples, clip_norm: Any, loss: Loss) -> jax.Array:
-    inputs = examples.inputs.reshape(len(examples.labels), 1, -1)
-    chunk = linear.Chunk(inputs, examples.labels[:, None], examples.present.astype(jnp.int32))
+def worthwhile(model: Model, records: jax.ShapeDtypeStruct) -> bool:
+    """Whether clients with these records, several each, are added up faster this way than from their gradients.
+
+    On a CPU, where a gradient is more than a core's cache holds, and records are few, as each is multiplied once more.
+    """
+    weights = jax.eval_shape(model.init, jax.random.key(0))
+    few, large = records.shape[0] <= _MOST_RECORDS, sum(leaf.size for leaf in jax.tree.leaves(weights)) >= _LARGE_MODEL
+    if jax.default_backend() != "cpu" or not few or not large:
+        return False
+    uses = _uses(model, weights, records)
+    return uses is not None and all(use.left is None or use.dense for use in uses)
+
+
+def _linear(
+    weights: jax.Array, constant: float, held: _Held, counts: jax.Array, clip_norm: Any, loss: Loss
+) -> jax.Array:
+    inputs = held.inputs.reshape(*held.labels.shape[:2], -1)
+    chunk = linear.Chunk(inputs, held.labels, jnp.where(held.present, counts, 0).astype(jnp.int32))
     scaling = functools.partial(clip_factor, clip_norm=clip_norm)
     return -linear.scaled_sum(weights, constant, chunk, ClientUpdate(), scaling, loss)
 
 
-def _chunked(add_up: Callable[[_Examples], Any], examples: _Examples, *, floats: int) -> Any:
-    """The sum of `add_up` over chunks of examples that take this many floats each."""
-    count = len(examples.labels)
-    size = max(1, min(chunk_bytes(jax.default_backend()) // (4 * floats), count))
+def _chunked(add_up: Callable[[_Held], Any], held: _Held, *, floats: int, spare: int = 0) -> Any:
+    """The sum of `add_up` over chunks of clients that take this many floats each.
+
+    A chunk may be as large as `spare`: where each adds to a sum of that size, small ones would spend their time on it.
+    """
+    count = len(held.labels)
+    size = max(1, min(max(chunk_bytes(jax.default_backend()), 4 * spare) // (4 * floats), count))
     chunks = math.ceil(count / size)
     if chunks <= 1:
-        return add_up(examples)
+        return add_up(held)
     size = math.ceil(count / chunks)
 
     def cut(x: jax.Array) -> jax.Array:
         padded = jnp.pad(x, [(0, chunks * size - count)] + [(0, 0)] * (x.ndim - 1))
         return padded.reshape(chunks, size, *x.shape[1:])
 
-    def add(total: Any, chunk: _Examples) -> tuple[Any, None]:
+    def add(total: Any, chunk: _Held) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, add_up(chunk)), None
 
-    cuts = jax.tree.map(cut, examples)
+    cuts = jax.tree.map(cut, held)
     shape = jax.eval_shape(add_up, jax.tree.map(lambda x: x[0], cuts))
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
     return jax.lax.scan(add, zero, cuts)[0]
 
 
-def _formed(model: Model, weights: Any, clip_norm: Any, loss: Loss) -> Callable[[_Examples], Any]:
-    """Any model: one gradient an example."""
+def _formed(model: Model, weights: Any, clip_norm: Any, loss: Loss) -> Callable[[_Held], Any]:
+    """Any model: one gradient per client."""
 
-    def of_one(weights: Any, x: jax.Array, label: jax.Array) -> jax.Array:
-        return loss(model.apply(weights, x[None]), label[None])[0]
+    def of_one(weights: Any, x: jax.Array, labels: jax.Array, shares: jax.Array) -> jax.Array:
+        return jnp.sum(loss(model.apply(weights, x), labels) * shares)
 
-    def add_up(examples: _Examples) -> Any:
-        gradients = jax.vmap(jax.grad(of_one), (None, 0, 0))(weights, examples.inputs, examples.labels)
-        factor = _factor([_Formed(leaf) for leaf in jax.tree.leaves(gradients)], examples, clip_norm)
-        return jax.tree.map(lambda leaf: _Formed(leaf).scaled_sum(factor), gradients)
+    def add_up(held: _Held) -> Any:
+        gradients = jax.vmap(jax.grad(of_one), (None, 0, 0, 0))(weights, *held[:3])
+        factor = factor_of([Formed(leaf) for leaf in jax.tree.leaves(gradients)], held.present, clip_norm)
+        return jax.tree.map(lambda leaf: Formed(leaf).scaled_sum(factor), gradients)
 
     return add_up
 
 
-def _factored(model: Model, weights: Any, uses: list[_Use], clip_norm: Any, loss: Loss) -> Callable[[_Examples], Any]:
+def _factored(model: Model, weights: Any, uses: list[_Use], clip_norm: Any, loss: Loss) -> Callable[[_Held], Any]:
     """Models whose parameters are used as `uses` says: gradients as products, where that is shorter."""
     leaves, structure = jax.tree.flatten(weights)
 
-    def of_one(probes: list[jax.Array], x: jax.Array, label: jax.Array) -> tuple[jax.Array, list[jax.Array | None]]:
+    def of_one(
+        probes: list[jax.Array], x: jax.Array, labels: jax.Array, shares: jax.Array
+    ) -> tuple[jax.Array, list[jax.Array | None]]:
         taps = [_Tap(leaf, probe) for leaf, probe in zip(leaves, probes, strict=True)]
-        value = loss(model.apply(jax.tree.unflatten(structure, taps), x[None]), label[None])[0]
-        return value, [tap.left for tap in taps]
+        losses = loss(model.apply(jax.tree.unflatten(structure, taps), x), labels)
+        return jnp.sum(losses * shares), [tap.left for tap in taps]
 
     probes = [jnp.zeros(use.out.shape, use.out.dtype) for use in uses]
-    backward = jax.vmap(jax.grad(of_one, has_aux=True), (None, 0, 0))
+    backward = jax.vmap(jax.grad(of_one, has_aux=True), (None, 0, 0, 0))
 
-    def add_up(examples: _Examples) -> Any:
-        slopes, lefts = backward(probes, examples.inputs, examples.labels)
-        gradients = [_gradient(left, slope) for left, slope in zip(lefts, slopes, strict=True)]
-        factor = _factor(gradients, examples, clip_norm)
+    def add_up(held: _Held) -> Any:
+        slopes, lefts = backward(probes, *held[:3])
+        gradients = [
+            of_kernel(left, slope, records=held.labels.shape[1]) for left, slope in zip(lefts, slopes, strict=True)
+        ]
+        factor = factor_of(gradients, held.present, clip_norm)
         return jax.tree.unflatten(structure, [gradient.scaled_sum(factor) for gradient in gradients])
 
     return add_up
 
 
-class _Formed(NamedTuple):
-    """The gradients of one parameter, first axis the example."""
-
-    values: jax.Array
-
-    def square(self, clip_norm: Any) -> jax.Array:
-        return jnp.sum((self.values / clip_norm) ** 2, axis=tuple(range(1, self.values.ndim)))
-
-    def scaled_sum(self, factor: jax.Array) -> jax.Array:
-        return jnp.sum(_where(factor > 0, self.values * _beside(factor, self.values)), axis=0)
-
-
-class _Outer(NamedTuple):
-    """The gradients left_i right_i^T of one kernel."""
-
-    left: jax.Array
-    right: jax.Array
-
-    def square(self, clip_norm: Any) -> jax.Array:
-        return (linear.lengths(self.left) * linear.lengths(self.right) / clip_norm) ** 2
-
-    def scaled_sum(self, factor: jax.Array) -> jax.Array:
-        right = _where(factor > 0, self.right * _beside(factor, self.right))
-        return jnp.matmul(_where(factor > 0, self.left).T, right, precision=jax.lax.Precision.HIGHEST)
-
-
-def _gradient(left: jax.Array | None, slope: jax.Array) -> _Formed | _Outer:
-    """A parameter's gradients from the inputs of its kernel (None: a bias) and the gradients of its outputs."""
-    slope = slope.reshape(len(slope), -1, slope.shape[-1])
-    if left is None:
-        return _Formed(slope.sum(axis=1))
-    left = left.reshape(len(left), -1, left.shape[-1])
-    if left.shape[1] == 1:
-        return _Outer(left[:, 0], slope[:, 0])
-    return _Formed(jnp.einsum("npi,npo->nio", left, slope))
-
-
-def _factor(gradients: list[_Formed | _Outer], examples: _Examples, clip_norm: Any) -> jax.Array:
-    """By how much each example's gradient shrinks; 0 for examples that do not count."""
-    square = sum(gradient.square(clip_norm) for gradient in gradients)
-    return jnp.where(examples.present, clip_factor(jnp.sqrt(square), 1.0), 0.0)
-
-
 class _Use(NamedTuple):
-    """How a parameter enters the model, for one example: the inputs of its kernel (None: a bias), and the outputs."""
+    """How a parameter enters the model, for one client: the inputs of its kernel (None: a bias), and the outputs."""
 
     left: jax.ShapeDtypeStruct | None
     out: jax.ShapeDtypeStruct
     size: int
+    records: int
+
+    @property
+    def dense(self) -> bool:
+        """Whether a record passes the kernel once."""
+        return self.out.size == self.records * self.out.shape[-1]
 
     @property
     def floats(self) -> int:
-        """What the gradient of one example takes, with all that it is computed from."""
+        """What the gradient of one client takes, with all that it is computed from."""
         if self.left is None:
             return self.size
-        positions = self.out.size // self.out.shape[-1]
-        return self.left.size + self.out.size + (self.size if positions > 1 else 0)
+        return self.left.size + self.out.size + (0 if self.dense else self.size)
 
 
 class _Tap:
@@ -229,28 +244,19 @@ class _Tap:
         return out if self._probe is None else out + self._probe
 
 
-def _uses(model: Model, weights: Any, one_input: jax.Array) -> list[_Use] | None:
+def _uses(model: Model, weights: Any, records: Any) -> list[_Use] | None:
     """How each parameter enters the model; None for a model that uses one in another way, or not exactly once."""
     leaves, structure = jax.tree.flatten(weights)
 
-    def trace(x: jax.Array) -> list[tuple[jax.Array | None, jax.Array | None]]:
+    def trace(leaves: list[jax.Array], x: jax.Array) -> list[tuple[jax.Array | None, jax.Array | None]]:
         taps = [_Tap(leaf, like=x) for leaf in leaves]
         model.apply(jax.tree.unflatten(structure, taps), x)
         return [(tap.left, tap.out) for tap in taps]
 
     try:
-        shapes = jax.eval_shape(trace, one_input)
+        shapes = jax.eval_shape(trace, leaves, records)
     except (AttributeError, TypeError):
         return None
     if any(out is None for _, out in shapes):
         return None
-    return [_Use(left, out, leaf.size) for (left, out), leaf in zip(shapes, leaves, strict=True)]
-
-
-def _beside(factor: jax.Array, values: jax.Array) -> jax.Array:
-    return factor.reshape(-1, *[1] * (values.ndim - 1))
-
-
-def _where(keep: jax.Array, values: jax.Array) -> jax.Array:
-    """Each example's values, or zeros where it is not kept, whatever the values."""
-    return jnp.where(_beside(keep, values), values, 0.0)
+    return [_Use(left, out, leaf.size, records.shape[0]) for (left, out), leaf in zip(shapes, leaves, strict=True)]

@@ -30,7 +30,7 @@ from jax.sharding import PartitionSpec
 
 from dovetail import _validate
 from dovetail.data._base import Clients, Dataset, Metric, Model
-from dovetail.engine.chunks import ESTIMATE, SHUFFLE, ClientWork, Data, Keys, Works, as_float, best_ways
+from dovetail.engine.chunks import ESTIMATE, SHUFFLE, ClientWork, Data, Keys, Works, as_float
 from dovetail.engine.dealing import Dealer, placed
 from dovetail.engine.devices import AXIS, chunk_bytes, make_mesh, on_every_device, to_host
 from dovetail.engine.diagnostics import Diagnostics, diagnosed, seen
@@ -38,6 +38,7 @@ from dovetail.engine.hosted import HostRound
 from dovetail.engine.scoring import Scores
 from dovetail.engine.shares import Share
 from dovetail.engine.sizes import size_classes
+from dovetail.engine.ways import best_ways
 from dovetail.events import Disjoint, Poisson
 from dovetail.learners import losses, trees
 from dovetail.learners.client import ClientUpdate
@@ -118,9 +119,8 @@ class Engine:
         metrics: Mapping[str, Metric] | None = None,
     ) -> None:
         performance = performance or Performance()
-        self.loss = losses.chosen(model, dataset)
+        self.loss, self._randomness = losses.chosen(model, dataset), randomness
         self._protocol, self.server, self._size, self._diagnostics = protocol, server, cohort_size, diagnostics
-        self._randomness = randomness
         first, self._unravel = first_parameters(model, randomness.seed)
         moments = moments_of(update, model)
         self.first = np.asarray(first) if moments is None else np.zeros(moments.dim, np.float32)
@@ -130,8 +130,8 @@ class Engine:
         numbers = math.prod(dataset.inputs.shape[1:])
         most = 1 if protocol.private_steps else performance.size_classes
         classes = size_classes(clients.counts, numbers=numbers, most=most)
-        widths = [one.width for one in classes]
-        ways = best_ways(model, self._fast, protocol.init(self.dim), update, widths=widths, diagnostics=diagnostics)
+        state = protocol.init(self.dim)
+        ways = best_ways(model, self._fast, state, update, dataset.inputs, classes=classes, diagnostics=diagnostics)
         self._classes = tuple(
             ClientWork(
                 model=model,
@@ -143,11 +143,11 @@ class Engine:
                 diagnostics=diagnostics,
                 moments=moments,
                 number=number,
-                width=width,
+                width=one.width,
                 most=clients.most,
                 loss=losses.cross_entropy if model.learner is not None else losses.function(self.loss),
             )
-            for number, (way, width) in enumerate(zip(ways, widths, strict=True))
+            for number, (way, one) in enumerate(zip(ways, classes, strict=True))
         )
         self._faithful = self._layout.shufflers > 0 and not (performance.fast and self._fast.summable)
         self.mesh = make_mesh(performance.devices if model.learner is None else 1)

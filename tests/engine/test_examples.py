@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from products import products
 
 from dovetail.data._base import Dataset, Model
-from dovetail.engine import examples
+from dovetail.engine import examples, outer
 from dovetail.engine.devices import AXIS, make_mesh
 from dovetail.learners import models
 from dovetail.learners.client import cross_entropy
@@ -126,8 +126,8 @@ def test_gradients_are_factored_where_each_parameter_enters_once_and_only_there(
 
 
 def test_steps_over_two_devices_equal_steps_one_by_one(monkeypatch):
-    """Chunks of two examples, the last one padded, under scan under shard_map."""
-    monkeypatch.setattr(examples, "chunk_bytes", lambda platform: 2 * 4 * 80)
+    """Chunks of as many examples as the model has numbers for, the last one padded, under scan under shard_map."""
+    monkeypatch.setattr(examples, "chunk_bytes", lambda platform: 4 * 80)
     data, present, clip_norm = dataset(), np.ones(14) * (np.arange(14) < COUNT), 2.0
     model, params, unravel = built("mlp")
     inputs, labels = np.pad(data.inputs, [(0, 1), (0, 0), (0, 0)]), np.pad(data.labels, (0, 1))
@@ -144,7 +144,7 @@ def test_steps_over_two_devices_equal_steps_one_by_one(monkeypatch):
         steps, mesh=make_mesh(2), in_specs=(same, split, split, split), out_specs=same, check_vma=False
     )
     text = str(jax.make_jaxpr(sharded)(params, inputs, labels, present))
-    assert "f32[4,2,6,6]" in text, "seven examples a device are four chunks of two"
+    assert "f32[2,4,1,6,6]" in text, "seven examples a device are two chunks of four"
     fast, slow = jax.jit(sharded)(params, inputs, labels, present), params
     for _ in range(2):
         slow = slow - 0.02 * one_by_one("mlp", slow, data, present[:COUNT], clip_norm)[0]
@@ -152,12 +152,13 @@ def test_steps_over_two_devices_equal_steps_one_by_one(monkeypatch):
     assert np.abs(slow - params).max() > 0.01
 
 
-def test_a_product_of_a_huge_and_a_tiny_factor_is_clipped():
+@pytest.mark.parametrize("records", [1, 2])
+def test_a_product_of_a_huge_and_a_tiny_factor_is_clipped(records):
     """The tiny one over the clip norm would be flushed to zero; their product is what is long."""
-    left, right = jnp.full((1, 4), 1.6e38), jnp.full((1, 3), 2e-38)
-    outer, clip_norm = examples._Outer(left, right), 5.0
-    factor = examples._factor([outer], examples._Examples(left, jnp.zeros(1), jnp.ones(1, bool)), clip_norm)
-    length = np.linalg.norm(np.asarray(outer.scaled_sum(factor), np.float64))
+    left, right = jnp.full((1, records, 4), 1.6e38), jnp.full((1, records, 3), 2e-38)
+    gradient, clip_norm = outer.Outer(left, right), 5.0
+    factor = outer.factor_of([gradient], jnp.ones(1, bool), clip_norm)
+    length = np.linalg.norm(np.asarray(gradient.scaled_sum(factor), np.float64))
     assert length <= clip_norm * (1 + 1e-5)
 
 
@@ -198,7 +199,7 @@ def test_no_example_adds_more_than_the_clip_norm(name, clip_norm):
 
 def test_the_norm_of_a_product_survives_factors_whose_squares_do_not():
     """|a| = 1e19 and |d| = 1e-20, as an all but certain prediction gives: the gradient is 0.1 long."""
-    gradient = examples._Outer(jnp.array([[1e19, 0.0], [0.0, 0.0]]), jnp.array([[0.0, 1e-20], [1.0, 1.0]]))
+    gradient = outer.Outer(jnp.array([[[1e19, 0.0]], [[0.0, 0.0]]]), jnp.array([[[0.0, 1e-20]], [[1.0, 1.0]]]))
     np.testing.assert_allclose(gradient.square(0.01), [100.0, 0.0], rtol=1e-5)
 
 
@@ -226,3 +227,66 @@ def test_sums_over_examples_are_in_full_precision(name):
     over_examples = [full for terms, full in found if terms == COUNT]
     assert all(over_examples)
     assert bool(over_examples) == (name != "tied"), "gradients that are formed are added up without a product"
+
+
+RECORDS = np.array([3, 1, 4, 2, 0, 4])  # of clients whose examples are held in rows of four
+
+
+def federated():
+    """The same examples as clients hold them: inputs and labels with padding, and how many count."""
+    data, ends = dataset(), np.cumsum(RECORDS)
+    rows = [np.arange(4) % max(count, 1) + end - count for count, end in zip(RECORDS, ends, strict=True)]
+    at = np.minimum(rows, COUNT - 1)
+    return data.inputs[at], data.labels[at], RECORDS
+
+
+def client_by_client(name, held, clip_norm):
+    """The slow, obvious way; with the norms."""
+    model, params, unravel = built(name)
+    mean = jax.jit(jax.grad(lambda params, x, y: cross_entropy(model.apply(unravel(params), x), y).mean()))
+    total, norms = np.zeros(len(params)), []
+    for x, y, count in zip(*held, strict=True):
+        if count:
+            found = np.asarray(mean(params, x[:count], y[:count]), np.float64)
+            norms.append(np.linalg.norm(found))
+            total += found * min(1.0, clip_norm / norms[-1])
+    return total, np.array(norms)
+
+
+def summed_over_clients(name, held, clip_norm):
+    model, params, unravel = built(name)
+    return np.asarray(examples.clipped_client_sum(model, unravel, params, *held, clip_norm=clip_norm), np.float64)
+
+
+@pytest.mark.parametrize("name", ["logistic", *FACTORED, "tied"])
+def test_the_sum_is_that_of_clients_gradients_clipped_one_by_one(name, monkeypatch):
+    monkeypatch.setattr(outer, "_BLOCK", 64)  # nine rows of the first layer, and all of the others, at a time
+    held = federated()
+    clip_norm = float(np.median(client_by_client(name, held, 1.0)[1]))
+    slow, norms = client_by_client(name, held, clip_norm)
+    assert norms.min() < 0.9 * clip_norm < 1.1 * clip_norm < norms.max()
+    np.testing.assert_allclose(summed_over_clients(name, held, clip_norm), slow, atol=2e-5 * np.abs(slow).max())
+
+
+def test_a_client_that_is_not_finite_adds_exactly_nothing():
+    inputs, labels, counts = federated()
+    bad = inputs.copy()
+    bad[2, 1], bad[5] = np.nan, 3e38
+    without = summed_over_clients("mlp", (inputs, labels, np.where(np.isin(np.arange(6), (2, 5)), 0, counts)), 1.0)
+    np.testing.assert_array_equal(summed_over_clients("mlp", (bad, labels, counts), 1.0), without)
+    assert without.any()
+
+
+@pytest.mark.parametrize("apart", [0.0, 1e-7, 1e-6, 1e-3])
+@pytest.mark.parametrize("size", [1e-10, 1.0, 1e6, 1e10])
+def test_records_that_cancel_add_no_more_than_the_clip_norm(size, apart):
+    """Products of length `size` cancel but for a part: what is left of two roundings differs by more than it has."""
+    rng, clip_norm = np.random.default_rng(8), 1.0
+    left, right = rng.normal(size=(2, 1, 50)), size * rng.normal(size=(2, 1, 60))
+    both = np.concatenate([left, left * (1 + apart * rng.normal(size=left.shape))], axis=1).astype(np.float32)
+    gradient = outer.Outer(jnp.asarray(both), jnp.asarray(np.concatenate([right, -right], axis=1), jnp.float32))
+    factor = outer.factor_of([gradient], jnp.ones(2, bool), clip_norm)
+    for number in range(2):
+        alone = outer.Outer(*(side[number : number + 1] for side in gradient))
+        added = np.asarray(alone.scaled_sum(factor[number : number + 1]), np.float64)
+        assert np.linalg.norm(added) <= clip_norm * (1 + 1e-5)

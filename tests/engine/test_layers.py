@@ -8,7 +8,7 @@ import pytest
 from grids import later
 from test_engine import dataset, train
 
-from dovetail.engine import layers
+from dovetail.engine import examples, layers
 
 PROTOCOLS = {
     "fedavg": {},
@@ -50,3 +50,15 @@ def test_a_client_without_a_finite_norm_counts_as_zero(protocol):
 def test_clients_whose_updates_are_looked_at_go_the_other_way():
     _, engine, _ = train(model="mlp", chunk=1, diagnostics=True, rounds=1)
     assert not any(layers.serves(one, (np.zeros((2, 1, 1)), None)) for one in engine._classes)
+
+
+def test_a_large_model_of_dense_layers_is_the_same_without_any_update_formed(monkeypatch):
+    given = {"model": "mlp", "update": "fedsgd", "protocol": "dp_fl", "settings": PROTOCOLS["dp_fl"]}
+    formed, engine, _ = train(**given)
+    assert {work.way for work in engine._classes} == {"general"}
+    monkeypatch.setattr(examples, "_LARGE_MODEL", 1)
+    monkeypatch.setattr(examples, "_MOST_RECORDS", 100)
+    products, engine, _ = train(**given)
+    assert {work.way for work in engine._classes} == {"clipped"}
+    np.testing.assert_allclose(products, formed, atol=3e-5)
+    assert np.abs(formed).max() > 0.01
