@@ -81,9 +81,10 @@ def clipped_client_sum(
     ...), of which the first `counts` of a client are its own; padding repeats one of them.
 
     Guarantees:
-        Equal to forming, clipping and adding the gradients one by one, up to float summation order.
+        Equal to forming, clipping and adding the gradients one by one, up to float summation order; a client is
+        shortened further where its records cancel to less than a sixteenth (`engine.outer`).
         A client without records adds nothing, nor does one whose gradient or squared norm is not finite.
-        No client adds more than clip_norm, up to rounding, however large its gradient is.
+        No client adds more than clip_norm, up to rounding, however large or alike its records are.
         Peak memory grows with the chunk, not with the number of clients times the number of parameters.
     """
     present = (counts > 0) & jnp.all(jnp.isfinite(inputs), axis=tuple(range(1, inputs.ndim)))
@@ -105,7 +106,8 @@ def clipped_client_sum(
 def worthwhile(model: Model, records: jax.ShapeDtypeStruct) -> bool:
     """Whether clients with these records, several each, are added up faster this way than from their gradients.
 
-    On a CPU, where a gradient is more than a core's cache holds, and records are few, as each is multiplied once more.
+    On a CPU, where a gradient is more than a core's cache holds, and with few records, as their products are formed
+    twice: to be measured, and to be added up.
     """
     weights = jax.eval_shape(model.init, jax.random.key(0))
     few, large = records.shape[0] <= _MOST_RECORDS, sum(leaf.size for leaf in jax.tree.leaves(weights)) >= _LARGE_MODEL
@@ -179,10 +181,11 @@ def _factored(model: Model, weights: Any, uses: list[_Use], clip_norm: Any, loss
 
     def add_up(held: _Held) -> Any:
         slopes, lefts = backward(probes, *held[:3])
-        gradients = [
-            of_kernel(left, slope, records=held.labels.shape[1]) for left, slope in zip(lefts, slopes, strict=True)
-        ]
-        factor = factor_of(gradients, held.present, clip_norm)
+        records = held.labels.shape[1]
+        gradients = [of_kernel(left, slope, records=records) for left, slope in zip(lefts, slopes, strict=True)]
+        if records > 1:
+            gradients = jax.lax.optimization_barrier(gradients)  # what is measured is what is added up, to the last bit
+        factor = factor_of(gradients, held.present, clip_norm, records=records)
         return jax.tree.unflatten(structure, [gradient.scaled_sum(factor) for gradient in gradients])
 
     return add_up

@@ -21,6 +21,7 @@ __all__ = ["MOST_ROWS", "Products", "norms", "products", "rounding", "serves"]
 MOST_ROWS = 16  # above, gradients themselves are no slower
 _UNIT = 2.0**-24  # half the distance of neighbouring float32 numbers, relative
 _LARGEST_ROUNDING = 0.01
+_LONGEST = 2.0**80  # of a row: beside a longer one, coefficients that are flushed to zero would count
 _BLOCK = 1 << 23  # numbers of inputs that are in double precision at a time
 
 
@@ -46,7 +47,8 @@ def products(inputs: np.ndarray, clients: Clients, *, constant: float) -> Produc
     """Cosines and lengths of every client's rows with their constant feature, from double precision.
 
     Guarantees:
-        A length is not below that of its row, a cosine is that of the lengths as stated, each up to float32 rounding.
+        A length is not below that of its row, a cosine is that of the lengths as stated, each up to float32 rounding;
+        the length of a row that is longer than 2^80 is infinite.
         Rows that do not count have length and cosines zero.
     """
     rows = clients.most
@@ -64,7 +66,8 @@ def products(inputs: np.ndarray, clients: Clients, *, constant: float) -> Produc
             both = real[part, :, None] & real[part, None]
             inner = np.where(both, double @ double.swapaxes(1, 2) + constant**2, 0)
             norm = np.sqrt(np.diagonal(inner, axis1=1, axis2=2))
-            lengths[part] = np.nextafter(norm.astype(np.float32), np.float32(np.inf)) * (norm != 0)
+            rounded = np.nextafter(norm.astype(np.float32), np.float32(np.inf)) * (norm != 0)
+            lengths[part] = np.where(norm <= _LONGEST, rounded, np.inf)
             outer = lengths[part].astype(np.float64)
             outer = outer[:, :, None] * outer[:, None]
             cosines[part] = np.where(inner == 0, 0, inner / np.where(outer == 0, 1, outer))

@@ -1,11 +1,18 @@
 """The gradients of one parameter for each of some clients, as they are or as products, to be measured and added up.
 
-A client with records k = 1..K has the gradient sum_k l_k r_k^T of a dense kernel. What is measured is one rounding of
-it, and what is added up, scaled by the factor s of its clipping, is another. With u the unit of float32 and A the sum
-of |l_k| |r_k|, either is within A n u / (1 - n u) of the exact one, n = K for what is measured (each product of two
-numbers takes part in at most K roundings) and K + 1 for what is added up, where r_k is multiplied by s. Where records
-cancel, A may be far above the gradient's norm. So a client is clipped by the norm that was measured plus a bound on how
-far the two are apart, the `spread`: what it adds is no longer than the clip norm, up to the rounding of that norm.
+A client with records k = 1..K has the gradient sum_k l_k r_k^T of a dense kernel. Its norm is that of the gradient as
+it is formed, in blocks that are forgotten; what is added up is one product over the records of all clients. Records may
+cancel, and then two roundings of one gradient may be further apart than it is long. With u the unit of float32, s the
+factor of clipping and A = sum_k |l_k| |r_k|:
+
+- alone, the gradient as it is formed is within A n u / (1 - n u) of the exact one with n = K, and what the client adds
+  within s A n u / (1 - n u) of s times the exact one with n = K + 1. The `spread`, (2 K + 4) u A, covers both and its
+  own rounding, and is added to the norm;
+- among others, the client's parts may be added to different partial sums, whose other terms are then rounded as
+  coarsely as numbers of size s A are. So the client is clipped by no less than A / 16: s A is at most 16 clip norms,
+  and only a client whose records cancel to less than a sixteenth is shortened by that;
+- s r_k may be flushed to zero while what it cancels is not: an error of at most 2^-126 |l_k| per column. A client with
+  |l_k| above 2^80 counts as one that is not finite.
 """
 
 from __future__ import annotations
@@ -24,6 +31,8 @@ __all__ = ["Formed", "Outer", "factor_of", "of_kernel", "where"]
 
 _BLOCK = 1 << 20  # numbers of a gradient that are formed at a time
 _UNIT = 2.0**-24  # half the distance of neighbouring float32 numbers, relative
+_CANCELLED = 16.0  # how many times its own length a client's gradient may be the sum of
+_LONGEST = 2.0**80
 
 
 class Formed(NamedTuple):
@@ -35,8 +44,8 @@ class Formed(NamedTuple):
         """Their squared norms, in units of the clip norm."""
         return jnp.sum((self.values / clip_norm) ** 2, axis=tuple(range(1, self.values.ndim)))
 
-    def spread(self, clip_norm: Any) -> Any:
-        """None: what is measured is what is added up."""
+    def reach(self, clip_norm: Any) -> Any:
+        """Zero: nothing cancels in what is added up."""
         return 0.0
 
     def scaled_sum(self, factor: jax.Array) -> jax.Array:
@@ -53,13 +62,15 @@ class Outer(NamedTuple):
     def square(self, clip_norm: Any) -> jax.Array:
         """Their squared norms, in units of the clip norm."""
         if self.left.shape[1] == 1:
-            return self._reach(clip_norm) ** 2
+            return self._lengths(clip_norm)[:, 0] ** 2
         return jax.lax.map(lambda one: _square(one[0], one[1], clip_norm), (self.left, self.right))
 
-    def spread(self, clip_norm: Any) -> Any:
-        """A bound on how far two roundings of them are apart, in units of the clip norm."""
-        records = self.left.shape[1]
-        return (2 * records + 4) * _UNIT * self._reach(clip_norm) if records > 1 else 0.0
+    def reach(self, clip_norm: Any) -> Any:
+        """The sums of the norms of what may cancel, in units of the clip norm; infinite where products may be lost."""
+        if self.left.shape[1] == 1:
+            return 0.0
+        short = jnp.max(jnp.abs(self.left), axis=(1, 2)) * math.sqrt(self.left.shape[2]) <= _LONGEST
+        return jnp.where(short, jnp.sum(self._lengths(clip_norm), axis=1), jnp.inf)
 
     def scaled_sum(self, factor: jax.Array) -> jax.Array:
         """The sum over clients, each times its factor."""
@@ -67,10 +78,10 @@ class Outer(NamedTuple):
         left, right = (where(factor > 0, side).reshape(-1, side.shape[-1]) for side in (left, right))
         return jnp.matmul(left.T, right, precision=jax.lax.Precision.HIGHEST)
 
-    def _reach(self, clip_norm: Any) -> jax.Array:
-        """The sum of the products' norms."""
+    def _lengths(self, clip_norm: Any) -> jax.Array:
+        """The norms of all products, in units of the clip norm."""
         left, right = (linear.lengths(side.reshape(-1, side.shape[-1])) for side in self)
-        return jnp.sum((left * right / clip_norm).reshape(self.left.shape[:2]), axis=1)
+        return (left * right / clip_norm).reshape(self.left.shape[:2])
 
 
 def _square(left: jax.Array, right: jax.Array, clip_norm: Any) -> jax.Array:
@@ -96,11 +107,14 @@ def of_kernel(left: jax.Array | None, slope: jax.Array, *, records: int) -> Form
     return Outer(left, slope) if left.shape[1] == records else Formed(jnp.einsum("npi,npo->nio", left, slope))
 
 
-def factor_of(gradients: Sequence[Formed | Outer], present: jax.Array, clip_norm: Any) -> jax.Array:
-    """By how much each client's gradient shrinks; 0 for clients that do not count."""
-    square = sum(gradient.square(clip_norm) for gradient in gradients)
-    spread = sum(gradient.spread(clip_norm) for gradient in gradients)
-    return jnp.where(present, clip_factor(jnp.sqrt(square) + spread, 1.0), 0.0)
+def factor_of(
+    gradients: Sequence[Formed | Outer], present: jax.Array, clip_norm: Any, *, records: int = 1
+) -> jax.Array:
+    """By how much each client's gradient shrinks, with so many records each; 0 for clients that do not count."""
+    norm = jnp.sqrt(sum(gradient.square(clip_norm) for gradient in gradients))
+    reach = sum(gradient.reach(clip_norm) for gradient in gradients)
+    spread = (2 * records + 4) * _UNIT * reach
+    return jnp.where(present, clip_factor(jnp.maximum(norm + spread, reach / _CANCELLED), 1.0), 0.0)
 
 
 def _beside(factor: jax.Array, values: jax.Array) -> jax.Array:

@@ -110,6 +110,15 @@ def test_lengths_are_rounded_up_and_padding_is_nothing():
     np.testing.assert_allclose(np.diagonal(known.cosines[0]), 1, atol=3e-7)
 
 
+def test_a_client_with_a_row_beside_which_coefficients_would_be_lost_has_no_finite_norm():
+    inputs = np.ones((4, FEATURES), np.float32)
+    inputs[1] *= 2.0**100
+    known = gram.products(inputs, Clients.from_rows(np.array([[0, 1], [2, 3]])), constant=CONSTANT)
+    np.testing.assert_array_equal(np.isfinite(known.lengths), [[True, False], [True, True]])
+    found = np.asarray(bounds(known, np.full((2, 2, CLASSES), 2.0**-110, np.float32)))
+    np.testing.assert_array_equal(np.isfinite(found), [False, True])
+
+
 def test_it_serves_where_it_pays_and_its_bound_is_small():
     assert gram.serves(2, 10)
     assert gram.serves(16, 10)
