@@ -35,7 +35,7 @@ __all__ = ["clipped_client_sum", "clipped_sum", "worthwhile"]
 
 
 _MOST_RECORDS = 10
-_LARGE_MODEL = 2**18
+_LARGE_MODEL = 2**16
 
 
 class _Held(NamedTuple):
@@ -106,8 +106,8 @@ def clipped_client_sum(
 def worthwhile(model: Model, records: jax.ShapeDtypeStruct) -> bool:
     """Whether clients with these records, several each, are added up faster this way than from their gradients.
 
-    On a CPU, where a gradient is more than a core's cache holds, and with few records, as their products are formed
-    twice: to be measured, and to be added up.
+    On a CPU, for a large model, whose gradients would take passes over memory, and for few records, as their products
+    are formed twice: to be measured, and to be added up.
     """
     weights = jax.eval_shape(model.init, jax.random.key(0))
     few, large = records.shape[0] <= _MOST_RECORDS, sum(leaf.size for leaf in jax.tree.leaves(weights)) >= _LARGE_MODEL
