@@ -33,7 +33,7 @@ from dovetail.learners.losses import cross_entropy
 
 __all__ = ["Chunk", "Scaling", "lengths", "scaled_sum", "worthwhile"]
 
-_MAX_STEPS = 64
+_UNROLLED = 64  # steps, of which each is compiled by itself
 _EXACT = jax.lax.Precision.HIGHEST  # of sums of clipped vectors: a coarser product is longer than the clip norm
 
 Scaling = Callable[[jax.Array], jax.Array]
@@ -52,8 +52,8 @@ class Chunk(NamedTuple):
 
 
 def worthwhile(settings: ClientUpdate, records: int) -> bool:
-    """Whether these forms are the faster ones: the local steps are unrolled, so there must not be many."""
-    return settings.num_steps(records) <= _MAX_STEPS
+    """Whether these forms are the faster ones: not for many steps with one record, which are unrolled."""
+    return records > 1 or settings.num_steps(records) <= _UNROLLED
 
 
 def scaled_sum(
@@ -136,22 +136,62 @@ def _added_up(scaled: jax.Array, inputs: jax.Array, constant: float, *, numbers:
 def _explicit(
     weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUpdate, scaling: Scaling, loss: Loss
 ) -> jax.Array:
-    inputs = chunk.inputs
-    clients, _, features = inputs.shape
+    clients, _, features = chunk.inputs.shape
     classes = weights.shape[1]
-    start = _logits(weights, constant, inputs)
-    slopes = jnp.zeros((clients, classes, features), inputs.dtype)
-    bias = jnp.zeros((clients, classes), inputs.dtype)
-    for step in _steps(chunk, settings, classes, loss):
-        part = inputs[:, step.batch]
-        moved = jnp.einsum("nbf,ncf->nbc", part, slopes) + constant * bias[:, None] if step.later else 0.0
-        residual = step.residual(start[:, step.batch] + moved)
+
+    def moved(state: _Moved, step: _Step, part: jax.Array, start: jax.Array) -> _Moved:
+        slopes, bias = state
+        shift = jnp.einsum("nbf,ncf->nbc", part, slopes) + constant * bias[:, None] if step.later else 0.0
+        residual = step.residual(start + shift)
         if settings.mu:
             slopes, bias = slopes * step.keep, bias * step.keep[..., 0]
         slopes = slopes - jnp.einsum("nbc,nbf->ncf", residual, part)
-        bias = bias - constant * residual.sum(axis=1)
+        return _Moved(slopes, bias - constant * residual.sum(axis=1))
+
+    dtype = chunk.inputs.dtype
+    state = _Moved(jnp.zeros((clients, classes, features), dtype), jnp.zeros((clients, classes), dtype))
+    if settings.num_steps(chunk.inputs.shape[1]) <= _UNROLLED:
+        start = _logits(weights, constant, chunk.inputs)
+        for step in _steps(chunk, settings, classes, loss):
+            state = moved(state, step, chunk.inputs[:, step.batch], start[:, step.batch])
+    else:
+        state = _looped(weights, constant, chunk, settings, loss, moved, state)
+    slopes, bias = state
     scale = scaling(jnp.sqrt(jnp.sum(slopes**2, axis=(1, 2)) + jnp.sum(bias**2, axis=1)))
     return jnp.concatenate([_times(slopes, scale).sum(axis=0), _times(bias, scale).sum(axis=0)[:, None]], axis=1).T
+
+
+class _Moved(NamedTuple):
+    """How far every client's model has moved: slopes (clients, classes, features), bias (clients, classes)."""
+
+    slopes: jax.Array
+    bias: jax.Array
+
+
+def _looped(
+    weights: jax.Array,
+    constant: float,
+    chunk: Chunk,
+    settings: ClientUpdate,
+    loss: Loss,
+    moved: Callable[[_Moved, _Step, jax.Array, jax.Array], _Moved],
+    state: _Moved,
+) -> _Moved:
+    """Many steps, in a loop that is compiled once: records are filled up to whole batches, which count for nothing."""
+    records, size = chunk.inputs.shape[1], settings.batch_size(chunk.inputs.shape[1])
+    batches = math.ceil(records / size)
+    spare = batches * size - records
+    inputs, labels = (
+        jnp.pad(held, [(0, 0), (0, spare)] + [(0, 0)] * (held.ndim - 2)) for held in (chunk.inputs, chunk.labels)
+    )
+
+    def turn(number: jax.Array, state: _Moved) -> _Moved:
+        low = number % batches * size
+        part, named = (jax.lax.dynamic_slice_in_dim(held, low, size, axis=1) for held in (inputs, labels))
+        (step,) = _steps(Chunk(part, named, chunk.counts - low), settings, weights.shape[1], loss, most=1)
+        return moved(state, step._replace(later=True), part, _logits(weights, constant, part))
+
+    return jax.lax.fori_loop(0, settings.num_steps(records), turn, state)
 
 
 def lengths(rows: jax.Array) -> jax.Array:
@@ -188,14 +228,17 @@ def _slopes(loss: Loss, logits: jax.Array, labels: jax.Array) -> jax.Array:
     return jax.vmap(jax.vmap(one))(logits, labels)
 
 
-def _steps(chunk: Chunk, settings: ClientUpdate, classes: int, loss: Loss) -> Iterator[_Step]:
+def _steps(
+    chunk: Chunk, settings: ClientUpdate, classes: int, loss: Loss, *, most: int | None = None
+) -> Iterator[_Step]:
+    """The steps of a training on these records, or the first of them."""
     records, dtype = chunk.inputs.shape[1], chunk.inputs.dtype
     size = settings.batch_size(records)
     rate = settings.learning_rate if settings.local else 1.0
     softmax = loss is cross_entropy
     targets = jax.nn.one_hot(chunk.labels, classes, dtype=dtype) if softmax else chunk.labels
     real = (jnp.arange(records) < chunk.counts[:, None]).astype(dtype)
-    for number in range(settings.num_steps(records)):
+    for number in range(most or settings.num_steps(records)):
         low = number % math.ceil(records / size) * size
         batch = slice(low, min(low + size, records))
         held = real[:, batch].sum(axis=1, keepdims=True)

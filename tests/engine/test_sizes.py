@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dovetail.data._base import Clients, Dataset
-from dovetail.engine import Engine, Performance
+from dovetail.engine import Engine, Performance, linear
 from dovetail.engine.sizes import MOST_CLASSES, size_classes
 from dovetail.events import Everyone
 from dovetail.learners import client, models
@@ -97,13 +97,28 @@ def test_classes_change_no_model(protocol, settings, update, model, more, ways):
     np.testing.assert_allclose(np.asarray(also_seen), np.asarray(seen), rtol=1e-4)
 
 
-def test_large_clients_do_not_slow_the_way_of_small_ones():
-    """Unrolled local steps serve few batches; a client with many takes the general way, and its sum fits theirs."""
-    update = ClientUpdate(update="fedavg", epochs=6, batch=1, learning_rate=0.1)
+@pytest.mark.parametrize("more", [{"update": "fedavg"}, {"update": "fedprox", "mu": 0.3}], ids=["fedavg", "fedprox"])
+def test_a_loop_of_many_steps_is_those_steps(more, monkeypatch):
+    """Of linear models: unrolled, in a loop whose last batch is not full, and as any other model is trained."""
+    update = ClientUpdate(epochs=2, batch=5, learning_rate=0.1, **more)
+    unrolled, engine, _ = trained("dp_fl", NOISY, update, "logistic", size_classes=2)
+    assert [work.way for work in engine._classes] == ["linear"] * 2
+    monkeypatch.setattr(linear, "_UNROLLED", 2)
+    looped, engine, _ = trained("dp_fl", NOISY, update, "logistic", size_classes=2)
+    assert [work.way for work in engine._classes] == ["linear"] * 2
+    general, engine, _ = trained("dp_fl", NOISY, update, "logistic", size_classes=2, fast=False)
+    assert [work.way for work in engine._classes] == ["general"] * 2
+    np.testing.assert_allclose(looped, unrolled, atol=2e-5)
+    np.testing.assert_allclose(looped, general, atol=2e-5)
+
+
+def test_many_steps_with_one_record_are_neither_unrolled_nor_beside_sums_that_do_not_fit():
+    """They take the general way, and its sum fits that of clients who go another."""
+    update = ClientUpdate(update="fedavg", epochs=65, batch=1, learning_rate=0.01)
     one, engine, _ = trained("dp_fl", NOISY, update, "logistic", size_classes=1)
-    assert [work.way for work in engine._classes] == ["general"]
+    assert [work.way for work in engine._classes] == ["linear"]
     several, engine, _ = trained("dp_fl", NOISY, update, "logistic", size_classes=2)
-    assert [work.way for work in engine._classes] == ["linear", "scaled"]
+    assert [work.way for work in engine._classes] == ["scaled", "linear"]
     np.testing.assert_allclose(several, one, atol=2e-5)
 
 
