@@ -34,7 +34,7 @@ from dovetail.mechanisms.gaussian import clip_factor
 __all__ = ["clipped_client_sum", "clipped_sum", "worthwhile"]
 
 
-_MOST_RECORDS = 10
+_MOST_RECORDS = 8
 _LARGE_MODEL = 2**16
 
 
