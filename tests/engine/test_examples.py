@@ -243,20 +243,25 @@ def federated():
 
 def client_by_client(name, held, clip_norm):
     """The slow, obvious way; with the norms."""
-    model, params, unravel = built(name)
-    mean = jax.jit(jax.grad(lambda params, x, y: cross_entropy(model.apply(unravel(params), x), y).mean()))
+    _, params, _ = built(name)
     total, norms = np.zeros(len(params)), []
     for x, y, count in zip(*held, strict=True):
         if count:
-            found = np.asarray(mean(params, x[:count], y[:count]), np.float64)
+            own = [gradient(name)(params, x[k : k + 1], y[k : k + 1]) for k in range(count)]
+            found = np.mean(np.asarray(own, np.float64), axis=0)
             norms.append(np.linalg.norm(found))
             total += found * min(1.0, clip_norm / norms[-1])
     return total, np.array(norms)
 
 
+@functools.cache
+def compiled_for_clients(name):
+    model, _, unravel = built(name)
+    return jax.jit(functools.partial(examples.clipped_client_sum, model, unravel))
+
+
 def summed_over_clients(name, held, clip_norm):
-    model, params, unravel = built(name)
-    return np.asarray(examples.clipped_client_sum(model, unravel, params, *held, clip_norm=clip_norm), np.float64)
+    return np.asarray(compiled_for_clients(name)(built(name)[1], *held, clip_norm=clip_norm), np.float64)
 
 
 @pytest.mark.parametrize("name", [later("logistic"), "mlp", later("cnn"), "tied"])
@@ -279,7 +284,7 @@ def test_a_client_that_is_not_finite_adds_exactly_nothing():
 
 
 @pytest.mark.parametrize("apart", [0.0, 1e-7, 1e-6, 1e-3])
-@pytest.mark.parametrize("size", [1e-10, 1.0, 1e6, 1e10])
+@pytest.mark.parametrize("size", [1e-10, 1e6, 1e10])
 def test_records_that_cancel_add_no_more_than_the_clip_norm(size, apart):
     """Products of length `size` cancel but for a part: what is left of two roundings differs by more than it has."""
     rng, clip_norm = np.random.default_rng(8), 1.0
