@@ -53,8 +53,18 @@ def replacing(path: Path, *, mode: int = 0o644) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         Path(temporary).chmod(mode)
         Path(temporary).replace(path)
+        _sync_folder(path.parent)
     finally:
         Path(temporary).unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a new name durable: a file that was replaced could come back after a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:

@@ -25,7 +25,7 @@ _SIMULATED = (
     f"{at_least(NORMAL_CUT, 3)} standard deviations and Laplace draws at {at_least(LAPLACE_CUT, 3)} scales",
 )
 _SECRET = {
-    "os": "the run's noise key (256 bits from the operating system) stays secret; it is deleted when the run ends",
+    "os": "the run's noise key (256 bits from the operating system) stays secret; it is never written to disk",
     "seeded": "nobody who sees a model knows the seed, which determines all noise and is written in config.toml",
 }
 

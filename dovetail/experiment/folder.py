@@ -1,10 +1,10 @@
 """The folder of a run: what is written, and how it survives being killed.
 
 Files are replaced atomically, so that whatever a kill leaves behind is a complete earlier state. `metrics.jsonl` is
-appended to; on resume, lines after the checkpoint are dropped and written again by the rounds that are run again.
+appended to, with lines of rounds that are in the checkpoint already.
 
-`checkpoint.npz` holds all that a run needs to go on, the root of its noise among it: its owner alone can read it, and
-it is deleted when the run ends. `ledger.json` holds what was released, in privacy terms, for `dovetail verify`;
+`checkpoint.npz` holds all that a run needs to go on, and no noise key: its owner alone can read it, and it is deleted
+when the run ends. `ledger.json` holds what was released, in privacy terms, for `dovetail verify`;
 `recipe.json` says how new rows are read, for `dovetail predict`.
 """
 
@@ -47,17 +47,17 @@ _CONFIG, _METRICS, _DIAGNOSTICS, _CHECKPOINT, _PRIVACY, _MODEL, _LEDGER, _RECIPE
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A checkpoint: rounds done, those released and what they were, whose run it is, its noise, and its state.
+    """A checkpoint: rounds done, those released and what they were, whose run it is, and its state.
 
-    `fingerprint` tells by name what a run must have in common with one that goes on from here; `root` is None where
-    noise follows from the seed.
+    `fingerprint` tells by name what a run must have in common with one that goes on from here; `resumed` are the rounds
+    after which the run was resumed before.
     """
 
     round: int
     released: tuple[int, ...]
+    resumed: tuple[int, ...]
     record: Record
     fingerprint: Mapping[str, Any]
-    root: bytes | None = dataclasses.field(repr=False)
     leaves: tuple[np.ndarray, ...]
 
 
@@ -101,7 +101,7 @@ class RunFolder:
         return (self.path / _CHECKPOINT).exists()
 
     def drop_after(self, last: int) -> None:
-        """Leave out the lines of later rounds, which will be run again."""
+        """Leave out the lines of later rounds: diagnostics, and what an older copy of the checkpoint does not know."""
         for name in (_METRICS, _DIAGNOSTICS):
             kept = [line for line in self._lines(name) if line.get("round", 0) <= last]
             if kept or name == _METRICS:
@@ -147,9 +147,9 @@ class RunFolder:
         meta = {
             "round": saved.round,
             "released": saved.released,
+            "resumed": saved.resumed,
             "record": saved.record.to_json(),
             "fingerprint": saved.fingerprint,
-            "root": None if saved.root is None else saved.root.hex(),
             "leaves": len(saved.leaves),
         }
         arrays = {f"leaf{i}": leaf for i, leaf in enumerate(saved.leaves)}
@@ -168,9 +168,9 @@ class RunFolder:
             return Saved(
                 round=meta["round"],
                 released=tuple(meta["released"]),
+                resumed=tuple(meta["resumed"]),
                 record=Record.from_json(meta["record"]),
                 fingerprint=meta["fingerprint"],
-                root=None if meta["root"] is None else bytes.fromhex(meta["root"]),
                 leaves=leaves,
             )
         except (KeyError, TypeError) as error:
@@ -181,7 +181,7 @@ class RunFolder:
     def finish(
         self, privacy: Mapping[str, Any], record: Record, parameters: Mapping[str, np.ndarray], recipe: Recipe
     ) -> None:
-        """Write model, ledger and, last, the statement; then delete the checkpoint, and with it the noise's root."""
+        """Write model, ledger and, last, the statement; then delete the checkpoint."""
         write_atomically(self.path / _MODEL, _npz(parameters))
         write_json(self.path / _RECIPE, recipe.to_json())
         write_json(

@@ -106,17 +106,10 @@ class Plan:
         )
 
     def renewed(self) -> Plan:
-        """The same plan for another run, which has noise and samples of its own."""
+        """The same plan for another run, or for the rest of one, which has noise and samples of its own."""
         if self.randomness.reproducible:
             return self
-        return self._with(devices.shared_randomness(self.config.seed))
-
-    def resumed(self, root: bytes | None) -> Plan:
-        """The same plan with the noise and the samples of an earlier run."""
-        return self._with(Randomness(self.config.seed, root))
-
-    def _with(self, randomness: Randomness) -> Plan:
-        sampler = self.sampler.renewed(randomness)
+        sampler = self.sampler.renewed(devices.shared_randomness(self.config.seed))
         guarantee = dataclasses.replace(self.guarantee, protocol=sampler.protocol)
         return dataclasses.replace(self, sampler=sampler, guarantee=guarantee)
 

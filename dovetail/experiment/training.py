@@ -2,9 +2,13 @@
 
 `prepare` turns a config into a `Plan`, and refuses every bad input. `run` trains the plan. The budget is checked before
 the first round, and again before each round from the first that might not fit; if a round would exceed it, training
-ends there. A checkpoint holds all that a run needs to continue as if it had never stopped: cohorts and noise depend on
-the run's randomness and the round alone. What a run states is computed from its plan, and compared with the engine's
-record of what it did before anything is written.
+ends there. What a run states is computed from its plan, and compared with the engine's record of what it did before
+anything is written.
+
+A round is released once (docs/proofs/resume.md). Its model is in a durable checkpoint before anybody sees anything of
+it: a score, a line of the log, a callback, a file. A run that is resumed goes on from its newest checkpoint, so what a
+kill threw away was seen by nobody; it draws new noise and new samples, whatever the code, the backend or the number of
+processes may be by then. No noise key is ever written.
 """
 
 from __future__ import annotations
@@ -106,9 +110,12 @@ def run(
 
     Guarantees:
         No round starts that would overspend the budget; no round below the minimum size is released.
-        A run that was killed and resumed ends with the same model and the same statement as an uninterrupted one.
-        To resume is refused where anything that the statement rests on has changed, and raises `Finished` where there
-        is nothing left to do; nothing is written then.
+        Every round has at most one model that anybody could have seen, also in runs that were killed and resumed, on
+        other code, another backend or in other processes: what is certified is what an observer can count.
+        No round's noise is drawn twice: a run that is resumed has noise of its own from there on. (Seeded noise follows
+        from the seed and the round, and the run ends with the model of an uninterrupted one.)
+        To resume is refused where the config, the protocol, the data or the users have changed, and raises `Finished`
+        where there is nothing left to do; nothing is written then.
         The statement describes the rounds as the engine recorded them, or nothing is written.
         No two runs have the same noise, even of the same plan, unless the noise is seeded.
         Callbacks see what the statement covers, and diagnostics under their banner; where one of them ends the
@@ -134,27 +141,49 @@ class _Run:
     record: Record
     released: list[int]
     progress: Progress
+    resumed: tuple[int, ...] = ()  # the rounds after which it was resumed
     seconds: list[float] = dataclasses.field(default_factory=list)
     forgone: list[int] = dataclasses.field(default_factory=list)  # charged, and not run
+    _saved_round: int | None = None  # of the checkpoint that this process wrote
 
     def train(self, *, checkpoint_every: int, evaluate_every: int | None, watching: Callbacks) -> None:
         """Run the rounds that are left and fit the budget, until a callback has seen enough."""
         plan, every = self.plan, evaluate_every or max(1, len(self.plan.rounds) // 20)
-        if self.progress.round == 0:
-            self.save()
+        self.save()
+        if self.progress.round % every == 0 and self._lacks_scores():
+            self.score()
         for index, users in rounds_due(plan, self.released, start=self.progress.round):
             if len(users) >= plan.schedule.min_size:
                 self.step(index, users, watching)
             self.progress = dataclasses.replace(self.progress, round=index + 1, fresh=False)
-            if self.progress.round % every == 0:
-                self.progress = _evaluated(plan, self.training, self.released, self.progress)
-                if self.folder:
-                    self.folder.log(self.progress.to_json())
-            if self.progress.round % checkpoint_every == 0:
+            is_scored = self.progress.round % every == 0
+            if is_scored or self.progress.round % checkpoint_every == 0:
                 self.save()
+            if is_scored:
+                self.score()
             if watching.on_round(self.progress):
                 self.forgo()
                 break
+        self.save()
+
+    def _lacks_scores(self) -> bool:
+        """Whether a kill came between the checkpoint of a round and the line with its scores."""
+        if self.folder is None or self.progress.round == 0:
+            return False
+        return all(line.get("round") != self.progress.round for line in self.folder.metrics())
+
+    def score(self) -> None:
+        """Score the model on the test records, and write that down; its checkpoint is there already."""
+        scores = self.plan.engine.metrics(self.training)
+        self.progress = dataclasses.replace(
+            self.progress,
+            accuracy=scores.get("accuracy"),
+            metrics=scores,
+            spent=self.plan.spent(self.released),
+            fresh=True,
+        )
+        if self.folder:
+            self.folder.log(self.progress.to_json())
 
     def forgo(self) -> None:
         """Charge the rounds that are left, for the models decided that they are not run."""
@@ -178,17 +207,19 @@ class _Run:
             watching.on_diagnostics(Diagnosis(round=index + 1, values=values))
 
     def save(self) -> None:
-        """Replace the checkpoint, where there is a folder for one."""
-        if self.folder:
-            saved = Saved(
-                round=self.progress.round,
-                released=tuple(self.released),
-                record=self.record,
-                fingerprint=self.identity,
-                root=self.plan.randomness.root,
-                leaves=tuple(to_host(leaf) for leaf in jax.tree.leaves(self.training)),
-            )
-            self.folder.save(saved)
+        """Replace the checkpoint, where there is a folder and this process has not written this one yet."""
+        if self.folder is None or self._saved_round == self.progress.round:
+            return
+        saved = Saved(
+            round=self.progress.round,
+            released=tuple(self.released),
+            resumed=self.resumed,
+            record=self.record,
+            fingerprint=self.identity,
+            leaves=tuple(to_host(leaf) for leaf in jax.tree.leaves(self.training)),
+        )
+        self.folder.save(saved)
+        self._saved_round = self.progress.round
 
     def finish(self, out: Path | None) -> Result:
         """The result, written if there is a folder; refuses to state what the engine did not do."""
@@ -205,6 +236,8 @@ class _Run:
     def result(self, out: Path | None) -> Result:
         """What it ended with, and what is stated of the rounds that are charged."""
         plan, released, charged = self.plan, self.released, [*self.released, *self.forgone]
+        if self.resumed:
+            plan = plan.assuming(_resumed_after(self.resumed))
         if self.forgone:
             plan = plan.assuming(STOPPED)
         predictor, scores = plan.predictor(self.training), plan.engine.metrics(self.training)
@@ -269,29 +302,40 @@ def _open(
 
 
 def _begin(plan: Plan, folder: RunFolder | None, saved: Saved | None, identity: Mapping[str, Any]) -> _Run:
-    """A new run with noise of its own, or an earlier one where it stopped."""
-    plan = plan.renewed() if saved is None else plan.resumed(saved.root)
+    """A new run, or an earlier one where it stopped: either has noise and samples of its own from here on."""
+    plan = plan.renewed()
     training = plan.engine.start()
-    if saved is not None:
-        leaves, structure = jax.tree.flatten(training)
-        if len(leaves) != len(saved.leaves):
-            raise ValueError(f"expected a checkpoint of {len(leaves)} arrays, got {len(saved.leaves)}")
-        training = plan.engine.place(jax.tree.unflatten(structure, saved.leaves))
+    if saved is None:
+        return _Run(
+            plan=plan,
+            folder=folder,
+            identity=identity,
+            training=training,
+            record=plan.record_of([]),
+            released=[],
+            progress=Progress(round=0, rounds=len(plan.rounds), accuracy=None, spent=None),
+        )
+    leaves, structure = jax.tree.flatten(training)
+    if len(leaves) != len(saved.leaves):
+        raise ValueError(f"expected a checkpoint of {len(leaves)} arrays, got {len(saved.leaves)}")
     return _Run(
         plan=plan,
         folder=folder,
         identity=identity,
-        training=training,
-        record=plan.record_of([]) if saved is None else saved.record,
-        released=[] if saved is None else list(saved.released),
-        progress=Progress(round=saved.round if saved else 0, rounds=len(plan.rounds), accuracy=None, spent=None),
+        training=plan.engine.place(jax.tree.unflatten(structure, saved.leaves)),
+        record=saved.record,
+        released=list(saved.released),
+        progress=Progress(round=saved.round, rounds=len(plan.rounds), accuracy=None, spent=None),
+        resumed=saved.resumed if saved.round == 0 else (*saved.resumed, saved.round),
     )
 
 
-def _evaluated(plan: Plan, training: Training, released: list[int], progress: Progress) -> Progress:
-    scores = plan.engine.metrics(training)
-    return dataclasses.replace(
-        progress, accuracy=scores.get("accuracy"), metrics=scores, spent=plan.spent(released), fresh=True
+def _resumed_after(rounds: Sequence[int]) -> str:
+    """What the statement of a resumed run rests on besides."""
+    listed = ", ".join(str(number) for number in dict.fromkeys(rounds))
+    return (
+        f"nothing of a later round had been seen when the run was resumed after round {listed}: its folder was not "
+        "replaced by an older copy"
     )
 
 

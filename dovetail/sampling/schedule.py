@@ -7,9 +7,9 @@
 - `secret`: everyone uploads, and each decides by a coin of its own whether its data enter: those of `size` users on
   average. The others upload noise alone, and nobody can tell which.
 
-Each round's draw depends on the run's randomness and the round alone, so a resumed run sees the same cohorts. Batches
-that are disjoint are public; samples are secret, and so is who drops out, independently with probability `dropout`.
-Samples may change in size from round to round (`sizes`), and the noise with them (`noise_scales`): both are public.
+Each round's draw depends on the run's randomness and the round alone. Batches that are disjoint are public; samples
+are secret, and so is who drops out, independently with probability `dropout`. Samples may change in size from round to
+round (`sizes`), and the noise with them (`noise_scales`): both are public.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from grids import later
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
+from resuming import without_resuming
 from tiny import TASK, TASK_WITH_SUBJECTS
 from watchers import AfterRound
 
@@ -152,7 +153,9 @@ def test_an_interrupted_run_resumes_to_the_same_end(tmp_path, stop_at):
     assert {file.name: file.read_bytes() for file in (tmp_path / "cut").iterdir()} == left, "a look changes nothing"
     resumed = experiment.run(ready, out=tmp_path / "cut", resume=True, checkpoint_every=2, evaluate_every=3)
     np.testing.assert_array_equal(resumed.parameters["params"], whole.parameters["params"])
-    assert resumed.statement == whole.statement
+    assert (
+        resumed.statement == whole.statement if stop_at == 1 else without_resuming(resumed.statement) == whole.statement
+    )
     assert (tmp_path / "cut" / "metrics.jsonl").read_text() == (tmp_path / "whole" / "metrics.jsonl").read_text()
 
 
@@ -424,8 +427,8 @@ def test_adaptive_clipping_and_schedules_survive_a_kill(tmp_path):
     assert len((tmp_path / "cut" / "diagnostics.jsonl").read_text().splitlines()) == 1 + 4
     resumed = experiment.run(ready, out=tmp_path / "cut", resume=True, checkpoint_every=3, evaluate_every=2)
     np.testing.assert_array_equal(resumed.parameters["params"], whole.parameters["params"])
-    assert resumed.quote == whole.quote
-    assert resumed.units == whole.units
+    assert without_resuming(resumed.statement) == whole.statement
+    assert {unit: without_resuming(said) for unit, said in resumed.units.items()} == whole.units
     for name in ("metrics.jsonl", "diagnostics.jsonl"):
         assert (tmp_path / "cut" / name).read_text() == (tmp_path / "whole" / name).read_text()
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from resuming import without_resuming
 
 import dovetail
 from dovetail.data import Dataset, Model, Task
@@ -402,7 +403,7 @@ def test_a_run_on_data_of_a_program_is_resumed_by_the_program(data, tmp_path, co
     again = dovetail.train(data, **asked, resume=True)
     for name, array in whole.parameters.items():
         np.testing.assert_array_equal(array, again.parameters[name])
-    assert again.statement == whole.statement
+    assert without_resuming(again.statement) == whole.statement
     with pytest.raises(training.Finished):
         dovetail.train(data, **asked, resume=True)
     with pytest.raises(ValueError, match="expected out="):

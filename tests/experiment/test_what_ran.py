@@ -12,6 +12,7 @@ import pytest
 from grids import later
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from resuming import without_resuming
 from tiny import TASK, TASK_WITH_SUBJECTS, load
 from watchers import AfterRound
 
@@ -78,15 +79,17 @@ def files(folder):
 # resuming
 
 
-def test_an_interrupted_run_goes_on_with_the_noise_that_it_had(tmp_path, monkeypatch):
-    overrides = [("cohort.kind", "poisson"), ("cohort.size", 60)]
+@pytest.mark.parametrize("noise", ["os", "seeded"])
+def test_an_interrupted_run_goes_on_with_new_noise_unless_it_is_seeded(tmp_path, monkeypatch, noise):
+    overrides = [("cohort.kind", "poisson"), ("cohort.size", 60), ("noise", noise)]
     with monkeypatch.context() as patched:
         patched.setattr("secrets.token_bytes", lambda count: bytes(range(count)))
         whole = experiment.run(plan(*overrides))
         interrupted(plan(*overrides), tmp_path / "run", after=5)
     resumed = experiment.run(plan(*overrides), out=tmp_path / "run", resume=True)
-    np.testing.assert_array_equal(resumed.parameters["params"], whole.parameters["params"])
-    assert resumed.statement == whole.statement
+    same = np.array_equal(resumed.parameters["params"], whole.parameters["params"])
+    assert same == (noise == "seeded")
+    assert without_resuming(resumed.statement) == whole.statement
     assert verify(tmp_path / "run").agrees
 
 
