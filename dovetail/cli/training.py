@@ -161,6 +161,9 @@ def verify(
         out_console.print(str(found.statement), markup=False, highlight=False)
         for difference in found.differences:
             out_console.print(f"differs: {difference}", markup=False, highlight=False)
+        if found.missing:
+            missing = ", ".join(found.missing)
+            out_console.print(f"not in the folder, so not checked: {missing}", markup=False, highlight=False)
         verdict = "agrees" if found.agrees else "does not agree"
         said = f"privacy.json {verdict} with the ledger of {found.rounds} round{'s' * (found.rounds != 1)}"
         out_console.print(said, markup=False, highlight=False)

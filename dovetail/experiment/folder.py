@@ -4,8 +4,12 @@ Files are replaced atomically, so that whatever a kill leaves behind is a comple
 appended to, with lines of rounds that are in the checkpoint already.
 
 `checkpoint.npz` holds all that a run needs to go on, and no noise key: its owner alone can read it, and it is deleted
-when the run ends. `ledger.json` holds what was released, in privacy terms, for `dovetail verify`;
-`recipe.json` says how new rows are read, for `dovetail predict`.
+when the run ends. `ledger.json` holds what was released, in privacy terms, for `dovetail verify`; `recipe.json` says
+how new rows are read, for `dovetail predict`.
+
+The ledger ends with a chain of hashes: origin, what was released, config, recipe and model, each entry hashed with the
+hash of the one before it. The last hash is in `privacy.json`, so whoever keeps that one line can tell whether any of
+these is still what the run wrote.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import hashlib
 import io
 import json
 import math
@@ -182,13 +187,46 @@ class RunFolder:
         self, privacy: Mapping[str, Any], record: Record, parameters: Mapping[str, np.ndarray], recipe: Recipe
     ) -> None:
         """Write model, ledger and, last, the statement; then delete the checkpoint."""
+        released = {**record.to_json(), **{name: privacy[name] for name in SETTINGS if name in privacy}}
         write_atomically(self.path / _MODEL, _npz(parameters))
         write_json(self.path / _RECIPE, recipe.to_json())
-        write_json(
-            self.path / _LEDGER, {**record.to_json(), **{name: privacy[name] for name in SETTINGS if name in privacy}}
-        )
-        write_atomically(self.path / _PRIVACY, (json.dumps(privacy, indent=2) + "\n").encode())
+        chain = self._chained(privacy.get("origin"), released)
+        write_json(self.path / _LEDGER, {**released, "chain": chain})
+        stated = {**privacy, "ledger": chain[-1]["hash"]}
+        write_atomically(self.path / _PRIVACY, (json.dumps(stated, indent=2) + "\n").encode())
         self.forget()
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Files of a finished run that the ledger's chain ties to it, and that are not in the folder."""
+        return tuple(name for name in (_CONFIG, _RECIPE, _MODEL) if not (self.path / name).is_file())
+
+    def _chained(self, origin: Any, released: Mapping[str, Any]) -> list[dict[str, str]]:
+        """The chain of the origin that is stated, the rounds that were released, and the files that are there."""
+        contents = {"origin": _canonical(origin), "released": _canonical(released)}
+        files = {
+            name: (self.path / name).read_bytes() for name in (_CONFIG, _RECIPE, _MODEL) if name not in self.missing
+        }
+        return _chain({name: hashlib.sha256(content).hexdigest() for name, content in (contents | files).items()})
+
+    def changes(self) -> list[str]:
+        """What in a finished run's folder is not what the run wrote there, by the chain of its ledger."""
+        privacy, ledger = self.privacy(), self._read(_LEDGER)
+        stated = ledger.pop("chain", None)
+        if not isinstance(stated, list) or not all(isinstance(entry, dict) and "entry" in entry for entry in stated):
+            return [f"{_LEDGER} has no chain of hashes, so nothing ties model and config to it"]
+        hashes = {entry["entry"]: entry.get("sha256") for entry in stated}
+        there = {entry["entry"]: entry["sha256"] for entry in self._chained(privacy.get("origin"), ledger)}
+        found = [
+            f"{name} is not what the run wrote: its SHA-256 is {there[name]}, and {hashes.get(name)} in {_LEDGER}"
+            for name in there
+            if there[name] != hashes.get(name)
+        ]
+        if not found and stated != _chain(hashes):
+            found.append(f"the chain of hashes in {_LEDGER} does not add up")
+        if not stated or privacy.get("ledger") != stated[-1].get("hash"):
+            found.append(f"the ledger's last hash in {_PRIVACY} is not that of {_LEDGER}")
+        return found
 
     def forget(self) -> None:
         """Delete the checkpoint, and whatever a kill left of one that was being written."""
@@ -260,6 +298,21 @@ def _finite(line: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in line.items()
     }
+
+
+def _chain(hashes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Entries with a hash each that depends on all before it."""
+    chain: list[dict[str, Any]] = []
+    for name, digest in hashes.items():
+        before = chain[-1]["hash"] if chain else ""
+        entry = {"entry": name, "sha256": digest}
+        chain.append({**entry, "hash": hashlib.sha256(before.encode() + _canonical(entry)).hexdigest()})
+    return chain
+
+
+def _canonical(data: Any) -> bytes:
+    """Plain data as bytes, the same for equal data."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:

@@ -30,6 +30,7 @@ class Verification:
     rounds: int
     statement: Statement
     differences: tuple[str, ...]
+    missing: tuple[str, ...] = ()  # files that were not there to be compared with the ledger's hashes
     data_checked: bool = False
     data: str | None = None  # why the data are not the run's, where that was checked
 
@@ -46,6 +47,7 @@ class Verification:
             "rounds": self.rounds,
             "certified": self.statement.to_json(),
             "differences": list(self.differences),
+            "missing": list(self.missing),
             **({"same_data": self.data is None, "data": self.data} if self.data_checked else {}),
         }
 
@@ -58,7 +60,10 @@ def verify(run: Path, *, data_key: Path | None = None, task: Task | None = None)
 
     Guarantees:
         Every statement of `privacy.json` but the paper's claim is compared, and every part of it; so are the noise's
-        origin and the protocol's settings, which the ledger repeats. It does not find a ledger that was changed too.
+        origin and the protocol's settings, which the ledger repeats.
+        Model, recipe, config and origin are those that the run wrote, by the ledger's chain of hashes. A folder in
+        which chain and `privacy.json` were changed together is found only by who kept the last hash.
+        A ledger that no run can write, such as one of fewer than no rounds, is refused.
     """
     folder = RunFolder(run)
     stated, record = folder.privacy(), folder.ledger()
@@ -71,7 +76,11 @@ def verify(run: Path, *, data_key: Path | None = None, task: Task | None = None)
         run=run,
         rounds=len(record.own.rounds),
         statement=record.certified(),
-        differences=tuple(_differences("", computed, {name: stated.get(name) for name in computed})),
+        differences=(
+            *_differences("", computed, {name: stated.get(name) for name in computed}),
+            *folder.changes(),
+        ),
+        missing=folder.missing,
         data_checked=data_key is not None,
         data=None if data_key is None else different_data(run, data_key, task=task),
     )

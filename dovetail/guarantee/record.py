@@ -15,17 +15,18 @@ from typing import Any
 
 import msgspec
 
-from dovetail import accounting
+from dovetail import _validate, accounting
 from dovetail._structs import ready
 from dovetail.accounting.releases import release_of
 from dovetail.events import DataIndependent, NonPrivate, Round, from_plain, to_plain
 from dovetail.guarantee import units
 from dovetail.guarantee.units import Spread, Viewed
-from dovetail.statements import NotApplicable, Scope, Statement, Trust, Unit, Verdict, unbounded
+from dovetail.statements import NotApplicable, Scope, Statement, Trust, Unit, Verdict, check_guarantee, unbounded
 
 __all__ = ["Quote", "Record"]
 
 _FORMAT = 1
+_COUNTS = ("users", "items", "subjects", "users_per_item", "users_per_subject", "items_per_subject", "items_per_user")
 _FRESH = "users draw fresh, independent noise"
 _RECEIVERS = {Trust.SHUFFLE: "shuffler and analyzer", Trust.SHARES: "analyzer and all aggregators"}
 _SEALED = "values are encrypted for the analyzer, and all messages look alike"
@@ -165,7 +166,7 @@ class Record:
                 for item in data["rounds"]
             ]
             viewed = functools.partial(_viewed, events)
-            return cls(
+            record = cls(
                 own=viewed(data["own"]),
                 replaced=None if data["replaced"] is None else viewed(data["replaced"]),
                 reports=_unrolled(events, data["reports"]),
@@ -176,8 +177,18 @@ class Record:
                 eps=data["eps"],
                 verdict=Verdict(data["verdict"]),
             )
+            record._check()
         except (KeyError, TypeError, IndexError, AttributeError, msgspec.ValidationError) as error:
             raise ValueError(f"expected the ledger of a run, got data that is not one ({error})") from error
+        return record
+
+    def _check(self) -> None:
+        """Refuse what no run can have released."""
+        check_guarantee(eps=0.0 if self.eps is None else self.eps, delta=self.delta)
+        _validate.at_least(0, **_validate.given(**{name: getattr(self.spread, name) for name in _COUNTS}))
+        seen = [self.own.rounds, self.reports, *([] if self.replaced is None else [self.replaced.rounds])]
+        if len({len(rounds) for rounds in seen}) > 1:
+            raise ValueError(f"expected every view of the same rounds, got views of {[len(item) for item in seen]}")
 
 
 def _viewed(events: Sequence[Round], data: Mapping[str, Any]) -> Viewed:
@@ -185,6 +196,10 @@ def _viewed(events: Sequence[Round], data: Mapping[str, Any]) -> Viewed:
 
 
 def _unrolled(events: Sequence[Round], runs: Sequence[tuple[int, int]]) -> tuple[Round, ...]:
+    for number, times in runs:
+        _validate.integer(number=number, times=times)
+        if not 0 <= number < len(events) or times < 1:
+            raise ValueError(f"expected rounds of a ledger, each at least once, got number {number} {times} times")
     return tuple(events[number] for number, times in runs for _ in range(times))
 
 

@@ -431,10 +431,75 @@ def test_verify_refuses_what_is_no_run(finished, tmp_path, command, ledger, said
     assert said in " ".join(err.split())
 
 
-def test_verify_reads_neither_plan_nor_config(finished, tmp_path):
+def test_verify_reads_neither_plan_nor_config(finished, tmp_path, command):
     for name in ("privacy.json", "ledger.json"):
         (tmp_path / name).write_bytes((finished / name).read_bytes())
     assert verify(tmp_path).agrees
+    status, out, _ = command("verify", str(tmp_path))
+    assert status == 0
+    assert "not in the folder, so not checked: config.toml, recipe.json, model.npz" in " ".join(out.split())
+
+
+def exchange_model(folder):
+    with np.load(folder / "model.npz") as arrays:
+        changed = {name: array + 1 for name, array in arrays.items()}
+    np.savez(folder / "model.npz", **changed)
+
+
+def edit(name, change):
+    def apply(folder):
+        data = json.loads((folder / name).read_text())
+        change(data)
+        (folder / name).write_text(json.dumps(data))
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("tamper", "said"),
+    [
+        (exchange_model, "model.npz is not what the run wrote"),
+        (lambda folder: (folder / "config.toml").write_text("seed = 1\n"), "config.toml is not what the run wrote"),
+        (edit("recipe.json", lambda data: data.update(target="labels")), "recipe.json is not what the run wrote"),
+        (edit("privacy.json", lambda data: data["origin"].update(users=7)), "origin is not what the run wrote"),
+        (edit("ledger.json", lambda data: data["chain"].pop()), "model.npz is not what the run wrote"),
+        (edit("ledger.json", lambda data: data["chain"][0].update(hash="0" * 64)), "does not add up"),
+        (edit("ledger.json", lambda data: data.pop("chain")), "has no chain of hashes"),
+        (edit("privacy.json", lambda data: data.update(ledger="0" * 64)), "the ledger's last hash in privacy.json"),
+    ],
+)
+def test_verify_ties_model_config_and_origin_to_the_ledger(finished, tmp_path, tamper, said):
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    assert verify(folder).agrees
+    tamper(folder)
+    found = verify(folder)
+    assert not found.agrees
+    assert any(said in difference for difference in found.differences), found.differences
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        lambda data: data["own"].update(rounds=[[0, -1]]),
+        lambda data: data["own"].update(rounds=[[0, 0]]),
+        lambda data: data["own"].update(rounds=[[-1, 6]]),
+        lambda data: data["own"].update(rounds=[[0, 5]]),
+        lambda data: data["own"].update(rounds=[[0, 6.0]]),
+        lambda data: data["reports"].clear(),
+        lambda data: data.update(delta=-1e-5),
+        lambda data: data.update(delta=2.0),
+        lambda data: data["spread"].update(users=-3),
+        lambda data: data["rounds"][0]["mechanism"].update(std=-1.0),
+        lambda data: data["rounds"][0]["mechanism"].update(std=float("nan")),
+    ],
+)
+def test_verify_refuses_a_ledger_that_no_run_can_write(finished, tmp_path, command, nonsense):
+    """Minus one round was (0, 0)."""
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    edit("ledger.json", nonsense)(folder)
+    with pytest.raises(ValueError, match="expected"):
+        verify(folder)
+    assert command("verify", str(folder))[0] == 2
 
 
 # run --audit
