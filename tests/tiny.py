@@ -28,8 +28,8 @@ def load_with_nan(*, folder=None):
     )
 
 
-TASK = Task(name="tiny", load=load)
-POISONED = Task(name="poisoned", load=load_with_nan)
+TASK = Task(name="tiny", load=load, published=True)
+POISONED = Task(name="poisoned", load=load_with_nan, published=True)
 
 
 def load_with_subjects(*, folder=None):
@@ -38,4 +38,4 @@ def load_with_subjects(*, folder=None):
     return dataclasses.replace(data, subjects=np.random.default_rng(1).permutation(300).astype(np.int32) // 5)
 
 
-TASK_WITH_SUBJECTS = Task(name="tiny-subjects", load=load_with_subjects)
+TASK_WITH_SUBJECTS = Task(name="tiny-subjects", load=load_with_subjects, published=True)

@@ -50,7 +50,9 @@ class Dataset(Sources):
     - "number": one number per record, float32, for regression; num_classes is 1;
     - "labels": several labels per record, float32 zeros and ones of shape (records, num_classes).
 
-    `subjects`, int32 and >= 0, says whom each training record is about, and `users` who holds it; None if unknown. With
+    `subjects`, int32 and >= 0, says whom each training record is about, and `users` who holds it; None if unknown.
+    `roster` is a public number of places for users: those without a record count as removed, and `users` are places on
+    it. Without users every row counts as one user. With
     several `views` of each training record, rows r * views to r * views + views - 1 of `inputs` are those of record r,
     its own first. `notes` are what else every statement about these data assumes; `recipe` says how rows of the table
     that they came from became inputs. `from_csv`, `from_pandas` and others make a dataset of what you have.
@@ -69,6 +71,7 @@ class Dataset(Sources):
     views: int = 1
     target: Target = "classes"
     users: np.ndarray | None = None
+    roster: int | None = None
     notes: tuple[str, ...] = ()
     recipe: Recipe | None = None
 
@@ -92,6 +95,17 @@ class Dataset(Sources):
         for name in ("subjects", "users"):
             if (ids := getattr(self, name)) is not None:
                 _check_ids(name, ids, len(self.labels))
+        self._check_roster()
+
+    def _check_roster(self) -> None:
+        if self.roster is None:
+            return
+        _validate.integer(roster=self.roster)
+        needed = len(self.labels) if self.users is None else int(self.users.max()) + 1
+        if self.roster < needed:
+            raise ValueError(
+                f"the data have users at {needed} places of the roster, and roster={self.roster} has fewer"
+            )
 
     def _held(self, name: str, labels: np.ndarray) -> np.ndarray:
         """Labels in the type that computes; refuses those that are not what the target says."""
@@ -247,7 +261,8 @@ class Task:
     It is a `Model`, a module of PyTorch, Flax or Equinox, or a function from the dataset to one of these. `loss`
     overrides that of the model.
     `metrics` are functions of the model's outputs and the labels of all test records, reported by name beside accuracy
-    and the like. Test records are held to be public.
+    and the like. Test records are held to be public. Of a `published` data set it is public how many users and records
+    it has; of any other these numbers are declared, never counted (docs/concepts/counts.md).
     """
 
     name: str
@@ -255,3 +270,4 @@ class Task:
     model: Any = None
     loss: str | Loss | None = None
     metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict)
+    published: bool = False

@@ -1,6 +1,8 @@
 """The doors into a `Dataset`: `from_csv`, `from_pandas` and so on, each a class method with its own keywords.
 
-What they share: `user` and `subject` say who holds a record and whom it is about (ids of any type), `target` what is to
+What they share: `user` and `subject` say who holds a record and whom it is about (ids of any type); with `user=None`
+every row counts as one user, and a table with a column that looks like an id must say which it is. `roster` is the
+public list of all users, with data or without, which add-remove needs (docs/concepts/counts.md). `target` is what is to
 be predicted, `inputs` which columns to read (all others by default: numbers, or true and false). `bounds` and
 `categories` declare public ranges and values; without bounds, numbers stay as they are. Test records come from `test`,
 or from a share of users that is held out by a public rule (`test_share`, `test_seed`).
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -42,8 +45,9 @@ class Sources:
         frame: Any,
         *,
         target: str | Sequence[str],
-        user: Ids = None,
+        user: Ids | EllipsisType = ...,
         subject: Ids = None,
+        roster: Sequence[Any] | None = None,
         inputs: Sequence[str] | None = None,
         categories: Categories = None,
         bounds: Bounds = None,
@@ -61,6 +65,7 @@ class Sources:
             target=target,
             user=user,
             subject=subject,
+            roster=roster,
             inputs=inputs,
             categories=categories,
             bounds=bounds,
@@ -77,8 +82,9 @@ class Sources:
         path: str | Path,
         *,
         target: str | Sequence[str],
-        user: Ids = None,
+        user: Ids | EllipsisType = ...,
         subject: Ids = None,
+        roster: Sequence[Any] | None = None,
         inputs: Sequence[str] | None = None,
         categories: Categories = None,
         bounds: Bounds = None,
@@ -94,6 +100,7 @@ class Sources:
             target=target,
             user=user,
             subject=subject,
+            roster=roster,
             inputs=inputs,
             categories=categories,
             bounds=bounds,
@@ -110,8 +117,9 @@ class Sources:
         path: str | Path,
         *,
         target: str | Sequence[str],
-        user: Ids = None,
+        user: Ids | EllipsisType = ...,
         subject: Ids = None,
+        roster: Sequence[Any] | None = None,
         inputs: Sequence[str] | None = None,
         categories: Categories = None,
         bounds: Bounds = None,
@@ -127,6 +135,7 @@ class Sources:
             target=target,
             user=user,
             subject=subject,
+            roster=roster,
             inputs=inputs,
             categories=categories,
             bounds=bounds,
@@ -143,8 +152,9 @@ class Sources:
         dataset: Any,
         *,
         target: str | Sequence[str],
-        user: Ids = None,
+        user: Ids | EllipsisType = ...,
         subject: Ids = None,
+        roster: Sequence[Any] | None = None,
         inputs: str | Sequence[str] | None = None,
         categories: Categories = None,
         bounds: Bounds = None,
@@ -165,6 +175,7 @@ class Sources:
             target=target,
             user=user,
             subject=subject,
+            roster=roster,
             inputs=inputs,
             categories=categories,
             bounds=bounds,
@@ -183,6 +194,7 @@ class Sources:
         *,
         user: Sequence[Any] | None = None,
         subject: Sequence[Any] | None = None,
+        roster: Sequence[Any] | None = None,
         classes: Sequence[Any] | None = None,
         kind: Asked = None,
         test: tuple[Any, Any] | None = None,
@@ -197,6 +209,7 @@ class Sources:
             labels,
             user=user,
             subject=subject,
+            roster=roster,
             classes=classes,
             kind=kind,
             test=test,
@@ -211,6 +224,7 @@ class Sources:
         *,
         user: Sequence[Any] | None = None,
         subject: Sequence[Any] | None = None,
+        roster: Sequence[Any] | None = None,
         classes: Sequence[Any] | None = None,
         kind: Asked = None,
         channels_first: bool = False,
@@ -225,6 +239,7 @@ class Sources:
             dataset,
             user=user,
             subject=subject,
+            roster=roster,
             classes=classes,
             kind=kind,
             channels_first=channels_first,

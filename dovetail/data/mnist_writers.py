@@ -41,4 +41,4 @@ def _writers(path: Path, labels: np.ndarray) -> np.ndarray:
     return np.unique(table[:, _WRITER], return_inverse=True)[1].astype(np.int32)
 
 
-TASK = Task(name="mnist-writers", load=load)
+TASK = Task(name="mnist-writers", load=load, published=True)

@@ -31,13 +31,15 @@ def build(
     concentration: float = 0.5,
     subjects: np.ndarray | None = None,
     owners: np.ndarray | None = None,
+    roster: int | None = None,
     spread: int = 1,
 ) -> Clients:
     """The partition of this name.
 
-    `users=None` goes with one-record, as many as records, and with by-user, as many as there are. For silos, `users` is
-    the number of silos. `subjects`, whom each record is about, is for silos, and for by-user where the data do not name
-    the `owners` of records.
+    `users=None` goes with one-record, as many as records, and with by-user, as many as there are; with more users than
+    that, those left over hold nothing. With a `roster` of so many places, owners are places on it. For silos, `users`
+    is the number of silos. `subjects`, whom each record is about, is for silos, and for by-user where the data do not
+    name the `owners` of records.
     """
     _validate.known("partition", name, PARTITIONS)
     if name in BY_USER:
@@ -47,7 +49,7 @@ def build(
                 f"expected a task with users or subjects for partition {name!r}, got one without (user= of "
                 "Dataset.from_csv names them; mnist-writers has subjects)"
             )
-        return by_user(known, users=users)
+        return by_user(known, users=users, roster=roster if owners is not None else None)
     if name == "silos":
         if subjects is None:
             raise ValueError(
@@ -57,7 +59,7 @@ def build(
             raise ValueError("expected the number of silos for partition 'silos', got silos=None")
         return silos(subjects, num_silos=users, spread=spread, seed=seed)
     if name == "one-record":
-        return one_record(len(labels), users=users, seed=seed)
+        return one_record(len(labels), users=users or roster, seed=seed)
     if users is None:
         raise ValueError(f"expected the number of users for partition {name!r}, got users=None")
     if name == "iid":
@@ -75,11 +77,12 @@ def iid(num_records: int, *, users: int, seed: int) -> Clients:
 
 
 def one_record(num_records: int, *, users: int | None = None, seed: int) -> Clients:
-    """One record to each user, in random order."""
+    """One record to each user, in random order; users beyond the records hold nothing."""
     users = num_records if users is None else users
-    _check_users(users, num_records)
+    _validate.integer(users=users)
+    _validate.at_least(1, users=users)
     order = np.random.default_rng(seed).permutation(num_records)[:users]
-    return Clients.from_rows(order[:, None])
+    return Clients.from_owners(order, np.arange(len(order)), num_clients=users)
 
 
 def shards(
@@ -136,12 +139,19 @@ def dirichlet(labels: np.ndarray, *, users: int, concentration: float, seed: int
     return Clients.from_owners(order, owner, num_clients=users)
 
 
-def by_user(owners: np.ndarray, *, users: int | None = None) -> Clients:
-    """Every owner is a user, in the order of their ids, and holds all its records; `users` can only confirm that."""
+def by_user(owners: np.ndarray, *, users: int | None = None, roster: int | None = None) -> Clients:
+    """Every owner is a user, in the order of their ids, and holds all its records.
+
+    With more `users` than owners, the others hold nothing; with a `roster`, an owner's id is its place among so many.
+    """
+    if roster is not None:
+        if users not in (None, roster):
+            raise ValueError(f"task.users = {users} contradicts the roster of the data, which has {roster} places")
+        return Clients.from_owners(np.arange(len(owners)), owners, num_clients=roster)
     ids, user = np.unique(owners, return_inverse=True)
-    if users is not None and users != len(ids):
-        raise ValueError(f"expected {len(ids)} users for partition 'by-user', as the data have, got users={users}")
-    return Clients.from_owners(np.arange(len(owners)), user, num_clients=len(ids))
+    if users is not None and users < len(ids):
+        raise ValueError(f"the data name {len(ids)} users, more than task.users = {users}: declare at least as many")
+    return Clients.from_owners(np.arange(len(owners)), user, num_clients=users or len(ids))
 
 
 def silos(subjects: np.ndarray, *, num_silos: int, spread: int, seed: int) -> Clients:

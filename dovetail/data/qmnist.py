@@ -51,4 +51,4 @@ def _images(folder: Path, split: str) -> Path:
     raise FileNotFoundError(f"expected {raw.name} or {raw.name}.gz of qmnist, got a folder without it: {folder}")
 
 
-TASK = Task(name="qmnist", load=load)
+TASK = Task(name="qmnist", load=load, published=True)

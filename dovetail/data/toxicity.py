@@ -130,4 +130,4 @@ def _table(path: Path, columns: tuple[str, ...]) -> list[list[str]]:
     return split
 
 
-TASK = Task(name="toxicity", load=load)
+TASK = Task(name="toxicity", load=load, published=True)

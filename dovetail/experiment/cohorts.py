@@ -7,7 +7,6 @@ import dataclasses
 import numpy as np
 
 from dovetail import _validate, protocols
-from dovetail.data import Clients
 from dovetail.experiment.config import CohortConfig, Config
 from dovetail.randomness import Randomness
 from dovetail.sampling.schedule import Schedule
@@ -15,15 +14,17 @@ from dovetail.sampling.schedule import Schedule
 __all__ = ["schedule_of"]
 
 
-def schedule_of(config: Config, clients: Clients, protocol: protocols.Protocol, *, randomness: Randomness) -> Schedule:
-    """Who takes part when, of these users; where records are sampled, how many there are is public."""
+def schedule_of(
+    config: Config, protocol: protocols.Protocol, *, population: int, records: int | None, randomness: Randomness
+) -> Schedule:
+    """Who takes part when, of so many users; `records` is the public number of records, where they are sampled."""
     cohort = config.cohort
     if (cohort.epochs is None) == (cohort.rounds is None):
         raise ValueError(
             f"expected either cohort.epochs or cohort.rounds, got epochs={cohort.epochs}, rounds={cohort.rounds}"
         )
     _refuse_secret(cohort, protocol)
-    sizes, population = _sizes(cohort), clients.num_clients
+    sizes = _sizes(cohort)
     size = sizes[0] if sizes else population if cohort.size is None else cohort.size
     schedule = Schedule(
         kind=cohort.kind,
@@ -35,7 +36,7 @@ def schedule_of(config: Config, clients: Clients, protocol: protocols.Protocol, 
         colluders=cohort.colluders,
         dropout=cohort.dropout,
         sizes=sizes,
-        records=int(clients.counts.sum()) if protocol.samples == "records" else None,
+        records=records,
     )
     if cohort.epochs is not None:
         _validate.integer(epochs=cohort.epochs)

@@ -44,7 +44,11 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskConfig(_Section, frozen=True, kw_only=True):
-    """The data, features of it, the model, and who holds which records."""
+    """The data, features of it, the model, and who holds which records.
+
+    `users`, `records`, `subjects` and `spread` are public numbers: they are declared, never counted in data that are
+    not published.
+    """
 
     name: str
     model: str = "logistic"
@@ -55,7 +59,9 @@ class TaskConfig(_Section, frozen=True, kw_only=True):
     partition: str | None = None
     users: int | None = None
     silos: int | None = None
-    spread: int = 1
+    records: int | None = None
+    subjects: int | None = None
+    spread: int | None = None
     concentration: float = 0.5
     folder: str | None = None
 

@@ -1,15 +1,22 @@
-"""Who holds which records, and whom they are about."""
+"""Who holds which records, whom they are about, and which numbers about that are public (docs/concepts/counts.md)."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import msgspec
 import numpy as np
 
+from dovetail import protocols
 from dovetail.data import Clients, Dataset, partition, subjects
+from dovetail.data.readers.assembly import TESTED_NOTE
 from dovetail.experiment.config import Config, TaskConfig
 from dovetail.guarantee import units
+from dovetail.protocols.subjects import record_level
 
-__all__ = ["dealt", "settled", "spread_of"]
+__all__ = ["ROWS_NOTE", "check_counts", "dealt", "notes_of", "num_records", "settled", "spread_of"]
+
+ROWS_NOTE = "every row counts as one user: nobody has two rows (user= says whose rows are whose)"
 
 
 def settled(config: Config, dataset: Dataset) -> Config:
@@ -39,28 +46,123 @@ def dealt(task: TaskConfig, dataset: Dataset, *, seed: int) -> Clients:
         concentration=task.concentration,
         subjects=dataset.subjects,
         owners=dataset.users,
-        spread=task.spread,
+        roster=dataset.roster,
+        spread=task.spread or 1,
     )
 
 
-def spread_of(clients: Clients, held: Clients, dataset: Dataset, *, public_spread: int) -> units.Spread:
-    """How subjects' records lie, of all that the users have and of what of it is `held` for the training."""
+def check_counts(config: Config, dataset: Dataset, *, published: bool) -> None:
+    """Refuse to count users in data that are not published where add-remove hides whether one of them is there."""
+    task = config.task
+    counts_users = task.partition in (*partition.BY_USER, "one-record") and dataset.roster is None
+    if published or config.privacy.neighbors != "add-remove" or not counts_users:
+        return
+    if task.users is None:
+        raise ValueError(
+            "under add-remove the number of users is declared, not counted, for it would tell whether one of them is "
+            "there: pass roster= (the public list of all users) to Dataset.from_..., or set task.users to a public "
+            "number that is at least theirs; or ask for privacy.neighbors = 'replace-one'"
+        )
+    if config.cohort.kind == "disjoint":
+        raise ValueError(
+            "under add-remove disjoint batches go by users' places on a public roster: pass roster= to "
+            "Dataset.from_..., or choose cohort.kind = 'poisson' or 'everyone'"
+        )
+
+
+def num_records(config: Config, held: Clients, protocol: protocols.Protocol, *, published: bool) -> int | None:
+    """How many records there are to sample from, as a public number; None where nothing depends on it."""
+    if protocol.samples != "records":
+        return None
+    if config.task.records is not None:
+        return config.task.records
+    if published:
+        return int(held.counts.sum())
+    if {"batch", "sampling_rate"} <= config.protocol_settings.keys():
+        return None
+    raise ValueError(
+        f"{protocol.name!r} samples records, and how many there are is declared, not counted, for noise and files "
+        "would tell whether one of them is there: set task.records to a public number that is about right, or both "
+        "protocol.batch and protocol.sampling_rate"
+    )
+
+
+def notes_of(config: Config, dataset: Dataset, *, published: bool) -> tuple[str, ...]:
+    """What every statement about these data assumes."""
+    if published:
+        return dataset.notes
+    task, said = config.task, [*dataset.notes, TESTED_NOTE]
+    if dataset.users is None and task.partition == "one-record":
+        said.append(ROWS_NOTE)
+    declared = {"users": dataset.roster or task.users, "records": task.records, "subjects": task.subjects}
+    listed = [f"{count} {name}" for name, count in declared.items() if count is not None]
+    if listed:
+        said.append(f"these declared numbers are public, and were not read off the data: {', '.join(listed)}")
+    return tuple(dict.fromkeys(said))
+
+
+def spread_of(
+    task: TaskConfig,
+    clients: Clients,
+    held: Clients,
+    dataset: Dataset,
+    protocol: protocols.Protocol,
+    *,
+    published: bool,
+) -> units.Spread:
+    """How subjects' records lie, of all that the users have and of what of it is `held` for the training.
+
+    Guarantees:
+        Of data that are not published, no number in it depends on who has how many records: it is declared, or a cap
+        that the protocol enforces, or left open.
+    """
     owners, records = clients.entries()
-    items = len(np.unique(records))
     holders = int(np.bincount(np.unique(np.stack([owners, records]), axis=1)[1]).max())
-    if dataset.subjects is None:
-        return units.Spread(alone=holders == 1, users_per_item=holders, users=clients.num_clients, items=items)
-    about = np.unique(np.stack([owners, dataset.subjects[records]]), axis=1)
-    alone = about.shape[1] == len(np.unique(about[0])) == len(np.unique(about[1]))
-    most = subjects.holdings(held, dataset.subjects)
-    return units.Spread(
+    spread = units.Spread(
         users=clients.num_clients,
-        items=items,
-        subjects=len(np.unique(about[1])),
-        known=True,
-        alone=alone,
+        items=task.records,
+        subjects=task.subjects,
+        known=dataset.subjects is not None,
+        alone=dataset.subjects is None and holders == 1,
         users_per_item=holders,
-        users_per_subject=max(most.most_users, public_spread),  # silos are dealt by a public number
+        describes_data=True,
+    )
+    if published:
+        spread = dataclasses.replace(spread, items=task.records or len(np.unique(records)))
+    if dataset.subjects is None:
+        return spread
+    most = subjects.holdings(held, dataset.subjects)
+    if not published:
+        return _declared(spread, task, protocol, most)
+    about = np.unique(np.stack([owners, dataset.subjects[records]]), axis=1)
+    return dataclasses.replace(
+        spread,
+        subjects=task.subjects or len(np.unique(about[1])),
+        alone=about.shape[1] == len(np.unique(about[0])) == len(np.unique(about[1])),
+        users_per_subject=max(most.most_users, task.spread or 1),  # silos are dealt by a public number
         items_per_subject=most.most_items,
         items_per_user=most.most_items_at_one_user,
+        measured=True,
+    )
+
+
+def _declared(
+    spread: units.Spread, task: TaskConfig, protocol: protocols.Protocol, most: subjects.Holdings
+) -> units.Spread:
+    """The limits that were declared, which the data must keep to, and those that the protocol enforces."""
+    if task.spread is not None and most.most_users > task.spread:
+        raise ValueError(
+            f"a subject has records at {most.most_users} users, more than task.spread = {task.spread} declares: "
+            "declare a larger number, or leave records out"
+        )
+    if protocol.samples != "records":
+        return dataclasses.replace(spread, users_per_subject=task.spread)
+    caps = record_level(protocol)
+    if caps.unit == "item":
+        return dataclasses.replace(spread, users_per_subject=task.spread)
+    return dataclasses.replace(
+        spread,
+        users_per_subject=caps.users_per_subject or task.spread,
+        items_per_subject=caps.items_per_subject,
+        items_per_user=caps.items_per_user,
     )

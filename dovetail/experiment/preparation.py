@@ -23,7 +23,7 @@ from dovetail.engine import Engine, Performance, devices
 from dovetail.experiment.calibration import calibrated, guarantee_of
 from dovetail.experiment.cohorts import schedule_of
 from dovetail.experiment.config import ClientConfig, Config
-from dovetail.experiment.holdings import dealt, settled, spread_of
+from dovetail.experiment.holdings import check_counts, dealt, notes_of, num_records, settled, spread_of
 from dovetail.experiment.plan import Plan
 from dovetail.learners import models
 from dovetail.learners.client import ClientUpdate
@@ -89,19 +89,28 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
     dataset, clients, model = loaded(config, task)
     _check_model(config, protocol, dataset, model)
     config = settled(config, dataset)
+    check_counts(config, dataset, published=task.published)
     if task.model is not None:
         task = dataclasses.replace(task, model=model)
     if guests is not None:
         dataset, clients = guests.join(dataset, clients)
     held = usable(protocol, clients, dataset.subjects)
-    spread = spread_of(clients, held, dataset, public_spread=config.task.spread)
+    spread = spread_of(config.task, clients, held, dataset, protocol, published=task.published)
     randomness = Randomness.seeded(config.seed) if config.noise == "seeded" else devices.shared_randomness(config.seed)
-    schedule = schedule_of(config, held, protocol, randomness=randomness)
+    records = num_records(config, held, protocol, published=task.published)
+    schedule = schedule_of(config, protocol, population=held.num_clients, records=records, randomness=randomness)
     moments = moments_of(trainer.update, model)
     said = trainer.server.over(schedule.rounds, moments=moments).notes
     dim = _dimension(model) if moments is None else moments.dim
     learned = () if model.learner is None else model.learner.notes
-    guarantee = guarantee_of(config, protocol, schedule, dim, spread, said=(*said, *dataset.notes, *learned))
+    guarantee = guarantee_of(
+        config,
+        protocol,
+        schedule,
+        dim,
+        spread,
+        said=(*said, *notes_of(config, dataset, published=task.published), *learned),
+    )
     protocol, noise_of = calibrated(guarantee, eps=config.privacy.eps)
 
     if guests is not None:
@@ -171,8 +180,8 @@ class _Trainer:
 def _check_sections(config: Config, protocol: protocols.Protocol) -> None:
     """Refuse settings that would be ignored."""
     task, privacy = config.task, config.privacy
-    if task.partition != "silos" and (task.silos is not None or task.spread != 1):
-        raise ValueError(f"expected task.silos and task.spread with partition 'silos' only, got {task.partition!r}")
+    if task.partition != "silos" and task.silos is not None:
+        raise ValueError(f"expected task.silos with partition 'silos' only, got {task.partition!r}")
     if task.partition == "silos" and task.users is not None:
         raise ValueError(f"expected task.silos and not task.users with partition 'silos', got users={task.users}")
     if protocol.samples == "records" and config.client.update != "fedsgd":

@@ -158,7 +158,7 @@ class Guarantee:
         """The scope of all rounds, as the first cohort's view has it."""
         scope = self.settled.view(self.cohorts[0], self.dim, neighbors=relation).scope
         said = (*scope.assumptions, *self.assumptions)
-        if scope.unit is Unit.SUBJECT and self.spread.items is not None and not self.spread.known:
+        if scope.unit is Unit.SUBJECT and self.spread.describes_data and not self.spread.known:
             said = (*said, self.spread.assumption)
         return dataclasses.replace(scope, assumptions=said, population=self.spread.count_of(scope.unit))
 

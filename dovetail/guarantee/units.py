@@ -41,7 +41,8 @@ class Spread:
     """How records lie: the most users and records of one subject, and whether subjects are known at all.
 
     `alone`: a subject is all of one user. `users_per_item`: so many users may hold the same record. `users`, `items`
-    and `subjects` are how many there are of each, where that is known.
+    and `subjects` are how many there are of each, where that is public. Limits that are None were not declared; they
+    were `measured` in data that are published, and nowhere else. `describes_data`: of a training, not of a quote.
     """
 
     users: int | None = None
@@ -50,9 +51,11 @@ class Spread:
     known: bool = False
     alone: bool = True
     users_per_item: int = 1
-    users_per_subject: int = 1
+    users_per_subject: int | None = 1
     items_per_subject: int | None = None
     items_per_user: int | None = None
+    measured: bool = False
+    describes_data: bool = False
 
     def count_of(self, unit: Unit) -> int | None:
         """How many such units there are."""
@@ -66,12 +69,19 @@ class Spread:
             return _UNKNOWN
         if self.alone:
             return _ALONE
-        said = f"no subject has records at more than {self.users_per_subject} user{'s' * (self.users_per_subject > 1)}"
+        limits = []
+        if self.users_per_subject is not None:
+            limits.append(f"records at more than {self.users_per_subject} user{'s' * (self.users_per_subject > 1)}")
         if self.items_per_subject is not None:
-            said += f", or more than {self.items_per_subject} records in total"
+            limits.append(f"more than {self.items_per_subject} records in total")
         if self.items_per_user is not None:
-            said += f", or more than {self.items_per_user} at one user"
-        return f"{said} (these limits were computed from the data, and the statement does not cover that)"
+            limits.append(f"more than {self.items_per_user} at one user")
+        if not limits:
+            return "nothing is declared of how a subject's records lie"
+        said = f"no subject has {', or '.join(limits)}"
+        if self.measured:
+            return f"{said} (these limits were computed from the data, and the statement does not cover that)"
+        return f"{said} (as declared before the training)"
 
 
 def bound(
@@ -101,6 +111,10 @@ def bound(
             return spanning.spanned(replaced.rounds, users=spread.users_per_item, delta=at)
         if not spread.known:
             raise NotApplicable("the data do not say whom a record is about, and several users hold the same record")
+        if spread.users_per_subject is None:
+            raise NotApplicable(
+                "how many users may hold records of one subject was not declared (task.spread), and is not counted"
+            )
         return spanning.spanned(replaced.rounds, users=spread.users_per_subject, delta=at)
     if unit is Unit.USER:
         raise NotApplicable("records are clipped one by one, and a user may hold any number of them")
@@ -151,7 +165,7 @@ def _of_subjects(rounds: Sequence[Round], items: int, spread: Spread) -> list[Ro
     seen = []
     for item in rounds:
         event = release_of(item.mechanism).of_subject(
-            items=items, users=spread.users_per_subject, items_per_user=spread.items_per_user
+            items=items, users=spread.users_per_subject or items, items_per_user=spread.items_per_user
         )
         seen.append(dataclasses.replace(item, mechanism=event))
     return seen

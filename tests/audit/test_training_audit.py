@@ -38,7 +38,7 @@ def load_people(*, folder=None):
     return dataclasses.replace(load(), subjects=np.arange(RECORDS, dtype=np.int32) // 4)
 
 
-TASK, PEOPLE = Task(name="blobs", load=load), Task(name="people", load=load_people)
+TASK, PEOPLE = (Task(name=name, load=of, published=True) for name, of in (("blobs", load), ("people", load_people)))
 BASE = {
     "noise": "seeded",
     "task": {"name": "blobs"},

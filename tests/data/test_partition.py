@@ -75,7 +75,6 @@ def test_one_record_is_by_default_as_many_users_as_records():
 def test_more_users_than_records_are_refused(users):
     calls = [
         lambda: partition.iid(10, users=users, seed=0),
-        lambda: partition.one_record(10, users=users, seed=0),
         lambda: partition.dirichlet(LABELS[:10], users=users, concentration=1.0, seed=0),
     ]
     for call in calls:
@@ -181,8 +180,21 @@ def test_by_user_every_owner_is_a_user_with_all_its_records():
         assert clients.num_clients == len(ids)
         for mine, subject in zip(owned(clients), ids, strict=True):
             np.testing.assert_array_equal(mine, np.flatnonzero(subject == SUBJECTS))
-    with pytest.raises(ValueError, match="expected 60 users for partition 'by-user', as the data have, got users=5"):
+    with pytest.raises(ValueError, match=r"the data name 60 users, more than task.users = 5: declare at least as many"):
         partition.by_user(SUBJECTS, users=5)
+
+
+def test_declared_users_beyond_those_with_records_hold_nothing():
+    assert partition.by_user(np.array([4, 4, 9]), users=4).counts.tolist() == [2, 1, 0, 0]
+    assert partition.one_record(3, users=5, seed=0).counts.tolist() == [1, 1, 1, 0, 0]
+
+
+def test_a_place_on_the_roster_does_not_depend_on_who_else_has_records():
+    places = np.array([1, 1, 4], np.int32)
+    assert partition.by_user(places, roster=6).counts.tolist() == [0, 2, 0, 0, 1, 0]
+    assert partition.by_user(places[2:], roster=6).counts.tolist() == [0, 0, 0, 0, 1, 0]
+    with pytest.raises(ValueError, match=r"task.users = 5 contradicts the roster of the data, which has 6 places"):
+        partition.by_user(places, users=5, roster=6)
 
 
 def held(clients, subjects) -> np.ndarray:

@@ -481,7 +481,7 @@ def test_a_target_of_floating_point_numbers_is_a_number():
     data = Dataset.from_pandas(COLUMNS, target="dose", user="patient", inputs=["age"], test_share=0.5, test_seed=1)
     assert (data.target, data.num_classes, data.labels.dtype) == ("number", 1, np.float32)
     assert data.notes == (TESTED_NOTE,)
-    forced = Dataset.from_pandas(COLUMNS, target="age", kind="number", inputs=["dose"], test=COLUMNS)
+    forced = Dataset.from_pandas(COLUMNS, target="age", user=None, kind="number", inputs=["dose"], test=COLUMNS)
     assert forced.labels.tolist() == COLUMNS["age"]
 
 
@@ -498,9 +498,9 @@ def test_a_list_of_targets_is_a_set_of_labels():
 
 def test_labels_are_zeros_and_ones():
     with pytest.raises(ValueError, match="expected 0 or 1 in column 'age', got 6 of 6 rows with another"):
-        Dataset.from_pandas(COLUMNS, target=["age", "smoker"], inputs=["dose"], test=COLUMNS)
+        Dataset.from_pandas(COLUMNS, target=["age", "smoker"], user=None, inputs=["dose"], test=COLUMNS)
     with pytest.raises(ValueError, match="expected columns of 0 and 1, and neither classes nor bounds"):
-        Dataset.from_pandas(COLUMNS, target=["smoker"], classes=[0, 1], inputs=["dose"], test=COLUMNS)
+        Dataset.from_pandas(COLUMNS, target=["smoker"], user=None, classes=[0, 1], inputs=["dose"], test=COLUMNS)
 
 
 def test_reading_needs_no_package_but_the_librarys_own(tmp_path, monkeypatch):

@@ -91,6 +91,7 @@ def test_records_are_protected_under_regression_with_an_own_loss(protocol):
     settings = {
         "task.partition": "iid",
         "task.users": 10,
+        "task.records": 300,
         "cohort.kind": "everyone",
         "cohort.rounds": 30,
         "privacy.unit": "item",

@@ -214,7 +214,7 @@ def test_a_resumed_run_goes_on_with_the_same_draws_and_the_same_ledger(tmp_path)
         ([("client.update", "fedavg")], "expected client.update = 'fedsgd'"),
         ([("task.spread", 7)], "expected"),
         ([("task.users", 3)], "expected task.silos and not task.users"),
-        ([("task.partition", "iid")], "expected task.silos and task.spread with partition 'silos' only"),
+        ([("task.partition", "iid")], "expected task.silos with partition 'silos' only"),
     ],
 )
 def test_bad_input_is_one_sentence(overrides, sentence):

@@ -24,7 +24,7 @@ def images(*, folder=None):
     )
 
 
-IMAGES = Task(name="images", load=images)
+IMAGES = Task(name="images", load=images, published=True)
 BASE = {
     "task": {"name": "images"},
     "noise": "seeded",

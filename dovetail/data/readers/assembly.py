@@ -25,17 +25,34 @@ TESTED_NOTE = "the test records are public: what is measured on them has no nois
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Rows:
-    """Inputs, the columns of their targets, and by name the users and the subjects, where they are known."""
+    """Inputs, the columns of their targets, and by name the users and the subjects, where they are known.
+
+    `roster` is the public list of users, of whom some may have no records.
+    """
 
     inputs: np.ndarray
     targets: Table
     users: Sequence[str] | None = None
     subjects: Sequence[str] | None = None
+    roster: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         for name, found in (("target", self.targets.rows), *((key, len(ids)) for key, ids in self._owners)):
             if found != len(self.inputs):
                 raise ValueError(f"expected one {name} for each of {len(self.inputs)} records, got {found}")
+
+        self._check_roster()
+
+    def _check_roster(self) -> None:
+        if self.roster is None:
+            return
+        if self.users is None:
+            raise ValueError("roster= lists the users, so user= must say whose a row is, and it does not")
+        if strangers := set(self.users) - set(self.roster):
+            raise ValueError(
+                f"{len(strangers)} users of the data are not on the roster, such as {min(strangers)!r}: it must list "
+                "every user, with records or without"
+            )
 
     @property
     def _owners(self) -> list[tuple[str, Sequence[str]]]:
@@ -81,13 +98,21 @@ def assembled(
         answer=answer,
         columns=columns,
     )
+    roster = None
+    if records.roster is not None:
+        listed = np.array(list(dict.fromkeys(records.roster)))
+        tested = np.zeros(len(listed), bool)
+        if test_share is not None:
+            tested = np.array([is_held_out(name, share=test_share, seed=test_seed) for name in listed])
+        roster = listed[~tested].tolist()
     return Dataset(
         inputs=records.inputs[kept],
         labels=labels[kept],
         test_inputs=test_inputs,
         test_labels=test_labels,
         num_classes=answer.size,
-        users=ids_of(records.users, kept),
+        users=ids_of(records.users, kept, roster=roster),
+        roster=None if roster is None else len(roster),
         subjects=ids_of(records.subjects, kept),
         notes=(*(() if declared or answer.kind != "classes" else (CLASSES_NOTE,)), TESTED_NOTE),
         recipe=recipe,
@@ -104,7 +129,7 @@ def held_out(names: Sequence[str], *, share: float, seed: int) -> np.ndarray:
     _validate.in_open_interval(0, 1, test_share=share)
     _validate.integer(test_seed=seed)
     different = set(names)
-    chosen = {name for name in different if _uniform(f"{seed}:{name}") < share}
+    chosen = {name for name in different if is_held_out(name, share=share, seed=seed)}
     if not 0 < len(chosen) < len(different):
         raise ValueError(
             f"expected a test_share that leaves someone on both sides, got test_share={share} with {len(chosen)} of "
@@ -113,12 +138,17 @@ def held_out(names: Sequence[str], *, share: float, seed: int) -> np.ndarray:
     return np.fromiter((name in chosen for name in names), bool, len(names))
 
 
-def ids_of(names: Sequence[str] | None, kept: np.ndarray) -> np.ndarray | None:
-    """Numbers 0, 1, ... for the names of the records that are kept, in the order of the names; None if unknown."""
+def is_held_out(name: str, *, share: float, seed: int) -> bool:
+    """Whether the records of this name are for testing."""
+    return _uniform(f"{seed}:{name}") < share
+
+
+def ids_of(names: Sequence[str] | None, kept: np.ndarray, *, roster: Sequence[str] | None = None) -> np.ndarray | None:
+    """For the names of the records that are kept: places on the roster, or numbers in their order; None if unknown."""
     if names is None:
         return None
     mine = [name for name, keep in zip(names, kept, strict=True) if keep]
-    number = {name: place for place, name in enumerate(sorted(set(mine)))}
+    number = {name: place for place, name in enumerate(sorted(set(mine)) if roster is None else roster)}
     return np.fromiter((number[name] for name in mine), np.int32, len(mine))
 
 

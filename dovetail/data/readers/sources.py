@@ -5,7 +5,9 @@ A table's columns are inputs unless they are named as user, subject or target. A
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -19,14 +21,23 @@ from dovetail.data.readers.tables import Table, needed
 __all__ = ["from_arrays", "from_huggingface", "from_items", "from_table"]
 
 _LABEL = "labels"
+# fmt: off
+_ID_WORDS = frozenset((
+    "account", "annotator", "client", "clientid", "customer", "device", "driver", "employee", "household", "id",
+    "ids", "member", "owner", "participant", "patient", "patientid", "people", "person", "pid", "player",
+    "respondent", "speaker", "student", "subject", "subjectid", "uid", "user", "userid", "username", "worker",
+    "writer",
+))
+# fmt: on
 
 
 def from_table(
     source: Any,
     *,
     target: str | Sequence[str],
-    user: str | Sequence[Any] | None = None,
+    user: str | Sequence[Any] | EllipsisType | None = ...,
     subject: str | Sequence[Any] | None = None,
+    roster: Sequence[Any] | None = None,
     inputs: Sequence[str] | None = None,
     categories: Mapping[str, Sequence[Any]] | None = None,
     bounds: Mapping[str, tuple[float, float]] | None = None,
@@ -40,6 +51,9 @@ def from_table(
     table, other = Table.of(source), None if test is None else Table.of(test)
     targets = [target] if isinstance(target, str) else list(target)
     spoken_for = [*targets, *(column for column in (user, subject) if isinstance(column, str))]
+    owner = None if isinstance(user, EllipsisType) else user
+    if isinstance(user, EllipsisType):
+        ask_whose_rows(table, spoken_for)
     for name in spoken_for:
         table.column(name)
     names = [name for name in table.columns if name not in spoken_for] if inputs is None else list(inputs)
@@ -53,7 +67,11 @@ def from_table(
         bounds=(bounds or {}).get(target) if isinstance(target, str) else None,
     )
     records = Rows(
-        inputs=matrix(table, columns), targets=table, users=_names(table, user), subjects=_names(table, subject)
+        inputs=matrix(table, columns),
+        targets=table,
+        users=_names(table, owner),
+        subjects=_names(table, subject),
+        roster=_text(roster),
     )
     return assembled(
         records,
@@ -72,6 +90,7 @@ def from_arrays(
     *,
     user: Sequence[Any] | None = None,
     subject: Sequence[Any] | None = None,
+    roster: Sequence[Any] | None = None,
     classes: Sequence[Any] | None = None,
     kind: Target | None = None,
     test: tuple[Any, Any] | None = None,
@@ -92,13 +111,19 @@ def from_arrays(
     else:
         target = _LABEL
 
-    def records(of: Any, told: Any, users: Any = None, subjects: Any = None) -> Rows:
+    def records(of: Any, told: Any, users: Any = None, subjects: Any = None, roster: Any = None) -> Rows:
         found = np.asarray(told)
         columns = {_LABEL: found} if isinstance(target, str) else dict(zip(target, found.T, strict=True))
         table = Table(name="the labels", columns=columns)
-        return Rows(inputs=np.asarray(of), targets=table, users=_text(users), subjects=_text(subjects))
+        return Rows(
+            inputs=np.asarray(of),
+            targets=table,
+            users=_text(users),
+            subjects=_text(subjects),
+            roster=_text(roster),
+        )
 
-    train, other = records(inputs, labels, user, subject), None if test is None else records(*test)
+    train, other = records(inputs, labels, user, subject, roster), None if test is None else records(*test)
     tables = [train.targets] if other is None else [train.targets, other.targets]
     answer = Answer.found(tables, target=target, kind=kind, classes=None if several else classes)
     return assembled(
@@ -149,6 +174,21 @@ def from_huggingface(
         if isinstance(how.get(owner), str):
             how = {**how, owner: tables[0].names(how[owner])}
     return from_arrays(*arrays(tables[0]), test=arrays(tables[1]) if test is not None else None, **how)
+
+
+def ask_whose_rows(table: Table, spoken_for: Sequence[str]) -> None:
+    """Refuse to take rows for users where a column looks like ids and has some value twice: most likely a person's."""
+    for name in table.columns:
+        words = re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", str(name)).lower())
+        if name in spoken_for or _ID_WORDS.isdisjoint(words):
+            continue
+        values = table.names(name)
+        if len(set(values)) < len(values):
+            raise ValueError(
+                f"the column {name!r} of {table.name} looks like ids, and {len(values) - len(set(values))} of its rows "
+                f"repeat one: pass user={name!r} to protect a user with all of its rows, or user=None if every row "
+                "counts as one user"
+            )
 
 
 def _columns(
