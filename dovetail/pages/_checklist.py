@@ -10,7 +10,7 @@ from dovetail.statements import TUNING_ASSUMPTION, Neighbors, Statement, Unit
 __all__ = ["Item", "items", "owner_of", "tuning"]
 
 _RULES = (  # the first that fits
-    ("enrolment operator", ("whoever enrols users", "public roster")),
+    ("enrolment operator", ("whoever enrols users", "public roster", "place in the list of budgets")),
     ("aggregator operators", ("aggregators is honest", "by the aggregators", "aggregators draw", "aggregator")),
     (
         "shuffler operators",

@@ -107,6 +107,7 @@ def test_raw_data_on_one_machine_are_exposed():
         ),
         ("the run's noise key (256 bits from the operating system) stays secret", "operator of the training"),
         ("hyper-parameters were chosen without the private data", "analyst"),
+        ("every user has a place in the list of budgets of its own", "enrolment operator"),
         ("users' budgets are public and do not change when a user's data is replaced", "analyst"),
     ],
 )

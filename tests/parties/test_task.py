@@ -72,6 +72,18 @@ def test_a_signed_task_is_verified_and_has_one_id():
     assert verify(sign(whole, SIGNER), signer=SIGNER.public.key_id).task_id == task.task_id
 
 
+def test_personal_budgets_assume_that_no_two_users_hold_one_place():
+    """If all users held the place of the largest budget, 8.0 would be true where .361 is certified."""
+    settings = {"budgets": [0.05] * 8 + [8.0], "clip_value": 1.0}
+    shares = (service_keys(), service_keys())
+    sizes = {"min_clients": 9, "max_clients": 9}
+    personal = task_of(protocol="apes", settings=settings, shufflers=(), aggregators=shares, dim=1, rounds=1, **sizes)
+    said = [line for line in cost(personal, 1)[0].assumptions if "a place in the list of budgets of its own" in line]
+    assert len(said) == 1
+    plain = cost(task_of(), 1)[0].assumptions
+    assert not any("list of budgets" in line for line in plain)
+
+
 def test_it_costs_what_the_quote_of_the_smallest_round_says():
     certified, local = cost(task_of(max_clients=500), 3)
     plan = quotes.Terms(num_users=500, dim=20, delta=1e-6, rounds=3, settings={"clip_norm": 1.0, "eps_local": 2.0})

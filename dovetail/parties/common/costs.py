@@ -21,6 +21,7 @@ from dovetail.statements import Spent, Statement, unbounded
 __all__ = ["calibrated", "cost"]
 
 _ONE_AT_A_TIME = threading.Lock()
+_OWN_PLACES = "every user has a place in the list of budgets of its own: whoever enrols users gives no number twice"
 _CHARGED = 1e-6  # of delta: for what sampling on a computer is off by
 
 
@@ -89,7 +90,8 @@ def _cost(body: bytes, rounds: int) -> tuple[Statement, Statement]:
     protocol, cohort = task.build()
     sent, off = _sent(task)
     delta = task.delta * (1 - _CHARGED) if off else task.delta
-    training = _guarantee(protocol, cohort, rounds, dim=task.dim, delta=delta, assumptions=tuple(sent.assumptions))
+    assumed = (*sent.assumptions, *(() if protocol.budgets is None else (_OWN_PLACES,)))
+    training = _guarantee(protocol, cohort, rounds, dim=task.dim, delta=delta, assumptions=assumed)
     record = training.record()
     certified = dataclasses.replace(record.certified(), delta=task.delta)
     if off and not certified.unbounded:
