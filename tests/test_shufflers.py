@@ -188,3 +188,16 @@ def test_only_sums_of_bits_can_lose_a_surplus():
 def test_absent_clients_are_masked_whole():
     reports = Reports(None, jnp.ones((3, 2)), jnp.ones((3, 2), bool))
     np.testing.assert_array_equal(masked(reports, jnp.array([True, False, True])).valid.sum(axis=1), [2, 0, 2])
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_reports_that_are_not_valid_count_nowhere_though_their_slots_are_in_range(linked):
+    slot = jnp.array([[0, 2], [1, 2], [0, 1]])
+    reports = Reports(slot, jnp.ones((3, 2)), jnp.array([[True, False], [True, True], [False, False]]))
+    layout = Layout(slots=3, reports_per_client=2, shufflers=1, **({"linkage": "vector"} if linked else {}))
+    got = shufflers.shuffle(reports, layout, key=jax.random.key(0))
+    if got.slot is None:
+        counts = np.asarray(got.valid).sum(axis=0)
+    else:
+        counts = np.bincount(np.asarray(got.slot)[np.asarray(got.valid)], minlength=3)
+    np.testing.assert_array_equal(counts, [1, 1, 1])

@@ -39,6 +39,9 @@ CASES = {
     "shared sum, one": events.SkellamSum(coordinates=1, **SUM),
     "split and mix": events.SplitAndMix(coordinates=2, shares=60, **SUM),
     "subject": events.SampledSubject(std=8.0, clip_norm=1.0, items=3, prob_item=0.2, users_spanned=2),
+    "subject, certain": events.SampledSubject(
+        std=8.0, clip_norm=1.0, items=4, prob_item=1.0, users_spanned=4, noise="user"
+    ),
     "subject, own noise": events.SampledSubject(
         std=8.0, clip_norm=1.0, items=3, prob_item=0.2, users_spanned=2, noise="user", steps=2
     ),

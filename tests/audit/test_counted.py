@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import binom
+from scipy.stats import binom, binomtest
 
 from dovetail import audit as audits
 from dovetail.audit import runs
@@ -47,6 +47,16 @@ def test_a_bound_from_counts_errs_no_more_often_than_it_says(confidence, hit_rat
     assert chance[bound > truth].sum() <= 1 - confidence
     assert chance[bound > truth].sum() > 0  # and a bound that is never wrong would be too careful to be of use
     assert chance[bound > 0.5 * truth].sum() > 0.1
+
+
+@pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])
+@pytest.mark.parametrize(("hits", "alarms"), [(70, 3), (100, 0), (55, 50)])
+def test_both_ends_are_clopper_and_pearsons(confidence, hits, alarms):
+    """Each is wrong with half of what the bound may be wrong with."""
+    low = binomtest(hits, 100).proportion_ci(confidence_level=confidence, method="exact").low
+    high = binomtest(alarms, 100).proportion_ci(confidence_level=confidence, method="exact").high
+    found = float(runs.eps_from_counts(hits, alarms, 100, delta=0.01, confidence=confidence))
+    assert found == pytest.approx(math.log((low - 0.01) / high), abs=1e-9)
 
 
 def test_extreme_counts_give_sound_bounds():

@@ -91,6 +91,13 @@ class TestToxicity:
         np.testing.assert_array_equal(first, same)
         assert np.linalg.norm(first) == pytest.approx(1, rel=1e-6)
         assert np.any(first != other)
+        both, forth, back = toxicity.hashed(["one two one", "one two", "two one"]) > 0, *toxicity.hashed(["one", "two"])
+        assert not np.array_equal(*toxicity.hashed(["one two", "two one"])), "pairs have an order"
+        words = (forth != 0) | (back != 0)
+        pairs = toxicity.hashed(["one two three"])[0]
+        alone = np.any(toxicity.hashed(["one", "two", "three"]) != 0, axis=0)
+        assert np.count_nonzero(pairs[~alone]) == 2, "one two, and two three; not one three"
+        assert words.any() and both.any()
         assert not nothing.any()
         assert first.dtype == np.float32 and first.shape == (toxicity.FEATURES,)
 

@@ -499,6 +499,18 @@ def test_a_list_of_targets_is_a_set_of_labels():
 def test_labels_are_zeros_and_ones():
     with pytest.raises(ValueError, match="expected 0 or 1 in column 'age', got 6 of 6 rows with another"):
         Dataset.from_pandas(COLUMNS, target=["age", "smoker"], user=None, inputs=["dose"], test=COLUMNS)
+    halves = {"x": [1.0, 2.0], "a": [0.0, 0.5]}
+    with pytest.raises(ValueError, match="expected 0 or 1 in column 'a', got 1 of 2 rows with another"):
+        Dataset.from_pandas(halves, target=["a"], inputs=["x"], test=halves)
+    with pytest.raises(ValueError, match="zeros and ones, got 1 that are neither"):
+        Dataset(
+            inputs=np.ones((2, 1), np.float32),
+            labels=np.array([[0.0], [0.5]]),
+            test_inputs=np.ones((1, 1), np.float32),
+            test_labels=np.array([[1.0]]),
+            num_classes=1,
+            target="labels",
+        )
     with pytest.raises(ValueError, match="expected columns of 0 and 1, and neither classes nor bounds"):
         Dataset.from_pandas(COLUMNS, target=["smoker"], user=None, classes=[0, 1], inputs=["dose"], test=COLUMNS)
 

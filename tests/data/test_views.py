@@ -112,3 +112,20 @@ def test_views_of_a_clients_records_are_the_clients_rows():
     held = Clients.from_rows(np.array([[2, 0], [1, 1]]), np.array([2, 1])).with_views(3)
     np.testing.assert_array_equal(held.records, [6, 7, 8, 0, 1, 2, 3, 4, 5])
     np.testing.assert_array_equal(held.counts, [6, 3])
+
+
+def brighter(images):
+    return images + 200
+
+
+def darker(images):
+    return images - 200
+
+
+def test_bytes_that_a_view_drives_out_of_range_stay_at_its_ends(monkeypatch):
+    """A cast alone would make 300 of 255 + 45, and 44 of that."""
+    monkeypatch.setattr(views, "parse", lambda chosen: (views.same, brighter, darker))
+    data = dataset(np.array([[[0, 100]], [[200, 255]]], np.uint8))
+    rows = views.expanded(data, ["own"]).inputs.reshape(2, 3, 2)
+    np.testing.assert_array_equal(rows[:, 1], [[200, 255], [255, 255]])
+    np.testing.assert_array_equal(rows[:, 2], [[0, 0], [0, 55]])

@@ -9,8 +9,10 @@ from grids import later
 
 import dovetail
 from dovetail import Dataset
-from dovetail.data import Task
-from dovetail.experiment.holdings import ROWS_NOTE
+from dovetail.data import Clients, Task
+from dovetail.experiment.config import TaskConfig
+from dovetail.experiment.holdings import ROWS_NOTE, spread_of
+from dovetail.protocols.curator.dp_fl import DpFl
 
 PEOPLE, ROWS = 12, 5
 NOISY = ("hmac_sha256", "seconds_per_round", "accuracy", "auc", "metrics", "learned", "ledger", "chain", "out")
@@ -236,3 +238,17 @@ def test_who_is_held_out_has_no_place_among_those_trained_on():
     fewer = Dataset.from_pandas({key: values[1:] for key, values in table.items()}, **how)
     assert whole.roster == fewer.roster < 40
     assert set(fewer.users) <= set(whole.users)
+
+
+def test_users_that_share_records_are_not_alone():
+    """Where a record is at two users, what protects one of them protects nobody whom the record is about."""
+    rows = dataclasses.replace(dataset(), users=None, subjects=None, roster=None)
+    task = Task(name="benchmark", load=lambda *, folder: rows, published=True)
+    settings = {"cohort.rounds": 1, "cohort.kind": "everyone", "protocol.noise_multiplier": 2.0}
+    once = dovetail.train(task, settings={**settings, "task.partition": "iid", "task.users": 6})
+    assert not once.units[dovetail.statements.Unit.SUBJECT].unbounded
+    clients = Clients.from_rows(np.array([[0, 1], [1, 2], [3, 4]]))
+    config = TaskConfig(name="benchmark", partition="shards")
+    for published in (True, False):
+        spread = spread_of(config, clients, clients, rows, DpFl(), published=published)
+        assert (spread.alone, spread.users_per_item) == (False, 2)

@@ -70,6 +70,21 @@ def test_all_ways_add_up_to_the_same_and_no_user_adds_more_than_the_clip_norm(us
     assert np.linalg.norm(np.asarray(one.params)) * size == pytest.approx(1.0, abs=1e-2)
 
 
+@pytest.mark.parametrize("users", [None, 60])
+def test_places_where_nobody_is_add_nothing(users):
+    """They are read as the first user's."""
+    dealt = {} if users is None else {"task__users": users, "task__partition": "iid"}
+    plan = prepared(**dealt, performance__chunk=16)
+    few = np.array([3, 5], np.int32)
+    exactly, roomy = (
+        np.asarray(plan.engine.step(plan.engine.start(), few, index=0, capacity=capacity).params)
+        for capacity in (2, 60)
+    )
+    np.testing.assert_allclose(roomy, exactly, rtol=1e-5, atol=1e-7)
+    first = np.asarray(plan.engine.step(plan.engine.start(), np.array([0], np.int32), index=0, capacity=1).params)
+    assert np.abs(first).max() > 1e-3, "the first user's would show"
+
+
 def test_a_record_that_is_no_number_adds_nothing():
     def load(*, folder=None):
         data = TASK.load()

@@ -127,6 +127,15 @@ def test_another_version_of_the_library_is_refused(halted, monkeypatch):
         experiment.run(plan(), out=halted, resume=True)
 
 
+@pytest.mark.parametrize("released", [[], [0, 1], [0, 1, 2, 3, 4], [0, 1, 2, 3, 3]])
+def test_a_checkpoint_whose_rounds_are_not_the_plans_is_refused(halted, released):
+    """Rounds that were run and are not listed would not be charged."""
+    saved = RunFolder(halted).saved()
+    RunFolder(halted).save(dataclasses.replace(saved, released=tuple(released)))
+    with pytest.raises(ValueError, match="expected the rounds that were released"):
+        experiment.run(plan(), out=halted, resume=True)
+
+
 def test_speed_may_change(halted):
     result = experiment.run(plan(("performance.chunk", 7)), out=halted, resume=True)
     assert result.rounds == 6

@@ -394,3 +394,25 @@ def test_a_ledger_and_its_witness_stay_with_the_user_through_rotation(tmp_path, 
     shutil.rmtree(tmp_path / "user" / "spending")
     with pytest.raises(SetBack):
         spend(Client(tmp_path / "user", policy=sharing.policy, key=key, witness=tmp_path / "elsewhere"), sharing, 2)
+
+
+def test_a_rotation_that_the_old_key_did_not_sign_replaces_nobody(tmp_path):
+    """Nor one signed by somebody else, nor for another successor."""
+    user, thief = KeyPair.generate("sign"), KeyPair.generate("sign")
+    path, file = tmp_path / "enrolled.json", tmp_path / "rotation.json"
+    (tmp_path / "key.json").write_bytes(msgspec.json.encode(user.public))
+    enrol(path, [tmp_path / "key.json"])
+    before = path.read_bytes()
+    honest = rotated(user.public, KeyPair.generate("sign").public, by=user)
+    forged = msgspec.structs.replace(honest, new_sign=thief.public)
+    for rotation in (
+        msgspec.structs.replace(forged, signature=bytes(64)),
+        forged,
+        msgspec.structs.replace(forged, signature=thief.sign(b"dovetail")),
+    ):
+        file.write_bytes(msgspec.json.encode(rotation))
+        with pytest.raises(ValueError, match="the old key has endorsed"):
+            enrol(path, [file])
+        assert path.read_bytes() == before
+    file.write_bytes(msgspec.json.encode(honest))
+    assert enrol(path, [file]) == 1

@@ -110,3 +110,23 @@ def test_a_replica_without_the_folder_says_so(tmp_path):
     store._segments = None
     with pytest.raises(ValueError, match="expected the folder of this store's segments, got none"):
         store.close(1, roster=store.freeze(1))
+
+
+def test_zeros_are_on_disk_before_the_file_goes(tmp_path, monkeypatch):
+    segments, done = Segments(tmp_path), []
+    segments.append(1, [b"a share"])
+    segments.shut()
+    sync, unlink = os.fdatasync, type(tmp_path).unlink
+
+    def synced(file):
+        done.append(("sync", os.pread(file, 99, 0)))
+        sync(file)
+
+    def removed(path, **how):
+        done.append(("unlink", None))
+        unlink(path, **how)
+
+    monkeypatch.setattr(os, "fdatasync", synced)
+    monkeypatch.setattr(type(tmp_path), "unlink", removed)
+    segments.drop(1)
+    assert done == [("sync", bytes(7)), ("unlink", None)]

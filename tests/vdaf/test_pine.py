@@ -196,6 +196,19 @@ def test_errors_are_what_the_page_says():
     assert small_checks(2, squared=100, checks=10).soundness_error(1) >= 2.0**-10
 
 
+def test_an_honest_vector_fails_as_often_as_a_union_over_its_failures_allows():
+    """Of n products, those that must fail are large independently of each other: the exponent is their number."""
+    for checks, successes in ((10, 10), (10, 8), (30, 24)):
+        layout = NormLayout(field=FIELD64, dim=6, squared=50, checks=checks, successes=successes, alpha=1.2)
+        large = 2 * math.exp(-(layout.reach**2) / layout.squared)
+        assert 1e-3 < large < 1, "or the choice of numbers shows nothing"
+        failures = checks - successes + 1
+        expected = math.exp(math.log(math.comb(checks, failures)) + failures * math.log(large))
+        assert layout.unlucky == pytest.approx(min(1.0, expected), rel=1e-6)
+        exact = stats.binom.sf(failures - 1, checks, large)
+        assert exact <= layout.unlucky
+
+
 def test_fields_that_are_too_small_are_refused():
     with pytest.raises(ValueError, match="wraparounds"):
         NormLayout(field=FIELD32, dim=10, squared=30_000**2, alpha=100.0)
