@@ -7,8 +7,9 @@ mutant changes one expression: a comparison, an operator, a constant, min and ma
 that returns nothing. It is made in a copy of the tree; test files that name the module or the function are run first,
 those that name them most often ahead, then the package's own folder of tests. `killed` says by which test.
 
-Run it with a Python that has PyTorch, or mutants of the PyTorch learner meet none of its tests. A survivor may be equivalent (no input tells it apart), or be noticed by a test elsewhere: run `make test` in the copy
-before calling it one.
+Run it with a Python that has PyTorch, or mutants of the PyTorch learner meet none of its tests. A survivor may be
+equivalent (no input tells it apart), or be noticed by a test elsewhere: run `make test` in the copy before calling it
+one.
 """
 
 from __future__ import annotations
