@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -70,6 +71,41 @@ def test_a_signed_task_is_verified_and_has_one_id():
     assert task_of(settings={"eps_local": 2.0, "clip_norm": 1.0}).task_id == task.task_id  # the order says nothing
     whole = task_of(round_seconds=60, eps=3)  # whole numbers are numbers
     assert verify(sign(whole, SIGNER), signer=SIGNER.public.key_id).task_id == task.task_id
+
+
+FOLDERS = ["project #3", "what?", "50%", "%41", "new\nline", os.fsdecode(b"caf\xe9"), "a'b\"c", "task?mode=rwc#"]
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_no_name_of_a_folder_switches_the_lifetime_budget_off(tmp_path, name):
+    """Twelve tasks in "project #3" spent 8.25 of 2: another file was opened, and counted as nothing spent."""
+    tasks = [task_of(name=f"task {number}", rounds=1) for number in range(12)]
+    one = cost(tasks[0], 1)[0].eps
+    spending = Spending(tmp_path / name, policy_of(eps_lifetime=2.5 * one))
+    spent = []
+    for task in tasks:
+        try:
+            spending.spend(task, 1)
+            spent.append(task.name)
+        except Refused as refusal:
+            assert "in a lifetime" in str(refusal)
+    assert spent == ["task 0", "task 1"]
+    assert spending.total()[0] == pytest.approx(2 * one)
+
+
+@pytest.mark.parametrize(
+    "content", [b"not a database, but long enough to be looked at as one" * 40, b"SQLite format 3\0"]
+)
+def test_a_ledger_that_cannot_be_read_stops_the_user(tmp_path, content):
+    spending = Spending(tmp_path, policy_of())
+    spending.spend(task_of(rounds=1), 1)
+    (ledger,) = tmp_path.glob("task-*.db")
+    for extra in tmp_path.glob("task-*.db-*"):
+        extra.unlink()
+    ledger.write_bytes(content)
+    for ask in (spending.total, lambda: spending.spend(task_of(name="another", rounds=1), 1)):
+        with pytest.raises(ValueError, match=r"cannot be read .* so what was spent is not known"):
+            ask()
 
 
 def test_personal_budgets_assume_that_no_two_users_hold_one_place():

@@ -210,11 +210,17 @@ class Ledger(Database):
 
 
 def _first(path: Path) -> object:
-    """The body of the first entry in a file; None if there is none."""
-    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
-        if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'entries'").fetchone() is None:
-            return None
-        (body,) = database.execute("SELECT body FROM entries WHERE number = 0").fetchone() or (None,)
+    """The body of the first entry in a file; None if there is none. A file that cannot be read is refused."""
+    where = f"{path.absolute().as_uri()}?mode=ro"  # which quotes what a URI would read as something else: # ? %
+    try:
+        with contextlib.closing(sqlite3.connect(where, uri=True)) as database:
+            if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'entries'").fetchone() is None:
+                return None
+            (body,) = database.execute("SELECT body FROM entries WHERE number = 0").fetchone() or (None,)
+    except sqlite3.Error as error:
+        raise ValueError(
+            f"the ledger {str(path)!r} cannot be read ({error}), so what was spent is not known: restore it from a copy"
+        ) from error
     return body
 
 
