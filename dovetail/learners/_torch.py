@@ -81,6 +81,7 @@ def _mean_slopes(own: Copy, total_loss: Loss, x: torch.Tensor, y: torch.Tensor) 
     if not len(y):
         return [torch.zeros_like(value) for value in own.weights]
     share, total = _share(len(y), x.device), ()
+    own.forget()
     for xs, ys in [(x, y)] if len(y) <= _AT_ONCE else zip(x.split(_AT_ONCE), y.split(_AT_ONCE), strict=True):
         loss = total_loss(own.outputs(xs), ys)
         slopes = torch.autograd.grad(loss, own.weights, grad_outputs=share, allow_unused=True, materialize_grads=True)
