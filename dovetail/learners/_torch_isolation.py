@@ -40,6 +40,7 @@ _METHODS_REFUSED = frozenset(
         *("data_ptr", "numpy", "storage", "tolist", "untyped_storage"),  # give away what lies in memory
     }
 )
+_DISPATCH = (torch.overrides.handle_torch_function, torch._jit_internal.boolean_dispatch)  # call what they are given
 _PARAMETRIZATIONS = (parametrizations._WeightNorm, parametrizations._Orthogonal, parametrizations._SpectralNorm)
 
 
@@ -186,36 +187,38 @@ def refuse_state(module: nn.Module, total_loss: Callable[..., torch.Tensor], x: 
         )
 
 
-def refuse_mixing(module: nn.Module, x: torch.Tensor, other: torch.Tensor) -> None:
-    """Refuse a module whose output for the first record changes with the last one, which alone is another in `other`.
+def refuse_mixing(module: nn.Module, x: torch.Tensor) -> None:
+    """Refuse a module whose output for a record changes with another of these four records; bit by bit, for one shape.
 
-    This is for protocols that protect single records. The outputs are compared bit by bit, for batches of one shape.
+    This is for protocols that protect single records.
     """
-    with torch.no_grad():
-        alike = _alike(copy.deepcopy(module)(x)[:1], copy.deepcopy(module)(other)[:1])
-    if not alike:
-        seen = [_outputs(module, given) for given in (x, other)]
-        where = next((name for name, rows in seen[0].items() if not _alike(rows, seen[1].get(name))), None)
-        raise ValueError(
-            "expected a module whose output for a record depends on that record alone where single records are "
-            f"protected, got {where or type(module).__name__}, which mixes the records of a batch: use GroupNorm for "
-            "statistics, batch_first=True for sequences, and no operation along the first axis"
-        )
+    three = x[:3]
+    for other, kept in ((x[[3, 1, 2]], slice(1, 3)), (x[[0, 1, 3]], slice(0, 2))):
+        seen = [_outputs(module, rows, kept) for rows in (three, other)]
+        if not _alike(seen[0][""], seen[1][""]):
+            name = next(name for name, rows in seen[0].items() if not _alike(rows, seen[1].get(name)))
+            raise ValueError(
+                "expected a module whose output for a record depends on that record alone where single records are "
+                f"protected, got {described(name, module.get_submodule(name))}, which mixes the records of a batch: "
+                "use GroupNorm for statistics, batch_first=True for sequences, and no operation along the first axis"
+            )
 
 
-def _outputs(module: nn.Module, x: torch.Tensor) -> dict[str, Any]:
-    """The first row that each part makes, innermost first."""
+def _outputs(module: nn.Module, x: torch.Tensor, kept: slice) -> dict[str, Any]:
+    """What each part makes of some of these records, innermost first and the whole module last, which has no name."""
     found: dict[str, Any] = {}
     own = copy.deepcopy(module)
+
+    def note(name: str, part: nn.Module, given: Any, made: Any) -> None:
+        rows = made if isinstance(made, torch.Tensor) else next((one for one in made if torch.is_tensor(one)), None)
+        if name and rows is not None and rows.ndim and len(rows) == len(x):
+            found.setdefault(name, rows[kept].clone())
+
     for name, part in own.named_modules():
-        part.register_forward_hook(
-            lambda part, _, made, name=name: found.setdefault(
-                described(name, part), made[:1].clone() if isinstance(made, torch.Tensor) else None
-            )
-        )
+        part.register_forward_hook(functools.partial(note, name))
     with torch.no_grad():
-        own(x)
-    return found
+        whole = own(x)[kept]
+    return {**found, "": whole}
 
 
 def _first(module: nn.Module, x: torch.Tensor, differ: Callable[[Any, Any], bool], observe: Callable[[], Any]) -> str:
@@ -356,10 +359,11 @@ def _is_known_node(graph: fx.GraphModule, node: fx.Node) -> bool:
 @functools.cache
 def _functions() -> frozenset[Any]:
     """PyTorch's functions of tensors, and Python's of numbers."""
-    theirs = torch.overrides.get_overridable_functions()
-    spaces = [space for space in theirs if space not in (torch.nn.init, torch.Tensor)]
-    found = {function for space in spaces for function in theirs[space]}
-    return frozenset((*found, *_callables(operator), *_callables(math)))
+    overridable = torch.overrides.get_overridable_functions()
+    spaces = [space for space in overridable if space not in (torch.nn.init, torch.Tensor)]
+    found = {function for space in spaces for function in overridable[space]}
+    theirs = {function for function in _callables(nn.functional) if function not in _DISPATCH}
+    return frozenset((*found, *theirs, *_callables(operator), *_callables(math)))
 
 
 def _callables(module: Any) -> Iterator[Any]:

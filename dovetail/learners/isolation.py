@@ -87,8 +87,12 @@ def _refuse_mixing(model: Model, dataset: Dataset) -> None:
     leaves, structure = jax.tree.flatten(model.init(key))
     moved = [leaf + 0.1 * jax.random.normal(jax.random.fold_in(key, i), leaf.shape) for i, leaf in enumerate(leaves)]
     apply = jax.jit(lambda x: model.apply(jax.tree.unflatten(structure, moved), x))
-    first, other = (np.asarray(apply(rows))[:2] for rows in (inputs[:3], inputs[[0, 1, 3]]))
-    if first.tobytes() != other.tobytes():
+    among = np.asarray(apply(inputs[:3]))
+    pairs = [
+        (among[1:], np.asarray(apply(inputs[[3, 1, 2]]))[1:]),
+        (among[:2], np.asarray(apply(inputs[[0, 1, 3]]))[:2]),
+    ]
+    if any(one.tobytes() != other.tobytes() for one, other in pairs):
         raise ValueError(
             "expected a model whose output for a record depends on that record alone where single records are "
             f"protected, got model {model.name!r}, which mixes the records of a batch"

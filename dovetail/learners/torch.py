@@ -154,12 +154,18 @@ class TorchLearner:
             update depend on another's records; with `records` also what mixes the records of a batch.
             Nothing is left to vouch for if the learner is `isolated`.
         """
+        with _torch.on_one_thread():
+            return self._inspected(loss, inputs, labels, records=records)
+
+    def _inspected(
+        self, loss: str | Loss, inputs: np.ndarray, labels: np.ndarray, *, records: bool
+    ) -> tuple[TorchLearner, tuple[str, ...]]:
         x, y = _tensor(inputs).to(self.device), _tensor(labels).to(self.device)
         y = y.long() if loss == "cross_entropy" else y
         total = _torch.total(loss)
         isolation.refuse_state(self.module, total, x, y)
         if records:
-            isolation.refuse_mixing(self.module, x[:3], torch.cat([x[:2], x[3:4]]))
+            isolation.refuse_mixing(self.module, x)
         module = isolation.pure(self.module, x, y, total)
         own = None if isinstance(loss, str) else isolation.pure_loss(loss, self.module(x).detach(), y)
         declared = []
