@@ -240,6 +240,7 @@ def test_models_that_mix_records_are_refused_where_records_are_protected(protoco
     settings = {
         "task.partition": "iid",
         "task.users": 4,
+        "task.records": 40,
         "cohort.kind": "everyone",
         "cohort.rounds": 1,
         "privacy.unit": "item",

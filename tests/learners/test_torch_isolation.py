@@ -352,6 +352,7 @@ def test_modules_that_mix_records_are_refused_where_records_are_protected():
     settings = {
         "task.partition": "iid",
         "task.users": 4,
+        "task.records": 40,
         "cohort.kind": "everyone",
         "cohort.rounds": 1,
         "privacy.unit": "item",
