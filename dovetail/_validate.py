@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 __all__ = [
+    "SMALLEST_CLIP_NORM",
     "at_least",
     "at_most",
+    "clip_norm",
     "finite",
     "finite_array",
     "given",
@@ -28,6 +30,8 @@ __all__ = [
     "one_of",
     "positive",
 ]
+
+SMALLEST_CLIP_NORM = 1e-9
 
 
 def _fail(expected: str, name: str, value: object) -> None:
@@ -52,6 +56,19 @@ def positive(**values: float) -> None:
     for name, value in values.items():
         if value <= 0:
             _fail(f"{name} > 0", name, value)
+
+
+def clip_norm(**values: float) -> None:
+    """Each value is a norm that float32 vectors can be clipped to.
+
+    A coordinate below 2^-63 has a square that float32 flushes to zero: a vector of 2^30 such coordinates is 2^-48 long
+    and is measured as zero. That is less than 4e-6 of the smallest norm here.
+    """
+    positive(**values)
+    for name, value in values.items():
+        if value < SMALLEST_CLIP_NORM:
+            why = "float32 cannot measure shorter updates, and would not clip them"
+            _fail(f"{name} >= {SMALLEST_CLIP_NORM:g} ({why})", name, value)
 
 
 def non_negative(**values: float) -> None:

@@ -70,7 +70,8 @@ class Unit(enum.Enum):
 class Verdict(enum.Enum):
     """Whether we vouch for the number, or who does.
 
-    *As declared*: a protocol from outside the package declares what it releases, and only the accounting is ours.
+    *As declared*: code from outside the package has to do what its author says, and only the accounting is ours: a
+    protocol declares what it releases, or an assumption declares what a learner, module, view or feature looks at.
     *Simulation only*: the noise is derived from a seed, and whoever knows the seed can subtract the noise.
     """
 

@@ -7,6 +7,7 @@ from typing import TypeGuard
 from dovetail import _imports, _validate
 from dovetail.data import adult, cifar10, digits, fashion_mnist, mnist, mnist_writers, qmnist, toxicity
 from dovetail.data._base import Clients, Dataset, HostLearner, LoadData, Loss, Metric, Model, Target, Task
+from dovetail.data.own_code import RecordSpec
 
 __all__ = [
     "TASKS",
@@ -17,6 +18,7 @@ __all__ = [
     "Loss",
     "Metric",
     "Model",
+    "RecordSpec",
     "Target",
     "Task",
     "resolve",

@@ -54,7 +54,8 @@ class Dataset(Sources):
     `roster` is a public number of places for users: those without a record count as removed, and `users` are places on
     it. Without users every row counts as one user. With
     several `views` of each training record, rows r * views to r * views + views - 1 of `inputs` are those of record r,
-    its own first. `notes` are what else every statement about these data assumes; `recipe` says how rows of the table
+    its own first. `notes` are what else every statement about these data assumes, and `declared` what only the author
+    of code that made the inputs knows, which makes a statement one *as declared*; `recipe` says how rows of the table
     that they came from became inputs. `from_csv`, `from_pandas` and others make a dataset of what you have.
 
     Guarantees:
@@ -73,6 +74,7 @@ class Dataset(Sources):
     users: np.ndarray | None = None
     roster: int | None = None
     notes: tuple[str, ...] = ()
+    declared: tuple[str, ...] = ()
     recipe: Recipe | None = None
 
     def __post_init__(self) -> None:
@@ -258,7 +260,7 @@ class LoadData(Protocol):
 class Task:
     """Data and, if it brings its own, a model; `model` overrides the model named in a config.
 
-    It is a `Model`, a module of PyTorch, Flax or Equinox, or a function from the dataset to one of these. `loss`
+    It is a `Model`, a module of PyTorch, Flax or Equinox, or a function from a `RecordSpec` to one of these. `loss`
     overrides that of the model.
     `metrics` are functions of the model's outputs and the labels of all test records, reported by name beside accuracy
     and the like. Test records are held to be public. Of a `published` data set it is public how many users and records

@@ -2,10 +2,10 @@
 
 A client averages its gradient over all views of all its records and clips the mean once, so views cost no privacy: what
 it uploads is still one clipped vector (De et al. 2022). A view is a function from a batch of images (batch, height,
-width[, channels]) to a batch of the same shape and looks at one image at a time; pixels between pixels are bilinear,
-pixels from outside repeat the edge. A list of views is written as text: "shift:1" is four shifts by one pixel,
-"rotate:8" two turns by 8 degrees, "flip" the mirror image, "zoom:1.1" an enlarged one, and "module:name" a function of
-one's own or a list of such functions. The image itself is always the first view.
+width[, channels]) to a batch of the same shape; pixels between pixels are bilinear, those from outside repeat the edge.
+A list of views is written as text: "shift:1" is four shifts by one pixel, "rotate:8" two turns by 8 degrees, "flip" the
+mirror image, "zoom:1.1" an enlarged one, and "module:name" a function of one's own or a list of such functions, which
+get one image at a time, as a batch of one (`data.own_code`). The image itself is always the first view.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 
 from dovetail import _imports, _validate
 from dovetail.data._base import Dataset
+from dovetail.data.own_code import PerRecord
 
 __all__ = ["KINDS", "View", "expanded", "flip", "parse", "rotate", "same", "shift", "zoom"]
 
@@ -87,6 +88,9 @@ def expanded(dataset: Dataset, views: Sequence[str]) -> Dataset:
     """The dataset with all these views of every training record as rows of its inputs, one after the other.
 
     Bytes stay bytes, rounded to the nearest. All views are held in memory, at most 4 GiB; more are refused.
+
+    Guarantees:
+        Views of one's own get one record at a time; what JAX cannot compile of them is `declared` in the dataset.
     """
     chosen = parse(views)
     if len(chosen) == 1:
@@ -105,12 +109,22 @@ def expanded(dataset: Dataset, views: Sequence[str]) -> Dataset:
         )
     rows = np.empty((len(inputs), len(chosen), *inputs.shape[1:]), inputs.dtype)
     rows[:, 0] = inputs
-    for number, view in enumerate(chosen[1:], start=1):
-        compiled = jax.jit(view)
+    declared = dataset.declared
+    names = [text for text in views for _ in _parsed(text)]
+    for number, (text, view) in enumerate(zip(names, chosen[1:], strict=True), start=1):
+        apply: Callable[[np.ndarray], Any] = jax.jit(view)
+        if _kind(text) not in KINDS:
+            apply = own = PerRecord(view, inputs.shape[1:], name=text)
+            declared += () if own.isolated else (f"the view {text!r} of a record depends on that record alone",)
         for low in range(0, len(inputs), _BATCH):
             batch = inputs[low : low + _BATCH]
-            rows[low : low + _BATCH, number] = _as(batch, compiled(batch.astype(np.float32)))
-    return dataclasses.replace(dataset, inputs=rows.reshape(-1, *inputs.shape[1:]), views=len(chosen))
+            rows[low : low + _BATCH, number] = _as(batch, apply(batch.astype(np.float32)))
+    return dataclasses.replace(
+        dataset,
+        inputs=rows.reshape(-1, *inputs.shape[1:]),
+        views=len(chosen),
+        declared=tuple(dict.fromkeys(declared)),
+    )
 
 
 def _as(batch: np.ndarray, viewed: Any) -> np.ndarray:

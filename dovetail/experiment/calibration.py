@@ -31,7 +31,14 @@ _SECRET = {
 
 
 def guarantee_of(
-    config: Config, protocol: Protocol, schedule: Schedule, dim: int, spread: Spread, *, said: tuple[str, ...] = ()
+    config: Config,
+    protocol: Protocol,
+    schedule: Schedule,
+    dim: int,
+    spread: Spread,
+    *,
+    said: tuple[str, ...] = (),
+    declared: tuple[str, ...] = (),
 ) -> Guarantee:
     """What the simulated training of a config guarantees; `said` is what else its statement says."""
     privacy = config.privacy
@@ -45,6 +52,7 @@ def guarantee_of(
         unit=None if privacy.unit is None else Unit(privacy.unit),
         spread=spread,
         assumptions=(*_SIMULATED, _SECRET[config.noise], *config.task.all_features.assumptions, *said),
+        declared=declared,
         reproducible=schedule.randomness.reproducible,
     )
 

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from dovetail import features, protocols
-from dovetail.data import Clients, Dataset, Metric, Model, Task, resolve, views
+from dovetail.data import Clients, Dataset, Metric, Model, RecordSpec, Task, resolve, views
 from dovetail.data.readers.recipes import with_recipe
 from dovetail.engine import Engine, Performance, devices
 from dovetail.experiment.calibration import calibrated, guarantee_of
@@ -27,6 +27,7 @@ from dovetail.experiment.holdings import check_counts, dealt, notes_of, num_reco
 from dovetail.experiment.plan import Plan
 from dovetail.learners import models
 from dovetail.learners.client import ClientUpdate
+from dovetail.learners.isolation import inspected
 from dovetail.learners.modules import model_of
 from dovetail.learners.moments import moments_of
 from dovetail.learners.server import Server
@@ -72,7 +73,7 @@ def loaded(config: Config, task: Task) -> tuple[Dataset, Clients, Model]:
     chosen = config.task.all_features
     if task.model is not None:
         dataset = features.of(dataset, chosen)
-        model = model_of(task.model, dataset)
+        model = model_of(task.model, RecordSpec.of(dataset))
     else:
         dataset, model = models.build(config.task.model, dataset, features=chosen)
     return dataset, clients, model if task.loss is None else dataclasses.replace(model, loss=task.loss)
@@ -88,6 +89,10 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
     task = task or resolve(config.task.name)
     dataset, clients, model = loaded(config, task)
     _check_model(config, protocol, dataset, model)
+    declared = dataset.declared
+    if task.model is not None or not isinstance(model.loss, str | None):
+        model, vouched = inspected(model, dataset, records=protocol.samples == "records")
+        declared += vouched
     config = settled(config, dataset)
     check_counts(config, dataset, published=task.published)
     if task.model is not None:
@@ -103,14 +108,8 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
     said = trainer.server.over(schedule.rounds, moments=moments).notes
     dim = _dimension(model) if moments is None else moments.dim
     learned = () if model.learner is None else model.learner.notes
-    guarantee = guarantee_of(
-        config,
-        protocol,
-        schedule,
-        dim,
-        spread,
-        said=(*said, *notes_of(config, dataset, published=task.published), *learned),
-    )
+    said = (*said, *notes_of(config, dataset, published=task.published), *learned)
+    guarantee = guarantee_of(config, protocol, schedule, dim, spread, said=said, declared=declared)
     protocol, noise_of = calibrated(guarantee, eps=config.privacy.eps)
 
     if guests is not None:

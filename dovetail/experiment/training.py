@@ -65,8 +65,8 @@ def train(
     """Train a model with differential privacy: the simplest entry point.
 
     `task` is a registered name, ``"module:name"``, a `Task` or a `Dataset`. `model` is a bundled model by name, a
-    `Model`, a module of PyTorch, Flax or Equinox, or a function from the dataset to one of these; `loss` is a name of
-    `learners.losses.LOSSES` or a function ``(outputs, labels) -> one loss per record``; `metrics` are functions
+    `Model`, a module of PyTorch, Flax or Equinox, or a function from a `RecordSpec` to one of these; `loss` is a name
+    of `learners.losses.LOSSES` or a function ``(outputs, labels) -> one loss per record``; `metrics` are functions
     ``(outputs, labels) -> number`` of the test records, by name. `settings` overrides config keys by dotted path, for
     example ``{"cohort.rounds": 50}``. Without `out` nothing is written; with `resume`, the run that was interrupted
     there goes on, given the same arguments. `callbacks` watch (see `Callback`).

@@ -31,7 +31,8 @@ def of(dataset: Dataset, features: Features, *, cache: Path | None = None) -> Da
     chunk by chunk, if they are not there whole.
 
     Guarantees:
-        A row depends on its own record, and on public or synthetic images, alone.
+        A row depends on its own record, and on public or synthetic images, alone; of a function of one's own that JAX
+        cannot compile this is `declared` in the dataset.
         Rows are finite, and of unit norm or zero up to rounding, unless the kind is "none".
     """
     if features.kind == "none":
@@ -42,7 +43,8 @@ def of(dataset: Dataset, features: Features, *, cache: Path | None = None) -> Da
     folder = _folder(cache)
     pipeline = Pipeline(features, shape, folder)
     inputs, test_inputs = (_rows(pipeline, images, folder) for images in (dataset.inputs, dataset.test_inputs))
-    return dataclasses.replace(dataset, inputs=inputs, test_inputs=test_inputs)
+    declared = (*dataset.declared, *pipeline.declared)
+    return dataclasses.replace(dataset, inputs=inputs, test_inputs=test_inputs, declared=declared)
 
 
 def pipeline_of(features: Features, shape: tuple[int, ...], *, cache: Path | None = None) -> Pipeline:

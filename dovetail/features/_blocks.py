@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from dovetail import _imports
+from dovetail.data.own_code import PerRecord
 from dovetail.features import _cache, patches
 from dovetail.features._settings import Features
 from dovetail.features.scatter import Scatter
@@ -21,6 +22,7 @@ from dovetail.features.whitening import unit_rows
 __all__ = ["Block", "blocks_of"]
 
 _BATCH = 256
+_ONE = "one record at a time"  # in the name of what is cached: once it was batches
 
 
 class Block(Protocol):
@@ -34,6 +36,11 @@ class Block(Protocol):
     @property
     def size(self) -> int:
         """How many features there are."""
+        ...
+
+    @property
+    def declared(self) -> tuple[str, ...]:
+        """What only the author of its code knows."""
         ...
 
     def apply(self, images: np.ndarray) -> np.ndarray | jax.Array:
@@ -54,7 +61,11 @@ def blocks_of(features: Features, shape: tuple[int, ...]) -> list[Block]:
 
 
 class _Plugged:
-    """A function "module:object" from images to features, or an object with `apply` and `identity`."""
+    """A function "module:object" from images to features, or an object with `apply` and `identity`.
+
+    Guarantees:
+        It gets one image at a time, as a batch of one.
+    """
 
     def __init__(self, name: str, shape: tuple[int, ...]) -> None:
         self._name = name
@@ -65,17 +76,24 @@ class _Plugged:
             accept=_is_function,
         )
         self._function: Callable[[np.ndarray], Any] = getattr(self._found, "apply", self._found)
-        self._shape = shape
+        self._shape, self._per_record = shape, PerRecord(self._function, shape, name=name)
+
+    @property
+    def declared(self) -> tuple[str, ...]:
+        """That it looks at one image, unless it is compiled for one."""
+        if self._per_record.isolated:
+            return ()
+        return (f"the features {self._name!r} of a record depend on that record alone",)
 
     @functools.cached_property
     def identity(self) -> str:
         """Its own, or else its module's file and what it makes of two images of noise."""
         given = getattr(self._found, "identity", None)
         if isinstance(given, str):
-            return f"{self._name} {given}"
+            return f"{self._name} {_ONE} {given}"
         file = inspect.getsourcefile(inspect.unwrap(self._function))
         code = hashlib.sha256(Path(file).read_bytes() if file else b"").hexdigest()
-        return f"{self._name} {code} {_cache.digest(self._probed)}"
+        return f"{self._name} {_ONE} {code} {_cache.digest(self._probed)}"
 
     @property
     def size(self) -> int:
@@ -92,8 +110,8 @@ class _Plugged:
         return self._rows(np.random.default_rng(0).random((2, *self._shape), dtype=np.float32))
 
     def _rows(self, images: np.ndarray) -> np.ndarray:
-        rows = np.asarray(self._function(images), dtype=np.float32)
-        if rows.ndim != 2 or len(rows) != len(images):
+        rows = np.asarray(self._per_record(images), dtype=np.float32)
+        if rows.ndim != 2:
             raise ValueError(
                 f"expected features of shape ({len(images)}, features) from {self._name!r}, got {rows.shape}"
             )

@@ -48,6 +48,11 @@ class Pipeline:
         return (sum(block.size for block in self._blocks) if whiten is None else whiten.rank,)
 
     @property
+    def declared(self) -> tuple[str, ...]:
+        """What only the author of a function of one's own knows."""
+        return tuple(line for block in self._blocks for line in block.declared)
+
+    @property
     def chunk(self) -> int:
         """How many records to compute at a time, so that their features before whitening fit."""
         numbers = sum(block.size for block in self._blocks) or math.prod(self._shape)

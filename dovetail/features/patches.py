@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +50,7 @@ class Patches:
     shape: tuple[int, ...]
     side: int
     filters: int
+    declared: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         _validate.integer(side=self.side, filters=self.filters)

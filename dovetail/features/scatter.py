@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,7 @@ class Scatter:
     """The transform of images of one shape: (28 or 32, the same) in grey, with a last axis of 3 in colour."""
 
     shape: tuple[int, ...]
+    declared: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         side, *rest = self.shape

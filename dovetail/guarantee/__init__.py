@@ -31,7 +31,9 @@ class Guarantee:
     """A protocol, the cohorts of its rounds, and what is asked about them.
 
     `unit` is the one that the protocol protects itself unless given; `eps` is given where delta is sought at it.
-    `assumptions` are what the way it is run adds to the protocol's own: simulated, or deployed as messages.
+    `assumptions` are what the way it is run adds to the protocol's own: simulated, or deployed as messages. `declared`
+    are those among them that only the author of code from outside the package knows: on them statements stand *as
+    declared*.
     """
 
     protocol: Protocol
@@ -43,6 +45,7 @@ class Guarantee:
     unit: Unit | None = None
     spread: Spread = dataclasses.field(default_factory=Spread)
     assumptions: tuple[str, ...] = ()
+    declared: tuple[str, ...] = ()
     reproducible: bool = False
 
     @functools.cached_property
@@ -92,7 +95,8 @@ class Guarantee:
             unit=self.asked,
             delta=self.delta,
             eps=self.eps,
-            verdict=verdict(self.protocol, reproducible=self.reproducible),
+            verdict=verdict(self.protocol, declared=self.declared, reproducible=self.reproducible),
+            declared=self.declared,
         )
 
     def quote(self, cohorts: Sequence[Cohort] | None = None) -> Quote:
@@ -157,7 +161,7 @@ class Guarantee:
     def _scope(self, relation: Neighbors) -> Scope:
         """The scope of all rounds, as the first cohort's view has it."""
         scope = self.settled.view(self.cohorts[0], self.dim, neighbors=relation).scope
-        said = (*scope.assumptions, *self.assumptions)
+        said = (*scope.assumptions, *self.assumptions, *self.declared)
         if scope.unit is Unit.SUBJECT and self.spread.describes_data and not self.spread.known:
             said = (*said, self.spread.assumption)
         return dataclasses.replace(scope, assumptions=said, population=self.spread.count_of(scope.unit))
@@ -179,9 +183,12 @@ class Guarantee:
         return seen if said is None else dataclasses.replace(seen, reason=f"{seen.reason}; {said}")
 
 
-def verdict(protocol: Protocol, *, reproducible: bool = False) -> Verdict:
-    """On whose word statements about a protocol stand: ours, or that of whoever wrote a protocol of their own."""
-    if type(protocol) not in protocols.BUNDLED:
+def verdict(protocol: Protocol, *, declared: Sequence[str] = (), reproducible: bool = False) -> Verdict:
+    """On whose word statements about a protocol stand: ours, or that of whoever wrote code of their own.
+
+    That is a protocol, or what else is `declared` of code that could see the records of several users.
+    """
+    if type(protocol) not in protocols.BUNDLED or declared:
         return Verdict.DECLARED_REPRODUCIBLE if reproducible else Verdict.DECLARED
     return Verdict.REPRODUCIBLE if reproducible else Verdict.CERTIFIED
 

@@ -39,7 +39,8 @@ class Record:
 
     `own` are the rounds as they are stated, `replaced` the same under replacement of a user, where that is another
     view that the protocol has. `reports` are each client's part of them with its name on it, `slots` what a shuffler
-    sees. `eps` is given where delta is what is sought at it.
+    sees. `eps` is given where delta is what is sought at it. What is `declared` of code from outside the package is
+    assumed by every statement.
     """
 
     own: Viewed
@@ -51,6 +52,7 @@ class Record:
     delta: float
     eps: float | None = None
     verdict: Verdict = Verdict.CERTIFIED
+    declared: tuple[str, ...] = ()
 
     def followed_by(self, more: Record) -> Record:
         """The record of these rounds and then those of another one, which has all else in common."""
@@ -82,7 +84,7 @@ class Record:
         if scope.trust is not Trust.LOCAL:
             who = _RECEIVERS.get(scope.trust, "curator")
             scope = dataclasses.replace(
-                scope, trust=Trust.LOCAL, adversary=f"{who}, and everyone else", assumptions=(_FRESH,)
+                scope, trust=Trust.LOCAL, adversary=f"{who}, and everyone else", assumptions=(_FRESH, *self.declared)
             )
         return self._local(scope).judged(self.verdict)
 
@@ -113,7 +115,9 @@ class Record:
         """What the shuffler learns in its own place, who sees names and slots but no values; None without one."""
         if self.slots is None:
             return None
-        scope = dataclasses.replace(self.own.scope, adversary="shuffler", assumptions=(_SEALED, _HONEST))
+        scope = dataclasses.replace(
+            self.own.scope, adversary="shuffler", assumptions=(_SEALED, _HONEST, *self.declared)
+        )
         seen = release_of(self.slots)
         if seen.refusal is not None:
             return unbounded(scope, reason=seen.refusal).judged(self.verdict)
@@ -142,6 +146,7 @@ class Record:
             "delta": self.delta,
             "eps": self.eps,
             "verdict": self.verdict.value,
+            "declared": list(self.declared),
             "spread": dataclasses.asdict(self.spread),
             "slots": None if self.slots is None else to_plain(self.slots),
             "own": {"scope": msgspec.to_builtins(self.own.scope), "rounds": numbered(self.own.rounds)},
@@ -176,6 +181,7 @@ class Record:
                 delta=data["delta"],
                 eps=data["eps"],
                 verdict=Verdict(data["verdict"]),
+                declared=tuple(data.get("declared", ())),
             )
             record._check()
         except (KeyError, TypeError, IndexError, AttributeError, msgspec.ValidationError) as error:

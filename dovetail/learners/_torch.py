@@ -5,11 +5,12 @@ Nothing here needs JAX: processes that train clients (`learners._torch_team`) st
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ __all__ = [
     "Loss",
     "alone",
     "check_losses",
+    "on_one_thread",
     "shared",
     "slices",
     "threads",
@@ -81,6 +83,7 @@ def _mean_slopes(own: Copy, total_loss: Loss, x: torch.Tensor, y: torch.Tensor) 
     if not len(y):
         return [torch.zeros_like(value) for value in own.weights]
     share, total = _share(len(y), x.device), ()
+    own.forget()
     for xs, ys in [(x, y)] if len(y) <= _AT_ONCE else zip(x.split(_AT_ONCE), y.split(_AT_ONCE), strict=True):
         loss = total_loss(own.outputs(xs), ys)
         slopes = torch.autograd.grad(loss, own.weights, grad_outputs=share, allow_unused=True, materialize_grads=True)
@@ -136,14 +139,24 @@ def slices(count: int, parts: int) -> list[slice]:
 
 def shared(work: Callable[[Any], torch.Tensor], parts: Sequence[Any]) -> list[torch.Tensor]:
     """What work makes of the parts, in their order, each on one thread."""
-    before = torch.get_num_threads(), sys.getswitchinterval()
-    torch.set_num_threads(1)
+    before = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH)
     try:
-        return list(_pool().map(work, parts))
+        with on_one_thread():
+            return list(_pool().map(work, parts))
     finally:
-        torch.set_num_threads(before[0])
-        sys.setswitchinterval(before[1])
+        sys.setswitchinterval(before)
+
+
+@contextlib.contextmanager
+def on_one_thread() -> Iterator[None]:
+    """Let every computation be that of one thread: small ones wait longer for others than they take."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def threads() -> int:

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from dovetail.learners._torch_isolation import State, is_hooked
+
 __all__ = ["Copies", "Copy", "trained"]
 
 _Function = Callable[[Any], Any]
@@ -29,19 +31,27 @@ def trained(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 class Copy:
-    """A copy of a module that nobody else uses: training puts other weights in."""
+    """A copy of a module that nobody else uses: training puts other weights in.
 
-    def __init__(self, module: nn.Module) -> None:
+    `isolated` is a module that runs nothing but PyTorch's own code.
+    """
+
+    def __init__(self, module: nn.Module, *, isolated: bool = False) -> None:
         self.module = _channels_last(copy.deepcopy(module))
         self.weights = [value for _, value in trained(self.module)]
         self.outputs: _Function = _chain(self.module) or self.module
+        self._state = State(self.module, attributes=not isolated)
+
+    def forget(self) -> None:
+        """Put back everything but the weights, so that nothing is left of the records that it has seen."""
+        self._state.restore()
 
 
 class Copies:
     """So many copies of a module, each for one thread at a time; made when the first is wanted."""
 
-    def __init__(self, module: nn.Module, count: int) -> None:
-        self._module, self._count = module, count
+    def __init__(self, module: nn.Module, count: int, *, isolated: bool = False) -> None:
+        self._module, self._count, self._isolated = module, count, isolated
 
     @contextlib.contextmanager
     def one(self) -> Iterator[Copy]:
@@ -56,7 +66,7 @@ class Copies:
     def _free(self) -> queue.SimpleQueue[Copy]:
         free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
         for _ in range(self._count):
-            free.put(Copy(self._module))
+            free.put(Copy(self._module, isolated=self._isolated))
         return free
 
 
@@ -69,7 +79,7 @@ def _channels_last(module: nn.Module) -> nn.Module:
 
 def _chain(module: nn.Module) -> _Function | None:
     """The module as functions, one after the other; None if it may be something else."""
-    if type(module) is not nn.Sequential or any(_watched(part) for part in module.modules()):
+    if type(module) is not nn.Sequential or any(is_hooked(part) for part in module.modules()):
         return None
     layers = list(_layers(module))
     for i in range(1, len(layers)):
@@ -92,11 +102,6 @@ def _layers(module: nn.Module) -> Iterator[nn.Module]:
         return
     for part in module:  # one that occurs twice, twice
         yield from _layers(part)
-
-
-def _watched(part: nn.Module) -> bool:
-    """Whether somebody's hooks expect to be called with the module."""
-    return any(value for name, value in vars(part).items() if name.endswith("_hooks") and "state_dict" not in name)
 
 
 def _function(layer: nn.Module) -> _Function:

@@ -53,12 +53,20 @@ _log = logging.getLogger("dovetail.learners")
 class Team:
     """Threads or processes, one per core, that train clients of this module with this loss.
 
-    `processes`: True has them from the first client on, False never, None when training has taken long.
+    `processes`: True has them from the first client on, False never, None when training has taken long. An `isolated`
+    module runs nothing but PyTorch's own code.
     """
 
-    def __init__(self, module: torch.nn.Module, loss: str | _torch.Loss, processes: bool | None = None) -> None:
-        self._module, self._loss, self._processes = module, loss, processes
-        self._copies, self._total_loss = Copies(module, _torch.threads()), _torch.total(loss)
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        loss: str | _torch.Loss,
+        processes: bool | None = None,
+        *,
+        isolated: bool = False,
+    ) -> None:
+        self._module, self._loss, self._processes, self._isolated = module, loss, processes, isolated
+        self._copies, self._total_loss = Copies(module, _torch.threads(), isolated=isolated), _torch.total(loss)
         self._trained, self._turn = 0.0, threading.Lock()
         self._pool: _Pool | None = None
 
@@ -90,7 +98,7 @@ class Team:
             able = start.device.type == "cpu" and _torch.threads() > 1 and hasattr(os, "memfd_create")
             if not able or self._processes is False or not (self._processes or self._trained > _START):
                 return None
-            self._pool = _Pool(self._module, self._loss)
+            self._pool = _Pool(self._module, self._loss, isolated=self._isolated)
         if self._processes:
             self._pool.wait()
         return self._pool if self._pool.ready else None
@@ -119,23 +127,23 @@ class _Client(NamedTuple):
 class _Pool:
     """Processes, one per core; what they train with and what they make lies in memory that all of them share."""
 
-    def __init__(self, module: torch.nn.Module, loss: str | _torch.Loss) -> None:
+    def __init__(self, module: torch.nn.Module, loss: str | _torch.Loss, *, isolated: bool) -> None:
         self._memory = _Memory(os.memfd_create("dovetail-torch"))
         self._links: queue.SimpleQueue[Connection] = queue.SimpleQueue()
         self._started: list[tuple[subprocess.Popen[bytes], Connection]] = []
         self._threads = ThreadPoolExecutor(_torch.threads(), "torch-process")
         self._end = weakref.finalize(self, _end, self._started, self._memory)
         self.ready = False
-        self._starting = threading.Thread(target=self._start, args=(module, loss), daemon=True)
+        self._starting = threading.Thread(target=self._start, args=(module, loss, isolated), daemon=True)
         self._starting.start()
 
     def wait(self) -> None:
         """Until they are ready, or cannot be."""
         self._starting.join()
 
-    def _start(self, module: torch.nn.Module, loss: str | _torch.Loss) -> None:
+    def _start(self, module: torch.nn.Module, loss: str | _torch.Loss, isolated: bool) -> None:
         try:
-            work = pickle.dumps((module, loss))
+            work = pickle.dumps((module, loss, isolated))
             for _ in range(_torch.threads()):
                 self._started.append(_launched(self._memory.file))
             for _, link in self._started:
@@ -254,11 +262,11 @@ def _serve(link: Connection, memory: _Memory) -> None:
     torch.set_num_threads(1)
     sys.path[:] = link.recv()
     try:
-        module, loss = pickle.loads(link.recv_bytes())
+        module, loss, isolated = pickle.loads(link.recv_bytes())
     except Exception as error:
         link.send(f"{type(error).__name__}: {error}")
         return
-    train = functools.partial(_torch.alone, Copy(module), _torch.total(loss))
+    train = functools.partial(_torch.alone, Copy(module, isolated=isolated), _torch.total(loss))
     link.send(None)
     while True:
         try:

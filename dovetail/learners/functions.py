@@ -2,7 +2,8 @@
 
 The function gets the current parameters, in the shape they were given in, and one client's records, and returns the
 parameters that the client would like. Their difference is the client's update, which the protocol clips and randomizes
-like any other: the guarantee does not depend on what the function does with the records.
+like any other: the guarantee does not depend on what the function does with these records, as long as it keeps nothing
+of one client for another. That is its author's word, and statements read *as declared*.
 """
 
 from __future__ import annotations
@@ -66,7 +67,13 @@ class FunctionLearner:
     gradients = False
     settled = True
     platform = "host"
-    notes = ("the function that trains a user's model keeps nothing of one user for another",)
+    notes = ()
+
+    @property
+    def declared(self) -> tuple[str, ...]:
+        """What the author of the function has to vouch for: Python code can keep what it has seen."""
+        name = getattr(self.update, "__qualname__", type(self.update).__name__)
+        return (f"the function {name} computes each user's update from that user's records alone",)
 
     @property
     def code(self) -> tuple[Any, ...]:

@@ -12,13 +12,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dovetail.data._base import Dataset, Model
+from dovetail.data._base import Model
+from dovetail.data.own_code import RecordSpec
 
 __all__ = ["equinox_model", "flax_model", "model_of"]
 
 
-def model_of(given: Any, dataset: Dataset) -> Model:
-    """A `Model` as it is, a module of Flax, Equinox or PyTorch, or a function from the dataset to one of these."""
+def model_of(given: Any, spec: RecordSpec) -> Model:
+    """A `Model` as it is, a module of Flax, Equinox or PyTorch, or a function from a `RecordSpec` to one of these.
+
+    Guarantees:
+        The function gets shapes and types, and no record.
+    """
     if isinstance(given, Model):
         return given
     if _is(given, "torch.nn", "Module"):
@@ -26,22 +31,22 @@ def model_of(given: Any, dataset: Dataset) -> Model:
 
         return torch.model(given)
     if _is(given, "flax.linen", "Module") or _is(given, "flax.nnx", "Module"):
-        return flax_model(given, dataset)
+        return flax_model(given, spec)
     if _is(given, "equinox", "Module"):
         return equinox_model(given)
     if callable(given):
-        return model_of(given(dataset), dataset)
+        return model_of(given(spec), spec)
     raise ValueError(
-        "expected a dovetail.Model, a module of PyTorch, Flax or Equinox, or a function from the dataset to one, "
+        "expected a dovetail.Model, a module of PyTorch, Flax or Equinox, or a function from a RecordSpec to one, "
         f"got a {type(given).__name__}"
     )
 
 
-def flax_model(module: Any, dataset: Dataset) -> Model:
-    """The model of a Flax module: `linen`, initialised for records of this dataset, or `nnx`, with its own weights."""
+def flax_model(module: Any, spec: RecordSpec) -> Model:
+    """The model of a Flax module: `linen`, initialised for such records, or `nnx`, with its own weights."""
     if _is(module, "flax.nnx", "Module"):
         return _nnx_model(module)
-    one = jnp.zeros((1, *dataset.test_inputs.shape[1:]), jnp.float32)
+    one = jnp.zeros((1, *spec.input_shape), jnp.float32)
     others = sorted(set(jax.eval_shape(module.init, jax.random.key(0), one)) - {"params"})
     if others:
         raise ValueError(f"expected a Flax module whose state is its parameters, got {', '.join(others)} beside them")

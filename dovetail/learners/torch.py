@@ -8,9 +8,9 @@ computes alone. PyTorch leaves Python's lock while it computes, yet threads wait
 training takes long, processes take their place (`learners._torch_team`).
 
 Parameters are one flat vector, by sorted name. A module starts from its own weights and is not changed; parameters
-without `requires_grad` and all buffers stay as they are. What a client's steps would change beside parameters, the
-statistics of batch normalisation, is refused, and so is dropout, whose masks no seed covers: `module.eval()` trains
-without both.
+without `requires_grad` and all buffers stay as they are. What would change beside parameters, such as the statistics of
+batch normalisation, is refused, and so is what draws random numbers, such as dropout; and it is put back before every
+batch (`learners._torch_isolation`).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from torch.func import functional_call, grad, vmap
 from dovetail import _validate
 from dovetail.data._base import Loss, Model
 from dovetail.learners import _torch
+from dovetail.learners import _torch_isolation as isolation
 from dovetail.learners._torch_copies import Copies, trained
 from dovetail.learners._torch_team import Team
 from dovetail.learners.client import ClientUpdate
@@ -58,10 +59,15 @@ def model(
     it is a GPU, if PyTorch has one.
     """
     _check(module)
+    try:
+        module = copy.deepcopy(module)
+    except Exception as error:
+        raise ValueError(
+            f"expected a module that can be copied, got {type(module).__name__} ({type(error).__name__}: {error}): "
+            "torch.nn.utils.parametrizations has weight_norm and spectral_norm that can"
+        ) from error
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    learner = TorchLearner(
-        module=copy.deepcopy(module).to(device), vectorized=vectorized, processes=processes, device=device
-    )
+    learner = TorchLearner(module=module.to(device), vectorized=vectorized, processes=processes, device=device)
     first = {key: value.detach().cpu().numpy().copy() for key, value in learner.trained}
     return Model(
         name=name or type(module).__name__,
@@ -75,7 +81,9 @@ def model(
 def _check(module: torch.nn.Module) -> None:
     """Refuse what would train differently from what it seems."""
     for name, part in module.named_modules():
-        where = f"{type(part).__name__} {name!r}"
+        where = isolation.described(name, part)
+        if getattr(part, "has_uninitialized_params", bool)():
+            raise ValueError(f"expected parameters with values, got {where}: run the module on a batch first")
         batch = isinstance(part, torch.nn.modules.batchnorm._BatchNorm)
         tracked = getattr(part, "running_mean", None) is not None
         if (batch and not tracked) or (
@@ -99,15 +107,22 @@ def _check(module: torch.nn.Module) -> None:
 class TorchLearner:
     """Clients that train a module.
 
+    If `isolated`, which `inspected` finds out, the module runs nothing but PyTorch's own code. `original` is then the
+    class of the module that was given, and `own_loss` a loss that was given and what is run in its place.
+
     Guarantees:
         An update is that of `learners.client.local_update` for the same weights, records and order, up to rounding.
-        A client's update depends on its own records alone.
+        A client's update depends on its own records alone, if the learner is `isolated`. Otherwise buffers, attributes
+        and what else the module itself holds are the same for every batch.
     """
 
     module: torch.nn.Module
     vectorized: bool | None = None
     processes: bool | None = None
     device: str = "cpu"
+    isolated: bool = False
+    original: type | None = None
+    own_loss: tuple[Any, _torch.Loss] | None = None
     gradients = True
     settled = False
     notes = ()
@@ -120,12 +135,73 @@ class TorchLearner:
     @property
     def code(self) -> tuple[Any, ...]:
         """What a resumed run must have in common with its start."""
-        return (type(self.module),)
+        return (self.original or type(self.module),)
 
     @property
     def trained(self) -> list[tuple[str, torch.Tensor]]:
         """The parameters that are trained, in the order of the flat vector."""
         return trained(self.module)
+
+    def inspected(
+        self, loss: str | Loss, inputs: np.ndarray, labels: np.ndarray, *, records: bool = False
+    ) -> tuple[TorchLearner, tuple[str, ...]]:
+        """The learner as it is to train, and what its author has to vouch for, tried on at least four public records.
+
+        With `records`, single records are protected and not users.
+
+        Guarantees:
+            Refuses by name what draws random numbers, keeps anything of the records it has seen, or makes one client's
+            update depend on another's records; with `records` also what mixes the records of a batch.
+            Nothing is left to vouch for if the learner is `isolated`.
+        """
+        with _torch.on_one_thread():
+            return self._inspected(loss, inputs, labels, records=records)
+
+    def _inspected(
+        self, loss: str | Loss, inputs: np.ndarray, labels: np.ndarray, *, records: bool
+    ) -> tuple[TorchLearner, tuple[str, ...]]:
+        x, y = _tensor(inputs).to(self.device), _tensor(labels).to(self.device)
+        y = y.long() if loss == "cross_entropy" else y
+        total = _torch.total(loss)
+        isolation.refuse_state(self.module, total, x, y)
+        if records:
+            isolation.refuse_mixing(self.module, x)
+        module = isolation.pure(self.module, x, y, total)
+        own = None if isinstance(loss, str) else isolation.pure_loss(loss, self.module(x).detach(), y)
+        declared = []
+        if module is None:
+            declared.append(_declared("module", type(self.module).__name__))
+        if own is None and not isinstance(loss, str):
+            declared.append(_declared("loss", getattr(loss, "__qualname__", type(loss).__name__)))
+        found = dataclasses.replace(
+            self,
+            module=module or self.module,
+            isolated=module is not None,
+            original=type(self.module),
+            own_loss=None if own is None else (loss, own),
+        )
+        dataclasses.replace(found, processes=False)._refuse_company(loss, inputs, labels)
+        return found, tuple(declared)
+
+    def _refuse_company(self, loss: str | Loss, inputs: np.ndarray, labels: np.ndarray) -> None:
+        """Refuse a client's update that changes with the records of a client before or after it."""
+        start = np.concatenate([value.detach().cpu().numpy().ravel() for _, value in self.trained])
+        settings = ClientUpdate(update="fedavg", batch=1, learning_rate=0.01)
+
+        def updates(*rows: int) -> np.ndarray:
+            x, y = (np.stack([array[[row, row]] for row in rows]) for array in (inputs, labels))
+            return np.asarray(self.updates(settings, loss, start, x, y, np.full(len(rows), 2, np.int32)))
+
+        among = updates(0, 1, 2)
+        if self.device != "cpu" and not _same(among, updates(0, 1, 2)):
+            return  # sums on this device depend on chance, so that a comparison bit by bit says nothing
+        for other, kept in ((updates(3, 1, 2), slice(1, 3)), (updates(0, 1, 3), slice(0, 2))):
+            if not _same(among[kept], other[kept]):
+                raise ValueError(
+                    "expected updates that depend on one user's records alone, got the module "
+                    f"{(self.original or type(self.module)).__name__}, whose update for one user changes with the "
+                    "records of another: it must keep nothing of one batch for the next"
+                )
 
     def updates(
         self,
@@ -167,12 +243,14 @@ class TorchLearner:
         real = (torch.arange(records, device=x.device) < counts[:, None]).to(torch.float32)
         with self._copies.one() as own:
             slopes = vmap(grad(_mean_loss(own.module, loss)), in_dims=(0 if settings.local else None, 0, 0, 0))
+            own.forget()
             if not settings.local:
                 return -slopes(start, x, y, real)
             current, size = start.expand(len(counts), -1), settings.batch_size(records)
             for number in range(settings.epochs * math.ceil(records / size)):
                 low = number % math.ceil(records / size) * size
                 batch = slice(low, low + size)
+                own.forget()
                 slope = slopes(current, x[:, batch], y[:, batch], real[:, batch])
                 if settings.mu:
                     slope = slope + settings.mu * (current - start)
@@ -182,7 +260,7 @@ class TorchLearner:
 
     @functools.cached_property
     def _copies(self) -> Copies:
-        return Copies(self.module, _torch.threads())
+        return Copies(self.module, _torch.threads(), isolated=self.isolated)
 
     @functools.cached_property
     def _teams(self) -> dict[str | Loss, Team]:
@@ -190,26 +268,37 @@ class TorchLearner:
 
     def _team(self, loss: str | Loss) -> Team:
         if loss not in self._teams:
-            self._loss(loss)  # refuses a name that nobody knows
-            self._teams[loss] = Team(self.module, loss, self.processes)
+            run = self._loss(loss)  # refuses a name that nobody knows
+            self._teams[loss] = Team(
+                self.module, loss if isinstance(loss, str) else run, self.processes, isolated=self.isolated
+            )
         return self._teams[loss]
 
     def outputs(self, parameters: Any, inputs: np.ndarray) -> np.ndarray:
         """The module's outputs."""
         weights = {name: _tensor(np.asarray(value)).to(self.device) for name, value in parameters.items()}
-        with torch.no_grad():
-            return functional_call(self.module, weights, (_tensor(inputs).to(self.device),)).cpu().numpy()
+        with torch.no_grad(), self._copies.one() as own:
+            own.forget()
+            return functional_call(own.module, weights, (_tensor(inputs).to(self.device),)).cpu().numpy()
 
     def losses(self, loss: str | Loss, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """The loss of each record."""
         return self._loss(loss)(_tensor(outputs), _tensor(labels)).numpy()
 
-    @staticmethod
-    def _loss(loss: str | Loss) -> _torch.Loss:
+    def _loss(self, loss: str | Loss) -> _torch.Loss:
         if not isinstance(loss, str):
-            return loss
+            return self.own_loss[1] if self.own_loss is not None and self.own_loss[0] is loss else loss
         _validate.known("loss", loss, _torch.LOSSES)
         return _torch.LOSSES[loss]
+
+
+def _declared(what: str, name: str) -> str:
+    return f"the {what} {name} computes each user's update from that user's records alone"
+
+
+def _same(one: np.ndarray, other: np.ndarray) -> bool:
+    """Bit by bit."""
+    return one.tobytes() == other.tobytes()
 
 
 def _mean_loss(module: torch.nn.Module, loss: _torch.Loss) -> Callable[..., torch.Tensor]:

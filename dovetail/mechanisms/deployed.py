@@ -177,7 +177,8 @@ class DiscreteGaussian:
     spacing: Fraction
 
     def __post_init__(self) -> None:
-        _validate.positive(std=self.std, clip_norm=self.clip_norm)
+        _validate.positive(std=self.std)
+        _validate.clip_norm(clip_norm=self.clip_norm)
         freeze_floats(self, "std", "clip_norm")
         _validate.integer(dim=self.dim)
         _validate.at_least(1, dim=self.dim)

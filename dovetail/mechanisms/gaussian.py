@@ -42,7 +42,8 @@ class GaussianRandomizer(LocalRandomizer):
     vector: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _validate.positive(std=self.std, clip_norm=self.clip_norm)
+        _validate.positive(std=self.std)
+        _validate.clip_norm(clip_norm=self.clip_norm)
         freeze_floats(self, "std", "clip_norm")
 
     @property

@@ -60,7 +60,8 @@ class PrivUnitRandomizer(LocalRandomizer):
     vector: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _validate.positive(eps_local=self.eps_local, clip_norm=self.clip_norm)
+        _validate.positive(eps_local=self.eps_local)
+        _validate.clip_norm(clip_norm=self.clip_norm)
         _validate.integer(dim=self.dim)
         freeze_floats(self, "eps_local", "clip_norm")
         object.__setattr__(self, "dim", int(self.dim))

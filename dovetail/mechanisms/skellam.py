@@ -55,7 +55,8 @@ class Encoding:
     rounding_tail: float = 1e-3
 
     def __post_init__(self) -> None:
-        _validate.positive(clip_norm=self.clip_norm, scale=self.scale)
+        _validate.positive(scale=self.scale)
+        _validate.clip_norm(clip_norm=self.clip_norm)
         _validate.integer(dim=self.dim)
         _validate.at_least(1, dim=self.dim)
         _validate.in_open_interval(0, 1, rounding_tail=self.rounding_tail)

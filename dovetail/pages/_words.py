@@ -137,7 +137,7 @@ def not_covered(
     if statement.verdict in (Verdict.REPRODUCIBLE, Verdict.DECLARED_REPRODUCIBLE):
         said.append("Anybody who knows the seed, which is in config.toml and in the config below.")
     if statement.verdict in (Verdict.DECLARED, Verdict.DECLARED_REPRODUCIBLE):
-        said.append("A protocol whose code does not do what it declares: only its author has checked that.")
+        said.append("Code from outside Dovetail that does not do what it declares: only its author has checked that.")
     if statement.trust is Trust.CURATOR:
         said.append("The curator itself: it sees every update in the clear.")
     if local is not None and statement.trust in _COLLUSION:

@@ -11,6 +11,7 @@ from dovetail import pages
 from dovetail.data import Dataset, Model
 from dovetail.engine import scoring
 from dovetail.learners import functions
+from dovetail.statements import Verdict
 
 RNG = np.random.default_rng(0)
 INPUTS = RNG.normal(size=(2400, 5)).astype(np.float32)
@@ -165,9 +166,9 @@ def test_any_function_of_parameters_and_records_trains():
     np.testing.assert_allclose(free.parameters["slope"], SLOPES, atol=0.1)
     private = dovetail.train(data, model=own, protocol="privunit", eps=8.0, settings=settings)
     assert private.statement.eps <= 8
-    assert (
-        "the function that trains a user's model keeps nothing of one user for another" in private.statement.assumptions
-    )
+    assert private.statement.verdict is Verdict.DECLARED
+    line = "the function least_squares computes each user's update from that user's records alone"
+    assert line in private.statement.assumptions and line in private.quote.local.assumptions
     with pytest.raises(ValueError, match=r"expected no settings of \[client\] with model 'own'.*client.learning_rate"):
         dovetail.train(data, model=own, protocol="fedavg", settings={**settings, "client.learning_rate": 0.5})
     item = {"privacy.unit": "item", "privacy.neighbors": "add-remove"}

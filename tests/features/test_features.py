@@ -153,7 +153,7 @@ def test_views_are_rows_with_features_of_their_own(cache):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("whole", r"expected features of shape \(2, features\) from 'my_features:whole'"),
+        ("whole", r"expected one row for a batch of one record from 'my_features:whole', got shape \(\)"),
         ("broken", "expected finite features from 'my_features:broken'"),
         ("NUMBER", "expected 'NUMBER' in 'my_features' to be a function from images to features"),
         ("missing", "no such name"),

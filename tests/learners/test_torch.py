@@ -116,7 +116,7 @@ def trained(model, protocol, **changes):
         "privacy": {"eps": 8.0} if protocol not in ("fedavg",) else {},
     }
     if protocol in ("central_sub", "local_sub"):
-        data["task"] = {"name": "digits", "partition": "iid", "users": 20}
+        data["task"] = {"name": "digits", "partition": "iid", "users": 20, "records": len(digits().labels)}
         data["privacy"] |= {"unit": "item", "neighbors": "add-remove"}
     task = dovetail.Task(name="digits", load=lambda *, folder: digits(), model=model)
     return experiment.run(experiment.prepare(parse(data, changes.items()), task=task))

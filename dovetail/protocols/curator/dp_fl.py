@@ -81,13 +81,14 @@ class DpFl(Protocol, Fast, Claimed):
         if not isinstance(self.clip, str):
             if self.clip_norm is not None and self.clip_norm != self.clip:
                 raise ValueError(f"expected one clip norm, got clip={self.clip} and clip_norm={self.clip_norm}")
-            _validate.positive(clip=self.clip)
+            _validate.clip_norm(clip=self.clip)
             object.__setattr__(self, "clip_norm", float(self.clip))
             object.__setattr__(self, "clip", "fixed")
         _validate.one_of(("fixed", "adaptive", "median"), clip=self.clip)
         if self.clip_norm is None:
             object.__setattr__(self, "clip_norm", CLIP_NORM)
-        _validate.positive(clip_norm=self.first_clip_norm, clip_rate=self.clip_rate, schedule_end=self.schedule_end)
+        _validate.clip_norm(clip_norm=self.first_clip_norm)
+        _validate.positive(clip_rate=self.clip_rate, schedule_end=self.schedule_end)
         _validate.in_open_interval(0, 1, quantile=self.quantile)
         _validate.positive(**_validate.given(noise_multiplier=self.noise_multiplier, std_count=self.std_count))
         if self.std_count is not None and self.clip != "adaptive":
@@ -162,7 +163,7 @@ class DpFl(Protocol, Fast, Claimed):
         if norms is None:
             return state._replace(noise_scale=noise_scale)
         median = jnp.nanmedian(jnp.where(jnp.isfinite(norms), norms, jnp.nan))
-        usable = jnp.isfinite(median) & (median > 0)
+        usable = jnp.isfinite(median) & (median >= _validate.SMALLEST_CLIP_NORM)
         return Clipping(jnp.where(usable, median, state.clip_norm), noise_scale)
 
     def randomize(self, x: jax.Array, state: Clipping, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
@@ -194,7 +195,8 @@ class DpFl(Protocol, Fast, Claimed):
         below = 0.5 + (count + noise) / size
         moved = state.clip_norm * jnp.exp(-self.clip_rate * (jnp.clip(below, 0, 1) - self.quantile))
         first = self.first_clip_norm
-        return state._replace(clip_norm=jnp.clip(moved, first / _FARTHEST, first * _FARTHEST))
+        least = max(first / _FARTHEST, _validate.SMALLEST_CLIP_NORM)
+        return state._replace(clip_norm=jnp.clip(moved, least, first * _FARTHEST))
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """One Gaussian release of the clipped sum, and of the count beside it, to those who see their own draws."""

@@ -53,7 +53,7 @@ class PrivUnit(Protocol, Fast):
     eps_local: float | None = None
 
     def __post_init__(self) -> None:
-        _validate.positive(clip_norm=self.clip_norm)
+        _validate.clip_norm(clip_norm=self.clip_norm)
         _validate.positive(**_validate.given(eps_local=self.eps_local))
 
     @classmethod

@@ -61,7 +61,7 @@ class ItemLevel(Protocol, Claimed):
     claimed_eps: float | None = None  # what the paper's recipe was asked for, where it sets the noise (adaptive_z)
 
     def __post_init__(self) -> None:
-        _validate.positive(clip_norm=self.clip_norm)
+        _validate.clip_norm(clip_norm=self.clip_norm)
         _validate.one_of(("subject", "item"), unit=self.unit)
         if self.items_per_subject is None:
             object.__setattr__(self, "items_per_subject", 1)

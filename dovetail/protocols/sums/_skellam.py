@@ -57,7 +57,7 @@ class NoisySum(Protocol, Fast):
     honest: int | None = None
 
     def __post_init__(self) -> None:
-        _validate.positive(clip_norm=self.clip_norm)
+        _validate.clip_norm(clip_norm=self.clip_norm)
         _validate.positive(**_validate.given(noise_multiplier=self.noise_multiplier, scale=self.scale))
         _validate.integer(**_validate.given(honest=self.honest))
         _validate.at_least(2, **_validate.given(honest=self.honest))

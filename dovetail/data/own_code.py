@@ -1,0 +1,123 @@
+"""What code from outside the package is given: shapes in place of records, and one record at a time.
+
+A model that is built by a function gets a `RecordSpec`, which holds no record. A view or a function for features is
+applied to one record at a time (`PerRecord`): if JAX can trace it, the compiled program for one record is mapped over
+the batch, and no Python runs while records are read; otherwise the function is called with a batch of one record after
+the other, and could keep something of one for the next. `escapes` finds what leads from compiled code back to Python.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+if TYPE_CHECKING:
+    from dovetail.data._base import Dataset, Target
+
+__all__ = ["PerRecord", "RecordSpec", "escapes"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecordSpec:
+    """What a model may be built from: the shape and type of a record and of its label, and what labels are.
+
+    Models read inputs as float32, whatever `input_dtype` is stored.
+
+    Guarantees:
+        Nothing in it depends on the values of a record, nor on how many there are.
+    """
+
+    input_shape: tuple[int, ...]
+    input_dtype: str
+    label_shape: tuple[int, ...]
+    label_dtype: str
+    target: Target
+    num_classes: int
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> RecordSpec:
+        """That of a dataset's records."""
+        return cls(
+            input_shape=dataset.inputs.shape[1:],
+            input_dtype=dataset.inputs.dtype.name,
+            label_shape=dataset.labels.shape[1:],
+            label_dtype=dataset.labels.dtype.name,
+            target=dataset.target,
+            num_classes=dataset.num_classes,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        fields = ", ".join(field.name for field in dataclasses.fields(self))
+        raise AttributeError(
+            f"a function that builds a model gets the shapes of records, not the records: expected one of {fields}, "
+            f"got {name!r}"
+        )
+
+
+class PerRecord:
+    """A function from batches to batches that somebody else wrote, applied to one record at a time.
+
+    Guarantees:
+        The function never sees two records at once.
+        If `isolated`, what it makes of a record depends on that record alone.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], shape: tuple[int, ...], *, name: str) -> None:
+        self._function, self._name = function, name
+        self._record = jax.ShapeDtypeStruct(shape, np.float32)
+
+    @functools.cached_property
+    def isolated(self) -> bool:
+        """Whether JAX can compile it, so that no Python of its author runs while records are read."""
+        try:
+            return not escapes(jax.make_jaxpr(self._alone)(self._record))
+        except Exception:  # of whatever kind: it computes outside JAX, and says so in its own way
+            return False
+
+    def __call__(self, batch: np.ndarray) -> np.ndarray:
+        """What it makes of each record, first axis the record."""
+        if self.isolated:
+            return np.asarray(self._mapped(batch))
+        return np.stack([np.asarray(self._alone(record)) for record in batch])
+
+    @functools.cached_property
+    def _mapped(self) -> Callable[[np.ndarray], jax.Array]:
+        return jax.jit(jax.vmap(self._alone))
+
+    def _alone(self, record: Any) -> Any:
+        made = self._function(record[None])
+        if getattr(made, "ndim", 0) < 1 or len(made) != 1:
+            raise ValueError(
+                f"expected one row for a batch of one record from {self._name!r}, "
+                f"got shape {getattr(made, 'shape', None)}"
+            )
+        return made[0]
+
+
+def escapes(traced: Any) -> tuple[str, ...]:
+    """What in a traced function leads out of it: callbacks, foreign calls, its own rules for batches, shared state."""
+    found = {name for name in _primitives(traced.jaxpr) if _leads_out(name)}
+    return tuple(sorted(found | {type(effect).__name__ for effect in traced.effects}))
+
+
+def _leads_out(name: str) -> bool:
+    return "callback" in name or name in ("custom_vmap_call", "ffi_call", "infeed", "outfeed")
+
+
+def _primitives(jaxpr: Any) -> Iterator[str]:
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
+            if _is_jaxpr(value):
+                yield from _primitives(getattr(value, "jaxpr", value))
+
+
+def _is_jaxpr(value: Any) -> bool:
+    return hasattr(value, "eqns")

@@ -1,0 +1,405 @@
+"""Whether a PyTorch module computes a user's update from that user's records alone, and what makes it so.
+
+Users never share a batch, so a module can only carry something from one user to the next: in a buffer, in a Python
+attribute, in the state of a random generator, or in anything else that Python code can reach.
+
+- `refuse_state` runs a module on public records and refuses, by name, whatever changes beside its gradients;
+- `State` puts buffers, frozen parameters and attributes back before every batch;
+- `pure` finds out whether any Python code but PyTorch's own is left when the module runs. Modules of `torch.nn` have
+  none. Code of one's own is traced (`torch.fx`): what is run is then the recorded graph of PyTorch's functions, in
+  which there is no place for anything else. What cannot be traced runs as it is, and its author has to vouch for it.
+
+Nothing here needs JAX: processes that train clients (`learners._torch_team`) start without it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import functools
+import math
+import operator
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx, nn
+from torch.nn.utils import parametrizations, parametrize
+
+__all__ = ["State", "described", "is_hooked", "pure", "pure_loss", "refuse_mixing", "refuse_state"]
+
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type)
+_PROPERTIES = frozenset({"H", "T", "device", "dtype", "imag", "mH", "mT", "ndim", "real", "shape"})
+_METHODS_REFUSED = frozenset(
+    {
+        *("apply_", "map_", "map2_", "register_hook", "register_post_accumulate_grad_hook"),  # call Python
+        *("backward", "module_load", "requires_grad_", "resize_", "resize_as_", "retain_grad", "set_", "share_memory_"),
+        *("data_ptr", "numpy", "storage", "tolist", "untyped_storage"),  # give away what lies in memory
+    }
+)
+_DISPATCH = (torch.overrides.handle_torch_function, torch._jit_internal.boolean_dispatch)  # call what they are given
+_PARAMETRIZATIONS = (parametrizations._WeightNorm, parametrizations._Orthogonal, parametrizations._SpectralNorm)
+
+
+def described(name: str, part: nn.Module) -> str:
+    """A part of a module for a message."""
+    return f"{type(part).__name__} {name!r}" if name else type(part).__name__
+
+
+# what a module keeps
+
+
+class State:
+    """Everything that a module holds beside the parameters that are trained, as it was at first.
+
+    With `attributes` all of it is put back, wherever Python code may have put something; without, what was changed in
+    place, which is all that PyTorch's own functions can do.
+    """
+
+    def __init__(self, module: nn.Module, *, attributes: bool = True) -> None:
+        parts = dict(module.named_modules())
+        held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        self._tensors = [
+            (name, value, value.detach().clone())
+            for name, value in held.items()
+            if not (isinstance(value, nn.Parameter) and value.requires_grad)
+        ]
+        self._versions = [value._version for _, value, _ in self._tensors]
+        self._same = {id(one): one for one in (*held.values(), *parts.values())}
+        self._parts = [(name, part, _tables(part), self._attributes(part)) for name, part in parts.items()]
+        self._with_attributes = attributes
+
+    def restore(self) -> None:
+        """Put everything back."""
+        if self._with_attributes:
+            for _, part, tables, attributes in self._parts:
+                for name, table in tables.items():
+                    if list(map(id, vars(part)[name].values())) != list(map(id, table.values())):
+                        vars(part)[name].clear()
+                        vars(part)[name].update(table)
+                self._put_back(part, attributes)
+        with torch.no_grad():
+            for at, (_, value, kept) in enumerate(self._tensors):
+                if self._with_attributes or value._version != self._versions[at]:
+                    value.copy_(kept)
+                    self._versions[at] = value._version
+
+    def _put_back(self, part: nn.Module, attributes: dict[str, tuple[Any, Any]]) -> None:
+        now = vars(part)
+        for name in [name for name in _attribute_names(part) if name not in attributes]:
+            del now[name]
+        for name, (value, kept) in attributes.items():
+            if kept is not value:
+                now[name] = copy.deepcopy(kept, dict(self._same))
+            elif now.get(name) is not value:
+                now[name] = value
+
+    def change(self) -> tuple[str, nn.Module, str] | None:
+        """The first part that is no longer as it was, and what of it."""
+        for name, part, tables, attributes in self._parts:
+            for table, first in tables.items():
+                if list(vars(part)[table]) != list(first):
+                    return name, part, f"table {table!r}"
+            now = vars(part)
+            for attribute in dict.fromkeys((*_attribute_names(part), *attributes)):
+                there = attribute in now and attribute in attributes
+                if not there or not _alike(now[attribute], attributes[attribute][1]):
+                    return name, part, f"attribute {attribute!r}"
+            for table, what in (("_buffers", "buffer"), ("_parameters", "frozen parameter")):
+                for tensor, value in vars(part)[table].items():
+                    if (kept := self._kept(tables[table][tensor])) is not None and not _alike(value.detach(), kept):
+                        return name, part, f"{what} {tensor!r}"
+        return None
+
+    def _kept(self, first: torch.Tensor | None) -> torch.Tensor | None:
+        """What a buffer or frozen parameter was at first."""
+        return next((kept for _, value, kept in self._tensors if value is first), None)
+
+    def _attributes(self, part: nn.Module) -> dict[str, tuple[Any, Any]]:
+        """The values of a part's attributes, and copies of those that can change; parameters and parts as they are."""
+        found = {}
+        for name in _attribute_names(part):
+            value = vars(part)[name]
+            try:
+                kept = value if isinstance(value, _ATOMS) else copy.deepcopy(value, dict(self._same))
+            except Exception:  # whatever its own code raises: it stays, and its author vouches for it
+                kept = value
+            found[name] = (value, kept)
+        return found
+
+
+_INTERNAL = frozenset(vars(nn.Module())) - {"training"}
+
+
+def _tables(part: nn.Module) -> dict[str, dict[str, Any]]:
+    return {name: value.copy() for name, value in vars(part).items() if name in _INTERNAL and isinstance(value, dict)}
+
+
+def _attribute_names(part: nn.Module) -> list[str]:
+    return [name for name in vars(part) if name not in _INTERNAL]
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two values are the same; an object with nothing to compare is."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+    if isinstance(one, np.ndarray):
+        return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(_alike(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, _ATOMS) or not hasattr(one, "__dict__"):
+        return bool(one == other)
+    return isinstance(one, nn.Module) or _alike(vars(one), vars(other))
+
+
+# what changes when it runs
+
+
+def refuse_state(module: nn.Module, total_loss: Callable[..., torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> None:
+    """Refuse a module that draws random numbers or keeps anything when it is run and trained on these records."""
+    own = copy.deepcopy(module)
+    state, before = State(own), _generators()
+    for rows in (slice(None), slice(0, 1), slice(1, None)):
+        total_loss(own(x[rows]), y[rows]).backward()
+        for value in own.parameters():
+            value.grad = None
+    if not _alike(before, _generators()):
+        where = _first(module, x, lambda one, other: not _alike(one, other), _generators)
+        raise ValueError(
+            f"expected a module that computes the same from the same records, got {where}, which draws random numbers: "
+            "leave it out, or call module.eval() first if it draws none then"
+        )
+    if (changed := state.change()) is not None:
+        name, part, what = changed
+        raise ValueError(
+            f"expected a module that keeps nothing of the records that it has seen, got {described(name, part)}, whose "
+            f"{what} changes when it runs: use GroupNorm or LayerNorm for statistics, or call module.eval() first if "
+            "it stays as it is then"
+        )
+
+
+def refuse_mixing(module: nn.Module, x: torch.Tensor) -> None:
+    """Refuse a module whose output for a record changes with another of these four records; bit by bit, for one shape.
+
+    This is for protocols that protect single records.
+    """
+    three = x[:3]
+    for other, kept in ((x[[3, 1, 2]], slice(1, 3)), (x[[0, 1, 3]], slice(0, 2))):
+        seen = [_outputs(module, rows, kept) for rows in (three, other)]
+        if not _alike(seen[0][""], seen[1][""]):
+            name = next(name for name, rows in seen[0].items() if not _alike(rows, seen[1].get(name)))
+            raise ValueError(
+                "expected a module whose output for a record depends on that record alone where single records are "
+                f"protected, got {described(name, module.get_submodule(name))}, which mixes the records of a batch: "
+                "use GroupNorm for statistics, batch_first=True for sequences, and no operation along the first axis"
+            )
+
+
+def _outputs(module: nn.Module, x: torch.Tensor, kept: slice) -> dict[str, Any]:
+    """What each part makes of some of these records, innermost first and the whole module last, which has no name."""
+    found: dict[str, Any] = {}
+    own = copy.deepcopy(module)
+
+    def note(name: str, part: nn.Module, given: Any, made: Any) -> None:
+        rows = made if isinstance(made, torch.Tensor) else next((one for one in made if torch.is_tensor(one)), None)
+        if name and rows is not None and rows.ndim and len(rows) == len(x):
+            found.setdefault(name, rows[kept].clone())
+
+    for name, part in own.named_modules():
+        part.register_forward_hook(functools.partial(note, name))
+    with torch.no_grad():
+        whole = own(x)[kept]
+    return {**found, "": whole}
+
+
+def _first(module: nn.Module, x: torch.Tensor, differ: Callable[[Any, Any], bool], observe: Callable[[], Any]) -> str:
+    """The innermost part during whose run something that is observed changes; the whole module if it is none."""
+    own = copy.deepcopy(module)
+    before: list[Any] = []
+    found: list[str] = []
+
+    def after(name: str, part: nn.Module, *_: Any) -> None:
+        if differ(before.pop(), observe()) and not found:
+            found.append(described(name, part))
+
+    for name, part in own.named_modules():
+        part.register_forward_pre_hook(lambda *_: before.append(observe()))
+        part.register_forward_hook(functools.partial(after, name))
+    with torch.no_grad():
+        own(x)
+    return found[0] if found else type(module).__name__
+
+
+def _generators() -> Any:
+    """The state of every random generator that a module may use."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return [torch.get_rng_state(), cuda, random.getstate(), np.random.get_state()]  # noqa: NPY002 - other people's code
+
+
+# what is left of it
+
+
+def pure(module: nn.Module, x: torch.Tensor, y: torch.Tensor, total_loss: Callable[..., Any]) -> nn.Module | None:
+    """The same module without Python code but PyTorch's own; None if there is none.
+
+    Guarantees:
+        Its parameters have the same names and values, and its outputs and gradients on these records are the same, bit
+        by bit.
+    """
+    if all(_is_known(part) for part in module.modules()) and not _has_global_hooks():
+        return module
+    graph = _traced(module)
+    if graph is None or not isinstance(graph, nn.Module):
+        return None
+    for name, value in module.named_parameters():
+        _add_unused(graph, name, value)
+    if [name for name, _ in _trainable(graph)] != [name for name, _ in _trainable(module)]:
+        return None
+    results = [_slopes(copy.deepcopy(one), x, y, total_loss) for one in (module, graph)]
+    return graph if _alike(*results) else None
+
+
+def pure_loss(loss: Any, outputs: torch.Tensor, labels: torch.Tensor) -> Any | None:
+    """The same loss without Python code but PyTorch's own; None if there is none.
+
+    Guarantees:
+        Its values and slopes at these outputs and labels are the same, bit by bit.
+    """
+    graph = _traced(loss)
+    if graph is None:
+        return None
+    results = []
+    for one in (loss, graph):
+        at = outputs.clone().requires_grad_()
+        values = one(at, labels)
+        results.append([values.detach(), torch.autograd.grad(values.sum(), at, materialize_grads=True)])
+    return graph if _alike(*results) else None
+
+
+def _trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return sorted((name, value) for name, value in module.named_parameters() if value.requires_grad)
+
+
+def _slopes(module: nn.Module, x: torch.Tensor, y: torch.Tensor, total_loss: Callable[..., Any]) -> list[torch.Tensor]:
+    outputs = module(x)
+    weights = [value for _, value in _trainable(module)]
+    slopes = torch.autograd.grad(total_loss(outputs, y), weights, allow_unused=True, materialize_grads=True)
+    return [outputs.detach(), *slopes]
+
+
+def _add_unused(graph: nn.Module, name: str, value: nn.Parameter) -> None:
+    """Give the graph a parameter that it does not use."""
+    *path, last = name.split(".")
+    owner = graph
+    for part in path:
+        if not hasattr(owner, part):
+            owner.add_module(part, nn.Module())
+        owner = getattr(owner, part)
+    if not hasattr(owner, last):
+        owner.register_parameter(last, value)
+
+
+class _Tracer(fx.Tracer):
+    """Records PyTorch's functions; refuses code that a graph would not repeat."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return _is_known(m) and not isinstance(m, nn.Sequential)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+            raise NotImplementedError("expected a forward without no_grad and autocast")
+        return super().create_node(*args, **kwargs)
+
+
+def _traced(function: Any) -> Any | None:
+    """A graph of what this module or function computes; None if it is more than PyTorch's functions."""
+    before = torch.autograd.Function.__dict__["apply"]
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError("expected no autograd.Function, whose gradient a graph would not have")
+
+    torch.autograd.Function.apply = classmethod(refuse)
+    try:
+        with torch.enable_grad():
+            tracer = _Tracer()
+            graph = tracer.trace(function)
+    except Exception:  # whatever its own code raises when it is given no tensors
+        return None
+    finally:
+        torch.autograd.Function.apply = before
+    made = fx.GraphModule(tracer.root, graph)
+    return made if all(_is_known_node(made, node) for node in graph.nodes) else None
+
+
+def _is_known_node(graph: fx.GraphModule, node: fx.Node) -> bool:
+    match node.op:
+        case "placeholder" | "output":
+            return True
+        case "get_attr":
+            value = functools.reduce(getattr, str(node.target).split("."), graph)
+            return type(value) in (torch.Tensor, nn.Parameter, nn.Buffer)
+        case "call_module":
+            return _is_known(graph.get_submodule(str(node.target)))
+        case "call_method":
+            return hasattr(torch.Tensor, str(node.target)) and node.target not in _METHODS_REFUSED
+    if node.target is builtins.getattr:
+        return node.args[1] in _PROPERTIES
+    return node.target in _functions()
+
+
+@functools.cache
+def _functions() -> frozenset[Any]:
+    """PyTorch's functions of tensors, and Python's of numbers."""
+    overridable = torch.overrides.get_overridable_functions()
+    spaces = [space for space in overridable if space not in (torch.nn.init, torch.Tensor)]
+    found = {function for space in spaces for function in overridable[space]}
+    theirs = {function for function in _callables(nn.functional) if function not in _DISPATCH}
+    return frozenset((*found, *theirs, *_callables(operator), *_callables(math)))
+
+
+def _callables(module: Any) -> Iterator[Any]:
+    return (value for value in vars(module).values() if callable(value))
+
+
+def _is_known(part: nn.Module) -> bool:
+    """Whether a part runs nothing but PyTorch's own code, whatever is in it aside."""
+    kind = type(part)
+    if parametrize.is_parametrized(part):
+        kind = kind.__mro__[1]
+        lists = part.parametrizations.values()
+        if not all(type(one) in _PARAMETRIZATIONS for parametrized in lists for one in parametrized):
+            return False
+    home = sys.modules.get(kind.__module__)
+    theirs = kind.__module__.startswith("torch.nn.") or kind in _PARAMETRIZATIONS
+    if not theirs or getattr(home, kind.__name__, None) is not kind or "forward" in vars(part) or is_hooked(part):
+        return False
+    if any(type(value) not in (torch.Tensor, nn.Parameter, nn.Buffer) for value in _tensors(part)):
+        return False
+    return all(
+        not callable(value) or isinstance(value, nn.Module | type) or value in _functions()
+        for name, value in vars(part).items()
+        if name not in _INTERNAL
+    )
+
+
+def _tensors(part: nn.Module) -> list[Any]:
+    return [value for table in (part._parameters, part._buffers) for value in table.values() if value is not None]
+
+
+def is_hooked(part: nn.Module) -> bool:
+    """Whether somebody's hooks are called with the part."""
+    return any(value for name, value in vars(part).items() if name.endswith("_hooks") and "state_dict" not in name)
+
+
+def _has_global_hooks() -> bool:
+    theirs = vars(nn.modules.module)
+    return any(theirs[name] for name in theirs if name.startswith("_global_") and name.endswith("_hooks"))

@@ -1,0 +1,288 @@
+"""Code of one's own sees one user, or the verdict says so: models, losses, views and features, by `dovetail.train`.
+
+A neighbour differs in one record of one user. Both runs have the same seeded noise, so what the models differ by is
+what the record moved the clipped sum by, which may be two clip norms and no more.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dovetail
+from dovetail.data import Dataset, Model, RecordSpec
+from dovetail.engine.chunks import Keys
+from dovetail.experiment.config import parse
+from dovetail.experiment.preparation import prepare
+from dovetail.learners import models
+from dovetail.statements import Verdict
+
+RNG = np.random.default_rng(0)
+CLIP, USERS = 0.1, 40
+SETTINGS = {
+    "cohort.kind": "everyone",
+    "cohort.rounds": 1,
+    "noise": "seeded",
+    "protocol.clip_norm": CLIP,
+    "protocol.noise_multiplier": 1.0,
+    "server.learning_rate": 1.0,
+}
+
+
+def dataset(*, far=False, shape=(6,)):
+    """One record a user; that of the first is far away, and with `far` on the other side."""
+    inputs = np.random.default_rng(1).normal(size=(USERS + 20, *shape)).astype(np.float32)
+    labels = np.where(np.arange(USERS + 20) % 5 == 4, np.arange(USERS + 20) % 3, 0)  # mostly of one class
+    labels[USERS - 1] = labels[0]
+    inputs[0] = (50 if far else -50) * np.random.default_rng(3).normal(size=shape)
+    return Dataset(
+        inputs=inputs[:USERS],
+        labels=labels[:USERS],
+        test_inputs=inputs[USERS:],
+        test_labels=labels[USERS:],
+        num_classes=3,
+    )
+
+
+def flat(result):
+    return np.concatenate([np.ravel(value) for _, value in sorted(result.parameters.items())])
+
+
+def moved(*, shape=(6,), settings=None, **given):
+    """How many clip norms one record moves the sum by, and what is stated."""
+    runs = [
+        dovetail.train(
+            dataset(far=far, shape=shape), protocol="dp_fl", settings={**SETTINGS, **(settings or {})}, **given
+        )
+        for far in (False, True)
+    ]
+    distance = np.linalg.norm(flat(runs[0]) - flat(runs[1])) * USERS / CLIP
+    return float(distance), runs[0].statement
+
+
+# views and features
+
+
+def mixup(images):
+    return (images + images[::-1]) / 2
+
+
+def summed(images):
+    return images * 0 + images.sum(axis=0, keepdims=True)
+
+
+def standardised(images):
+    rows = jnp.asarray(images).reshape(len(images), -1)
+    return (rows - rows.mean(axis=0)) / (rows.std(axis=0) + 1e-3)
+
+
+def negative_in_numpy(images):
+    return 1 - np.array(images)
+
+
+def tanh_by_callback(images):
+    return jax.pure_callback(np.tanh, jax.ShapeDtypeStruct(images.shape, images.dtype), images)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOVETAIL_CACHE", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize("view", [mixup, summed], ids=lambda view: view.__name__)
+def test_views_of_ones_own_see_one_record(view):
+    distance, statement = moved(settings={"client.views": [f"{__name__}:{view.__name__}"]})
+    assert 0 < distance <= 2.001
+    assert statement.verdict is Verdict.REPRODUCIBLE
+
+
+def test_features_of_ones_own_see_one_record(cache):
+    distance, statement = moved(settings={"task.features": f"{__name__}:standardised"})
+    assert distance <= 2.001
+    assert statement.verdict is Verdict.REPRODUCIBLE
+    assert f"the features '{__name__}:standardised' were made without the private data" in statement.assumptions
+
+
+@pytest.mark.parametrize("name", ["negative_in_numpy", "tanh_by_callback"])
+def test_what_jax_cannot_compile_is_declared(name, cache):
+    """In NumPy, or by a callback: it gets one record at a time, and could keep it."""
+    for settings, line in (
+        ({"client.views": [f"{__name__}:{name}"]}, f"the view '{__name__}:{name}' of a record depends on that"),
+        ({"task.features": f"{__name__}:{name}"}, f"the features '{__name__}:{name}' of a record depend on that"),
+    ):
+        distance, statement = moved(settings=settings)
+        assert 0 < distance <= 2.001
+        assert statement.verdict is Verdict.DECLARED_REPRODUCIBLE
+        assert any(said.startswith(line) for said in statement.assumptions)
+
+
+# models
+
+
+def test_a_function_that_builds_a_model_gets_no_record():
+    seen = []
+
+    def build(spec):
+        seen.append(spec)
+        return linear(spec)
+
+    dovetail.train(dataset(), model=build, protocol="fedavg", settings={"cohort.rounds": 1, "cohort.kind": "everyone"})
+    assert seen == [
+        RecordSpec(
+            input_shape=(6,),
+            input_dtype="float32",
+            label_shape=(),
+            label_dtype="int32",
+            target="classes",
+            num_classes=3,
+        )
+    ]
+    assert all(isinstance(value, int | str | tuple) for value in dataclasses.astuple(seen[0]))
+    for name in ("inputs", "labels", "test_inputs", "users", "recipe"):
+        with pytest.raises(AttributeError, match="gets the shapes of records, not the records"):
+            getattr(seen[0], name)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        seen[0].num_classes = 4
+
+
+def linear(spec, apply=None):
+    size = spec.input_shape[0], spec.num_classes
+    return Model(name="own", init=lambda key: jnp.zeros(size), apply=apply or (lambda w, x: x @ w))
+
+
+def through_python(weights, x):
+    made = jax.pure_callback(
+        lambda x: np.asarray(x), jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="expand_dims"
+    )
+    return jax.lax.stop_gradient(made) @ weights
+
+
+@jax.custom_batching.custom_vmap
+def _centred(x):
+    return x
+
+
+@_centred.def_vmap
+def _centred_in_batches(size, batched, x):
+    return x - x.mean(axis=0), True
+
+
+def by_its_own_rule(weights, x):
+    """What a rule for batches of one's own sees: all users of a chunk."""
+    return jax.lax.stop_gradient(_centred(x)) @ weights
+
+
+def shared_loss(outputs, labels):
+    jax.debug.callback(lambda outputs: None, outputs)
+    return jnp.sum(outputs**2, axis=1)
+
+
+@pytest.mark.parametrize("apply", [through_python, by_its_own_rule], ids=lambda apply: apply.__name__)
+def test_a_model_that_leaves_compiled_code_is_declared(apply):
+    settings = {**SETTINGS, "noise": "os"}
+    result = dovetail.train(dataset(), model=lambda spec: linear(spec, apply), protocol="dp_fl", settings=settings)
+    assert result.statement.verdict is Verdict.DECLARED
+    assert any(
+        said.startswith("the model own or its loss, which leaves compiled") for said in result.statement.assumptions
+    )
+    assert str(result.statement).splitlines()[0].endswith("as declared")
+
+
+def test_so_is_a_loss_and_a_plain_model_is_certified():
+    settings = {**SETTINGS, "noise": "os"}
+    declared = dovetail.train(dataset(), loss=shared_loss, protocol="dp_fl", settings=settings)
+    assert declared.statement.verdict is Verdict.DECLARED
+    for given in ({"model": linear}, {"loss": lambda outputs, labels: jnp.sum(outputs**2, axis=1)}):
+        result = dovetail.train(dataset(), protocol="dp_fl", settings=settings, **given)
+        assert result.statement.verdict is Verdict.CERTIFIED
+
+
+def test_a_learner_of_ones_own_is_declared_whatever_it_says_of_itself():
+    class Mine:
+        gradients, settled, platform, notes, code = True, False, "host", (), ()
+        declared: ClassVar = ()
+
+        def updates(self, settings, loss, parameters, inputs, labels, counts):
+            return np.zeros((len(counts), len(parameters)), np.float32)
+
+        def outputs(self, parameters, inputs):
+            return np.zeros((len(inputs), 3), np.float32)
+
+        def losses(self, loss, outputs, labels):
+            return np.zeros(len(labels))
+
+    learner = Mine()
+    model = Model(name="mine", init=lambda key: jnp.zeros(4), apply=learner.outputs, learner=learner)
+    result = dovetail.train(dataset(), model=model, protocol="dp_fl", settings={**SETTINGS, "noise": "os"})
+    line = "the learner Mine computes each user's update from that user's records alone"
+    assert result.statement.verdict is Verdict.DECLARED
+    assert line in result.statement.assumptions
+    assert all(line in statement.assumptions for statement in result.units.values())
+
+
+def test_verify_finds_what_was_declared_in_the_ledger(tmp_path):
+    from dovetail.experiment.verify import verify
+
+    run = tmp_path / "run"
+    dovetail.train(dataset(), loss=shared_loss, protocol="dp_fl", settings={**SETTINGS, "noise": "os"}, out=run)
+    assert verify(run).agrees
+
+
+@pytest.mark.parametrize("protocol", ["central_sub", "local_sub"])
+def test_models_that_mix_records_are_refused_where_records_are_protected(protocol):
+    def centred(weights, x):
+        return (x - x.mean(axis=0)) @ weights
+
+    settings = {
+        "task.partition": "iid",
+        "task.users": 4,
+        "task.records": 40,
+        "cohort.kind": "everyone",
+        "cohort.rounds": 1,
+        "privacy.unit": "item",
+        "privacy.neighbors": "add-remove",
+    }
+    given = {"protocol": protocol, "eps": 8.0, "settings": settings}
+    with pytest.raises(ValueError, match="got model 'own', which mixes the records of a batch"):
+        dovetail.train(dataset(), model=lambda spec: linear(spec, centred), **given)
+    assert dovetail.train(dataset(), model=linear, **given).statement.verdict is Verdict.CERTIFIED
+
+
+# bundled models
+
+
+def updates_of(plan, *, users):
+    engine, key = plan.engine, jax.random.key(0)
+
+    def updates(ids):
+        return engine._classes[0].updates(jnp.asarray(engine.first), engine._data, (ids, None), Keys(key, key))
+
+    return jax.jit(updates)(jnp.arange(users))
+
+
+SHAPES = {"logistic": (8, 8), "mlp": (8, 8), "cnn": (28, 28), "scatter": (28, 28), "transformer": (8, 8)}
+
+
+@pytest.mark.parametrize("update", ["fedsgd", "fedavg"])
+@pytest.mark.parametrize("name", sorted(models.MODELS))
+def test_one_users_record_leaves_the_updates_of_others_as_they_are_bit_by_bit(name, update):
+    found = []
+    for far in (False, True):
+        data = dataset(far=far, shape=SHAPES[name])
+        inputs = data.inputs[:8] % 1 * 255
+        some = dataclasses.replace(data, inputs=inputs.astype(np.uint8), labels=data.labels[:8])
+        config = {
+            "task": {"name": "own", "model": name, "partition": "iid", "users": 4},
+            "client": {"update": update, "batch": 1},
+            "protocol": {"name": "fedavg"},
+            "cohort": {"kind": "everyone", "rounds": 1},
+            "performance": {"chunk": 4},
+        }
+        plan = prepare(parse(config), task=dovetail.Task(name="own", load=lambda *, folder, some=some: some))
+        found.append(np.asarray(updates_of(plan, users=4)))
+    changed = [user for user in range(4) if found[0][user].tobytes() != found[1][user].tobytes()]
+    assert len(changed) == 1
