@@ -5,17 +5,40 @@ Whatever is wrong with a user's own module or object is told in one sentence.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeGuard, TypeVar
 
-__all__ = ["LateModule", "load", "look_in", "on_first_use"]
+__all__ = ["LateModule", "load", "look_in", "on_first_use", "reading", "refuse_untrusted"]
 
 _Found = TypeVar("_Found")
 _beside: list[Path] = []
+_read: contextvars.ContextVar[str | None] = contextvars.ContextVar("what is read as data", default=None)
+
+
+@contextlib.contextmanager
+def reading(what: str, *, trust_code: bool) -> Iterator[None]:
+    """Read something as data: within, `load` refuses to import what it names, unless its code is trusted."""
+    token = _read.set(None if trust_code else what)
+    try:
+        yield
+    finally:
+        _read.reset(token)
+
+
+def refuse_untrusted(text: str, *, what: str) -> None:
+    """Refuse to import this, where it is named by something that is read as data."""
+    source = _read.get()
+    if source is not None:
+        raise ValueError(
+            f"{source} names code, the {what} {text!r}, which would run if it were loaded: pass trust_code=True "
+            "(--trust-code) if you trust that code"
+        )
 
 
 def look_in(folder: Path) -> None:
@@ -24,11 +47,19 @@ def look_in(folder: Path) -> None:
         _beside.append(found)
 
 
-def load(text: str, *, what: str, kind: str, accept: Callable[[object], TypeGuard[_Found]]) -> _Found:
+def load(
+    text: str, *, what: str, kind: str, accept: Callable[[object], TypeGuard[_Found]], installed: bool = False
+) -> _Found:
     """The object "module:name", from the Python path, the working directory or `look_in`, if it is one to `accept`.
 
-    `what` and `kind` name such an object in a refusal: "task", "dovetail.data.Task".
+    `what` and `kind` name such an object in a refusal: "task", "dovetail.data.Task". What is `installed` with a package
+    that declares it is trusted as that package is.
+
+    Guarantees:
+        Nothing is imported within `reading`, unless it is installed or trusted.
     """
+    if not installed:
+        refuse_untrusted(text, what=what)
     module_name, _, name = text.partition(":")
     for folder in (Path.cwd(), *_beside):
         if str(folder) not in sys.path and not (folder == Path.cwd() and "" in sys.path):

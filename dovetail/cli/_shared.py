@@ -34,6 +34,7 @@ __all__ = [
     "Relation",
     "Rounds",
     "Settings",
+    "TrustCode",
     "Users",
     "err_console",
     "flag",
@@ -91,6 +92,9 @@ def _silence(quiet: bool) -> bool:
 JsonFlag = Annotated[bool, flag("--json", "Print one JSON object on stdout.")]
 Quiet = Annotated[
     bool, typer.Option("--quiet", help="Show no progress on stderr.", metavar="", callback=_silence, expose_value=False)
+]
+TrustCode = Annotated[
+    bool, flag("--trust-code", "Import the code that the run names as module:name, also from its folder.")
 ]
 Users = Annotated[int, typer.Option("--n", help="Number of users per round.")]
 Population = Annotated[int | None, typer.Option(help="Number of users from which each round samples --n in secret.")]

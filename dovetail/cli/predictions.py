@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dovetail.cli._shared import JsonFlag, Quiet, out_console, print_json, progress_console
+from dovetail.cli._shared import JsonFlag, Quiet, TrustCode, out_console, print_json, progress_console
 
 __all__ = ["predict"]
 
@@ -18,6 +18,7 @@ def predict(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     data: Annotated[Path, typer.Argument(help="Rows to predict: .csv, .tsv, .parquet, or an array in .npy.")],
     out: Annotated[Path | None, typer.Option(help="CSV file to write. Default: standard output.")] = None,
+    trust_code: TrustCode = False,
     quiet: Quiet = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -26,7 +27,7 @@ def predict(
     from dovetail.files import write_table
 
     with progress_console.status("predicting"):
-        model = experiment.load(run)
+        model = experiment.load(run, trust_code=trust_code)
         rows = _rows(model.predictor, data)
     if out is not None:
         write_table(out, rows)

@@ -19,6 +19,7 @@ from dovetail.cli._shared import (
     JsonFlag,
     Overrides,
     Quiet,
+    TrustCode,
     err_console,
     flag,
     out_console,
@@ -133,7 +134,7 @@ def _say_finished(folder: Path, *, as_json: bool) -> None:
     from dovetail.experiment.folder import RunFolder
 
     run = RunFolder(folder)
-    run.forget()  # a kill may have left the checkpoint, with the key of the noise
+    run.forget()  # a kill may have left the checkpoint
     if as_json:
         print_json({**run.privacy(), "finished": True, "out": str(folder)})
         return
@@ -148,13 +149,14 @@ def verify(
         Path | None,
         typer.Option(help="The key of the data's fingerprint: load the config's data, check that they are the run's."),
     ] = None,
+    trust_code: TrustCode = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Recompute a run's statements from its ledger; exits with status 1 if privacy.json, or the data, disagree."""
     from dovetail.experiment.verify import verify as verified
 
     with progress_console.status("accounting"):
-        found = verified(run, data_key=data_key)
+        found = verified(run, data_key=data_key, trust_code=trust_code)
     if as_json:
         print_json(found.to_json())
     else:

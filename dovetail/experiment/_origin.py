@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from dovetail import _imports
 from dovetail._version import __version__
 from dovetail.data import Dataset, Task, resolve
 from dovetail.experiment.config import Config, read
@@ -102,7 +103,7 @@ def _read(path: Path) -> bytes:
     return key
 
 
-def different_data(run: Path, key: Path, *, task: Task | None = None) -> str | None:
+def different_data(run: Path, key: Path, *, task: Task | None = None, trust_code: bool = False) -> str | None:
     """Why the data that the run's config names, or `task`, are not shown to be the run's; None if they are the same.
 
     Guarantees:
@@ -118,8 +119,9 @@ def different_data(run: Path, key: Path, *, task: Task | None = None) -> str | N
     secret = _read(key)
     if _key_id(secret) != stated["key_id"]:
         return f"the fingerprint was made with another key, key_id {stated['key_id']}"
-    config = read(str(folder.config))
-    dataset, _, _ = loaded(config, task or resolve(config.task.name))
+    config = read(str(folder.config), code_beside=trust_code)
+    with _imports.reading(f"the run in {str(run)!r}", trust_code=trust_code):
+        dataset, _, _ = loaded(config, task or resolve(config.task.name))
     same = hmac.compare_digest(_mac(secret, dataset), stated["hmac_sha256"])
     return None if same else "the data are not those of the run"
 

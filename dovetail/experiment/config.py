@@ -187,15 +187,16 @@ def described_presets() -> dict[str, str]:
     return {name: (folder / f"{name}.toml").read_text().partition("\n")[0].lstrip("# ") for name in presets()}
 
 
-def read(source: str | Path, overrides: Iterable[tuple[str, Any]] = ()) -> Config:
+def read(source: str | Path, overrides: Iterable[tuple[str, Any]] = (), *, code_beside: bool = True) -> Config:
     """The config in a file, or the preset of this name, with overrides applied.
 
-    Objects that a file names as "module:name" may lie beside it.
+    Objects that a file names as "module:name" may lie beside it, unless `code_beside` is False.
     """
     path = Path(source)
     if path.is_file():
         text = path.read_text()
-        _imports.look_in(path.parent)
+        if code_beside:
+            _imports.look_in(path.parent)
     elif str(source) in presets():
         text = (resources.files("dovetail") / "presets" / f"{source}.toml").read_text()
     elif path.suffix == ".toml" or path.exists():

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail import protocols
+from dovetail import _imports, protocols
 from dovetail.data.readers.recipes import Recipe
 from dovetail.files import make_folder, write_atomically, write_json
 from dovetail.guarantee.record import Record
@@ -243,12 +243,13 @@ class RunFolder:
                 raise ValueError(f"expected a run that no other process is using, got {str(self.path)!r}") from error
             yield
 
-    def ledger(self) -> Record:
-        """The rounds that are charged, as `run` wrote them."""
+    def ledger(self, *, trust_code: bool = False) -> Record:
+        """The rounds that are charged, as `run` wrote them; a protocol "module:Class" is imported only if trusted."""
         data = self._read(_LEDGER)
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            config = tomllib.loads((self.path / _CONFIG).read_text())
-            protocols.find(config["protocol"]["name"])  # one from outside the package brings its own events
+        with contextlib.suppress(OSError, TypeError, KeyError, tomllib.TOMLDecodeError):
+            name = tomllib.loads((self.path / _CONFIG).read_text())["protocol"]["name"]
+            with _imports.reading(f"the run in {str(self.path)!r}", trust_code=trust_code):
+                protocols.find(name)  # one from outside the package brings its own events
         return Record.from_json(data)
 
     def settings(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The model of a finished run, back from its folder: ready to be asked, with its config and its statement.
 
-The data are not needed: `recipe.json` says what the model reads, `config.toml` which model and features it is. A model
-of one's own is imported with its task ("module:name"), or given.
+The data are not needed: `recipe.json` says what the model reads, `config.toml` which model and features it is. A run's
+folder is data: a model of one's own is given, or imported with its task ("module:name") if the caller trusts that code.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dovetail import _imports
 from dovetail.data import TASKS, Model, resolve
 from dovetail.experiment.config import Config, read
 from dovetail.experiment.folder import RunFolder
@@ -56,16 +57,20 @@ class LoadedRun:
         return facts_of(self.privacy, self.statement, out=self.folder)
 
 
-def load(folder: str | Path, *, model: Model | None = None) -> LoadedRun:
+def load(folder: str | Path, *, model: Model | None = None, trust_code: bool = False) -> LoadedRun:
     """The model of the finished run in a folder, with its statement and its config.
 
+    A task or features that the run names as "module:name" are imported only with `trust_code`, also from the folder.
     `model` is for runs whose model is your own and was not named as "module:name"; a parameter that does not fit is
     refused. The statement is what the run states; `dovetail verify` recomputes it.
     """
     run = RunFolder(Path(folder))
-    config, privacy, recipe = read(run.config), run.privacy(), run.recipe()
+    config, privacy, recipe = read(run.config, code_beside=trust_code), run.privacy(), run.recipe()
     features = config.task.all_features
-    found = model or _model_of(config) or model_for(config.task.model, recipe, features)
+    with _imports.reading(f"the run in {str(folder)!r}", trust_code=trust_code):
+        found = model or _model_of(config) or model_for(config.task.model, recipe, features)
+        if ":" in features.kind:
+            _imports.refuse_untrusted(features.kind, what="features")  # which are imported when rows are predicted
     if model is None and found.name != recipe.model:
         raise ValueError(
             f"expected the model {recipe.model!r} of {str(folder)!r}, got {found.name!r}: pass your own as model="

@@ -52,11 +52,14 @@ class Verification:
         }
 
 
-def verify(run: Path, *, data_key: Path | None = None, task: Task | None = None) -> Verification:
+def verify(
+    run: Path, *, data_key: Path | None = None, task: Task | None = None, trust_code: bool = False
+) -> Verification:
     """Recompute the statements of a finished run from its ledger.
 
     With `data_key`, the file of the key that the run's data were fingerprinted with, the data are checked as well:
-    those that its config names, or those of `task`.
+    those that its config names, or those of `task`. A protocol or a task that the run names as "module:name" is
+    imported only with `trust_code`.
 
     Guarantees:
         Every statement of `privacy.json` but the paper's claim is compared, and every part of it; so are the noise's
@@ -64,9 +67,10 @@ def verify(run: Path, *, data_key: Path | None = None, task: Task | None = None)
         Model, recipe, config and origin are those that the run wrote, by the ledger's chain of hashes. A folder in
         which chain and `privacy.json` were changed together is found only by who kept the last hash.
         A ledger that no run can write, such as one of fewer than no rounds, is refused.
+        No code is imported that the folder holds or names, unless `trust_code`.
     """
     folder = RunFolder(run)
-    stated, record = folder.privacy(), folder.ledger()
+    stated, record = folder.privacy(), folder.ledger(trust_code=trust_code)
     settings = folder.settings()
     tuning = settings["tuning"]
     rounds = tuning.get("rounds") if isinstance(tuning, Mapping) else len(record.own.rounds)
@@ -82,7 +86,7 @@ def verify(run: Path, *, data_key: Path | None = None, task: Task | None = None)
         ),
         missing=folder.missing,
         data_checked=data_key is not None,
-        data=None if data_key is None else different_data(run, data_key, task=task),
+        data=None if data_key is None else different_data(run, data_key, task=task, trust_code=trust_code),
     )
 
 

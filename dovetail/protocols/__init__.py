@@ -79,9 +79,14 @@ def find(name: str) -> type[Protocol]:
     if ":" not in name:
         declared = {entry.name: entry.value for entry in importlib.metadata.entry_points(group=_ENTRY_POINTS)}
         _validate.known("protocol", name, {*PROTOCOLS, *declared})
-        PROTOCOLS[name] = find(declared[name])
+        PROTOCOLS[name] = _imported(declared[name], installed=True)
         return PROTOCOLS[name]
-    return _imports.load(name, what="protocol", kind="dovetail.protocols.Protocol", accept=_is_protocol)
+    return _imported(name)
+
+
+def _imported(name: str, *, installed: bool = False) -> type[Protocol]:
+    kind = "dovetail.protocols.Protocol"
+    return _imports.load(name, what="protocol", kind=kind, accept=_is_protocol, installed=installed)
 
 
 def _is_protocol(found: object) -> TypeGuard[type[Protocol]]:

@@ -167,12 +167,12 @@ def test_a_model_of_ones_own_is_imported_with_its_task_or_given(tmp_path, monkey
     assert np.mean(result.predict(inputs) == tiny.load().test_labels) == pytest.approx(result.accuracy)
     np.testing.assert_array_equal(dovetail.load(out, model=model).predict(inputs), result.predict(inputs))
     monkeypatch.setattr(tiny, "OWN", task, raising=False)
-    np.testing.assert_array_equal(dovetail.load(out).predict(inputs), result.predict(inputs))
+    np.testing.assert_array_equal(dovetail.load(out, trust_code=True).predict(inputs), result.predict(inputs))
     monkeypatch.setattr(tiny, "OWN", tiny.TASK)
     with pytest.raises(
         ValueError, match=r"expected the model 'two layers' of .*, got 'logistic': pass your own as model="
     ):
-        dovetail.load(out)
+        dovetail.load(out, trust_code=True)
     other = dataclasses.replace(model, init=lambda key: jnp.zeros((4, 3)))
     with pytest.raises(ValueError, match=r"got one that does not fit: expected the parameters params \(4, 3\), got in"):
         dovetail.load(out, model=other)

@@ -628,7 +628,7 @@ def test_protocols_from_outside_are_as_declared(tmp_path):
     assert {statement.verdict for statement in result.units.values()} == {Verdict.DECLARED}
     assert result.statement.headline().endswith("   as declared")
     assert "as declared" in pages.write(tmp_path / "run").read_text()
-    assert verify(tmp_path / "run").agrees
+    assert verify(tmp_path / "run", trust_code=True).agrees
     seeded = experiment.run(plan(("protocol.name", f"{HERE}:Noiseless"), ("noise", "seeded")))
     assert seeded.statement.verdict is Verdict.DECLARED_REPRODUCIBLE
 
