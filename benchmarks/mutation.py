@@ -208,6 +208,10 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="draw only")
     asked = parser.parse_args()
     mutants = [mutant for mutant in draw(asked.seed, asked.count) if mutant["stratum"] in asked.strata]
+    mutants.sort(key=lambda mutant: asked.strata.index(mutant["stratum"]))
+    if asked.out.exists():  # go on where an earlier study ended
+        done = {(found["file"], found["line"]) for found in map(json.loads, asked.out.read_text().splitlines())}
+        mutants = [mutant for mutant in mutants if (mutant["file"], mutant["line"]) not in done]
     if asked.list:
         for mutant in mutants:
             print(f"{mutant['file']}:{mutant['line']} {mutant['before']!r} -> {mutant['after']!r}")
