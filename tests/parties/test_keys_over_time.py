@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import shutil
 import time
@@ -416,3 +417,24 @@ def test_a_rotation_that_the_old_key_did_not_sign_replaces_nobody(tmp_path):
         assert path.read_bytes() == before
     file.write_bytes(msgspec.json.encode(honest))
     assert enrol(path, [file]) == 1
+
+
+def test_enrolling_again_after_rotations_leaves_one_user(tmp_path):
+    """The list forgot whose key it was, or took an old key for another user: one user had two uploads in a round."""
+    keys = [KeyPair.generate("sign") for _ in range(3)]
+    path = tmp_path / "enrolled.json"
+    for number, key in enumerate(keys):
+        (tmp_path / f"key{number}.json").write_bytes(msgspec.json.encode(key.public))
+    for number, (old, new) in enumerate(itertools.pairwise(keys)):
+        rotation = rotated(old.public, new.public, by=old)
+        (tmp_path / f"rotation{number}.json").write_bytes(msgspec.json.encode(rotation))
+    enrol(path, [tmp_path / "key0.json"])
+    assert enrol(path, [tmp_path / "rotation0.json", tmp_path / "rotation1.json"]) == 1
+    assert enrol(path, [tmp_path / "key2.json"]) == 1
+    known = read_enrolled(path)
+    assert user_of(known, keys[2].public.key_id) == keys[0].public.key_id
+    before = path.read_bytes()
+    for number in (0, 1):
+        with pytest.raises(ValueError, match="would make two users of one"):
+            enrol(path, [tmp_path / f"key{number}.json"])
+    assert path.read_bytes() == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import multiprocessing
 import os
 import shutil
@@ -61,7 +62,10 @@ def test_saying_the_same_again_changes_nothing(place):
 @pytest.mark.parametrize(
     ("do", "sentence"),
     [
-        (lambda ledger: ledger.reserve(1, eps=0.6, delta=1e-6), "expected round 1 as it was reserved"),
+        (
+            lambda ledger: ledger.reserve(1, eps=0.6, delta=1e-6),
+            "round 1 was reserved at .0.5, 1e-06., and is now said to cost .0.6, 1e-06.",
+        ),
         (lambda ledger: ledger.reserve(2, eps=0.4, delta=1e-6), "expected at least what is spent"),
         (lambda ledger: ledger.reserve(0, eps=0.9, delta=1e-6), "expected round >= 1"),
         (lambda ledger: ledger.release(2, model=MODEL[2]), "expected a round that was reserved"),
@@ -153,3 +157,14 @@ def _resume(path, started):
     for number in range(first, 50):
         ledger.reserve(number, eps=number / 50, delta=1e-6)
         ledger.release(number, model=MODEL[number])
+
+
+def test_a_bound_that_another_machine_rounds_otherwise_is_the_one_that_was_reserved(place):
+    """One unit in the last place stopped an analyzer that was restarted elsewhere."""
+    ledger = opened(place("ledger"))
+    first = ledger.reserve(1, eps=0.5, delta=1e-6)
+    before = ledger.entries
+    for eps in (math.nextafter(0.5, 1), math.nextafter(0.5, 0)):
+        assert ledger.reserve(1, eps=eps, delta=1e-6) == first
+    assert ledger.entries == before
+    assert ledger.spent == (0.5, 1e-6)

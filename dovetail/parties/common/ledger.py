@@ -25,6 +25,7 @@ from dovetail.parties.common.database import Database
 __all__ = ["Ledger", "LedgerEntry", "Overspent"]
 
 _EMPTY = bytes(32)
+_SAME = 1e-9  # relative: what other processors and libraries may round differently
 _MIGRATIONS = ("CREATE TABLE IF NOT EXISTS entries (number INTEGER PRIMARY KEY, body BLOB, hash BLOB)",)
 
 
@@ -53,7 +54,8 @@ class Ledger(Database):
 
     Guarantees:
         What is spent never decreases, and every released model was reserved before, with all rounds before it.
-        A round is reserved once, and released once; saying the same again changes nothing.
+        A round is reserved once, and released once; saying the same again changes nothing. What was reserved counts:
+        another machine may compute a bound that differs in its last digits.
         An entry that was changed, removed or put in is found when the file is opened.
         An entry is on disk before a method returns.
     """
@@ -121,8 +123,11 @@ class Ledger(Database):
         with self._alone():
             known = self._find("reserve", round)
             if known is not None:
-                if known != entry:
-                    raise ValueError(f"expected round {round} as it was reserved, got another bound for it")
+                if abs(eps - known.bound) > _SAME * known.bound or delta != known.delta:
+                    raise ValueError(
+                        f"round {round} was reserved at ({known.bound}, {known.delta}), and is now said to cost "
+                        f"({eps}, {delta}): the task, or the accountant, is another one"
+                    )
                 return self._hashes[self._entries.index(known)]
             budget, (spent, spent_delta) = self._entries[0], self.spent
             last = max((item.round for item in self._entries), default=0)

@@ -21,9 +21,10 @@ __all__ = ["Enrolled", "Enrolment", "enrol", "read_enrolled", "revoke", "user_of
 
 
 class Enrolment(PublicKey, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A user's key; `user` is the id of its first one, if it is another."""
+    """A user's key; `user` is the id of its first one, if it is another, `replaced` the ids of all before it."""
 
     user: bytes = b""
+    replaced: tuple[bytes, ...] = ()
 
 
 def read_enrolled(path: Path) -> dict[bytes, Enrolment]:
@@ -54,11 +55,20 @@ class Enrolled(Mapping[bytes, PublicKey]):
 
 
 def enrol(path: Path, files: Iterable[Path]) -> int:
-    """Add the users of these files to a list: public keys, or rotations of users that are on it; how many there are."""
+    """Add the users of these files to a list: public keys, or rotations of users that are on it; how many there are.
+
+    Guarantees:
+        A user stays one user: a key that is on the list stays as it is there, and one that was replaced is refused.
+    """
     known = read_enrolled(path) if path.exists() else {}
     for file in files:
         made = _successor(file, known) or _enrolment(read_record(file, PublicKey, "a public key"))
-        known[made.key_id] = made
+        if any(made.key_id in (entry.user, *entry.replaced) for entry in known.values()):
+            raise ValueError(
+                f"the key {made.key_id.hex()} was replaced by a newer one of the same user, which is enrolled: "
+                "enrolling it again would make two users of one"
+            )
+        known.setdefault(made.key_id, made)
     _write(path, known)
     return len(known)
 
@@ -87,13 +97,13 @@ def _successor(file: Path, known: dict[bytes, Enrolment]) -> Enrolment | None:
     old = known.pop(rotation.old, None)
     if old is None:
         raise ValueError(f"expected the rotation of an enrolled user's key, got one of {rotation.old.hex()}")
-    return _enrolment(rotation.new_sign, user=old.user or old.key_id)
+    return _enrolment(rotation.new_sign, user=old.user or old.key_id, replaced=(*old.replaced, old.key_id))
 
 
-def _enrolment(key: PublicKey, *, user: bytes = b"") -> Enrolment:
+def _enrolment(key: PublicKey, *, user: bytes = b"", replaced: tuple[bytes, ...] = ()) -> Enrolment:
     if key.use != "sign":
         raise ValueError("expected a key to sign with, got one to seal with")
-    return Enrolment(use=key.use, public=key.public, expires=key.expires, user=user)
+    return Enrolment(use=key.use, public=key.public, expires=key.expires, user=user, replaced=replaced)
 
 
 def _write(path: Path, known: Mapping[bytes, Enrolment]) -> None:
