@@ -462,9 +462,10 @@ def test_shufflers_that_decided_differently_let_nothing_out(tmp_path):
     assert not list(helpers[1].store.parts(1, size=10))
 
 
-def test_the_mean_of_the_last_models_is_published_when_training_is_over(tmp_path):
+@pytest.mark.parametrize(("average", "count"), [(0.5, 2), (0.75, 3)])
+def test_the_mean_of_the_last_models_is_published_when_training_is_over(tmp_path, average, count):
     """Users go on from the iterates; a restart in between changes nothing; the statement says what is published."""
-    small, mean = Small(tmp_path / "fleet", rounds=4), Server(average=0.5)
+    small, mean = Small(tmp_path / "fleet", rounds=4), Server(average=average)
     analyzer, helpers = small.analyzer(mean), small.shufflers()
     for round in range(1, 5):
         play(small, analyzer, helpers, round=round)
@@ -477,9 +478,9 @@ def test_the_mean_of_the_last_models_is_published_when_training_is_over(tmp_path
     steps = np.diff([vector_from(analyzer.model(round), DIM) for round in range(4)], axis=0)
     np.testing.assert_allclose(steps, np.broadcast_to(steps[0], steps.shape), atol=1e-6)  # almost no noise
     assert np.abs(steps[0]).max() > 0.4
-    np.testing.assert_allclose(vector_from(analyzer.model(4), DIM), third + steps[0] / 2, atol=1e-6)
+    np.testing.assert_allclose(vector_from(analyzer.model(4), DIM), third + steps[0] * (3 - count) / 2, atol=1e-6)
     said = analyzer.privacy()["statement"]["assumptions"]
-    assert any("mean of the models after the last 2 of 4 rounds" in line for line in said)
+    assert any(f"mean of the models after the last {count} of 4 rounds" in line for line in said)
     analyzer.shut()
 
 

@@ -6,6 +6,7 @@ from field_samples import elements
 
 from dovetail.vdaf.field import FIELD32, FIELD64, FIELD128, Malencoded
 from dovetail.vdaf.polynomials import between, coefficients, lagrange, next_power_of_two, values
+from dovetail.vdaf.xof import Xof
 
 FIELDS = [FIELD32, FIELD64, FIELD128]
 
@@ -98,3 +99,24 @@ def test_lagrange_evaluates_at_any_point(field, rng):
 
 def test_next_power_of_two():
     assert [next_power_of_two(n) for n in (1, 2, 3, 4, 5, 1000)] == [1, 2, 4, 4, 8, 1024]
+
+
+class Counted(Xof):
+    """A stream of these numbers, field elements or not."""
+
+    name = "counted"
+
+    def __init__(self, numbers, size):
+        self._bytes = b"".join(int(number).to_bytes(size, "little") for number in numbers)
+
+    def next(self, length):
+        taken, self._bytes = self._bytes[:length], self._bytes[length:]
+        return taken
+
+
+@pytest.mark.parametrize("field", [FIELD32, FIELD64])
+def test_a_stream_gives_elements_alone_and_all_of_them(field):
+    """The modulus itself is none: it would be a second zero."""
+    largest = field.modulus - 1
+    stream = Counted([0, field.modulus, largest, field.modulus + 1, 5, 7], field.size)
+    assert [int(value) for value in stream.vector(field, 4)] == [0, largest, 5, 7]
