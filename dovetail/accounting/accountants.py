@@ -1,7 +1,7 @@
 """The composition theorems: each turns what one user is exposed to into a curve of eps and delta.
 
 - `exact_gaussian`: Gaussian releases in which nobody is sampled, without any loss, or releases close to Gaussian;
-- `equal_rounds`: one release, repeated, by a theorem of its own (personal budgets, shuffled rounds on secret samples);
+- `equal_rounds`: one release, repeated, by a theorem of its own (personal budgets);
 - `privacy_loss` and `renyi`: numerical privacy-loss distributions and Renyi orders, of every release that has them;
 - `pure`: basic composition, the only one that needs no delta.
 
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dovetail.accounting import conversion, gaussian, loss_distributions, near_gaussian, numerics, releases, subsampling
+from dovetail.accounting import conversion, gaussian, loss_distributions, near_gaussian, numerics, releases
 from dovetail.accounting.conversion import RENYI
 from dovetail.accounting.exposure import Exposure, spent
 from dovetail.accounting.loss_distributions import PRIVACY_LOSS
@@ -29,8 +29,9 @@ from dovetail.accounting.search import eps_after_spending
 from dovetail.events import Everyone, FixedSize, Poisson
 from dovetail.statements import Neighbors, NotApplicable, Proof, Spent, Theorem
 
-__all__ = ["equal_rounds", "exact_gaussian", "privacy_loss", "pure", "renyi"]
+__all__ = ["BASIC", "equal_rounds", "exact_gaussian", "privacy_loss", "pure", "renyi"]
 
+BASIC = Theorem(key="DR14.thm3.16", where="basic composition (Dwork, Roth 2014, Thm. 3.16)")
 RENYI_POISSON = Theorem(
     key="MTZ19.sec3",
     where="Renyi divergence of the Poisson-sampled Gaussian (Mironov, Talwar, Zhang 2019, Sec. 3)",
@@ -56,6 +57,7 @@ _OUTWARD = 1 + 1e-9
 _MOST_CASES = 64  # ways in which subjects may be spread over users that are composed one by one
 _DEVIATIONS, _MOST_LOSSES = 40, 2**22  # of a sum that is resolved, and the points that it may take
 _FINER, _MOST_BELOW = 16, 2**20  # times is a grid from below finer, up to so many points
+_PARTS = 24.0  # of the deviation of a sampled release's loss that an interval is
 _FEW = 4  # different releases that are composed on the finest grid
 _TINIEST = 1e-300  # a delta that underflows is not 0
 _NOT_GAUSSIAN = "the distance of the noise from a Gaussian's"
@@ -184,7 +186,7 @@ def _grid(paid: Sequence[Exposure]) -> float:
     """
     for_subjects = any(exposure.release.concerns_subjects for exposure in paid)
     if not for_subjects and len(paid) <= _FEW:
-        finest = min(exposure.release.resolution for exposure in paid)
+        finest = min(_finest(exposure) for exposure in paid)
         scales = [(exposure.times, exposure.release.scale(exposure.sampling)) for exposure in paid]
         known = [(times, scale) for times, scale in scales if scale is not None]
         spread = math.hypot(*(min(scale.std, 1e6) * math.sqrt(times) for times, scale in known))
@@ -206,6 +208,13 @@ def _grid(paid: Sequence[Exposure]) -> float:
     return min([mixtures.interval_for(math.sqrt(squares / count), widest, releases=count), *others])
 
 
+def _finest(exposure: Exposure) -> float:
+    """The interval that a release asks for; users that are rarely drawn lose little in most rounds."""
+    scale = None if exposure.sampling == Everyone() else exposure.release.scale(exposure.sampling)
+    wanted = exposure.release.resolution
+    return wanted if scale is None else min(wanted, scale.std / _PARTS)
+
+
 def equal_rounds(paid: Sequence[Exposure]) -> Curve:
     """One release, any number of times, by a theorem of its own."""
     if len(paid) != 1:
@@ -222,7 +231,7 @@ def pure(paid: Sequence[Exposure]) -> Curve:
             raise NotApplicable("basic composition without delta needs pure mechanisms and no sampling of users")
         terms.append(exposure.times * exposure.release.pure_eps)
     total = math.fsum(terms) * (1 + 1e-15 * (len(terms) + 4))
-    return Curve(proof=subsampling.BASIC.proof, eps=lambda delta: total, delta=lambda eps: 0.0 if eps >= total else 1.0)
+    return Curve(proof=BASIC.proof, eps=lambda delta: total, delta=lambda eps: 0.0 if eps >= total else 1.0)
 
 
 def _after_spending(paid: Sequence[Exposure], curve: Curve) -> Curve:

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 
 from dovetail import _validate
 from dovetail.accounting import accountants
+from dovetail.accounting.accountants import BASIC
 from dovetail.accounting.exposure import Exposure, exposures, refusal, unsampled
 from dovetail.accounting.releases import Curve
-from dovetail.accounting.subsampling import BASIC
 from dovetail.events import Round
 from dovetail.statements import Bound, Neighbors, NotApplicable, Proof
 

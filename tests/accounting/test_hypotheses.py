@@ -30,7 +30,6 @@ from dovetail.accounting import (
     releases,
     search,
     spanning,
-    subsampling,
 )
 from dovetail.accounting.amplification import (
     blanket,
@@ -147,12 +146,6 @@ CASES = {
         (OUTSIDE, "all equal", lambda: accountants.equal_rounds(charged(PURE) + charged(NOISE))),
         (OUTSIDE, "0 < delta < 1", lambda: accountants.equal_rounds(charged(MANY_BUDGETS)).eps(0.0)),
         (OUTSIDE, "one coordinate and one round", lambda: accountants.equal_rounds(charged(BUDGETS))),
-        (OUTSIDE, "fixed-size samples", lambda: accountants.equal_rounds(charged(TWO))),
-        (
-            OUTSIDE,
-            "shuffle 100 users, but 50 are drawn",
-            lambda: accountants.equal_rounds(charged(TWO, FixedSize(size=50, population=200))),
-        ),
     ],
     accountants.exact_gaussian: [
         (OUTSIDE, "needs Gaussian noise", lambda: accountants.exact_gaussian(charged(PURE))),
@@ -161,6 +154,11 @@ CASES = {
     ],
     accountants.privacy_loss: [
         (OUTSIDE, "SplitAndMix", lambda: accountants.privacy_loss(charged(SHARES))),
+        (
+            OUTSIDE,
+            "shuffle 100 users, but 50 are drawn",
+            lambda: accountants.privacy_loss(charged(TWO, FixedSize(size=50, population=200))),
+        ),
         (OUTSIDE, "FixedSize", lambda: accountants.privacy_loss(charged(PURE, FixedSize(size=2, population=9)))),
     ],
     accountants.pure: [
@@ -240,6 +238,10 @@ CASES = {
     numerics.binomial_sf: [(BAD, "trials >= 0", lambda: numerics.binomial_sf(1, -2, 0.5))],
     poisson_binomial.by_limit: [
         (OUTSIDE, "many coins", lambda: poisson_binomial.by_limit(poisson_binomial.Coins(np.ones(1) / 2, np.ones(1)))),
+    ],
+    curves.sampled_pair: [
+        (BAD, "prob > 0", lambda: curves.sampled_pair(lambda eps: 0.1, prob=0.0, eps_pure=1.0, std=1.0)),
+        (BAD, "std > 0", lambda: curves.sampled_pair(lambda eps: 0.1, prob=0.5, eps_pure=1.0, std=0.0)),
     ],
     curves.pair_of: [(OUTSIDE, "a loss of 21", lambda: curves.pair_of(lambda eps: 0.1, eps_pure=21.0))],
     personal.pair: [(OUTSIDE, "a loss of 30", lambda: personal.pair(LARGE_BUDGETS, np.array([0])))],
@@ -548,28 +550,6 @@ CASES = {
     subjects.scale: [(OUTSIDE, "more than 64 ways", lambda: subjects.scale(SPREAD))],
     subjects.shifts: [(BAD, "a split of items=2", lambda: subjects.shifts(SUBJECT, (3,)))],
     subjects.splits: [(OUTSIDE, "more than 64 ways", lambda: subjects.splits(SPREAD))],
-    subsampling.basic: [(BAD, "eps >= 0", lambda: subsampling.basic([bound(math.nan)]))],
-    subsampling.optimal: [
-        (OUTSIDE, "the same eps and delta", lambda: subsampling.optimal([bound(1.0), bound(2.0)], delta=0.1)),
-        (OUTSIDE, "leave nothing of delta", lambda: subsampling.optimal([bound(1.0, 0.1)], delta=0.1)),
-    ],
-    subsampling.repeated: [
-        (
-            OUTSIDE,
-            "leave nothing of delta",
-            lambda: subsampling.repeated(
-                lambda share: bound(1.0, 0.3), FixedSize(size=2, population=4), colluders=0, times=9, delta=0.1
-            ),
-        ),
-    ],
-    subsampling.sampled: [
-        (OUTSIDE, "fixed-size sample", lambda: subsampling.sampled(bound(1.0), Poisson(prob=0.5))),
-        (
-            BAD,
-            "colluders < population",
-            lambda: subsampling.sampled(bound(1.0), FixedSize(size=2, population=3), colluders=3),
-        ),
-    ],
     symmetric.composed_loss: [
         (OUTSIDE, "loss of 31", lambda: symmetric.composed_loss(np.copy, 31.0, std=1.0, folds=1, interval=0.1)),
         (BAD, "interval > 0", lambda: symmetric.composed_loss(np.copy, 1.0, std=1.0, folds=1, interval=0.0)),
