@@ -55,6 +55,7 @@ from dovetail.accounting.releases import (
     mixing,
     personalized,
     privunit,
+    replaced_users,
     selection,
     skellam_distance,
     skellam_sums,
@@ -539,6 +540,21 @@ CASES = {
     subjects.eps: [
         (OUTSIDE, "more than 64 ways", lambda: subjects.eps(SPREAD, rounds=1, delta=0.1)),
         (BAD, "rounds >= 1", lambda: subjects.eps(SUBJECT, rounds=0, delta=0.1)),
+    ],
+    replaced_users.binomial_draws: [(BAD, "0 < prob < 1", lambda: replaced_users.binomial_draws(2, 1.0))],
+    replaced_users.hypergeometric_draws: [
+        (
+            OUTSIDE,
+            "more than are drawn",
+            lambda: replaced_users.hypergeometric_draws(6, FixedSize(size=5, population=10)),
+        ),
+        (BAD, "users <= 4", lambda: replaced_users.hypergeometric_draws(5, FixedSize(size=1, population=4))),
+    ],
+    replaced_users.poisson_delta: [
+        (BAD, "eps >= 0", lambda: replaced_users.poisson_delta(replaced_users.binomial_draws(2, 0.5), 1.0, -1.0)),
+    ],
+    replaced_users.fixed_size_delta: [
+        (BAD, "eps >= 0", lambda: replaced_users.fixed_size_delta(replaced_users.binomial_draws(2, 0.5), 1.0, -1.0)),
     ],
     subjects.items_in_sum: [(BAD, "a split of items=2", lambda: subjects.items_in_sum(SUBJECT, (2, 1)))],
     subjects.losses: [

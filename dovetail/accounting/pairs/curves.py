@@ -116,7 +116,7 @@ def sampled_pair(
         Never below the sampled round, at any eps, in either direction and composed; at prob = 1 that of the round.
     """
     _validate.in_interval(0, 1, prob=prob)
-    _validate.positive(prob=prob, eps_pure=eps_pure, std=std)
+    _validate.positive(prob=prob, eps_pure=min(eps_pure, LARGEST_LOSS), std=std)
     eps, deltas = [0.0], [delta_at(0.0) * prob]
     inner = nodes.at(std, min(eps_pure, _LARGEST_EXPONENT))
     inner = np.append(inner, eps_pure) if eps_pure < _LARGEST_EXPONENT else inner
