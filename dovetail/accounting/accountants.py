@@ -1,6 +1,7 @@
 """The composition theorems: each turns what one user is exposed to into a curve of eps and delta.
 
 - `exact_gaussian`: Gaussian releases in which nobody is sampled, without any loss, or releases close to Gaussian;
+- `noise_ratio`: releases close to Gaussian, sampled or not, by the ratio of the laws of their noise;
 - `equal_rounds`: one release, repeated, by a theorem of its own (personal budgets);
 - `privacy_loss` and `renyi`: numerical privacy-loss distributions and Renyi orders, of every release that has them;
 - `pure`: basic composition, the only one that needs no delta.
@@ -12,6 +13,7 @@ An accountant raises `NotApplicable` where its theorem does not reach. What rele
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -29,7 +31,7 @@ from dovetail.accounting.search import eps_after_spending
 from dovetail.events import Everyone, FixedSize, Poisson
 from dovetail.statements import Neighbors, NotApplicable, Proof, Spent, Theorem
 
-__all__ = ["BASIC", "equal_rounds", "exact_gaussian", "privacy_loss", "pure", "renyi"]
+__all__ = ["BASIC", "equal_rounds", "exact_gaussian", "noise_ratio", "privacy_loss", "pure", "renyi"]
 
 BASIC = Theorem(key="DR14.thm3.16", where="basic composition (Dwork, Roth 2014, Thm. 3.16)")
 RENYI_POISSON = Theorem(
@@ -65,19 +67,8 @@ _NOT_GAUSSIAN = "the distance of the noise from a Gaussian's"
 
 def exact_gaussian(paid: Sequence[Exposure]) -> Curve:
     """Gaussian releases in which nobody is sampled: exact; where they are only near to such, for their distance."""
-    shifts = []
-    for exposure in paid:
-        near = exposure.release.near_gaussian
-        if near is None or exposure.sampling != Everyone():
-            raise NotApplicable("the exact Gaussian formula needs Gaussian noise and no sampling of users")
-        shifts.append(near.mu * math.sqrt(exposure.times))
-    mu = max(math.hypot(*shifts) * (1 + 1e-15 * (len(paid) + 4)), _TINIEST)
-    curve = Curve(
-        proof=_with_releases(paid, gaussian.ANALYTIC.proof),
-        eps=lambda delta: gaussian.eps_of(mu, delta=_proper(delta)),
-        delta=lambda eps: gaussian.delta_of(mu, eps=eps),
-    )
-    curve = _for_their_distance(paid, curve)
+    mu = _total_mu(paid)
+    curve = _for_their_distance(paid, _gaussian_curve(paid, mu))
     if not curve.spent(0.0) and not spent(paid, eps=0.0):
         least = mu * (1 - 4e-15 * (len(paid) + 4))
         return dataclasses.replace(
@@ -86,6 +77,45 @@ def exact_gaussian(paid: Sequence[Exposure]) -> Curve:
             lower=lambda delta: gaussian.lower_eps_of(least, delta=_proper(delta)),
         )
     return _after_spending(paid, curve)
+
+
+def noise_ratio(paid: Sequence[Exposure]) -> Curve:
+    """Releases whose noise is near to a Gaussian's, by the ratio of the laws of all noise; users may be sampled."""
+    known = [(exposure.times, near) for exposure in paid if (near := exposure.release.near_gaussian) is not None]
+    draws = [near.repeated(times).draws for times, near in known]
+    differing = [part for part in draws if part is not None]
+    if len(known) < len(paid) or not differing:
+        raise NotApplicable("the ratio of noise to a Gaussian's needs noise that is near to one")
+    everyone = all(exposure.sampling == Everyone() for exposure in paid)
+    base = _gaussian_curve(paid, _total_mu(paid)) if everyone else _loss_curve(tuple(paid))
+    curve = Curve(
+        proof=base.proof.after(*(near.theorem for _, near in known if near.theorem is not None)),
+        eps=lambda delta: near_gaussian.eps_by_ratio(base.eps, differing, delta=_proper(delta)),
+        delta=lambda eps: near_gaussian.delta_by_ratio(base.delta, differing, eps=eps),
+    )
+
+    def tails(eps: float) -> tuple[Spent, ...]:
+        return (Spent(near_gaussian.tail_cost(base.delta, eps=eps), _NOT_GAUSSIAN),)
+
+    return dataclasses.replace(_after_spending(paid, curve), spent=tails)  # which eps and delta have paid already
+
+
+def _total_mu(paid: Sequence[Exposure]) -> float:
+    shifts = []
+    for exposure in paid:
+        near = exposure.release.near_gaussian
+        if near is None or exposure.sampling != Everyone():
+            raise NotApplicable("the exact Gaussian formula needs Gaussian noise and no sampling of users")
+        shifts.append(near.mu * math.sqrt(exposure.times))
+    return max(math.hypot(*shifts) * (1 + 1e-15 * (len(paid) + 4)), _TINIEST)
+
+
+def _gaussian_curve(paid: Sequence[Exposure], mu: float) -> Curve:
+    return Curve(
+        proof=_with_releases(paid, gaussian.ANALYTIC.proof),
+        eps=lambda delta: gaussian.eps_of(mu, delta=_proper(delta)),
+        delta=lambda eps: gaussian.delta_of(mu, eps=eps),
+    )
 
 
 def _for_their_distance(paid: Sequence[Exposure], curve: Curve) -> Curve:
@@ -139,6 +169,12 @@ def privacy_loss(paid: Sequence[Exposure]) -> Curve:
     Where a release has several possible losses, so does the composition, and the worst counts. Different releases are
     combined in every way, also in those that no one subject can bring about.
     """
+    return _after_spending(paid, _for_their_distance(paid, _loss_curve(tuple(paid))))
+
+
+@functools.lru_cache(maxsize=8)
+def _loss_curve(paid: tuple[Exposure, ...]) -> Curve:
+    """That of the losses alone; of noise that is near to a Gaussian's, as if it were one."""
     grid = _grid(paid)
     possible = [releases.losses(exposure.mechanism, exposure.sampling, grid) for exposure in paid]
     cases = math.prod(len(losses) for losses in possible)
@@ -149,13 +185,12 @@ def privacy_loss(paid: Sequence[Exposure]) -> Curve:
         for exposure, losses in zip(paid, possible, strict=True)
     ]
     totals = [loss_distributions.together(case) for case in itertools.product(*parts)]
-    curve = Curve(
+    return Curve(
         proof=_with_releases(paid, PRIVACY_LOSS.proof.after(*_of_samples(paid))),
         eps=lambda delta: loss_distributions.worst_eps(totals, delta=_proper(delta)),
         delta=lambda eps: loss_distributions.worst_delta(totals, eps=eps),
         lower=lambda delta: _from_below(paid, grid, _proper(delta)),
     )
-    return _after_spending(paid, _for_their_distance(paid, curve))
 
 
 def _from_below(paid: Sequence[Exposure], grid: float, delta: float) -> float:

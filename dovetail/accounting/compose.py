@@ -28,6 +28,7 @@ Accountant = Callable[[Sequence[Exposure]], Curve]
 
 _TIGHTEST_FIRST: tuple[Accountant, ...] = (
     accountants.exact_gaussian,
+    accountants.noise_ratio,
     accountants.equal_rounds,
     accountants.privacy_loss,
     accountants.renyi,
@@ -35,6 +36,7 @@ _TIGHTEST_FIRST: tuple[Accountant, ...] = (
 )
 _CHEAPEST_FIRST: tuple[Accountant, ...] = (
     accountants.exact_gaussian,
+    accountants.noise_ratio,
     accountants.renyi,
     accountants.pure,
     accountants.equal_rounds,

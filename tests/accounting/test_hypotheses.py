@@ -153,6 +153,10 @@ CASES = {
         (OUTSIDE, "no sampling", lambda: accountants.exact_gaussian(charged(NOISE, Poisson(prob=0.5)))),
         (OUTSIDE, "0 < delta < 1", lambda: accountants.exact_gaussian(charged(NOISE)).eps(0.0)),
     ],
+    accountants.noise_ratio: [
+        (OUTSIDE, "near to one", lambda: accountants.noise_ratio(charged(PURE))),
+        (OUTSIDE, "near to one", lambda: accountants.noise_ratio(charged(NOISE))),
+    ],
     accountants.privacy_loss: [
         (OUTSIDE, "SplitAndMix", lambda: accountants.privacy_loss(charged(SHARES))),
         (
@@ -501,6 +505,18 @@ CASES = {
     split_and_mix.modulus_for: [
         (BAD, "norm > 0", lambda: split_and_mix.modulus_for(num_users=9, norm=0.0, noise_variance=1.0)),
     ],
+    near_gaussian.slack_of: [
+        (OUTSIDE, "variance >= 100", lambda: near_gaussian.slack_of([near_gaussian.SkellamDraws(1, 99.0)], tail=0.1)),
+        (OUTSIDE, "too far", lambda: near_gaussian.slack_of([near_gaussian.SkellamDraws(1, 500.0)], tail=1e-6)),
+        (BAD, "0 < tail < 1", lambda: near_gaussian.slack_of([], tail=0.0)),
+    ],
+    near_gaussian.eps_by_ratio: [
+        (BAD, "0 < delta < 1", lambda: near_gaussian.eps_by_ratio(lambda delta: 1.0, [], delta=0.0)),
+    ],
+    near_gaussian.delta_by_ratio: [
+        (BAD, "eps >= 0", lambda: near_gaussian.delta_by_ratio(lambda eps: 0.1, [], eps=-1.0)),
+    ],
+    near_gaussian.tail_cost: [(BAD, "eps >= 0", lambda: near_gaussian.tail_cost(lambda eps: 0.1, eps=-1.0))],
     near_gaussian.spent_delta: [
         (BAD, "eps >= 0", lambda: near_gaussian.spent_delta(1e-9, eps=-1.0)),
         (BAD, "divergence to be a finite number", lambda: near_gaussian.spent_delta(math.nan, eps=1.0)),

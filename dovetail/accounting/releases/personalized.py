@@ -34,7 +34,7 @@ CLONES = Theorem(
 )
 _HIDING = Proof(theorems=(CLONES, BLANKETS))
 _CLEARLY, _LITTLE = 0.98, 1.001  # a loss that is smaller, or larger
-_MOST_HALVED, _WORTH = 8, 0.998  # groups that are split further, where that makes their loss so much smaller
+_MOST_HALVED, _WORTH = 8, 0.9995  # groups that are split further, where that makes their loss so much smaller
 _FEWEST = 4
 _GROUPS = (
     (1_000, 16),
