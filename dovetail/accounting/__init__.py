@@ -6,8 +6,8 @@ what rounds that protect a user mean for a subject with records at several. Wher
 - what one event implies: `releases`, one family per file, on dominating `pairs`;
 - one shuffled report, by every bound that has a name: `amplification`;
 - many rounds: `exposure` (what one user is exposed to), `accountants` (how it adds up, by `gaussian`, `conversion`,
-  `loss_distributions` (summed by `tilting`) or `subsampling`), `compose` (the best of them), `certification`; every
-  number passes `numerics`;
+  `loss_distributions` (summed by `tilting`)), `compose` (the best of them), `certification`; every number passes
+  `numerics`;
 - one client without a crowd: `local`;
 - several users or items at once: `groups`, `spanning`; searches for a parameter: `search`.
 """

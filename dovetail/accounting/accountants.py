@@ -1,7 +1,8 @@
 """The composition theorems: each turns what one user is exposed to into a curve of eps and delta.
 
 - `exact_gaussian`: Gaussian releases in which nobody is sampled, without any loss, or releases close to Gaussian;
-- `equal_rounds`: one release, repeated, by a theorem of its own (personal budgets, shuffled rounds on secret samples);
+- `noise_ratio`: releases close to Gaussian, sampled or not, by the ratio of the laws of their noise;
+- `equal_rounds`: one release, repeated, by a theorem of its own (personal budgets);
 - `privacy_loss` and `renyi`: numerical privacy-loss distributions and Renyi orders, of every release that has them;
 - `pure`: basic composition, the only one that needs no delta.
 
@@ -12,13 +13,14 @@ An accountant raises `NotApplicable` where its theorem does not reach. What rele
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from dovetail.accounting import conversion, gaussian, loss_distributions, near_gaussian, numerics, releases, subsampling
+from dovetail.accounting import conversion, gaussian, loss_distributions, near_gaussian, numerics, releases
 from dovetail.accounting.conversion import RENYI
 from dovetail.accounting.exposure import Exposure, spent
 from dovetail.accounting.loss_distributions import PRIVACY_LOSS
@@ -29,8 +31,9 @@ from dovetail.accounting.search import eps_after_spending
 from dovetail.events import Everyone, FixedSize, Poisson
 from dovetail.statements import Neighbors, NotApplicable, Proof, Spent, Theorem
 
-__all__ = ["equal_rounds", "exact_gaussian", "privacy_loss", "pure", "renyi"]
+__all__ = ["BASIC", "equal_rounds", "exact_gaussian", "noise_ratio", "privacy_loss", "pure", "renyi"]
 
+BASIC = Theorem(key="DR14.thm3.16", where="basic composition (Dwork, Roth 2014, Thm. 3.16)")
 RENYI_POISSON = Theorem(
     key="MTZ19.sec3",
     where="Renyi divergence of the Poisson-sampled Gaussian (Mironov, Talwar, Zhang 2019, Sec. 3)",
@@ -56,6 +59,7 @@ _OUTWARD = 1 + 1e-9
 _MOST_CASES = 64  # ways in which subjects may be spread over users that are composed one by one
 _DEVIATIONS, _MOST_LOSSES = 40, 2**22  # of a sum that is resolved, and the points that it may take
 _FINER, _MOST_BELOW = 16, 2**20  # times is a grid from below finer, up to so many points
+_PARTS = 24.0  # of the deviation of a sampled release's loss that an interval is
 _FEW = 4  # different releases that are composed on the finest grid
 _TINIEST = 1e-300  # a delta that underflows is not 0
 _NOT_GAUSSIAN = "the distance of the noise from a Gaussian's"
@@ -63,19 +67,8 @@ _NOT_GAUSSIAN = "the distance of the noise from a Gaussian's"
 
 def exact_gaussian(paid: Sequence[Exposure]) -> Curve:
     """Gaussian releases in which nobody is sampled: exact; where they are only near to such, for their distance."""
-    shifts = []
-    for exposure in paid:
-        near = exposure.release.near_gaussian
-        if near is None or exposure.sampling != Everyone():
-            raise NotApplicable("the exact Gaussian formula needs Gaussian noise and no sampling of users")
-        shifts.append(near.mu * math.sqrt(exposure.times))
-    mu = max(math.hypot(*shifts) * (1 + 1e-15 * (len(paid) + 4)), _TINIEST)
-    curve = Curve(
-        proof=_with_releases(paid, gaussian.ANALYTIC.proof),
-        eps=lambda delta: gaussian.eps_of(mu, delta=_proper(delta)),
-        delta=lambda eps: gaussian.delta_of(mu, eps=eps),
-    )
-    curve = _for_their_distance(paid, curve)
+    mu = _total_mu(paid)
+    curve = _for_their_distance(paid, _gaussian_curve(paid, mu))
     if not curve.spent(0.0) and not spent(paid, eps=0.0):
         least = mu * (1 - 4e-15 * (len(paid) + 4))
         return dataclasses.replace(
@@ -84,6 +77,45 @@ def exact_gaussian(paid: Sequence[Exposure]) -> Curve:
             lower=lambda delta: gaussian.lower_eps_of(least, delta=_proper(delta)),
         )
     return _after_spending(paid, curve)
+
+
+def noise_ratio(paid: Sequence[Exposure]) -> Curve:
+    """Releases whose noise is near to a Gaussian's, by the ratio of the laws of all noise; users may be sampled."""
+    known = [(exposure.times, near) for exposure in paid if (near := exposure.release.near_gaussian) is not None]
+    draws = [near.repeated(times).draws for times, near in known]
+    differing = [part for part in draws if part is not None]
+    if len(known) < len(paid) or not differing:
+        raise NotApplicable("the ratio of noise to a Gaussian's needs noise that is near to one")
+    everyone = all(exposure.sampling == Everyone() for exposure in paid)
+    base = _gaussian_curve(paid, _total_mu(paid)) if everyone else _loss_curve(tuple(paid))
+    curve = Curve(
+        proof=base.proof.after(*(near.theorem for _, near in known if near.theorem is not None)),
+        eps=lambda delta: near_gaussian.eps_by_ratio(base.eps, differing, delta=_proper(delta)),
+        delta=lambda eps: near_gaussian.delta_by_ratio(base.delta, differing, eps=eps),
+    )
+
+    def tails(eps: float) -> tuple[Spent, ...]:
+        return (Spent(near_gaussian.tail_cost(base.delta, eps=eps), _NOT_GAUSSIAN),)
+
+    return dataclasses.replace(_after_spending(paid, curve), spent=tails)  # which eps and delta have paid already
+
+
+def _total_mu(paid: Sequence[Exposure]) -> float:
+    shifts = []
+    for exposure in paid:
+        near = exposure.release.near_gaussian
+        if near is None or exposure.sampling != Everyone():
+            raise NotApplicable("the exact Gaussian formula needs Gaussian noise and no sampling of users")
+        shifts.append(near.mu * math.sqrt(exposure.times))
+    return max(math.hypot(*shifts) * (1 + 1e-15 * (len(paid) + 4)), _TINIEST)
+
+
+def _gaussian_curve(paid: Sequence[Exposure], mu: float) -> Curve:
+    return Curve(
+        proof=_with_releases(paid, gaussian.ANALYTIC.proof),
+        eps=lambda delta: gaussian.eps_of(mu, delta=_proper(delta)),
+        delta=lambda eps: gaussian.delta_of(mu, eps=eps),
+    )
 
 
 def _for_their_distance(paid: Sequence[Exposure], curve: Curve) -> Curve:
@@ -137,6 +169,12 @@ def privacy_loss(paid: Sequence[Exposure]) -> Curve:
     Where a release has several possible losses, so does the composition, and the worst counts. Different releases are
     combined in every way, also in those that no one subject can bring about.
     """
+    return _after_spending(paid, _for_their_distance(paid, _loss_curve(tuple(paid))))
+
+
+@functools.lru_cache(maxsize=8)
+def _loss_curve(paid: tuple[Exposure, ...]) -> Curve:
+    """That of the losses alone; of noise that is near to a Gaussian's, as if it were one."""
     grid = _grid(paid)
     possible = [releases.losses(exposure.mechanism, exposure.sampling, grid) for exposure in paid]
     cases = math.prod(len(losses) for losses in possible)
@@ -147,13 +185,12 @@ def privacy_loss(paid: Sequence[Exposure]) -> Curve:
         for exposure, losses in zip(paid, possible, strict=True)
     ]
     totals = [loss_distributions.together(case) for case in itertools.product(*parts)]
-    curve = Curve(
+    return Curve(
         proof=_with_releases(paid, PRIVACY_LOSS.proof.after(*_of_samples(paid))),
         eps=lambda delta: loss_distributions.worst_eps(totals, delta=_proper(delta)),
         delta=lambda eps: loss_distributions.worst_delta(totals, eps=eps),
         lower=lambda delta: _from_below(paid, grid, _proper(delta)),
     )
-    return _after_spending(paid, _for_their_distance(paid, curve))
 
 
 def _from_below(paid: Sequence[Exposure], grid: float, delta: float) -> float:
@@ -184,7 +221,7 @@ def _grid(paid: Sequence[Exposure]) -> float:
     """
     for_subjects = any(exposure.release.concerns_subjects for exposure in paid)
     if not for_subjects and len(paid) <= _FEW:
-        finest = min(exposure.release.resolution for exposure in paid)
+        finest = min(_finest(exposure) for exposure in paid)
         scales = [(exposure.times, exposure.release.scale(exposure.sampling)) for exposure in paid]
         known = [(times, scale) for times, scale in scales if scale is not None]
         spread = math.hypot(*(min(scale.std, 1e6) * math.sqrt(times) for times, scale in known))
@@ -206,6 +243,13 @@ def _grid(paid: Sequence[Exposure]) -> float:
     return min([mixtures.interval_for(math.sqrt(squares / count), widest, releases=count), *others])
 
 
+def _finest(exposure: Exposure) -> float:
+    """The interval that a release asks for; users that are rarely drawn lose little in most rounds."""
+    scale = None if exposure.sampling == Everyone() else exposure.release.scale(exposure.sampling)
+    wanted = exposure.release.resolution
+    return wanted if scale is None else min(wanted, scale.std / _PARTS)
+
+
 def equal_rounds(paid: Sequence[Exposure]) -> Curve:
     """One release, any number of times, by a theorem of its own."""
     if len(paid) != 1:
@@ -222,7 +266,7 @@ def pure(paid: Sequence[Exposure]) -> Curve:
             raise NotApplicable("basic composition without delta needs pure mechanisms and no sampling of users")
         terms.append(exposure.times * exposure.release.pure_eps)
     total = math.fsum(terms) * (1 + 1e-15 * (len(terms) + 4))
-    return Curve(proof=subsampling.BASIC.proof, eps=lambda delta: total, delta=lambda eps: 0.0 if eps >= total else 1.0)
+    return Curve(proof=BASIC.proof, eps=lambda delta: total, delta=lambda eps: 0.0 if eps >= total else 1.0)
 
 
 def _after_spending(paid: Sequence[Exposure], curve: Curve) -> Curve:

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 
 from dovetail import _validate
 from dovetail.accounting import accountants
+from dovetail.accounting.accountants import BASIC
 from dovetail.accounting.exposure import Exposure, exposures, refusal, unsampled
 from dovetail.accounting.releases import Curve
-from dovetail.accounting.subsampling import BASIC
 from dovetail.events import Round
 from dovetail.statements import Bound, Neighbors, NotApplicable, Proof
 
@@ -28,6 +28,7 @@ Accountant = Callable[[Sequence[Exposure]], Curve]
 
 _TIGHTEST_FIRST: tuple[Accountant, ...] = (
     accountants.exact_gaussian,
+    accountants.noise_ratio,
     accountants.equal_rounds,
     accountants.privacy_loss,
     accountants.renyi,
@@ -35,6 +36,7 @@ _TIGHTEST_FIRST: tuple[Accountant, ...] = (
 )
 _CHEAPEST_FIRST: tuple[Accountant, ...] = (
     accountants.exact_gaussian,
+    accountants.noise_ratio,
     accountants.renyi,
     accountants.pure,
     accountants.equal_rounds,

@@ -28,7 +28,8 @@ ANALYTIC = Theorem(
 
 _RELATIVE_SLACK = 1e-12
 _ULP = numerics.ULP
-_LEAST = 1e-300  # stands for a delta that underflows
+_LEAST = 1e-300  # stands for every smaller delta
+_LOG_NEGLIGIBLE = -695.0  # the logarithm of what is clearly smaller
 _DENSEST = 0.39894228040143274  # a standard Gaussian's density at 0, rounded up
 
 
@@ -37,6 +38,7 @@ def delta_of(mu: float, *, eps: float) -> float:
 
     Guarantees:
         Never below the exact value (tested against 50-digit arithmetic), and within 1e-9 of it where delta > 1e-15.
+        A delta below 1e-300, which could underflow, is 1e-300; it never rises with eps.
     """
     _validate.non_negative(eps=eps)
     if mu == 0:
@@ -47,12 +49,13 @@ def delta_of(mu: float, *, eps: float) -> float:
     at_most = mu * _DENSEST * (1 + _RELATIVE_SLACK) + _LEAST  # at any eps, for it is so at 0
     log_first = float(log_ndtr(mu / 2 - eps / mu))
     log_second = eps + float(log_ndtr(-mu / 2 - eps / mu))
-    if not log_first > -690:
+    if not log_first > _LOG_NEGLIGIBLE:
         return min(at_most, _LEAST if log_first == log_first else 1.0)
     first = math.exp(log_first)
     exact = first * -math.expm1(min(0.0, log_second - log_first))
     rounding = 8 * _ULP * first * (1 + abs(log_first) + abs(log_second) + eps)
-    return min(at_most, numerics.probability(math.nextafter(exact * (1 + _RELATIVE_SLACK) + rounding, math.inf)))
+    above = numerics.probability(math.nextafter(exact * (1 + _RELATIVE_SLACK) + rounding, math.inf))
+    return min(at_most, max(above, _LEAST))
 
 
 def lower_eps_of(mu: float, *, delta: float) -> float:

@@ -3,7 +3,8 @@
 Where noise is Gaussian the shifts of the subject's users add up, and nothing else is lost (docs/proofs/subjects.md):
 
 - everyone takes part, or the batches of an epoch are disjoint: a Gaussian of `users` times the sensitivity;
-- Poisson sampling under add-remove: a mixture over the number of its users in the round, Bin(users, prob).
+- Poisson sampling under add-remove: a mixture over the number of its users in the round, Bin(users, prob);
+- Poisson sampling and samples of fixed size under replacement: the same on both sides (`releases.replaced_users`).
 
 For everything else there is group privacy: the subject's users change one after the other, and each step is one between
 neighbours for the whole training, whichever batches the users are in. The bound is that for as many users as the

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dovetail.engine import layers
+from dovetail.engine import layers, sums
 from dovetail.engine.chunks import TALLY, ClientWork, Data, Keys, Work, Works
 from dovetail.engine.devices import AXIS
 
@@ -37,8 +37,8 @@ class Share:
             def chunk(i: jax.Array | int) -> Any:
                 return clients.collect(params, state, data, jax.tree.map(lambda leaf: leaf[i, 0], work), keys)
 
-            zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(lambda: chunk(0)))
-            return jax.lax.fori_loop(0, used, lambda i, total: jax.tree.map(jnp.add, total, chunk(i)), zero)
+            none = sums.begin(jax.eval_shape(lambda: chunk(0)))
+            return sums.value(jax.lax.fori_loop(0, used, lambda i, total: sums.add(total, chunk(i)), none))
 
         first, *others = (added(*one) for one in zip(self.classes, works, used, strict=True))
         total, raw = jax.lax.psum(jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), first, *others), AXIS)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from dovetail.events._noise import DataIndependent, Gaussian, Laplace, NonPrivate, SampledSubject
+from dovetail.events._noise import DataIndependent, Gaussian, Laplace, NonPrivate, ReplacedUsers, SampledSubject
 from dovetail.events._participation import Disjoint, Everyone, FixedSize, Participation, Poisson
 from dovetail.events._plain import from_plain, register, to_plain
 from dovetail.events._shuffled import Crowd, PaddedBernoulli, PaddedTopk, Personalized, Report, Shuffled
@@ -36,6 +36,7 @@ __all__ = [
     "Personalized",
     "Poisson",
     "Repeated",
+    "ReplacedUsers",
     "Report",
     "Round",
     "SampledSubject",

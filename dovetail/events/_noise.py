@@ -8,7 +8,7 @@ from typing import Literal
 from dovetail import _validate
 from dovetail.statements import Neighbors
 
-__all__ = ["DataIndependent", "Gaussian", "Laplace", "NonPrivate", "SampledSubject"]
+__all__ = ["DataIndependent", "Gaussian", "Laplace", "NonPrivate", "ReplacedUsers", "SampledSubject"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,3 +119,26 @@ class SampledSubject:
     def neighbors(self) -> Neighbors:
         """Subjects are added or removed."""
         return Neighbors.ADD_REMOVE
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReplacedUsers:
+    """A sum of users' vectors, each clipped to `clip_norm`, with N(0, std^2 I), where `users` of them change together.
+
+    They are those at which one subject has data, and each may be replaced by any other. In a round with `Poisson` or
+    `FixedSize` participation as many of them are in the sum as were drawn.
+    """
+
+    std: float
+    clip_norm: float
+    users: int
+
+    def __post_init__(self) -> None:
+        _validate.positive(std=self.std, clip_norm=self.clip_norm)
+        _validate.integer(users=self.users)
+        _validate.at_least(1, users=self.users)
+
+    @property
+    def neighbors(self) -> Neighbors:
+        """Users are replaced."""
+        return Neighbors.REPLACE_ONE

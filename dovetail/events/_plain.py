@@ -20,6 +20,7 @@ _EVENTS: dict[str, type] = {
         _noise.Gaussian,
         _noise.Laplace,
         _noise.NonPrivate,
+        _noise.ReplacedUsers,
         _noise.SampledSubject,
         _trials.Repeated,
         _trials.BestTrial,

@@ -389,6 +389,8 @@ def test_many_small_rounds_get_a_finer_grid():
     history = schedule(6, noises=(30.0, 20.0), probs=(0.01, 0.02))
     assert accountants._grid(exposures(history)) < 1e-4
     few = schedule(4, noises=(30.0, 20.0), probs=(0.01, 0.02))
+    assert accountants._grid(exposures(few)) < 2e-5, "what is lost in a round on a small sample is little"
+    few = schedule(4, noises=(30.0, 20.0), probs=(0.4, 0.5))
     assert accountants._grid(exposures(few)) == 1e-4
 
 

@@ -75,29 +75,30 @@ def test_distances_from_a_gaussian_add_up_and_the_better_route_is_taken(count):
         by_hand = gaussian.delta_of(near.mu * math.sqrt(count), eps=eps) + (1 + math.exp(eps)) * (mixed + distance)
         assert curve.delta(eps) == pytest.approx(by_hand, rel=1e-6)
         assert curve.delta(eps) >= by_hand * (1 - 1e-9)
-        both = min(curve.delta(eps), accountants.renyi(paid).delta(eps))
-        assert split_and_mix.delta(SHARES, eps=eps, rounds=count) == pytest.approx(both, rel=1e-9)
+        others = [accountants.renyi(paid).delta(eps), accountants.noise_ratio(paid).delta(eps)]
+        best = min(curve.delta(eps), *others)
+        assert split_and_mix.delta(SHARES, eps=eps, rounds=count) == pytest.approx(best, rel=1e-9)
     bound = compose.bound(rounds(SHARES, count), delta=DELTA)
-    assert bound.eps == min(curve.eps(DELTA), accountants.renyi(paid).eps(DELTA))
+    others = [accountants.renyi(paid).eps(DELTA), accountants.noise_ratio(paid).eps(DELTA)]
+    assert bound.eps == min(curve.eps(DELTA), *others)
     assert bound.eps == pytest.approx(split_and_mix.eps(SHARES, delta=DELTA, rounds=count).eps, rel=1e-7)
 
 
 def test_a_statement_says_what_its_own_route_spends():
     far = "the distance of the noise from a Gaussian's"
     sharp = certify(rounds(SHARES, 3), scope(SHARES), delta=DELTA)
-    paid = 3 * split_and_mix.near(SHARES).divergence
     spent = {part.on: part.delta for part in sharp.proof.spent}
     assert set(spent) == {far, "imperfect mixing of shares"}
-    assert spent[far] == pytest.approx(near_gaussian.spent_delta(paid, eps=sharp.eps))
+    assert 1e-5 * DELTA < spent[far] < 0.05 * DELTA, "the tails of the ratio"
+    paid = 3 * split_and_mix.near(SHARES).divergence
+    assert spent[far] < near_gaussian.spent_delta(paid, eps=sharp.eps) / 5, "in total variation"
     assert "docs/proofs/skellam.md" in str(sharp.proof) and "Renyi" not in str(sharp.proof)
     at_eps = certify(rounds(SHARES, 3), scope(SHARES), eps=sharp.eps)
     assert at_eps.proof.spent == sharp.proof.spent
-    for coarse in (  # the distance would take most of delta; there is too little noise for the theorem
-        certify(rounds(SHARES, 40), scope(SHARES), delta=DELTA),
-        certify(rounds(dataclasses.replace(SHARES, noise_variance=99.0, scale=0.1), 1), scope(SHARES), delta=1e-3),
-    ):
-        assert {part.on for part in coarse.proof.spent} == {"imperfect mixing of shares"}
-        assert "Renyi" in str(coarse.proof) and "docs/proofs/skellam.md" not in str(coarse.proof)
+    few = dataclasses.replace(SHARES, noise_variance=99.0, scale=0.1)  # too little noise for the theorem
+    coarse = certify(rounds(few, 1), scope(SHARES), delta=1e-3)
+    assert {part.on for part in coarse.proof.spent} == {"imperfect mixing of shares"}
+    assert "Renyi" in str(coarse.proof) and "docs/proofs/skellam.md" not in str(coarse.proof)
 
 
 def test_many_users_together_spend_by_the_same_factor():
@@ -120,7 +121,7 @@ def test_a_statement_says_what_mixing_costs():
     statement = certify(rounds(SHARES, 40), scope(SHARES), delta=DELTA)
     spent = 40 * split_and_mix.spent_delta(SHARES, statement.eps)
     assert f"of delta, {at_most(spent, 3)} is spent on imperfect mixing of shares" in str(statement.proof)
-    assert "Skellam" in str(statement.proof) and "Renyi composition" in str(statement.proof)
+    assert "Skellam" in str(statement.proof) and "docs/proofs/skellam.md" in str(statement.proof)
     (premise,) = statement.premises
     assert premise.eps == pytest.approx(eps_of(rounds(SHARES, 1)))
     assert fits(rounds(SHARES, 40), eps=statement.eps, delta=DELTA)
@@ -153,7 +154,7 @@ def test_secret_coins_of_the_users_hide_as_they_do_under_gaussian_noise(prob):
     noise = Gaussian(std=1.0, sensitivity=near.mu, neighbors=Neighbors.REPLACE_ONE)
     ideal = eps_of(rounds(noise, 20, Poisson(prob=prob)))
     ours = eps_of(rounds(SHARES, 20, Poisson(prob=prob)))
-    assert ideal < ours < 1.06 * ideal, "but for the distance from a Gaussian, and of the shares from their ideal"
+    assert ideal < ours < 1.01 * ideal, "but for the distance from a Gaussian, and of the shares from their ideal"
     assert ours < eps_of(rounds(SHARES, 20))
     scope = Scope(trust=Trust.SHUFFLE, adversary="analyzer", neighbors=Neighbors.REPLACE_ONE, unit=Unit.USER)
     statement = certify(rounds(SHARES, 20, Poisson(prob=prob)), scope, delta=DELTA)

@@ -28,6 +28,17 @@ def test_delta_is_never_below_the_exact_value_and_close_to_it(mu, eps):
         assert ours <= exact * (1 + 1e-9) + mpmath.mpf(10) ** -22
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.floats(0.1, 500), st.floats(36.9, 37.5))
+def test_delta_near_the_smallest_numbers(mu, away):
+    """At eps = mu (mu/2 + away) delta is about 1e-300; for large mu it was 1e-300 where it is 2.2e-300."""
+    eps = mu * (mu / 2 + away)
+    exact, ours = exact_delta(mu, eps), gaussian.delta_of(mu, eps=eps)
+    assert ours >= max(exact, mpmath.mpf(10) ** -300 * (1 - mpmath.mpf(10) ** -15))
+    assert ours <= max(exact, mpmath.mpf(10) ** -300) * (1 + 1e-6)
+    assert gaussian.delta_of(mu, eps=eps * (1 + 1e-6)) <= ours
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.floats(0.01, 20), st.floats(1e-12, 0.4))
 def test_eps_is_sound_and_tight(mu, delta):

@@ -30,7 +30,6 @@ from dovetail.accounting import (
     releases,
     search,
     spanning,
-    subsampling,
 )
 from dovetail.accounting.amplification import (
     blanket,
@@ -56,6 +55,7 @@ from dovetail.accounting.releases import (
     mixing,
     personalized,
     privunit,
+    replaced_users,
     selection,
     skellam_distance,
     skellam_sums,
@@ -147,20 +147,23 @@ CASES = {
         (OUTSIDE, "all equal", lambda: accountants.equal_rounds(charged(PURE) + charged(NOISE))),
         (OUTSIDE, "0 < delta < 1", lambda: accountants.equal_rounds(charged(MANY_BUDGETS)).eps(0.0)),
         (OUTSIDE, "one coordinate and one round", lambda: accountants.equal_rounds(charged(BUDGETS))),
-        (OUTSIDE, "fixed-size samples", lambda: accountants.equal_rounds(charged(TWO))),
-        (
-            OUTSIDE,
-            "shuffle 100 users, but 50 are drawn",
-            lambda: accountants.equal_rounds(charged(TWO, FixedSize(size=50, population=200))),
-        ),
     ],
     accountants.exact_gaussian: [
         (OUTSIDE, "needs Gaussian noise", lambda: accountants.exact_gaussian(charged(PURE))),
         (OUTSIDE, "no sampling", lambda: accountants.exact_gaussian(charged(NOISE, Poisson(prob=0.5)))),
         (OUTSIDE, "0 < delta < 1", lambda: accountants.exact_gaussian(charged(NOISE)).eps(0.0)),
     ],
+    accountants.noise_ratio: [
+        (OUTSIDE, "near to one", lambda: accountants.noise_ratio(charged(PURE))),
+        (OUTSIDE, "near to one", lambda: accountants.noise_ratio(charged(NOISE))),
+    ],
     accountants.privacy_loss: [
         (OUTSIDE, "SplitAndMix", lambda: accountants.privacy_loss(charged(SHARES))),
+        (
+            OUTSIDE,
+            "shuffle 100 users, but 50 are drawn",
+            lambda: accountants.privacy_loss(charged(TWO, FixedSize(size=50, population=200))),
+        ),
         (OUTSIDE, "FixedSize", lambda: accountants.privacy_loss(charged(PURE, FixedSize(size=2, population=9)))),
     ],
     accountants.pure: [
@@ -240,6 +243,10 @@ CASES = {
     numerics.binomial_sf: [(BAD, "trials >= 0", lambda: numerics.binomial_sf(1, -2, 0.5))],
     poisson_binomial.by_limit: [
         (OUTSIDE, "many coins", lambda: poisson_binomial.by_limit(poisson_binomial.Coins(np.ones(1) / 2, np.ones(1)))),
+    ],
+    curves.sampled_pair: [
+        (BAD, "prob > 0", lambda: curves.sampled_pair(lambda eps: 0.1, prob=0.0, eps_pure=1.0, std=1.0)),
+        (BAD, "std > 0", lambda: curves.sampled_pair(lambda eps: 0.1, prob=0.5, eps_pure=1.0, std=0.0)),
     ],
     curves.pair_of: [(OUTSIDE, "a loss of 21", lambda: curves.pair_of(lambda eps: 0.1, eps_pure=21.0))],
     personal.pair: [(OUTSIDE, "a loss of 30", lambda: personal.pair(LARGE_BUDGETS, np.array([0])))],
@@ -498,6 +505,18 @@ CASES = {
     split_and_mix.modulus_for: [
         (BAD, "norm > 0", lambda: split_and_mix.modulus_for(num_users=9, norm=0.0, noise_variance=1.0)),
     ],
+    near_gaussian.slack_of: [
+        (OUTSIDE, "variance >= 100", lambda: near_gaussian.slack_of([near_gaussian.SkellamDraws(1, 99.0)], tail=0.1)),
+        (OUTSIDE, "too far", lambda: near_gaussian.slack_of([near_gaussian.SkellamDraws(1, 500.0)], tail=1e-6)),
+        (BAD, "0 < tail < 1", lambda: near_gaussian.slack_of([], tail=0.0)),
+    ],
+    near_gaussian.eps_by_ratio: [
+        (BAD, "0 < delta < 1", lambda: near_gaussian.eps_by_ratio(lambda delta: 1.0, [], delta=0.0)),
+    ],
+    near_gaussian.delta_by_ratio: [
+        (BAD, "eps >= 0", lambda: near_gaussian.delta_by_ratio(lambda eps: 0.1, [], eps=-1.0)),
+    ],
+    near_gaussian.tail_cost: [(BAD, "eps >= 0", lambda: near_gaussian.tail_cost(lambda eps: 0.1, eps=-1.0))],
     near_gaussian.spent_delta: [
         (BAD, "eps >= 0", lambda: near_gaussian.spent_delta(1e-9, eps=-1.0)),
         (BAD, "divergence to be a finite number", lambda: near_gaussian.spent_delta(math.nan, eps=1.0)),
@@ -538,6 +557,21 @@ CASES = {
         (OUTSIDE, "more than 64 ways", lambda: subjects.eps(SPREAD, rounds=1, delta=0.1)),
         (BAD, "rounds >= 1", lambda: subjects.eps(SUBJECT, rounds=0, delta=0.1)),
     ],
+    replaced_users.binomial_draws: [(BAD, "0 < prob < 1", lambda: replaced_users.binomial_draws(2, 1.0))],
+    replaced_users.hypergeometric_draws: [
+        (
+            OUTSIDE,
+            "more than are drawn",
+            lambda: replaced_users.hypergeometric_draws(6, FixedSize(size=5, population=10)),
+        ),
+        (BAD, "users <= 4", lambda: replaced_users.hypergeometric_draws(5, FixedSize(size=1, population=4))),
+    ],
+    replaced_users.poisson_delta: [
+        (BAD, "eps >= 0", lambda: replaced_users.poisson_delta(replaced_users.binomial_draws(2, 0.5), 1.0, -1.0)),
+    ],
+    replaced_users.fixed_size_delta: [
+        (BAD, "eps >= 0", lambda: replaced_users.fixed_size_delta(replaced_users.binomial_draws(2, 0.5), 1.0, -1.0)),
+    ],
     subjects.items_in_sum: [(BAD, "a split of items=2", lambda: subjects.items_in_sum(SUBJECT, (2, 1)))],
     subjects.losses: [
         (OUTSIDE, "more than 64 ways", lambda: subjects.losses(SPREAD, interval=0.1)),
@@ -548,28 +582,6 @@ CASES = {
     subjects.scale: [(OUTSIDE, "more than 64 ways", lambda: subjects.scale(SPREAD))],
     subjects.shifts: [(BAD, "a split of items=2", lambda: subjects.shifts(SUBJECT, (3,)))],
     subjects.splits: [(OUTSIDE, "more than 64 ways", lambda: subjects.splits(SPREAD))],
-    subsampling.basic: [(BAD, "eps >= 0", lambda: subsampling.basic([bound(math.nan)]))],
-    subsampling.optimal: [
-        (OUTSIDE, "the same eps and delta", lambda: subsampling.optimal([bound(1.0), bound(2.0)], delta=0.1)),
-        (OUTSIDE, "leave nothing of delta", lambda: subsampling.optimal([bound(1.0, 0.1)], delta=0.1)),
-    ],
-    subsampling.repeated: [
-        (
-            OUTSIDE,
-            "leave nothing of delta",
-            lambda: subsampling.repeated(
-                lambda share: bound(1.0, 0.3), FixedSize(size=2, population=4), colluders=0, times=9, delta=0.1
-            ),
-        ),
-    ],
-    subsampling.sampled: [
-        (OUTSIDE, "fixed-size sample", lambda: subsampling.sampled(bound(1.0), Poisson(prob=0.5))),
-        (
-            BAD,
-            "colluders < population",
-            lambda: subsampling.sampled(bound(1.0), FixedSize(size=2, population=3), colluders=3),
-        ),
-    ],
     symmetric.composed_loss: [
         (OUTSIDE, "loss of 31", lambda: symmetric.composed_loss(np.copy, 31.0, std=1.0, folds=1, interval=0.1)),
         (BAD, "interval > 0", lambda: symmetric.composed_loss(np.copy, 1.0, std=1.0, folds=1, interval=0.0)),

@@ -1,5 +1,6 @@
 """Skellam noise beside a rounded Gaussian: every inequality of docs/proofs/skellam.md, and deltas by brute force."""
 
+import contextlib
 import math
 from fractions import Fraction
 
@@ -207,3 +208,71 @@ def test_the_spent_delta_is_pinskers_and_grows():
     assert (1 + math.e) * 1e-5 <= spent <= (1 + math.e) * 1e-5 * (1 + 1e-9)
     assert near_gaussian.spent_delta(2e-10, eps=1.1) > spent < near_gaussian.spent_delta(3e-10, eps=1.0)
     assert near_gaussian.spent_delta(2e-10, eps=900.0) == near_gaussian.spent_delta(1.0, eps=5.0) == 1
+
+
+# ---------------------------------------------------------------- the ratio of both laws
+
+
+def log_ratios(variance):
+    """log(q / p), and both laws, on all whole numbers that matter: q rounded Gaussian, p Skellam."""
+    with mpmath.workdps(40):
+        skellam, rounded = masses(variance, mpmath.sqrt(mpf(variance) - mpf(1) / 12), width=11)
+        ratio = np.array([float(mpmath.log(q / p)) for p, q in zip(skellam, rounded, strict=True)])
+    p, q = (np.array([float(value) for value in law]) for law in (skellam, rounded))
+    return (np.concatenate([one[:0:-1], one]) for one in (ratio, p, q))
+
+
+def tail_of_sums(values, probs, count, level):
+    """P(the sum of so many draws > level), from below: values are rounded down to a grid."""
+    step = level / 400
+    index = np.floor(values / step).astype(int)
+    index = np.clip(index, -2000, 2000)
+    law = np.bincount(index + 2000, probs, 4001)
+    size = 2**20
+    spectrum = np.fft.rfft(law, size) ** count
+    total = np.fft.irfft(spectrum, size)
+    first = -2000 * count
+    at = math.floor(level / step) + 1 - first
+    return float(total[at : 4000 * count + 1].sum())
+
+
+@pytest.mark.parametrize("count", [1, 30, 200])
+@pytest.mark.parametrize("tail", [1e-2, 1e-6])
+def test_the_slack_is_never_below_the_quantile_of_either_direction(count, tail):
+    variance = 20_000.0
+    slack = near_gaussian.slack_of([near_gaussian.SkellamDraws(count, variance)], tail=tail)
+    ratio, p, q = log_ratios(variance)
+    for values, law in ((ratio, q), (-ratio, p)):
+        assert tail_of_sums(values, law, count, slack) <= tail
+    assert tail_of_sums(-ratio, p, count, 1e-3 * slack) > tail, "the slack must matter for this test to say anything"
+
+
+def test_the_slack_grows_with_draws_and_falls_with_noise():
+    one = near_gaussian.SkellamDraws(1000, 1e8)
+    base = near_gaussian.slack_of([one], tail=1e-9)
+    assert near_gaussian.slack_of([one, one], tail=1e-9) > base
+    assert near_gaussian.slack_of([one], tail=1e-12) > base
+    assert near_gaussian.slack_of([one._replace(variance=4e8)], tail=1e-9) < base / 3
+    assert near_gaussian.slack_of([], tail=1e-9) == 0
+    with pytest.raises(NotApplicable, match="variance >= 100"):
+        near_gaussian.slack_of([near_gaussian.SkellamDraws(1, 99.0)], tail=0.1)
+    with pytest.raises(NotApplicable, match="too far from a Gaussian"):
+        near_gaussian.slack_of([near_gaussian.SkellamDraws(1, 500.0)], tail=1e-6)
+
+
+def test_no_release_has_a_delta_above_what_the_ratio_certifies():
+    rng, compared, closest = np.random.default_rng(8), 0, 0.0
+    while compared < 150:
+        variance = math.exp(rng.uniform(math.log(2e4), math.log(1e5)))
+        shift = max(1, round(math.sqrt(variance) * rng.uniform(0.05, 2)))
+        eps = float(rng.uniform(0.3, 2.5))
+        exact = exact_delta([skellam_pair(shift, variance)], eps)
+        near = skellam_distance.near_gaussian(sensitivity=float(shift), coordinates=1, variance=variance)
+        with contextlib.suppress(NotApplicable):
+            ours = near_gaussian.delta_by_ratio(
+                lambda at, mu=near.mu: gaussian.delta_of(mu, eps=at), [near.draws], eps=eps
+            )
+            assert exact <= ours
+            compared += exact > 1e-9
+            closest = max(closest, exact / ours)
+    assert closest > 0.7

@@ -52,7 +52,7 @@ KINDS = {
     "personal": rounds(Personalized(kind="rr", eps_locals=(0.1, 0.2) * 8), 1),
     "shares": rounds(SHARES, 3),
 }
-ADDED_UP = ("everyone", "epochs", "poisson", "both")
+ADDED_UP = ("everyone", "epochs", "poisson", "both", "poisson replaced", "fixed size")
 SHORT = [pytest.param(kind, marks=[pytest.mark.soak] if kind == "personal" else []) for kind in KINDS]
 
 

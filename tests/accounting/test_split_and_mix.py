@@ -226,16 +226,17 @@ def test_calibration_is_never_on_the_unsafe_side(num_users, eps, delta, coordina
     assert design.modulus >= 2 * num_users * 0.3 * design.scale
 
 
-def test_the_smaller_of_both_routes_and_less_noise_for_the_same_eps():
-    by_renyi, by_distance = split_and_mix._by_renyi, split_and_mix._by_distance
+def test_the_smallest_of_three_routes_and_less_noise_for_the_same_eps():
+    by_renyi, by_distance, by_ratio = split_and_mix._by_renyi, split_and_mix._by_distance, split_and_mix._by_ratio
     found = {delta: split_and_mix.eps(DESIGN, delta=delta) for delta in (1e-4, DELTA, 1e-7, 1e-8)}
     for delta, bound in found.items():
-        possible = [by_renyi(DESIGN, delta, 1).eps]
+        possible = [by_renyi(DESIGN, delta, 1).eps, by_ratio(DESIGN, delta, 1).eps]
         if delta > 1e-7:
             possible.append(by_distance(DESIGN, delta, 1).eps)
         assert bound.eps == min(possible)
     assert found[DELTA].eps < by_renyi(DESIGN, DELTA, 1).eps * 0.95
-    assert "skellam" in found[DELTA].proof.key and "skellam" not in found[1e-8].proof.key
+    assert "skellam" in found[DELTA].proof.key and "skellam" in found[1e-8].proof.key
+    assert found[1e-8].eps < by_renyi(DESIGN, 1e-8, 1).eps * 0.95
     with pytest.raises(NotApplicable, match="spent beside the noise"):
         by_distance(DESIGN, 1e-8, 1)
 

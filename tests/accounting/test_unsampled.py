@@ -84,7 +84,7 @@ def test_the_same_for_delta_at_an_eps_and_for_fits():
         (dataclasses.replace(PURE, neighbors=ADD), Poisson(prob=0.5)),
         (SHARES, FixedSize(size=500, population=700)),
         (SHARES, FixedSize(size=600, population=700)),
-        (CROWD, FixedSize(size=100, population=101)),
+        (dataclasses.replace(CROWD, colluders=20), FixedSize(size=100, population=110)),
     ],
     ids=lambda value: type(value).__name__,
 )

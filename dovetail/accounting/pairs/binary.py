@@ -26,7 +26,10 @@ from scipy.fft import next_fast_len
 from dovetail import _validate
 from dovetail.accounting import numerics
 from dovetail.accounting.amplification.clones import binomial_counts
+from dovetail.accounting.loss_distributions import LossDistribution
 from dovetail.accounting.numerics import ULP, Spectrum
+from dovetail.accounting.pairs import symmetric
+from dovetail.accounting.pairs.binomial import BinomialPair
 from dovetail.accounting.pairs.curves import Nodes, nodes_for, pair_of
 from dovetail.accounting.pairs.symmetric import SymmetricPair
 from dovetail.statements import NotApplicable, Theorem
@@ -82,6 +85,11 @@ class BinaryReports:
         """The largest privacy loss."""
         return self.eps_local if self.inclusion == 1 else 2 * math.atanh(self.tilt) * (1 + 1e-15)
 
+    @property
+    def coins(self) -> BinomialPair:
+        """The pair that reveals who of the others is exposed: never below this one, and known in other crowds."""
+        return BinomialPair(others=self.places, exposed=self.others, prob_exposed=self.tilt, tilt=self.tilt)
+
     def pair(self, *, folds: int) -> SymmetricPair:
         """The pair that dominates so many coordinates, each with any inputs of the others."""
         _validate.at_least(1, folds=folds)
@@ -102,15 +110,26 @@ class BinaryReports:
 
 @functools.lru_cache(maxsize=64)
 def _one(reports: BinaryReports, nodes: Nodes) -> SymmetricPair:
-    """One coordinate. Near eps_pure the curve is not asked: delta does not rise, so what it was before holds."""
+    """One coordinate. Where the curve is not known, what it was before holds, or that of revealed exposure."""
     last = 1.0
+
+    @functools.cache
+    def revealed() -> LossDistribution:
+        coins = reports.coins
+        return coins.loss(interval=symmetric.resolution(coins))
+
+    def known(eps: float) -> float:
+        try:
+            return reports.delta(eps)
+        except NotApplicable:
+            return revealed().delta(eps)
 
     def falling(eps: float) -> float:
         nonlocal last
         if eps == 0:
-            last = reports.delta(eps)
+            last = known(eps)
         with contextlib.suppress(NotApplicable):
-            last = min(last, reports.delta(eps))
+            last = min(last, known(eps))
         return last
 
     return pair_of(falling, eps_pure=reports.eps_pure, nodes=nodes, least=max(_LEAST, nodes.least))

@@ -3,7 +3,7 @@
 In t = tanh(eps/2), a symmetric pair has ``delta(eps)/(1 + e^eps) = E[(s - t)_+]``, convex in t (see `symmetric`). So is
 the left side for any pair. A curve that bounds both directions of a release is asked at some eps; the lower convex hull
 of the points, mirrored to t < 0, is still above both, and it is the curve of a symmetric pair: its kinks are the law of
-s (docs/proofs/blanket-composition.md).
+s (docs/proofs/blanket-composition.md). `sampled_pair` does so for a round on a secret sample of fixed size.
 """
 
 from __future__ import annotations
@@ -19,10 +19,23 @@ from dovetail.accounting import numerics
 from dovetail.accounting.pairs.symmetric import SymmetricPair
 from dovetail.statements import NotApplicable
 
-__all__ = ["COARSE", "FINE", "LARGEST_LOSS", "MANY", "Nodes", "kinks", "larger", "nodes_for", "pair_of"]
+__all__ = [
+    "COARSE",
+    "FINE",
+    "LARGEST_LOSS",
+    "MANY",
+    "Nodes",
+    "kinks",
+    "larger",
+    "nodes_for",
+    "pair_of",
+    "sampled_pair",
+]
 
 _OUTWARD = 1 + 1e-10  # more than the error of the slopes between nodes
 LARGEST_LOSS = 20.0  # beyond, tanh is too close to 1
+_LEAST_DRAWN = 1e-60  # a delta of a sampled round that is not told from a smaller one
+_LARGEST_EXPONENT, _MODERATE = 700.0, 30.0  # of a loss that is asked about, and that is exponentiated
 
 
 class Nodes(NamedTuple):
@@ -86,12 +99,58 @@ def pair_of(
             break
     eps.append(eps_pure)
     deltas.append(0.0)
-    points, mass = kinks(np.tanh(np.array(eps) / 2) * (1 + 1e-15), np.array(deltas) / (1 + np.exp(eps)))
+    return _pair(np.tanh(np.array(eps) / 2) * (1 + 1e-15), np.array(deltas) / (1 + np.exp(eps)), folds)
+
+
+def sampled_pair(
+    delta_at: Callable[[float], float], *, prob: float, eps_pure: float, std: float, nodes: Nodes = FINE
+) -> SymmetricPair:
+    """The symmetric pair of a round on a secret sample of fixed size, in which a user is drawn with this probability.
+
+    `delta_at(eps)` bounds both directions of the round itself under replacement, whose loss has about this std and is
+    at most `eps_pure`, which may be infinite. Of the sampled round delta is ``prob delta_at(log1p(expm1(eps) / prob))``
+    (docs/proofs/fixed-size.md). It is asked at nodes of the round's own eps; a loss beyond `LARGEST_LOSS`, or
+    less likely than 1e-60, counts as infinite, which is a point at 1.
+
+    Guarantees:
+        Never below the sampled round, at any eps, in either direction and composed; at prob = 1 that of the round.
+    """
+    _validate.in_interval(0, 1, prob=prob)
+    _validate.positive(prob=prob, eps_pure=min(eps_pure, LARGEST_LOSS), std=std)
+    eps, deltas = [0.0], [delta_at(0.0) * prob]
+    inner = nodes.at(std, min(eps_pure, _LARGEST_EXPONENT))
+    inner = np.append(inner, eps_pure) if eps_pure < _LARGEST_EXPONENT else inner
+    end = 1.0
+    for node, outer in zip(inner, _log1p_expm1(prob, inner) * (1 + 8 * numerics.ULP), strict=True):
+        if outer > LARGEST_LOSS:
+            break
+        if node == eps_pure:
+            end = math.tanh(outer / 2) * (1 + 4e-15)
+            break
+        eps.append(float(outer))
+        deltas.append(max(delta_at(float(node)) * prob, _LEAST_DRAWN))
+        if deltas[-1] <= _LEAST_DRAWN:
+            break
+    t = np.append(np.tanh(np.array(eps) / 2) * (1 + 2e-15), end)
+    excess = np.append(np.array(deltas) * (1 + 4 * numerics.ULP) / (1 + np.exp(eps)), 0.0)
+    return _pair(t, excess, folds=1)
+
+
+def _log1p_expm1(prob: float, eps: np.ndarray) -> np.ndarray:
+    """ln(1 + prob (e^eps - 1)) without overflow: the loss of a sampled round where that of the round is eps."""
+    small = np.log1p(prob * np.expm1(np.minimum(eps, _MODERATE)))
+    large = eps + np.log(prob + (1 - prob) * np.exp(-np.maximum(eps, _MODERATE)))
+    return np.where(eps <= _MODERATE, small, large)
+
+
+def _pair(t: np.ndarray, excess: np.ndarray, folds: int) -> SymmetricPair:
+    """The pair of the lower hull of these points; the last t is its largest, 1 where a loss may be infinite."""
+    points, mass = kinks(t, excess)
     for array in (points, mass):
         array.flags.writeable = False
-    return SymmetricPair(
-        points=points, mass=mass, eps_pure=2 * math.atanh(float(points[-1])) * (1 + 1e-15), folds=folds
-    )
+    last = float(points[-1])
+    most = 2 * math.atanh(last) * (1 + 1e-15) if last < 1 else math.inf
+    return SymmetricPair(points=points, mass=mass, eps_pure=most, folds=folds)
 
 
 def larger(first: SymmetricPair, second: SymmetricPair) -> SymmetricPair:

@@ -45,7 +45,7 @@ _FAR = (1e-9, 1e-3)  # probabilities of the far region that are tried for Laplac
 _WIDTHS = (0.02, 0.1, 0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0)  # half widths of a plateau that are tried
 _LEAST_BUDGET = 1e-6  # below, roundings of ratios to the blanket would matter, and clones do as well
 _MANY = 200  # users, of whom one more or less does not matter
-_ABOUT = 1.02  # a group's loss may be so much above the worst of others before it is halved
+_ABOUT = 1.005  # a group's loss may be so much above the worst of single users before it is halved
 _SIMILAR, _CLEARLY = (
     1.2,
     0.998,
@@ -148,8 +148,8 @@ def _blanket(event: Personalized, victims: np.ndarray) -> BlanketCrowd:
 
 
 def _bounded(event: Personalized) -> bool:
-    """Whether tails do not matter: of many coordinates the bulk of each decides."""
-    return event.coordinates >= curves.MANY
+    """Whether laws may be bounded: of many coordinates the bulk of each decides. It depends on no colluders."""
+    return event.coordinates >= curves.MANY and len(event.eps_locals) > SOME
 
 
 def _draws(event: Personalized, coins: Coins) -> CloneCounts:
@@ -207,7 +207,7 @@ def curve(event: Personalized, victims: np.ndarray) -> Callable[[float], float]:
         clones, plateau = _about(event, victims) if event.kind == "laplace" else (math.inf, 0.0)
         if event.kind == "rr" and event.levels == 2:  # whose blanket is the clones', which need no grid
             clones, plateau = 0.0, math.inf
-        alone = users > SOME and _bounded(event)
+        alone = _bounded(event)
         by_blanket = plateau < (_CLEARLY if alone else _SIMILAR) * clones
         by_clones = not by_blanket if alone else clones < _SIMILAR * plateau
     found: list[Callable[[float], float]] = []
@@ -252,10 +252,10 @@ def groups(event: Personalized) -> tuple[np.ndarray, ...]:
     found, worst, left = [largest], min(_about(event, largest)), [below] if len(below) else []
     while left:
         members = left.pop()
+        worst = max(worst, min(_about(event, members[-1:])))  # of one user, whom nobody else makes worse
         much, halves = min(_about(event, members)), halved(event, members)
         if much <= _ABOUT * worst or len(halves) == 1:
             found.append(members)
-            worst = max(worst, much)
         else:
             left += halves
     return tuple(found)

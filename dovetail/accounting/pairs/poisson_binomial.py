@@ -94,7 +94,7 @@ def clone_counts(coins: Coins | np.ndarray, *, bounded: bool = False) -> CloneCo
     _validate.finite_array(probs=coins.probs)
     if ((coins.probs < 0) | (coins.probs > 1)).any():
         raise ValueError(f"expected probabilities, got values from {coins.probs.min()} to {coins.probs.max()}")
-    if coins.counts.sum() > (SOME if bounded else MANY) and 2 * _PARTS <= coins.std <= _NARROW * coins.mean:
+    if (bounded or coins.counts.sum() > MANY) and 2 * _PARTS <= coins.std <= _NARROW * coins.mean:
         return by_limit(coins)
     if coins.counts.sum() > MANY:
         return _by_classes(coins)

@@ -49,6 +49,8 @@ _DEVIATIONS, _MOST_LOSSES = 40, 2**20  # of a sum that is resolved, and the poin
 class SymmetricPair:
     """`folds` independent copies of the pair whose law of |s| has these points and masses, the largest loss eps_pure.
 
+    Points ascend; where the last is 1, its mass is that of an infinite loss.
+
     Guarantees:
         Never below the pair itself, at any order, eps or number of folds.
     """
@@ -61,7 +63,8 @@ class SymmetricPair:
     @property
     def std_loss(self) -> float:
         """The standard deviation of the privacy loss of one fold, about: the scale of grids, never of a bound."""
-        return 2 * math.sqrt(float(self.points**2 @ self.mass))
+        finite = self.points < 1
+        return 2 * math.sqrt(float(self.points[finite] ** 2 @ self.mass[finite]))
 
     def once(self) -> SymmetricPair:
         """One fold."""
@@ -85,15 +88,27 @@ class SymmetricPair:
 
     def renyi(self, orders: np.ndarray) -> np.ndarray:
         """Upper bounds on the Renyi divergence of all folds at each order > 1 (both directions are equal)."""
+        if math.isinf(self.eps_pure):
+            return np.inf + renyi(orders, np.zeros(1), np.ones(1))
         return self.folds * np.fmin(renyi(orders, self.points, self.mass), self.eps_pure)
 
     def loss(self, *, interval: float = 1e-4) -> LossDistribution:
         """The privacy loss of all folds on multiples of `interval`, from above."""
+        if math.isinf(self.eps_pure):
+            return self._finite_loss(interval)
 
         def on(tanh: np.ndarray) -> np.ndarray:
             return spread(self.points, self.mass, tanh)
 
         return composed_loss(on, self.eps_pure, std=self.std_loss, folds=self.folds, interval=interval)
+
+    def _finite_loss(self, interval: float) -> LossDistribution:
+        """That of finite losses, with the rest of the mass as an infinite one."""
+        points, mass = self.points[:-1], self.mass[:-1]
+        most = 2 * math.atanh(float(points[-1])) * (1 + 1e-15)
+        finite = dataclasses.replace(self, points=points, mass=mass, eps_pure=most).loss(interval=interval)
+        lost = numerics.probability(self.folds * float(self.mass[-1]) * (1 + 1e-12))
+        return LossDistribution(interval, tuple(side._replace(infinite=side.infinite + lost) for side in finite.sides))
 
 
 class Folded(Protocol):
@@ -191,7 +206,8 @@ def composed_loss(
     """The privacy loss of `folds` copies on multiples of `interval`, from above ("connect the dots").
 
     `on(tanh)` is the law of |s| spread to these points, which reach beyond tanh(eps_pure/2). The folds are composed on
-    a grid fine enough for one of them, whose loss has about this std, then the result is spread to `interval`.
+    a grid fine enough for one of them, whose loss has about this std, then the result is spread to `interval`; one
+    alone goes there at once.
     """
     _validate.positive(interval=interval)
     if eps_pure > _LARGEST_LOSS:
@@ -199,7 +215,7 @@ def composed_loss(
     finer = interval / (std / 50) if std else math.inf
     if not finer <= _MOST_POINTS:
         raise NotApplicable(f"a loss of about {std:.3g} is too small for a grid of {interval:.3g}")
-    parts = max(1, math.ceil(finer))
+    parts = max(1, math.ceil(finer)) if folds > 1 else 1
     points = eps_pure / interval * parts
     if not points <= _MOST_POINTS:
         raise NotApplicable(f"a report's losses are too many to tell apart: {points:.3g} of them")

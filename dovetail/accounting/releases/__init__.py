@@ -1,9 +1,10 @@
 """What an event implies, one family of events per file; nobody else asks for the type of an event.
 
 `release_of` finds the release of an event: `noise` (Gaussian, Laplace, none at all), `crowds` (shuffled coordinates),
-`personalized`, `skellam_sums` (sums by shares), `split_and_mix` (with `mixing`), `subjects`, `selection` (the best of
-several trainings). A plug-in registers its own with ``@releases(MyEvent)``. `renyi` and `losses` keep answers, for they
-are asked for again and again; `privunit` is the geometry of PrivUnit, whose rounds are crowds.
+`personalized`, `replaced_users` (a subject at several sampled users), `skellam_sums` (sums by shares), `split_and_mix`
+(with `mixing`), `subjects`, `selection` (the best of several trainings). A plug-in registers its own with
+``@releases(MyEvent)``. `renyi` and `losses` keep answers, for they are asked for again and again; `privunit` is the
+geometry of PrivUnit, whose rounds are crowds.
 """
 
 from __future__ import annotations
@@ -14,7 +15,16 @@ from typing import Any
 import numpy as np
 
 from dovetail.accounting.loss_distributions import Loss
-from dovetail.accounting.releases import crowds, noise, personalized, selection, skellam_sums, split_and_mix, subjects
+from dovetail.accounting.releases import (
+    crowds,
+    noise,
+    personalized,
+    replaced_users,
+    selection,
+    skellam_sums,
+    split_and_mix,
+    subjects,
+)
 from dovetail.accounting.releases._base import INTERVAL, Curve, Release, Sampling, Scale, release_of, releases
 
 __all__ = [
@@ -29,6 +39,7 @@ __all__ = [
     "release_of",
     "releases",
     "renyi",
+    "replaced_users",
     "selection",
     "skellam_sums",
     "split_and_mix",

@@ -10,7 +10,8 @@ Every event here reduces, coordinate by coordinate, to one biased coin among fai
 
 Where the randomizer is known there is a sharper pair: binary reports are known exactly, without revealing who is
 exposed (`pairs.binary`), and Laplace reports, levels and caps by their blanket (`pairs.blanket_pair`). Coordinates are
-shuffled independently, so they compose. In padded events `num_users` is the most that a round admits.
+shuffled independently, so they compose. In padded events `num_users` is the most that a round admits. A round on a
+secret sample of fixed size has a pair of its own, made of the delta of the whole round (`curves.sampled_pair`).
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ import math
 import numpy as np
 
 from dovetail import _validate
-from dovetail.accounting import conversion, loss_distributions, numerics, subsampling
+from dovetail.accounting import conversion, loss_distributions, numerics
 from dovetail.accounting.conversion import RENYI
 from dovetail.accounting.loss_distributions import PRIVACY_LOSS, Loss
 from dovetail.accounting.pairs import binary, blanket_pair, symmetric
 from dovetail.accounting.pairs.binary import BinaryReports
 from dovetail.accounting.pairs.binomial import BinomialPair
+from dovetail.accounting.pairs.curves import LARGEST_LOSS, sampled_pair
 from dovetail.accounting.pairs.symmetric import SymmetricPair
-from dovetail.accounting.releases._base import Curve, Release, Sampling, Scale, releases
+from dovetail.accounting.releases._base import Release, Sampling, Scale, releases
 from dovetail.accounting.releases._overflow import most_reports, need_shuffle, spent_delta
-from dovetail.accounting.search import smallest_delta
 from dovetail.events import Crowd, Everyone, FixedSize, PaddedBernoulli, PaddedTopk, Report, Shuffled
 from dovetail.statements import Bound, NotApplicable, Proof, Spent, Theorem
 
@@ -154,11 +155,42 @@ def loss(event: Crowd, *, interval: float = 1e-4) -> Loss:
 def delta(event: Crowd, *, eps: float) -> float:
     """A delta at which one round is (eps, delta)-DP: the smaller of Renyi's and the privacy loss's."""
     _validate.non_negative(eps=eps)
-    spent = spent_delta(event)
-    found = [conversion.delta_of(ORDERS, renyi(event, ORDERS), eps=eps)]
+    found = [_delta_by_renyi(event, eps)]
     with contextlib.suppress(NotApplicable):
-        found.append(loss_distributions.worst_delta([loss(event, interval=resolution(event))], eps=eps))
-    return numerics.probability(min(found) * _OUTWARD + spent)
+        found.append(_delta_by_loss(event, eps))
+    return numerics.probability(min(found) * _OUTWARD + spent_delta(event))
+
+
+def _delta_by_renyi(event: Crowd, eps: float) -> float:
+    return conversion.delta_of(ORDERS, _special_renyi(event), eps=eps)
+
+
+def _delta_by_loss(event: Crowd, eps: float) -> float:
+    return loss_distributions.worst_delta([loss(event, interval=resolution(event))], eps=eps)
+
+
+@functools.lru_cache(maxsize=16)
+def _special_renyi(event: Crowd) -> np.ndarray:
+    found = renyi(event, ORDERS)
+    found.flags.writeable = False
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _sampled(event: Crowd, prob: float) -> SymmetricPair:
+    """The pair of one round on a secret sample of fixed size, all coordinates, without the delta of `spent_delta`."""
+    used = _sharper(event) or pair(event)
+    try:
+        loss(event, interval=resolution(event))
+        by = _delta_by_loss
+    except NotApplicable:
+        by = _delta_by_renyi
+    return sampled_pair(
+        lambda eps: by(event, eps) * _OUTWARD,
+        prob=prob,
+        eps_pure=used.folds * used.eps_pure * _OUTWARD,
+        std=used.std_loss * math.sqrt(used.folds),
+    )
 
 
 def eps(event: Crowd, *, delta: float) -> Bound:
@@ -167,7 +199,7 @@ def eps(event: Crowd, *, delta: float) -> Bound:
     left = (delta - spent_delta(event)) * (1 - 1e-12)
     if left <= 0:
         raise NotApplicable(f"coordinates overflow with probability {spent_delta(event):.3g}, more than delta={delta}")
-    found = {RENYI: conversion.eps_of(ORDERS, renyi(event, ORDERS), delta=left)}
+    found = {RENYI: conversion.eps_of(ORDERS, _special_renyi(event), delta=left)}
     with contextlib.suppress(NotApplicable):
         lost = loss(event, interval=resolution(event))
         found[PRIVACY_LOSS] = loss_distributions.worst_eps([lost], delta=left)
@@ -233,9 +265,22 @@ class CrowdRelease(Release[Crowd]):
         return renyi(self.event, np.asarray(orders)) if sampling == Everyone() else super().renyi(sampling, orders)
 
     def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
-        """Everyone."""
+        """Everyone, and samples of as many users as are shuffled (docs/proofs/fixed-size.md)."""
+        if isinstance(sampling, FixedSize):
+            return (_sampled(self.event, self._prob(sampling)).loss(interval=interval),)
         known = sampling == Everyone()
         return (loss(self.event, interval=interval),) if known else super().losses(sampling, interval)
+
+    def _prob(self, sampling: FixedSize) -> float:
+        """How probably an honest user is drawn, rounded up; colluders see whether they are."""
+        if self.event.num_users != sampling.size:
+            raise NotApplicable(f"the rounds shuffle {self.event.num_users} users, but {sampling.size} are drawn")
+        honest = sampling.population - self.event.colluders
+        if honest <= sampling.size:
+            raise NotApplicable(
+                f"all of {honest} honest users may be among the {sampling.size} drawn: a sample hides nobody"
+            )
+        return min(1.0, sampling.size / honest * (1 + 2 * numerics.ULP))
 
     def losses_below(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
         """Those of the sharper pair, where there is one."""
@@ -251,6 +296,9 @@ class CrowdRelease(Release[Crowd]):
 
     def scale(self, sampling: Sampling) -> Scale:
         """That of all coordinates."""
+        if isinstance(sampling, FixedSize):
+            drawn = _sampled(self.event, self._prob(sampling))
+            return Scale(std=drawn.std_loss, width=min(drawn.eps_pure, LARGEST_LOSS), sums=1)
         used = _sharper(self.event) or pair(self.event)
         return Scale(std=used.std_loss * math.sqrt(used.folds), width=used.eps_pure, sums=1)
 
@@ -260,28 +308,8 @@ class CrowdRelease(Release[Crowd]):
         event = self.event
         return event.coordinates * event.report.eps_local if isinstance(event, Shuffled) else super().pure_eps
 
-    def equal_rounds(self, sampling: Sampling, times: int) -> Curve:
-        """On secret fixed-size samples: Lemma 4 for each, optimal composition of all."""
-        if not isinstance(sampling, FixedSize):
-            raise NotApplicable("Lemma 4 needs equal shuffled rounds on fixed-size samples of the users")
-        event = self.event
-        if event.num_users != sampling.size:
-            raise NotApplicable(f"the rounds shuffle {event.num_users} users, but {sampling.size} are drawn")
-
-        def bound(delta: float) -> float:
-            def one(share: float) -> Bound:
-                return eps(event, delta=share)
-
-            return subsampling.repeated(one, sampling, colluders=event.colluders, times=times, delta=delta).eps
-
-        return Curve(
-            proof=Proof(theorems=(theorem(event), subsampling.OPTIMAL)),
-            eps=bound,
-            delta=lambda eps: smallest_delta(bound, eps=eps),
-        )
-
     def spent(self, eps: float) -> tuple[Spent, ...]:
-        """Reports that may be dropped."""
+        """Reports that may be dropped; charged in full where users are drawn, too."""
         return (Spent(spent_delta(self.event), "overflowing coordinates"),)
 
     def local(self, *, delta: float) -> Bound:

@@ -28,6 +28,7 @@ from dovetail.events import (
     NonPrivate,
     Participation,
     Poisson,
+    ReplacedUsers,
     Round,
     SampledSubject,
 )
@@ -106,13 +107,15 @@ class GaussianRelease(Release[Gaussian]):
         return Scale(std=max(std, 1e-15), width=max(mu * mu + 20 * mu, 1e-15), sums=1)
 
     def of_users(self, participation: Participation, users: int) -> Round | None:
-        """Shifts add up; of a Poisson sample as many of the users join as Bin(users, prob) says."""
+        """Shifts add up; of a sample as many of the users join as are drawn, by a binomial or hypergeometric law."""
         noise = self.event
         match participation:
             case FixedSize(size=size, population=population) if size < population:
-                return None
+                return self._of_replaced(participation, min(users, population))
             case Poisson(prob=prob) if 0 < prob < 1:
-                if noise.neighbors is not Neighbors.ADD_REMOVE or not noise.std > 0:
+                if noise.neighbors is Neighbors.REPLACE_ONE:
+                    return self._of_replaced(participation, users)
+                if not noise.std > 0:
                     return None
                 joined = SampledSubject(
                     std=noise.std, clip_norm=noise.sensitivity, items=users, prob_item=prob, users_spanned=users
@@ -120,6 +123,14 @@ class GaussianRelease(Release[Gaussian]):
                 return Round(mechanism=joined, participation=Everyone())
         reach = noise.sensitivity * users * _UP
         return Round(mechanism=dataclasses.replace(noise, sensitivity=reach), participation=participation)
+
+    def _of_replaced(self, participation: Participation, users: int) -> Round | None:
+        """So many users replaced at once, each by any other: a sum of vectors of at most half the sensitivity."""
+        noise = self.event
+        if noise.neighbors is not Neighbors.REPLACE_ONE or not noise.std > 0:
+            return None
+        together = ReplacedUsers(std=noise.std, clip_norm=noise.sensitivity / 2, users=users)
+        return Round(mechanism=together, participation=participation)
 
 
 @releases(Laplace)

@@ -34,6 +34,7 @@ CLONES = Theorem(
 )
 _HIDING = Proof(theorems=(CLONES, BLANKETS))
 _CLEARLY, _LITTLE = 0.98, 1.001  # a loss that is smaller, or larger
+_MOST_HALVED, _WORTH = 8, 0.9995  # groups that are split further, where that makes their loss so much smaller
 _FEWEST = 4
 _GROUPS = (
     (1_000, 16),
@@ -60,10 +61,11 @@ def pairs(event: Personalized, victim: int | None = None) -> tuple[SymmetricPair
 
 @functools.lru_cache(maxsize=16)
 def _pairs(event: Personalized, victim: int | None) -> tuple[SymmetricPair, ...]:
-    groups = _victims(event, victim)
+    groups = list(_victims(event, victim))
     if len(groups) == 1:
         return (personal.pair(event, groups[0]),)
     rough = [personal.pair(event, members, coarse=True) for members in groups]
+    _halve_worst(event, groups, rough)
     worst = max(pair.std_loss for pair in rough)
     found: list[SymmetricPair] = []
     first = 0.0
@@ -80,6 +82,19 @@ def _pairs(event: Personalized, victim: int | None) -> tuple[SymmetricPair, ...]
         first = first or pair.std_loss
         found.append(pair)
     return tuple(found)
+
+
+def _halve_worst(event: Personalized, groups: list[np.ndarray], rough: list[SymmetricPair]) -> None:
+    """Split the group with the largest loss, in place, as long as that makes the largest loss clearly smaller."""
+    for _ in range(_MOST_HALVED):
+        worst = max(range(len(groups)), key=lambda index: rough[index].std_loss)
+        halves = personal.halved(event, groups[worst])
+        if len(halves) == 1:
+            return
+        pairs = [personal.pair(event, members, coarse=True) for members in halves]
+        if max(pair.std_loss for pair in pairs) > _WORTH * rough[worst].std_loss:
+            return
+        groups[worst : worst + 1], rough[worst : worst + 1] = halves, pairs
 
 
 def delta(event: Personalized, *, eps: float, victim: int | None = None) -> float:

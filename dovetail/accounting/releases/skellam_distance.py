@@ -1,7 +1,8 @@
 """How far Skellam noise is from a Gaussian that is rounded to whole numbers (docs/proofs/skellam.md).
 
 For whole x, x + round(N(0, s^2)) is what rounding makes of x + N(0, s^2). Skellam noise of variance v is as if it were
-that with s^2 = v - 1/12, for rounding adds 1/12: KL(round N(0, v - 1/12) || Skellam) <= (1 + 24/v) / (48 v^2).
+that with s^2 = v - 1/12, for rounding adds 1/12: KL(round N(0, v - 1/12) || Skellam) <= (1 + 24/v) / (48 v^2). Of many
+draws, the ratio of the two laws is close to 1, but for a small probability (`near_gaussian.slack_of`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 
 from dovetail import _validate
-from dovetail.accounting.near_gaussian import NearGaussian
+from dovetail.accounting.near_gaussian import NearGaussian, SkellamDraws
 from dovetail.statements import NotApplicable, Theorem
 
 __all__ = ["LEAST_VARIANCE", "SKELLAM", "divergence", "near_gaussian"]
@@ -46,4 +47,5 @@ def near_gaussian(*, sensitivity: float, coordinates: int, variance: float) -> N
     """
     _validate.positive(sensitivity=sensitivity, coordinates=coordinates)
     far = coordinates * divergence(variance)
-    return NearGaussian(sensitivity / math.sqrt(variance - _ROUNDING) * _OUTWARD, far * _OUTWARD, SKELLAM)
+    mu = sensitivity / math.sqrt(variance - _ROUNDING) * _OUTWARD
+    return NearGaussian(mu, far * _OUTWARD, SKELLAM, SkellamDraws(coordinates, variance))

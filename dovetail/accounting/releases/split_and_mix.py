@@ -78,8 +78,10 @@ def delta(event: SplitAndMix, *, eps: float, rounds: int = 1) -> float:
     _at_least_one(rounds)
     noise = delta_of(ORDERS, rounds * renyi(event, ORDERS), eps=eps) * _OUTWARD
     with contextlib.suppress(NotApplicable):
-        mu, divergence, _ = near(event).repeated(rounds)
-        noise = min(noise, gaussian.delta_of(mu, eps=eps) + near_gaussian.spent_delta(divergence, eps=eps))
+        near_all = near(event).repeated(rounds)
+        far = near_gaussian.spent_delta(near_all.divergence, eps=eps)
+        noise = min(noise, gaussian.delta_of(near_all.mu, eps=eps) + far)
+        noise = min(noise, _delta_by_ratio(near_all, eps))
     return numerics.probability(noise + rounds * spent_delta(event, eps))
 
 
@@ -88,11 +90,12 @@ def eps(event: SplitAndMix, *, delta: float, rounds: int = 1) -> Bound:
 
     Guarantees:
         Non-decreasing in rounds; equal to what `composition` finds for the same rounds.
-        The smaller of the two routes, by Skellam's distance from a Gaussian and by its Renyi divergence.
+        The smallest of three routes: by the ratio of Skellam noise to a Gaussian's, by their distance, and by Skellam's
+        Renyi divergence.
     """
     _at_least_one(rounds)
     found, refusals = [], []
-    for route in (_by_distance, _by_renyi):
+    for route in (_by_ratio, _by_distance, _by_renyi):
         try:
             found.append(route(event, delta, rounds))
         except NotApplicable as refusal:
@@ -114,6 +117,12 @@ def _by_renyi(event: SplitAndMix, delta: float, rounds: int) -> Bound:
     return Bound(eps=value, delta=delta, proof=_theorem(event).proof.then(RENYI))
 
 
+def _by_ratio(event: SplitAndMix, delta: float, rounds: int) -> Bound:
+    near_all = near(event).repeated(rounds)
+    value = _ratio_eps(near_all, delta, lambda eps: rounds * spent_delta(event, eps))
+    return Bound(eps=value, delta=delta, proof=_theorem(event).proof.then(skellam_distance.SKELLAM, gaussian.ANALYTIC))
+
+
 def _by_distance(event: SplitAndMix, delta: float, rounds: int) -> Bound:
     near_all = near(event).repeated(rounds)
     value = _near_eps(near_all, delta, lambda eps: rounds * spent_delta(event, eps))
@@ -127,6 +136,19 @@ def _near_eps(near_all: NearGaussian, delta: float, spent: Callable[[float], flo
         lambda eps: spent(eps) + near_gaussian.spent_delta(near_all.divergence, eps=eps),
         delta=delta,
     )
+
+
+def _ratio_eps(near_all: NearGaussian, delta: float, spent: Callable[[float], float] = lambda _: 0.0) -> float:
+    """eps at delta by a Gaussian and the ratio of the noise to it."""
+    draws = () if near_all.draws is None else (near_all.draws,)
+    return near_gaussian.eps_by_ratio(
+        lambda left: gaussian.eps_of(near_all.mu, delta=left), draws, delta=delta, spent=spent
+    )
+
+
+def _delta_by_ratio(near_all: NearGaussian, eps: float) -> float:
+    draws = () if near_all.draws is None else (near_all.draws,)
+    return near_gaussian.delta_by_ratio(lambda at: gaussian.delta_of(near_all.mu, eps=at), draws, eps=eps)
 
 
 def _at_least_one(rounds: int) -> None:
@@ -170,9 +192,10 @@ def calibrate(
         def eps_of(noise: float) -> float:
             variance = (noise * norm) ** 2
             known = [_eps(rounds * _skellam(reach, coordinates, variance, ORDERS), goal)]
-            with contextlib.suppress(NotApplicable):
-                one = skellam_distance.near_gaussian(sensitivity=reach, coordinates=coordinates, variance=variance)
-                known.append(_near_eps(one.repeated(rounds), goal) / _CLIMB)
+            for route in (_ratio_eps, _near_eps):
+                with contextlib.suppress(NotApplicable):
+                    one = skellam_distance.near_gaussian(sensitivity=reach, coordinates=coordinates, variance=variance)
+                    known.append(route(one.repeated(rounds), goal) / _CLIMB)
             return min(known)
 
         variance = (smallest_noise(eps_of, eps=eps) * norm) ** 2

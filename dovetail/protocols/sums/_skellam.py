@@ -196,7 +196,8 @@ def rounding_assumption(encoding: skellam.Encoding) -> str:
     bias = encoding.bias / encoding.clip_norm
     return (
         f"every user repeats the rounding until its integers have norm at most {encoding.norm:.6g} (which "
-        f"biases its update by at most {bias:.2g} of the clip norm)"
+        f"biases its update by at most {bias:.2g} of the clip norm); a simulation that adds up clipped updates rounds "
+        "their sum alone, with Gaussian errors for the users', which is taken to be as good"
     )
 
 

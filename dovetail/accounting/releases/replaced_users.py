@@ -1,0 +1,231 @@
+"""Several users replaced at once in noisy sums over samples: a subject with data at more than one of them.
+
+Of the subject's u users K are in a sum, and only the law of K matters. Poisson samples (K ~ Bin(u, prob)) have the pair
+``sum_k w_k N(k C, s^2)`` against ``sum_k w_k N(-k C, s^2)`` (docs/proofs/poisson-replacement.md). On samples of fixed
+size (K hypergeometric) whoever is not drawn leaves a place to somebody else, so that neighbours may differ by 2 k C
+from each other, and both from a round without them; for one user it is the spliced profile (docs/proofs/fixed-size.md).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import ndtr
+
+from dovetail import _validate
+from dovetail.accounting import numerics
+from dovetail.accounting.loss_distributions import Loss
+from dovetail.accounting.numerics import ULP
+from dovetail.accounting.pairs.curves import Nodes, sampled_pair
+from dovetail.accounting.pairs.symmetric import SymmetricPair
+from dovetail.accounting.releases._base import Release, Sampling, Scale, releases
+from dovetail.events import Everyone, FixedSize, Gaussian, Poisson, ReplacedUsers
+from dovetail.statements import Neighbors, NotApplicable, Theorem
+
+__all__ = ["SPANNED", "NumberDrawn", "binomial_draws", "fixed_size_delta", "hypergeometric_draws", "poisson_delta"]
+
+SPANNED = Theorem(
+    key="dovetail.replaced-users",
+    where="mixtures over the number of a subject's users in a sample (docs/proofs/subjects.md, section 7)",
+)
+
+_NODES = Nodes(0.05, 5.5, 0.1, 9.0, 1.04)
+_RAREST = 1e-40  # a number of users drawn that is rarer is charged
+_MOST_DRAWN = 2000
+_LARGEST_SHIFT = 1000.0  # in standard deviations: beyond, eps is in the hundreds of thousands
+_SEEN = 1e-15  # losses that are rarer do not widen the grid
+_FARTHEST, _CLOSE = 1e6, 1e-12  # of a threshold, and of its enclosure
+_UP = 1 + 1e-15
+
+
+class NumberDrawn(NamedTuple):
+    """How likely 0, 1, ... of a subject's users are drawn, each right to `error` of itself; `rare` is the rest."""
+
+    weights: np.ndarray
+    error: float
+    rare: float
+
+
+def binomial_draws(users: int, prob: float) -> NumberDrawn:
+    """Bin(users, prob)."""
+    _validate.in_open_interval(0, 1, prob=prob)
+    error = float(numerics.binomial_outward(users)) - 1
+    return _without_rare(numerics.binomial_pmf(np.arange(users + 1), users, prob), error)
+
+
+def hypergeometric_draws(users: int, sampling: FixedSize) -> NumberDrawn:
+    """How many of so many users are in a sample of fixed size.
+
+    Guarantees:
+        Right to `error`, by ratios of neighbouring probabilities from the end where none, or all, are drawn.
+        Not known (`NotApplicable`) where some must be drawn and some must not.
+    """
+    size, population = sampling.size, sampling.population
+    _validate.in_interval(1, population, users=users)
+    others = population - size
+    if users > others and users > size:
+        raise NotApplicable(f"{users} users are more than are drawn, and more than are not, of {population}")
+    drawn, left = (size, others) if users <= others else (others, size)  # else: how many are *not* drawn
+    index, count = np.arange(users, dtype=float), np.arange(users)
+    log_none = float(np.log1p(-drawn / (population - index)).sum())
+    with np.errstate(divide="ignore"):
+        ratios = np.log((users - count) / (count + 1))
+        ratios += np.log(np.maximum(drawn - count, 0) / (left - users + count + 1))
+    law = np.exp(log_none + np.concatenate([[0.0], np.cumsum(ratios)]))
+    error = 16 * ULP * (users + 16) * (1 + abs(log_none) + math.log(population))
+    return _without_rare(law if users <= others else law[::-1], error)
+
+
+def _without_rare(law: np.ndarray, error: float) -> NumberDrawn:
+    above = np.cumsum(law[::-1])[::-1]
+    last = int(np.count_nonzero(above > _RAREST))
+    if last > _MOST_DRAWN:
+        raise NotApplicable(f"{last} users of one subject may be drawn at once, more than {_MOST_DRAWN}")
+    rare = float(above[last]) * (1 + 2 * error) if last < len(law) else 0.0
+    return NumberDrawn(law[:last], error, rare + (1e-300 if last < len(law) else 0.0))
+
+
+def poisson_delta(drawn: NumberDrawn, shift: float, eps: float) -> float:
+    """delta at eps of sum_k w_k N(k shift, 1) against sum_k w_k N(-k shift, 1), rounded up; both directions are equal.
+
+    It is the largest sum_k w_k (Phi(k shift - a) - e^eps Phi(-k shift - a)) of all a, which rises in a, then falls.
+    """
+    _validate.non_negative(eps=eps)
+    shifts = shift * np.arange(len(drawn.weights))
+    log_weights = _log(drawn.weights) - shifts**2 / 2
+
+    def rises(a: float) -> bool:
+        return eps + np.logaddexp.reduce(log_weights - a * shifts) > np.logaddexp.reduce(log_weights + a * shifts)
+
+    return _largest(drawn, eps, rises, lambda low, high: (shifts - low, -shifts - high))
+
+
+def fixed_size_delta(drawn: NumberDrawn, shift: float, eps: float) -> float:
+    """delta at eps where those of the users that are not drawn leave their places to others, rounded up.
+
+    `shift` is that of one user who is replaced. It is the largest sum_k w_k (Phi(u_k) - e^eps Phi(u_k - k shift)) of
+    all a, u_k the number in [-a, k shift - a] that is closest to k shift / 2 - eps / (k shift); it rises in a, then
+    falls.
+    """
+    _validate.non_negative(eps=eps)
+    shifts = shift * np.arange(len(drawn.weights))
+    weights, apart = drawn.weights[1:], shifts[1:]
+    free = apart / 2 - eps / apart
+
+    def rises(a: float) -> bool:
+        replaced = np.minimum(0.0, -np.expm1(np.minimum(a * apart - apart**2 / 2 - eps, 700.0)))
+        joining = np.maximum(0.0, np.expm1(np.minimum(eps - a * apart - apart**2 / 2, 700.0)))
+        slope = -math.expm1(-eps) * drawn.weights[0] + weights @ (replaced + joining * math.exp(-eps))
+        return bool(slope > 0)
+
+    def at(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
+        ends = np.clip(free, -high, apart - low)  # between those of all a from low to high
+        slack = high - low
+        return np.append(-low, ends + slack), np.append(-high, ends - apart - slack)
+
+    return _largest(drawn, eps, rises, at)
+
+
+def _largest(
+    drawn: NumberDrawn,
+    eps: float,
+    rises: Callable[[float], bool],
+    at: Callable[[float, float], tuple[np.ndarray, np.ndarray]],
+) -> float:
+    """The largest sum_k w_k (Phi(x_k) - e^eps Phi(y_k)) of all a, with (x, y) = at(low, high) for a in [low, high].
+
+    x is rounded up and y down; x_0 and y_0, of no user, are -low and -high.
+    """
+    weights, error, rare = drawn
+    low, high = _enclosed(rises)
+    first, second = (np.asarray(points) for points in at(low, high))
+    scale = math.exp(min(eps, 700.0))
+    upper, lower = ndtr(first), scale * ndtr(second)
+    gap, size = upper - lower, upper + lower
+    between = float(upper[0] - ndtr(second[0]))
+    gap[0] = between - math.expm1(min(eps, 700.0)) * float(ndtr(second[0]))
+    size[0] = between + math.expm1(min(eps, 700.0)) * float(ndtr(second[0])) + ULP * float(upper[0])
+    rounding = (64 * ULP + 2 * error) * float(weights @ size)
+    return numerics.probability(max(0.0, float(weights @ gap)) + rounding + rare)
+
+
+def _enclosed(rises: Callable[[float], bool]) -> tuple[float, float]:
+    """Two numbers, close to each other, between which a function that rises, then falls, is largest."""
+    low, high = -1.0, 1.0
+    while not rises(low) and low > -_FARTHEST:
+        low *= 2
+    while rises(high) and high < _FARTHEST:
+        high *= 2
+    while high - low > _CLOSE * max(1.0, abs(high)):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rises(middle) else (low, middle)
+    slack = _CLOSE * max(1.0, abs(high))
+    return low - slack, high + slack
+
+
+def _log(weights: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore"):
+        return np.log(weights)
+
+
+@functools.lru_cache(maxsize=64)
+def _pair(event: ReplacedUsers, sampling: Poisson | FixedSize) -> SymmetricPair:
+    """The dominating pair of one round, in both directions."""
+    shift = event.clip_norm / event.std * _UP
+    if isinstance(sampling, Poisson):
+        drawn, delta = binomial_draws(event.users, sampling.prob), poisson_delta
+    else:
+        drawn, delta, shift = hypergeometric_draws(event.users, sampling), fixed_size_delta, 2 * shift
+    _need_small(drawn, shift)
+    once = functools.partial(delta, drawn, shift)
+    about = math.sqrt(2 * math.pi) * once(0.0)  # of a Gaussian loss, its deviation
+    return sampled_pair(once, prob=1.0, eps_pure=math.inf, std=about, nodes=_NODES)
+
+
+def _need_small(drawn: NumberDrawn, shift: float) -> None:
+    if not (len(drawn.weights) - 1) * shift <= _LARGEST_SHIFT:
+        raise NotApplicable(
+            f"expected shifts of at most {_LARGEST_SHIFT:g} standard deviations, got users of {shift:.3g}"
+        )
+
+
+@releases(ReplacedUsers)
+class ReplacedUsersRelease(Release[ReplacedUsers]):
+    """A noisy sum over a sample, in which several users are replaced."""
+
+    theorem = SPANNED
+    concerns_subjects = True
+
+    def losses(self, sampling: Sampling, interval: float) -> tuple[Loss, ...]:
+        """Poisson samples, and samples of fixed size."""
+        if not isinstance(sampling, Poisson | FixedSize):
+            return super().losses(sampling, interval)
+        return (_pair(self.event, sampling).loss(interval=interval),)
+
+    def scale(self, sampling: Sampling) -> Scale:
+        """Those of its pair, but for what is very rare."""
+        if isinstance(sampling, Everyone):
+            raise NotApplicable("users that are all in the sum are a Gaussian release")
+        pair = _pair(self.event, sampling)
+        above = np.cumsum(pair.mass[::-1])[::-1]
+        seen = pair.points[(above > _SEEN) & (pair.points < 1)]
+        return Scale(std=pair.std_loss, width=max(2 * math.atanh(float(seen[-1])), 1e-15), sums=1)
+
+    def simplified(self, sampling: Sampling) -> Gaussian | ReplacedUsers:
+        """A Gaussian, where everyone takes part."""
+        if sampling != Everyone():
+            return self.event
+        reach = 2 * self.event.clip_norm * self.event.users * _UP
+        return Gaussian(std=self.event.std, sensitivity=reach, neighbors=Neighbors.REPLACE_ONE)
+
+    def holds_on(self, sampling: Sampling) -> bool:
+        """Any sample: given who was drawn, no more than all of the users change."""
+        return True
+
+    def in_disjoint_batches(self) -> None:
+        """Refused: the users may be in several batches."""
+        raise NotApplicable("a subject may have data at users of several disjoint batches of an epoch")

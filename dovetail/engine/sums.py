@@ -1,0 +1,51 @@
+"""Sums over chunks of clients, in which no chunk is rounded to the size of the sum.
+
+A float32 sum of many chunks loses the last digits of each, and which are lost depends on all chunks before it: one user
+more or less then moves the sum by more than its own update (docs/proofs/float-sums.md). Here every sum is a pair, what
+float32 holds of it and what was rounded off, by Knuth's two-sum.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+__all__ = ["Total", "add", "begin", "value"]
+
+
+class Total(NamedTuple):
+    """A tree of sums, and what was rounded off each; whole numbers are exact, and nothing is rounded off them."""
+
+    sums: Any
+    rest: Any
+
+
+def begin(like: Any) -> Total:
+    """Nothing added yet, of the shapes of this tree."""
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+    return Total(zero, zero)
+
+
+def add(total: Total, part: Any) -> Total:
+    """The total and one part more.
+
+    Guarantees:
+        The two numbers of a float sum add up to the exact one but for 2^-46 of the largest sum, for each part.
+    """
+    sums = jax.tree.map(jnp.add, total.sums, part)
+    rest = jax.tree.map(_rest, total.sums, part, sums, total.rest)
+    return Total(sums, rest)
+
+
+def value(total: Total) -> Any:
+    """The sums, each rounded once."""
+    return jax.tree.map(jnp.add, total.sums, total.rest)
+
+
+def _rest(before: jax.Array, part: jax.Array, after: jax.Array, rest: jax.Array) -> jax.Array:
+    if not jnp.issubdtype(after.dtype, jnp.floating):
+        return rest
+    taken = after - before
+    return rest + ((before - (after - taken)) + (part - taken))
