@@ -68,7 +68,7 @@ CASES += [(name, unit, "add-remove") for name in RECORDS for unit in ("subject",
 QUICK = {("dp_fl", "add-remove"), ("secagg", "add-remove"), ("dp_fl", "replace-one"), ("ss_topk", "replace-one")}
 
 
-def files(data, name, unit, neighbors, out):
+def files(data, name, unit, neighbors, out, **cohort):
     """All that a run writes for anybody to read, its model and what follows from the model apart."""
     settings = {**USERS, **RECORDS}[name]
     if name in RECORDS and unit == "item":
@@ -81,6 +81,7 @@ def files(data, name, unit, neighbors, out):
             "noise": "seeded",
             "cohort.kind": "everyone",
             "cohort.rounds": 3,
+            **{f"cohort.{key}": value for key, value in cohort.items()},
             "privacy.neighbors": neighbors,
             **({"privacy.unit": unit, "task.records": 60} if name in RECORDS else {}),
             **chosen,
@@ -125,6 +126,15 @@ def test_nothing_that_is_written_tells_whether_one_unit_is_there(tmp_path, name,
         whole, other = dataset(), dataset(removed=3, unit=unit)
     assert len(other.labels) < len(whole.labels)
     found = [files(data, name, unit, neighbors, tmp_path / str(number)) for number, data in enumerate((whole, other))]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("cohort", [{"kind": "poisson", "size": 6}, {"kind": "disjoint", "size": 4}])
+def test_nor_does_who_takes_part_in_which_round(tmp_path, cohort):
+    pair = (dataset(), dataset(removed=3))
+    found = [
+        files(data, "dp_fl", "user", "add-remove", tmp_path / str(number), **cohort) for number, data in enumerate(pair)
+    ]
     assert found[0] == found[1]
 
 
