@@ -87,7 +87,7 @@ class Keys(NamedTuple):
 class ClientWork:
     """What clients compute in a round; `unravel` gives the model's own parameters from the flat vector of them.
 
-    They are those of size class `number`, with up to `width` rows of inputs each; in any class there are up to `most`.
+    They are those of size class `number`, with up to `width` rows of inputs each.
     With `moments` their updates are statistics of the records. Otherwise they descend on `loss`.
 
     Guarantees:
@@ -105,7 +105,6 @@ class ClientWork:
     moments: Moments | None = None
     number: int = 0
     width: int = 1
-    most: int = 1
     loss: Loss = cross_entropy
 
     @property
@@ -251,7 +250,7 @@ class ClientWork:
         places = jnp.broadcast_to(jnp.arange(self.width), (len(ids), self.width))
         if self.update.local:
             keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, ORDER), ids)
-            places = jax.vmap(lambda n, k: visiting_order(n, self.width, most=self.most, key=k))(count, keys)
+            places = jax.vmap(lambda n, k: visiting_order(n, self.width, key=k))(count, keys)
         own = jnp.where(jnp.arange(self.width) < count[:, None], places, places[:, :1])
         rows = data.rows[jnp.minimum(data.starts[at][:, None] + own, len(data.rows) - 1)]
         return as_float(data.inputs[rows]), data.labels[rows], count

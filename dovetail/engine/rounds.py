@@ -144,7 +144,6 @@ class Engine:
                 moments=moments,
                 number=number,
                 width=one.width,
-                most=clients.most,
                 loss=losses.cross_entropy if model.learner is not None else losses.function(self.loss),
             )
             for number, (way, one) in enumerate(zip(ways, classes, strict=True))

@@ -82,20 +82,23 @@ class ClientUpdate:
         return self.epochs * math.ceil(records / self.batch) if self.local else 1
 
 
-def visiting_order(count: jax.Array, records: int, *, most: int | None = None, key: jax.Array) -> jax.Array:
+def visiting_order(count: jax.Array, records: int, *, key: jax.Array) -> jax.Array:
     """A random order of the first `count` of `records` positions, the rest behind them.
 
     Each position is the low end of a random word, so that one sort of plain words gives the order; it is uniform up to
-    ties in the other bits.
+    ties in the other bits. A position has as many bits as the client's own count needs: with as many as the largest
+    client needs, that client would decide how everybody's ties are broken.
 
     Guarantees:
-        With the same `most` (default: `records`), the first `count` are the same for any number of `records`.
+        The first `count` depend on `count` and the key alone.
     """
-    width = max(1, ((most or records) - 1).bit_length())
+    count = jnp.asarray(count, jnp.uint32)
+    width = jnp.maximum(32 - jax.lax.clz(jnp.maximum(count, 1) - 1), 1)
     position = jnp.arange(records, dtype=jnp.uint32)
     tag = jax.random.bits(key, (records,), jnp.uint32) >> (width + 1) << width
-    last = jnp.uint32(1 << 31) * (position >= count).astype(jnp.uint32)
-    return (jnp.sort(last | tag | position) & ((1 << width) - 1)).astype(jnp.int32)
+    behind = jnp.uint32(1 << 31)
+    words = jnp.sort(jnp.where(position < count, tag, behind) | position)
+    return (words & jnp.where(position < count, (1 << width) - 1, behind - 1)).astype(jnp.int32)
 
 
 def local_update(settings: ClientUpdate, logits: Logits, loss: Loss = cross_entropy) -> Callable[..., Any]:

@@ -122,7 +122,7 @@ def test_many_steps_with_one_record_are_neither_unrolled_nor_beside_sums_that_do
 
 def test_the_order_of_a_clients_records_does_not_depend_on_its_class():
     key = jax.random.key(7)
-    narrow, wide = (visiting_order(jnp.int32(9), records, most=100, key=key) for records in (12, 100))
+    narrow, wide = (visiting_order(jnp.int32(9), records, key=key) for records in (12, 100))
     np.testing.assert_array_equal(narrow[:9], wide[:9])
     assert sorted(narrow[:9].tolist()) == list(range(9))
 

@@ -286,3 +286,31 @@ def test_one_users_record_leaves_the_updates_of_others_as_they_are_bit_by_bit(na
         found.append(np.asarray(updates_of(plan, users=4)))
     changed = [user for user in range(4) if found[0][user].tobytes() != found[1][user].tobytes()]
     assert len(changed) == 1
+
+
+def test_how_many_records_one_user_has_leaves_the_order_of_others_records_as_it_is():
+    """A thousand records each: ties in what sorts them are common enough to show how they are broken."""
+    users, each, found = 40, 1000, []
+    for more in (1024, 1025, 70_000):
+        owners = np.repeat(np.arange(users, dtype=np.int32), [more] + [each] * (users - 1))
+        numbers = np.arange(len(owners), dtype=np.float32) - more
+        data = Dataset(
+            inputs=np.maximum(numbers, -1)[:, None],
+            labels=np.zeros(len(owners), np.int32),
+            test_inputs=np.zeros((1, 1), np.float32),
+            test_labels=np.zeros(1, np.int32),
+            num_classes=2,
+            users=owners,
+        )
+        config = {
+            "task": {"name": "own", "model": "logistic"},
+            "client": {"update": "fedavg"},
+            "protocol": {"name": "fedavg"},
+            "cohort": {"kind": "everyone", "rounds": 1},
+            "performance": {"size_classes": 1},
+        }
+        plan = prepare(parse(config), task=dovetail.Task(name="own", load=lambda *, folder, data=data: data))
+        inputs, _, _ = plan.engine._classes[0].gather(plan.engine._data, jnp.arange(1, users), jax.random.key(0))
+        found.append(np.asarray(inputs[:, :each]))
+    np.testing.assert_array_equal(found[1], found[0])
+    np.testing.assert_array_equal(found[2], found[0])

@@ -29,7 +29,7 @@ def same_order(request, monkeypatch):
     """Whether both sides visit a user's records as they lie there, or each in a random order of its own."""
     if request.param:
         for module in (chunks, federation):
-            monkeypatch.setattr(module, "visiting_order", lambda count, records, *, most=None, key: np.arange(records))
+            monkeypatch.setattr(module, "visiting_order", lambda count, records, *, key: np.arange(records))
     return request.param
 
 
