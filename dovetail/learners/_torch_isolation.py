@@ -255,7 +255,7 @@ def pure(module: nn.Module, x: torch.Tensor, y: torch.Tensor, total_loss: Callab
         Its parameters have the same names and values, and its outputs and gradients on these records are the same, bit
         by bit.
     """
-    if all(_is_known(part) for part in module.modules()) and not _has_global_hooks():
+    if _is_all_known(module) and not _has_global_hooks():
         return module
     graph = _traced(module)
     if graph is None or not isinstance(graph, nn.Module):
@@ -312,7 +312,7 @@ class _Tracer(fx.Tracer):
     """Records PyTorch's functions; refuses code that a graph would not repeat."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return _is_known(m) and not isinstance(m, nn.Sequential)
+        return _is_all_known(m) and not isinstance(m, nn.Sequential)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
@@ -322,6 +322,8 @@ class _Tracer(fx.Tracer):
 
 def _traced(function: Any) -> Any | None:
     """A graph of what this module or function computes; None if it is more than PyTorch's functions."""
+    if _has_global_hooks():
+        return None  # the graph's own parts would call them
     before = torch.autograd.Function.__dict__["apply"]
 
     def refuse(*_: Any, **__: Any) -> Any:
@@ -348,7 +350,7 @@ def _is_known_node(graph: fx.GraphModule, node: fx.Node) -> bool:
             value = functools.reduce(getattr, str(node.target).split("."), graph)
             return type(value) in (torch.Tensor, nn.Parameter, nn.Buffer)
         case "call_module":
-            return _is_known(graph.get_submodule(str(node.target)))
+            return _is_all_known(graph.get_submodule(str(node.target)))
         case "call_method":
             return hasattr(torch.Tensor, str(node.target)) and node.target not in _METHODS_REFUSED
     if node.target is builtins.getattr:
@@ -368,6 +370,11 @@ def _functions() -> frozenset[Any]:
 
 def _callables(module: Any) -> Iterator[Any]:
     return (value for value in vars(module).values() if callable(value))
+
+
+def _is_all_known(module: nn.Module) -> bool:
+    """Whether nothing but PyTorch's own code runs in a module and in all that is in it."""
+    return all(_is_known(part) for part in module.modules())
 
 
 def _is_known(part: nn.Module) -> bool:

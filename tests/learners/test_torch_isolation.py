@@ -348,6 +348,45 @@ def test_a_function_of_ones_own_in_a_layer_of_pytorch_is_code_of_ones_own(module
     assert not isolation._is_known(module[1])
 
 
+def by_largest(x, top):
+    """Numbers over the largest one so far, at least twenty; no probe is larger, and a private record is."""
+    top[0] = max(top[0], float(x.detach().abs().max()))
+    return x * 20 / top[0]
+
+
+def test_a_layer_of_pytorch_with_code_of_ones_own_inside_is_not_taken_for_pytorchs():
+    top = [20.0]
+
+    class Largest(nn.TransformerEncoderLayer):
+        def forward(self, x, *_, **__):
+            return by_largest(x + super().forward(x), top)
+
+    class Encoded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = nn.TransformerEncoder(Largest(6, 1, 8, 0.0, batch_first=True), 1, enable_nested_tensor=False)
+            self.last = nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.last(self.encoder(x.unsqueeze(1)).squeeze(1))
+
+    assert trained(Encoded(), vectorized=False).statement.verdict is Verdict.DECLARED
+
+
+def test_hooks_of_all_modules_are_code_of_ones_own():
+    top = [20.0]
+
+    def hook(part, given, made):
+        return by_largest(made, top) if isinstance(part, nn.Linear) else None
+
+    handle = nn.modules.module.register_module_forward_hook(hook)
+    try:
+        assert trained(Net(), vectorized=False).statement.verdict is Verdict.DECLARED
+    finally:
+        handle.remove()
+    assert trained(Net(), vectorized=False).statement.verdict is Verdict.CERTIFIED
+
+
 def test_modules_that_mix_records_are_refused_where_records_are_protected():
     settings = {
         "task.partition": "iid",
