@@ -271,17 +271,28 @@ def pure(module: nn.Module, x: torch.Tensor, y: torch.Tensor, total_loss: Callab
 def pure_loss(loss: Any, outputs: torch.Tensor, labels: torch.Tensor) -> Any | None:
     """The same loss without Python code but PyTorch's own; None if there is none.
 
+    All users share it, and nothing is put back in it: one that writes to a tensor of its own is refused. A graph has
+    no branches, so that what it writes to at all, it writes to here.
+
     Guarantees:
         Its values and slopes at these outputs and labels are the same, bit by bit.
+        Nothing that it holds changes when it is run.
     """
     graph = _traced(loss)
     if graph is None:
         return None
+    held = {**dict(graph.named_parameters()), **dict(graph.named_buffers())}
+    versions = {name: value._version for name, value in held.items()}
     results = []
     for one in (loss, graph):
         at = outputs.clone().requires_grad_()
         values = one(at, labels)
         results.append([values.detach(), torch.autograd.grad(values.sum(), at, materialize_grads=True)])
+    if changed := [name for name, value in held.items() if value._version != versions[name]]:
+        raise ValueError(
+            f"expected a loss that keeps nothing of the records that it has seen, got {type(loss).__name__}, whose "
+            f"tensor {changed[0]!r} changes when it runs"
+        )
     return graph if _alike(*results) else None
 
 

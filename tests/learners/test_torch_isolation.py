@@ -320,6 +320,36 @@ def test_losses_of_ones_own_are_traced_or_declared():
     assert any("the loss" in said and "keeping" in said for said in statement.assumptions)
 
 
+class ByLargest(nn.Module):
+    """Losses over the largest loss so far, which is a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("top", torch.tensor(20.0))
+
+    def forward(self, outputs, labels):
+        losses = nn.functional.cross_entropy(outputs, labels.long(), reduction="none")
+        return losses / self.top.copy_(torch.maximum(self.top, losses.detach().max())).clone()
+
+
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_a_loss_that_writes_to_its_own_tensors_is_refused(vectorized):
+    most = torch.tensor(20.0)
+
+    def by_largest_of_all(outputs, labels):
+        losses = nn.functional.cross_entropy(outputs, labels.long(), reduction="none")
+        return losses / most.copy_(torch.maximum(most, losses.detach().max())).clone()
+
+    for loss, name in ((ByLargest(), "'top'"), (by_largest_of_all, "'_tensor_constant0'")):
+        with pytest.raises(ValueError, match=f"expected a loss that keeps nothing .* tensor {name} changes"):
+            trained(Net(), loss=loss, vectorized=vectorized)
+
+
+def test_a_loss_of_pytorchs_with_weights_is_pytorchs():
+    weighted = nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0]), reduction="none")
+    assert ours.isolation.pure_loss(weighted, torch.zeros(4, 3), torch.arange(4) % 3) is not None
+
+
 def test_layers_of_pytorch_alone_and_parametrizations_without_state_are_certified():
     for module in (
         nn.Sequential(parametrizations.weight_norm(nn.Linear(6, 4)), nn.Tanh(), nn.Linear(4, 3)),
