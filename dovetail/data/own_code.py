@@ -10,16 +10,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from jax.extend.core import Primitive
 
 if TYPE_CHECKING:
     from dovetail.data._base import Dataset, Target
 
 __all__ = ["PerRecord", "RecordSpec", "escapes"]
+
+_FOREIGN = (
+    *("custom_vmap_call", "custom_partitioning", "pallas_call"),  # their authors say what becomes of batches
+    *("call_exported", "call_tf", "ffi_call", "infeed", "outfeed"),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,18 +109,30 @@ class PerRecord:
 
 
 def escapes(traced: Any) -> tuple[str, ...]:
-    """What in a traced function leads out of it: callbacks, foreign calls, its own rules for batches, shared state."""
-    found = {name for name in _primitives(traced.jaxpr) if _leads_out(name)}
+    """What in a traced function leads out of it: callbacks, foreign calls, its own rules for batches, shared state.
+
+    A primitive that is not JAX's own counts, for whoever wrote it wrote its rule for batches: Equinox's `unvmap_max`
+    is the largest number of all users that are mapped over.
+    """
+    primitives = set(_primitives(traced.jaxpr))
+    own = primitives - _primitives_of_jax()
+    found = {primitive.name for primitive in primitives if primitive in own or _leads_out(primitive.name)}
     return tuple(sorted(found | {type(effect).__name__ for effect in traced.effects}))
 
 
 def _leads_out(name: str) -> bool:
-    return "callback" in name or name in ("custom_vmap_call", "ffi_call", "infeed", "outfeed")
+    return "callback" in name or "hi_primitive" in name or name in _FOREIGN
 
 
-def _primitives(jaxpr: Any) -> Iterator[str]:
+def _primitives_of_jax() -> set[Primitive]:
+    """Those that JAX's modules define, as far as they are loaded."""
+    theirs = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "jax"]
+    return {value for module in theirs for value in list(vars(module).values()) if isinstance(value, Primitive)}
+
+
+def _primitives(jaxpr: Any) -> Iterator[Primitive]:
     for equation in jaxpr.eqns:
-        yield equation.primitive.name
+        yield equation.primitive
         for value in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
             if _is_jaxpr(value):
                 yield from _primitives(getattr(value, "jaxpr", value))

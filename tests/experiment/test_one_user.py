@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
 
 import dovetail
 from dovetail.data import Dataset, Model, RecordSpec
@@ -176,12 +178,25 @@ def by_its_own_rule(weights, x):
     return jax.lax.stop_gradient(_centred(x)) @ weights
 
 
+_largest = Primitive("largest")
+_largest.def_abstract_eval(lambda x: x)
+mlir.register_lowering(_largest, mlir.lower_fun(lambda x: x, multiple_results=False))
+batching.primitive_batchers[_largest] = lambda given, axes: (jnp.full_like(given[0], given[0].max()), axes[0])
+
+
+def by_a_primitive_of_its_own(weights, x):
+    """As Equinox's unvmap_max: the largest number of all users of a chunk."""
+    return x / jax.lax.stop_gradient(1 + _largest.bind(jnp.abs(x).max())) @ weights
+
+
 def shared_loss(outputs, labels):
     jax.debug.callback(lambda outputs: None, outputs)
     return jnp.sum(outputs**2, axis=1)
 
 
-@pytest.mark.parametrize("apply", [through_python, by_its_own_rule], ids=lambda apply: apply.__name__)
+@pytest.mark.parametrize(
+    "apply", [through_python, by_its_own_rule, by_a_primitive_of_its_own], ids=lambda apply: apply.__name__
+)
 def test_a_model_that_leaves_compiled_code_is_declared(apply):
     settings = {**SETTINGS, "noise": "os"}
     result = dovetail.train(dataset(), model=lambda spec: linear(spec, apply), protocol="dp_fl", settings=settings)
