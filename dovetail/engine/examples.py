@@ -258,7 +258,7 @@ def _uses(model: Model, weights: Any, records: Any) -> list[_Use] | None:
 
     try:
         shapes = jax.eval_shape(trace, leaves, records)
-    except (AttributeError, TypeError):
+    except (AttributeError, TypeError, ValueError):  # the last is what jnp.einsum makes of it
         return None
     if any(out is None for _, out in shapes):
         return None

@@ -211,7 +211,11 @@ def test_so_is_a_loss_and_a_plain_model_is_certified():
     settings = {**SETTINGS, "noise": "os"}
     declared = dovetail.train(dataset(), loss=shared_loss, protocol="dp_fl", settings=settings)
     assert declared.statement.verdict is Verdict.DECLARED
-    for given in ({"model": linear}, {"loss": lambda outputs, labels: jnp.sum(outputs**2, axis=1)}):
+    for given in (
+        {"model": linear},
+        {"model": lambda spec: linear(spec, lambda w, x: jnp.einsum("nd,dc->nc", x, w))},
+        {"loss": lambda outputs, labels: jnp.sum(outputs**2, axis=1)},
+    ):
         result = dovetail.train(dataset(), protocol="dp_fl", settings=settings, **given)
         assert result.statement.verdict is Verdict.CERTIFIED
 
