@@ -38,7 +38,7 @@ class Share:
                 return clients.collect(params, state, data, jax.tree.map(lambda leaf: leaf[i, 0], work), keys)
 
             none = sums.begin(jax.eval_shape(lambda: chunk(0)))
-            return sums.value(jax.lax.fori_loop(0, used, lambda i, total: sums.add(total, chunk(i)), none))
+            return sums.finish(jax.lax.fori_loop(0, used, lambda i, total: sums.add(total, chunk(i)), none))
 
         first, *others = (added(*one) for one in zip(self.classes, works, used, strict=True))
         total, raw = jax.lax.psum(jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), first, *others), AXIS)

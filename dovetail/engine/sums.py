@@ -12,23 +12,23 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-__all__ = ["Total", "add", "begin", "value"]
+__all__ = ["ChunkSums", "add", "begin", "finish"]
 
 
-class Total(NamedTuple):
+class ChunkSums(NamedTuple):
     """A tree of sums, and what was rounded off each; whole numbers are exact, and nothing is rounded off them."""
 
     sums: Any
     rest: Any
 
 
-def begin(like: Any) -> Total:
+def begin(like: Any) -> ChunkSums:
     """Nothing added yet, of the shapes of this tree."""
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
-    return Total(zero, zero)
+    return ChunkSums(zero, zero)
 
 
-def add(total: Total, part: Any) -> Total:
+def add(total: ChunkSums, part: Any) -> ChunkSums:
     """The total and one part more.
 
     Guarantees:
@@ -36,10 +36,10 @@ def add(total: Total, part: Any) -> Total:
     """
     sums = jax.tree.map(jnp.add, total.sums, part)
     rest = jax.tree.map(_rest, total.sums, part, sums, total.rest)
-    return Total(sums, rest)
+    return ChunkSums(sums, rest)
 
 
-def value(total: Total) -> Any:
+def finish(total: ChunkSums) -> Any:
     """The sums, each rounded once."""
     return jax.tree.map(jnp.add, total.sums, total.rest)
 

@@ -51,12 +51,12 @@ def test_the_pair_is_the_exact_sum(seed):
     total = summed(parts)
     reach = np.abs(np.cumsum(parts.astype(np.float64), axis=0)).max(axis=0) + np.abs(parts).max(axis=0)
     assert (np.abs(exactly(total) - exact) <= 500 * 2.0**-46 * reach).all()
-    once = np.asarray(sums.value(total), np.float64)
+    once = np.asarray(sums.finish(total), np.float64)
     assert (np.abs(once - exact) <= 2.0**-24 * np.abs(exact) + 500 * 2.0**-46 * reach).all()
 
 
 def test_whole_numbers_are_added_as_they_are():
     parts = np.arange(40, dtype=np.uint32).reshape(8, 5) + np.uint32(2**31)
     total = summed(parts)
-    assert (np.asarray(sums.value(total)) == parts.sum(axis=0, dtype=np.uint32)).all()
+    assert (np.asarray(sums.finish(total)) == parts.sum(axis=0, dtype=np.uint32)).all()
     assert not np.asarray(total.rest).any()

@@ -350,6 +350,7 @@ EVENTS = [
     events.Laplace(scale=0.3, sensitivity=2.0, count=7, neighbors=Neighbors.REPLACE_ONE),
     events.NonPrivate(reason="why"),
     events.DataIndependent(reason="why"),
+    events.ReplacedUsers(std=1.0, clip_norm=0.3, users=3),
     events.SampledSubject(std=1.0, clip_norm=0.3, items=3, prob_item=0.2, users_spanned=2, noise="user", steps=2),
     events.Shuffled(report=BIT, **CROWD),
     events.PaddedBernoulli(report=BIT, **CROWD, pad_to=20, inclusion=0.3),
