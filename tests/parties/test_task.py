@@ -108,13 +108,28 @@ def test_a_ledger_that_cannot_be_read_stops_the_user(tmp_path, content):
             ask()
 
 
-def test_personal_budgets_assume_that_no_two_users_hold_one_place():
-    """If all users held the place of the largest budget, 8.0 would be true where .361 is certified."""
+def personal_task(**changed):
+    """Nine users with budgets of their own, by shares."""
     settings = {"budgets": [0.05] * 8 + [8.0], "clip_value": 1.0}
     shares = (service_keys(), service_keys())
-    sizes = {"min_clients": 9, "max_clients": 9}
-    personal = task_of(protocol="apes", settings=settings, shufflers=(), aggregators=shares, dim=1, rounds=1, **sizes)
-    said = [line for line in cost(personal, 1)[0].assumptions if "a place in the list of budgets of its own" in line]
+    sizes = {"min_clients": 9, "max_clients": 9, "dim": 1, "rounds": 1}
+    return task_of(protocol="apes", settings=settings, shufflers=(), aggregators=shares, **sizes, **changed)
+
+
+@pytest.mark.parametrize("number", [None, 9, 500])
+def test_a_user_without_a_place_among_the_budgets_does_not_guess_one(number):
+    with pytest.raises(Refused, match=f"expected this user's number, from 0 to 8, .* got {number}"):
+        policy_of(number=number).budget(personal_task())
+    assert policy_of(number=8).budget(personal_task()) == 8.0
+    assert policy_of(number=0).budget(personal_task()) == 0.05
+    assert policy_of(number=None).budget(task_of()) is None
+
+
+def test_personal_budgets_assume_that_no_two_users_hold_one_place():
+    """If all users held the place of the largest budget, 8.0 would be true where .361 is certified."""
+    said = [
+        line for line in cost(personal_task(), 1)[0].assumptions if "a place in the list of budgets of its own" in line
+    ]
     assert len(said) == 1
     plain = cost(task_of(), 1)[0].assumptions
     assert not any("list of budgets" in line for line in plain)
