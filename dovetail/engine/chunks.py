@@ -12,7 +12,8 @@ Five ways, of which `engine.ways` chooses:
   `engine.examples`.
 
 Clients of a chunk are of one size class (`engine.sizes`), and each class has its own way.
-A client's keys are folded from the round's keys and its own number, so that nothing depends on who shares a chunk.
+A client's secret keys are folded from the round's key and its own number, so that nothing depends on who shares a
+chunk; the public order of records is the same for all clients with as many of them.
 Nor does it on what they hold: an update without a finite squared norm counts as zero, randomized and counted like any
 other, and is masked before it meets anything of another client's.
 """
@@ -243,14 +244,15 @@ class ClientWork:
     def gather(self, data: Data, ids: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Inputs, labels and counts of a chunk of clients; a client that is not there has no records.
 
-        Padding is read as the client's own first record, so that nobody computes with another's.
+        Padding is read as the client's own first record, so that nobody computes with another's. The order is one of
+        the round and the client's own count: it is public, and a client's place depends on who else there is.
         """
         at = jnp.maximum(ids, 0)
         count = jnp.where(ids >= 0, data.counts[at], 0)
         places = jnp.broadcast_to(jnp.arange(self.width), (len(ids), self.width))
         if self.update.local:
-            keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, ORDER), ids)
-            places = jax.vmap(lambda n, k: visiting_order(n, self.width, key=k))(count, keys)
+            order = jax.random.fold_in(key, ORDER)
+            places = jax.vmap(lambda n: visiting_order(n, self.width, key=order))(count)
         own = jnp.where(jnp.arange(self.width) < count[:, None], places, places[:, :1])
         rows = data.rows[jnp.minimum(data.starts[at][:, None] + own, len(data.rows) - 1)]
         return as_float(data.inputs[rows]), data.labels[rows], count

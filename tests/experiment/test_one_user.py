@@ -333,3 +333,28 @@ def test_how_many_records_one_user_has_leaves_the_order_of_others_records_as_it_
         found.append(np.asarray(inputs[:, :each]))
     np.testing.assert_array_equal(found[1], found[0])
     np.testing.assert_array_equal(found[2], found[0])
+
+
+def test_a_user_that_is_not_there_leaves_the_order_of_others_records_as_it_is():
+    """Without a roster the others move up by one place, which says nothing about them."""
+    found = []
+    for there in (slice(None), slice(10, None)):
+        owners = np.repeat(np.arange(9, dtype=np.int32), 10)[there]
+        data = Dataset(
+            inputs=np.arange(90, dtype=np.float32)[there, None],
+            labels=np.zeros(len(owners), np.int32),
+            test_inputs=np.zeros((1, 1), np.float32),
+            test_labels=np.zeros(1, np.int32),
+            num_classes=2,
+            users=owners,
+        )
+        config = {
+            "task": {"name": "own", "model": "logistic", "users": 20},
+            "client": {"update": "fedavg"},
+            "protocol": {"name": "fedavg"},
+            "cohort": {"kind": "everyone", "rounds": 1},
+        }
+        plan = prepare(parse(config), task=dovetail.Task(name="own", load=lambda *, folder, data=data: data))
+        inputs, _, _ = plan.engine._classes[0].gather(plan.engine._data, jnp.arange(9), jax.random.key(0))
+        found.append(np.asarray(inputs))
+    np.testing.assert_array_equal(found[0][1:], found[1][:8])
