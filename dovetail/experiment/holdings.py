@@ -14,8 +14,11 @@ from dovetail.experiment.config import Config, TaskConfig
 from dovetail.guarantee import units
 from dovetail.protocols.subjects import record_level
 
-__all__ = ["ROWS_NOTE", "check_counts", "dealt", "notes_of", "num_records", "settled", "spread_of"]
+__all__ = ["PLACES_NOTE", "ROWS_NOTE", "check_counts", "dealt", "notes_of", "num_records", "settled", "spread_of"]
 
+PLACES_NOTE = (
+    "who is in which batch and has which budget goes by users' ids in order: one that is replaced keeps its id"
+)
 ROWS_NOTE = "every row counts as one user: nobody has two rows (user= says whose rows are whose)"
 
 
@@ -54,18 +57,29 @@ def dealt(task: TaskConfig, dataset: Dataset, *, seed: int) -> Clients:
 def check_counts(config: Config, dataset: Dataset, *, published: bool) -> None:
     """Refuse to count users in data that are not published where add-remove hides whether one of them is there."""
     task = config.task
-    counts_users = task.partition in (*partition.BY_USER, "one-record") and dataset.roster is None
-    if published or config.privacy.neighbors != "add-remove" or not counts_users:
+    rows_are_users = task.partition == "one-record"
+    if (
+        published
+        or config.privacy.neighbors != "add-remove"
+        or task.partition not in (*partition.BY_USER, "one-record")
+    ):
         return
-    if task.users is None:
+    has_places = dataset.users is not None and dataset.roster is not None
+    declared = task.users or (dataset.roster if has_places or rows_are_users else None)
+    if declared is None:
         raise ValueError(
             "under add-remove the number of users is declared, not counted, for it would tell whether one of them is "
             "there: pass roster= (the public list of all users) to Dataset.from_..., or set task.users to a public "
             "number that is at least theirs; or ask for privacy.neighbors = 'replace-one'"
         )
-    if config.cohort.kind == "disjoint":
+    if rows_are_users and declared < len(dataset.labels):
         raise ValueError(
-            "under add-remove disjoint batches go by users' places on a public roster: pass roster= to "
+            f"the data have {len(dataset.labels)} rows, each of them a user, more than task.users = {declared}: "
+            "declare at least as many, for which of them are left out would depend on how many there are"
+        )
+    if config.cohort.kind == "disjoint" and not has_places:
+        raise ValueError(
+            "under add-remove disjoint batches go by users' places on a public roster: pass user= and roster= to "
             "Dataset.from_..., or choose cohort.kind = 'poisson' or 'everyone'"
         )
 
@@ -94,6 +108,9 @@ def notes_of(config: Config, dataset: Dataset, *, published: bool) -> tuple[str,
     task, said = config.task, [*dataset.notes, TESTED_NOTE]
     if dataset.users is None and task.partition == "one-record":
         said.append(ROWS_NOTE)
+    goes_by_place = config.cohort.kind == "disjoint" or "budgets" in config.protocol_settings
+    if goes_by_place and dataset.users is not None and dataset.roster is None:
+        said.append(PLACES_NOTE)
     declared = {"users": dataset.roster or task.users, "records": task.records, "subjects": task.subjects}
     listed = [f"{count} {name}" for name, count in declared.items() if count is not None]
     if listed:

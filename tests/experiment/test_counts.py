@@ -11,7 +11,7 @@ import dovetail
 from dovetail import Dataset
 from dovetail.data import Clients, Task
 from dovetail.experiment.config import TaskConfig
-from dovetail.experiment.holdings import ROWS_NOTE, spread_of
+from dovetail.experiment.holdings import PLACES_NOTE, ROWS_NOTE, spread_of
 from dovetail.protocols.curator.dp_fl import DpFl
 
 PEOPLE, ROWS = 12, 5
@@ -149,7 +149,7 @@ def without_roster():
     ("protocol", "more", "said"),
     [
         ("dp_fl", {}, "under add-remove the number of users is declared, not counted"),
-        ("dp_fl", {"cohort.kind": "disjoint", "cohort.size": 3, "task.users": 20}, "pass roster= to"),
+        ("dp_fl", {"cohort.kind": "disjoint", "cohort.size": 3, "task.users": 20}, "pass user= and roster= to"),
         ("central_sub", {"task.users": 20}, "set task.records to a public number"),
         ("central_sub", {"task.users": 20, "protocol.batch": 5}, "set task.records to a public number"),
         ("dp_fl", {"task.users": 11}, "the data name 12 users, more than task.users = 11"),
@@ -159,6 +159,33 @@ def without_roster():
 def test_what_must_be_declared_is_asked_for_by_its_key(protocol, more, said):
     with pytest.raises(ValueError, match=said):
         dovetail.train(without_roster(), protocol=protocol, settings={**PLAIN, **more})
+
+
+@pytest.mark.parametrize(
+    ("roster", "more", "said"),
+    [
+        (None, {"task.users": 59}, "the data have 60 rows, each of them a user, more than task.users = 59"),
+        (60, {"cohort.kind": "disjoint", "cohort.size": 3}, "pass user= and roster= to"),
+        (60, {"task.partition": "by-user"}, "under add-remove the number of users is declared, not counted"),
+    ],
+)
+def test_rows_that_are_users_have_no_place_on_a_roster_and_none_is_left_out(roster, more, said):
+    """With a row less, others would be left out, or be in other batches."""
+    rows = dataclasses.replace(dataset(), users=None, roster=roster)
+    with pytest.raises(ValueError, match=said):
+        dovetail.train(rows, protocol="dp_fl", settings={**PLAIN, **more})
+
+
+def test_that_batches_and_budgets_go_by_ids_is_said_where_no_roster_fixes_them():
+    settings = {"cohort.rounds": 2, "protocol.noise_multiplier": 2.0}
+    disjoint = {**settings, "cohort.kind": "disjoint", "cohort.size": 3}
+    for data, more, is_said in (
+        (without_roster(), disjoint, True),
+        (dataset(), disjoint, False),
+        (without_roster(), settings, False),
+    ):
+        result = dovetail.train(data, protocol="dp_fl", settings=more)
+        assert (PLACES_NOTE in result.statement.assumptions) is is_said
 
 
 @pytest.mark.parametrize(
