@@ -18,7 +18,8 @@ KINDS = ("rr", "levels", "laplace", "generic", "cap", "double", "topk", "persona
 
 def crowd(rng: np.random.Generator, kind: str, eps_local: float):
     """A random event, as a function of its budget and of how many collude."""
-    users = int(np.exp(rng.uniform(np.log(10), np.log(5_000))))
+    most = 500 if kind == "unis" else 5_000  # of more, a setting takes seconds
+    users = int(np.exp(rng.uniform(np.log(10), np.log(most))))
     coordinates = int(np.exp(rng.uniform(0, np.log(300))))
     bits = {"kind": "rr", "levels": 2}
     report = {
