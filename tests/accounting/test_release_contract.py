@@ -39,6 +39,7 @@ CASES = {
     "shared sum, one": events.SkellamSum(coordinates=1, **SUM),
     "split and mix": events.SplitAndMix(coordinates=2, shares=60, **SUM),
     "subject": events.SampledSubject(std=8.0, clip_norm=1.0, items=3, prob_item=0.2, users_spanned=2),
+    "replaced users": events.ReplacedUsers(std=16.0, clip_norm=1.0, users=2),
     "subject, certain": events.SampledSubject(
         std=8.0, clip_norm=1.0, items=4, prob_item=1.0, users_spanned=4, noise="user"
     ),
@@ -107,6 +108,7 @@ def test_more_of_a_subject_costs_no_less(name, changed, times):
 
 
 SAMPLED = {
+    "replaced users": Poisson(prob=0.2),
     "gaussian": Poisson(prob=0.2),
     "gaussian, replaced": FixedSize(size=20, population=100),
     "bits": FixedSize(size=20, population=100),

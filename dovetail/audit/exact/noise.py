@@ -19,10 +19,19 @@ from dovetail.audit.exact.counts import binomial_window
 from dovetail.audit.exact.ratios import RepeatedCells, likelihoods, many_alike
 from dovetail.audit.exact.registry import in_sample, on_event
 from dovetail.audit.exact.sums import ULP
-from dovetail.events import Gaussian, Laplace, SampledSubject, SkellamNoise
+from dovetail.events import Gaussian, Laplace, ReplacedUsers, SampledSubject, SkellamNoise
 from dovetail.statements import Neighbors, NotApplicable
 
-__all__ = ["gaussian", "laplace", "log_cells", "sampled_gaussian", "sampled_subject", "skellam", "skellam_sum"]
+__all__ = [
+    "gaussian",
+    "laplace",
+    "log_cells",
+    "replaced_users",
+    "sampled_gaussian",
+    "sampled_subject",
+    "skellam",
+    "skellam_sum",
+]
 
 _FAR = 38.0  # standard deviations: the smallest normal tail that a double holds
 _CELLS = 8000
@@ -40,6 +49,13 @@ def gaussian(event: Gaussian, rounds: int) -> list[ExactAttack]:
     if event.std == 0:
         return [disjoint("the released value, to which no noise is added")]
     return [_shifted_normal("the released value along the difference", event.mu * math.sqrt(rounds))]
+
+
+@on_event.register(ReplacedUsers)
+def replaced_users(event: ReplacedUsers, rounds: int) -> list[ExactAttack]:
+    """All of them turn from one direction to the other."""
+    shift = 2 * event.clip_norm * event.users / event.std
+    return [_shifted_normal("the released value along the difference", shift * math.sqrt(rounds))]
 
 
 def _shifted_normal(attack: str, mu: float) -> ExactAttack:
