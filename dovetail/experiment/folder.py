@@ -22,7 +22,7 @@ import io
 import json
 import math
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -284,7 +284,7 @@ class RunFolder:
         if not self.path.is_dir():
             raise ValueError(f"expected the folder of a run, got {str(self.path)!r}")
         try:
-            data = json.loads((self.path / name).read_text())
+            data = json.loads((self.path / name).read_text(), object_pairs_hook=_once)
         except FileNotFoundError as error:
             raise ValueError(f"expected a finished run with {name}, got {str(self.path)!r}, which has none") from error
         except json.JSONDecodeError as error:
@@ -292,6 +292,16 @@ class RunFolder:
         if not isinstance(data, dict):
             raise ValueError(f"expected a JSON object in {str(self.path / name)!r}, got something else")
         return data
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose names are different: readers disagree about which of two equal ones counts."""
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"expected every name once in an object of JSON, got {twice!r} twice")
+    return data
 
 
 def _finite(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -170,3 +170,10 @@ def test_two_that_make_the_key_at_once_get_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "link", late)
     assert _origin.data_key(path).hex() == path.read_text().strip()
     assert [file.name for file in tmp_path.iterdir()] == ["data.key"]
+
+
+def test_a_statement_that_is_there_twice_is_refused(tmp_path):
+    """Python takes the last of two equal names, other readers and people the first."""
+    (tmp_path / "privacy.json").write_text('{"certified": {"eps": 0.001}, "certified": {"eps": 20.0}}')
+    with pytest.raises(ValueError, match="got 'certified' twice"):
+        verify(tmp_path)

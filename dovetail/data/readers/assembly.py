@@ -1,11 +1,13 @@
 """From records to a `Dataset`: whose they are, what they are to tell, and which are for testing.
 
 Whether a user is held out depends on the user's own id and a public seed alone (a hash), never on who else there is: a
-user more or less moves nobody else from one side to the other.
+user more or less moves nobody else from one side to the other. Rows that nobody is named for are named by what they
+hold; their numbers would change with a row more or less.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 from collections.abc import Sequence
@@ -58,10 +60,21 @@ class Rows:
     def _owners(self) -> list[tuple[str, Sequence[str]]]:
         return [(key, ids) for key, ids in (("user", self.users), ("subject", self.subjects)) if ids is not None]
 
-    @property
-    def units(self) -> Sequence[str]:
-        """What stays together when some are held out: users, or else subjects, or else single records."""
-        return self.users or self.subjects or [str(number) for number in range(len(self.inputs))]
+    def units(self, labels: np.ndarray) -> Sequence[str]:
+        """What stays together when some are held out: users, or else subjects, or else single records.
+
+        A record's name is what it and its label hold, and how many equal ones are before it: without one record, the
+        names are the same but for one.
+        """
+        if known := self.users or self.subjects:
+            return known
+        before: collections.Counter[str] = collections.Counter()
+        names = []
+        for record, label in zip(self.inputs, labels, strict=True):
+            held = hashlib.blake2b(record.tobytes() + label.tobytes(), digest_size=16).hexdigest()
+            names.append(f"{held}:{before[held]}")
+            before[held] += 1
+        return names
 
 
 def assembled(
@@ -90,7 +103,7 @@ def assembled(
                 f"got {test_inputs.dtype} of {test_inputs.shape[1:]}"
             )
     else:
-        kept = ~held_out(records.units, share=float(test_share or 0), seed=test_seed)
+        kept = ~held_out(records.units(labels), share=float(test_share or 0), seed=test_seed)
         test_inputs, test_labels = records.inputs[~kept], labels[~kept]
     recipe = Recipe(
         shape=records.inputs.shape[1:],
