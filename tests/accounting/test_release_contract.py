@@ -41,7 +41,7 @@ CASES = {
     "subject": events.SampledSubject(std=8.0, clip_norm=1.0, items=3, prob_item=0.2, users_spanned=2),
     "replaced users": events.ReplacedUsers(std=16.0, clip_norm=1.0, users=2),
     "subject, certain": events.SampledSubject(
-        std=8.0, clip_norm=1.0, items=4, prob_item=1.0, users_spanned=4, noise="user"
+        std=8.0, clip_norm=1.0, items=4, prob_item=1.0, users_spanned=4, items_per_user=1, noise="user"
     ),
     "subject, own noise": events.SampledSubject(
         std=8.0, clip_norm=1.0, items=3, prob_item=0.2, users_spanned=2, noise="user", steps=2

@@ -192,7 +192,11 @@ def test_a_coin_changes_one_canary_and_nothing_that_is_public(unit, swapped, ite
     expected = set(range(first[7], first[7] + items)) | (set() if second is None else {int(second[7])})
     assert changed == expected
     if one.dataset.subjects is not None:
-        assert len({int(one.dataset.subjects[record]) for record in changed}) == 1
+        about = one.dataset.subjects
+        assert len({int(about[record]) for record in changed}) == 1
+        guests = {int(about[row]) for start in first for row in range(start, start + items)}
+        real = set(np.delete(about, [row for start in first for row in range(start, start + items)]).tolist())
+        assert guests.isdisjoint(real) and len(guests) == 300, "canaries are people of their own"
 
 
 def without_z(prepared):
