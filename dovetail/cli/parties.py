@@ -22,6 +22,9 @@ __all__ = ["aggregator", "analyzer", "shuffler"]
 
 TaskFile = Annotated[Path, typer.Option("--task", help="The signed task, made by `dovetail task new`.")]
 Signer = Annotated[str, typer.Option(help="Id of the key that must have signed the task.", metavar="HEX|FILE")]
+Recovery = Annotated[
+    str | None, typer.Option(help="Id of the key that can revoke the signer's, if there is one.", metavar="HEX|FILE")
+]
 Keys = Annotated[Path, typer.Option(help="Folder with this party's keys, made by `dovetail keys`.")]
 Host = Annotated[str, typer.Option(help="The address to listen on.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0: any free port.")]
@@ -84,6 +87,7 @@ def analyzer(
     grace: Annotated[float, typer.Option(help="Seconds to wait for the others after a round has ended.")] = 600.0,
     store: Store = None,
     notices: NoticesFile = None,
+    recovery: Recovery = None,
     metrics_port: MetricsPort = None,
     json_logs: JsonLogs = False,
 ) -> None:
@@ -107,8 +111,8 @@ def analyzer(
         workers=workers,
         store=store,
     )
-    heard = _heard(notices, from_hex(signer))
-    app = AnalyzerService(party, grace=grace, notices=heard, metrics_port=metrics_port).app
+    announced = _watch_notices(notices, signer, recovery)
+    app = AnalyzerService(party, grace=grace, notices=announced, metrics_port=metrics_port).app
     _serve(app, party, ready=ready, host=host, port=port, certificate=certificate, private_key=private_key)
 
 
@@ -130,6 +134,7 @@ def shuffler(
     workers: Workers = 1,
     store: Store = None,
     notices: NoticesFile = None,
+    recovery: Recovery = None,
     doors: Doors = 1,
     metrics_port: MetricsPort = None,
     json_logs: JsonLogs = False,
@@ -139,7 +144,7 @@ def shuffler(
 
     where = {"host": host, "port": port, "certificate": certificate, "private_key": private_key, "plain": plain}
     options: dict[str, Any] = {"workers": workers, "store": store, "notices": notices, "doors": doors}
-    options |= {"metrics_port": metrics_port, "json_logs": json_logs}
+    options |= {"recovery": recovery, "metrics_port": metrics_port, "json_logs": json_logs}
     _intermediary(Shuffler, folder, task, signer, keys, analyzer, clients, index, peer, ca, where, **options)
 
 
@@ -162,6 +167,7 @@ def aggregator(
     store: Store = None,
     segments: SegmentsFolder = None,
     notices: NoticesFile = None,
+    recovery: Recovery = None,
     doors: Doors = 1,
     metrics_port: MetricsPort = None,
     json_logs: JsonLogs = False,
@@ -171,7 +177,7 @@ def aggregator(
 
     where = {"host": host, "port": port, "certificate": certificate, "private_key": private_key, "plain": plain}
     options: dict[str, Any] = {"store": store, "segments": segments, "notices": notices, "doors": doors}
-    options |= {"metrics_port": metrics_port, "json_logs": json_logs}
+    options |= {"recovery": recovery, "metrics_port": metrics_port, "json_logs": json_logs}
     _intermediary(Aggregator, folder, task, signer, keys, analyzer, clients, index, peer, ca, where, **options)
 
 
@@ -189,6 +195,7 @@ def _intermediary(
     where: dict[str, Any],
     *,
     notices: Path | None,
+    recovery: str | None,
     doors: int,
     metrics_port: int | None,
     json_logs: bool,
@@ -208,7 +215,7 @@ def _intermediary(
     named = kind.named(verify(signed, signer=from_hex(signer), fresh=False))
     if index >= len(named):
         raise ValueError(f"expected --index below {len(named)}, the number of {kind.kind}s in the task, got {index}")
-    pairs = ServicePairs.find(keys, named[index])
+    pairs, announced = ServicePairs.find(keys, named[index]), _watch_notices(notices, signer, recovery)
 
     def make(**role: Any) -> tuple[Any, IntermediaryService]:
         alone = role.get("keeps", True)
@@ -216,7 +223,7 @@ def _intermediary(
         return party, IntermediaryService(
             party,
             enrolled=Listed(clients),
-            notices=_heard(notices, from_hex(signer)),
+            notices=announced,
             analyzer=AnalyzerLink(analyzer, ca=ca, key=pairs.sign),
             peers=[IntermediaryLink(url, ca=ca, key=pairs.sign) for url in peer or []],
             metrics_port=metrics_port,
@@ -246,12 +253,13 @@ def _await_beginning(begins: int | None) -> None:
         time.sleep(wait)
 
 
-def _heard(path: Path | None, signer: bytes) -> Any:
+def _watch_notices(path: Path | None, signer: str, recovery: str | None) -> Any:
     """What the signer has announced in a file, as it is now; None if there is no file to look at."""
     from dovetail.parties.common.notices import read_notices
     from dovetail.parties.common.records import Watched
 
-    return None if path is None else Watched(path, lambda found: read_notices(found, signer)).now
+    key, recovery_key = from_hex(signer), None if recovery is None else from_hex(recovery)
+    return None if path is None else Watched(path, lambda file: read_notices(file, key, recovery=recovery_key)).now
 
 
 def _begin(name: str, json_logs: bool) -> Callable[[str], None]:

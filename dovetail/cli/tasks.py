@@ -1,10 +1,12 @@
-"""Commands around a task: `keys`, `task new`, `task show`, `task withdraw`, `task announce`."""
+"""Commands around a task: `keys`, `task new`, `task show`, `task withdraw`, `task announce`, `task revoke`."""
 
 from __future__ import annotations
 
 import datetime
 import json
+import math
 import secrets
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,7 +53,7 @@ def keys(
     from dovetail.files import write_atomically
     from dovetail.parties.common.certificates import Certified, make_authority, make_certificate
     from dovetail.parties.common.keys import KeyRing, PublicKey, ServiceKeys, ServicePairs
-    from dovetail.parties.common.notices import rotated
+    from dovetail.parties.common.notices import rotate_key
 
     if tls is not None:
         there = Certified(folder / "authority.crt", folder / "authority.key")
@@ -63,6 +65,11 @@ def keys(
         public: PublicKey | ServiceKeys
         ring = KeyRing(folder, "seal" if use == "seal" else "sign")
         old = (ServicePairs.current(folder) if use == "service" else ring.current()) if rotate else None
+        if rotate and (left := ring.current().public.expires - time.time()) >= (days + 1) * 86_400:
+            raise ValueError(
+                f"the key in {str(folder)!r} lasts for {left / 86_400:.0f} days more, longer than its successor would: "
+                f"give --days {math.ceil(left / 86_400)} or more"
+            )
         public = ServicePairs.add(folder, days=days).public if use == "service" else ring.add(days=days).public
         path = folder / f"public-{use}-{public.key_id.hex()}.json"
         for one in (path, *([] if public_file is None else [public_file])):
@@ -71,7 +78,7 @@ def keys(
         if old is not None:
             by = old.sign if isinstance(old, ServicePairs) else None if use == "seal" else old
             rotation = folder / f"rotation-{old.public.key_id.hex()}.json"
-            write_atomically(rotation, msgspec.json.encode(rotated(old.public, public, by=by)))
+            write_atomically(rotation, msgspec.json.encode(rotate_key(old.public, public, by=by)))
             facts["rotation"] = str(rotation)
     if as_json:
         print_json(facts)
@@ -159,6 +166,7 @@ def task_new(
             "every user would refuse it"
         )
     signed = sign(made, KeyRing(signer, "sign").current())
+    write_atomically(_kept(signer, made.task_id), msgspec.json.encode(signed))
     write_atomically(out, msgspec.json.encode(signed))
     out_console.print(f"task {made.task_id.hex()}, signed by {signed.signer.key_id.hex()}", highlight=False)
     print_costs(certified, local)
@@ -204,11 +212,14 @@ def task_withdraw(
     signer: Annotated[Path, typer.Option(help="Folder with the signing key.")],
 ) -> None:
     """Withdraw a task: users and services that see the notice take no further part. There is no way back."""
+    from dovetail.parties.common.keys import KeyRing
+    from dovetail.parties.common.notices import withdraw_task
     from dovetail.parties.common.records import read_record
     from dovetail.parties.common.task import SignedTask, task_id_of
 
-    task_id = task_id_of(read_record(signed, SignedTask, "a signed task").body)
-    _add_notice(notices, signer, task_id=task_id)
+    withdrawn = read_record(signed, SignedTask, "a signed task")
+    task_id, latest = task_id_of(withdrawn.body), _read_notices(notices, withdrawn.signer.key_id).current
+    _add_notice(notices, withdraw_task(KeyRing(signer, "sign").find(latest), task_id))
     out_console.print(f"task {task_id.hex()} is withdrawn: give {notices} to all services", highlight=False)
 
 
@@ -220,27 +231,130 @@ def task_announce(
     ],
     signer: Annotated[Path, typer.Option(help="Folder with the signing key.")],
 ) -> None:
-    """Announce that keys have successors, to users that follow rotations."""
+    """Announce that keys have successors, to users that follow rotations.
+
+    The successor of the signer's own key ends the old one: the tasks in the signer's folder that run go on, and nothing
+    else that the old key signs counts any more.
+    """
+    from dovetail.parties.common.keys import KeyRing
+    from dovetail.parties.common.notices import Rotation, announce_rotation
+    from dovetail.parties.common.records import read_record
+
+    own = {pair.public.key_id: pair for pair in KeyRing(signer, "sign").all()}
+    rotations = [read_record(path, Rotation, "a rotation") for path in rotation]
+    for one in sorted(rotations, key=lambda one: one.old not in own):  # others are announced by the latest key
+        words = ""
+        if one.old in own:
+            _refuse_second_successor(notices, one)
+            running = _running_tasks(signer, one.old)
+            standing = (*running, *_read_notices(notices, one.old).standing(one.old))
+            signed = announce_rotation(own[one.old], one, standing=standing)
+            words = f"; {len(running)} running task{'' if len(running) == 1 else 's'} of the old key go on"
+        else:
+            signed = announce_rotation(_latest_pair(notices, signer), one)
+        _add_notice(notices, signed)
+        out_console.print(f"{one.old.hex()} is followed by {one.new.hex()}{words}", highlight=False)
+
+
+@task.command("revoke")
+def task_revoke(
+    notices: Annotated[Path, typer.Argument(help="The signer's notices, a JSON file that services hand out.")],
+    recovery: Annotated[Path, typer.Option(help="Folder with the recovery key that users have pinned.")],
+    key: Annotated[
+        str | None, typer.Option(help="The stolen key, if it gets no successor.", metavar="HEX|FILE")
+    ] = None,
+    rotation: Annotated[
+        Path | None, typer.Option(help="Instead: rotation-....json of the stolen key and its successor.")
+    ] = None,
+    signer: Annotated[Path | None, typer.Option(help="With --rotation: folder with the stolen key.")] = None,
+    standing: Annotated[
+        list[Path] | None,
+        typer.Option("--task", help="A signed task of the stolen key that goes on; repeat for each. Default: none."),
+    ] = None,
+) -> None:
+    """End a signing key that was stolen, with all that it signed but the tasks given here. There is no way back.
+
+    The recovery key alone ends the stolen key. To name a successor it takes both: make one with `dovetail keys SIGNER
+    --rotate`, and give its rotation-....json here.
+    """
+    from dovetail.parties.common.keys import KeyRing
+    from dovetail.parties.common.notices import Rotation, revoke_key
+    from dovetail.parties.common.records import read_record
+    from dovetail.parties.common.task import SignedTask, task_id_of
+
+    if (key is None) == (rotation is None):
+        raise ValueError("name the stolen key by --key, or with its successor by --rotation: one of the two")
+    if (rotation is None) != (signer is None):
+        raise ValueError("--rotation and --signer belong together: the stolen key must sign its successor, too")
+    tasks = [task_id_of(read_record(path, SignedTask, "a signed task").body) for path in standing or ()]
+    by = KeyRing(recovery, "sign").current()
+    if rotation is not None and signer is not None:
+        replaced = read_record(rotation, Rotation, "a rotation")
+        kept = (*tasks, *_read_notices(notices, replaced.old).standing(replaced.old))
+        stolen = KeyRing(signer, "sign").find(replaced.old)
+        notice = revoke_key(by, rotation=replaced, stolen=stolen, standing=kept)
+        words = f"{replaced.old.hex()} is revoked and followed by {replaced.new.hex()}"
+    else:
+        revoked = from_hex(key or "")
+        kept = (*tasks, *_read_notices(notices, revoked).standing(revoked))
+        notice = revoke_key(by, key=revoked, standing=kept)
+        words = f"{revoked.hex()} is revoked"
+    _add_notice(notices, notice)
+    out_console.print(f"{words}; {len(tasks)} of its tasks go on: give {notices} to all services", highlight=False)
+
+
+def _kept(signer: Path, task_id: bytes) -> Path:
+    """Where the signer keeps a task that it signed: the rotation of its key says which tasks go on."""
+    return signer / f"task-{task_id.hex()}.json"
+
+
+def _running_tasks(signer: Path, key_id: bytes) -> list[bytes]:
+    """The ids of the tasks in a signer's folder that this key signed and that are not over."""
+    from dovetail.parties.common.records import read_record
+    from dovetail.parties.common.task import SignedTask, verify
+
+    kept = [read_record(path, SignedTask, "a signed task") for path in sorted(signer.glob("task-*.json"))]
+    tasks = [verify(one, signer=key_id, fresh=False) for one in kept if one.signer.key_id == key_id]
+    return [one.task_id for one in tasks if not one.over()]
+
+
+def _read_notices(path: Path, signer: bytes) -> Any:
+    from dovetail.parties.common.notices import read_notices
+
+    return read_notices(path, signer)
+
+
+def _latest_pair(path: Path, signer: Path) -> Any:
+    """The signer's latest key pair; refuses one that users have not been told of, for they would ignore its word."""
+    from dovetail.parties.common.keys import KeyRing
     from dovetail.parties.common.notices import Rotation
     from dovetail.parties.common.records import read_record
 
-    for path in rotation:
-        one = read_record(path, Rotation, "a rotation")
-        _add_notice(notices, signer, rotation=one)
-        out_console.print(f"{one.old.hex()} is followed by {one.new.hex()}", highlight=False)
+    pair = KeyRing(signer, "sign").current()
+    for file in signer.glob("rotation-*.json"):
+        rotation = read_record(file, Rotation, "a rotation")
+        if rotation.new == pair.public.key_id != _read_notices(path, rotation.old).current:
+            raise ValueError(f"the signer's key {rotation.new.hex()} is not announced yet: add --rotation {file}")
+    return pair
 
 
-def _add_notice(path: Path, signer: Path, **what: Any) -> None:
-    """Sign a notice with the signer's current key; the successor of its own key is announced by the old one."""
-    from dovetail.parties.common.keys import KeyRing
-    from dovetail.parties.common.notices import SignedNotice, announce, write_notices
+def _refuse_second_successor(path: Path, rotation: Any) -> None:
+    """Users who see two successors of one key take one of them for a thief's, and stop."""
+    known = _read_notices(path, rotation.old).successors(rotation.old) - {rotation.old, rotation.new}
+    if known:
+        raise ValueError(
+            f"the key {rotation.old.hex()} already has the successor {known.pop().hex()} in {str(path)!r}: "
+            "rotate that one instead"
+        )
+
+
+def _add_notice(path: Path, notice: Any) -> None:
+    """Behind those that are there."""
+    from dovetail.parties.common.notices import SignedNotice, write_notices
     from dovetail.parties.common.records import read_record
 
-    ring = KeyRing(signer, "sign")
-    old = None if what.get("rotation") is None else what["rotation"].old
-    pair = next((pair for pair in ring.all() if pair.public.key_id == old), None) or ring.current()
     known = read_record(path, list[SignedNotice], "notices") if path.exists() else []
-    write_notices(path, [*known, announce(pair, **what)])
+    write_notices(path, [*known, notice])
 
 
 def _analyzer_keys(path: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ ConfigFile = Annotated[
 ]
 Pinned = Annotated[
     list[str] | None,
-    typer.Option(help="Id of one to trust; repeat for each. Default: whichever the task names.", metavar="HEX|FILE"),
+    typer.Option(help="Id of one that this user trusts; repeat for each.", metavar="HEX|FILE"),
 ]
 Witnesses = Annotated[
     Path | None,
@@ -33,8 +33,8 @@ Witnesses = Annotated[
 ]
 
 
-def _ceiling(of: str) -> Any:
-    return typer.Option(help=f"Largest eps {of}; default: no limit.")
+def _ceiling(of: str, default: str = "default: no limit of its own") -> Any:
+    return typer.Option(help=f"Largest eps {of}; {default}.")
 
 
 @client.command("new")
@@ -48,33 +48,53 @@ def client_new(
     min_clients: Annotated[int, typer.Option(min=1, help="Minimum number of honest users per round.")],
     eps_round: Annotated[float | None, _ceiling("of one round")] = None,
     eps_task: Annotated[float | None, _ceiling("of all rounds of a task")] = None,
-    eps_lifetime: Annotated[float | None, _ceiling("of all tasks together")] = None,
+    eps_lifetime: Annotated[float, _ceiling("of all tasks together", "inf: no limit")] = 10.0,
     eps_local: Annotated[float | None, _ceiling("of all rounds of a task if nobody is trusted")] = None,
     delta_lifetime: Annotated[float, typer.Option(help="Total delta over all tasks.")] = 1e-4,
     epoch_seconds: Annotated[float, typer.Option(help="Minimum number of seconds between two reports.")] = 0.0,
     shuffler: Pinned = None,
     aggregator: Pinned = None,
+    any_service: Annotated[
+        bool, flag("--any-service", "Trust whichever shufflers or aggregators a task names: its signer's word alone.")
+    ] = False,
+    recovery: Annotated[
+        str | None,
+        typer.Option(help="Id of the key that can revoke the signer's, if that is stolen.", metavar="HEX|FILE"),
+    ] = None,
     verified: Annotated[bool, flag("--verified", "Take part only where aggregators verify what users share.")] = False,
     follow_rotations: Annotated[
         bool, flag("--follow-rotations", "Let pinned keys stand for the successors that the signer announces.")
     ] = False,
 ) -> None:
-    """Create a user: its key and its policy. Key ids are pinned here and never taken from a message."""
+    """Create a user: its key and its policy. Key ids are pinned here and never taken from a message.
+
+    A user trusts only the shufflers and aggregators named here, and spends at most eps 10 over all tasks, unless told
+    otherwise (--any-service, --eps-lifetime).
+    """
+    import math
+
     from dovetail.parties.common.policy import Policy
 
     os.umask(0o077)
+    named = shuffler is not None or aggregator is not None
+    if named == any_service:
+        raise ValueError(
+            "name the services that this user trusts, each by --aggregator FILE or --shuffler FILE; or give "
+            "--any-service instead, and it trusts whichever the signer names"
+        )
     policy = Policy(
         signer=from_hex(signer),
         analyzer=from_hex(analyzer),
         min_clients=min_clients,
         eps_round=eps_round,
         eps_task=eps_task,
-        eps_lifetime=eps_lifetime,
+        eps_lifetime=None if math.isinf(eps_lifetime) else eps_lifetime,
         eps_local=eps_local,
         delta_lifetime=delta_lifetime,
         epoch_seconds=epoch_seconds,
-        shufflers=None if shuffler is None else tuple(from_hex(text) for text in shuffler),
-        aggregators=None if aggregator is None else tuple(from_hex(text) for text in aggregator),
+        shufflers=tuple(from_hex(text) for text in shuffler or ()) if named else None,
+        aggregators=tuple(from_hex(text) for text in aggregator or ()) if named else None,
+        recovery=None if recovery is None else from_hex(recovery),
         verified=verified,
         follow_rotations=follow_rotations,
     )
@@ -83,6 +103,11 @@ def client_new(
             raise ValueError(f"expected a folder without a user, got {str(one)!r}, which already holds one")
     for one in folder:
         out_console.print(f"user {_new_user(one, policy)}", highlight=False)
+    most = "any eps" if policy.eps_lifetime is None else f"at most eps {policy.eps_lifetime:g}"
+    words = f"spends {most} over all tasks, at a total delta of at most {policy.delta_lifetime:g}"
+    err_console.print(f"{words} (--eps-lifetime, --delta-lifetime)", highlight=False)
+    if policy.recovery is None:
+        err_console.print("pins no recovery key: if the signer's key is stolen, make the policy again", highlight=False)
 
 
 def _new_user(folder: Path, policy: Policy) -> str:
@@ -144,8 +169,9 @@ def client_mend(
     """Give up the tasks whose ledgers were set back, so that others can go on; what was spent on them stays spent."""
     from dovetail.parties.common.keys import KeyPair
     from dovetail.parties.user.client import witness_of
+    from dovetail.parties.user.witness import default_witnesses
 
-    party = witness_of(folder, KeyPair.load(folder / "key.json"), _witnesses(witness))
+    party = witness_of(folder, KeyPair.load(folder / "key.json"), witness or default_witnesses())
     for task in party.close(folder / "spending"):
         out_console.print(f"gave up task {task}", highlight=False)
 
@@ -159,11 +185,9 @@ def client_leave(
     task: Annotated[list[str], typer.Argument(help="Ids of tasks, or their task.json.", metavar="HEX|FILE")],
 ) -> None:
     """Leave tasks: this user reports to them no more. What was spent on them stays spent."""
-    from dovetail.parties.user.consent import Consent, named
+    from dovetail.parties.user.consent import leave_tasks, named
 
-    consent = Consent.read(_home(folder))
-    consent.left += [one for one in map(named, task) if one not in consent.left]
-    consent.write(folder)
+    consent = leave_tasks(_home(folder), list(map(named, task)))
     out_console.print(f"left {len(consent.left)} tasks", highlight=False)
 
 
@@ -191,9 +215,10 @@ def client_spent(
     from dovetail.parties.common.keys import KeyPair
     from dovetail.parties.user.client import witness_of
     from dovetail.parties.user.consent import spent_on
+    from dovetail.parties.user.witness import default_witnesses
 
     key = KeyPair.load(_home(folder) / "key.json")
-    found = spent_on(folder, witness_of(folder, key, _witnesses(witness)))
+    found = spent_on(folder, witness_of(folder, key, witness or default_witnesses()))
     if as_json:
         out_console.print_json(json.dumps(found))
         return
@@ -244,7 +269,7 @@ def client_run(
         home = folder / f"user-{user}"
         kind = HostileClient if user in unruly else Client
         policy, key = Policy.read(home / "policy.json"), KeyPair.load(home / "key.json")
-        party = kind(home, policy=policy, key=key, witness=_witnesses(witness))
+        party = kind(home, policy=policy, key=key, witness=True if witness is None else witness)
         links = [IntermediaryLink(url, index=i, ca=tls) for i, url in enumerate(service)]
         return Participation(party, links, learned.train(user), measure=learned.measure(user), patience=patience)
 
@@ -276,15 +301,9 @@ def client_agent(
 
     os.umask(0o077)
     policy, key = Policy.read(folder / "policy.json"), KeyPair.load(folder / "key.json")
-    party = Client(folder, policy=policy, key=key, witness=_witnesses(witness))
+    party = Client(folder, policy=policy, key=key, witness=True if witness is None else witness)
     listens("agent")(str(socket))
     serve_agent(party, socket, group=group)
-
-
-def _witnesses(folder: Path | None) -> Path:
-    """Where the platform keeps what programs remember, unless told."""
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return state / "dovetail" / "witness" if folder is None else folder
 
 
 def _rounds(count: int) -> str:

@@ -195,7 +195,7 @@ def lenient_policy(signed: SignedTask) -> Policy:
     task = verify(signed, signer=signed.signer.key_id)
     return Policy(
         signer=signed.signer.key_id,
-        analyzer=task.analyzer.key_id,
+        analyzer=task.analyzer_id,
         min_clients=task.min_clients - task.colluders,
         eps_round=None,
         eps_task=None,

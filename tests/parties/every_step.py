@@ -311,7 +311,7 @@ def envelopes(
     made: dict[tuple[int, int, int], Envelope] = {}
     policy, users = lenient_policy(deployment.signed), len(keys)
     clients = {
-        (user, version): Client(folder / f"{user}-{version}", policy=policy, key=keys[user])
+        (user, version): Client(folder / f"{user}-{version}", policy=policy, key=keys[user], witness=False)
         for user in range(users)
         for version in range(2)
     }

@@ -65,7 +65,7 @@ class Household:
         self.enrolled = {pair.public.key_id: pair.public for pair in (*self.users, *more_keys)}
         self.policy = Policy(
             signer=self.signer.public.key_id,
-            analyzer=self.task.analyzer.key_id,
+            analyzer=self.task.analyzer_id,
             min_clients=1,
             eps_round=None,
             eps_task=None,

@@ -29,6 +29,7 @@ from dovetail.parties.deployment import lenient_policy
 from dovetail.parties.intermediary.arrivals import Over, Turned, Unopened
 from dovetail.parties.user import client as clients
 from dovetail.parties.user import participation
+from dovetail.parties.user import witness as witnesses
 from dovetail.parties.user.client import Client, Envelope
 from dovetail.parties.user.participation import take_part
 
@@ -51,7 +52,7 @@ class Populated(World):
         clock = types.SimpleNamespace(monotonic=lambda: self._now, sleep=self._sleep, time=time.time)
         with patch.context() as patched:
             patched.setattr(participation, "time", clock)
-            for module in (clients, policies):
+            for module in (clients, policies, witnesses):
                 patched.setattr(module, "write_atomically", self._write)
             yield
 
@@ -72,7 +73,10 @@ class Populated(World):
         while True:
             try:
                 client = _MortalClient(
-                    self._homes[_name(user)], policy=lenient_policy(self._ground.signed), key=self.keys[user]
+                    self._homes[_name(user)],
+                    policy=lenient_policy(self._ground.signed),
+                    key=self.keys[user],
+                    witness=self._witnesses(user),
                 )
                 client.life, asked = self._lives[_name(user)], [0]
                 links = [_ToService(self, user, index, asked) for index in range(len(self._ground.services))]
@@ -92,9 +96,17 @@ class Populated(World):
             shutil.copytree(before, home)
         self._lives[_name(user)] = Life(_name(user), self._moment)
 
+    def _witnesses(self, user: int) -> Path:
+        """Where a user's witness is: not in its home, of which every life has a copy."""
+        return self._folder / "witnesses" / _name(user)
+
     def _write(self, path: Path, content: bytes, **options: Any) -> None:
         """In the place of `write_atomically`."""
-        life, what = self._life_of(path), "envelope" if path.parent.name == "outbox" else path.name
+        life, what = self._life_of(path), path.name
+        if path.parent.name == "outbox":
+            what = "envelope"
+        elif path.is_relative_to(self._folder / "witnesses"):
+            life, what = self._lives[path.parent.name], "witness"
         try:
             life.pass_moment(f"before writing {what}")
         except Killed:

@@ -239,7 +239,7 @@ def test_a_policy_pins_aggregators(tmp_path):
     assert policy.admit(sharing.signed) == sharing.task
     stranger = ServicePairs.add(tmp_path / "stranger").public
     task = msgspec.structs.replace(sharing.task, aggregators=(sharing.task.aggregators[0], stranger))
-    with pytest.raises(Refused, match="expected aggregators that this user has pinned"):
+    with pytest.raises(Refused, match="not among this user's pinned aggregators"):
         policy.admit(sign(task, sharing.signer))
     assert isinstance(policy, Policy)
 

@@ -21,10 +21,11 @@ import numpy as np
 import pytest
 from parties.household import Direct, Household, running
 
+from dovetail.parties.common import _status as status_module
 from dovetail.parties.common._status import Forged, RoundStatus, check_status, sign_status
 from dovetail.parties.common.keys import KeyPair, KeyRing
 from dovetail.parties.common.links import IntermediaryLink, Rejected, Unreachable
-from dovetail.parties.common.notices import Notices, announce, rotated
+from dovetail.parties.common.notices import Notices, announce_rotation, rotate_key, withdraw_task
 from dovetail.parties.common.policy import BudgetSpent, Refused
 from dovetail.parties.common.task import sign
 from dovetail.parties.common.wire import AGAIN, SIGNATURE
@@ -274,6 +275,7 @@ def test_anybody_can_fetch_the_model_and_see_whose_it_is(world, tmp_path, comman
 def test_a_user_that_cannot_take_part_is_named_and_hears_of_a_withdrawal(world, tmp_path, command, monkeypatch):
     def run(signer, folder):
         made = [str(tmp_path / folder / "user-0"), "--signer", signer, "--analyzer", "00" * 16, "--min-clients", "1"]
+        made.append("--any-service")
         assert command("client", "new", *made)[0] == 0
         words = ["--service", world.line.url, "--config", "digits", "--witness", str(tmp_path / "witness")]
         status, _, err = command("client", "run", str(tmp_path / folder), *words)
@@ -283,9 +285,9 @@ def test_a_user_that_cannot_take_part_is_named_and_hears_of_a_withdrawal(world, 
     assert status == 2 and "dovetail: user 0: expected a task signed by 1111" in said
     assert said.endswith("user 0 reported in 0 rounds")
     household, task_id = world.household, world.household.task.task_id
-    notices = Notices(household.signer.public.key_id, [announce(household.signer, task_id=task_id)])
+    notices = Notices(household.signer.public.key_id, [withdraw_task(household.signer, task_id)])
     monkeypatch.setattr(world.service, "_notices", lambda: notices)
-    world.analyzer.withdraw()
+    world.analyzer.end_task("the signer has withdrawn the task")
     world.follow()
     status, said = run(household.signer.public.key_id.hex(), "users")
     assert status == 0 and said.endswith("user 0 reported in 0 rounds; the task was withdrawn")
@@ -368,6 +370,7 @@ def test_yesterdays_status_is_refused_by_the_clock(world, monkeypatch, caplog):
 
     with monkeypatch.context() as later, caplog.at_level(logging.WARNING):
         later.setattr(participation_module, "time", Tomorrow)
+        later.setattr(status_module, "time", Tomorrow)
         assert user.step() is not None and user.step() is not None
     (said,) = caplog.messages
     assert re.match("expected a round that is open, got round 1, which closed 85[78].. seconds ago by this mach", said)
@@ -386,6 +389,7 @@ def test_another_tasks_status_and_models_are_refused(tmp_path, same_keys):
             pair.save(ours.household.ring.folder / f"sign-{pair.public.key_id.hex()}.json")
         task = msgspec.structs.replace(ours.household.task, analyzer_sign=theirs.household.task.analyzer_sign)
         ours.household.task, ours.household.signed = task, sign(task, ours.household.signer)
+        ours.household.policy = msgspec.structs.replace(ours.household.policy, analyzer=task.analyzer_id)
         ours.shut()
         ours.household.folder = tmp_path / "again"
         ours.analyzer, ours.shuffler = ours.household.analyzer(), ours.household.shuffler()
@@ -424,12 +428,12 @@ def test_a_ledger_that_was_set_back_is_noticed_by_users(world):
 def test_who_follows_hears_of_the_signers_new_key_before_its_task(world):
     """From services that were started with the new key, and understand nothing that the old one has signed."""
     household, new = world.household, KeyPair.generate("sign")
-    signed, heard = sign(household.task, new), rotated(household.signer.public, new.public, by=household.signer)
+    signed, heard = sign(household.task, new), rotate_key(household.signer.public, new.public, by=household.signer)
     world.shuffler.signed = signed
     with pytest.raises(Refused, match="expected a task signed by"):
         world.user().step()
     world.line._signed = None
-    world.service._notices = lambda: Notices(new.public.key_id, [announce(household.signer, rotation=heard)])
+    world.service._notices = lambda: Notices(new.public.key_id, [announce_rotation(household.signer, heard)])
     household.policy = msgspec.structs.replace(household.policy, follow_rotations=True)
     world.user().step()
     assert [round for round, _ in world.line.got] == [1]

@@ -160,14 +160,19 @@ def test_nobody_speaks_plainly_to_another_machine(tmp_path, command, made):
 def test_a_user_is_made_and_enrolled(tmp_path, command, made):
     for name in ("one", "two"):
         words = ["--signer", made["owner"]["id"], "--analyzer", made["analyzer"]["id"], "--min-clients", "10"]
-        pins = ["--shuffler", made["shuffler"]["id"]] if name == "one" else []
+        pins = ["--shuffler", made["shuffler"]["id"]] if name == "one" else ["--any-service", "--eps-lifetime", "inf"]
         status, _, _ = command("client", "new", str(tmp_path / name), *words, *pins, "--eps-task", "1")
         assert status == 0
     policy = Policy.read(tmp_path / "one" / "policy.json")
     assert policy.signer.hex() == made["owner"]["id"]
-    assert (policy.eps_task, policy.eps_round) == (1.0, None)
-    assert policy.shufflers == (bytes.fromhex(made["shuffler"]["id"]),)
-    assert Policy.read(tmp_path / "two" / "policy.json").shufflers is None  # those that the signer names
+    assert (policy.eps_task, policy.eps_round, policy.eps_lifetime) == (1.0, None, 10.0)
+    assert (policy.shufflers, policy.aggregators) == ((bytes.fromhex(made["shuffler"]["id"]),), ())
+    trusting = Policy.read(tmp_path / "two" / "policy.json")
+    assert (trusting.shufflers, trusting.aggregators, trusting.eps_lifetime) == (None, None, None)
+    for pins in ([], ["--shuffler", made["shuffler"]["id"], "--any-service"]):  # neither, or both
+        status, _, err = command("client", "new", str(tmp_path / "three"), *words, *pins)
+        assert status == 2 and "name the services that this user trusts" in " ".join(err.split())
+    assert not (tmp_path / "three").exists()
     clients = tmp_path / "clients.json"
     for name in ("one", "two", "two"):
         status, out, _ = command("client", "enrol", str(clients), str(tmp_path / name / "public.json"))
@@ -176,12 +181,12 @@ def test_a_user_is_made_and_enrolled(tmp_path, command, made):
     assert set(read_enrolled(clients)) == {
         KeyPair.load(tmp_path / name / "key.json").public.key_id for name in ("one", "two")
     }
-    status, _, err = command("client", "new", str(tmp_path / "three"), str(tmp_path / "one"), *words)
+    status, _, err = command("client", "new", str(tmp_path / "three"), str(tmp_path / "one"), *words, *pins[:2])
     assert status == 2
     assert "expected a folder without a user" in " ".join(err.split())
     assert not (tmp_path / "three").exists()  # all of them or none
     several = [tmp_path / f"node-{i}" for i in range(3)]
-    status, out, _ = command("client", "new", *map(str, several), *words)
+    status, out, _ = command("client", "new", *map(str, several), *words, *pins[:2])
     assert status == 0 and out.count("user ") == 3
     assert len({KeyPair.load(one / "key.json").public.key_id for one in several}) == 3
 

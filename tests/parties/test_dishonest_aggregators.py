@@ -261,7 +261,7 @@ def test_impostors_with_a_signed_task_of_their_own_get_nothing_from_who_has_pinn
     theirs = tuple(ServicePairs.add(tmp_path / f"impostor-{i}").public for i in range(2))
     other = msgspec.structs.replace(sharing.task, aggregators=(sharing.task.aggregators[0], theirs[1]))
     impostors = [Impostor(sign(other, sharing.signer), other) for _ in range(2)]
-    with pytest.raises(Refused, match="expected aggregators that this user has pinned, got"):
+    with pytest.raises(Refused, match="not among this user's pinned aggregators"):
         take_part(pinning(sharing), impostors, np.ones_like)
     assert [impostor.given for impostor in impostors] == [[], []]
     assert not list((tmp_path / "user-0" / "spending").glob("task-*"))

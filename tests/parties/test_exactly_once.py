@@ -152,6 +152,8 @@ def test_a_user_that_dies_at_whichever_step_counts_once_or_has_spent_the_round_i
     assert count > 12
     assert missed == [
         "after COMMIT",
+        "before writing witness",
+        "after writing witness",
         "before writing last-report",
         "after writing last-report",
         "before writing envelope",

@@ -331,7 +331,7 @@ def test_an_error_that_is_not_ours_says_nothing_of_us():
             return await http.get("/")
 
     answer = asyncio.run(ask())
-    assert (answer.status_code, answer.text) == (400, "expected another request")
+    assert (answer.status_code, answer.text) == (400, "bad request")
     assert served.counts == {"refused 400": 1}
 
 

@@ -17,7 +17,8 @@ def test_a_saved_key_is_the_same_and_for_its_owner_alone(tmp_path):
     pair.save(tmp_path / "key.json")
     assert (tmp_path / "key.json").stat().st_mode & 0o777 == 0o600
     assert KeyPair.load(tmp_path / "key.json") == pair
-    assert hashlib.sha256(pair.public.public).digest()[:16] == pair.public.key_id
+    signed = b"dovetail key\0seal\0" + pair.public.public + pair.public.expires.to_bytes(8, "big")
+    assert hashlib.sha256(signed).digest()[:16] == pair.public.key_id
     with pytest.raises(FileExistsError):
         pair.save(tmp_path / "key.json")
 
@@ -73,6 +74,13 @@ def test_rotation_uses_the_new_key_and_keeps_the_old(tmp_path):
     with pytest.raises(ValueError, match="expected a key with id"):
         ring.find(old.public.key_id)
     assert (tmp_path / "keys").stat().st_mode & 0o077 == 0
+
+
+def test_the_newest_key_is_used_also_if_both_were_made_in_one_second(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 1e9)
+    ring = KeyRing(tmp_path, "sign")
+    for _ in range(5):
+        assert ring.add() == ring.current()
 
 
 def test_an_expired_key_is_not_used_for_new_rounds(tmp_path, monkeypatch):

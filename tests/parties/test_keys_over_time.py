@@ -16,8 +16,16 @@ from parties.sharing import Sharing
 
 from dovetail.cli.parties import _await_beginning
 from dovetail.parties.common import records
-from dovetail.parties.common.keys import KeyPair, ServicePairs
-from dovetail.parties.common.notices import Notices, SignedNotice, announce, read_notices, rotated
+from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
+from dovetail.parties.common.notices import (
+    Notices,
+    SignedNotice,
+    announce_rotation,
+    digest_of,
+    read_notices,
+    rotate_key,
+    withdraw_task,
+)
 from dovetail.parties.common.policy import Policy, Refused, SetBack
 from dovetail.parties.common.records import Watched
 from dovetail.parties.common.task import sign, verify
@@ -52,7 +60,7 @@ def test_users_take_part_while_a_task_is_valid(sharing, begins, ends, admitted):
     if admitted:
         assert sharing.policy.admit(signed).begins == window["begins"]
     else:
-        with pytest.raises(Refused, match="expected a task whose time has come and is not up"):
+        with pytest.raises(Refused, match=r"this task runs from .*; it is now"):
             sharing.policy.admit(signed)
 
 
@@ -64,7 +72,7 @@ def test_a_task_that_is_over_is_neither_signed_nor_admitted(sharing, monkeypatch
         resigned(sharing, begins=100, ends=100)
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 61)
-    with pytest.raises(Refused, match="whose time has come and is not up"):
+    with pytest.raises(Refused, match=r"this task runs until .*; it is now"):
         sharing.policy.admit(signed)
     assert verify(signed, signer=sharing.signer.public.key_id, fresh=False).over()
 
@@ -105,17 +113,17 @@ def test_an_analyzer_waits_for_the_beginning(monkeypatch):
 
 def test_a_withdrawn_task_is_over_for_analyzer_and_users(tmp_path):
     sharing = Sharing(tmp_path, "ss_simple", rounds=3)
-    notice = announce(sharing.signer, task_id=sharing.task.task_id)
+    notice = withdraw_task(sharing.signer, sharing.task.task_id)
     analyzer = sharing.analyzer()
-    analyzer.withdraw()
+    analyzer.end_task("the signer has withdrawn the task")
     assert analyzer.status().over and [one["outcome"] for one in analyzer.privacy()["history"]] == ["void"]
-    analyzer.withdraw()
+    analyzer.end_task("the signer has withdrawn the task")
     analyzer.shut()
     client = Client(tmp_path / "user", policy=sharing.policy, key=sharing.users[0])
     client.admit(sharing.signed)
-    client.hear([notice])
+    client.receive_notices([notice])
     for one in (client, Client(tmp_path / "user", policy=sharing.policy, key=sharing.users[0])):  # it remembers
-        with pytest.raises(Refused, match="expected a task that stands, got one that its signer has withdrawn"):
+        with pytest.raises(Refused, match="the signer has withdrawn the task"):
             one.report(sharing.signed, 1, np.zeros(sharing.task.dim))
 
 
@@ -124,12 +132,12 @@ def test_a_withdrawn_task_is_over_for_analyzer_and_users(tmp_path):
 
 def test_only_the_signers_word_counts(sharing):
     stranger = KeyPair.generate("sign")
-    notices = Notices(sharing.signer.public.key_id, [announce(stranger, task_id=sharing.task.task_id)])
-    forged = msgspec.structs.replace(announce(stranger, task_id=sharing.task.task_id), signer=sharing.signer.public)
-    notices.hear([forged])
-    assert not notices.withdrawn(sharing.task.task_id) and notices.signed == []
-    notices.hear([announce(sharing.signer, task_id=sharing.task.task_id)])
-    assert notices.withdrawn(sharing.task.task_id)
+    notices = Notices(sharing.signer.public.key_id, [withdraw_task(stranger, sharing.task.task_id)])
+    forged = msgspec.structs.replace(withdraw_task(stranger, sharing.task.task_id), signer=sharing.signer.public)
+    notices.receive([forged])
+    assert notices.why_ended(sharing.signed) is None and notices.signed == []
+    notices.receive([withdraw_task(sharing.signer, sharing.task.task_id)])
+    assert notices.why_ended(sharing.signed)
 
 
 def test_pinned_keys_stand_for_their_successors_if_the_user_follows(tmp_path):
@@ -137,16 +145,21 @@ def test_pinned_keys_stand_for_their_successors_if_the_user_follows(tmp_path):
     pinned = msgspec.structs.replace(
         sharing.policy, aggregators=tuple(keys.public.key_id for keys in sharing.keys), follow_rotations=True
     )
-    analyzer, aggregator, signer = sharing.ring.add(), ServicePairs.add(tmp_path / "new"), KeyPair.generate("sign")
+    old = ServicePairs(sign=KeyRing(sharing.ring.folder, "sign").current(), seal=sharing.ring.current())
+    analyzer, aggregator, signer = *(ServicePairs.add(tmp_path / name) for name in "ab"), KeyPair.generate("sign")
     notices = [
-        announce(sharing.signer, rotation=rotated(sharing.task.analyzer, analyzer.public)),
-        announce(sharing.signer, rotation=rotated(sharing.keys[0].public, aggregator.public, by=sharing.keys[0].sign)),
-        announce(sharing.signer, rotation=rotated(sharing.signer.public, signer.public, by=sharing.signer)),
+        announce_rotation(sharing.signer, rotate_key(old.public, analyzer.public, by=old.sign)),
+        announce_rotation(
+            sharing.signer, rotate_key(sharing.keys[0].public, aggregator.public, by=sharing.keys[0].sign)
+        ),
     ]
-    changed = {"analyzer": analyzer.public, "aggregators": (aggregator.public, sharing.keys[1].public)}
-    signed = sign(msgspec.structs.replace(sharing.task, **changed), signer)
+    own = rotate_key(sharing.signer.public, signer.public, by=sharing.signer)
+    notices.append(announce_rotation(sharing.signer, own, standing=map(digest_of, notices)))
+    named = {"analyzer": analyzer.seal.public, "analyzer_sign": analyzer.sign.public}
+    named["aggregators"] = (aggregator.public, sharing.keys[1].public)
+    signed = sign(msgspec.structs.replace(sharing.task, **named), signer)
     heard = Notices(pinned.signer, reversed(notices))
-    assert pinned.admit(signed, heard).analyzer == analyzer.public
+    assert pinned.admit(signed, heard).analyzer == analyzer.seal.public
     for missing in range(3):
         with pytest.raises(Refused):
             pinned.admit(signed, Notices(pinned.signer, [one for i, one in enumerate(notices) if i != missing]))
@@ -154,8 +167,8 @@ def test_pinned_keys_stand_for_their_successors_if_the_user_follows(tmp_path):
         msgspec.structs.replace(pinned, follow_rotations=False).admit(signed, heard)
 
 
-def test_an_analyzer_is_pinned_by_one_key_or_both(tmp_path):
-    """Who pins both takes no other key for what the analyzer says, and follows to successors that the old key names."""
+def test_an_analyzer_is_pinned_by_both_keys(tmp_path):
+    """No other key may say what the analyzer says; users follow to successors that the old key names."""
     sharing, old, new = Sharing(tmp_path, "ss_simple"), *(ServicePairs.add(tmp_path / name) for name in ("old", "new"))
 
     def of(keys):
@@ -163,29 +176,42 @@ def test_an_analyzer_is_pinned_by_one_key_or_both(tmp_path):
         return sign(task, sharing.signer)
 
     both = msgspec.structs.replace(sharing.policy, analyzer=old.public.key_id, follow_rotations=True)
-    one = msgspec.structs.replace(both, analyzer=old.public.seal.key_id)
     other = msgspec.structs.replace(old.public, sign=new.public.sign)
-    assert both.admit(of(old.public)) and one.admit(of(old.public)) and one.admit(of(other))
+    assert both.admit(of(old.public))
     for signed in (of(other), of(new.public), sign(msgspec.structs.replace(sharing.task), sharing.signer)):
-        with pytest.raises(Refused, match="expected the analyzer"):
+        with pytest.raises(Refused, match="this user has pinned the analyzer"):
             both.admit(signed)
-    rotation = rotated(old.public, new.public, by=old.sign)
-    heard = Notices(both.signer, [announce(sharing.signer, rotation=rotation)])
+    with pytest.raises(Refused, match="this user has pinned the analyzer"):  # the thief of the signer's key could sign
+        msgspec.structs.replace(both, analyzer=old.public.seal.key_id).admit(of(old.public))
+    sealing = sign(msgspec.structs.replace(sharing.task, analyzer=old.public.seal, analyzer_sign=None), sharing.signer)
+    assert msgspec.structs.replace(both, analyzer=old.public.seal.key_id).admit(sealing)  # it has no other key
+    rotation = rotate_key(old.public, new.public, by=old.sign)
+    heard = Notices(both.signer, [announce_rotation(sharing.signer, rotation)])
     assert both.admit(of(new.public), heard)
-    halves = Notices(both.signer, [announce(sharing.signer, rotation=rotated(old.public.seal, new.public.seal))])
-    with pytest.raises(Refused, match="expected the analyzer"):
+    halves = Notices(both.signer, [announce_rotation(sharing.signer, rotate_key(old.public.seal, new.public.seal))])
+    with pytest.raises(Refused, match="this user has pinned the analyzer"):
         both.admit(of(new.public), halves)
 
 
 def test_a_successor_needs_the_old_keys_word(tmp_path):
     old, new, thief = (ServicePairs.add(tmp_path / name) for name in ("old", "new", "thief"))
-    with pytest.raises(ValueError, match="expected a successor that the old key has endorsed"):
-        rotated(old.public, new.public, by=thief.sign)
-    with pytest.raises(ValueError, match="expected a successor of the same kind"):
-        rotated(old.public, new.public.sign, by=old.sign)
-    stolen = msgspec.structs.replace(rotated(old.public, new.public, by=old.sign), new_seal=thief.public.seal)
-    with pytest.raises(ValueError, match="endorsed"):
-        announce(KeyPair.generate("sign"), rotation=stolen)
+    with pytest.raises(
+        ValueError, match=f"{new.public.key_id.hex()} is not endorsed by the key {old.public.key_id.hex()}"
+    ):
+        rotate_key(old.public, new.public, by=thief.sign)
+    with pytest.raises(ValueError, match="has a successor of another kind"):
+        rotate_key(old.public, new.public.sign, by=old.sign)
+    stolen = msgspec.structs.replace(rotate_key(old.public, new.public, by=old.sign), new_seal=thief.public.seal)
+    with pytest.raises(ValueError, match="is not endorsed"):
+        announce_rotation(KeyPair.generate("sign"), stolen)
+
+
+def test_a_successor_that_would_end_before_its_key_is_refused(tmp_path, command):
+    assert command("keys", str(tmp_path), "--days", "365")[0] == 0
+    before = sorted(tmp_path.iterdir())
+    status, _, err = command("keys", str(tmp_path), "--days", "30", "--rotate")
+    assert status == 2 and "longer than its successor would: give --days 365 or more" in " ".join(err.split())
+    assert sorted(tmp_path.iterdir()) == before
 
 
 # --- users that come and go
@@ -282,13 +308,13 @@ def test_services_hand_out_notices_and_heed_them_without_a_restart(tmp_path, mon
     assert status == 0 and sharing.task.task_id.hex() in "".join(out.split())
     for app in (watching.app, service.app):
         (found,) = msgspec.json.decode(ask(app, "GET", "/v1/notices").content, type=list[SignedNotice])
-        assert Notices(sharing.signer.public.key_id, [found]).withdrawn(sharing.task.task_id)
+        assert Notices(sharing.signer.public.key_id, [found]).why_ended(sharing.signed)
     asyncio.run(watching._look())
     assert analyzer.status().over
     refused = ask(service.app, "POST", upload_path(sharing.task.task_id, 1, 0), content=b"anything")
     assert (refused.status_code, refused.text) == (
         410,
-        "expected an upload to a task that stands, got one to a task that was withdrawn",
+        f"this upload comes too late: the signer has withdrawn the task {sharing.task.task_id.hex()}",
     )
     analyzer.shut()
     party.shut()
@@ -309,7 +335,7 @@ def test_keys_are_rotated_and_announced_by_commands(tmp_path, command):
     assert status == 0, err
     notices = read_notices(tmp_path / "n.json", bytes.fromhex(made["owner"][0]["id"]))
     for old, new in made.values():
-        assert notices.known_as(bytes.fromhex(old["id"])) == {bytes.fromhex(old["id"]), bytes.fromhex(new["id"])}
+        assert notices.successors(bytes.fromhex(old["id"])) == {bytes.fromhex(old["id"]), bytes.fromhex(new["id"])}
     pins = ["--signer", str(tmp_path / "owner.json"), "--analyzer", made["analyzer"][1]["id"]]
     words = [*pins, "--aggregator", str(tmp_path / "aggregator.json"), "--min-clients", "1", "--follow-rotations"]
     assert command("client", "new", str(tmp_path / "user"), *words)[0] == 0
@@ -404,7 +430,7 @@ def test_a_rotation_that_the_old_key_did_not_sign_replaces_nobody(tmp_path):
     (tmp_path / "key.json").write_bytes(msgspec.json.encode(user.public))
     enrol(path, [tmp_path / "key.json"])
     before = path.read_bytes()
-    honest = rotated(user.public, KeyPair.generate("sign").public, by=user)
+    honest = rotate_key(user.public, KeyPair.generate("sign").public, by=user)
     forged = msgspec.structs.replace(honest, new_sign=thief.public)
     for rotation in (
         msgspec.structs.replace(forged, signature=bytes(64)),
@@ -412,7 +438,7 @@ def test_a_rotation_that_the_old_key_did_not_sign_replaces_nobody(tmp_path):
         msgspec.structs.replace(forged, signature=thief.sign(b"dovetail")),
     ):
         file.write_bytes(msgspec.json.encode(rotation))
-        with pytest.raises(ValueError, match="the old key has endorsed"):
+        with pytest.raises(ValueError, match="is not endorsed by the key"):
             enrol(path, [file])
         assert path.read_bytes() == before
     file.write_bytes(msgspec.json.encode(honest))
@@ -426,7 +452,7 @@ def test_enrolling_again_after_rotations_leaves_one_user(tmp_path):
     for number, key in enumerate(keys):
         (tmp_path / f"key{number}.json").write_bytes(msgspec.json.encode(key.public))
     for number, (old, new) in enumerate(itertools.pairwise(keys)):
-        rotation = rotated(old.public, new.public, by=old)
+        rotation = rotate_key(old.public, new.public, by=old)
         (tmp_path / f"rotation{number}.json").write_bytes(msgspec.json.encode(rotation))
     enrol(path, [tmp_path / "key0.json"])
     assert enrol(path, [tmp_path / "rotation0.json", tmp_path / "rotation1.json"]) == 1

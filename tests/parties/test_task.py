@@ -245,7 +245,7 @@ def test_a_policy_admits_what_it_agrees_to():
 def test_who_has_one_of_two_keys_is_not_who_was_pinned(use):
     """A policy pins both at once: the key that is signed with, and the one that uploads are sealed to."""
     impostor = msgspec.structs.replace(SHUFFLER, **{use: KeyPair.generate(use).public})
-    with pytest.raises(Refused, match=f"that this user has pinned, got {impostor.key_id.hex()}"):
+    with pytest.raises(Refused, match=f"the task names {impostor.key_id.hex()}, which is not among"):
         policy_of(shufflers=(SHUFFLER.key_id,)).admit(sign(task_of(shufflers=(impostor,)), SIGNER))
 
 
@@ -259,10 +259,10 @@ def test_who_has_one_of_two_keys_is_not_who_was_pinned(use):
         ({}, {"eps": 0.5}, "expected at most eps 0.5 for all 5 rounds"),
         ({"eps_local": 3.0}, {}, "expected at most eps 3.0 for all 5 rounds if nobody is trusted"),  # 2 per round
         ({"eps_local": 1.0}, {}, "expected at most eps 1.0 for all 5 rounds if nobody is trusted"),
-        ({"analyzer": bytes(16)}, {}, "expected the analyzer 0000000000000000"),
-        ({"shufflers": (bytes(16),)}, {}, "expected shufflers that this user has pinned, got"),
-        ({"shufflers": (SHUFFLER.key_id,)}, SHARED, "expected shufflers that this user has pinned, got"),  # one of two
-        ({"shufflers": ()}, {}, "expected shufflers that this user has pinned, got"),
+        ({"analyzer": bytes(16)}, {}, "this user has pinned the analyzer 0000000000000000"),
+        ({"shufflers": (bytes(16),)}, {}, "not among this user's pinned shufflers"),
+        ({"shufflers": (SHUFFLER.key_id,)}, SHARED, "not among this user's pinned shufflers"),  # one of two
+        ({"shufflers": ()}, {}, "not among this user's pinned shufflers"),
         ({"signer": bytes(16)}, {}, "expected a task signed by 0000000000000000"),
         ({"eps_local": 100.0, "eps_round": None, "eps_task": None}, {**SHARED, "eps": None}, "is trusted, got inf"),
     ],

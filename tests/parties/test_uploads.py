@@ -172,4 +172,4 @@ def test_an_error_of_ours_is_no_fault_of_the_sender(tmp_path, monkeypatch, past_
             return await answer(reader), posted.uploads.under_way
 
     said, under_way = asyncio.run(post())
-    assert said == (500, "expected another request") and not under_way
+    assert said == (500, "internal server error") and not under_way

@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 from parties.household import opened
 
+from dovetail.parties.common._status import RoundStatus, sign_status
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.links import Rejected, Unreachable
+from dovetail.parties.common.notices import withdraw_task
 from dovetail.parties.common.policy import Refused
 from dovetail.parties.common.sealing import Unsealable, open_sealed
 from dovetail.parties.common.task import sign
 from dovetail.parties.common.wire import Packed, Unknown, Upload, authenticated, sent_by, upload_path
 from dovetail.parties.deployment import lay_out, lenient_policy
 from dovetail.parties.user.agent import Agent
-from dovetail.parties.user.client import Client, Envelope
+from dovetail.parties.user.client import Client, Envelope, RoundCall
 
 FIELDS = {
     "name": "small",
@@ -42,6 +44,14 @@ def deployment(tmp_path_factory):
 def client_of(folder, signed, **changed):
     policy = msgspec.structs.replace(lenient_policy(signed), **changed)
     return Client(folder, policy=policy, key=KeyPair.generate("sign"))
+
+
+def call_to(deployment, round=1, **changed):
+    """What the analyzer and the signer say of a round, for whoever passes it on."""
+    pair = KeyRing(deployment.folder / "analyzer" / "keys", "sign").current()
+    where = {"over": False, "head": bytes(32), "closes": int(time.time()) + 60, **changed}
+    status = sign_status(RoundStatus(task_id=deployment.task.task_id, round=round, **where), pair)
+    return RoundCall(signed=deployment.signed, status=status)
 
 
 def service_pairs(deployment):
@@ -125,8 +135,8 @@ def test_every_upload_is_signed_by_its_user_for_one_shuffler(tmp_path, deploymen
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"analyzer": bytes(16)}, "expected the analyzer 0000000000000000"),
-        ({"shufflers": (bytes(16),)}, "expected shufflers that this user has pinned, got"),
+        ({"analyzer": bytes(16)}, "this user has pinned the analyzer 0000000000000000"),
+        ({"shufflers": (bytes(16),)}, "not among this user's pinned shufflers"),
         ({"signer": bytes(16)}, "expected a task signed by 0000000000000000"),
         ({"min_clients": 5}, "expected at least 5 honest users in a round, got 4"),
         ({"eps_round": 1e-3}, "expected at most eps 0.001 for a round"),
@@ -152,25 +162,56 @@ def test_the_agent_reports_for_shipped_code_and_keeps_its_own_counsel(tmp_path, 
     home.mkdir()
     KeyPair.generate("sign").save(home / "key.json")
     (home / "policy.json").write_bytes(msgspec.json.encode(lenient_policy(deployment.signed)))
-    words = ["client", "agent", "--folder", str(home), "--socket", str(socket)]
+    words, call = ["client", "agent", "--folder", str(home), "--socket", str(socket)], call_to(deployment)
     process = subprocess.Popen([sys.executable, "-m", "dovetail.cli", *words])
     try:
         agent, end = Agent(socket), time.monotonic() + 60
         while True:
             try:
-                envelope = agent.report(deployment.signed, 1, np.ones(5, np.float32))
+                envelope = agent.answer(call, np.ones(5, np.float32))
                 break
             except Unreachable:
                 assert time.monotonic() < end
                 time.sleep(0.1)
-        assert agent.report(deployment.signed, 1, np.zeros(5, np.float32)) == envelope
+        assert agent.answer(call, np.zeros(5, np.float32)) == envelope
         assert (socket.stat().st_mode & 0o077) == 0
         stranger = sign(deployment.task, KeyPair.generate("sign"))  # a task that came with a message
         with pytest.raises(Rejected, match="expected a task signed by"):
-            agent.report(stranger, 2, np.ones(5, np.float32))
+            agent.answer(msgspec.structs.replace(call, signed=stranger), np.ones(5, np.float32))
     finally:
         process.terminate()
         process.wait(30)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"over": True}, "the training is over: round 1 was the last"),
+        ({"closes": 1}, "round 1 closed [0-9]+ seconds ago by this machine's clock"),
+    ],
+)
+def test_a_relay_cannot_make_a_user_spend_on_a_round_that_is_not_open(tmp_path, deployment, changed, sentence):
+    client = client_of(tmp_path, deployment.signed)
+    with pytest.raises(Refused, match=sentence):
+        client.answer(call_to(deployment, **changed), np.ones(5))
+    honest = call_to(deployment)
+    forged = msgspec.structs.replace(honest, status=msgspec.structs.replace(honest.status, round=2))
+    with pytest.raises(Refused, match="expected a status as the analyzer signed it"):
+        client.answer(forged, np.ones(5))
+    signer = KeyRing(deployment.folder / "signer", "sign").current()
+    other = sign(msgspec.structs.replace(deployment.task, name="other"), signer)
+    with pytest.raises(Refused, match="got that of another task"):
+        client.answer(msgspec.structs.replace(honest, signed=other), np.ones(5))
+    unsigned = sign(msgspec.structs.replace(deployment.task, analyzer_sign=None), signer)
+    policy = msgspec.structs.replace(lenient_policy(unsigned))
+    with pytest.raises(Refused, match="names no key that its analyzer signs with"):
+        Client(tmp_path / "other", policy=policy, key=client.key).answer(
+            msgspec.structs.replace(honest, signed=unsigned), np.ones(5)
+        )
+    ended = msgspec.structs.replace(honest, notices=(withdraw_task(signer, deployment.task.task_id),))
+    with pytest.raises(Refused, match="the signer has withdrawn the task"):
+        client.answer(ended, np.ones(5))
+    assert not list((tmp_path / "spending").glob("task-*")), "something was spent"
 
 
 def test_uploads_and_messages_have_one_shape():

@@ -31,7 +31,7 @@ for name, settings in tasks.items():
     task = TrainingTask(name="small", protocol=name, settings=settings, dim=6, rounds=1, min_clients=9, max_clients=9,
                         round_seconds=60.0, delta=1e-5, analyzer=KeyPair.generate("seal").public, aggregators=services)
     signed = sign(task, signer := KeyPair.generate("sign"))
-    policy = Policy(signer=signer.public.key_id, analyzer=task.analyzer.key_id, min_clients=9, eps_round=100.0,
+    policy = Policy(signer=signer.public.key_id, analyzer=task.analyzer_id, min_clients=9, eps_round=100.0,
                     eps_task=100.0, eps_lifetime=100.0, delta_lifetime=0.1, number=3)
     client = Client(folder / name, policy=policy, key=KeyPair.generate("sign"))
     envelope = client.report(signed, 1, np.linspace(-1, 1, 6, dtype=np.float32))

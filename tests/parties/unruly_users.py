@@ -86,7 +86,7 @@ class User(threading.Thread):
         self._last: Envelope | None = None  # what it sent a round ago
         policy, folder = lenient_policy(deployment.signed), deployment.folder / "users"
         self._self, self._other = (
-            Client(folder / f"{number}-{name}", policy=policy, key=key) for name in ("self", "other")
+            Client(folder / f"{number}-{name}", policy=policy, key=key, witness=False) for name in ("self", "other")
         )
         self._links = [
             IntermediaryLink(url, index=index, ca=deployment.authority)

@@ -109,6 +109,11 @@ class SumStore(RoundStore):
         self._sweep()
         return state
 
+    def end_task(self, reason: str) -> None:
+        """Forget what the rounds hold, shares in segments included, and open none again."""
+        super().end_task(reason)
+        self._sweep()
+
     def shut(self) -> None:
         """Let go of it."""
         super().shut()

@@ -41,6 +41,7 @@ CREATE TABLE IF NOT EXISTS models (round INTEGER PRIMARY KEY, leaves BLOB NOT NU
                                    head BLOB) STRICT;
 """,
     "CREATE TABLE IF NOT EXISTS openings (round INTEGER PRIMARY KEY, closes INTEGER NOT NULL) STRICT",
+    "CREATE TABLE IF NOT EXISTS ended (reason TEXT PRIMARY KEY) STRICT",
 )
 
 
@@ -234,6 +235,16 @@ class Book(Database):
 
     def _pin(self, round: int, sender: int, batch: bytes) -> None:
         self._do("INSERT INTO batches VALUES (?, ?, ?) ON CONFLICT DO NOTHING", round, sender, batch)
+
+    def end_task(self, reason: str) -> None:
+        """Remember that the task ended before its time; the first reason stays."""
+        with self._transaction():
+            self._do("INSERT INTO ended SELECT ? WHERE NOT EXISTS (SELECT 1 FROM ended)", reason)
+
+    def why_ended(self) -> str | None:
+        """Why the task ended before its time; None if it goes on."""
+        found = self._one("SELECT reason FROM ended")
+        return None if found is None else str(found[0])
 
     def settled(self) -> int:
         """The last round that ended."""

@@ -68,7 +68,7 @@ class Analyzer:
         key = keys.find(self.task.analyzer.key_id).opening()
         self.announcer = Announcer(self.task, keys)
         self.incoming = incoming_of(self.task, key, self._learner, workers=workers)
-        self._lock, self._inside, self._withdrawn = threading.RLock(), False, False
+        self._lock, self._inside = threading.RLock(), False
         self._book = patiently(lambda: Book(located(store, folder, "book.db")))
         budget = {"eps": self.task.budget, "delta": self.task.delta}
         where = located(store, folder, "ledger.db")
@@ -193,12 +193,12 @@ class Analyzer:
                 self._book.settle(round, "void", uploads=0, accuracy=None, reason=why)
                 self._open(round + 1)
 
-    def withdraw(self) -> None:
-        """End the training: the open round is void, and none follows."""
+    def end_task(self, reason: str) -> None:
+        """End the training before its time, for good: the open round is void, and none follows."""
         with self._turn():
-            if not self._withdrawn:
-                self._withdrawn = True
-                self.give_up(self._round, "the task was withdrawn")
+            if not self._over:
+                self._book.end_task(reason)
+                self._open(self._book.settled() + 1)
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -242,7 +242,11 @@ class Analyzer:
 
     def _open(self, round: int) -> None:
         """Reserve a round, then let it take reports; the training is over if none is left or it cannot be paid."""
-        self._over = round > self.task.rounds or self.task.over() or self._withdrawn
+        ended = self._book.why_ended()
+        if ended is not None and round in self.ledger.reserved:
+            self._book.settle(round, "void", uploads=0, accuracy=None, reason=ended)
+            round += 1
+        self._over = round > self.task.rounds or self.task.over() or ended is not None
         if not self._over:
             try:
                 certified, _ = cost(self.task, round)

@@ -8,6 +8,7 @@ fits: who reads it looks at the round, and at the second at which that closes.
 from __future__ import annotations
 
 import hashlib
+import time
 from typing import Annotated
 
 import msgspec
@@ -15,8 +16,9 @@ from cryptography.exceptions import InvalidSignature
 
 from dovetail.parties.common.keys import KeyPair, PublicKey
 
-__all__ = ["Forged", "RoundStatus", "check_model", "check_status", "sign_model", "sign_status"]
+__all__ = ["CLOCK_SKEW", "Forged", "RoundStatus", "check_model", "check_status", "sign_model", "sign_status"]
 
+CLOCK_SKEW = 60.0  # seconds by which clocks may differ
 _Round = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Second = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 _Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
@@ -41,6 +43,11 @@ class RoundStatus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     head: _Hash
     closes: _Second = 0
     signature: bytes = b""
+
+    @property
+    def seconds_late(self) -> float:
+        """How long ago the round closed, by this machine's clock; negative as long as it is open."""
+        return time.time() - self.closes if self.closes else 0.0
 
 
 def sign_status(status: RoundStatus, pair: KeyPair) -> RoundStatus:

@@ -1,8 +1,9 @@
 """Key pairs of parties, in files that their owner alone can read.
 
-A party seals or opens with X25519 and signs with Ed25519. A key pair has an id (16 bytes of the SHA-256 of its public
-half) and a last day. A `KeyRing` is a folder of key pairs: the one that expires last is used for new tasks, others stay
-as long as there are rounds of tasks that name them. Shufflers and aggregators have one of each use: `ServiceKeys`.
+A party seals or opens with X25519 and signs with Ed25519. A key pair has an id and a last day; the id is a hash of both
+the public half and the last day, so whoever pins an id has pinned when it ends. A `KeyRing` is a folder of key pairs:
+the one that expires last is used for new tasks, others stay as long as there are rounds of tasks that name them.
+Shufflers and aggregators have one of each use: `ServiceKeys`.
 """
 
 from __future__ import annotations
@@ -43,11 +44,14 @@ class PublicKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         if len(self.public) != 32:
             raise ValueError(f"expected a public key of 32 bytes, got {len(self.public)}")
+        if not 0 <= self.expires < 1 << 63:
+            raise ValueError(f"expected the second at which a key expires, got expires={self.expires}")
 
     @property
     def key_id(self) -> bytes:
-        """Its id: the first 16 bytes of its hash."""
-        return hashlib.sha256(self.public).digest()[:KEY_ID]
+        """The first 16 bytes of a hash of use, public bytes and expiry: with another expiry a key has another id."""
+        named = self.use.encode() + b"\0" + self.public + self.expires.to_bytes(8, "big")
+        return hashlib.sha256(b"dovetail key\0" + named).digest()[:KEY_ID]
 
     def expired(self, now: float | None = None) -> bool:
         """Whether its time is over."""
@@ -82,7 +86,7 @@ class ServiceKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def key_id(self) -> bytes:
         """The id of both together: what a policy pins."""
-        return hashlib.sha256(self.sign.public + self.seal.public).digest()[:KEY_ID]
+        return hashlib.sha256(b"dovetail service\0" + self.sign.key_id + self.seal.key_id).digest()[:KEY_ID]
 
     def expired(self, now: float | None = None) -> bool:
         """Whether the time of either is over."""
@@ -165,6 +169,11 @@ class KeyRing:
         """Make a key pair and keep it."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         pair = KeyPair.generate(self.use, days=days)
+        last = max((old.public.expires for old in self.all()), default=0)
+        if (
+            pair.public.expires <= last < pair.public.expires + _DAY
+        ):  # else it would not be the current one
+            pair = dataclasses.replace(pair, public=msgspec.structs.replace(pair.public, expires=last + 1))
         pair.save(self.folder / f"{self.use}-{pair.public.key_id.hex()}.json")
         return pair
 

@@ -108,6 +108,11 @@ class Ledger(Database):
         return (reserved[-1].bound, reserved[-1].delta) if reserved else (0.0, 0.0)
 
     @property
+    def reserved(self) -> list[int]:
+        """The rounds that were reserved, in their order."""
+        return [entry.round for entry in self._entries if entry.kind == "reserve"]
+
+    @property
     def released(self) -> LedgerEntry | None:
         """The last model that left."""
         return next((entry for entry in reversed(self._entries) if entry.kind == "release"), None)

@@ -1,13 +1,22 @@
-"""What a task's signer announces after it has signed: that a task is withdrawn, that a key has a successor.
+"""What a task's signer announces later: that a task is withdrawn, that a key has a successor, that a key was stolen.
 
-Notices are signed one by one and only ever added; services hand them out from a file, and who hears one remembers it. A
-holder of a key makes its successor and, where the old key can sign, endorses the new one with it: then neither the
-signer nor a thief of the new key alone can announce it. An analyzer without a key to sign with cannot endorse: of that
-one the signer's word is all there is. Users say in their policy whether they follow.
+Notices are signed one by one and only ever added; services hand them out from a file, and users remember what they
+received. A notice is one of three kinds:
+
+- *withdraw* ends a task.
+- *rotate* names the successor of a key. The old key endorses the new one, if it can sign: then neither the signer nor a
+  thief of the new key alone can announce it. (An analyzer without a key to sign with cannot endorse: for that one the
+  signer's word is all there is.) The rotation of the signer's own key ends that key: from then on nothing that it signs
+  counts, except the tasks and notices that the rotation lists as standing.
+- *revoke* ends a signer's key that was stolen, with everything signed by it or by a successor that a thief announced.
+  It needs the recovery key, which users pin when they are made and which the signer keeps offline. The recovery key
+  alone can only end the stolen key; to name a successor it takes both the recovery key and the stolen one, of which the
+  signer still has a copy.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,8 +29,21 @@ from dovetail._structs import ready
 from dovetail.files import write_atomically
 from dovetail.parties.common.keys import KeyPair, PublicKey, ServiceKeys
 from dovetail.parties.common.records import read_record
+from dovetail.parties.common.task import SignedTask, task_id_of
 
-__all__ = ["Notice", "Notices", "Rotation", "SignedNotice", "announce", "read_notices", "rotated", "write_notices"]
+__all__ = [
+    "Notice",
+    "Notices",
+    "Rotation",
+    "SignedNotice",
+    "announce_rotation",
+    "digest_of",
+    "read_notices",
+    "revoke_key",
+    "rotate_key",
+    "withdraw_task",
+    "write_notices",
+]
 
 
 class Rotation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,128 +68,299 @@ class Rotation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def check(self) -> None:
         """Refuse a successor of another kind, or one that the old key has not endorsed."""
         if (self.old_sign is None, self.old_seal is None) != (self.new_sign is None, self.new_seal is None):
-            raise ValueError("expected a successor of the same kind, got another one")
-        if self.old_sign is None:
-            return
-        try:
-            self.old_sign.verifying().verify(self.signature, _endorsed(self.old, self.new))
-        except InvalidSignature as error:
-            raise ValueError("expected a successor that the old key has endorsed, got another one") from error
+            raise ValueError(
+                f"the key {self.old.hex()} has a successor of another kind: a key to sign with is followed by a key to "
+                "sign with, both keys of a service by both"
+            )
+        if self.old_sign is not None and not _is_signed(self.old_sign, self.signature, _endorsed(self.old, self.new)):
+            raise ValueError(f"the key {self.new.hex()} is not endorsed by the key {self.old.hex()} that it replaces")
 
 
-def rotated(old: PublicKey | ServiceKeys, new: PublicKey | ServiceKeys, *, by: KeyPair | None = None) -> Rotation:
+def rotate_key(old: PublicKey | ServiceKeys, new: PublicKey | ServiceKeys, *, by: KeyPair | None = None) -> Rotation:
     """A key and its successor; `by` is the old key pair, if it signs."""
     before, after = _halves(old), _halves(new)
-    words = {
-        "old_sign": before[0],
-        "old_seal": before[1],
-        "new_sign": after[0],
-        "new_seal": after[1],
-        "signature": b"" if by is None else by.sign(_endorsed(old.key_id, new.key_id)),
-    }
-    made = Rotation(**words)  # type: ignore[arg-type]
-    made.check()
-    return made
+    rotation = Rotation(
+        old_sign=before[0],
+        old_seal=before[1],
+        new_sign=after[0],
+        new_seal=after[1],
+        signature=b"" if by is None else by.sign(_endorsed(old.key_id, new.key_id)),
+    )
+    rotation.check()
+    return rotation
 
 
-class Notice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One thing that a signer announces, and when."""
+class Notice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One thing that a signer announces, and when.
 
-    kind: Literal["withdraw", "rotate"]
+    `key` is the id of a key that is revoked without a successor. `standing` matters where a signer's own key ends: the
+    ids of the tasks signed by it that go on, and the digests of its notices that still count.
+    """
+
+    kind: Literal["withdraw", "rotate", "revoke"]
     at: int
     task_id: bytes = b""
     rotation: Rotation | None = None
+    key: bytes = b""
+    standing: tuple[bytes, ...] = ()
 
     def check(self) -> None:
-        """Refuse one that announces nothing."""
-        if self.kind == "withdraw" and len(self.task_id) == 32 and self.rotation is None:
-            return
-        if self.kind != "rotate" or self.rotation is None or self.task_id:
-            raise ValueError("expected a notice about a task or a key, got another one")
-        self.rotation.check()
+        """Refuse a notice that announces nothing, or two things at once."""
+        named = {"task_id": bool(self.task_id), "rotation": self.rotation is not None, "key": bool(self.key)}
+        given = [name for name, is_given in named.items() if is_given]
+        allowed = {"withdraw": ("task_id",), "rotate": ("rotation",), "revoke": ("rotation", "key")}[self.kind]
+        if len(given) != 1 or given[0] not in allowed:
+            raise ValueError(
+                f"a notice to {self.kind} names {' or '.join(allowed)}; this one names {given or 'nothing'}"
+            )
+        if self.rotation is not None:
+            self.rotation.check()
+
+    @property
+    def ended(self) -> bytes:
+        """The id of the key that a rotation or revocation ends."""
+        return self.key if self.rotation is None else self.rotation.old
 
 
-class SignedNotice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A notice's JSON, as it was signed."""
+class SignedNotice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A notice's JSON, as it was signed; a revocation that names a successor is also signed by the recovery key."""
 
     body: bytes
     signature: bytes
     signer: PublicKey
+    cosignature: bytes = b""
+    cosigner: PublicKey | None = None
 
 
-def announce(pair: KeyPair, *, task_id: bytes = b"", rotation: Rotation | None = None) -> SignedNotice:
-    """A notice that a task is withdrawn, or that a key has a successor."""
-    kind: Literal["withdraw", "rotate"] = "withdraw" if rotation is None else "rotate"
-    notice = Notice(kind=kind, at=int(time.time()), task_id=task_id, rotation=rotation)
-    notice.check()
-    body = msgspec.json.encode(notice)
-    return SignedNotice(body=body, signature=pair.sign(_announced(body)), signer=pair.public)
+def withdraw_task(pair: KeyPair, task_id: bytes) -> SignedNotice:
+    """The notice that a task is withdrawn."""
+    return _sign(pair, Notice(kind="withdraw", at=int(time.time()), task_id=task_id))
+
+
+def announce_rotation(pair: KeyPair, rotation: Rotation, *, standing: Iterable[bytes] = ()) -> SignedNotice:
+    """The notice that a key has a successor.
+
+    `standing` is for the rotation of the signer's own key: the ids of its tasks that go on, and the digests of its
+    notices that still count. Everything else that the old key signed ends.
+    """
+    return _sign(pair, Notice(kind="rotate", at=int(time.time()), rotation=rotation, standing=tuple(standing)))
+
+
+def revoke_key(
+    recovery: KeyPair,
+    *,
+    key: bytes = b"",
+    rotation: Rotation | None = None,
+    stolen: KeyPair | None = None,
+    standing: Iterable[bytes] = (),
+) -> SignedNotice:
+    """The notice that a signer's key was stolen.
+
+    Arguments:
+        recovery: the key pair that users pinned to recover from a theft.
+        key: the id of the stolen key, if it gets no successor: nothing of this signer goes on but what is standing.
+        rotation: the stolen key and its successor, instead of `key`.
+        stolen: the stolen key pair itself, which must sign too where there is a successor.
+        standing: ids of tasks that go on, and digests of notices that still count.
+    """
+    notice = Notice(kind="revoke", at=int(time.time()), key=key, rotation=rotation, standing=tuple(standing))
+    if rotation is None:
+        return _sign(recovery, notice)
+    if stolen is None or stolen.public.key_id != rotation.old:
+        raise ValueError(f"the successor of the stolen key {rotation.old.hex()} needs that key's signature, too")
+    signed = _sign(stolen, notice)
+    cosignature = recovery.sign(_announced(signed.body))
+    return msgspec.structs.replace(signed, cosignature=cosignature, cosigner=recovery.public)
+
+
+def digest_of(signed: SignedNotice) -> bytes:
+    """What a rotation calls a notice that still counts after it."""
+    return hashlib.sha256(_announced(signed.body)).digest()
 
 
 class Notices:
-    """What was heard of a signer; `told` is all that there was to read, for others who know another signer.
+    """What a signer has announced; `handed_out` is all that there was to read, for others who know another signer.
 
     Guarantees:
-        Only what the signer, or a successor that it announced itself, has signed counts.
-        What was heard once is never unheard.
+        Only what the signer, or a successor that it announced itself, has signed counts; of a key that has a successor
+        or was revoked, only what it signed before and what is listed as standing.
+        No key that has expired announces anything new.
+        What was received is never forgotten, and a task that was withdrawn stays so; a revocation alone undoes what a
+        thief announced of other keys.
+        Where one key has two successors in one reading, nobody knows which one the thief made: neither counts.
     """
 
-    def __init__(self, signer: bytes, signed: Iterable[SignedNotice] = ()) -> None:
-        self._signers, self.told = {signer}, tuple(signed)
+    def __init__(self, signer: bytes, signed: Iterable[SignedNotice] = (), *, recovery: bytes | None = None) -> None:
+        self._recovery, self.handed_out = recovery, tuple(signed)
         self.signed: list[SignedNotice] = []
+        self._lineage = [signer]  # the signer's key, its successor, and so on
+        self._standing: dict[bytes, frozenset[bytes]] = {}  # by key that has ended: what of it goes on
+        self._revoked: set[bytes] = set()
+        self._disputed: set[bytes] = set()
         self._withdrawn: set[bytes] = set()
-        self._successors: dict[bytes, set[bytes]] = {}
-        self.hear(self.told)
+        self._rotations: list[tuple[SignedNotice, Rotation]] = []  # of other keys than the signer's
+        self.receive(self.handed_out)
 
-    def hear(self, signed: Iterable[SignedNotice]) -> bool:
-        """Add what is new, in whatever order; whether there was any. What somebody else signed is passed over."""
-        waiting, before = [one for one in signed if one not in self.signed], len(self.signed)
-        while waiting:
-            known = [one for one in waiting if one.signer.key_id in self._signers]
-            waiting = [one for one in waiting if one.signer.key_id not in self._signers]
-            if not known:
-                break
-            for one in known:
-                self._add(one)
+    def receive(self, signed: Iterable[SignedNotice], *, remembered: bool = False) -> bool:
+        """Add what is new, in whatever order; whether there was any. What somebody else signed is passed over.
+
+        What is `remembered` counted when it was first received, also if the key that signed it has expired since.
+        """
+        before = len(self.signed)
+        new = [(one, notice) for one in signed if (notice := _read(one)) is not None]
+        if not remembered:
+            new = [(one, notice) for one, notice in new if not _announcer(one, notice).expired()]
+        while self._revoke(new) or self._rotate_signer(new):
+            pass
+        for one, notice in new:
+            if one not in self.signed and self._counts(one):
+                self._keep(one, notice)
         return len(self.signed) > before
 
-    def withdrawn(self, task_id: bytes) -> bool:
-        """Whether a task was withdrawn."""
-        return task_id in self._withdrawn
+    def why_ended(self, signed: SignedTask) -> str | None:
+        """Why a task that the signer has signed is over before its time, in a sentence; None if it stands."""
+        task_id, key = task_id_of(signed.body), signed.signer.key_id
+        if task_id in self._withdrawn:
+            return f"the signer has withdrawn the task {task_id.hex()}"
+        if key in self._disputed:
+            return (
+                f"the signer's key {key.hex()} has two successors, so one of them is a thief's: the owner must revoke "
+                "it with the recovery key (dovetail task revoke)"
+            )
+        if key in self._standing and task_id not in self._standing[key]:
+            how = "was revoked" if key in self._revoked else "has a successor"
+            return f"the key {key.hex()} that signed the task {how}, and the task is not among those that go on"
+        return None
 
-    def known_as(self, key_id: bytes) -> set[bytes]:
+    @property
+    def current(self) -> bytes:
+        """The id of the signer's latest key."""
+        return self._lineage[-1]
+
+    def successors(self, key_id: bytes) -> set[bytes]:
         """A key's id, and those of all its successors."""
-        found, new = {key_id}, [key_id]
+        if key_id in self._lineage:
+            return set(self._lineage[self._lineage.index(key_id) :])
+        reached, new = {key_id}, [key_id]
         while new:
-            fresh = self._successors.get(new.pop(), set()) - found
-            found |= fresh
+            old = new.pop()
+            fresh = {rotation.new for _, rotation in self._rotations if rotation.old == old} - reached
+            reached |= fresh
             new += fresh
-        return found
+        return reached
 
-    def _add(self, signed: SignedNotice) -> None:
-        try:
-            signed.signer.verifying().verify(signed.signature, _announced(signed.body))
-            notice = msgspec.json.decode(signed.body, type=ready(Notice))
-            notice.check()
-        except (InvalidSignature, msgspec.MsgspecError, ValueError):
-            return
+    def standing(self, key_id: bytes) -> tuple[bytes, ...]:
+        """The digests of a key's notices that count now: what the rotation of that key lists, beside its tasks."""
+        return tuple(digest_of(one) for one in self.signed if one.signer.key_id == key_id)
+
+    def _revoke(self, new: Sequence[tuple[SignedNotice, Notice]]) -> bool:
+        """End a key with all its successors, which a thief may have made; the first revocation of a key counts."""
+        for signed, notice in new:
+            if notice.kind != "revoke" or notice.ended not in self._lineage or notice.ended in self._revoked:
+                continue
+            if _announcer(signed, notice).key_id != self._recovery:
+                continue
+            place = self._lineage.index(notice.ended)
+            self._revoked.update(self._lineage[place:])
+            self._standing.update(dict.fromkeys(self._lineage[place:], frozenset(notice.standing)))
+            self._rotations = [one for one in self._rotations if self._counts(one[0])]
+            self._disputed.discard(notice.ended)
+            self._lineage[place + 1 :] = [] if notice.rotation is None else [notice.rotation.new]
+            self.signed.append(signed)
+            return True
+        return False
+
+    def _rotate_signer(self, new: Sequence[tuple[SignedNotice, Notice]]) -> bool:
+        """Follow the signer's latest key to its successor, if it announced one."""
+        last = self._lineage[-1]
+        if last in self._standing or last in self._disputed:
+            return False
+        announced = [
+            (one, notice, notice.rotation)
+            for one, notice in new
+            if notice.kind == "rotate" and notice.rotation is not None and one.signer.key_id == last == notice.ended
+        ]
+        if len({rotation.new for _, _, rotation in announced}) > 1:
+            self._disputed.add(last)
+        if not announced or last in self._disputed:
+            return False
+        signed, notice, rotation = announced[0]
+        self._standing[last] = frozenset(notice.standing)
+        self._lineage.append(rotation.new)
         self.signed.append(signed)
-        if notice.rotation is None:
+        return True
+
+    def _counts(self, signed: SignedNotice) -> bool:
+        """Whether what a key has signed counts, given what is known of the key."""
+        key = signed.signer.key_id
+        if key in self._standing:
+            return digest_of(signed) in self._standing[key]
+        return key in self._lineage and key not in self._disputed
+
+    def _keep(self, signed: SignedNotice, notice: Notice) -> None:
+        if notice.kind == "withdraw":
             self._withdrawn.add(notice.task_id)
-            return
-        self._successors.setdefault(notice.rotation.old, set()).add(notice.rotation.new)
-        if notice.rotation.old in self._signers:
-            self._signers.add(notice.rotation.new)
+        elif notice.kind == "rotate" and notice.rotation is not None and notice.ended not in self._lineage:
+            self._rotations.append((signed, notice.rotation))
+        else:
+            return  # about the signer's own key, and followed already
+        self.signed.append(signed)
 
 
-def read_notices(path: Path, signer: bytes) -> Notices:
-    """The notices in a file; none if there is no file yet."""
-    return Notices(signer, read_record(path, list[SignedNotice], "notices") if path.exists() else ())
+def read_notices(path: Path, signer: bytes, *, recovery: bytes | None = None, in_order: bool = False) -> Notices:
+    """The notices in a file; none if there is no file yet.
+
+    `in_order` is for what somebody remembers: each notice counted when it was received, whatever came after it.
+    """
+    signed = read_record(path, list[SignedNotice], "notices") if path.exists() else []
+    if not in_order:
+        return Notices(signer, signed, recovery=recovery)
+    notices = Notices(signer, recovery=recovery)
+    for one in signed:
+        notices.receive([one], remembered=True)
+    return notices
 
 
 def write_notices(path: Path, signed: Sequence[SignedNotice]) -> None:
     """All of them, complete or not at all."""
     write_atomically(path, msgspec.json.encode(list(signed)))
+
+
+def _sign(pair: KeyPair, notice: Notice) -> SignedNotice:
+    notice.check()
+    body = msgspec.json.encode(notice)
+    return SignedNotice(body=body, signature=pair.sign(_announced(body)), signer=pair.public)
+
+
+def _read(signed: SignedNotice) -> Notice | None:
+    """What a notice says, if everybody who must sign it has signed it and it says something."""
+    try:
+        notice = msgspec.json.decode(signed.body, type=ready(Notice))
+        notice.check()
+        message = _announced(signed.body)
+        if not _is_signed(signed.signer, signed.signature, message):
+            return None
+        if notice.kind == "revoke" and notice.rotation is not None:
+            if signed.cosigner is None or signed.signer.key_id != notice.ended:
+                return None
+            return notice if _is_signed(signed.cosigner, signed.cosignature, message) else None
+    except (msgspec.MsgspecError, ValueError):
+        return None
+    return notice
+
+
+def _announcer(signed: SignedNotice, notice: Notice) -> PublicKey:
+    """The key by whose authority a notice counts: where the stolen key signs a revocation, the cosigner's."""
+    needs_cosigner = notice.kind == "revoke" and notice.rotation is not None
+    return signed.cosigner if needs_cosigner and signed.cosigner is not None else signed.signer
+
+
+def _is_signed(key: PublicKey, signature: bytes, message: bytes) -> bool:
+    try:
+        key.verifying().verify(signature, message)
+    except InvalidSignature:
+        return False
+    return True
 
 
 def _halves(keys: PublicKey | ServiceKeys) -> tuple[PublicKey | None, PublicKey | None]:
@@ -179,8 +372,8 @@ def _halves(keys: PublicKey | ServiceKeys) -> tuple[PublicKey | None, PublicKey 
 def _id(sign: PublicKey | None, seal: PublicKey | None) -> bytes:
     if sign is not None and seal is not None:
         return ServiceKeys(sign=sign, seal=seal).key_id
-    one = sign or seal
-    return b"" if one is None else one.key_id
+    single = sign or seal
+    return b"" if single is None else single.key_id
 
 
 def _endorsed(old: bytes, new: bytes) -> bytes:

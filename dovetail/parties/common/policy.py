@@ -54,9 +54,10 @@ class Later(Refused):
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a user insists on.
 
-    `signer` and `analyzer` are the ids of the keys that it trusts; the analyzer's is that of the key that reports are
-    sealed to, or that of both of its keys: else the signer vouches for the one that it signs with. If `shufflers` or
-    `aggregators` are given, a task's must all be among these; else the signer vouches for them. `min_clients` is the
+    `signer` and `analyzer` are the ids of the keys that it trusts; the analyzer's is that of both of its keys, or that
+    of the key that reports are sealed to if the analyzer signs nothing. `recovery` is the id of the key that can revoke
+    the signer's, if that is stolen. If `shufflers` or `aggregators` are given, a task's must all be among these; None:
+    whoever holds the signer's key may name others. `min_clients` is the
     least company it wants in a round. `eps_round` bounds one round of a task, `eps_task` all of them, `eps_lifetime`
     and `delta_lifetime` what all tasks together may cost, `eps_local` what all rounds of a task cost if nobody is
     trusted; None: the user does not care, and takes part in tasks that promise nothing. In `epoch_seconds` it reports
@@ -80,6 +81,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     number: int | None = None
     verified: bool = False
     follow_rotations: bool = False
+    recovery: bytes | None = None
 
     def __post_init__(self) -> None:
         _validate.at_least(1, min_clients=self.min_clients)
@@ -95,14 +97,16 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return read_record(path, cls, "a policy")
 
     def admit(self, signed: SignedTask, notices: Notices | None = None) -> TrainingTask:
-        """The task, if the user agrees to it, given what it heard of the signer; says in one sentence why not."""
-        heard = notices or Notices(self.signer)
-        task = self.vouched(signed, heard)
-        if heard.withdrawn(task.task_id):
-            raise Refused("expected a task that stands, got one that its signer has withdrawn")
-        if not {task.analyzer.key_id, task.analyzer_id} & self._pinned((self.analyzer,), heard):
-            raise Refused(f"expected the analyzer {self.analyzer.hex()}, got {task.analyzer.key_id.hex()}")
-        self._refuse_strangers(task, heard)
+        """The task, if the user agrees to it, given what the signer announced; says in one sentence why not."""
+        received = notices or Notices(self.signer, recovery=self.recovery)
+        task = self.verify_signer(signed, received)
+        if reason := received.why_ended(signed):
+            raise Refused(reason)
+        if task.analyzer_id not in self._pinned((self.analyzer,), received):
+            raise Refused(
+                f"this user has pinned the analyzer {self.analyzer.hex()}; the task names {task.analyzer_id.hex()}"
+            )
+        self._refuse_strangers(task, received)
         if self.verified and not task.verified:
             raise Refused("expected a task whose aggregators verify what users share, got one without proofs")
         self.budget(task)
@@ -129,9 +133,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         return task
 
-    def vouched(self, signed: SignedTask, heard: Notices, *, fresh: bool = True) -> TrainingTask:
+    def verify_signer(self, signed: SignedTask, received: Notices, *, fresh: bool = True) -> TrainingTask:
         """The task, if the pinned signer has signed it, whatever it asks for."""
-        signers = self._pinned((self.signer,), heard)
+        signers = self._pinned((self.signer,), received)
         try:
             whose = signed.signer.key_id if signed.signer.key_id in signers else self.signer
             return verify(signed, signer=whose, fresh=fresh)
@@ -154,20 +158,20 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             )
         return float(budgets[self.number])
 
-    def _pinned(self, key_ids: Sequence[bytes], heard: Notices) -> set[bytes]:
+    def _pinned(self, key_ids: Sequence[bytes], received: Notices) -> set[bytes]:
         """The keys that pinned ids stand for."""
         if not self.follow_rotations:
             return set(key_ids)
-        return {one for key_id in key_ids for one in heard.known_as(key_id)}
+        return {successor for key_id in key_ids for successor in received.successors(key_id)}
 
-    def _refuse_strangers(self, task: TrainingTask, heard: Notices) -> None:
+    def _refuse_strangers(self, task: TrainingTask, received: Notices) -> None:
         for kind, keys, pinned in (
             ("shufflers", task.shufflers, self.shufflers),
             ("aggregators", task.aggregators, self.aggregators),
         ):
             for one in keys:
-                if pinned is not None and one.key_id not in self._pinned(pinned, heard):
-                    raise Refused(f"expected {kind} that this user has pinned, got {one.key_id.hex()}")
+                if pinned is not None and one.key_id not in self._pinned(pinned, received):
+                    raise Refused(f"the task names {one.key_id.hex()}, which is not among this user's pinned {kind}")
 
 
 class Spending:
@@ -223,7 +227,7 @@ class Spending:
             self.refuse_early()
             ledger = Ledger(path, task_id=task.task_id, eps=task.budget, delta=task.delta)
             try:
-                rounds = [entry.round for entry in ledger.entries if entry.kind == "reserve"]
+                rounds = ledger.reserved
                 if round in rounds:
                     raise BudgetSpent(f"expected a round that was not reported to before, got round {round}")
                 if rounds and round < rounds[-1]:

@@ -7,6 +7,7 @@ each other. What a task costs a user follows from it alone (`costs`).
 
 from __future__ import annotations
 
+import datetime
 import functools
 import hashlib
 import math
@@ -261,7 +262,7 @@ def verify(signed: SignedTask, *, signer: bytes, fresh: bool = True) -> Training
     if task.body != signed.body:
         raise ValueError("expected a task in canonical JSON, got it in another form")
     if fresh and (task.over() or time.time() < (task.begins or 0)):
-        raise ValueError("expected a task whose time has come and is not up, got another one")
+        raise ValueError(f"this task runs {_window(task)}; it is now {_moment(time.time())}")
     if fresh and (whose := _first_expired(task, signed.signer, now=time.time())):
         raise ValueError(f"expected a key of {whose} that has not expired, got one that has")
     return task
@@ -273,6 +274,15 @@ def _first_expired(task: TrainingTask, signer: PublicKey, *, now: float) -> str 
     if signer.expired(now) or any(key.expired(now) for key in (task.analyzer, task.analyzer_sign) if key is not None):
         return "the signer" if signer.expired(now) else "the analyzer"
     return next((f"{kind} {index}" for index, keys in enumerate(task.intermediaries) if keys.expired(now)), None)
+
+
+def _window(task: TrainingTask) -> str:
+    bounds = (("from", task.begins), ("until", task.ends))
+    return " ".join(f"{word} {_moment(second)}" for word, second in bounds if second is not None)
+
+
+def _moment(second: float) -> str:
+    return datetime.datetime.fromtimestamp(second, datetime.UTC).isoformat(" ", "seconds")
 
 
 def _signed(body: bytes) -> bytes:

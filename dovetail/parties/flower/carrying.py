@@ -16,6 +16,7 @@ from typing import Protocol as Interface
 
 from dovetail.parties.common.keys import ServicePairs
 from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink, Unreachable
+from dovetail.parties.common.notices import SignedNotice
 from dovetail.parties.common.task import TrainingTask, task_id_of
 from dovetail.parties.common.wire import RoundStatus
 from dovetail.parties.shuffler.rounds import Shuffler
@@ -36,6 +37,10 @@ class Carrying(Interface):
 
     def check(self, task: TrainingTask) -> None:
         """Refuse a task whose envelopes would not find their way, before a node spends anything on it."""
+        ...
+
+    def notices(self) -> list[SignedNotice]:
+        """What the task's signer has announced, for the nodes, which verify it."""
         ...
 
     def begin(self, status: RoundStatus, seconds: float) -> None:
@@ -72,6 +77,10 @@ class Play:
 
     def check(self, task: TrainingTask) -> None:
         """The shuffler has looked at it already."""
+
+    def notices(self) -> list[SignedNotice]:
+        """As the analyzer hands them out."""
+        return self.source.notices()
 
     def begin(self, status: RoundStatus, seconds: float) -> None:
         """Open the round in the store; what it took before stays."""
@@ -110,6 +119,10 @@ class Relay:
         for link in self._links:
             if task_id_of(link.task().body) != task.task_id:
                 raise ValueError(f"expected services of one task, got another task's at {link.url}")
+
+    def notices(self) -> list[SignedNotice]:
+        """As any of the services hands them out."""
+        return [notice for link in self._links for notice in link.notices()]
 
     def begin(self, status: RoundStatus, seconds: float) -> None:
         """Wait for services that have not heard of the round yet: they follow the analyzer themselves."""

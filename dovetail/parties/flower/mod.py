@@ -24,7 +24,7 @@ from flwr.common.constant import ErrorCode
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.links import Rejected
 from dovetail.parties.common.policy import Policy, Refused
-from dovetail.parties.flower.records import flatten, reply_with, told
+from dovetail.parties.flower.records import flatten, read_instruction, reply_with
 from dovetail.parties.user.agent import Agent
 from dovetail.parties.user.client import Client, Reporter
 
@@ -48,7 +48,7 @@ def dovetail_mod(message: Message, context: Context, call_next: Callable[[Messag
         return _refusal(message, "expected a message to train, got another one: nothing else leaves this node")
     # Flower sends the words of any exception to the server: none may get past here
     try:
-        signed, round, given = told(message)
+        call, given = read_instruction(message)
         before, shapes = flatten(given), _shapes(given)
         reporter = _reporter(context)
     except Exception as error:
@@ -60,7 +60,7 @@ def dovetail_mod(message: Message, context: Context, call_next: Callable[[Messag
         _LOG.exception("training failed")
         return _refusal(message, "expected a model from this node's training, got an error, which stays on the node")
     try:
-        return reply_with(reporter.report(signed, round, update), message)
+        return reply_with(reporter.answer(call, update), message)
     except (Refused, Rejected) as reason:
         _LOG.error("refused: %s", reason)
         return _refusal(message, "expected a round that this node agrees to, got one that it refuses")
@@ -110,4 +110,4 @@ def _virtual(folder: Path, partition: int) -> Client:
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not (home / _KEY).exists():
         KeyPair.generate("sign").save(home / _KEY)
-    return Client(home, policy=policy, key=KeyPair.load(home / _KEY))
+    return Client(home, policy=policy, key=KeyPair.load(home / _KEY), witness=folder / "witness")

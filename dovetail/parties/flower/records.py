@@ -1,6 +1,7 @@
 """What Dovetail puts into Flower's messages, and how it reads them back.
 
-To a node: the model as Flower's arrays, and beside it one record with the signed task and the round. From a node: one
+To a node: the model as Flower's arrays, and beside it one record with what calls it to a round: the signed task, the
+analyzer's signed status and the signer's notices. From a node: one
 record with the sealed envelope, and nothing beside it. A model is one flat float32 vector for all parties but the
 training code, which sees its own arrays under its own names.
 """
@@ -12,34 +13,33 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from dovetail._structs import ready
-from dovetail.parties.common.task import SignedTask
-from dovetail.parties.user.client import Envelope
+from dovetail.parties.user.client import Envelope, RoundCall
 
-__all__ = ["envelope_of", "flatten", "instruction", "reply_with", "told", "unflatten"]
+__all__ = ["envelope_of", "flatten", "instruction", "read_instruction", "reply_with", "unflatten"]
 
 _DOVETAIL, _ARRAYS, _CONFIG = "dovetail", "arrays", "config"
-_TASK, _ROUND, _ENVELOPE = "task", "round", "envelope"
+_CALL, _ENVELOPE = "call", "envelope"
 
 
-def instruction(arrays: ArrayRecord, config: ConfigRecord, signed: SignedTask, round: int) -> RecordDict:
+def instruction(arrays: ArrayRecord, config: ConfigRecord, call: RoundCall) -> RecordDict:
     """What a node is sent in a round; `config` is for its training code."""
-    record = ConfigRecord({_TASK: msgspec.json.encode(signed), _ROUND: round})
+    record = ConfigRecord({_CALL: msgspec.json.encode(call)})
     return RecordDict({_ARRAYS: arrays, _CONFIG: config, _DOVETAIL: record})
 
 
-def told(message: Message) -> tuple[SignedTask, int, ArrayRecord]:
-    """The task, the round and the model that a node was sent; refuses a message that lacks one."""
+def read_instruction(message: Message) -> tuple[RoundCall, ArrayRecord]:
+    """What calls a node to a round, and the model that it was sent; refuses a message that lacks one."""
     record = message.content.config_records.get(_DOVETAIL)
     if record is None or len(message.content.array_records) != 1:
-        raise ValueError("expected a message with a task of Dovetail and one model, got another one")
-    body, round = record.get(_TASK), record.get(_ROUND)
-    if not isinstance(body, bytes) or not isinstance(round, int):
-        raise ValueError("expected a message with a signed task and a round, got another one")
+        raise ValueError("the message lacks a record of Dovetail's, or has not exactly one model")
+    body = record.get(_CALL)
+    if not isinstance(body, bytes):
+        raise ValueError("the message lacks the signed task and the round's signed status")
     try:
-        signed = msgspec.json.decode(body, type=ready(SignedTask))
+        call = msgspec.json.decode(body, type=ready(RoundCall))
     except msgspec.MsgspecError as error:
-        raise ValueError(f"expected a signed task, got something else ({error})") from error
-    return signed, round, next(iter(message.content.array_records.values()))
+        raise ValueError(f"the message calls to a round in a form that this version does not read ({error})") from error
+    return call, next(iter(message.content.array_records.values()))
 
 
 def reply_with(envelope: Envelope, message: Message) -> Message:

@@ -25,6 +25,7 @@ from dovetail.parties.common.task import verify
 from dovetail.parties.common.wire import RoundStatus
 from dovetail.parties.flower.carrying import Carrying, Play, Relay
 from dovetail.parties.flower.records import envelope_of, flatten, instruction, unflatten
+from dovetail.parties.user.client import RoundCall
 
 __all__ = ["DovetailStrategy"]
 
@@ -49,6 +50,10 @@ class DovetailStrategy:
         self._carrying, self._source = carrying, carrying.source
         self._signed = self._source.task()
         self.task = verify(self._signed, signer=signer)
+        if self.task.analyzer_sign is None:
+            raise ValueError(
+                "the task names no key that its analyzer signs with, and nodes report to signed rounds alone"
+            )
         carrying.check(self.task)
 
     @classmethod
@@ -114,7 +119,8 @@ class DovetailStrategy:
         nodes = self._gather(grid, status.round, time.monotonic() + _GATHERING * self.task.round_seconds)
         seconds = ends - time.monotonic()
         self._carrying.begin(status, seconds)
-        content = instruction(arrays, config, self._signed, status.round)
+        call = RoundCall(signed=self._signed, status=status, notices=tuple(self._carrying.notices()))
+        content = instruction(arrays, config, call)
         group = str(status.round)
         messages = [Message(content, node, MessageType.TRAIN, ttl=seconds, group_id=group) for node in nodes]
         taken = self._pass_on(grid.send_and_receive(messages, timeout=seconds), status.round)

@@ -9,6 +9,7 @@ import asyncio
 import collections
 import contextlib
 import hashlib
+import http
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 from typing import Protocol as Interface
@@ -53,14 +54,14 @@ _STATUS: dict[type[Exception], int] = {
     ValueError: 400,
     ClientDisconnect: 400,
 }
-_OTHER = "expected another request"
+_OURS = (Unknown, TooLate, TooEarly, Turned, Malformed, Unavailable)
 _WORDS = {
     404: "expected a path of this service, got another one",
     405: "expected another method on this path",
     408: "expected the whole body in time, got a part of it",
     411: "expected a body whose length is stated, got one in chunks",
     413: "expected a smaller body, got one that is too large",
-    429: "expected one upload of a user at a time, got another one",
+    429: "an upload from this user is still in progress",
 }
 _FOREVER = 365 * 86_400  # seconds that what never changes may be kept
 SLOWEST, SLOWEST_RATE = 60.0, 16_384.0  # seconds that any body may take, and bytes per second of a large one
@@ -153,13 +154,15 @@ class Served:
 def refusal(error: Exception, counts: Counts) -> Reply:
     """What is said, and counted, of a request that was refused."""
     if isinstance(error, HTTPException):
-        status, words = error.status_code, _WORDS.get(error.status_code, _OTHER)
+        status, words = error.status_code, _WORDS.get(error.status_code, "")
     else:
-        status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
-        words = " ".join(str(error).split())  # errors that are not ours would say how we are made
+        kind = next((kind for kind in _STATUS if isinstance(error, kind)), None)
+        status, words = 500 if kind is None else _STATUS[kind], " ".join(str(error).split())
+        if kind not in _OURS and not words.startswith("expected "):
+            words = ""  # would say how we are made
     counts[f"refused {status}"] += 1
     headers = {"retry-after": "1"} if status == 429 else {}
-    return Reply(status, words if words.startswith("expected ") else _OTHER, headers)
+    return Reply(status, words or http.HTTPStatus(status).phrase.lower(), headers)
 
 
 def announced(

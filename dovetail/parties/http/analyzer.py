@@ -84,7 +84,7 @@ class AnalyzerService:
         return cached(request, msgspec.json.encode(self._analyzer.signed), "application/json", seconds=60)
 
     async def _get_notices(self, request: Request) -> Response:
-        return cached(request, msgspec.json.encode(self._notices().told), "application/json", seconds=1)
+        return cached(request, msgspec.json.encode(self._notices().handed_out), "application/json", seconds=1)
 
     async def _get_status(self, request: Request) -> Response:
         status = await asyncio.to_thread(self._analyzer.status)
@@ -151,8 +151,8 @@ class AnalyzerService:
 
     async def _look(self) -> None:
         """End a training that was withdrawn, and give up a round that somebody does not close."""
-        if self._notices().withdrawn(self._analyzer.task.task_id):
-            await asyncio.to_thread(self._analyzer.withdraw)
+        if reason := self._notices().why_ended(self._analyzer.signed):
+            await asyncio.to_thread(self._analyzer.end_task, reason)
         progress = await asyncio.to_thread(lambda: self._analyzer.progress)
         self._failing = False
         if progress != self._seen:

@@ -102,7 +102,7 @@ class IntermediaryService:
         return cached(request, msgspec.json.encode(self._party.signed), "application/json", seconds=60)
 
     async def _get_notices(self, request: Request) -> Response:
-        return cached(request, msgspec.json.encode(self._notices().told), "application/json", seconds=1)
+        return cached(request, msgspec.json.encode(self._notices().handed_out), "application/json", seconds=1)
 
     async def _get_status(self, request: Request) -> Response:
         if self._status is None:
@@ -191,13 +191,26 @@ class IntermediaryService:
         if self._model is None or self._model[0] != wanted:
             dim = None if status.over else task.model_dim  # what is published may be solved from longer updates
             self._model = wanted, await asyncio.to_thread(self._analyzer.signed_model, wanted, dim=dim)
-        if not status.over and self._opened != status.round and await self._leads():
+        is_new = not status.over and self._opened != status.round
+        if is_new and not await self._has_ended() and await self._leads():
             closes = time.time() + task.round_seconds
             opening = functools.partial(store.open_round, status.round, head=status.head, closes=closes)
             await asyncio.to_thread(opening)
             self._opened = status.round
         self._pacing.saw(status.round)
         self._status, self._followed = status, time.monotonic()
+
+    async def _has_ended(self) -> bool:
+        """Whether the task ended before its time; then the one that leads forgets what its rounds hold, for good."""
+        store, reason = self._party.store, self._notices().why_ended(self._party.signed)
+        if await asyncio.to_thread(store.why_ended) is not None:
+            return True
+        if reason is None:
+            return False
+        if await self._leads():
+            _LOG.warning("%s: open rounds are dropped, and none opens again", reason)
+            await asyncio.to_thread(store.end_task, reason)
+        return True
 
     async def _leads(self) -> bool:
         """Whether this replica opens, closes and forwards rounds: one of them at a time does."""
@@ -206,7 +219,7 @@ class IntermediaryService:
     async def _close(self) -> None:
         """Rounds that are full or whose time is up; what was closed is forwarded."""
         store = self._party.store
-        if not await self._leads():
+        if not await self._leads() or await self._has_ended():
             return
         for round, state, closes in await asyncio.to_thread(store.unfinished):
             if state in ("open", "frozen") and self._status is not None and round < self._status.round:

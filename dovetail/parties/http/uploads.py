@@ -122,8 +122,8 @@ class Uploads:
             upload.done()
 
     def _announced(self, round: int, method: str, path: str, headers: Mapping[str, str]) -> _Announced:
-        if self._notices().withdrawn(self.party.task.task_id):
-            raise TooLate("expected an upload to a task that stands, got one to a task that was withdrawn")
+        if reason := self._notices().why_ended(self.party.signed):
+            raise TooLate(f"this upload comes too late: {reason}")
         said = announced(self.enrolled, method, path, headers, most=self.party.most)
         if said.sender in self.under_way:
             raise HTTPException(429)

@@ -61,13 +61,21 @@ def enrol(path: Path, files: Iterable[Path]) -> int:
         A user stays one user: a key that is on the list stays as it is there, and one that was replaced is refused.
     """
     known = read_enrolled(path) if path.exists() else {}
+    earlier = {key_id for entry in known.values() for key_id in (entry.user, *entry.replaced)}
+    id_by_bytes = {entry.public: entry.key_id for entry in known.values()}
     for file in files:
         made = _successor(file, known) or _enrolment(read_record(file, PublicKey, "a public key"))
-        if any(made.key_id in (entry.user, *entry.replaced) for entry in known.values()):
+        if made.key_id in earlier:
             raise ValueError(
                 f"the key {made.key_id.hex()} was replaced by a newer one of the same user, which is enrolled: "
                 "enrolling it again would make two users of one"
             )
+        if id_by_bytes.setdefault(made.public, made.key_id) != made.key_id:
+            raise ValueError(
+                f"the key {made.key_id.hex()} is enrolled with another expiry: enrolling it again would make two users "
+                "of one"
+            )
+        earlier.update((made.user, *made.replaced))
         known.setdefault(made.key_id, made)
     _write(path, known)
     return len(known)

@@ -6,7 +6,7 @@ of them it is *void*: everything is deleted and nothing ever leaves. Else, in th
 leaves is made from the uploads, with whatever is drawn for it, and the uploads are deleted with all that says who sent
 them. What leaves is that batch and no other, however often it is sent: another draw would reveal what it hides. Its id
 is drawn with it. It is *sent* in numbered parts, so that the analyzer can ignore what it has, and deleted when
-acknowledged (*done*).
+acknowledged (*done*). A task that ends before its time leaves nothing behind: its rounds are done, whatever they held.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ CREATE TABLE IF NOT EXISTS uploads (round INTEGER, client BLOB, report BLOB, PRI
 CREATE TABLE IF NOT EXISTS known (round INTEGER, report BLOB, PRIMARY KEY (round, report)) STRICT, WITHOUT ROWID;
 """,
     "CREATE UNIQUE INDEX IF NOT EXISTS uploads_by_report ON uploads (round, report)",
+    "CREATE TABLE IF NOT EXISTS ended (reason TEXT PRIMARY KEY) STRICT",
 )
 _REMEMBER = (  # in no order but their own
     "INSERT INTO known SELECT round, report FROM uploads WHERE round = ? ORDER BY report ON CONFLICT DO NOTHING"
@@ -52,6 +53,7 @@ class RoundStore(Database, abc.ABC):
         After closing, nothing in the file says who sent what, or in which order it came.
         `parts` gives the same batch every time, until it is acknowledged.
         Rounds only go forward, and a round is opened under one head.
+        After `end_task` nothing is taken, nothing leaves and no round opens, also in a process that starts later.
         A store belongs to one owner: another task's minimum does not apply to it.
     """
 
@@ -98,6 +100,8 @@ class RoundStore(Database, abc.ABC):
     def open_round(self, round: int, *, head: bytes, closes: float) -> None:
         """Begin to take uploads until the second `closes`; the same again changes nothing."""
         with self._transaction():
+            if (reason := self.why_ended()) is not None:
+                raise ValueError(f"round {round} stays closed: {reason}")
             (last,) = self._one("SELECT MAX(round) FROM rounds") or (None,)
             if last is not None and round < last:
                 raise ValueError(f"expected round {last} or a later one, got round {round}: the analyzer was set back")
@@ -212,6 +216,21 @@ class RoundStore(Database, abc.ABC):
             self._database.clear(self.leaves, round)
             self._do("UPDATE rounds SET state = 'done' WHERE round = ?", round)
         self._database.tidy()
+
+    def end_task(self, reason: str) -> None:
+        """Forget what the rounds hold, and open none again; the first reason stays."""
+        with self._transaction():
+            self._do("INSERT INTO ended SELECT ? WHERE NOT EXISTS (SELECT 1 FROM ended)", reason)
+            for round, _, _ in self.unfinished():
+                for table in ("uploads", *self.contents, *self.additions, self.leaves):
+                    self._database.clear(table, round)
+                self._do("UPDATE rounds SET state = 'done', uploads = 0 WHERE round = ?", round)
+        self._database.tidy()
+
+    def why_ended(self) -> str | None:
+        """Why the task ended before its time; None if it goes on."""
+        found = self._one("SELECT reason FROM ended")
+        return None if found is None else str(found[0])
 
     def _misfit(self, arrival: Arrival) -> Turned | None:
         """Why an upload is turned away whatever the store holds."""

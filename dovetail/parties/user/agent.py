@@ -24,10 +24,9 @@ from starlette.routing import Route
 
 from dovetail._structs import ready
 from dovetail.parties.common.links import Rejected, Unreachable
-from dovetail.parties.common.task import SignedTask
 from dovetail.parties.common.wire import Malformed, vector_to
 from dovetail.parties.http._http import Counts, Served, body_of
-from dovetail.parties.user.client import Client, Envelope
+from dovetail.parties.user.client import Client, Envelope, RoundCall
 
 __all__ = ["Agent", "serve_agent"]
 
@@ -35,25 +34,22 @@ _MOST = 1 << 30  # bytes of a request: an update of 250 million parameters
 
 
 class _Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    signed: SignedTask
-    round: int
+    call: RoundCall
     update: bytes
     facts: dict[str, float | list[float]] = {}
 
 
 class Agent:
-    """The agent behind a socket, as code on the same node sees it; reports as `Client.report` does."""
+    """The agent behind a socket, as code on the same node sees it; answers as `Client.answer` does."""
 
     def __init__(self, socket: Path, *, timeout: float = 600.0) -> None:
         self._socket = socket
         self._http = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), timeout=timeout, trust_env=False)
 
-    def report(
-        self, signed: SignedTask, round: int, update: np.ndarray, facts: Mapping[str, Any] | None = None
-    ) -> Envelope:
-        """The envelope of a round, if the node's policy admits it."""
+    def answer(self, call: RoundCall, update: np.ndarray, facts: Mapping[str, Any] | None = None) -> Envelope:
+        """The envelope of the round that the call is for, if the node's policy admits it."""
         plain = {name: np.asarray(value, np.float64).tolist() for name, value in (facts or {}).items()}
-        ask = msgspec.msgpack.encode(_Ask(signed=signed, round=round, update=vector_to(update), facts=plain))
+        ask = msgspec.msgpack.encode(_Ask(call=call, update=vector_to(update), facts=plain))
         try:
             answer = self._http.post("http://agent/v1/report", content=ask)
         except httpx.HTTPError as error:
@@ -75,11 +71,11 @@ def serve_agent(client: Client, socket: Path, *, group: bool = False) -> None:
         try:
             ask = msgspec.msgpack.decode(body, type=ready(_Ask))
         except msgspec.MsgspecError as error:
-            raise Malformed(f"expected a signed task, a round and an update, got something else ({error})") from error
+            raise Malformed(f"this is not a call to a round with an update ({error})") from error
         if len(ask.update) % 4:
             raise Malformed(f"expected an update of whole numbers of 4 bytes, got {len(ask.update)} bytes")
         with lock:
-            return client.report(ask.signed, ask.round, np.frombuffer(ask.update, "<f4"), ask.facts).encode()
+            return client.answer(ask.call, np.frombuffer(ask.update, "<f4"), ask.facts).encode()
 
     async def handle(request: Request) -> Response:
         body = await body_of(request, most=_MOST)

@@ -22,6 +22,7 @@ from dovetail._structs import ready
 from dovetail.files import write_atomically
 from dovetail.mechanisms import ExactSampler
 from dovetail.mechanisms.gaussian import finite_or_zero
+from dovetail.parties.common._status import CLOCK_SKEW, Forged, RoundStatus, check_status
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.links import IntermediaryLink
 from dovetail.parties.common.measures import assembled, is_held_out
@@ -32,9 +33,9 @@ from dovetail.parties.common.sharing import proof_nonce
 from dovetail.parties.common.task import SignedTask, TrainingTask
 from dovetail.parties.common.wire import REPORT_ID, Packed, Upload, signature_of, upload_path
 from dovetail.parties.user.consent import Consent
-from dovetail.parties.user.witness import Witness
+from dovetail.parties.user.witness import Witness, default_witnesses
 
-__all__ = ["USER", "Client", "Envelope", "Reporter", "witness_of"]
+__all__ = ["USER", "Client", "Envelope", "Reporter", "RoundCall", "witness_of"]
 
 USER = "user"  # the file with the id of a user's first key, once it has rotated it
 
@@ -75,18 +76,30 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
         link.upload(self.task_id, self.round, upload, sender=self.sender, signature=signature)
 
 
+class RoundCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a user is told of a round by somebody that it need not trust, such as a relay.
+
+    The signer signs the task and the notices, the analyzer the status: which round is open, and until when.
+    """
+
+    signed: SignedTask
+    status: RoundStatus
+    notices: tuple[SignedNotice, ...] = ()
+
+
 class Reporter(Interface):
     """Who turns an update into an envelope: a `Client`, or the agent that runs one on this machine."""
 
-    def report(self, signed: SignedTask, round: int, update: np.ndarray, facts: Mapping[str, Any] = ...) -> Envelope:
-        """The envelope of a round."""
+    def answer(self, call: RoundCall, update: np.ndarray, facts: Mapping[str, Any] = ...) -> Envelope:
+        """The envelope of the round that the call is for."""
         ...
 
 
 class Client:
     """One user: its folder, its conditions, the key that its uploads are signed with.
 
-    `witness` is a folder elsewhere in which a second memory of what was spent notices if this one is set back.
+    `witness` is a folder elsewhere in which a second memory of what was spent notices if this one is set back; True:
+    where the platform keeps what programs remember, False: there is none.
 
     Guarantees:
         Nothing is randomized that the policy does not admit, that the user has left, or that was not spent first.
@@ -94,15 +107,16 @@ class Client:
         An update whose squared norm is not finite is reported as zero, to whatever protocol.
     """
 
-    def __init__(self, folder: Path, *, policy: Policy, key: KeyPair, witness: Path | None = None) -> None:
+    def __init__(self, folder: Path, *, policy: Policy, key: KeyPair, witness: Path | bool = True) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._folder, self._outbox = folder, folder / "outbox"
         self._outbox.mkdir(exist_ok=True, mode=0o700)
         self._policy, self.key = policy, key
-        remembers = None if witness is None else witness_of(folder, key, witness)
+        witnesses = default_witnesses() if witness is True else witness
+        remembers = None if witnesses is False else witness_of(folder, key, witnesses)
         self._spending = Spending(folder / "spending", policy, remembers)
-        self._heard = folder / "notices.json"
-        self.notices = read_notices(self._heard, policy.signer)
+        self._notices_path = folder / "notices.json"
+        self.notices = read_notices(self._notices_path, policy.signer, recovery=policy.recovery, in_order=True)
         self._sampler = ExactSampler()
 
     def admit(self, signed: SignedTask) -> TrainingTask:
@@ -111,14 +125,20 @@ class Client:
         Consent.read(self._folder).check(task)
         return task
 
-    def vouched(self, signed: SignedTask) -> TrainingTask:
+    def verify_signer(self, signed: SignedTask) -> TrainingTask:
         """The task, if it is the signer's, also one that is over or that this user does not agree to."""
-        return self._policy.vouched(signed, self.notices, fresh=False)
+        return self._policy.verify_signer(signed, self.notices, fresh=False)
 
-    def hear(self, signed: Iterable[SignedNotice]) -> None:
+    def receive_notices(self, signed: Iterable[SignedNotice]) -> None:
         """Remember what the signer announces, for good."""
-        if self.notices.hear(signed):
-            write_notices(self._heard, self.notices.signed)
+        if self.notices.receive(signed):
+            write_notices(self._notices_path, self.notices.signed)
+
+    def refuse_ended(self, signed: SignedTask) -> None:
+        """Refuse to send anything more to a task that this user has left, or that its signer ended."""
+        if reason := self.notices.why_ended(signed):
+            raise Refused(reason)
+        Consent.read(self._folder).check(self.verify_signer(signed))
 
     def refuse_early(self, task: TrainingTask, round: int) -> None:
         """Refuse a round that comes too soon or that no shuffler would accept, before training and spending budget."""
@@ -127,6 +147,22 @@ class Client:
         self._spending.refuse_set_back(task.task_id)
         if not self._kept(task.task_id, round).exists():
             self._spending.refuse_early()
+
+    def answer(self, call: RoundCall, update: np.ndarray, facts: Mapping[str, Any] = _NOTHING) -> Envelope:
+        """Report to the round of a call; refuses before anything is spent if the analyzer has not opened that round."""
+        self.receive_notices(call.notices)
+        task, status = self.admit(call.signed), call.status
+        if task.analyzer_sign is None:
+            raise Refused("the task names no key that its analyzer signs with, so nobody can tell which round is open")
+        try:
+            check_status(status, task_id=task.task_id, key=task.analyzer_sign)
+        except Forged as error:
+            raise Refused(str(error)) from error
+        if status.over:
+            raise Refused(f"the training is over: round {status.round} was the last")
+        if status.seconds_late > CLOCK_SKEW:
+            raise Refused(f"round {status.round} closed {status.seconds_late:.0f} seconds ago by this machine's clock")
+        return self.report(call.signed, status.round, update, facts)
 
     def report(
         self, signed: SignedTask, round: int, update: np.ndarray, facts: Mapping[str, Any] = _NOTHING

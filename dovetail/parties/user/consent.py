@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from dovetail.parties.common.records import read_record
 from dovetail.parties.common.task import SignedTask, TrainingTask, task_id_of
 from dovetail.parties.user.witness import Witness
 
-__all__ = ["Consent", "named", "spent_on"]
+__all__ = ["Consent", "leave_tasks", "named", "spent_on"]
 
 _FILE = "consent.json"
 _TASK_ID = 32  # bytes
@@ -70,6 +71,17 @@ class Consent(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             self.write(folder)
 
 
+def leave_tasks(folder: Path, tasks: Sequence[bytes]) -> Consent:
+    """Leave these tasks for good; what waits to be sent to them is deleted. The user's consent from now on."""
+    consent = Consent.read(folder)
+    consent.left += [task for task in tasks if task not in consent.left]
+    consent.write(folder)
+    for task in tasks:
+        for envelope in (folder / "outbox").glob(f"{task.hex()}-*"):
+            envelope.unlink(missing_ok=True)
+    return consent
+
+
 def spent_on(folder: Path, witness: Witness | None = None) -> list[dict[str, Any]]:
     """What the user with this folder has spent, by task: on whom, in how many rounds, and whether it left.
 
@@ -80,8 +92,7 @@ def spent_on(folder: Path, witness: Witness | None = None) -> list[dict[str, Any
         if not Ledger.begun(path):
             continue
         with contextlib.closing(Ledger.reopen(path)) as ledger:
-            rounds = sum(entry.kind == "reserve" for entry in ledger.entries)
-            spent[path.stem.removeprefix("task-")] = rounds, *ledger.spent
+            spent[path.stem.removeprefix("task-")] = len(ledger.reserved), *ledger.spent
     lacking = set()
     for task, seen in ({} if witness is None else witness.known()).items():
         rounds, eps, delta = spent.get(task, (0, 0.0, 0.0))

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from dovetail.parties.common._status import CLOCK_SKEW
 from dovetail.parties.common.links import Conflict, Gone, IntermediaryLink, Rejected, Unreachable
 from dovetail.parties.common.policy import BudgetSpent, Later, Refused
 from dovetail.parties.common.task import SignedTask, TrainingTask
@@ -31,7 +32,6 @@ _SHORTEST, _LONGEST = 0.05, 10.0  # seconds between questions
 _LOOKS = 20  # questions in the time of a round, at least
 _SPREAD = 0.25  # share of the time until users come back, over which they spread
 _AGAIN = 0.1  # seconds until an upload is tried again
-_SKEW = 60.0  # seconds by which clocks may differ
 _LOG = logging.getLogger(__name__)
 Train = Callable[[np.ndarray], np.ndarray]  # from the model to the update, both flat float32 vectors
 
@@ -65,8 +65,8 @@ class Participation:
 
     @property
     def withdrawn(self) -> bool:
-        """Whether the training ended because its signer has withdrawn the task."""
-        return self._known is not None and self._client.notices.withdrawn(self._known[1].task_id)
+        """Whether the training ended because its signer has withdrawn the task, or lost the key that signed it."""
+        return self._known is not None and self._client.notices.why_ended(self._known[0]) is not None
 
     def step(self) -> float | None:
         """Do what there is to do; the seconds after which to look again, None when the training is over."""
@@ -118,7 +118,7 @@ class Participation:
         signed = self._links[0].task()
         if self._known is None or self._known[0] is not signed:
             self._listen()
-            self._known = signed, self._client.vouched(signed)
+            self._known = signed, self._client.verify_signer(signed)
         if status.task_id != self._known[1].task_id:
             raise Rejected("expected the status of the signer's task, got that of another task")
         seen = self._seen
@@ -136,12 +136,12 @@ class Participation:
     def _listen(self) -> None:
         """What the signer announced; who withholds it does not speak for the others."""
         for link in self._links:
-            self._client.hear(link.notices())
+            self._client.receive_notices(link.notices())
 
     def _open(self, status: RoundStatus) -> bool:
         """Whether a round still takes in reports; says so once if not."""
-        late = time.time() - status.closes if status.closes else 0.0
-        if late > _SKEW and self._closed != status.round:
+        late = status.seconds_late
+        if late > CLOCK_SKEW and self._closed != status.round:
             self._closed = status.round
             _LOG.warning(
                 "expected a round that is open, got round %d, which closed %.0f seconds ago by this machine's clock: "
@@ -149,7 +149,7 @@ class Participation:
                 status.round,
                 late,
             )
-        return late <= _SKEW
+        return late <= CLOCK_SKEW
 
     def _report(self, round: int) -> None:
         signed = self._links[0].task()
@@ -168,8 +168,13 @@ class Participation:
         self._heard = time.monotonic()  # training may take longer than patience lasts
 
     def _upload(self, envelope: Envelope) -> None:
-        """To each that does not have it yet."""
+        """To each that does not have it yet; nothing leaves once the user has left, or the signer ended the task."""
         while self._given < len(self._links):
+            try:
+                self._client.refuse_ended(self._links[0].task())
+            except Refused:
+                self._close(envelope)
+                raise
             envelope.give(self._given, self._links[self._given])
             self._heard = time.monotonic()
             self._given += 1

@@ -8,7 +8,7 @@ import msgspec
 
 from dovetail.files import write_atomically
 from dovetail.parties.common.keys import KeyPair
-from dovetail.parties.common.notices import rotated
+from dovetail.parties.common.notices import rotate_key
 from dovetail.parties.user.client import USER
 
 __all__ = ["rotate_user"]
@@ -26,7 +26,7 @@ def rotate_user(folder: Path, *, days: int = 365) -> bytes:
         write_atomically(folder / USER, f"{name}\n".encode(), mode=0o600)
     if not (folder / f"key-{name}.json").exists():
         old.save(folder / f"key-{name}.json")
-    rotation = rotated(old.public, new.public, by=old)
+    rotation = rotate_key(old.public, new.public, by=old)
     write_atomically(folder / f"rotation-{name}.json", msgspec.json.encode(rotation))
     write_atomically(folder / "public.json", msgspec.json.encode(new.public))
     (folder / "key-new.json").unlink(missing_ok=True)

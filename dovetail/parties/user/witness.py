@@ -8,6 +8,7 @@ before anything is randomized: a ledger may be ahead of it after a crash, never 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,15 @@ from dovetail._structs import ready
 from dovetail.files import write_atomically
 from dovetail.parties.common.ledger import Ledger
 
-__all__ = ["Witness", "Witnessed"]
+__all__ = ["Witness", "Witnessed", "default_witnesses"]
+
+
+def default_witnesses() -> Path:
+    """The folder that DOVETAIL_WITNESS names, else where the platform keeps what programs remember."""
+    if named := os.environ.get("DOVETAIL_WITNESS"):
+        return Path(named)
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return state / "dovetail" / "witness"
 
 
 class Witnessed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
