@@ -35,9 +35,11 @@ from dovetail.parties import deployment as deployments
 from dovetail.parties import fleet
 from dovetail.parties.analyzer.learning import Learning
 from dovetail.parties.analyzer.rounds import Analyzer
+from dovetail.parties.common._status import RoundStatus, sign_status
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.ledger import Ledger
 from dovetail.parties.common.links import Gone, Unreachable
+from dovetail.parties.common.notices import withdraw_task
 from dovetail.parties.common.policy import Policy
 from dovetail.parties.common.sealing import Unsealable, open_sealed
 from dovetail.parties.common.task import TrainingTask, sign
@@ -45,11 +47,11 @@ from dovetail.parties.common.wire import TooLate, Upload, signature_of, upload_p
 from dovetail.parties.flower import DovetailStrategy, Play, Relay, carrying, dovetail_mod, mod, strategy
 from dovetail.parties.flower.records import envelope_of, flatten, instruction, unflatten
 from dovetail.parties.user.agent import serve_agent
-from dovetail.parties.user.client import Client, Envelope
+from dovetail.parties.user.client import Client, Envelope, RoundCall
 
 pytestmark = pytest.mark.flower
 
-SIGNER = KeyPair.generate("sign")
+SIGNER, ANALYZER = KeyPair.generate("sign"), KeyPair.generate("sign")
 SHUFFLER = ServicePairs(sign=KeyPair.generate("sign"), seal=KeyPair.generate("seal"))
 NODES, ROUNDS, EPS = 4, 3, 6.0
 SECRET = "seventeen examples of Alice"
@@ -66,6 +68,7 @@ def identity(monkeypatch):
 def analyzer_keys(tmp_path) -> KeyRing:
     ring = KeyRing(tmp_path / "keys", "seal")
     ring.add()
+    ANALYZER.save(ring.folder / f"sign-{ANALYZER.public.key_id.hex()}.json")
     return ring
 
 
@@ -83,6 +86,7 @@ def task(analyzer_keys) -> TrainingTask:
         eps=ROUNDS * EPS,
         delta=1e-5,
         analyzer=analyzer_keys.current().public,
+        analyzer_sign=ANALYZER.public,
         shufflers=(SHUFFLER.public,),
     )
 
@@ -95,7 +99,7 @@ def model_of(*numbers: float) -> ArrayRecord:
 def policy_of(task: TrainingTask, **changed) -> Policy:
     asked = {
         "signer": SIGNER.public.key_id,
-        "analyzer": task.analyzer.key_id,
+        "analyzer": task.analyzer_id,
         "min_clients": NODES,
         "eps_round": EPS,
         "eps_task": ROUNDS * EPS,
@@ -121,8 +125,14 @@ def context_of(run_config, node: int = 0, **node_config) -> Context:
     return Context(run_id=1, node_id=100 + node, node_config=told, state=RecordDict(), run_config=run_config)
 
 
-def asked(task: TrainingTask, round: int = 1, kind: str = "train", model: ArrayRecord | None = None) -> Message:
-    content = instruction(model or model_of(1, 2, 3, 4), ConfigRecord(), sign(task, SIGNER), round)
+def call_to(task: TrainingTask, round: int = 1, by: KeyPair = ANALYZER, **status) -> RoundCall:
+    told = {"over": False, "head": bytes(32), "closes": int(time.time()) + 60, **status}
+    signed = sign_status(RoundStatus(task_id=task.task_id, round=round, **told), by)
+    return RoundCall(signed=sign(task, SIGNER), status=signed)
+
+
+def asked(task: TrainingTask, round: int = 1, kind: str = "train", **call) -> Message:
+    content = instruction(model_of(1, 2, 3, 4), ConfigRecord(), call_to(task, round, **call))
     return Message(content, 100, kind)
 
 
@@ -144,9 +154,9 @@ class Remembers:
     def __init__(self, *_: object) -> None:
         self.updates: list[np.ndarray] = []
 
-    def report(self, signed, round, update) -> Envelope:
+    def answer(self, call, update) -> Envelope:
         self.updates.append(update)
-        return Envelope(task_id=bytes(32), round=round, sender=bytes(16), uploads=(), signatures=())
+        return Envelope(task_id=bytes(32), round=call.status.round, sender=bytes(16), uploads=(), signatures=())
 
 
 def test_nobody_else_imports_flwr():
@@ -246,6 +256,32 @@ def test_a_task_that_the_nodes_own_policy_does_not_admit_is_refused(task, simula
     assert not list(Path(simulated["dovetail-simulation"]).rglob("task-*.db"))
 
 
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"by": SIGNER},  # any key but the analyzer's
+        {"over": True},
+        {"closes": 1},
+        {"round": 20, "by": SHUFFLER.sign},
+    ],
+)
+def test_a_relay_makes_no_node_spend_on_a_round_that_the_analyzer_did_not_open(task, simulated, forged):
+    """A relay burned a task's budget, or ended a node's task with a false round 20."""
+    reply = dovetail_mod(asked(task, **forged), context_of(simulated), trained)
+    assert reply.error.reason == "expected a round that this node agrees to, got one that it refuses"
+    assert not list(Path(simulated["dovetail-simulation"]).rglob("task-*.db"))
+    assert not dovetail_mod(asked(task), context_of(simulated), trained).has_error()
+
+
+def test_a_node_hears_of_a_withdrawal_before_it_spends_and_remembers_it(task, simulated):
+    withdrawal = (withdraw_task(SIGNER, task.task_id),)
+    call = msgspec.structs.replace(call_to(task), notices=withdrawal)
+    ended = Message(instruction(model_of(1, 2, 3, 4), ConfigRecord(), call), 100, "train")
+    for message in (ended, asked(task)):
+        assert dovetail_mod(message, context_of(simulated), trained).has_error()
+    assert not list(Path(simulated["dovetail-simulation"]).rglob("task-*.db"))
+
+
 def test_a_virtual_node_has_a_policy_of_its_own_or_that_of_all(task, simulated):
     own = Path(simulated["dovetail-simulation"], "node-1")
     own.mkdir()
@@ -284,7 +320,7 @@ def test_a_process_of_ray_is_a_simulation_and_no_other(monkeypatch):
 
 
 def test_whatever_goes_wrong_with_the_report_stays_on_the_node(task, simulated, monkeypatch):
-    monkeypatch.setattr(Client, "report", raises)
+    monkeypatch.setattr(Client, "answer", raises)
     reply = dovetail_mod(asked(task), context_of(simulated), trained)
     assert reply.error.reason == "expected an answer from this node's agent, got none"
     Path(simulated["dovetail-simulation"], "policy.json").unlink()
@@ -296,7 +332,7 @@ def test_a_message_without_a_task_is_refused_before_training(task, simulated):
     strange = Message(RecordDict({"arrays": model_of(1, 2, 3, 4), "config": ConfigRecord()}), 100, "train")
     assert dovetail_mod(strange, context_of(simulated), never).has_error()
     garbled = asked(task)
-    garbled.content["dovetail"]["task"] = b"{}"
+    garbled.content["dovetail"]["call"] = b"{}"
     assert dovetail_mod(garbled, context_of(simulated), never).has_error()
 
 
@@ -334,6 +370,9 @@ class Direct:
 
     def task(self):
         return self.analyzer.signed
+
+    def notices(self):
+        return []
 
     def status(self):
         return self.analyzer.status()

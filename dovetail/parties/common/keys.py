@@ -170,9 +170,7 @@ class KeyRing:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         pair = KeyPair.generate(self.use, days=days)
         last = max((old.public.expires for old in self.all()), default=0)
-        if (
-            pair.public.expires <= last < pair.public.expires + _DAY
-        ):  # else it would not be the current one
+        if pair.public.expires <= last < pair.public.expires + _DAY:  # else it would not be the current one
             pair = dataclasses.replace(pair, public=msgspec.structs.replace(pair.public, expires=last + 1))
         pair.save(self.folder / f"{self.use}-{pair.public.key_id.hex()}.json")
         return pair
