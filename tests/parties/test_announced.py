@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import threading
 import time
+import types
 from pathlib import Path
 
 import httpx
@@ -291,6 +292,21 @@ def test_a_user_that_cannot_take_part_is_named_and_hears_of_a_withdrawal(world, 
     world.follow()
     status, said = run(household.signer.public.key_id.hex(), "users")
     assert status == 0 and said.endswith("user 0 reported in 0 rounds; the task was withdrawn")
+
+
+@pytest.mark.parametrize(("hours", "words"), [(-3, "10800 seconds behind"), (3, "seconds ahead of")])
+def test_a_service_whose_clock_is_off_says_so_and_is_not_ready(world, monkeypatch, caplog, hours, words):
+    """Round after round was charged and void, and nobody said why."""
+    assert got(world.service.app, "/readyz").status_code == 200
+    now = time.time
+    with monkeypatch.context() as wrong:
+        wrong.setattr(status_module, "time", types.SimpleNamespace(time=lambda: now() + 3600 * hours))
+        world.next_round()
+        assert got(world.service.app, "/readyz").status_code == 503
+    (said,) = caplog.messages
+    assert "this machine's clock is" in said and words in re.sub("10(799|800|801) seconds", "10800 seconds", said)
+    world.next_round()
+    assert got(world.service.app, "/readyz").status_code == 200
 
 
 def test_the_same_status_is_signed_once_and_told_by_all(world):

@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from dovetail.parties.common._status import CLOCK_SKEW
 from dovetail.parties.common.keys import PublicKey
 from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink, Unreachable
 from dovetail.parties.common.notices import Notices
@@ -68,6 +69,7 @@ class IntermediaryService:
         self._others = {key.key_id: key for key in others}
         self._status: RoundStatus | None = None
         self._followed = -math.inf  # when the analyzer was last heard and believed
+        self._clock_is_off = False
         self._opened = 0  # the last round that this replica opened
         self._model: tuple[int, tuple[bytes, bytes]] | None = None  # with its signature
         self._said: set[str] = set()
@@ -84,7 +86,7 @@ class IntermediaryService:
             complain=self._complain,
         )
         routes = [
-            *health_routes(lambda: time.monotonic() - self._followed < _STALE and not self._uploads.failing),
+            *health_routes(self._is_ready),
             Route("/v1/task", self._get_task),
             Route("/v1/notices", self._get_notices),
             Route("/v1/status", self._get_status),
@@ -97,6 +99,11 @@ class IntermediaryService:
             Route(f"{prefix}/rounds/{{round}}/verifiers/{{first:int}}", self._verifiers),
         ]
         self.app = Served(routes, self.counts, self._work, direct=self._uploads).app
+
+    def _is_ready(self) -> bool:
+        """Whether it can work: it has heard the analyzer lately, writes, and agrees with it about the time."""
+        heard = time.monotonic() - self._followed < _STALE
+        return heard and not self._uploads.failing and not self._clock_is_off
 
     async def _get_task(self, request: Request) -> Response:
         return cached(request, msgspec.json.encode(self._party.signed), "application/json", seconds=60)
@@ -197,8 +204,27 @@ class IntermediaryService:
             opening = functools.partial(store.open_round, status.round, head=status.head, closes=closes)
             await asyncio.to_thread(opening)
             self._opened = status.round
+        self._compare_clocks(status)
         self._pacing.saw(status.round)
         self._status, self._followed = status, time.monotonic()
+
+    def _compare_clocks(self, status: RoundStatus) -> None:
+        """Say so, and be not ready, if a round ends at another time than it can by this clock.
+
+        Users look at their own clocks: where these differ from the analyzer's, round after round is charged and void.
+        """
+        if status.over or not status.closes:
+            return
+        late, behind = status.seconds_late, -status.seconds_late - self._party.task.round_seconds
+        has_just_opened = self._status is not None and self._status.round < status.round
+        if behind > CLOCK_SKEW:
+            self._clock_is_off, words = True, f"{behind:.0f} seconds behind"
+        elif late > CLOCK_SKEW and (has_just_opened or self._clock_is_off):
+            self._clock_is_off, words = True, f"at least {late:.0f} seconds ahead of"
+        else:
+            self._clock_is_off = False
+            return
+        self._complain(ValueError(f"this machine's clock is {words} the analyzer's: set both by NTP"))
 
     async def _has_ended(self) -> bool:
         """Whether the task ended before its time; then the one that leads forgets what its rounds hold, for good."""
