@@ -4,8 +4,22 @@
 
 Sites are drawn by stratum (a few packages each, in fixed shares), then a module by its length, then a place in it. A
 mutant changes one expression: a comparison, an operator, a constant, min and max, a condition, or it leaves out a call
-that returns nothing. It is made in a copy of the tree; test files that name the module or the function are run first,
-those that name them most often ahead, then the package's own folder of tests. `killed` says by which test.
+that returns nothing. It is made in a copy of the tree; test files that name the module or the function are run in
+batches, those that name them most often ahead, then the package's own folder of tests.
+
+Verdicts:
+
+- `killed`: a test failed, and ran again at once, by itself, without the mutant, it passed. A test that fails then, too,
+  tells nothing: it is left out from there on, and the batch runs again. (A test that does not exist without the mutant,
+  one of many that the mutated code makes, counts as one that passes.) Or a test hung: when the limit came it had been
+  under way for a minute or more, and without the mutant it passes in a tenth of that time or less.
+- `survived`: all batches ended, and no test failed.
+- `cut off`: the limit or the end of the study came first, or a failed test could not be run again in time (`suspect`).
+  It counts neither way. A further call with the same --out goes on with the batches that are missing.
+
+On a machine where some tests fail as it is, `--baseline --deselect FILE` runs the whole suite and writes the names of
+those into FILE; a study with `--deselect FILE` leaves them out, and adds those that it finds itself. The tree must be
+the same from call to call.
 
 Run it with a Python that has PyTorch, or mutants of the PyTorch learner meet none of its tests. A survivor may be
 equivalent (no input tells it apart), or be noticed by a test elsewhere: run `make test` in the copy before calling it
@@ -16,18 +30,28 @@ from __future__ import annotations
 
 import argparse
 import ast
+import collections
+import concurrent.futures
+import contextlib
 import copy
+import dataclasses
 import importlib.util
 import json
+import math
 import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import _mutation_reports
 
 ROOT = Path(__file__).resolve().parents[1]
 STRATA = {  # packages, and their share of 84 mutants
@@ -47,6 +71,10 @@ SWAPS = {
 }  # fmt: skip
 NAMES = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "floor": "ceil", "ceil": "floor"}
 SKIPPED = ("__repr__", "_repr_html_", "__str__")
+HANG = 60.0  # seconds under way after which a test may be said to hang
+CONFIRM = 60.0  # seconds that a test gets to pass without the mutant
+_NO_SUCH_TEST = 4  # pytest's status; such a test comes from what the mutant changed
+LAST = 20.0  # seconds before the end from which on no mutant is begun
 
 
 def sites(source: str) -> list[tuple[ast.AST, str, str]]:
@@ -153,83 +181,304 @@ def test_files(mutant: dict) -> list[str]:
     return sorted(counted, key=counted.get, reverse=True)
 
 
+def batches(files: list[str]) -> list[list[str]]:
+    """Small ones ahead: most mutants fall to the files that name them most."""
+    return [
+        batch for batch in (files[:6], files[6:20], *(files[at : at + 30] for at in range(20, len(files), 30))) if batch
+    ]
+
+
+@dataclasses.dataclass
+class Ended:
+    """How a run of pytest ended: its status (None where it was stopped), and what it reported."""
+
+    status: int | None
+    reports: list[dict]
+    at: float
+    output: str
+
+    def failed(self) -> list[dict]:
+        """Reports of tests that failed, or of files that could not be collected, one each."""
+        return list({told["test"]: told for told in self.reports if told.get("outcome") == "failed"}.values())
+
+    def passed(self) -> dict[str, float]:
+        """Tests that were run to their end and did not fail, with their seconds."""
+        failed, seconds, over = {told["test"] for told in self.failed()}, collections.Counter(), set()
+        for told in self.reports:
+            seconds[told["test"]] += told.get("seconds", 0.0)
+            if told.get("when") == "teardown":
+                over.add(told["test"])
+        return {test: seconds[test] for test in over - failed}
+
+    def under_way(self) -> dict[str, float]:
+        """Tests that had begun and not ended, with the seconds since."""
+        begun = {told["test"]: told["began"] for told in self.reports if "began" in told}
+        over = {told["test"] for told in self.reports if told.get("when") not in (None, "setup", "call")}
+        return {test: self.at - began for test, began in begun.items() if test not in over}
+
+
+class Lane:
+    """A copy of the tree in which one pytest runs at a time."""
+
+    def __init__(self, folder: Path, *, workers: int, deselected: set[str]) -> None:
+        self.tree, self.notes, self.scratch = folder / "tree", folder / "notes", folder / "tmp"
+        self.workers, self.deselected = workers, deselected
+        self.process: subprocess.Popen | None = None
+        shutil.rmtree(folder, ignore_errors=True)
+        self.notes.mkdir(parents=True)
+        for name in _listed():
+            (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, self.tree / name)
+        (self.tree / "benchmarks" / "__init__.py").touch()  # so that no other package of that name comes first
+
+    def pytest(self, *arguments: str, until: float, workers: int | None = None) -> Ended:
+        """Stopped at the time `until`, with all processes of its group."""
+        reports, deselected, output = self.notes / "reports", self.notes / "deselected", self.notes / "output"
+        reports.write_text("")
+        deselected.write_text("\n".join(sorted(self.deselected)))
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.scratch.mkdir()
+        marks = "not soak and not flower and not browser and not postgres" + " and not torch" * (not _has_torch())
+        count = self.workers if workers is None else workers
+        options = ["-q", "-p", "no:cacheprovider", "-p", "benchmarks._mutation_reports", "-n", str(count), "-m", marks]
+        before = os.environ.get("PYTHONPATH")
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(self.tree) if before is None else f"{self.tree}{os.pathsep}{before}",
+            "TMPDIR": str(self.scratch),
+            _mutation_reports.REPORTS: str(reports),
+            _mutation_reports.DESELECTED: str(deselected),
+        }
+        with output.open("w") as file:
+            self.process = process = subprocess.Popen(
+                [sys.executable, "-m", "pytest", *options, *arguments],
+                cwd=self.tree,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            over = None
+            try:
+                while over is None and time.time() < until:
+                    time.sleep(0.1)
+                    over = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            finally:  # it is not waited for before, so that its number is still its own
+                at = time.time()
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        told = [json.loads(line) for line in reports.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return Ended(process.returncode if over else None, told, at, output.read_text(errors="replace")[-2000:])
+
+    @contextlib.contextmanager
+    def mutated(self, mutant: dict, turn: int) -> Iterator[None]:
+        """The file's time is that of no other mutant: bytecode made for one is not taken for another."""
+        file = self.tree / mutant["file"]
+        original, before = file.read_text(), file.stat()
+        file.write_text(mutant["source"])
+        os.utime(file, (before.st_atime, int(before.st_mtime) + 1 + turn))
+        try:
+            yield
+        finally:
+            file.write_text(original)
+            os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    def stop(self) -> None:
+        """End what runs in this lane."""
+        if self.process is not None and self.process.returncode is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def passes_unchanged(self, test: str, *, until: float) -> float | None:
+        """Its seconds in the tree as it is; 0 if it does not exist there, None if it fails, infinite if cut off."""
+        whole = "::" not in test  # a file that could not be collected
+        ended = self.pytest(test, *(["--collect-only"] if whole else []), until=until, workers=0)
+        if ended.status is None:
+            return math.inf
+        if whole:
+            return 0.0 if ended.status == 0 else None
+        return 0.0 if ended.status == _NO_SUCH_TEST else ended.passed().get(test)
+
+
 def _has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
-def run(mutant: dict, tree: Path, *, limit: float, workers: int) -> dict:
-    """The mutant with what killed it, if anything did."""
-    file = tree / mutant["file"]
-    original = file.read_text()
-    began, files = time.time(), test_files(mutant)
-    file.write_text(mutant["source"])
-    marks = "not soak and not flower and not browser and not postgres" + " and not torch" * (not _has_torch())
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", str(workers), "-p", "no:cacheprovider", "-m", marks]
-    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
-    killed, left = None, limit
-    try:
-        for batch in (files[:6], files[6:20], files[20:]):
-            if not batch or left <= 0:
-                continue
+def _listed() -> list[str]:
+    """What git tracks; without git, all files but those in caches and in hidden folders of other things."""
+    asked = ["git", "ls-files", "-z"]
+    with contextlib.suppress(OSError):
+        done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode == 0 and done.stdout:
+            return [name for name in done.stdout.split("\0") if name and (ROOT / name).is_file()]
+    names = []
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = [
+            name
+            for name in folders
+            if name in (".ci", ".github") or not (name.startswith(".") or name == "__pycache__")
+        ]
+        names += [str((Path(folder) / name).relative_to(ROOT)) for name in files]
+    return names
+
+
+def run(mutant: dict, lane: Lane, *, limit: float, end: float, turn: int) -> dict:
+    """The mutant with its verdict; `batches` ended before, and those of an earlier call are not run again."""
+    began, files = time.time(), batches(test_files(mutant))
+    done, left, cut_off = mutant.get("batches", 0), limit, {"verdict": "cut off", "killed": None}
+    found = None
+    while found is None and done < len(files):
+        batch = [file for file in files[done] if file not in lane.deselected]
+        if not batch:
+            done += 1
+            continue
+        started = time.time()
+        stop = min(started + left, end)
+        with lane.mutated(mutant, turn):
+            ended = lane.pytest("-x", *batch, until=stop)
+        left -= time.time() - started
+        if ended.failed():
+            found = _judge_failures(lane, ended.failed(), end)
+        elif ended.status in (0, 5):
+            done += 1
+        elif ended.status is None:
+            found = _judge_hang(lane, ended, end) if stop < end else cut_off
+        else:  # pytest itself broke: nothing is known
+            found = {**cut_off, "said": ended.output}
+        if found is None and done < len(files) and (left <= 0 or time.time() >= end):
+            found = cut_off
+    found = found or {"verdict": "survived", "killed": None}
+    told = {key: value for key, value in mutant.items() if key not in ("source", "batches")}
+    return {**told, **found, "batches": done, "of": len(files), "seconds": round(time.time() - began, 1)}
+
+
+def _judge_failures(lane: Lane, failed: list[dict], end: float) -> dict | None:
+    """The first of these tests that passes without the mutant killed it; None if all fail without it, too."""
+    for told in failed[:5]:
+        seconds = lane.passes_unchanged(told["test"], until=min(time.time() + CONFIRM, end))
+        if seconds is not None and math.isinf(seconds):
+            return {"verdict": "cut off", "killed": None, "suspect": told["test"], "said": told["said"][-300:]}
+        if seconds is not None:
+            return {"verdict": "killed", "killed": told["test"], "said": told["said"][-300:]}
+        print(f"fails as it is, left out from here on: {told['test']}", flush=True)
+        lane.deselected.add(told["test"])
+    return None
+
+
+def _judge_hang(lane: Lane, ended: Ended, end: float) -> dict:
+    for test, waited in sorted(ended.under_way().items(), key=lambda item: -item[1]):
+        if waited >= HANG:
+            seconds = lane.passes_unchanged(test, until=min(time.time() + CONFIRM, end))
+            if seconds is not None and seconds * 10 <= waited:
+                said = f"under way for {waited:.0f} s, {seconds:.1f} s without the mutant"
+                return {"verdict": "killed", "killed": test, "said": said}
+    return {"verdict": "cut off", "killed": None}
+
+
+def study(mutants: list[dict], lanes: list[Lane], out: Path, *, limit: float, end: float) -> None:
+    """Each lane takes the next mutant until none is left, or too little time; results are written as they come."""
+    waiting, lock = collections.deque(enumerate(mutants)), threading.Lock()
+
+    def work(lane: Lane) -> None:
+        while time.time() < end - LAST:
             try:
-                done = subprocess.run(
-                    [*command, *batch],
-                    cwd=tree,
-                    env=environment,
-                    capture_output=True,
-                    text=True,
-                    timeout=left,
-                    check=False,
-                )
-            except subprocess.TimeoutExpired:
-                killed = None if batch == files[20:] else killed
-                break
-            if done.returncode not in (0, 5):
-                named = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-                killed = named[0] if named else done.stdout[-200:]
-                break
-            left = limit - (time.time() - began)
-    finally:
-        file.write_text(original)
-    told = {key: value for key, value in mutant.items() if key != "source"}
-    return {**told, "killed": killed, "seconds": round(time.time() - began, 1)}
+                turn, mutant = waiting.popleft()
+            except IndexError:
+                return
+            found = run(mutant, lane, limit=limit, end=end, turn=turn)
+            with lock:
+                with out.open("a") as file:
+                    file.write(json.dumps(found) + "\n")
+                place = f"{found['file']}:{found['line']}"
+                print(f"{found['verdict']:8} {found['seconds']:5.0f} s {place} {found['killed'] or ''}", flush=True)
+
+    with concurrent.futures.ThreadPoolExecutor(len(lanes)) as pool:
+        try:
+            for done in [pool.submit(work, lane) for lane in lanes]:
+                done.result()
+        except KeyboardInterrupt:
+            for lane in lanes:
+                lane.stop()
+            os._exit(130)  # results are written
+    print(f"{len(waiting)} not begun" if waiting else "all begun", flush=True)
 
 
-def main() -> None:
+def baseline(lane: Lane, *, until: float, deselect: Path) -> int:
+    """The whole suite as it is; tests that fail, and those that have not ended after a minute, into the file."""
+    ended = lane.pytest(
+        "tests", "--dist", "worksteal", "--continue-on-collection-errors", "-rfE", "--durations", "20", until=until
+    )
+    print((lane.notes / "output").read_text(errors="replace"))
+    for told in ended.failed():
+        print(f"--- {told['test']} ({told['when']})\n{told['said']}\n")
+    hung = {test for test, waited in ended.under_way().items() if waited >= HANG}
+    dropped = sorted({told["test"] for told in ended.failed()} | hung)
+    deselect.write_text("".join(f"{test}\n" for test in dropped))
+    passed = ended.passed()
+    print(
+        f"{len(passed)} passed or skipped, {len(dropped)} left out",
+        "all were run" if ended.status is not None else "stopped",
+    )
+    return 0 if len(passed) > 3 * len(dropped) else 1
+
+
+def earlier(out: Path) -> dict[tuple[str, int], dict]:
+    """The last word on each mutant of an earlier call."""
+    lines = map(json.loads, out.read_text().splitlines()) if out.exists() else ()
+    return {(found["file"], found["line"]): found for found in lines}
+
+
+def main() -> int:
     """Draw, run, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--seed", type=int)
     parser.add_argument("--count", type=int, default=84)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--tree", type=Path, help="where the copy is made", default=ROOT.parent / "mutants")
-    parser.add_argument("--limit", type=float, default=240.0, help="seconds for one mutant")
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--tree", type=Path, help="where the copies are made", default=ROOT.parent / "mutants")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds for one mutant, or for the baseline")
+    parser.add_argument("--workers", type=int, default=2, help="of pytest, in each lane")
+    parser.add_argument("--lanes", type=int, default=1, help="mutants at a time")
+    parser.add_argument("--until", type=float, default=math.inf, help="seconds after which the study ends")
+    parser.add_argument("--deselect", type=Path, help="tests to leave out, one name a line")
+    parser.add_argument("--baseline", action="store_true", help="run all tests as they are, write those that fail")
     parser.add_argument("--strata", nargs="*", default=list(STRATA))
     parser.add_argument("--list", action="store_true", help="draw only")
     asked = parser.parse_args()
+    end = time.time() + asked.until
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if asked.baseline:
+        if asked.deselect is None:
+            parser.error("expected --deselect, the file that --baseline writes, got none")
+        lane = Lane(asked.tree / "0", workers=asked.workers, deselected=set())
+        return baseline(lane, until=min(time.time() + asked.limit, end), deselect=asked.deselect)
+    if asked.seed is None or (asked.out is None and not asked.list):
+        parser.error("expected --seed and --out (or --list), or --baseline")
     mutants = [mutant for mutant in draw(asked.seed, asked.count) if mutant["stratum"] in asked.strata]
     mutants.sort(key=lambda mutant: asked.strata.index(mutant["stratum"]))
-    if asked.out.exists():  # go on where an earlier study ended
-        done = {(found["file"], found["line"]) for found in map(json.loads, asked.out.read_text().splitlines())}
-        mutants = [mutant for mutant in mutants if (mutant["file"], mutant["line"]) not in done]
+    before = earlier(asked.out) if asked.out else {}
+    known = [before.get((mutant["file"], mutant["line"])) for mutant in mutants]
+    cut_off = [
+        {**mutant, "batches": found["batches"]}
+        for mutant, found in zip(mutants, known, strict=True)
+        if found is not None and found["verdict"] == "cut off"
+    ]
+    mutants = [mutant for mutant, found in zip(mutants, known, strict=True) if found is None] + cut_off
     if asked.list:
         for mutant in mutants:
             print(f"{mutant['file']}:{mutant['line']} {mutant['before']!r} -> {mutant['after']!r}")
-        return
-    shutil.rmtree(asked.tree, ignore_errors=True)
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
-        "\n"
-    )
-    for name in filter(None, listed):
-        (asked.tree / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, asked.tree / name)
-    for mutant in mutants:
-        found = run(mutant, asked.tree, limit=asked.limit, workers=asked.workers)
-        with asked.out.open("a") as file:
-            file.write(json.dumps(found) + "\n")
-        fate = "killed  " if found["killed"] else "SURVIVED"
-        print(f"{fate} {found['seconds']:5.0f} s {found['file']}:{found['line']}", flush=True)
+        return 0
+    if asked.strata == list(STRATA):  # a study that ends early has then met all strata alike
+        random.Random(asked.seed).shuffle(mutants)
+        mutants.sort(key=lambda mutant: "batches" in mutant)
+    deselected = set(asked.deselect.read_text().splitlines()) if asked.deselect else set()
+    lanes = [
+        Lane(asked.tree / str(number), workers=asked.workers, deselected=deselected) for number in range(asked.lanes)
+    ]
+    study(mutants, lanes, asked.out, limit=asked.limit, end=end)
+    if asked.deselect:
+        asked.deselect.write_text("".join(f"{test}\n" for test in sorted(deselected)))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
