@@ -34,8 +34,10 @@ try:
     experiment.run(run, out=out, resume=resumed, checkpoint_every=3, evaluate_every=2, callbacks=[observer])
 except Killed:
     pass
-found = {"checkpoints": observer.checkpoints, "scores": observer.scores}
-found = {kind: {str(round): [str(one) for one in models] for round, models in one.items()} for kind, one in found.items()}
+found = {
+    kind: {str(round): list(map(str, models)) for round, models in by_round.items()}
+    for kind, by_round in (("checkpoints", observer.checkpoints), ("scores", observer.scores))
+}
 with open(seen, "a") as file:
     file.write(json.dumps({**found, "backend": jax.default_backend(), "resumed": resumed}) + "\\n")
 os._exit(0)
