@@ -240,11 +240,11 @@ class Lane:
         self.scratch.mkdir()
         marks = "not soak and not flower and not browser and not postgres" + " and not torch" * (not _has_torch())
         count = self.workers if workers is None else workers
-        options = ["-q", "-p", "no:cacheprovider", "-p", "benchmarks._mutation_reports", "-n", str(count), "-m", marks]
-        before = os.environ.get("PYTHONPATH")
+        options = ["-q", "-p", "no:cacheprovider", "-p", "_mutation_reports", "-n", str(count), "-m", marks]
+        places = [str(self.tree), str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {
             **os.environ,
-            "PYTHONPATH": str(self.tree) if before is None else f"{self.tree}{os.pathsep}{before}",
+            "PYTHONPATH": os.pathsep.join(places),
             "TMPDIR": str(self.scratch),
             _mutation_reports.REPORTS: str(reports),
             _mutation_reports.DESELECTED: str(deselected),
