@@ -20,6 +20,7 @@ from dovetail.experiment.verify import verify
 TESTS = Path(__file__).parents[1]
 CHILD = """
 import json, os, sys
+os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # tests share the GPU
 os.environ["JAX_PLATFORMS"], name, out, kill_at, seen = sys.argv[1:6]
 sys.path.insert(0, sys.argv[6])
 import jax, pytest
