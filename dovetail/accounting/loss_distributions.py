@@ -17,10 +17,9 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.accounting import numerics
-from dovetail.accounting._below import TotalBelow
 from dovetail.accounting._dp_accounting import pld, pld_pmf
 from dovetail.accounting.numerics import ULP
-from dovetail.accounting.tilting import LossPart, Total
+from dovetail.accounting.tilting import LossPart, Total, TotalBelow
 from dovetail.statements import Theorem
 
 __all__ = [

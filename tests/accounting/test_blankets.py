@@ -11,11 +11,11 @@ from grids import later
 from scipy import stats
 
 from dovetail.accounting import loss_distributions
-from dovetail.accounting.amplification import blanket, blanket_families, frontier
+from dovetail.accounting.amplification import blanket, frontier
 from dovetail.accounting.amplification.frontier import Frontier
 from dovetail.accounting.pairs import personal, symmetric
+from dovetail.accounting.pairs.binomial import clone_counts
 from dovetail.accounting.pairs.blanket_pair import BlanketCrowd
-from dovetail.accounting.pairs.poisson_binomial import clone_counts
 from dovetail.accounting.releases import crowds, personalized, privunit
 from dovetail.events import Personalized, Report, Shuffled
 from dovetail.protocols import Cohort
@@ -128,7 +128,7 @@ def thresholded_row(eps_local, x, fresh, threshold, edges):
 @pytest.mark.parametrize(("eps_local", "threshold"), [(1.0, 0.8), (1.0, 0.2), (4.0, 0.5), (0.1, 0.9)])
 def test_the_frontier_behind_a_threshold_is_above_every_input_and_budget(eps_local, threshold):
     edges = np.unique(np.round(np.concatenate([np.linspace(-1, 1, 2001), [-threshold, threshold]]), 9))
-    known = blanket_families.threshold_frontier(eps_local, 0.05, threshold)
+    known = blanket.threshold_frontier(eps_local, 0.05, threshold)
     width = np.diff(edges) / 2
     kept = np.abs((edges[:-1] + edges[1:]) / 2) >= threshold
     base = width * kept + threshold * clip_laplace_row(0.05, 0.5, (edges + 1) / 2)
@@ -158,19 +158,19 @@ def test_the_plateau_and_its_floors(eps_local, half_width):
     weights[[0, -1]] /= 2
     plateau = sum(w * eps_local / 2 * np.exp(-eps_local * np.abs(y - z)) for w, z in zip(weights, centres, strict=True))
     budgets = eps_local * np.array([0.05, 0.4, 0.9, 1.0])
-    floors = blanket_families.laplace_floors(np.append(budgets, 2 * eps_local), eps_local, half_width)
+    floors = blanket.laplace_floors(np.append(budgets, 2 * eps_local), eps_local, half_width)
     assert floors[-1] == 0
     for budget, floor in zip(budgets, floors, strict=False):
         least = (budget / 2 * np.exp(-budget * (np.abs(y) + 0.5)) / plateau).min()
         assert floor == pytest.approx(least, rel=2e-3)
-    known, at = blanket_families.laplace_frontier(eps_local, half_width), np.linspace(0, 8, 100)
+    known, at = blanket.laplace_frontier(eps_local, half_width), np.linspace(0, 8, 100)
     ours = excess(known.slopes, known.masses, at)
     for x in (-0.5, -0.2, 0.0, 0.31, 0.5):
         ratio = eps_local / 2 * np.exp(-eps_local * np.abs(y - x)) / plateau
         assert (excess(ratio, plateau * step, at) <= ours + 2e-3).all()
-    smaller = blanket_families.laplace_frontier(0.6 * eps_local, half_width)
+    smaller = blanket.laplace_frontier(0.6 * eps_local, half_width)
     assert (excess(smaller.slopes, smaller.masses, at) <= ours + 1e-9).all()
-    lower = blanket_families.laplace_floors(budgets[:2], 0.6 * eps_local, half_width)
+    lower = blanket.laplace_floors(budgets[:2], 0.6 * eps_local, half_width)
     assert (lower >= floors[:2]).all(), "floors fall as the victim's budget rises"
 
 

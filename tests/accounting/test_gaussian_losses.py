@@ -5,7 +5,7 @@ import pytest
 from dp_accounting import NeighboringRelation
 from dp_accounting.pld import privacy_loss_distribution as pld
 
-from dovetail.accounting._gaussian_losses import gaussian_losses
+from dovetail.accounting.gaussian import gaussian_losses
 
 
 @pytest.mark.parametrize("add_remove", [True, False])

@@ -31,25 +31,9 @@ from dovetail.accounting import (
     search,
     spanning,
 )
-from dovetail.accounting.amplification import (
-    blanket,
-    blanket_families,
-    blanket_grid,
-    clones,
-    closed_forms,
-    frontier,
-    table,
-)
+from dovetail.accounting.amplification import blanket, blanket_grid, clones, closed_forms, frontier, table
 from dovetail.accounting.exposure import Exposure
-from dovetail.accounting.pairs import (
-    blanket_pair,
-    budgets,
-    curves,
-    mixtures,
-    personal,
-    poisson_binomial,
-    symmetric,
-)
+from dovetail.accounting.pairs import binomial, blanket_pair, budgets, curves, mixtures, personal, symmetric
 from dovetail.accounting.releases import (
     crowds,
     mixing,
@@ -57,7 +41,6 @@ from dovetail.accounting.releases import (
     privunit,
     replaced_users,
     selection,
-    skellam_distance,
     skellam_sums,
     split_and_mix,
     subjects,
@@ -208,15 +191,15 @@ CASES = {
         (BAD, "prob <= 1", lambda: blanket_grid.mean_excess(a_grid(), blanket_grid.BinomialDraws(1, 1.5))),
     ],
     blanket.frontier_of: [(OUTSIDE, "no frontier here", lambda: blanket.frontier_of(report("laplace")))],
-    blanket_families.laplace_floors: [
-        (OUTSIDE, "no plateau for a budget", lambda: blanket_families.laplace_floors(np.ones(1), 1e-4, 1.0)),
+    blanket.laplace_floors: [
+        (OUTSIDE, "no plateau for a budget", lambda: blanket.laplace_floors(np.ones(1), 1e-4, 1.0)),
     ],
-    blanket_families.laplace_frontier: [
-        (OUTSIDE, "no plateau for a budget", lambda: blanket_families.laplace_frontier(1e-4, 1.0)),
-        (BAD, "half_width > 0", lambda: blanket_families.laplace_frontier(1.0, 0.0)),
+    blanket.laplace_frontier: [
+        (OUTSIDE, "no plateau for a budget", lambda: blanket.laplace_frontier(1e-4, 1.0)),
+        (BAD, "half_width > 0", lambda: blanket.laplace_frontier(1.0, 0.0)),
     ],
-    blanket_families.threshold_frontier: [
-        (BAD, "0 < threshold < 1", lambda: blanket_families.threshold_frontier(1.0, 0.1, 1.0)),
+    blanket.threshold_frontier: [
+        (BAD, "0 < threshold < 1", lambda: blanket.threshold_frontier(1.0, 0.1, 1.0)),
     ],
     frontier.clip_laplace: [(BAD, "eps_local > 0", lambda: frontier.clip_laplace(0.0))],
     frontier.randomized_response: [(BAD, "0 < mass < 1", lambda: frontier.randomized_response(1.0, 1.0))],
@@ -241,8 +224,8 @@ CASES = {
     numerics.binomial_pmf: [(BAD, "prob=1.5", lambda: numerics.binomial_pmf(1, 2, 1.5))],
     numerics.binomial_cdf: [(BAD, "prob=nan", lambda: numerics.binomial_cdf(1, 2, math.nan))],
     numerics.binomial_sf: [(BAD, "trials >= 0", lambda: numerics.binomial_sf(1, -2, 0.5))],
-    poisson_binomial.by_limit: [
-        (OUTSIDE, "many coins", lambda: poisson_binomial.by_limit(poisson_binomial.Coins(np.ones(1) / 2, np.ones(1)))),
+    binomial.by_limit: [
+        (OUTSIDE, "many coins", lambda: binomial.by_limit(binomial.Coins(np.ones(1) / 2, np.ones(1)))),
     ],
     curves.sampled_pair: [
         (BAD, "prob > 0", lambda: curves.sampled_pair(lambda eps: 0.1, prob=0.0, eps_pure=1.0, std=1.0)),
@@ -375,9 +358,7 @@ CASES = {
         (OUTSIDE, "a delta that a group", lambda: groups.for_one(bound(2000.0, 1e-9), size=1000)),
         (BAD, "eps >= 0", lambda: groups.for_one(bound(-1.0), size=2)),
     ],
-    poisson_binomial.clone_counts: [
-        (BAD, "probabilities", lambda: poisson_binomial.clone_counts(np.array([0.5, 1.5])))
-    ],
+    binomial.clone_counts: [(BAD, "probabilities", lambda: binomial.clone_counts(np.array([0.5, 1.5])))],
     loss_distributions.copies: [(BAD, "times >= 1", lambda: loss_distributions.copies(a_loss(), 0))],
     loss_distributions.drawn: [
         (BAD, "a release with a loss", lambda: loss_distributions.drawn([(1.0, None)], interval=0.1)),
@@ -521,20 +502,20 @@ CASES = {
         (BAD, "eps >= 0", lambda: near_gaussian.spent_delta(1e-9, eps=-1.0)),
         (BAD, "divergence to be a finite number", lambda: near_gaussian.spent_delta(math.nan, eps=1.0)),
     ],
-    skellam_distance.divergence: [
-        (OUTSIDE, "variance >= 100, got 99", lambda: skellam_distance.divergence(99.0)),
-        (BAD, "variance > 0", lambda: skellam_distance.divergence(0.0)),
+    skellam_sums.divergence: [
+        (OUTSIDE, "variance >= 100, got 99", lambda: skellam_sums.divergence(99.0)),
+        (BAD, "variance > 0", lambda: skellam_sums.divergence(0.0)),
     ],
-    skellam_distance.near_gaussian: [
+    skellam_sums.near_gaussian: [
         (
             OUTSIDE,
             "variance >= 100",
-            lambda: skellam_distance.near_gaussian(sensitivity=1.0, coordinates=1, variance=1.0),
+            lambda: skellam_sums.near_gaussian(sensitivity=1.0, coordinates=1, variance=1.0),
         ),
         (
             BAD,
             "sensitivity > 0",
-            lambda: skellam_distance.near_gaussian(sensitivity=0.0, coordinates=1, variance=1e3),
+            lambda: skellam_sums.near_gaussian(sensitivity=0.0, coordinates=1, variance=1e3),
         ),
     ],
     skellam_sums.near: [
@@ -787,8 +768,8 @@ EVERYWHERE = {
     budgets.span: "users of an event, whose budgets are checked there",
     budgets.split: "users of an event, and any budget",
     numerics.decaying_sums: "any numbers that are not negative, and any slope from 0 up",
-    blanket_families.clip_laplace_floors: "any budgets",
-    blanket_families.level_floors: "any budgets",
+    blanket.clip_laplace_floors: "any budgets",
+    blanket.level_floors: "any budgets",
     curves.kinks: "any points have a hull",
     budgets.budgets_of: "any event",
     budgets.classes: "any event",
@@ -797,7 +778,7 @@ EVERYWHERE = {
     personal.curve: "where there is no blanket the clones are left",
     personal.groups: "every user is in a group",
     personal.halved: "a group that cannot be halved is one",
-    poisson_binomial.coarser: "any law of counts",
+    binomial.coarser: "any law of counts",
     symmetric.resolution: "any pair",
     loss_distributions.mirrored: "any distribution has its mirror image",
     exposure.unsampled: "None where it would not hold",

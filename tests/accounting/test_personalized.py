@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dovetail.accounting.amplification import blanket_families
+from dovetail.accounting.amplification import blanket
 from dovetail.accounting.conversion import eps_of
-from dovetail.accounting.pairs import budgets, curves, personal, poisson_binomial
-from dovetail.accounting.pairs.poisson_binomial import Coins, PoissonBinomialPair, by_limit, clone_counts
+from dovetail.accounting.pairs import binomial, budgets, curves, personal
+from dovetail.accounting.pairs.binomial import Coins, PoissonBinomialPair, by_limit, clone_counts
 from dovetail.accounting.releases import personalized
 from dovetail.accounting.search import smallest_eps
 from dovetail.events import Personalized
@@ -407,7 +407,7 @@ def test_classes_of_budgets_hide_no_more_than_their_members(kind, monkeypatch):
 @pytest.mark.parametrize("half_width", [0.02, 0.5, 3.0])
 @pytest.mark.parametrize("eps_victim", [0.2, 1.0, 6.0])
 def test_who_hides_behind_a_plateau_rises_and_then_falls_with_the_budget(eps_victim, half_width):
-    floors = blanket_families.laplace_floors(np.geomspace(1e-3, eps_victim, 4000), eps_victim, half_width)
+    floors = blanket.laplace_floors(np.geomspace(1e-3, eps_victim, 4000), eps_victim, half_width)
     rising = np.diff(floors) > 1e-12
     assert not np.any(rising[1:] & ~rising[:-1] & (np.diff(floors)[:-1] < -1e-12)), "no second rise after a fall"
     top = int(np.argmax(floors))
@@ -423,7 +423,7 @@ def test_a_million_coins_in_classes_are_never_more_heads_than_there_are():
     assert 0.99 * probs.sum() <= mean <= probs.sum()
     assert law.weights.sum() + law.below == pytest.approx(1, abs=1e-9)
     coins = Coins(np.array([0.01, 0.02]), np.array([10**6, 10**6]))
-    many = poisson_binomial._by_classes(coins)
+    many = binomial._by_classes(coins)
     assert float(many.counts @ many.weights) == pytest.approx(3e4, rel=1e-8)
     deviation = math.sqrt(float((many.counts - 3e4) ** 2 @ many.weights))
     assert deviation == pytest.approx(math.sqrt(10**6 * (0.0099 + 0.0196)), rel=1e-6)
@@ -432,7 +432,7 @@ def test_a_million_coins_in_classes_are_never_more_heads_than_there_are():
 
 def shortfall(coins):
     """The largest exact P(C <= k) over that of `by_limit`, with what it leaves out below at no clones."""
-    exact = poisson_binomial._convolved([(np.array([1 - q, q]), 0, 0.0) for q in coins.every()], 0.0, 0)
+    exact = binomial._convolved([(np.array([1 - q, q]), 0, 0.0) for q in coins.every()], 0.0, 0)
     cdf = np.concatenate([np.zeros(exact.counts[0]), np.cumsum(exact.weights)])
     law = by_limit(coins)
     ours = law.below + np.cumsum(law.weights)
@@ -452,7 +452,7 @@ def test_a_law_that_is_bounded_is_never_more_heads_than_there_are(seed, monkeypa
         coins = Coins(coins.probs, coins.counts * math.ceil(70 / coins.std**2))
     worst = shortfall(coins)
     assert worst <= 1 + 1e-9
-    monkeypatch.setattr(poisson_binomial, "_BERRY_ESSEEN", 0.0)
+    monkeypatch.setattr(binomial, "_BERRY_ESSEEN", 0.0)
     assert shortfall(coins) > 1 + 1e-9, "a Gaussian's tails without what the limit costs"
 
 

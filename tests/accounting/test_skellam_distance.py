@@ -13,7 +13,7 @@ from numpy.polynomial import polynomial
 from scipy.special import ive
 
 from dovetail.accounting import gaussian, near_gaussian
-from dovetail.accounting.releases import skellam_distance
+from dovetail.accounting.releases import skellam_sums
 from dovetail.statements import NotApplicable
 
 VARIANCES = (100.0, 117.3, 150.5, 200.0, 333.3, 500.0, 1000.0, 1500.0, 3000.0, 1e4, 1e5)
@@ -45,7 +45,7 @@ def divergence(variance, added=Fraction(1, 12)):
 
 @pytest.mark.parametrize("variance", [*VARIANCES[:-1], later(VARIANCES[-1])])
 def test_the_divergence_is_never_below_the_sum_of_both_laws(variance):
-    exact, ours = divergence(variance), skellam_distance.divergence(variance)
+    exact, ours = divergence(variance), skellam_sums.divergence(variance)
     assert 0.98 <= exact * 48 * variance**2 <= 1
     assert exact <= ours <= exact * (1 + 28 / variance)
     if variance >= 1500:
@@ -55,13 +55,13 @@ def test_the_divergence_is_never_below_the_sum_of_both_laws(variance):
 @pytest.mark.soak
 @pytest.mark.parametrize("variance", [1e6, *np.geomspace(100, 20_000, 60)])
 def test_the_divergence_at_many_variances(variance):
-    exact, ours = divergence(variance), skellam_distance.divergence(variance)
+    exact, ours = divergence(variance), skellam_sums.divergence(variance)
     assert exact <= ours <= exact * (1 + 28 / variance)
 
 
 @pytest.mark.parametrize("variance", [3000.0, later(1e4), later(1e5)])
 def test_near_misses_are_caught(variance):
-    ours, exact = skellam_distance.divergence(variance), divergence(variance)
+    ours, exact = skellam_sums.divergence(variance), divergence(variance)
     assert divergence(variance, added=Fraction(0)) > ours, "a Gaussian of Skellam's own variance is further away"
     assert divergence(variance, added=Fraction(1, 6)) > ours
     assert exact > ours / 2, "half the constant would not do"
@@ -138,12 +138,12 @@ def test_the_constants_of_the_proof():
 
 def test_not_known_for_little_noise():
     with pytest.raises(NotApplicable, match="variance >= 100"):
-        skellam_distance.divergence(99.999)
+        skellam_sums.divergence(99.999)
     with pytest.raises(NotApplicable, match="variance >= 100"):
-        skellam_distance.near_gaussian(sensitivity=1.0, coordinates=2, variance=99.0)
+        skellam_sums.near_gaussian(sensitivity=1.0, coordinates=2, variance=99.0)
     with pytest.raises(ValueError, match="variance"):
-        skellam_distance.divergence(math.nan)
-    assert skellam_distance.divergence(1e200) > 0, "what underflows is not 0"
+        skellam_sums.divergence(math.nan)
+    assert skellam_sums.divergence(1e200) > 0, "what underflows is not 0"
 
 
 # ---------------------------------------------------------------- deltas, by brute force
@@ -184,7 +184,7 @@ def random_releases(count, seed):
 
 
 def certified(shifts, variance, eps):
-    near = skellam_distance.near_gaussian(
+    near = skellam_sums.near_gaussian(
         sensitivity=math.sqrt(float(shifts @ shifts)), coordinates=len(shifts), variance=variance
     )
     return gaussian.delta_of(near.mu, eps=eps), near_gaussian.spent_delta(near.divergence, eps=eps)
@@ -267,7 +267,7 @@ def test_no_release_has_a_delta_above_what_the_ratio_certifies():
         shift = max(1, round(math.sqrt(variance) * rng.uniform(0.05, 2)))
         eps = float(rng.uniform(0.3, 2.5))
         exact = exact_delta([skellam_pair(shift, variance)], eps)
-        near = skellam_distance.near_gaussian(sensitivity=float(shift), coordinates=1, variance=variance)
+        near = skellam_sums.near_gaussian(sensitivity=float(shift), coordinates=1, variance=variance)
         with contextlib.suppress(NotApplicable):
             ours = near_gaussian.delta_by_ratio(
                 lambda at, mu=near.mu: gaussian.delta_of(mu, eps=at), [near.draws], eps=eps

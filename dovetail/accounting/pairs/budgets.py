@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dovetail.accounting.pairs.poisson_binomial import MANY, Coins
+from dovetail.accounting.pairs.binomial import MANY, Coins
 from dovetail.events import Personalized
 
 __all__ = ["Classes", "ProbsOf", "budgets_of", "classes", "honest", "order_of", "span", "split"]

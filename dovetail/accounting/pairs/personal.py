@@ -20,13 +20,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from dovetail import _validate
-from dovetail.accounting.amplification import blanket_families, frontier
+from dovetail.accounting.amplification import blanket, frontier
 from dovetail.accounting.amplification.clones import CloneCounts
 from dovetail.accounting.amplification.frontier import Frontier
 from dovetail.accounting.pairs import curves
-from dovetail.accounting.pairs.blanket_pair import BlanketCrowd
-from dovetail.accounting.pairs.budgets import ProbsOf, classes, honest, order_of, span, split
-from dovetail.accounting.pairs.poisson_binomial import (
+from dovetail.accounting.pairs.binomial import (
     SOME,
     Coins,
     Hiding,
@@ -34,6 +32,8 @@ from dovetail.accounting.pairs.poisson_binomial import (
     clone_counts,
     coarser,
 )
+from dovetail.accounting.pairs.blanket_pair import BlanketCrowd
+from dovetail.accounting.pairs.budgets import ProbsOf, classes, honest, order_of, span, split
 from dovetail.accounting.pairs.symmetric import SymmetricPair
 from dovetail.events import Personalized
 from dovetail.statements import NotApplicable
@@ -135,7 +135,7 @@ def _blanket(event: Personalized, victims: np.ndarray) -> BlanketCrowd:
         case "clip_laplace":
             known = frontier.clip_laplace(high)
             if event.threshold:  # which only takes away; where it takes little, covering it costs more
-                behind = blanket_families.threshold_frontier(high, float(classes(event).low[0]), event.threshold)
+                behind = blanket.threshold_frontier(high, float(classes(event).low[0]), event.threshold)
                 known = min(known, behind, key=lambda one: one.spread)
         case "laplace":
             known, floors = _plateau(event, low, high)
@@ -159,8 +159,8 @@ def _draws(event: Personalized, coins: Coins) -> CloneCounts:
 def _floors(event: Personalized) -> ProbsOf:
     """g_i against a blanket that does not depend on the victim."""
     if event.kind == "clip_laplace":
-        return blanket_families.clip_laplace_floors
-    return functools.partial(blanket_families.level_floors, levels=event.levels)
+        return blanket.clip_laplace_floors
+    return functools.partial(blanket.level_floors, levels=event.levels)
 
 
 @functools.lru_cache(maxsize=4)
@@ -176,15 +176,15 @@ def _plateau(event: Personalized, low: float, high: float) -> tuple[Frontier, Pr
     some = some[np.linspace(0, len(some) - 1, min(len(some), _SAMPLE)).astype(np.int64)]
 
     def loss(half_width: float) -> float:
-        hidden = float(blanket_families.laplace_floors(some, high, half_width).mean())
-        return blanket_families.laplace_frontier(high, half_width).spread / math.sqrt(hidden + 1e-300)
+        hidden = float(blanket.laplace_floors(some, high, half_width).mean())
+        return blanket.laplace_frontier(high, half_width).spread / math.sqrt(hidden + 1e-300)
 
     best = min(_WIDTHS, key=loss) if len(some) else _WIDTHS[0]
 
     def floors(eps_locals: np.ndarray) -> np.ndarray:
-        return np.where(eps_locals <= low, blanket_families.laplace_floors(eps_locals, high, best), 0.0)
+        return np.where(eps_locals <= low, blanket.laplace_floors(eps_locals, high, best), 0.0)
 
-    return blanket_families.laplace_frontier(high, best), floors
+    return blanket.laplace_frontier(high, best), floors
 
 
 def _about(event: Personalized, members: np.ndarray) -> tuple[float, float]:

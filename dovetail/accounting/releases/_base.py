@@ -3,6 +3,8 @@
 Accountants, statements and the reports of clients ask a release and never the type of an event. A new event brings a
 class with the answers it has, registered by one line; a question that it does not answer is `NotApplicable`, so that
 nothing is certified by silence.
+
+How probably padded slots are too few, and how many of its coordinates a client reports.
 """
 
 from __future__ import annotations
@@ -13,13 +15,24 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from dovetail import events
+from dovetail import _validate, events
+from dovetail.accounting import numerics
 from dovetail.accounting.loss_distributions import Loss
 from dovetail.accounting.near_gaussian import NearGaussian
-from dovetail.events import Everyone, FixedSize, Participation, Poisson, Round
+from dovetail.events import Crowd, Everyone, FixedSize, PaddedBernoulli, Participation, Poisson, Round
 from dovetail.statements import Bound, Neighbors, NotApplicable, Proof, Spent, Theorem
 
-__all__ = ["Curve", "Release", "Sampling", "Scale", "release_of", "releases"]
+__all__ = [
+    "Curve",
+    "Release",
+    "Sampling",
+    "Scale",
+    "most_reports",
+    "need_shuffle",
+    "release_of",
+    "releases",
+    "spent_delta",
+]
 
 Sampling = Everyone | FixedSize | Poisson
 _Event = TypeVar("_Event")
@@ -218,3 +231,43 @@ def release_of(event: Any) -> Release[Any]:
         if kind in _FAMILIES:
             return _FAMILIES[kind](event)
     raise NotApplicable(f"no release is registered for {type(event).__name__}")
+
+
+_OUTWARD = 1 + 1e-9
+_UNDERFLOW = 1e-300
+
+
+def spent_delta(event: Crowd) -> float:
+    """What a round costs in delta beside its pair: the chance that a report of the victim meets a full coordinate.
+
+    Guarantees:
+        At most the chance that any coordinate overflows, by the union bound: P(Bin(n - t, beta) > n_p - t) d.
+        Zero where nothing is dropped, and for SS-Topk, whose pair pays for drops.
+    """
+    need_shuffle(event)
+    match event:
+        case PaddedBernoulli(inclusion=inclusion):
+            slots = event.pad_to - event.colluders
+            if event.honest > slots:
+                full = float(numerics.binomial_sf(slots - 1, event.honest - 1, inclusion))
+                full = full * _OUTWARD * numerics.binomial_outward(event.honest) + _UNDERFLOW
+                return numerics.probability(event.coordinates * inclusion * full)
+    return 0.0
+
+
+def most_reports(event: PaddedBernoulli, *, delta: float) -> int:
+    """The smallest k_max with P[Bin(coordinates, inclusion) > k_max] <= delta."""
+    _validate.in_interval(0, 1, delta=delta)
+    low, high = -1, event.coordinates
+    while high - low > 1:
+        middle = (low + high) // 2
+        over = float(numerics.binomial_sf(middle, event.coordinates, event.inclusion)) * _OUTWARD
+        over = over * numerics.binomial_outward(event.coordinates) + _UNDERFLOW
+        low, high = (low, middle) if over <= delta else (middle, high)
+    return high
+
+
+def need_shuffle(event: Crowd) -> None:
+    """Refuse what is no shuffled round."""
+    if not isinstance(event, Crowd):
+        raise NotApplicable(f"no dominating pair here for {type(event).__name__}")

@@ -31,8 +31,15 @@ from dovetail.accounting.pairs.binary import BinaryReports
 from dovetail.accounting.pairs.binomial import BinomialPair
 from dovetail.accounting.pairs.curves import LARGEST_LOSS, sampled_pair
 from dovetail.accounting.pairs.symmetric import SymmetricPair
-from dovetail.accounting.releases._base import Release, Sampling, Scale, releases
-from dovetail.accounting.releases._overflow import most_reports, need_shuffle, spent_delta
+from dovetail.accounting.releases._base import (
+    Release,
+    Sampling,
+    Scale,
+    most_reports,
+    need_shuffle,
+    releases,
+    spent_delta,
+)
 from dovetail.events import Crowd, Everyone, FixedSize, PaddedBernoulli, PaddedTopk, Report, Shuffled
 from dovetail.statements import Bound, NotApplicable, Proof, Spent, Theorem
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from dovetail.accounting import loss_distributions
 from dovetail.accounting._dp_accounting import dp_event, pld, privacy_accountant, rdp
-from dovetail.accounting._gaussian_losses import gaussian_losses
+from dovetail.accounting.gaussian import gaussian_losses
 from dovetail.accounting.loss_distributions import Loss
 from dovetail.accounting.releases._base import INTERVAL, Release, Sampling, Scale, releases
 from dovetail.events import (

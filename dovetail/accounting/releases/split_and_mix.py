@@ -21,7 +21,7 @@ from dovetail import _validate
 from dovetail.accounting import gaussian, near_gaussian, numerics
 from dovetail.accounting.conversion import RENYI, delta_of, eps_of
 from dovetail.accounting.near_gaussian import NearGaussian
-from dovetail.accounting.releases import skellam_distance
+from dovetail.accounting.releases import skellam_sums
 from dovetail.accounting.releases._base import releases
 from dovetail.accounting.releases.mixing import eta, modulus_for, rounded_norm, shares_for
 from dovetail.accounting.releases.skellam_sums import ORDERS, SkellamRelease, _skellam, near, renyi
@@ -120,13 +120,13 @@ def _by_renyi(event: SplitAndMix, delta: float, rounds: int) -> Bound:
 def _by_ratio(event: SplitAndMix, delta: float, rounds: int) -> Bound:
     near_all = near(event).repeated(rounds)
     value = _ratio_eps(near_all, delta, lambda eps: rounds * spent_delta(event, eps))
-    return Bound(eps=value, delta=delta, proof=_theorem(event).proof.then(skellam_distance.SKELLAM, gaussian.ANALYTIC))
+    return Bound(eps=value, delta=delta, proof=_theorem(event).proof.then(skellam_sums.SKELLAM, gaussian.ANALYTIC))
 
 
 def _by_distance(event: SplitAndMix, delta: float, rounds: int) -> Bound:
     near_all = near(event).repeated(rounds)
     value = _near_eps(near_all, delta, lambda eps: rounds * spent_delta(event, eps))
-    return Bound(eps=value, delta=delta, proof=_theorem(event).proof.then(skellam_distance.SKELLAM, gaussian.ANALYTIC))
+    return Bound(eps=value, delta=delta, proof=_theorem(event).proof.then(skellam_sums.SKELLAM, gaussian.ANALYTIC))
 
 
 def _near_eps(near_all: NearGaussian, delta: float, spent: Callable[[float], float] = lambda _: 0.0) -> float:
@@ -194,7 +194,7 @@ def calibrate(
             known = [_eps(rounds * _skellam(reach, coordinates, variance, ORDERS), goal)]
             for route in (_ratio_eps, _near_eps):
                 with contextlib.suppress(NotApplicable):
-                    one = skellam_distance.near_gaussian(sensitivity=reach, coordinates=coordinates, variance=variance)
+                    one = skellam_sums.near_gaussian(sensitivity=reach, coordinates=coordinates, variance=variance)
                     known.append(route(one.repeated(rounds), goal) / _CLIMB)
             return min(known)
 
