@@ -28,7 +28,7 @@ from dovetail.mechanisms import (
     exact_skellam,
     grid_laplace,
 )
-from dovetail.mechanisms._normal import normal
+from dovetail.mechanisms.gaussian import normal
 from dovetail.mechanisms.skellam import Encoding
 
 TURNS = 7

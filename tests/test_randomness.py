@@ -16,7 +16,7 @@ from dovetail import experiment, pages
 from dovetail.engine.chunks import ESTIMATE
 from dovetail.experiment import config
 from dovetail.mechanisms import _words
-from dovetail.mechanisms._normal import normal
+from dovetail.mechanisms.gaussian import normal
 from dovetail.randomness import ROOT_BYTES, Randomness, chacha
 
 ROOT = bytes(range(32))

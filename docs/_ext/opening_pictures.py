@@ -12,7 +12,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from dovetail.compare._committed import committed
+from dovetail.compare._contenders import committed
 from dovetail.figures import STYLE, Figure, Line, svg
 from dovetail.figures._elements import escaped
 

@@ -16,7 +16,7 @@ import numpy as np
 from dovetail import _validate
 from dovetail.accounting.search import smallest_noise
 from dovetail.claims._claim import HOLDS, REFUTED, UNPROVEN, Claim, PrintedNumber
-from dovetail.claims._moments import MAX_ORDER, same_rounds, total_log_moments
+from dovetail.claims.geyer import MAX_ORDER, same_rounds, total_log_moments
 from dovetail.events import Round
 from dovetail.statements import NotApplicable, Theorem
 

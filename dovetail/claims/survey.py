@@ -10,7 +10,7 @@ import math
 
 from dovetail import _validate
 from dovetail.claims._claim import HOLDS, REFUTED, UNPROVEN, Claim, PrintedNumber
-from dovetail.claims._flame_lemmas import RATE, corollary1, lemma4
+from dovetail.claims.flame import RATE, corollary1, lemma4
 from dovetail.statements import NotApplicable, Theorem, Verdict
 
 __all__ = [

@@ -15,10 +15,9 @@ from typing import Any
 import msgspec
 
 from dovetail import __version__, _validate, experiment, machine
-from dovetail.compare._contenders import Contender, line_up, models
+from dovetail.compare._contenders import Contender, line_up, may_collude, models, whom
 from dovetail.compare._costs import Costs, costs, in_bytes, packed_size, sealed_size
 from dovetail.compare._ranking import Comparison, Outcome, Run
-from dovetail.compare._trusting import may_collude, whom
 from dovetail.data import Task
 from dovetail.experiment.config import Config
 from dovetail.files import make_folder

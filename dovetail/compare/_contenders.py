@@ -1,20 +1,36 @@
-"""Who is compared: a model's line-up (`dovetail/comparisons`) as one config a protocol."""
+"""Who is compared: a model's line-up (`dovetail/comparisons`) as one config a protocol.
+
+Accuracies of comparisons that were run before (`papers/results/compare`), and which of them is near a setting.
+
+Whom a user must trust, in words.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from dovetail import _validate
+from dovetail import _validate, protocols
 from dovetail.data import resolve
 from dovetail.experiment.config import Config, parse
-from dovetail.protocols import BUNDLED, PROTOCOLS, build, find
+from dovetail.protocols import BUNDLED, PROTOCOLS, Protocol, build, find
+from dovetail.statements import Trust
 
-__all__ = ["Contender", "line_up", "models"]
+__all__ = [
+    "Committed",
+    "Contender",
+    "committed",
+    "line_up",
+    "may_collude",
+    "models",
+    "near",
+    "whom",
+]
 
 _NO_SETTINGS = "there are no settings for it with this model"
 _BY_DEFAULTS = {"tuned": [(1.0, 0.0, 1.0)]}  # of a protocol from outside: its own defaults, and a step of 1
@@ -84,3 +100,89 @@ def _tree(
         "protocol": {"name": name, **how.get("settings", {}), **({how["clip"]: clip} if "clip" in how else {})},
         "privacy": {"delta": delta, "neighbors": "replace-one", **({"eps": eps} if private else {})},
     }
+
+
+_NEAR_EPS, _NEAR_SIZE = 2.0, 4.0  # as many times more or less is still called near
+_SIZES = math.log(_NEAR_SIZE) + 1e-9
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Committed:
+    """One comparison: its terms, and how each protocol did; every user had one record.
+
+    `runs` holds, by protocol, the mean `accuracy` over the seeds, the number of `rounds`, and users `per_round`.
+    """
+
+    name: str
+    task: str
+    model: str
+    eps: float
+    delta: float
+    seeds: int
+    users: int
+    dim: int
+    runs: Mapping[str, Mapping[str, float]]
+
+    def accuracy(self, name: str, *, rounds: int, per_round: int) -> float | None:
+        """A protocol's, or that of one whose estimate has the same law; None if it was run in other rounds or not run.
+
+        Rounds are near with at most four times or a quarter as many users, and four times or a quarter as many rounds.
+        """
+        run = self.runs.get(name) or self.runs.get(protocols.find(name).same_noise_as or "")
+        if run is None or _far(run["rounds"], rounds) > _SIZES or _far(run["per_round"], per_round) > _SIZES:
+            return None
+        return run["accuracy"]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.task}, {self.model}, eps {self.eps:g} ({self.users:,} users with one record each, {self.dim:,} "
+            f"coordinates, mean of {self.seeds} seeds)"
+        )
+
+
+def committed() -> list[Committed]:
+    """All comparisons, as `benchmarks/headline.py` wrote them down."""
+    text = (resources.files("dovetail") / "comparisons" / "results.json").read_text()
+    return [Committed(name=name, **facts) for name, facts in json.loads(text).items()]
+
+
+def near(*, eps: float, users: int, dim: int) -> Committed | None:
+    """The nearest comparison with at most twice or half the eps, and four times or a quarter of users and dimension."""
+
+    def far(one: Committed) -> float:
+        return _far(one.eps, eps) + _far(one.users, users) + _far(one.dim, dim)
+
+    able = [
+        one
+        for one in committed()
+        if _far(one.eps, eps) <= math.log(_NEAR_EPS) + 1e-9
+        and max(_far(one.users, users), _far(one.dim, dim)) <= _SIZES
+    ]
+    return min(able, key=far, default=None)
+
+
+def _far(then: float, now: float) -> float:
+    return abs(math.log(then / now))
+
+
+def may_collude(protocol: Protocol) -> int:
+    """How many shufflers or aggregators may work with the analyzer."""
+    many = getattr(protocol, "aggregators", None)
+    return getattr(protocol, "colluding_shufflers", 0) if many is None else many - 1
+
+
+def whom(trust: Trust, protocol: Protocol, dim: int) -> str:
+    """Who must be honest for the statement of this protocol."""
+    may = may_collude(protocol)
+    match trust:
+        case Trust.CURATOR:
+            return "a curator who sees every update"
+        case Trust.SHUFFLE:
+            many = protocol.layout(dim).shufflers
+            if many == 1:
+                return "one shuffler that does not collude"
+            return f"{many} shufflers, of which {may or 'none'} may collude"
+        case Trust.SHARES:
+            return f"{may + 1} aggregators, of which {may} may collude"
+        case _:
+            return "nobody"

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from dovetail import _validate, protocols
-from dovetail.compare._committed import Committed, near
+from dovetail.compare._contenders import Committed, may_collude, near, whom
 from dovetail.compare._costs import Costs, costs
-from dovetail.compare._trusting import may_collude, whom
 from dovetail.events import Everyone
 from dovetail.guarantee import quotes
 from dovetail.protocols import Protocol

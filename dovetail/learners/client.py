@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from dovetail import _validate
 from dovetail.data._base import Loss
 from dovetail.learners.losses import cross_entropy
-from dovetail.mechanisms._normal import normal
+from dovetail.mechanisms.gaussian import normal
 
 __all__ = [
     "ClientUpdate",

@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 from dovetail.mechanisms._base import AtInput, Blanket, LocalRandomizer
-from dovetail.mechanisms._normal import NORMAL_CUT
-from dovetail.mechanisms.clip_laplace import ClipLaplace
 from dovetail.mechanisms.deployed import DiscreteGaussian, DiscreteLaplace, ExactRandomizedResponse
 from dovetail.mechanisms.exact import EntropyExhausted, ExactSampler
 from dovetail.mechanisms.exact_skellam import ExactSkellam
-from dovetail.mechanisms.gaussian import GaussianRandomizer, clip_l2
+from dovetail.mechanisms.gaussian import NORMAL_CUT, GaussianRandomizer, clip_l2
 from dovetail.mechanisms.grid_laplace import GridLaplace, ReportGrid
-from dovetail.mechanisms.laplace import LAPLACE_CUT, LaplaceRandomizer, add_laplace
+from dovetail.mechanisms.laplace import LAPLACE_CUT, ClipLaplace, LaplaceRandomizer, add_laplace
 from dovetail.mechanisms.privunit import PrivUnitRandomizer, UniformSphere
 from dovetail.mechanisms.randomized_response import BinaryRandomizedResponse, RandomizedResponse, UniformLevels
 from dovetail.mechanisms.seeds import SeededPrivUnit

@@ -17,6 +17,14 @@ How far that is from Skellam's law, with t(k) the same recurrence without roundi
 
 Above a variance of 2^26 a draw is the sum of draws of equal, smaller variances, which is Skellam's law again, and
 distances add up: they stay below 2^-240 for every variance that is accepted.
+
+Laws of magnitudes 0, 1, 2, ... as tables of integers, drawn exactly, each draw with a fair sign beside it.
+
+A table is a distribution function in units of 2^-288, and a draw the number of its entries that do not exceed a uniform
+on 0 .. 2^288 - 1: the law of the table exactly. The uniform is read from one 32-bit word, 31 bits of it and the sign;
+further bits are read only where these are the upper bits of an entry. Scaling sums of weights to 2^288, of which 319
+bits are kept at least, moves every entry by less than 2, and so the law by at most 2^-287 for each entry, in total
+variation.
 """
 
 from __future__ import annotations
@@ -24,7 +32,9 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
+import itertools
 import math
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -32,12 +42,17 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.mechanisms._base import freeze_floats
-from dovetail.mechanisms._tables import BITS, SignedTable
 from dovetail.mechanisms.exact import ExactSampler, round_at_random
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.mechanisms.skellam import ATTEMPTS, Encoding
 
-__all__ = ["ExactSkellam", "encode", "split"]
+__all__ = [
+    "BITS",
+    "ExactSkellam",
+    "SignedTable",
+    "encode",
+    "split",
+]
 
 _TAIL = 264  # what is beyond the table has probability 2^-264 at most
 _LARGEST_TABLE = 2.0**26  # variance; 157,000 entries
@@ -151,3 +166,45 @@ def split(values: np.ndarray, shares: int, modulus: int, *, sampler: ExactSample
     free = sampler.integers(modulus, values.size * (shares - 1)).reshape(*values.shape, shares - 1)
     last = (values - free.sum(axis=-1)) & (modulus - 1)
     return np.concatenate([free, last[..., None]], axis=-1).astype(np.uint32)
+
+
+BITS = 288
+_UPPER = 31  # bits that are compared first, all draws at once
+_KEPT = 32  # bits of sums that are kept beyond those of the table
+_BLOCK = 1 << 16  # draws at a time, so that what they need beside the result stays small
+
+
+class SignedTable(NamedTuple):
+    """A distribution function in units of 2^-288, `below[i]` that of i, and its upper 31 bits."""
+
+    below: list[int]
+    upper: np.ndarray
+
+    @classmethod
+    def of(cls, weights: Iterable[int]) -> SignedTable:
+        """The law proportional to these weights, which are not negative and not all 0."""
+        sums = list(itertools.accumulate(weights))
+        spare = max(0, sums[-1].bit_length() - BITS - _KEPT)
+        total = sums[-1] >> spare
+        below = [(entry >> spare << BITS) // total for entry in sums]
+        return cls(below, np.array([entry >> (BITS - _UPPER) for entry in below], np.uint32))
+
+    def draw(self, size: int, *, sampler: ExactSampler) -> tuple[np.ndarray, np.ndarray]:
+        """`size` independent magnitudes, and a fair sign for each: 0, or -1 for a negative one; both int64."""
+        magnitudes, signs = np.empty(size, np.int64), np.empty(size, np.int64)
+        for begin in range(0, size, _BLOCK):
+            block = slice(begin, min(size, begin + _BLOCK))
+            words = sampler.uint32s(block.stop - begin)
+            signs[block] = words.view(np.int32) >> 31
+            magnitudes[block] = self._inverted(words & np.uint32((1 << _UPPER) - 1), sampler)
+        return magnitudes, signs
+
+    def _inverted(self, words: np.ndarray, sampler: ExactSampler) -> np.ndarray:
+        """The number of entries that do not exceed a uniform with these upper bits."""
+        index = np.searchsorted(self.upper, words)
+        for tie in np.flatnonzero(self.upper[index] == words):  # the last entry is above all words
+            word = int(words[tie])
+            uniform = word << (BITS - _UPPER) | sampler.randbelow(1 << (BITS - _UPPER))
+            after = int(np.searchsorted(self.upper, words[tie], side="right"))
+            index[tie] = bisect.bisect_right(self.below, uniform, int(index[tie]), after)
+        return index

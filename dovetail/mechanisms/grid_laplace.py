@@ -33,8 +33,8 @@ import numpy.typing as npt
 
 from dovetail import _validate
 from dovetail.mechanisms._base import clamp64, freeze_floats
-from dovetail.mechanisms._tables import BITS, SignedTable
 from dovetail.mechanisms.exact import ExactSampler, round_at_random
+from dovetail.mechanisms.exact_skellam import BITS, SignedTable
 
 __all__ = ["MOST_REACH", "GridLaplace", "ReportGrid"]
 

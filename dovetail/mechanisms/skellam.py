@@ -22,9 +22,8 @@ from dovetail import _validate
 from dovetail._jax import by_block, jax, jnp
 from dovetail.accounting.releases import split_and_mix
 from dovetail.mechanisms._base import as_floating
-from dovetail.mechanisms._normal import normal
 from dovetail.mechanisms._words import PAGE, bits, coin
-from dovetail.mechanisms.gaussian import clipping, scaled_by
+from dovetail.mechanisms.gaussian import clipping, normal, scaled_by
 
 __all__ = ["ATTEMPTS", "Encoding", "Resolution", "centred", "resolve", "shares_for", "skellam", "split", "words"]
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.vdaf.field import Field
-from dovetail.vdaf.flp import Circuit, Gadget, rows_of
-from dovetail.vdaf.polynomials import next_power_of_two
+from dovetail.vdaf.flp import Circuit, Gadget, next_power_of_two, rows_of
 
 __all__ = ["ALPHA", "NormBits", "NormEquality", "NormLayout", "random_products"]
 

@@ -10,8 +10,8 @@ from scipy.special import ive, ndtr
 from scipy.stats import binom
 
 from dovetail.audit.bounds import ExactAttack, best
-from dovetail.audit.exact import cells, counts, noise, sums
-from dovetail.audit.exact.counts import Binomial
+from dovetail.audit.exact import cells, noise, sums
+from dovetail.audit.exact.cells import Binomial
 from dovetail.audit.exact.ratios import RepeatedCells, far_apart, likelihoods
 from dovetail.audit.exact.sums import Mixture, SumPart
 from dovetail.audit.findings import audit
@@ -79,7 +79,7 @@ def test_errors_of_huge_powers_stay_within_the_slack():
     fight = sums.sums("ones", parts, parts)
     middle = round(trials / 7)
     values = middle + np.arange(-len(fight.log_first) // 2, len(fight.log_first) // 2)
-    start, exact = counts.binomial_window(trials, prob)
+    start, exact = cells.binomial_window(trials, prob)
     inside = (values >= start) & (values < start + len(exact))
     gap = np.abs(np.exp(fight.log_first[inside]) - exact[values[inside] - start]).sum()
     assert float(gap) < fight.slack < 1e-9
@@ -88,7 +88,7 @@ def test_errors_of_huge_powers_stay_within_the_slack():
 
 def test_a_mixture_is_the_sum_over_its_counts():
     some, rest = np.array([0.3, 0.7]), np.array([0.5, 0.5])
-    start, weights = counts.binomial_window(5, 0.4)
+    start, weights = cells.binomial_window(5, 0.4)
     fight = sums.sums(
         "ones",
         [Mixture(some=SumPart(masses=some), rest=SumPart(masses=rest), total=6, start=start, weights=weights, times=2)],
@@ -104,25 +104,25 @@ def test_a_mixture_is_the_sum_over_its_counts():
 
 
 def test_binomials_keep_their_precision():
-    start, masses = counts.binomial_window(2000, 0.3)
+    start, masses = cells.binomial_window(2000, 0.3)
     prob = Fraction(0.3)
     for value in (600, 650, 560):
         exact = math.comb(2000, value) * prob**value * (1 - prob) ** (2000 - value)
         assert float(masses[value - start]) == pytest.approx(float(exact), rel=2e-16)
-    logs = counts.log_binomial(20_000, 0.4)
+    logs = cells.log_binomial(20_000, 0.4)
     assert logs[20_000] == pytest.approx(20_000 * math.log(0.4), rel=1e-14)
     assert logs[8000] == pytest.approx(binom.logpmf(8000, 20_000, 0.4), abs=1e-9)
-    assert counts.binomial_window(7, 1.0) == (7, np.ones(1))
+    assert cells.binomial_window(7, 1.0) == (7, np.ones(1))
 
 
 def test_counts_and_pairs_of_counts_by_enumeration():
     first, second = [Binomial(trials=3, prob=0.2), Binomial(trials=1, prob=0.9)], [Binomial(trials=4, prob=0.2)]
-    fight = counts.counts("ones", first, second)
+    fight = cells.counts("ones", first, second)
     law = np.convolve(binom.pmf(np.arange(4), 3, 0.2), [0.1, 0.9])
     np.testing.assert_allclose(np.exp(fight.log_first), law, rtol=1e-13)
     np.testing.assert_allclose(np.exp(fight.log_second), binom.pmf(np.arange(5), 4, 0.2), rtol=1e-13)
 
-    pair = counts.trinomials("pairs", 2, (0.2, 0.3), (0.6, 0.1), (0.1, 0.6))
+    pair = cells.trinomials("pairs", 2, (0.2, 0.3), (0.6, 0.1), (0.1, 0.6))
     table = np.zeros((4, 4))
     reports = ((1, 0), (0, 1), (0, 0))
     for i, p in zip(reports, (0.2, 0.3, 0.5), strict=True):
@@ -148,7 +148,7 @@ def test_likelihoods_of_one_observation_lose_nothing_and_know_the_pure_ratio():
 def test_worlds_that_are_far_apart_by_a_change_of_measure(count, eps_local):
     prob = np.longdouble(math.exp(eps_local) / (1 + math.exp(eps_local)))
     seen = RepeatedCells(np.array([1 - prob, prob]), np.array([prob, 1 - prob]), count, 1e-18)
-    logs = [counts.log_binomial(count, float(p)) for p in (prob, 1 - prob)]
+    logs = [cells.log_binomial(count, float(p)) for p in (prob, 1 - prob)]
     exact = ExactAttack(attack="ones", log_first=logs[0], log_second=logs[1])
     for delta in (1e-6, 1e-3, 0.3):
         found = best([exact_attack.eps(delta=delta) for exact_attack in far_apart("ones", seen)]).eps
@@ -181,7 +181,7 @@ def test_what_rounds_to_certainty_is_not_taken_for_it():
     almost = float(1 - 1e-20)
     assert almost == 1.0
     worlds = [[Binomial(trials=1, prob=0.5)], [Binomial(trials=1, prob=almost)]]
-    found = counts.counts("a bit", *worlds).eps(delta=1e-6)
+    found = cells.counts("a bit", *worlds).eps(delta=1e-6)
     assert found.eps <= math.log(0.5 / 1e-20)
     assert found.eps > math.log(0.5 / 1e-15)
 

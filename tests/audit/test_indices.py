@@ -11,7 +11,7 @@ from scipy.stats import binom, binomtest
 
 from dovetail.audit import indices
 from dovetail.audit.indices import audit_indices, claimed_nu, posterior
-from dovetail.audit.indices.guesses import KNOWLEDGE, best_of, scores
+from dovetail.audit.indices.findings import KNOWLEDGE, best_of, scores
 from dovetail.audit.indices.populations import Population, gradients
 from dovetail.claims import flame
 from dovetail.events import Everyone

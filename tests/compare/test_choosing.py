@@ -7,7 +7,7 @@ import pytest
 
 from dovetail import compare
 from dovetail.compare import choosing
-from dovetail.compare._committed import committed, near
+from dovetail.compare._contenders import committed, near
 from dovetail.guarantee import quotes
 from dovetail.protocols import PROTOCOLS
 from dovetail.statements import Trust

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from dovetail.mechanisms.clip_laplace import ClipLaplace, calibrate, mean_report, perturb
+from dovetail.mechanisms.laplace import ClipLaplace, calibrate, mean_report, perturb
 from dovetail.statements import NotApplicable
 
 ALPHA = 1e-4

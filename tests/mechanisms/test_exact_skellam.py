@@ -13,9 +13,8 @@ import pytest
 from scipy import special, stats
 
 from dovetail.mechanisms import exact_skellam
-from dovetail.mechanisms._tables import BITS
 from dovetail.mechanisms.exact import ExactSampler
-from dovetail.mechanisms.exact_skellam import ExactSkellam, _law, encode, split
+from dovetail.mechanisms.exact_skellam import BITS, ExactSkellam, _law, encode, split
 from dovetail.mechanisms.skellam import Encoding
 
 ALPHA = 1e-4

@@ -12,8 +12,8 @@ import pytest
 from scipy import stats
 
 from dovetail.mechanisms import ClipLaplace, GridLaplace, LaplaceRandomizer, ReportGrid, grid_laplace
-from dovetail.mechanisms._tables import BITS
 from dovetail.mechanisms.exact import ExactSampler
+from dovetail.mechanisms.exact_skellam import BITS
 
 ALPHA = 1e-4
 CLIP = 0.3

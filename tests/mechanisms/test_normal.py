@@ -12,8 +12,8 @@ import pytest
 from grids import later
 from scipy import stats
 
-from dovetail.mechanisms import LAPLACE_CUT, NORMAL_CUT, _normal, skellam
-from dovetail.mechanisms._normal import _exponential, brief_normal, normal, pairs_from_words
+from dovetail.mechanisms import LAPLACE_CUT, NORMAL_CUT, gaussian, skellam
+from dovetail.mechanisms.gaussian import _exponential, brief_normal, normal, pairs_from_words
 from dovetail.mechanisms.laplace import laplace_from_bits
 from dovetail.randomness import chacha
 
@@ -123,7 +123,7 @@ def test_where_one_word_is_too_small_a_third_one_makes_the_tail(monkeypatch: pyt
         jnp.tile(words(*values), 4) for values in ((0, 4095, 4096, 2**31), (0, 7, 2**32 - 1, 255), (0, 5, 6, 7))
     )
     given = {2 * len(high): jnp.concatenate([high, mixed]), len(high): fresh}
-    monkeypatch.setattr(_normal, "page", lambda key, number, count: given[count])
+    monkeypatch.setattr(gaussian, "page", lambda key, number, count: given[count])
     low = jnp.tile(words(0, 5, (255 << 24) + (1 << 23), (255 << 24) + (1 << 23)), 4)
     turn = jnp.tile(words(128, 128, 2**32 - 128, 128), 4)
     expected = np.concatenate(pairs_from_words(high, low, turn))

@@ -9,9 +9,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from dovetail.mechanisms import _tables
-from dovetail.mechanisms._tables import BITS, SignedTable
+from dovetail.mechanisms import exact_skellam
 from dovetail.mechanisms.exact import ExactSampler
+from dovetail.mechanisms.exact_skellam import BITS, SignedTable
 
 WEIGHTS = [3, 5, 40, 0, 1, 1, 2, 900, 7]
 
@@ -29,8 +29,8 @@ def scripted(*words: int, then: int = 0) -> ExactSampler:
 
 def test_draws_have_the_law_of_the_table_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a table of 10 bits, all 1024 uniforms are tried: every value comes as often as the table says."""
-    monkeypatch.setattr(_tables, "BITS", 10)
-    monkeypatch.setattr(_tables, "_UPPER", 4)
+    monkeypatch.setattr(exact_skellam, "BITS", 10)
+    monkeypatch.setattr(exact_skellam, "_UPPER", 4)
     table = SignedTable.of(WEIGHTS)
     drawn = [int(table.draw(1, sampler=scripted(u >> 6, then=u & 63))[0][0]) for u in range(1024)]
     np.testing.assert_array_equal(

@@ -14,7 +14,7 @@ from dovetail.audit import LowerBound
 from dovetail.claims import apes as published
 from dovetail.guarantee import quotes
 from dovetail.papers.apes import PAPER, training
-from dovetail.protocols.personal._budgets import resolve
+from dovetail.protocols.personal._personal import resolve
 from dovetail.references import entry
 
 USERS = 10_000

@@ -20,7 +20,7 @@ import numpy as np
 from dovetail.accounting.releases import Release, Sampling, releases
 from dovetail.audit.attacks import registry
 from dovetail.audit.bounds import ExactAttack
-from dovetail.audit.exact.counts import Binomial, counts
+from dovetail.audit.exact.cells import Binomial, counts
 from dovetail.events import DataIndependent, Everyone, Round, View
 from dovetail.mechanisms import BinaryRandomizedResponse, ExactRandomizedResponse, ExactSampler
 from dovetail.protocols import Cohort, Levels, Positions, Protocol, shuffle_scope

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from dovetail.protocols.personal._budgets import DISTRIBUTIONS, resolve
+from dovetail.protocols.personal._personal import DISTRIBUTIONS, resolve
 
 USERS = 40_000
 TABLE_2 = {  # range, and the law before clipping

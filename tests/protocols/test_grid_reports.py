@@ -16,7 +16,7 @@ from grids import later
 from scipy import stats
 
 from dovetail.events import Everyone, Personalized, Poisson
-from dovetail.mechanisms import ClipLaplace, ExactSampler, clip_laplace
+from dovetail.mechanisms import ClipLaplace, ExactSampler, laplace
 from dovetail.protocols import Cohort, Protocol
 from dovetail.protocols._grid_reports import GridReports
 from dovetail.protocols.local.ldp_fl import LdpFl
@@ -115,7 +115,7 @@ def test_tallies_are_those_of_the_reports(case: str) -> None:
     if case not in CLIPPED:
         np.testing.assert_allclose(estimate, midpoints.mean(axis=0), rtol=1e-4, atol=1e-6)
     else:
-        expected = clip_laplace.calibrate(midpoints.mean(axis=0), protocol.eps_locals, CLIP, CLIP)
+        expected = laplace.calibrate(midpoints.mean(axis=0), protocol.eps_locals, CLIP, CLIP)
         np.testing.assert_allclose(estimate, expected, atol=1e-3 * CLIP)
 
 

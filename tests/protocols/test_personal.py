@@ -19,7 +19,7 @@ from dovetail import accounting
 from dovetail.accounting import gaussian
 from dovetail.accounting.releases import personalized
 from dovetail.events import Disjoint, Everyone, FixedSize, Laplace, NonPrivate, Personalized, Poisson
-from dovetail.mechanisms import ClipLaplace, clip_laplace
+from dovetail.mechanisms import ClipLaplace, laplace
 from dovetail.protocols import Cohort, fast_path
 from dovetail.protocols.personal.apes import Apes
 from dovetail.protocols.personal.pldp import LdpMin, Pldp, Unis
@@ -164,7 +164,7 @@ def test_apes_finds_the_value_that_all_users_hold():
     values = np.linspace(-0.9, 0.9, DIM) * CLIP
     drawn = averages(protocol, jnp.tile(jnp.asarray(values, jnp.float32), (CLIENTS, 1)), 400)
     mean, error = drawn.mean(axis=0), drawn.std(axis=0, ddof=1) / math.sqrt(400)
-    low, high = (clip_laplace.calibrate(mean + sign * 5 * error, budgets, CLIP, CLIP) for sign in (-1, 1))
+    low, high = (laplace.calibrate(mean + sign * 5 * error, budgets, CLIP, CLIP) for sign in (-1, 1))
     assert (low < values).all()
     assert (values < high).all()
     tally = SlotSums(jnp.asarray(mean * CLIENTS, jnp.float32), jnp.full(DIM, CLIENTS))
@@ -176,11 +176,11 @@ def test_the_bias_of_apes_is_the_stated_one():
     protocol, budgets = make("apes"), np.asarray(make("apes").budgets)
     held = np.where(budgets > 2.25, 0.8, -0.8) * CLIP
     drawn = averages(protocol, jnp.tile(jnp.asarray(held, jnp.float32)[:, None], (1, DIM)), 60)
-    expected = np.mean([clip_laplace.mean_report(x, eps, CLIP, CLIP) for x, eps in zip(held, budgets, strict=True)])
+    expected = np.mean([laplace.mean_report(x, eps, CLIP, CLIP) for x, eps in zip(held, budgets, strict=True)])
     error = drawn.std() / math.sqrt(drawn.size)
     assert abs(drawn.mean() - expected) < 5 * error, "the mean of the reports is known (alpha below 1e-6)"
     assert abs(drawn.mean()) > 20 * error
-    assert clip_laplace.calibrate(expected, budgets, CLIP, CLIP) > 0.2 * CLIP, "although the values' mean is 0"
+    assert laplace.calibrate(expected, budgets, CLIP, CLIP) > 0.2 * CLIP, "although the values' mean is 0"
 
 
 def signal_left(sparsify, x, eps_local):
@@ -200,7 +200,7 @@ def test_s_apes_pulls_towards_zero_as_stated(sparsify):
     sign = (-1.0) ** np.arange(DIM)
     held = jnp.tile(jnp.asarray(0.9 * CLIP * sign, jnp.float32), (CLIENTS, 1))
     drawn = averages(protocol, held, 150, budgets=np.full(CLIENTS, 0.5)) * sign
-    whole = clip_laplace.mean_report(0.9 * CLIP, 0.5, CLIP, CLIP)
+    whole = laplace.mean_report(0.9 * CLIP, 0.5, CLIP, CLIP)
     error = drawn.std() / math.sqrt(drawn.size) / whole
     assert error < 0.02
     assert abs(drawn.mean() / whole - signal_left(sparsify, 0.9 * CLIP, 0.5)) < 5 * error
@@ -277,7 +277,7 @@ def test_calibration_clamps_and_never_turns_back(case):
     assert estimates[-1] == pytest.approx(CLIP)
     assert np.abs(estimates).max() <= CLIP * (1 + 1e-6)
     assert (np.diff(estimates) >= -1e-6 * CLIP).all()
-    corner = clip_laplace.mean_report(CLIP, np.asarray(protocol.budgets), CLIP, wall).mean()
+    corner = laplace.mean_report(CLIP, np.asarray(protocol.budgets), CLIP, wall).mean()
     assert (estimates[np.asarray(means) > corner * 1.001] >= CLIP * (1 - 1e-6)).all(), "beyond what can be attained"
 
 
@@ -287,7 +287,7 @@ def test_noise_std_is_that_of_the_estimate_on_zeros(case):
     for budgets in (BUDGETS, [0.5, 0.5]):
         protocol = make(case, budgets=budgets)
         drawn = averages(make(case), jnp.zeros((CLIENTS, DIM)), 150, budgets=protocol.budgets)
-        estimates = clip_laplace.calibrate(drawn, np.asarray(protocol.budgets), CLIP, CLIP)
+        estimates = laplace.calibrate(drawn, np.asarray(protocol.budgets), CLIP, CLIP)
         assert np.std(estimates) == pytest.approx(protocol.noise_std(CLIENTS, DIM), rel=0.05)
     loud = make(case, budgets=[0.05, 0.05])
     assert 0.5 * CLIP < loud.noise_std(CLIENTS, DIM) < CLIP

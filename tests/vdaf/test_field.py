@@ -5,7 +5,7 @@ import pytest
 from field_samples import elements
 
 from dovetail.vdaf.field import FIELD32, FIELD64, FIELD128, Malencoded
-from dovetail.vdaf.polynomials import between, coefficients, lagrange, next_power_of_two, values
+from dovetail.vdaf.flp import between, coefficients, lagrange, next_power_of_two, values
 from dovetail.vdaf.xof import Xof
 
 FIELDS = [FIELD32, FIELD64, FIELD128]

@@ -15,7 +15,7 @@ from scipy.stats import binom
 
 from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import cells
-from dovetail.audit.exact.counts import Binomial, binomial_window, counts
+from dovetail.audit.exact.cells import Binomial, binomial_window, counts
 from dovetail.audit.exact.sums import ULP, SumPart, sums
 from dovetail.events import Report
 

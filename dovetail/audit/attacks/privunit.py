@@ -20,7 +20,7 @@ from dovetail import _validate
 from dovetail.accounting.releases import privunit as accounting
 from dovetail.audit.attacks.registry import on_own_reports, stronger
 from dovetail.audit.bounds import ExactAttack
-from dovetail.audit.exact.counts import trinomials
+from dovetail.audit.exact.cells import trinomials
 from dovetail.protocols import Cohort
 from dovetail.protocols.local.privunit import PrivUnit
 from dovetail.statements import NotApplicable

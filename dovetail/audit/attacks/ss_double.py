@@ -15,7 +15,7 @@ from dovetail.audit.attacks._linked import messages_like_the_victims, ones
 from dovetail.audit.attacks.registry import on_own_reports, shows_less, stronger
 from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import cells
-from dovetail.audit.exact.counts import Binomial, counts
+from dovetail.audit.exact.cells import Binomial, counts
 from dovetail.protocols import Cohort
 from dovetail.protocols.flame.ss_double import SsDouble
 

@@ -17,7 +17,7 @@ from scipy.stats import binom
 
 from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import cells
-from dovetail.audit.exact.counts import Binomial, binomial_window, counts, trinomials
+from dovetail.audit.exact.cells import Binomial, binomial_window, counts, trinomials
 from dovetail.audit.exact.ratios import RepeatedCells, likelihoods
 from dovetail.audit.exact.registry import on_event
 from dovetail.audit.exact.sums import ULP, Mixture, SumPart, sums

@@ -19,8 +19,18 @@ import numpy as np
 from scipy.stats import beta as beta_law
 
 from dovetail import _validate
-from dovetail.audit.indices.findings import ROUNDING, IndexAttack, IndexAudit, Inequality
-from dovetail.audit.indices.guesses import KNOWLEDGE, Knowledge, best_of, rate, right, scores
+from dovetail.audit.indices.findings import (
+    KNOWLEDGE,
+    ROUNDING,
+    IndexAttack,
+    IndexAudit,
+    Inequality,
+    Knowledge,
+    best_of,
+    rate,
+    right,
+    scores,
+)
 from dovetail.audit.indices.populations import Population
 from dovetail.protocols.flame.ss_topk import SsTopk
 from dovetail.statements import NotApplicable

@@ -6,6 +6,8 @@ messages after the shuffle, the estimates. Trials are vectorised; memory is one 
 
 `pairs` lists the worlds that are hardest to hide for any protocol: updates far beyond every clipping bound, in opposite
 directions, on different coordinates, of different size, present or absent, the same in all rounds or turning.
+
+Who takes part in a trial, by the way that users are drawn.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail.audit.runs.draws import joins, roster
+from dovetail.events import FixedSize, Poisson
 from dovetail.learners.client import private_update
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.protocols import Cohort, Protocol
@@ -27,7 +29,14 @@ from dovetail.protocols.subjects import record_level
 from dovetail.shufflers import Reports, ShuffledReports, deliver, masked, shuffle
 from dovetail.statements import Neighbors
 
-__all__ = ["Game", "Sight", "Worlds", "pairs"]
+__all__ = [
+    "Game",
+    "Sight",
+    "Worlds",
+    "joins",
+    "pairs",
+    "roster",
+]
 
 _FAR = 1e4  # an update that every protocol clips
 _BATCH, _MOST_TRIALS = 2**20, 5000  # reports, and trials, that a batch holds at most
@@ -278,3 +287,30 @@ def _measured(protocol: Protocol, others: int, dim: int, worlds: Any) -> list[Wo
     along = np.eye(1, dim)[0]
     sizes = np.where(np.arange(others) < others // 2, 1.0, 0.5)
     return [worlds("longer or shorter than the middle", along, along / 2, sizes[:, None] * along)]
+
+
+@functools.singledispatch
+def joins(participation: Any, rows: int, *, key: jax.Array) -> jax.Array:
+    """Which of so many rows take part: all, unless they are drawn."""
+    return jnp.ones(rows, bool)
+
+
+@joins.register(Poisson)
+def _by_coins(participation: Poisson, rows: int, *, key: jax.Array) -> jax.Array:
+    return jax.random.bernoulli(key, participation.prob, (rows,))
+
+
+@joins.register(FixedSize)
+def _so_many(participation: FixedSize, rows: int, *, key: jax.Array) -> jax.Array:
+    return jax.random.permutation(key, rows) < participation.size
+
+
+@functools.singledispatch
+def roster(participation: Any, size: int) -> int:
+    """The users of a trial whose rounds are of this size: as many, unless a part of more is drawn."""
+    return size
+
+
+@roster.register(FixedSize)
+def _population(participation: FixedSize, size: int) -> int:
+    return participation.population

@@ -13,7 +13,7 @@ from dovetail.figures import Figure, Line
 from dovetail.guarantee import quotes
 from dovetail.papers._exhibit import Part, Row, sweep
 from dovetail.papers._runner import Runner
-from dovetail.protocols.personal._budgets import DISTRIBUTIONS
+from dovetail.protocols.personal._personal import DISTRIBUTIONS
 from dovetail.statements import NotApplicable
 
 __all__ = ["DELTA_SHUFFLE", "FIG2A", "NAMES", "TABLE2", "USERS", "one_coordinate"]

@@ -26,8 +26,7 @@ from dovetail import _validate
 from dovetail._jax import jax, jnp
 from dovetail.claims import geyer
 from dovetail.events import FixedSize, Gaussian, Mechanism, NonPrivate, Poisson, Round, View
-from dovetail.mechanisms._normal import normal
-from dovetail.mechanisms.gaussian import clip_l2
+from dovetail.mechanisms.gaussian import clip_l2, normal
 from dovetail.protocols._base import CLIP_NORM, Cohort, Protocol
 from dovetail.protocols._claimed import Claimed, Formula
 from dovetail.protocols._fast import Fast

@@ -5,6 +5,10 @@ of the interval, so C (2 S - count), with S the de-biased sum of a slot, estimat
 
 Reports are binary randomized response (``rr2``, the default and the one that is certified throughout), randomized
 response on more levels (``rr``) or Laplace noise (``laplace``).
+
+FLAME's slots of a public size: dummies fill them up, a surplus is dropped or kept.
+
+Levels that deployed clients share with a proof of their range, where the task says so.
 """
 
 from __future__ import annotations
@@ -28,11 +32,14 @@ from dovetail.mechanisms import (
     RandomizedResponse,
 )
 from dovetail.protocols._base import CLIP_VALUE, Cohort, Protocol
+from dovetail.protocols._contributions import Contribution
 from dovetail.protocols._fast import Fast
+from dovetail.protocols._level_sums import level_sums
 from dovetail.protocols._messages import Levels, Messages, Positions
 from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, shuffle_scope
 from dovetail.shufflers import (
     LINKAGES,
+    OVERFLOWS,
     Layout,
     Padding,
     Reports,
@@ -44,7 +51,11 @@ from dovetail.shufflers import (
 )
 from dovetail.statements import Neighbors, NotApplicable
 
-__all__ = ["Flame"]
+__all__ = [
+    "Flame",
+    "Padded",
+    "SharedLevels",
+]
 
 KINDS = ("rr2", "rr", "laplace")
 
@@ -278,3 +289,48 @@ class _Coordinates(Levels):
         with np.errstate(over="ignore"):
             position = np.asarray(x, np.float64)[slot] / (2 * self.protocol.clip_value) + 0.5
         return Positions(slot, position, told)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Padded(Flame):
+    """Slots of a public number of messages, `pad_to`, whatever clients send: the cohort's size unless given."""
+
+    pad_to: int | None = None
+    overflow: Literal["drop", "keep"] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._default("overflow", "keep" if self.published else "drop")
+        _validate.one_of(OVERFLOWS, overflow=self.overflow)
+        pad_to = _validate.given(pad_to=self.pad_to)
+        _validate.integer(**pad_to)
+        _validate.at_least(2, **pad_to)
+
+    def padded_to(self, cohort: Cohort) -> int:
+        """The number of messages in a slot; refuses one in which colluders leave no crowd."""
+        pad_to = cohort.size if self.pad_to is None else self.pad_to
+        if pad_to - cohort.colluders < 2:
+            raise ValueError(f"expected pad_to - colluders >= 2, got pad_to={pad_to} with {cohort.colluders} colluders")
+        return pad_to
+
+    @property
+    def padding(self) -> Padding:
+        """Draws from the blanket up to `pad_to`."""
+        return Padding(pad_to=self.known("pad_to"), overflow=self.known("overflow"), blanket=self.local.blanket())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SharedLevels(Flame):
+    """Reports that can be added up between aggregators; `verified`: each user proves that its reports are in range."""
+
+    verified: bool = False
+
+    def messages(self, dim: int) -> Messages:
+        """Those of a shuffler, which sees no shares to verify."""
+        if self.verified:
+            raise NotApplicable("expected aggregators for verified = true, who verify shares, got messages to shuffle")
+        return super().messages(dim)
+
+    def contribution(self, cohort: Cohort, dim: int) -> Contribution:
+        """The sum of the levels on every coordinate: reports and decoys, and no dummies."""
+        return level_sums(dataclasses.replace(self, verified=False).messages(dim), cohort, verified=self.verified)

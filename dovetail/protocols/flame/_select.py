@@ -7,6 +7,12 @@
 
 Nothing depends on the guess but speed. Ties go to the lowest index; a search over indices runs only if there are any.
 Where updates are short, every coordinate is compared with every other.
+
+Sets of coordinates as bits, and the passes over updates that find them.
+
+An update is cut into up to 32 planes of equal length, its lanes: coordinate i is in lane i % lanes of plane i // lanes.
+A set of coordinates is one word a lane, with bit j for plane j, so that marking whoever reaches a threshold is one
+elementwise pass over the planes. XLA vectorises that pass; the same as a reduction it does not.
 """
 
 from __future__ import annotations
@@ -19,9 +25,23 @@ from typing import NamedTuple
 from dovetail import _validate
 from dovetail._jax import jax, jnp, lax
 from dovetail.mechanisms import _words
-from dovetail.protocols.flame import _bitsets
 
-__all__ = ["Selected", "signed_counts", "top_mask", "top_slots"]
+__all__ = [
+    "PLANES",
+    "Selected",
+    "before",
+    "count",
+    "magnitudes",
+    "members",
+    "num_lanes",
+    "pick",
+    "planes",
+    "reaching",
+    "signed_counts",
+    "top_mask",
+    "top_slots",
+    "total",
+]
 
 _SHORT = 64
 _STEEPNESS = 4 / 2**23  # at first the count is thought to fall by 2^4 when the threshold doubles, 2^23 steps up
@@ -55,7 +75,7 @@ def top_mask(x: jax.Array, k: int) -> jax.Array:
         return _mask_of_short(rows, k).reshape(x.shape)
     _, _, boundary = _choose(rows, k)
     index = lax.broadcasted_iota(jnp.int32, rows.shape, 1)
-    return _inside(_bitsets.magnitudes(rows), index, boundary).reshape(x.shape)
+    return _inside(magnitudes(rows), index, boundary).reshape(x.shape)
 
 
 def top_slots(xs: jax.Array, k: int) -> Selected:
@@ -101,7 +121,7 @@ def signed_counts(
     index, chosen = top_slots(xs, k)
     if present is not None:
         chosen &= present[:, None]
-    x = _bitsets.pick(xs, index)
+    x = pick(xs, index)
     share = jnp.where(jnp.isnan(x), 0.0, jnp.clip(x / clip_value, -1, 1))
     words = _words.bits(key if key.ndim else jax.random.split(key, clients), index.shape[1], stored=True)
     unlikely = _words.coin(gamma / 2 + (1 - gamma) * (0.5 - 0.5 * jnp.abs(share)), words)
@@ -122,7 +142,7 @@ def _check(k: int, dim: int) -> None:
 
 def _mask_of_short(rows: jax.Array, k: int) -> jax.Array:
     """The entries that fewer than k others come before."""
-    magnitude = _bitsets.magnitudes(rows)
+    magnitude = magnitudes(rows)
     mine, other = magnitude[:, :, None], magnitude[:, None, :]
     earlier = jnp.tri(rows.shape[1], k=-1, dtype=bool)
     return jnp.sum((other > mine) | ((other == mine) & earlier), axis=2) < k
@@ -134,18 +154,16 @@ def _choose(xs: jax.Array, k: int) -> tuple[jax.Array, jax.Array, _Boundary]:
     most = min(dim, k + math.ceil(6 * math.sqrt(k)))
     maxima, rank = _group_maxima(xs, (k + most) / 2 / dim)
     top = jnp.max(maxima, axis=1) + 1
-    guess = _bisect(
-        lambda t: _bitsets.total(maxima >= t[:, None]), rank - rank // 16, rank // 8, jnp.zeros_like(top), top
-    )
+    guess = _bisect(lambda t: total(maxima >= t[:, None]), rank - rank // 16, rank // 8, jnp.zeros_like(top), top)
     rough, words = _candidates(xs, k, most, guess, top)
 
-    index = _bitsets.members(words, most)
-    valid = lax.broadcasted_iota(jnp.int32, index.shape, 1) < _bitsets.count(words)[:, None]
+    index = members(words, most)
+    valid = lax.broadcasted_iota(jnp.int32, index.shape, 1) < count(words)[:, None]
     index = jnp.where(valid, index, 0)
-    magnitude = jnp.where(valid, _bitsets.magnitudes(_bitsets.pick(xs, index)), -1)
-    exact = _bisect(lambda t: _bitsets.total(magnitude >= t[:, None]), k, 0, rough.magnitude, top)
-    equal, need = magnitude == exact[:, None], k - _bitsets.total(magnitude > exact[:, None])
-    cut = _cut_ties(lambda c: _bitsets.total(equal & (index < c[:, None])), need, _bitsets.total(equal) > need, dim)
+    magnitude = jnp.where(valid, magnitudes(pick(xs, index)), -1)
+    exact = _bisect(lambda t: total(magnitude >= t[:, None]), k, 0, rough.magnitude, top)
+    equal, need = magnitude == exact[:, None], k - total(magnitude > exact[:, None])
+    cut = _cut_ties(lambda c: total(equal & (index < c[:, None])), need, total(equal) > need, dim)
     return index, magnitude, _Boundary(exact, jnp.minimum(rough.cut, cut))
 
 
@@ -154,22 +172,22 @@ def _group_maxima(xs: jax.Array, share: float) -> tuple[jax.Array, int]:
 
     Groups are as large as they can be while about half of them do.
     """
-    size = _bitsets.PLANES
+    size = PLANES
     while size > 1 and size * share > 1:
         size //= 2
-    planes = _bitsets.planes(xs)
-    groups = [functools.reduce(jnp.maximum, planes[i : i + size]) for i in range(0, len(planes), size)]
+    slices = planes(xs)
+    groups = [functools.reduce(jnp.maximum, slices[i : i + size]) for i in range(0, len(slices), size)]
     maxima = jnp.concatenate(groups, axis=1)
     return maxima, max(1, round(maxima.shape[1] * (1 - (1 - share) ** size)))
 
 
 def _candidates(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) -> tuple[_Boundary, jax.Array]:
     """A boundary that k to `most` coordinates of each row reach, and these coordinates."""
-    dim, lanes = xs.shape[1], _bitsets.num_lanes(xs.shape[1])
+    dim, lanes = xs.shape[1], num_lanes(xs.shape[1])
     low, words, above = _search(xs, k, most, guess, top)
-    equal, need, tied = words & ~above, k - _bitsets.count(above), _bitsets.count(words) > most
-    cut = _cut_ties(lambda c: _bitsets.count(equal & _bitsets.before(c, lanes)), need, tied, dim)
-    return _Boundary(low, cut), above | (equal & _bitsets.before(cut, lanes))
+    equal, need, tied = words & ~above, k - count(above), count(words) > most
+    cut = _cut_ties(lambda c: count(equal & before(c, lanes)), need, tied, dim)
+    return _Boundary(low, cut), above | (equal & before(cut, lanes))
 
 
 class _Bracket(NamedTuple):
@@ -190,7 +208,7 @@ def _search(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) 
     aim = math.log2((k + most) / 2)
 
     def unfinished(bracket: _Bracket) -> jax.Array:
-        return (_bitsets.count(bracket.at_low) > most) & (bracket.high - bracket.low > 1)
+        return (count(bracket.at_low) > most) & (bracket.high - bracket.low > 1)
 
     def probe(bracket: _Bracket) -> jax.Array:
         low, high, turn = bracket.low, bracket.high, bracket.turn
@@ -206,8 +224,8 @@ def _search(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) 
     def narrow(bracket: _Bracket) -> _Bracket:
         threshold = probe(bracket)
         # Without the barrier XLA takes the magnitudes out of the loop and stores them plane by plane.
-        words = _bitsets.reaching(*lax.optimization_barrier((xs, threshold)))
-        enough = _bitsets.count(words) >= k
+        words = reaching(*lax.optimization_barrier((xs, threshold)))
+        enough = count(words) >= k
         raised, lowered = unfinished(bracket) & enough, unfinished(bracket) & ~enough
         return _Bracket(
             low=jnp.where(raised, threshold, bracket.low),
@@ -218,14 +236,14 @@ def _search(xs: jax.Array, k: int, most: int, guess: jax.Array, top: jax.Array) 
         )
 
     zero, dim = jnp.zeros_like(top), xs.shape[1]
-    every = _bitsets.before(zero + dim, _bitsets.num_lanes(dim))
+    every = before(zero + dim, num_lanes(dim))
     start = _Bracket(zero, top, every, jnp.zeros_like(every), jnp.int32(0))
     done = lax.while_loop(lambda bracket: jnp.any(unfinished(bracket)), narrow, start)
     return done.low, done.at_low, done.at_high
 
 
 def _log_count(words: jax.Array) -> jax.Array:
-    return jnp.log2(jnp.maximum(_bitsets.count(words), 0.5))
+    return jnp.log2(jnp.maximum(count(words), 0.5))
 
 
 def _whole(step: jax.Array) -> jax.Array:
@@ -255,3 +273,95 @@ def _cut_ties(count_before: Callable[[jax.Array], jax.Array], need: jax.Array, t
 
 def _inside(magnitude: jax.Array, index: jax.Array, boundary: _Boundary) -> jax.Array:
     return magnitude >= boundary.magnitude[:, None] + (index >= boundary.cut[:, None])
+
+
+PLANES = 32
+_INFINITY = 0x7F800000
+
+
+def magnitudes(x: jax.Array) -> jax.Array:
+    """The bits of |x| as integers, which are ordered as |x| is; NaN counts as 0."""
+    bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32) & 0x7FFFFFFF
+    return jnp.where(bits > _INFINITY, 0, bits)
+
+
+def num_lanes(dim: int) -> int:
+    """The length of a plane, and the number of words of a set."""
+    return -(-dim // PLANES)
+
+
+def planes(xs: jax.Array) -> list[jax.Array]:
+    """The magnitudes of xs, (clients, dim), in planes of shape (clients, lanes); the last is filled up with -1."""
+    dim, lanes = xs.shape[1], num_lanes(xs.shape[1])
+    *full, last = [magnitudes(xs[:, begin : begin + lanes]) for begin in range(0, dim, lanes)]
+    return [*full, jnp.pad(last, ((0, 0), (0, lanes - last.shape[1])), constant_values=-1)]
+
+
+def reaching(xs: jax.Array, threshold: jax.Array) -> jax.Array:
+    """The coordinates whose magnitude reaches their client's threshold, (clients, lanes)."""
+    bits = [
+        jnp.where(plane >= threshold[:, None], jnp.uint32(2**j), jnp.uint32(0)) for j, plane in enumerate(planes(xs))
+    ]
+    return functools.reduce(jnp.bitwise_or, bits)
+
+
+def before(cut: jax.Array, lanes: int) -> jax.Array:
+    """The coordinates whose index is below their client's cut."""
+    plane = lax.div(cut, jnp.int32(lanes))[:, None].astype(jnp.uint32)
+    bit = jnp.where(plane < PLANES, jnp.left_shift(jnp.uint32(1), plane), jnp.uint32(0))
+    lane = lax.broadcasted_iota(jnp.int32, (1, lanes), 1)
+    return (bit - 1) | jnp.where(lane < lax.rem(cut, jnp.int32(lanes))[:, None], bit, jnp.uint32(0))
+
+
+def count(words: jax.Array) -> jax.Array:
+    """The size of each client's set."""
+    return jnp.sum(_ones(words), axis=1)
+
+
+def total(rows: jax.Array) -> jax.Array:
+    """The sum of each row, as int32; of an eighth of it at a time, for the sake of XLA's vectors."""
+    eighth = rows.shape[1] // 8
+    parts = [rows[:, i * eighth : (i + 1) * eighth].astype(jnp.int32) for i in range(8)]
+    return jnp.sum(functools.reduce(jnp.add, parts), axis=1) + jnp.sum(rows[:, 8 * eighth :], axis=1, dtype=jnp.int32)
+
+
+def members(words: jax.Array, slots: int) -> jax.Array:
+    """The coordinates in each set, (clients, slots), lane by lane; what follows the last of them means nothing."""
+    lanes = words.shape[1]
+    ends = jnp.cumsum(_ones(words), axis=1)
+    rank = lax.broadcasted_iota(jnp.int32, (1, slots), 1)
+    # How many lanes end at or before this rank: by sixteenths at first, then by bisection. That is a loop, because XLA
+    # computes `ends` again in every unrolled step.
+    steps = max(0, lanes.bit_length() - 4)
+    passed = [ends[:, lane - 1, None] <= rank for lane in range(2**steps, lanes + 1, 2**steps)]
+    lane = functools.reduce(jnp.add, [step.astype(jnp.int32) for step in passed]) << steps
+
+    def halve(step: jax.Array, lane: jax.Array) -> jax.Array:
+        ahead = lane + jnp.left_shift(1, steps - 1 - step)
+        passed = (ahead <= lanes) & (pick(ends, jnp.minimum(ahead, lanes) - 1) <= rank)
+        return jnp.where(passed, ahead, lane)
+
+    lane = jnp.minimum(lax.fori_loop(0, steps, halve, lane), lanes - 1)
+    word = pick(words, lane)
+    return _set_bit(word, rank - pick(ends, lane) + _ones(word)) * lanes + lane
+
+
+def pick(rows: jax.Array, index: jax.Array) -> jax.Array:
+    """Entry index[i, j] of row i, for indices that are known to be valid."""
+    return jnp.take_along_axis(rows, index, axis=1, mode="promise_in_bounds")
+
+
+def _ones(words: jax.Array) -> jax.Array:
+    return lax.population_count(words).astype(jnp.int32)
+
+
+def _set_bit(word: jax.Array, rank: jax.Array) -> jax.Array:
+    """The position of the set bit of this rank, counted from the lowest."""
+    position = jnp.zeros_like(rank)
+    for width in (16, 8, 4, 2, 1):
+        low = word & jnp.uint32(2**width - 1)
+        higher = rank >= _ones(low)
+        rank = jnp.where(higher, rank - _ones(low), rank)
+        word = jnp.where(higher, word >> width, low)
+        position = jnp.where(higher, position + width, position)
+    return position

@@ -23,7 +23,7 @@ from dovetail.mechanisms import ExactSampler
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._claimed import Claimed, Formula
 from dovetail.protocols._messages import Messages
-from dovetail.protocols.flame._padded import Padded
+from dovetail.protocols.flame._flame import Padded
 from dovetail.protocols.flame._select import top_mask
 from dovetail.statements import NotApplicable
 

@@ -15,7 +15,7 @@ from dovetail.claims import flame
 from dovetail.events import Mechanism, Report, Shuffled
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._claimed import Claimed, Formula
-from dovetail.protocols.flame._verified import SharedLevels
+from dovetail.protocols.flame._flame import SharedLevels
 
 __all__ = ["SsSimple"]
 

@@ -25,9 +25,8 @@ from dovetail.protocols._base import Cohort
 from dovetail.protocols._claimed import Claimed, Formula
 from dovetail.protocols._messages import Messages
 from dovetail.protocols._scopes import SLOTS_TELL_NOTHING
-from dovetail.protocols.flame._padded import Padded
+from dovetail.protocols.flame._flame import Padded, SharedLevels
 from dovetail.protocols.flame._select import signed_counts, top_mask
-from dovetail.protocols.flame._verified import SharedLevels
 from dovetail.shufflers import SlotSums
 from dovetail.statements import NotApplicable
 

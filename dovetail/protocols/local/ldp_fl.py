@@ -21,8 +21,7 @@ from dovetail import _validate, events
 from dovetail._jax import jax, jnp
 from dovetail.events import Disjoint, Everyone, Mechanism, Round, View
 from dovetail.mechanisms import ExactSampler
-from dovetail.mechanisms._normal import normal
-from dovetail.mechanisms.gaussian import GaussianRandomizer, clip_l2
+from dovetail.mechanisms.gaussian import GaussianRandomizer, clip_l2, normal
 from dovetail.mechanisms.laplace import LaplaceRandomizer
 from dovetail.protocols._base import CLIP_NORM, CLIP_VALUE, Cohort, Protocol
 from dovetail.protocols._contributions import Contribution

@@ -17,7 +17,7 @@ from scipy import special
 from dovetail import _validate, claims
 from dovetail._jax import jax
 from dovetail.events import Mechanism, NonPrivate
-from dovetail.mechanisms import ClipLaplace, LocalRandomizer, clip_laplace
+from dovetail.mechanisms import ClipLaplace, LocalRandomizer, laplace
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._claimed import Claimed, Formula
 from dovetail.protocols._grid_reports import GridReports
@@ -74,7 +74,7 @@ class Apes(Personal, Claimed):
         """Clip-Laplace (or Laplace) around the clipped x."""
         if self.randomizer == "laplace":
             return laplace_reports(x, budget, self.clip_value, key=key)
-        return clip_laplace.perturb(x, budget, self.clip_value, self.output_bound, key=key)
+        return laplace.perturb(x, budget, self.clip_value, self.output_bound, key=key)
 
     def randomizer_of(self, budget: float) -> LocalRandomizer:
         """Clip-Laplace, or Laplace noise."""
@@ -87,7 +87,7 @@ class Apes(Personal, Claimed):
         average, state = super().estimate(tally, size, state, key=key)
         if self.randomizer == "laplace":
             return average, state
-        return clip_laplace.calibrate(average, self.eps_locals, self.clip_value, self.output_bound), state
+        return laplace.calibrate(average, self.eps_locals, self.clip_value, self.output_bound), state
 
     def contribution(self, cohort: Cohort, dim: int) -> GridReports:
         """Reports on a grid; refuses reports beyond the box of the inputs, about which nothing is certified."""
@@ -101,7 +101,7 @@ class Apes(Personal, Claimed):
             return super().noise_std(size, dim)
         std = math.sqrt(float(self._second_moments(dim).mean()) / size)
         averages = std * special.ndtri(midpoints(_NODES))
-        errors = clip_laplace.calibrate(averages, self.eps_locals, self.clip_value, self.output_bound)
+        errors = laplace.calibrate(averages, self.eps_locals, self.clip_value, self.output_bound)
         return math.sqrt(float(np.mean(errors**2)))
 
     def _second_moments(self, dim: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from dovetail._jax import jax, jnp
 from dovetail.claims import subdp
 from dovetail.events import Everyone, FixedSize, Mechanism, Poisson, Round, View
-from dovetail.mechanisms._normal import normal
+from dovetail.mechanisms.gaussian import normal
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._claimed import Formula
 from dovetail.protocols._fast import Fast

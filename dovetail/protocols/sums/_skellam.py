@@ -20,8 +20,7 @@ import numpy as np
 from dovetail import _validate
 from dovetail._jax import jax, jnp
 from dovetail.mechanisms import ExactSampler, ExactSkellam, skellam
-from dovetail.mechanisms._normal import normal
-from dovetail.mechanisms.gaussian import clip_l2
+from dovetail.mechanisms.gaussian import clip_l2, normal
 from dovetail.protocols._base import CLIP_NORM, Cohort, Protocol
 from dovetail.protocols._fast import Fast
 from dovetail.statements import Neighbors

@@ -4,6 +4,11 @@ A user turns its number into positions in [0, 1], one per slot, that average to 
 response. The analyzer sees the number of reports, and subtracts what random answers add on average. Statistics are
 protocols of dimension 1: `estimate` gives the sum over the planned size. Fast and faithful path agree exactly from the
 same keys.
+
+The messages of split-and-mix in a deployment: one share each, a 32-bit word.
+
+The encoded update gets exact Skellam noise and is split by `mechanisms.exact_skellam`. The shares of a coordinate are
+neighbouring slots, assigned to the shufflers in turn.
 """
 
 from __future__ import annotations
@@ -20,16 +25,21 @@ import numpy.typing as npt
 from dovetail import _validate, events
 from dovetail._jax import jax, jnp
 from dovetail.events import DataIndependent, Mechanism, Report, Round, View
-from dovetail.mechanisms import ExactRandomizedResponse, ExactSampler, RandomizedResponse
+from dovetail.mechanisms import ExactRandomizedResponse, ExactSampler, ExactSkellam, RandomizedResponse, exact_skellam
+from dovetail.mechanisms.skellam import Encoding
 from dovetail.protocols._base import Cohort, Protocol
 from dovetail.protocols._contributions import Contribution
 from dovetail.protocols._level_sums import level_sums
-from dovetail.protocols._messages import Levels, Messages, Positions
+from dovetail.protocols._messages import Levels, Messages, Positions, Sent, from_bytes, to_bytes
 from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, shuffle_scope
 from dovetail.shufflers import Layout, Reports, ShuffledReports, SlotSums, slot_sums
 from dovetail.statements import Neighbors
 
-__all__ = ["ReportedSum", "of_numbers"]
+__all__ = [
+    "ReportedSum",
+    "Shares",
+    "of_numbers",
+]
 
 
 def of_numbers(dim: int, name: str) -> None:
@@ -170,3 +180,52 @@ class _Slots(Levels):
         x = self.check_update(x, 1)
         position = self.protocol.exact_positions(np.asarray(x, np.float64), sampler=sampler)
         return Positions(np.arange(self.slots), position, np.ones(self.slots, bool))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shares(Messages):
+    """Every share of every coordinate, 4 bytes each.
+
+    Guarantees:
+        `distance` covers the noise, the one thing that is not drawn exactly.
+    """
+
+    size: ClassVar[int] = 4
+
+    encoding: Encoding
+    noise: ExactSkellam
+    shares: int
+    modulus: int
+    shufflers: int
+
+    @property
+    def slots(self) -> int:
+        """One per share."""
+        return self.encoding.dim * self.shares
+
+    @property
+    def per_client(self) -> int:
+        """All shares."""
+        return self.slots
+
+    @property
+    def distance(self) -> float:
+        """That of the noise on every coordinate."""
+        return self.encoding.dim * self.noise.distance
+
+    def shuffler_of(self, slot: np.ndarray) -> np.ndarray:
+        """Share j is held by shuffler j mod `shufflers`."""
+        return np.asarray(slot, np.int64) % self.shares % self.shufflers
+
+    def randomize(self, x: np.ndarray, *, sampler: ExactSampler) -> Sent:
+        """The shares of the encoded update with the client's part of the noise."""
+        x = self.check_update(x, self.encoding.dim)
+        noisy = exact_skellam.encode(self.encoding, x, sampler=sampler) + self.noise(len(x), sampler=sampler)
+        shares = exact_skellam.split(noisy, self.shares, self.modulus, sampler=sampler)
+        return Sent(np.arange(self.slots, dtype=np.int64), to_bytes(shares.ravel(), self.size))
+
+    def read(self, slot: np.ndarray, body: np.ndarray) -> tuple[ShuffledReports, int]:
+        """Shares, one per row; refuses what is not below the modulus."""
+        valid = self.check(slot, body)
+        shares = from_bytes(body)
+        return self.forwarded(slot, shares, valid & (shares < self.modulus))

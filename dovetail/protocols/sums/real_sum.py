@@ -31,9 +31,8 @@ from dovetail.protocols._base import Cohort
 from dovetail.protocols._contributions import Contribution
 from dovetail.protocols._fast import Fast
 from dovetail.protocols._messages import Messages, Sent
-from dovetail.protocols.sums._shares import Shares
 from dovetail.protocols.sums._skellam import Collected
-from dovetail.protocols.sums._sums import ReportedSum, of_numbers
+from dovetail.protocols.sums._sums import ReportedSum, Shares, of_numbers
 from dovetail.protocols.sums.split_and_mix import SplitAndMixProtocol
 from dovetail.shufflers import Layout, Reports, ShuffledReports, SlotSums
 from dovetail.statements import Neighbors

@@ -18,8 +18,8 @@ from dovetail.events import DataIndependent, Mechanism, NonPrivate, Poisson, Rou
 from dovetail.mechanisms import ExactSkellam, skellam
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._scopes import DROPOUT, SLOTS_TELL_NOTHING, enrolment
-from dovetail.protocols.sums._shares import Shares
 from dovetail.protocols.sums._skellam import NoisySum, removal, rounding_assumption
+from dovetail.protocols.sums._sums import Shares
 from dovetail.shufflers import Layout, Reports, ShuffledReports
 from dovetail.statements import Neighbors, NotApplicable, Scope, Trust, Unit
 
