@@ -158,7 +158,6 @@ def aggregator(
     certificate: Certificate = None,
     private_key: PrivateKey = None,
     plain: Plain = False,
-    workers: Workers = 1,
     store: Store = None,
     segments: SegmentsFolder = None,
     notices: NoticesFile = None,
@@ -215,7 +214,7 @@ def _intermediary(
         party = kind(folder, signed=signed, signer=from_hex(signer), index=index, keys=pairs, alone=alone, **options)
         return party, IntermediaryService(
             party,
-            enrolled=Listed(clients),
+            enrolled=Listed(clients, most=party.task.max_clients, services=len(named)),
             notices=_heard(notices, from_hex(signer)),
             analyzer=AnalyzerLink(analyzer, ca=ca, key=pairs.sign),
             peers=[IntermediaryLink(url, ca=ca, key=pairs.sign) for url in peer or []],
