@@ -22,6 +22,7 @@ from starlette.routing import BaseRoute
 from dovetail.parties.common.database import Unavailable
 from dovetail.parties.common.keys import PublicKey
 from dovetail.parties.common.wire import SIGNATURE, Malformed, Promised, TooEarly, TooLate, Unknown, promised
+from dovetail.parties.http.operating import Pulse
 from dovetail.parties.intermediary.arrivals import Turned
 
 __all__ = [
@@ -113,6 +114,7 @@ class App(Starlette):
     """An application, and what goes past it."""
 
     direct: Direct | None = None
+    pulse: Pulse | None = None
 
 
 class Served:
@@ -125,26 +127,26 @@ class Served:
         work: Callable[[], Coroutine[Any, Any, None]] | None = None,
         *,
         direct: Direct | None = None,
+        pulse: Pulse | None = None,
     ) -> None:
-        self.counts, self._work = counts, work
+        self.counts, self._work, self._pulse = counts, work, pulse
         self.app = App(
             routes=list(routes),
             lifespan=self._lifespan,
             exception_handlers=dict.fromkeys((HTTPException, *_STATUS), self._refuse),
         )
-        self.app.direct = direct
+        self.app.direct, self.app.pulse = direct, pulse
         self.app.router.redirect_slashes = False  # a redirect is no answer to a signed request
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        if self._work is None:
-            yield
-            return
-        task = asyncio.create_task(self._work())
+        tasks = [] if self._work is None else [asyncio.create_task(self._work())]
+        tasks += [] if self._pulse is None else [asyncio.create_task(self._pulse.beat())]
         yield
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        for task in tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
         return refusal(error, self.counts).response()
