@@ -6,6 +6,7 @@ import configparser
 import re
 import shutil
 import subprocess
+import tomllib
 import types
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import jinja2
 import pytest
 import typer
 import yaml
+from packaging.requirements import Requirement
 
 from dovetail.cli import app
 from dovetail.parties.common._postgres import _require_safe
@@ -159,6 +161,28 @@ def test_the_stores_that_pages_and_values_name_are_safe():
     assert len(urls) >= 2
     for url in urls:
         _require_safe(url.replace("FILE", "file"))
+
+
+def test_the_image_installs_exact_versions_by_their_hashes():
+    """After a change of pyproject.toml: python3.11 deploy/lock.py."""
+    text = (DEPLOY / "requirements.txt").read_text()
+    entries = [one.split(" \\\n    ") for one in re.split(r"\n(?=\w)", text.split("\n", 1)[1].rstrip())]
+    locked = {}
+    for pinned, *hashes in entries:
+        name, version = re.fullmatch(r"([a-z0-9.-]+)==(\S+)", pinned).groups()
+        assert hashes and all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for one in hashes), name
+        locked[name] = version, len(hashes)
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
+    wanted = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["postgres"]]
+    for requirement in map(Requirement, [*wanted, *project["build-system"]["requires"]]):
+        assert locked[requirement.name][0] in requirement.specifier, requirement.name
+    assert locked["jaxlib"][1] == 2  # a file for each kind of machine
+    assert "://" not in text and "index" not in text.replace("no-index", "")
+    docker = (DEPLOY / "Dockerfile").read_text()
+    installs = re.findall(r"pip install (.*)", docker)
+    assert len(installs) == 2 and "--require-hashes" in installs[0] and "--no-index --no-deps" in installs[1]
+    script = (DEPLOY / "lock.py").read_text()
+    assert f'BUILD = "{project["build-system"]["requires"][0]}"' in script
 
 
 def test_helm_makes_what_is_tested_here():

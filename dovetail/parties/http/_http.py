@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute
+from starlette.types import Receive, Scope, Send
 
 from dovetail.parties.common.database import Unavailable
 from dovetail.parties.common.keys import PublicKey
@@ -64,6 +65,7 @@ _WORDS = {
     429: "expected one upload of a user at a time, got another one",
 }
 _FOREVER = 365 * 86_400  # seconds that what never changes may be kept
+_PIECE = 1 << 16  # bytes of an answer that are handed over at a time
 SLOWEST, SLOWEST_RATE = 60.0, 16_384.0  # seconds that any body may take, and bytes per second of a large one
 
 
@@ -190,6 +192,19 @@ async def body_of(request: Request, *, most: int) -> bytes:
     return bytes(body)
 
 
+class _Piecewise(Response):
+    """An answer that is handed over as it is read: who does not read a model has no copy of it waiting in memory."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        body = memoryview(self.body)
+        for start in range(0, len(body), _PIECE):
+            piece, rest = bytes(body[start : start + _PIECE]), start + _PIECE < len(body)
+            await send({"type": "http.response.body", "body": piece, "more_body": rest})
+        if not body:
+            await send({"type": "http.response.body", "body": b""})
+
+
 def cached(
     request: Request, body: bytes, kind: str, *, seconds: int, headers: Mapping[str, str] | None = None
 ) -> Response:
@@ -198,7 +213,7 @@ def cached(
     kept = {"etag": tag, "cache-control": f"public, max-age={seconds}", **(headers or {})}
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=kept)
-    return Response(body, media_type=kind, headers=kept)
+    return _Piecewise(body, media_type=kind, headers=kept)
 
 
 def model_answer(request: Request, data: bytes, signature: bytes) -> Response:
