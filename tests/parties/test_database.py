@@ -190,8 +190,14 @@ def test_tls_is_verified_and_a_localhost_that_is_elsewhere_is_refused(monkeypatc
 
 
 @pytest.mark.postgres
-def test_a_unix_socket_needs_no_tls(postgres):
-    made = Postgres(postgres.at_socket(postgres.database()))
+def test_a_unix_socket_needs_no_tls(postgres, tmp_path, monkeypatch):
+    """With its password in a file, as deploy/compose.yaml says."""
+    url = postgres.at_socket(postgres.database())
+    password = url.partition("@")[0].rpartition(":")[2]
+    (tmp_path / "pgpass").write_text(f"*:*:{url.partition('@/')[2].partition('?')[0]}:dovetail:{password}\n")
+    (tmp_path / "pgpass").chmod(0o600)
+    monkeypatch.setenv("PGPASSFILE", str(tmp_path / "pgpass"))
+    made = Postgres(url.replace(f":{password}", ""))
     assert made.rows("SELECT inet_client_addr() IS NULL") == [(True,)]
     made.close()
 
