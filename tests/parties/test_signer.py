@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import time
 
 import msgspec
@@ -204,6 +205,92 @@ def test_a_rotation_does_not_forget_what_was_heard_before_it(signer):
     known.receive([announce_rotation(signer.old, rotate_key(signer.old.public, signer.thief.public, by=signer.old),
                                      standing=(signer.sharing.task.task_id,))])  # fmt: skip
     assert not signer.admits(signer.sharing.signed, known)
+
+
+def named(old, new, **options):
+    """The notice of an old key that a new one follows it."""
+    return announce_rotation(old, rotate_key(old.public, new.public, by=old), **options)
+
+
+@pytest.mark.parametrize("before", ["the owner", "the thief", "a key of the thief's"])
+def test_a_successor_that_was_announced_before_the_theft_was_noticed_is_the_successor(signer, before):
+    """Revoking the old key ended it, too, for whoever had heard of it already, and it could not be revoked itself."""
+    by = {"the owner": [signer.rotation()], "the thief": [named(signer.old, signer.new)]}
+    through = [named(signer.old, signer.thief), named(signer.thief, signer.new)]
+    known = signer.notices(*by.get(before, through))
+    known.receive([signer.revocation()])
+    assert known.current == signer.new.public.key_id and signer.admits(signer.task(signer.new), known)
+    for key in (signer.old, signer.thief):
+        assert not signer.admits(signer.task(key), known)
+    last = KeyPair.generate("sign")
+    rotation = rotate_key(signer.new.public, last.public, by=signer.new)
+    known.receive([revoke_key(signer.recovery, rotation=rotation, stolen=signer.new)])
+    assert signer.admits(signer.task(last), known) and not signer.admits(signer.task(signer.new), known)
+
+
+def test_a_thief_cannot_use_up_the_owners_next_key(signer):
+    """It makes that key its own successor, so that the revocation ends it; the owner's latest key brings it back."""
+    next_one = KeyPair.generate("sign")
+    known = signer.notices(named(signer.old, signer.thief), named(signer.thief, next_one))
+    known.receive([signer.revocation()])
+    assert not signer.admits(signer.task(next_one), known)
+    known.receive([named(signer.new, next_one)])
+    assert signer.admits(signer.task(next_one), known) and not signer.admits(signer.task(signer.new), known)
+
+
+def test_a_key_in_the_middle_is_revoked_in_any_order(signer):
+    middle, standing = KeyPair.generate("sign"), (signer.sharing.task.task_id,)
+    first, stolen = named(signer.old, middle, standing=standing), named(middle, signer.thief)
+    rotation = rotate_key(middle.public, signer.new.public, by=middle)
+    revocation = revoke_key(signer.recovery, rotation=rotation, stolen=middle)
+    for order in itertools.permutations([first, stolen, revocation]):
+        known = signer.notices(*order)
+        assert signer.admits(signer.task(signer.new), known) and signer.admits(signer.sharing.signed, known)
+        assert not signer.admits(signer.task(signer.thief), known) and not signer.admits(signer.task(middle), known)
+    known = signer.notices(first, stolen)
+    known.receive([revocation])
+    known.receive([stolen, first])
+    assert signer.admits(signer.task(signer.new), known) and not signer.admits(signer.task(signer.thief), known)
+
+
+def test_no_key_follows_itself_or_its_own_successor(signer):
+    """A ring of keys would leave the owner without any."""
+    known = signer.notices(named(signer.old, signer.old))
+    assert known.signed == [] and signer.admits(signer.task(signer.old), known)
+    known = signer.notices(named(signer.old, signer.new), named(signer.new, signer.old))
+    assert signer.admits(signer.task(signer.new), known) and not signer.admits(signer.task(signer.old), known)
+
+
+def test_two_successors_are_remembered_through_a_restart(tmp_path, signer):
+    """Whoever had forgotten the dispute would believe the thief, if that one's word came alone."""
+    pair = signer.sharing.users[0]
+    user = Client(tmp_path / "user", policy=signer.policy, key=pair)
+    user.receive_notices([signer.usurpation(), signer.rotation()])
+    again = Client(tmp_path / "user", policy=signer.policy, key=pair)
+    for one in (user, again):
+        one.receive_notices([signer.usurpation()])
+        for key in (signer.old, signer.thief, signer.new):
+            assert not signer.admits(signer.task(key), one.notices)
+    again.receive_notices([signer.revocation()])
+    assert signer.admits(signer.task(signer.new), Client(tmp_path / "user", policy=signer.policy, key=pair).notices)
+
+
+def test_copies_of_a_notice_are_no_more_notices(signer):
+    """Without any key, a service could fill the memory of users with an owner's one withdrawal."""
+    withdrawal = withdraw_task(signer.old, bytes(32))
+    copies = [msgspec.structs.replace(withdrawal, cosignature=bytes([i])) for i in range(9)]
+    assert signer.notices(*copies).signed == []
+    copies = [msgspec.structs.replace(withdrawal, cosigner=KeyPair.generate("sign").public) for _ in range(9)]
+    assert signer.notices(withdrawal, *copies, withdrawal).signed == [withdrawal]
+
+
+def test_what_a_thief_announced_of_an_analyzer_without_a_key_to_sign_with_ends_with_its_key(tmp_path, signer):
+    """Nobody but the signer can name that one's successor."""
+    old, theirs = KeyPair.generate("seal").public, KeyPair.generate("seal").public
+    known = signer.notices(announce_rotation(signer.old, rotate_key(old, theirs)))
+    assert known.successors(old.key_id) == {old.key_id, theirs.key_id}
+    known.receive([signer.revocation()])
+    assert known.successors(old.key_id) == {old.key_id}
 
 
 def test_who_pins_aggregators_gives_a_thief_nothing(tmp_path, signer):
