@@ -453,6 +453,22 @@ def test_who_leaves_while_an_envelope_waits_uploads_nothing_more(tmp_path, how):
     analyzer.shut()
 
 
+@pytest.mark.parametrize("tells", [0, 1])
+def test_one_service_cannot_keep_a_withdrawal_from_users(tmp_path, tells):
+    """They ask all of them, and remember."""
+    sharing = Sharing(tmp_path, "ss_simple", rounds=3)
+    analyzer = sharing.analyzer()
+    links = [Down(sharing, analyzer) for _ in range(2)]
+    links[tells].notices = lambda: [withdraw_task(sharing.signer, sharing.task.task_id)]
+    for _ in range(2):
+        user = Client(tmp_path / "user", policy=sharing.policy, key=sharing.users[0])
+        with pytest.raises(Refused, match="the signer has withdrawn the task"):
+            Participation(user, links, np.ones_like).step()
+        links[tells].notices = list
+    assert not list((tmp_path / "user" / "spending").glob("task-*"))
+    analyzer.shut()
+
+
 def test_python_users_have_a_witness_unless_they_say_otherwise(tmp_path, monkeypatch):
     """Without one, a ledger that is deleted frees the budget that was spent."""
     monkeypatch.setenv("DOVETAIL_WITNESS", str(tmp_path / "state"))
