@@ -338,6 +338,36 @@ def test_keys_are_revoked_by_commands(tmp_path, command):
     assert alone.signed and alone.current == stolen.public.key_id
 
 
+def test_after_a_revocation_commands_sign_with_the_key_that_users_believe(tmp_path, command):
+    """They read the owner's file as if nothing had been revoked, and signed a withdrawal with the stolen key."""
+
+    def run(*words):
+        status, out, err = command(*map(str, words))
+        assert status == 0, err
+        return out
+
+    sharing, owner, notices = Sharing(tmp_path / "sharing", "ss_simple"), tmp_path / "owner", tmp_path / "notices.json"
+    owner.mkdir()
+    stolen, task = sharing.signer, tmp_path / "task.json"
+    stolen.save(owner / f"sign-{stolen.public.key_id.hex()}.json")
+    task.write_bytes(msgspec.json.encode(sharing.signed))
+    run("keys", tmp_path / "recovery", "--use", "sign", "--public", tmp_path / "recovery.json")
+    run("keys", owner, "--use", "sign", "--rotate", "--public", tmp_path / "owner.json")
+    rotation = owner / f"rotation-{stolen.public.key_id.hex()}.json"
+    words = ("--recovery", tmp_path / "recovery", "--rotation", rotation, "--signer", owner, "--task", task)
+    run("task", "revoke", notices, *words)
+    recovery = KeyRing(tmp_path / "recovery", "sign").current().public.key_id
+    told = {"signer": stolen.public.key_id, "recovery": recovery}
+    assert read_notices(notices, **told).why_ended(sharing.signed) is None
+    ServicePairs.add(tmp_path / "service")
+    run("keys", tmp_path / "service", "--use", "service", "--rotate", "--public", tmp_path / "service.json")
+    (other,) = (tmp_path / "service").glob("rotation-*.json")
+    run("task", "announce", notices, "--rotation", other, "--signer", owner)
+    run("task", "withdraw", notices, "--task", task, "--signer", owner)
+    known = read_notices(notices, **told)
+    assert len(known.signed) == 3 and "withdrawn" in known.why_ended(sharing.signed)
+
+
 # --- withdrawal stops everybody
 
 

@@ -40,6 +40,7 @@ __all__ = [
     "announce_rotation",
     "digest_of",
     "read_notices",
+    "read_own_notices",
     "revoke_key",
     "rotate_key",
     "withdraw_task",
@@ -343,6 +344,14 @@ def _successors_of(signed: SignedNotice) -> bytes:
     notice = _read(signed)
     own = notice is not None and notice.kind == "rotate" and notice.ended == signed.signer.key_id
     return notice.ended if own and notice is not None else signed.body
+
+
+def read_own_notices(path: Path, signer: bytes) -> Notices:
+    """What the owner of a file has announced in it: whichever recovery key revoked something there is the owner's."""
+    announced = read_notices(path, signer).handed_out
+    read = [(one, notice) for one in announced if (notice := _read(one)) is not None]
+    recovery = next((_announcer(one, notice).key_id for one, notice in read if notice.kind == "revoke"), None)
+    return Notices(signer, announced, recovery=recovery)
 
 
 def write_notices(path: Path, signed: Sequence[SignedNotice]) -> None:
