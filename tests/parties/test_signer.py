@@ -22,9 +22,10 @@ from dovetail.parties.common.notices import (
     revoke_key,
     rotate_key,
     withdraw_task,
+    write_notices,
 )
 from dovetail.parties.common.policy import Policy, Refused, SetBack
-from dovetail.parties.common.task import sign, verify
+from dovetail.parties.common.task import sign, task_id_of, verify
 from dovetail.parties.http.intermediary import IntermediaryService
 from dovetail.parties.user.client import Client
 from dovetail.parties.user.consent import leave_tasks
@@ -226,6 +227,51 @@ def test_a_successor_that_was_announced_before_the_theft_was_noticed_is_the_succ
     rotation = rotate_key(signer.new.public, last.public, by=signer.new)
     known.receive([revoke_key(signer.recovery, rotation=rotation, stolen=signer.new)])
     assert signer.admits(signer.task(last), known) and not signer.admits(signer.task(signer.new), known)
+
+
+def test_an_old_revocation_brings_no_key_back_that_was_revoked_since(signer):
+    """The successor that it names was stolen, too, and the user heard of that first."""
+    last = KeyPair.generate("sign")
+    rotation = rotate_key(signer.new.public, last.public, by=signer.new)
+    second = revoke_key(signer.recovery, rotation=rotation, stolen=signer.new)
+    known = signer.notices(signer.rotation())
+    for notice in (second, signer.revocation(), signer.rotation(), second):
+        known.receive([notice])
+        assert signer.admits(signer.task(last), known) and not signer.admits(signer.task(signer.new), known)
+    assert not signer.admits(signer.task(signer.old), known)
+
+
+def test_a_list_that_a_thief_made_stand_falls_with_its_key(signer):
+    theirs = tuple(ServicePairs.add(signer.sharing.folder / name).public for name in "xy")
+    mine = signer.task(signer.old, aggregators=theirs)
+    known = signer.notices(named(signer.old, signer.thief, standing=(task_id_of(mine.body),)))
+    assert signer.admits(mine, known)
+    known.receive([signer.revocation()])
+    assert not signer.admits(mine, known)
+
+
+def test_what_is_remembered_is_what_was_heard_in_whatever_order(tmp_path):
+    """120 random histories of four keys, some of them stolen: a user that starts again knows just the same."""
+    keys, recovery = [KeyPair.generate("sign") for _ in range(4)], KeyPair.generate("sign")
+    notices = [withdraw_task(key, bytes([i]) * 32) for i, key in enumerate(keys)]
+    notices += [revoke_key(recovery, key=key.public.key_id) for key in keys]
+    for old, new in itertools.permutations(keys, 2):
+        notices.append(named(old, new))
+        rotation = rotate_key(old.public, new.public, by=old)
+        notices.append(revoke_key(recovery, rotation=rotation, stolen=old))
+    options = {"signer": keys[0].public.key_id, "recovery": recovery.public.key_id}
+    random, disputes = np.random.default_rng(0), 0
+    for _ in range(120):
+        live = Notices(**options)
+        for _ in range(random.integers(1, 6)):
+            live.receive([notices[i] for i in random.choice(len(notices), random.integers(1, 4), replace=False)])
+        write_notices(tmp_path / "notices.json", live.signed)
+        again = read_notices(tmp_path / "notices.json", **options, in_order=True)
+        for name in ("_lineage", "_standing", "_revoked", "_disputed", "_withdrawn", "_rotations"):
+            assert getattr(again, name) == getattr(live, name), name
+        assert len(set(live._lineage)) == len(live._lineage)
+        disputes += bool(live._disputed)
+    assert disputes > 1
 
 
 def test_a_thief_cannot_use_up_the_owners_next_key(signer):
