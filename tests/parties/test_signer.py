@@ -321,6 +321,14 @@ def test_two_successors_are_remembered_through_a_restart(tmp_path, signer):
     assert signer.admits(signer.task(signer.new), Client(tmp_path / "user", policy=signer.policy, key=pair).notices)
 
 
+def test_two_processes_of_a_user_do_not_forget_what_the_other_heard(tmp_path, signer):
+    user, agent = (Client(tmp_path / "user", policy=signer.policy, key=signer.sharing.users[0]) for _ in range(2))
+    user.receive_notices([withdraw_task(signer.old, signer.sharing.task.task_id)])
+    agent.receive_notices([withdraw_task(signer.old, bytes(32))])
+    for one in (agent, Client(tmp_path / "user", policy=signer.policy, key=signer.sharing.users[0])):
+        assert not signer.admits(signer.sharing.signed, one.notices) and len(one.notices.signed) == 2
+
+
 def test_copies_of_a_notice_are_no_more_notices(signer):
     """Without any key, a service could fill the memory of users with an owner's one withdrawal."""
     withdrawal = withdraw_task(signer.old, bytes(32))
