@@ -139,6 +139,8 @@ def test_no_file_of_a_party_holds_what_it_must_not_know(tmp_path):
     unknown = [*names, *reports, *sent, *private[1:], sealing, address, ADDRESS.encode()]
     assert found(unknown, analyzer_left) == set()
     assert found([address, ADDRESS.encode()], shuffler_left) == set()
+    logs = [data for file, data in {**shuffler_left, **analyzer_left}.items() if file.suffix == ".log"]
+    assert len(logs) == 2 and not any(b"/v1/" in log for log in logs)  # nor what was asked for
     for database in ("book.db", "ledger.db"):
         assert times_in(tmp_path / "analyzer" / database, began - 1, time.time() + 1) == []
     hour = household.task.round_seconds + 60
