@@ -320,9 +320,9 @@ def _running_tasks(signer: Path, key_id: bytes) -> list[bytes]:
 
 
 def _read_notices(path: Path, signer: bytes) -> Any:
-    from dovetail.parties.common.notices import read_notices
+    from dovetail.parties.common.notices import read_own_notices
 
-    return read_notices(path, signer)
+    return read_own_notices(path, signer)
 
 
 def _latest_pair(path: Path, signer: Path) -> Any:
