@@ -177,12 +177,13 @@ def _looped(
     moved: Callable[[_Moved, _Step, jax.Array, jax.Array], _Moved],
     state: _Moved,
 ) -> _Moved:
-    """Many steps, in a loop that is compiled once: records are filled up to whole batches, which count for nothing."""
+    """Many steps, in a loop that is compiled once; the last record fills up the last batch, and counts once."""
     records, size = chunk.inputs.shape[1], settings.batch_size(chunk.inputs.shape[1])
     batches = math.ceil(records / size)
     spare = batches * size - records
     inputs, labels = (
-        jnp.pad(held, [(0, 0), (0, spare)] + [(0, 0)] * (held.ndim - 2)) for held in (chunk.inputs, chunk.labels)
+        jnp.pad(held, [(0, 0), (0, spare)] + [(0, 0)] * (held.ndim - 2), mode="edge")
+        for held in (chunk.inputs, chunk.labels)
     )
 
     def turn(number: jax.Array, state: _Moved) -> _Moved:
