@@ -17,6 +17,7 @@ from jax.interpreters import batching, mlir
 import dovetail
 from dovetail.data import Dataset, Model, RecordSpec
 from dovetail.engine.chunks import Keys
+from dovetail.engine.rounds import first_parameters
 from dovetail.experiment.config import parse
 from dovetail.experiment.preparation import prepare
 from dovetail.learners import models
@@ -342,6 +343,44 @@ def test_a_user_with_more_records_moves_nobody_elses_update(apply, settings):
 def test_nor_does_it_under_a_loss_that_is_no_number_at_zero(epochs):
     """Forty epochs are a loop of the linear path; there it moved the sum by 19 clip norms."""
     assert moved_by_a_larger_user(number=True, loss=logarithm, settings={**LOCAL, "client.epochs": epochs}) < 2.001
+
+
+def cancelling(held, record, users=100):
+    """Users with two records, nearly this one twice under two labels; the last user has `held` of them."""
+    owners = np.concatenate([np.repeat(np.arange(users - 1), 2), np.full(held, users - 1)]).astype(np.int32)
+    labels = np.arange(len(owners), dtype=np.int32) % 2
+    inputs = (record * np.where(labels, 1 - 1 / 150, 1)[:, None]).astype(np.float32)
+    return Dataset(
+        inputs=inputs, labels=labels, test_inputs=inputs[:20], test_labels=labels[:20], num_classes=2, users=owners
+    )
+
+
+def undecided(features):
+    """A long record between whose two classes the first MLP is undecided: its gradients under both cancel."""
+    data = cancelling(2, np.ones(features))
+    model = models.mlp(data)
+    first, unravel = first_parameters(model, 0)
+    ends = 100 * np.random.default_rng(0).normal(size=(20, features)).astype(np.float32)
+    margin = lambda x: np.diff(np.asarray(model.apply(unravel(first), jnp.asarray(x)[None]))[0])[0]  # noqa: E731
+    low = next(x for x in ends if margin(x) < 0)
+    high = next(x for x in ends if margin(x) > 0)
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if margin(middle) < 0 else (low, middle)
+    return low
+
+
+@pytest.mark.parametrize("held", [3, 8, 9, 16, 17])
+@pytest.mark.parametrize("model", ["logistic", "mlp"])
+def test_nor_does_it_where_records_cancel(model, held):
+    """How norms were computed, and how far they were raised for rounding, went by the largest user: 97 clip norms."""
+    record = np.array([100.0, 0, 0, 0]) if model == "logistic" else undecided(200)
+    settings = {**SETTINGS, "protocol.noise_multiplier": 1e-6, "protocol.clip_norm": 1e-3}
+    runs = [
+        dovetail.train(cancelling(count, record), model=model, protocol="dp_fl", settings=settings)
+        for count in (2, held)
+    ]
+    assert np.linalg.norm(flat(runs[0]) - flat(runs[1])) * 100 / 1e-3 < 2.001
 
 
 def centred_loss(outputs, labels):
