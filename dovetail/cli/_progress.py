@@ -10,7 +10,7 @@ from typing import Any
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from dovetail.cli._shared import err_console, progress_console
+from dovetail.cli._shared import err_console, printable, progress_console
 from dovetail.numbers import at_most
 
 __all__ = ["RoundsBar", "Steps", "live_page", "rounds_bar", "steps"]
@@ -26,13 +26,13 @@ class Steps:
     def begin(self, title: str) -> None:
         """The next step begins, and the one before it is done."""
         self._title = title
-        self._bar.update(self._task, completed=self._begun, description=escape(title))
+        self._bar.update(self._task, completed=self._begun, description=escape(printable(title)))
         self._begun += 1
 
     def say(self, text: str) -> None:
         """What is done within the step."""
         said = f"{self._title}: {text}" if self._title else text
-        self._bar.update(self._task, description=escape(said))
+        self._bar.update(self._task, description=escape(printable(said)))
 
 
 @contextlib.contextmanager

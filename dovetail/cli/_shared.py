@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from dovetail import _validate
 from dovetail.statements import Neighbors
@@ -46,15 +47,35 @@ __all__ = [
     "print_json",
     "print_names",
     "print_statement",
+    "printable",
     "progress_console",
     "public_key",
     "relation_of",
     "settings_of",
 ]
 
+_CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+_CONTROLS |= dict.fromkeys((0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)))  # of direction
+
+
+def printable(text: str) -> str:
+    """A text without what moves the cursor, colours, or turns the direction of writing."""
+    return text.translate(_CONTROLS)
+
+
+class _Console(Console):
+    """A console that shows texts as they are: what others named holds no markup and no escape sequences."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, soft_wrap=True, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
+
+
 _WIDE = None if sys.stdout.isatty() else 200  # tables in files and pipes are not cut to a screen that is not there
-out_console, err_console = Console(soft_wrap=True, width=_WIDE), Console(stderr=True, soft_wrap=True)
-progress_console = Console(stderr=True, soft_wrap=True)  # what `--quiet` silences; errors and results stay
+out_console, err_console = _Console(width=_WIDE), _Console(stderr=True)
+progress_console = _Console(stderr=True)  # what `--quiet` silences; errors and results stay
 
 
 _COMPLETION = ("install_completion", "show_completion")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from dovetail.cli._progress import steps
@@ -250,7 +249,7 @@ def _print_finding(finding: Any) -> None:
     for bound in (finding.bound, *finding.others):
         sure = "exact" if bound.confidence == 1 else f"{bound.confidence:g}"
         runs = str(bound.trials) if bound.trials else "-"
-        table.add_row(escape(bound.attack), _shown(bound.eps), at_most(bound.delta), sure, runs)
+        table.add_row(bound.attack, _shown(bound.eps), at_most(bound.delta), sure, runs)
     out_console.print(table)
     print_statement("certified", finding.certified)
     print_statement("claimed", finding.claimed)

@@ -6,7 +6,6 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from dovetail.cli._progress import steps
@@ -131,7 +130,7 @@ def _table(found: Any) -> Table:
             f"{one.costs.server_seconds:.2g}",
             "-" if one.accuracy is None else f"{one.accuracy:.1%}",
         )
-        table.add_row(*(escape(cell) for cell in cells))
+        table.add_row(*cells)
     return table
 
 

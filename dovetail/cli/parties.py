@@ -163,7 +163,6 @@ def aggregator(
     certificate: Certificate = None,
     private_key: PrivateKey = None,
     plain: Plain = False,
-    workers: Workers = 1,
     store: Store = None,
     segments: SegmentsFolder = None,
     notices: NoticesFile = None,
@@ -222,7 +221,7 @@ def _intermediary(
         party = kind(folder, signed=signed, signer=from_hex(signer), index=index, keys=pairs, alone=alone, **options)
         return party, IntermediaryService(
             party,
-            enrolled=Listed(clients),
+            enrolled=Listed(clients, most=party.task.max_clients, services=len(named)),
             notices=announced,
             analyzer=AnalyzerLink(analyzer, ca=ca, key=pairs.sign),
             peers=[IntermediaryLink(url, ca=ca, key=pairs.sign) for url in peer or []],

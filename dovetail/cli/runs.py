@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from dovetail.cli._shared import JsonFlag, flag, out_console, print_json
@@ -80,7 +79,7 @@ def _listed(chosen: list[Any]) -> Table:
             "-" if seconds is None else f"{seconds:.3g}",
             f"{run.when:%Y-%m-%d %H:%M}" if run.summary is not None else "-",
         )
-        table.add_row(*map(escape, cells))
+        table.add_row(*cells)
     return table
 
 
@@ -102,11 +101,11 @@ def _number(score: str | None, value: float | None) -> str:
 
 
 def _differences(chosen: list[Any], found: dict[str, list[Any]]) -> Table:
-    table = Table("", *(escape(run.name) for run in chosen), box=None)
+    table = Table("", *(run.name for run in chosen), box=None)
     for key, values in found.items():
         if key == "assumptions":
             values = ["see report.html"] * len(values)
-        table.add_row(escape(key), *(escape(_shown(key, value)) for value in values))
+        table.add_row(key, *(_shown(key, value) for value in values))
     return table
 
 

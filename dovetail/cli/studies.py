@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from dovetail.cli._progress import steps
@@ -107,7 +106,7 @@ def _ranking(runs: Mapping[str, Run], baseline: float | None) -> Table:
             f"{run.costs.bytes:,}",
             f"{run.costs.server_seconds:.3g}",
         )
-        table.add_row(*(escape(cell) for cell in cells))
+        table.add_row(*cells)
     if baseline is not None:
         table.add_row("best constant guess", f"{baseline:.2%}")
     return table
@@ -181,7 +180,7 @@ def _summary(paper: Any, folder: Path) -> Table:
     table = Table(paper.name, "paper", "claimed", "certified", "audited", "ours", box=None)
     for exhibit in _written(folder)["exhibits"].values():
         table.add_section()
-        table.add_row(escape(exhibit["title"]), style="bold")
+        table.add_row(exhibit["title"], style="bold")
         for row in exhibit["rows"]:
             claimed = row["claimed"] and f"{_eps(row['claimed'])} {row['claimed']['verdict'].partition(', ')[2]}"
             audited = row["audited"] and (
@@ -190,5 +189,5 @@ def _summary(paper: Any, folder: Path) -> Table:
             ours = row["ours"] and f"{row['ours']['mean']:.4g}"
             printed = ", ".join(f"{key} {value:g}" for key, value in row["paper"].items())
             cells = (row["label"], printed, claimed, row["certified"] and _stated(row["certified"]), audited, ours)
-            table.add_row(*(escape(cell or ("not run" if row["not_here"] else "")) for cell in cells))
+            table.add_row(*(cell or ("not run" if row["not_here"] else "") for cell in cells))
     return table

@@ -197,7 +197,8 @@ def task_show(
     words = f"{made.name} by {made.protocol}, {made.rounds} rounds of {made.min_clients} to {made.max_clients} users"
     out_console.print(f"task {made.task_id.hex()}, signed by {signed.signer.key_id.hex()}", highlight=False)
     kind = "shufflers" if made.shufflers else "aggregators"
-    out_console.print(f"{words}, {len(made.intermediaries)} {kind}", highlight=False)
+    words = " ".join(f"{words}, {len(made.intermediaries)} {kind}".split())  # a name with lines would add some
+    out_console.print(words, highlight=False)
     for word, second in (("begins", made.begins), ("ends", made.ends)):
         if second is not None:
             when = datetime.datetime.fromtimestamp(second, datetime.UTC).isoformat()
@@ -319,9 +320,9 @@ def _running_tasks(signer: Path, key_id: bytes) -> list[bytes]:
 
 
 def _read_notices(path: Path, signer: bytes) -> Any:
-    from dovetail.parties.common.notices import read_notices
+    from dovetail.parties.common.notices import read_own_notices
 
-    return read_notices(path, signer)
+    return read_own_notices(path, signer)
 
 
 def _latest_pair(path: Path, signer: Path) -> Any:

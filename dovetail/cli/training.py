@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from dovetail.cli._progress import live_page, rounds_bar
@@ -181,7 +180,7 @@ def _print_presets(described: Mapping[str, str], *, as_json: bool) -> None:
         return
     table = Table.grid(padding=(0, 2))
     for name, what in described.items():
-        table.add_row(escape(name), escape(what))
+        table.add_row(name, what)
     out_console.print(table)
 
 
@@ -285,7 +284,7 @@ def _unit_table(units: Any) -> Table:
         why = str(statement.proof) if statement.unbounded else statement.proof.key
         verdict = "-" if statement.unbounded else statement.verdict.value
         cells = (unit.value, numbers, verdict, statement.neighbors.value, statement.adversary, why)
-        table.add_row(*(escape(cell) for cell in cells))
+        table.add_row(*cells)
     return table
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from dovetail.cli._shared import JsonFlag, Overrides, Quiet, flag, out_console, print_json, progress_console
@@ -96,7 +95,7 @@ def _print_trials(facts: Mapping[str, Any]) -> None:
         return
     table = Table("setting", "accuracy", box=None)
     for trial in facts["trials"]:
-        table.add_row(escape(_told(trial["setting"])), f"{trial['accuracy']:.2%}")
+        table.add_row(_told(trial["setting"]), f"{trial['accuracy']:.2%}")
     out_console.print(table)
 
 

@@ -81,8 +81,8 @@ def clipped_client_sum(
     ...), of which the first `counts` of a client are its own; padding repeats one of them.
 
     Guarantees:
-        Equal to forming, clipping and adding the gradients one by one, up to float summation order; a client is
-        shortened further where its records cancel to less than a sixteenth (`engine.outer`).
+        Equal to forming, clipping and adding the gradients one by one, up to float summation order; a client
+        whose records cancel to less than a sixteenth is formed by itself (`engine.outer`).
         A client without records adds nothing, nor does one whose gradient or squared norm is not finite.
         No client adds more than clip_norm, up to rounding, however large or alike its records are.
         Peak memory grows with the chunk, not with the number of clients times the number of parameters.
@@ -159,7 +159,7 @@ def _formed(model: Model, weights: Any, clip_norm: Any, loss: Loss) -> Callable[
 
     def add_up(held: _Held) -> Any:
         gradients = jax.vmap(jax.grad(of_one), (None, 0, 0, 0))(weights, *held[:3])
-        factor = factor_of([Formed(leaf) for leaf in jax.tree.leaves(gradients)], held.present, clip_norm)
+        factor, _ = factor_of([Formed(leaf) for leaf in jax.tree.leaves(gradients)], held.present, clip_norm)
         return jax.tree.map(lambda leaf: Formed(leaf).scaled_sum(factor), gradients)
 
     return add_up
@@ -185,8 +185,25 @@ def _factored(model: Model, weights: Any, uses: list[_Use], clip_norm: Any, loss
         gradients = [of_kernel(left, slope, records=records) for left, slope in zip(lefts, slopes, strict=True)]
         if records > 1:
             gradients = jax.lax.optimization_barrier(gradients)  # what is measured is what is added up, to the last bit
-        factor = factor_of(gradients, held.present, clip_norm, records=records)
-        return jax.tree.unflatten(structure, [gradient.scaled_sum(factor) for gradient in gradients])
+        own = jnp.sum(held.weights > 0, axis=1)
+        factor, left = factor_of(gradients, held.present, clip_norm, records=own)
+        total = jax.tree.unflatten(structure, [gradient.scaled_sum(factor) for gradient in gradients])
+        if records == 1:
+            return total
+        others = held._replace(present=left)
+        return jax.lax.cond(jnp.any(left), lambda total: one_by_one(total, others), lambda total: total, total)
+
+    def one_by_one(total: Any, held: _Held) -> Any:
+        """The sum, and what clients add whose records cancel, each of them formed as everybody is in other ways."""
+
+        def add(total: Any, one: _Held) -> tuple[Any, None]:
+            def formed(total: Any) -> Any:
+                single = jax.tree.map(lambda leaf: leaf[None], one)
+                return jax.tree.map(jnp.add, total, _formed(model, weights, clip_norm, loss)(single))
+
+            return jax.lax.cond(one.present, formed, lambda total: total, total), None
+
+        return jax.lax.scan(add, total, held)[0]
 
     return add_up
 

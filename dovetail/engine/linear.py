@@ -97,7 +97,10 @@ def _one_record(
         residual = step.residual(start - square[:, None, None] * rows if step.later else start)
         rows = (step.keep * rows if settings.mu else rows) + residual
     rows = rows[:, 0]
-    return _added_up(_times(rows, scaling(reach * lengths(rows))), inputs, constant, numbers=jnp.isfinite(reach))
+    norms = reach * lengths(rows)
+    if not settings.local:
+        norms = gram.lengthened(norms, _refused_if_long(reach) * lengths(rows), chunk.counts, weights.shape[1])
+    return _added_up(_times(rows, scaling(norms)), inputs, constant, numbers=jnp.isfinite(reach))
 
 
 def _gram(
@@ -112,7 +115,7 @@ def _gram(
     (step,) = _steps(chunk, settings, weights.shape[1], loss)
     residual = step.residual(_logits(weights, constant, chunk.inputs))
     residual = jax.lax.optimization_barrier(residual)  # what is measured is what is added up, to the last bit
-    scaled = _times(residual, scaling(gram.norms(products, residual)))
+    scaled = _times(residual, scaling(gram.norms(products, residual, chunk.counts)))
     flat = chunk.inputs.reshape(-1, chunk.inputs.shape[-1])
     held = jnp.arange(chunk.inputs.shape[1]) < chunk.counts[:, None]  # what is read as padding may be no number, too
     numbers = (jnp.isfinite(products.lengths) & held).ravel()
@@ -157,8 +160,25 @@ def _explicit(
     else:
         state = _looped(weights, constant, chunk, settings, loss, moved, state)
     slopes, bias = state
-    scale = scaling(jnp.sqrt(jnp.sum(slopes**2, axis=(1, 2)) + jnp.sum(bias**2, axis=1)))
+    norms = jnp.sqrt(jnp.sum(slopes**2, axis=(1, 2)) + jnp.sum(bias**2, axis=1))
+    if not settings.local:
+        norms = gram.lengthened(norms, _reach(weights, constant, chunk, settings, loss), chunk.counts, classes)
+    scale = scaling(norms)
     return jnp.concatenate([_times(slopes, scale).sum(axis=0), _times(bias, scale).sum(axis=0)[:, None]], axis=1).T
+
+
+def _reach(weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUpdate, loss: Loss) -> jax.Array:
+    """For each client, the sum of the norms of its records' gradients, which may cancel."""
+    clients, records, features = chunk.inputs.shape
+    (step,) = _steps(chunk, settings, weights.shape[1], loss)
+    residual = lengths(step.residual(_logits(weights, constant, chunk.inputs)).reshape(clients * records, -1))
+    long = _refused_if_long(jnp.hypot(lengths(chunk.inputs.reshape(-1, features)), constant))
+    return jnp.sum((long * residual).reshape(clients, records), axis=1)
+
+
+def _refused_if_long(lengths: jax.Array) -> jax.Array:
+    """Infinite lengths of rows that are longer than products of records take."""
+    return jnp.where(lengths <= gram.LONGEST, lengths, jnp.inf)
 
 
 class _Moved(NamedTuple):
@@ -177,12 +197,13 @@ def _looped(
     moved: Callable[[_Moved, _Step, jax.Array, jax.Array], _Moved],
     state: _Moved,
 ) -> _Moved:
-    """Many steps, in a loop that is compiled once: records are filled up to whole batches, which count for nothing."""
+    """Many steps, in a loop that is compiled once; the last record fills up the last batch, and counts once."""
     records, size = chunk.inputs.shape[1], settings.batch_size(chunk.inputs.shape[1])
     batches = math.ceil(records / size)
     spare = batches * size - records
     inputs, labels = (
-        jnp.pad(held, [(0, 0), (0, spare)] + [(0, 0)] * (held.ndim - 2)) for held in (chunk.inputs, chunk.labels)
+        jnp.pad(held, [(0, 0), (0, spare)] + [(0, 0)] * (held.ndim - 2), mode="edge")
+        for held in (chunk.inputs, chunk.labels)
     )
 
     def turn(number: jax.Array, state: _Moved) -> _Moved:

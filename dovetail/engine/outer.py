@@ -9,10 +9,11 @@ factor of clipping and A = sum_k |l_k| |r_k|:
   within s A n u / (1 - n u) of s times the exact one with n = K + 1. The `spread`, (2 K + 4) u A, covers both and its
   own rounding, and is added to the norm;
 - among others, the client's parts may be added to different partial sums, whose other terms are then rounded as
-  coarsely as numbers of size s A are. So the client is clipped by no less than A / 16: s A is at most 16 clip norms,
-  and only a client whose records cancel to less than a sixteenth is shortened by that;
+  coarsely as numbers of size s A are. So a client whose records cancel to less than a sixteenth is left to the general
+  way, and s A is at most 16 clip norms. (To shorten it here and not there would tell which way is gone, and so how many
+  records the largest client has.)
 - s r_k may be flushed to zero while what it cancels is not: an error of at most 2^-126 |l_k| per column. A client with
-  |l_k| above 2^80 counts as one that is not finite.
+  |l_k| above 2^80 is left to the general way, too.
 """
 
 from __future__ import annotations
@@ -108,13 +109,18 @@ def of_kernel(left: jax.Array | None, slope: jax.Array, *, records: int) -> Form
 
 
 def factor_of(
-    gradients: Sequence[Formed | Outer], present: jax.Array, clip_norm: Any, *, records: int = 1
-) -> jax.Array:
-    """By how much each client's gradient shrinks, with so many records each; 0 for clients that do not count."""
+    gradients: Sequence[Formed | Outer], present: jax.Array, clip_norm: Any, *, records: Any = 1
+) -> tuple[jax.Array, jax.Array]:
+    """By how much each client's gradient shrinks, with so many records of its own, and whose is to be formed instead.
+
+    It is 0 for clients that do not count, and for those to be formed: their records cancel to less than a sixteenth,
+    or products of them are lost.
+    """
     norm = jnp.sqrt(sum(gradient.square(clip_norm) for gradient in gradients))
     reach = sum(gradient.reach(clip_norm) for gradient in gradients)
     spread = (2 * records + 4) * _UNIT * reach
-    return jnp.where(present, clip_factor(jnp.maximum(norm + spread, reach / _CANCELLED), 1.0), 0.0)
+    kept = present & (reach / _CANCELLED <= norm + spread)
+    return jnp.where(kept, clip_factor(norm + spread, 1.0), 0.0), present & ~kept
 
 
 def _beside(factor: jax.Array, values: jax.Array) -> jax.Array:

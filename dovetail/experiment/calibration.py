@@ -24,7 +24,8 @@ _SIMULATED = (
     "32-bit floating-point noise is as good as real-valued noise, although normal draws are cut off at "
     f"{at_least(NORMAL_CUT, 3)} standard deviations and Laplace draws at {at_least(LAPLACE_CUT, 3)} scales",
     "32-bit floating-point sums move with one user's data as exact sums do, although each addition that a user's "
-    "numbers pass may round others' numbers differently, by up to 2^-23 of the sum (docs/proofs/float-sums.md)",
+    "numbers pass may round others' numbers differently, by up to 2^-23 of the sum, and the number of records of the "
+    "largest user may decide how others' updates round, by up to 2e-5 clip norms each (docs/proofs/float-sums.md)",
 )
 _SECRET = {
     "os": "the run's noise key (256 bits from the operating system) stays secret; it is never written to disk",

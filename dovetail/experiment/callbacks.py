@@ -21,9 +21,10 @@ from dovetail.experiment.folder import BANNER
 from dovetail.experiment.plan import Plan
 from dovetail.experiment.result import Progress, Result, described
 
-__all__ = ["STOPPED", "Callback", "Callbacks", "Diagnosis", "EarlyStopping", "Outset"]
+__all__ = ["OVERHEARD", "STOPPED", "Callback", "Callbacks", "Diagnosis", "EarlyStopping", "Outset"]
 
 STOPPED = "the training was ended by looking at released models and at public test records alone"
+OVERHEARD = "what ended the training did not go by the diagnostics of raw updates, which one of the callbacks is told"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,8 @@ class Callback:
     def on_round(self, progress: Progress) -> bool | None:
         """A round has ended; True ends the training here.
 
-        What decides that must be public: `progress`, and no data of users. All rounds that were planned are charged,
+        What decides that must be public: `progress`, and no data of users. Where a callback is told diagnostics, that
+        is declared, and the statement is one *as declared*. All rounds that were planned are charged,
         also those that are not run, for which of them are run depends on the models.
         """
         return None
@@ -144,6 +146,11 @@ class Callbacks(Callback):
         """Tell all; True if one of them says so."""
         asked = [one.on_round(progress) for one in self._members]
         return any(asked) and jax.process_count() == 1
+
+    @property
+    def hears_diagnostics(self) -> bool:
+        """Whether one of them does anything with diagnostics."""
+        return any(type(one).on_diagnostics is not Callback.on_diagnostics for one in self._members)
 
     def on_diagnostics(self, diagnosis: Diagnosis) -> None:
         """Tell all."""

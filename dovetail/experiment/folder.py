@@ -5,7 +5,7 @@ appended to, with lines of rounds that are in the checkpoint already.
 
 `checkpoint.npz` holds all that a run needs to go on, and no noise key: its owner alone can read it, and it is deleted
 when the run ends. `ledger.json` holds what was released, in privacy terms, for `dovetail verify`; `recipe.json` says
-how new rows are read, for `dovetail predict`.
+how new rows are read, for `dovetail predict`; `timing.json` how long a round took, which may depend on the data.
 
 The ledger ends with a chain of hashes: origin, what was released, config, recipe and model, each entry hashed with the
 hash of the one before it. The last hash is in `privacy.json`, so whoever keeps that one line can tell whether any of
@@ -33,12 +33,14 @@ from dovetail.data.readers.recipes import Recipe
 from dovetail.files import make_folder, write_atomically, write_json
 from dovetail.guarantee.record import Record
 
-__all__ = ["BANNER", "SETTINGS", "RunFolder", "Saved"]
+__all__ = ["BANNER", "SETTINGS", "TIMING_BANNER", "RunFolder", "Saved"]
 
 SETTINGS = ("noise", "protocol", "uploads", "tuning")  # of privacy.json, that the ledger has too
 BANNER = "diagnostics of raw updates: not covered by the statement, not for release"
 
-_CONFIG, _METRICS, _DIAGNOSTICS, _CHECKPOINT, _PRIVACY, _MODEL, _LEDGER, _RECIPE = (
+TIMING_BANNER = "how long rounds took may depend on the data: not covered by the statement, not for release"
+
+_CONFIG, _METRICS, _DIAGNOSTICS, _CHECKPOINT, _PRIVACY, _MODEL, _LEDGER, _RECIPE, _TIMING = (
     "config.toml",
     "metrics.jsonl",
     "diagnostics.jsonl",
@@ -47,6 +49,7 @@ _CONFIG, _METRICS, _DIAGNOSTICS, _CHECKPOINT, _PRIVACY, _MODEL, _LEDGER, _RECIPE
     "model.npz",
     "ledger.json",
     "recipe.json",
+    "timing.json",
 )
 
 
@@ -186,7 +189,13 @@ class RunFolder:
     def finish(
         self, privacy: Mapping[str, Any], record: Record, parameters: Mapping[str, np.ndarray], recipe: Recipe
     ) -> None:
-        """Write model, ledger and, last, the statement; then delete the checkpoint."""
+        """Write model, ledger and, last, the statement; then delete the checkpoint.
+
+        How long a round took is no part of what is stated, and has a file and a banner of its own.
+        """
+        privacy = dict(privacy)
+        if (seconds := privacy.pop("seconds_per_round", None)) is not None:
+            write_json(self.path / _TIMING, {"banner": TIMING_BANNER, "seconds_per_round": seconds})
         released = {**record.to_json(), **{name: privacy[name] for name in SETTINGS if name in privacy}}
         write_atomically(self.path / _MODEL, _npz(parameters))
         write_json(self.path / _RECIPE, recipe.to_json())
@@ -260,6 +269,13 @@ class RunFolder:
     def privacy(self) -> dict[str, Any]:
         """What the run states."""
         return self._read(_PRIVACY)
+
+    def seconds_per_round(self) -> float | None:
+        """The median time of a round; None if nobody wrote it down."""
+        if not (self.path / _TIMING).is_file():
+            return None
+        seconds = self._read(_TIMING).get("seconds_per_round")
+        return float(seconds) if isinstance(seconds, int | float) else None
 
     def recipe(self) -> Recipe:
         """How new rows are read."""

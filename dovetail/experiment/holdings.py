@@ -14,11 +14,28 @@ from dovetail.experiment.config import Config, TaskConfig
 from dovetail.guarantee import units
 from dovetail.protocols.subjects import record_level
 
-__all__ = ["PLACES_NOTE", "ROWS_NOTE", "check_counts", "dealt", "notes_of", "num_records", "settled", "spread_of"]
+__all__ = [
+    "DEALT_NOTES",
+    "PLACES_NOTE",
+    "ROWS_NOTE",
+    "check_counts",
+    "dealt",
+    "notes_of",
+    "num_records",
+    "settled",
+    "spread_of",
+]
 
 PLACES_NOTE = (
     "who is in which batch and has which budget goes by users' ids in order: one that is replaced keeps its id"
 )
+DEALT_NOTES = {
+    "iid": "records are dealt to users by their row numbers: who is replaced has as many records, in the same rows",
+    "silos": (
+        "records are dealt to silos by their row numbers and by whom they are about: who is replaced has as many "
+        "records, in the same rows and about the same people"
+    ),
+}
 ROWS_NOTE = "every row counts as one user: nobody has two rows (user= says whose rows are whose)"
 
 
@@ -57,6 +74,8 @@ def dealt(task: TaskConfig, dataset: Dataset, *, seed: int) -> Clients:
 def check_counts(config: Config, dataset: Dataset, *, published: bool) -> None:
     """Refuse to count users in data that are not published where add-remove hides whether one of them is there."""
     task = config.task
+    if not published:
+        _check_dealt(str(task.partition), neighbors=config.privacy.neighbors)
     rows_are_users = task.partition == "one-record"
     if (
         published
@@ -84,6 +103,22 @@ def check_counts(config: Config, dataset: Dataset, *, published: bool) -> None:
         )
 
 
+def _check_dealt(name: str, *, neighbors: str) -> None:
+    """Refuse partitions that deal everybody's records anew where one unit's records are others, or none."""
+    named = "name users by user=, leave each row a user (partition 'one-record')"
+    if name in ("dirichlet", "shards"):
+        raise ValueError(
+            f"task.partition = {name!r} deals records by their labels, so that one record's label moves those of other "
+            f"users, and deals published data alone (Task(published=True)): {named}, or choose 'iid'"
+        )
+    if name in DEALT_NOTES and neighbors == "add-remove":
+        raise ValueError(
+            f"under add-remove task.partition = {name!r} would deal everybody's records anew where one is missing, and "
+            f"deals published data alone (Task(published=True)): {named}, or ask for privacy.neighbors = 'replace-one' "
+            "where the protocol has it"
+        )
+
+
 def num_records(config: Config, held: Clients, protocol: protocols.Protocol, *, published: bool) -> int | None:
     """How many records there are to sample from, as a public number; None where nothing depends on it."""
     if protocol.samples != "records":
@@ -108,8 +143,11 @@ def notes_of(config: Config, dataset: Dataset, *, published: bool) -> tuple[str,
     task, said = config.task, [*dataset.notes, TESTED_NOTE]
     if dataset.users is None and task.partition == "one-record":
         said.append(ROWS_NOTE)
+    if task.partition in DEALT_NOTES:
+        said.append(DEALT_NOTES[task.partition])
     goes_by_place = config.cohort.kind == "disjoint" or "budgets" in config.protocol_settings
-    if goes_by_place and dataset.users is not None and dataset.roster is None:
+    has_places = dataset.users is not None and dataset.roster is not None
+    if goes_by_place and task.partition in partition.BY_USER and not has_places:
         said.append(PLACES_NOTE)
     declared = {"users": dataset.roster or task.users, "records": task.records, "subjects": task.subjects}
     listed = [f"{count} {name}" for name, count in declared.items() if count is not None]

@@ -105,6 +105,11 @@ class Plan:
             self, guarantee=dataclasses.replace(self.guarantee, assumptions=(*said_before, said))
         )
 
+    def declaring(self, said: str) -> Plan:
+        """The same plan, whose statements are *as declared*, and this is what is declared."""
+        declared = (*self.guarantee.declared, said)
+        return dataclasses.replace(self, guarantee=dataclasses.replace(self.guarantee, declared=declared))
+
     def renewed(self) -> Plan:
         """The same plan for another run, or for the rest of one, which has noise and samples of its own."""
         if self.randomness.reproducible:

@@ -91,7 +91,9 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
     _check_model(config, protocol, dataset, model)
     declared = dataset.declared
     if task.model is not None or not isinstance(model.loss, str | None):
-        model, vouched = inspected(model, dataset, records=protocol.samples == "records")
+        model, vouched = inspected(
+            model, dataset, records=protocol.samples == "records", own_model=task.model is not None
+        )
         declared += vouched
     config = settled(config, dataset)
     check_counts(config, dataset, published=task.published)

@@ -32,7 +32,7 @@ from dovetail.engine.devices import to_host
 from dovetail.engine.scoring import baseline
 from dovetail.experiment._origin import check_key, origin_of
 from dovetail.experiment._own import default_cohort, default_server, task_of
-from dovetail.experiment.callbacks import STOPPED, Callback, Callbacks, Diagnosis, Outset
+from dovetail.experiment.callbacks import OVERHEARD, STOPPED, Callback, Callbacks, Diagnosis, Outset
 from dovetail.experiment.config import parse, presets, read, to_toml
 from dovetail.experiment.fingerprint import difference, fingerprint
 from dovetail.experiment.folder import RunFolder, Saved
@@ -144,6 +144,7 @@ class _Run:
     resumed: tuple[int, ...] = ()  # the rounds after which it was resumed
     seconds: list[float] = dataclasses.field(default_factory=list)
     forgone: list[int] = dataclasses.field(default_factory=list)  # charged, and not run
+    overheard: bool = False  # by a callback that is told diagnostics, in a training that a callback ended
     _saved_round: int | None = None  # of the checkpoint that this process wrote
 
     def train(self, *, checkpoint_every: int, evaluate_every: int | None, watching: Callbacks) -> None:
@@ -163,6 +164,7 @@ class _Run:
                 self.score()
             if watching.on_round(self.progress):
                 self.forgo()
+                self.overheard = plan.config.diagnostics and watching.hears_diagnostics
                 break
         self.save()
 
@@ -240,6 +242,7 @@ class _Run:
             plan = plan.assuming(_resumed_after(self.resumed))
         if self.forgone:
             plan = plan.assuming(STOPPED)
+            plan = plan.declaring(OVERHEARD) if self.overheard else plan
         predictor, scores = plan.predictor(self.training), plan.engine.metrics(self.training)
         return Result(
             accuracy=scores.get("accuracy"),

@@ -225,6 +225,8 @@ def _concluded(
     tuned = Tuned(result=result, record=record, facts=facts)
     if out is not None:
         stated = {**tuned.to_json(), **best.result.comes_from.told(out)}
+        if way.name == "selection":
+            del stated["seconds_per_round"]  # nothing is told of time
         RunFolder.create(out, to_toml(best.plan.config)).finish(stated, record, result.parameters, result.recipe)
     return tuned
 

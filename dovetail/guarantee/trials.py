@@ -49,6 +49,7 @@ def composed(records: Sequence[Record], *, tuning: str) -> Record:
         else None,
         reports=_joined([record.reports for record in records]),
         slots=next(iter((*telling, *slots)), None),
+        declared=_declared(records),
     )
 
 
@@ -79,6 +80,7 @@ def best_of(records: Sequence[Record], *, eta: float, gamma: float, tuning: str)
         replaced=chosen(replaced) if len(replaced) == len(records) else None,
         reports=(Round(mechanism=_SEEN, participation=Everyone()),),
         slots=None,
+        declared=_declared(records),
     )
 
 
@@ -101,6 +103,11 @@ def _common(records: Sequence[Record], tuning: str) -> Scope:
     if any(asked(record) != asked(first) for record in records):
         raise ValueError("expected trials with one adversary, unit, relation, delta and verdict, got different ones")
     return _said(first.own.scope, [record.own for record in records], tuning)
+
+
+def _declared(records: Sequence[Record]) -> tuple[str, ...]:
+    """What is declared of the code of any trial."""
+    return tuple(dict.fromkeys(said for record in records for said in record.declared))
 
 
 def _said(scope: Scope, views: Sequence[Viewed], tuning: str) -> Scope:

@@ -5,6 +5,8 @@ attribute, in the state of a random generator, or in anything else that Python c
 
 - `refuse_state` runs a module on public records and refuses, by name, whatever changes beside its gradients;
 - `State` puts buffers, frozen parameters and attributes back before every batch;
+- `mixes` finds out whether what it makes of a record depends on the batch that the record is in: such a module gets
+  batches of a user's own size, and none that are filled up to another's;
 - `pure` finds out whether any Python code but PyTorch's own is left when the module runs. Modules of `torch.nn` have
   none. Code of one's own is traced (`torch.fx`): what is run is then the recorded graph of PyTorch's functions, in
   which there is no place for anything else. What cannot be traced runs as it is, and its author has to vouch for it.
@@ -29,7 +31,7 @@ import torch
 from torch import fx, nn
 from torch.nn.utils import parametrizations, parametrize
 
-__all__ = ["State", "described", "is_hooked", "pure", "pure_loss", "refuse_mixing", "refuse_state"]
+__all__ = ["State", "described", "is_hooked", "mixes", "pure", "pure_loss", "refuse_mixing", "refuse_state"]
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type)
 _PROPERTIES = frozenset({"H", "T", "device", "dtype", "imag", "mH", "mT", "ndim", "real", "shape"})
@@ -40,6 +42,8 @@ _METHODS_REFUSED = frozenset(
         *("data_ptr", "numpy", "storage", "tolist", "untyped_storage"),  # give away what lies in memory
     }
 )
+_SIZES = frozenset({"numel", "nelement", "size", "stride", "__len__"})
+_SHAPED_LIKE = frozenset({"broadcast_to", "expand", "flatten", "reshape", "unflatten", "view"})  # sizes move no number
 _DISPATCH = (torch.overrides.handle_torch_function, torch._jit_internal.boolean_dispatch)  # call what they are given
 _PARAMETRIZATIONS = (parametrizations._WeightNorm, parametrizations._Orthogonal, parametrizations._SpectralNorm)
 
@@ -202,6 +206,71 @@ def refuse_mixing(module: nn.Module, x: torch.Tensor) -> None:
                 f"protected, got {described(name, module.get_submodule(name))}, which mixes the records of a batch: "
                 "use GroupNorm for statistics, batch_first=True for sequences, and no operation along the first axis"
             )
+
+
+def mixes(module: nn.Module, loss: Callable[..., torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether outputs for a record, or its loss, go by other records of a batch, or by how many it has.
+
+    Tried on batches of these four records, one to 68 of them, up to how sums are rounded; what a graph of PyTorch's
+    functions computes from sizes, but for shapes, counts as going by them.
+    """
+    if _goes_by_size(module) or _goes_by_size(loss):
+        return True
+    own = _moved(module)
+    everyone = torch.arange(4, device=x.device)
+    batches = [everyone[:2], everyone, everyone[[0, 0, 0, 3]], everyone.repeat(17), everyone.repeat_interleave(17)]
+
+    def made(rows: torch.Tensor) -> list[torch.Tensor]:
+        outputs = own(x[rows])
+        return [outputs, loss(outputs, y[rows])]
+
+    try:
+        with torch.no_grad():
+            alone = [torch.cat(parts) for parts in zip(*(made(row[None]) for row in everyone), strict=True)]
+            return any(
+                not _close(found, expected[rows])
+                for rows in batches
+                for found, expected in zip(made(rows), alone, strict=True)
+            )
+    except (RuntimeError, IndexError, ValueError, TypeError):  # it takes no batch of one, or of another size
+        return True
+
+
+def _moved(module: nn.Module) -> nn.Module:
+    """The module with other weights: from zeros nothing would be seen."""
+    own, draw = copy.deepcopy(module), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for _, value in _trainable(own):
+            value += 0.1 * torch.randn(value.shape, generator=draw).to(value.device, value.dtype)
+    return own
+
+
+def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    scale = other[torch.isfinite(other)].abs().max().item() if torch.isfinite(other).any() else 0.0
+    return torch.allclose(one, other, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
+
+
+def _goes_by_size(part: Any) -> bool:
+    """Whether a graph computes anything but shapes from the sizes of its tensors."""
+    if not isinstance(part, fx.GraphModule):
+        return False
+    sizes = [node for node in part.graph.nodes if _is_size(node)]
+    for node in sizes:
+        for user in node.users:
+            if user.target is operator.getitem:
+                sizes.append(user)
+            elif getattr(user.target, "__name__", user.target) not in _SHAPED_LIKE:
+                return True
+    return False
+
+
+def _is_size(node: fx.Node) -> bool:
+    if node.op == "call_method":
+        return node.target in _SIZES
+    asked = node.target is builtins.getattr and node.args[1] == "shape"
+    return asked or node.target in (torch.numel, torch._shape_as_tensor)
 
 
 def _outputs(module: nn.Module, x: torch.Tensor, kept: slice) -> dict[str, Any]:

@@ -151,11 +151,20 @@ def local_update(settings: ClientUpdate, logits: Logits, loss: Loss = cross_entr
     return descend if settings.local else fedsgd
 
 
-def _batches(size: int, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """The arrays cut along their first axis into parts of this size, the last filled up with zeros."""
-    count = math.ceil(len(arrays[0]) / size)
-    spare = count * size - len(arrays[0])
-    return tuple(jnp.pad(x, [(0, spare)] + [(0, 0)] * (x.ndim - 1)).reshape(count, size, *x.shape[1:]) for x in arrays)
+def _batches(size: int, inputs: jax.Array, labels: jax.Array, weight: jax.Array) -> tuple[jax.Array, ...]:
+    """Records cut into parts of this size, the last filled up with the last record, which weighs nothing there.
+
+    With zeros, a model or a loss that is no number at zero would be none for a client whose batch others' counts fill
+    up, as 0 * NaN is NaN.
+    """
+    count = math.ceil(len(weight) / size)
+    spare = count * size - len(weight)
+
+    def cut(x: jax.Array, mode: str) -> jax.Array:
+        filled = jnp.pad(x, [(0, spare)] + [(0, 0)] * (x.ndim - 1), mode=mode) if spare else x
+        return filled.reshape(count, size, *x.shape[1:])
+
+    return cut(inputs, "edge"), cut(labels, "edge"), cut(weight, "constant")
 
 
 def private_step(*, learning_rate: float, batch: float, std: float) -> Callable[..., jax.Array]:

@@ -1,14 +1,18 @@
 """Whether what trains a model sees one user at a time, and what its author has to vouch for otherwise.
 
-A model in JAX is compiled: clients are mapped over, and the program for one has no way to see another, unless it calls
-back into Python, follows a batching rule of its own, or changes state that it shares. A PyTorch module is tried
-and, where that can be done, rid of all Python code but PyTorch's own (`learners.torch`). A function or a learner of
-one's own is called with one client's records, or with those of many, and can do with them what it likes.
+A model in JAX is compiled: records are mapped over, and the program for one has no way to see another, unless it calls
+back into Python, follows a batching rule of its own, or changes state that it shares. It never sees a batch of several
+records, which would have as many as the largest user holds, and could tell everybody how many that is. A PyTorch
+module is tried and, where that can be done, rid of all Python code but PyTorch's own (`learners.torch`). A function or
+a learner of one's own is called with one client's records, or with those of many, and can do with them what it likes.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,22 +29,28 @@ __all__ = ["inspected"]
 _PROBES = 4
 
 
-def inspected(model: Model, dataset: Dataset, *, records: bool = False) -> tuple[Model, tuple[str, ...]]:
+def inspected(
+    model: Model, dataset: Dataset, *, records: bool = False, own_model: bool = True
+) -> tuple[Model, tuple[str, ...]]:
     """A model as it is to train, and what the author of its code has to vouch for.
 
-    It is tried on test records, which are public. With `records`, single records are protected and not users.
+    It is tried on test records, which are public. With `records`, single records are protected and not users. Without
+    `own_model` the loss alone is somebody else's.
 
     Guarantees:
         Refuses by name what is seen to carry something from one user to another; with `records`, also what mixes the
-        records of a batch.
-        If nothing is to be vouched for, a user's update depends on that user's records alone.
+        records of a batch, and in JAX always.
+        If nothing is to be vouched for, a user's update depends on that user's records alone: not on how many others
+        have, to whose number batches are filled up, either.
     """
     loss = losses.chosen(model, dataset)
     learner = model.learner
     if learner is None:
-        if records:
-            _refuse_mixing(model, dataset)
-        return model, _declared_of_jax(model, loss, RecordSpec.of(dataset))
+        each = _one_at_a_time(model, loss, own_model=own_model)
+        declared = _declared_of_jax(model, loss, RecordSpec.of(dataset))
+        if records or not declared:
+            _refuse_mixing(model, each, loss, dataset)
+        return each, declared
     if type(learner) is FunctionLearner:
         return model, learner.declared
     if _is_torch(learner):
@@ -60,12 +70,36 @@ def _with_learner(model: Model, learner: Any) -> Model:
     return Model(name=model.name, init=model.init, apply=learner.outputs, loss=model.loss, learner=learner)
 
 
+def _one_at_a_time(model: Model, loss: str | Loss, *, own_model: bool) -> Model:
+    """The model and its loss, each of them mapped over batches of one record, if it is somebody else's."""
+    own = model.loss if isinstance(loss, str) else _mapped_loss(loss)
+    return dataclasses.replace(model, apply=_mapped(model.apply) if own_model else model.apply, loss=own)
+
+
+def _mapped(apply: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def alone(parameters: Any, inputs: Any) -> Any:
+        if len(inputs) == 1:
+            return apply(parameters, inputs)
+        return jax.vmap(lambda record: apply(parameters, record[None])[0])(inputs)
+
+    return functools.wraps(apply)(alone)
+
+
+def _mapped_loss(loss: Loss) -> Loss:
+    def alone(outputs: Any, labels: Any) -> Any:
+        if len(labels) == 1:
+            return loss(outputs, labels)
+        return jax.vmap(lambda output, label: loss(output[None], label[None])[0])(outputs, labels)
+
+    return functools.wraps(loss)(alone)
+
+
 def _declared_of_jax(model: Model, loss: str | Loss, spec: RecordSpec) -> tuple[str, ...]:
-    """That of a model or loss whose program leads out of itself."""
+    """That of a model or loss whose program for one record, which is all that runs, leads out of itself."""
     own = losses.function(loss)
     parameters = jax.eval_shape(model.init, jax.random.key(0))
-    inputs = jax.ShapeDtypeStruct((2, *spec.input_shape), jnp.float32)
-    labels = jax.ShapeDtypeStruct((2, *spec.label_shape), np.dtype(spec.label_dtype))
+    inputs = jax.ShapeDtypeStruct((1, *spec.input_shape), jnp.float32)
+    labels = jax.ShapeDtypeStruct((1, *spec.label_shape), np.dtype(spec.label_dtype))
 
     def total(parameters: Any, inputs: Any, labels: Any) -> jax.Array:
         return jnp.sum(own(model.apply(parameters, inputs), labels))
@@ -80,23 +114,40 @@ def _declared_of_jax(model: Model, loss: str | Loss, spec: RecordSpec) -> tuple[
     )
 
 
-def _refuse_mixing(model: Model, dataset: Dataset) -> None:
-    """Refuse outputs for one record that change with another; compared bit by bit, for batches of one shape."""
-    inputs, _ = _probes(dataset)
+def _refuse_mixing(model: Model, each: Model, loss: str | Loss, dataset: Dataset) -> None:
+    """Refuse what makes something else of a batch than of its records one at a time, which is how it is run.
+
+    Filled up to the number of records of the largest user, a batch would otherwise tell everybody of that user.
+    """
+    inputs, labels = _probes(dataset)
     key = jax.random.key(0)
     leaves, structure = jax.tree.flatten(model.init(key))
     moved = [leaf + 0.1 * jax.random.normal(jax.random.fold_in(key, i), leaf.shape) for i, leaf in enumerate(leaves)]
-    apply = jax.jit(lambda x: model.apply(jax.tree.unflatten(structure, moved), x))
-    among = np.asarray(apply(inputs[:3]))
-    pairs = [
-        (among[1:], np.asarray(apply(inputs[[3, 1, 2]]))[1:]),
-        (among[:2], np.asarray(apply(inputs[[0, 1, 3]]))[:2]),
-    ]
-    if any(one.tobytes() != other.tobytes() for one, other in pairs):
+    weights = jax.tree.unflatten(structure, moved)
+    alone = jax.jit(each.apply)(weights, inputs)
+    if not _alike(jax.jit(model.apply)(weights, inputs), alone):
         raise ValueError(
-            "expected a model whose output for a record depends on that record alone where single records are "
-            f"protected, got model {model.name!r}, which mixes the records of a batch"
+            "expected a model whose output for a record depends on that record alone, got model "
+            f"{model.name!r}, which mixes the records of a batch, or goes by how many there are: batches are filled "
+            "up to the number of records of the largest user. A function update(parameters, records) gets one "
+            "user's records as they are"
         )
+    if isinstance(loss, str):
+        return
+    if not _alike(jax.jit(loss)(alone, labels), jax.jit(losses.function(_mapped_loss(loss)))(alone, labels)):
+        raise ValueError(
+            "expected a loss of a record that depends on that record alone, got a loss that mixes the records of a "
+            "batch, or goes by how many there are"
+        )
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """The same numbers, up to how sums are rounded."""
+    first, second = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    if first.shape != second.shape:
+        return False
+    scale = np.abs(second[np.isfinite(second)]).max(initial=0)
+    return np.allclose(first, second, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
 
 
 def _probes(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:

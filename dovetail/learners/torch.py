@@ -108,7 +108,8 @@ class TorchLearner:
     """Clients that train a module.
 
     If `isolated`, which `inspected` finds out, the module runs nothing but PyTorch's own code. `original` is then the
-    class of the module that was given, and `own_loss` a loss that was given and what is run in its place.
+    class of the module that was given, and `own_loss` a loss that was given and what is run in its place. If `exact`,
+    clients train one after the other, on batches of their own sizes: side by side they are filled up to the largest.
 
     Guarantees:
         An update is that of `learners.client.local_update` for the same weights, records and order, up to rounding.
@@ -121,6 +122,7 @@ class TorchLearner:
     processes: bool | None = None
     device: str = "cpu"
     isolated: bool = False
+    exact: bool = False
     original: type | None = None
     own_loss: tuple[Any, _torch.Loss] | None = None
     gradients = True
@@ -177,6 +179,7 @@ class TorchLearner:
             self,
             module=module or self.module,
             isolated=module is not None,
+            exact=bool(declared) or isolation.mixes(module or self.module, own or self._loss(loss), x, y),
             original=type(self.module),
             own_loss=None if own is None else (loss, own),
         )
@@ -216,7 +219,7 @@ class TorchLearner:
         start, x, y = (_tensor(array).to(self.device) for array in (parameters, inputs, labels))
         y = y.long() if loss == "cross_entropy" else y
         side_by_side = len(start) < _SMALL_MODEL or self.device != "cpu" if self.vectorized is None else self.vectorized
-        if side_by_side:
+        if side_by_side and not self.exact:
             held = _tensor(counts).to(self.device)
             train = functools.partial(self._together, settings, self._loss(loss), start)
             parts = _torch.slices(len(held), _torch.threads() if self.device == "cpu" else 1)

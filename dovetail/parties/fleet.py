@@ -61,7 +61,7 @@ class Fleet:
         deployment = self.deployment
         config, model = deployment.folder / CONFIG, deployment.folder / MODEL
         learning = ["--config", config] if config.exists() else ["--model", model, "--learning-rate", 1]
-        options = ["--keys", deployment.folder / "analyzer" / "keys", *learning]
+        options = ["--keys", deployment.folder / "analyzer" / "keys", *learning, "--workers", self._workers]
         self._start(
             "analyzer", "analyzer", deployment.folder / "analyzer", *options, *self._service(deployment.analyzer_port)
         )
@@ -76,6 +76,7 @@ class Fleet:
             *("--clients", deployment.folder / "clients.json", "--ca", deployment.authority),
             *(word for pair in peers for word in pair),
             *("--doors", self._doors),
+            *(("--workers", self._workers) if deployment.kind == "shuffler" else ()),
         ]
         self._start(name, deployment.kind, home, *options, *self._service(deployment.service_ports[index]))
 
@@ -148,7 +149,6 @@ class Fleet:
         return [
             *("--task", folder / "task.json", "--signer", self.deployment.signed.signer.key_id.hex()),
             *("--host", host, "--port", port, "--certificate", certificate[0], "--private-key", certificate[1]),
-            *("--workers", self._workers),
         ]
 
     def _start(self, name: str, *words: object) -> None:

@@ -28,13 +28,14 @@ _SCORES = ("accuracy", "r2", "loss")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What one run's folder says: `summary` is its privacy.json, None until it has ended."""
+    """What one run's folder says: `summary` is its privacy.json, `seconds` a round's time; None until it has ended."""
 
     name: str
     folder: Path
     config: Mapping[str, Any]
     metrics: Sequence[Mapping[str, Any]]
     summary: Mapping[str, Any] | None
+    seconds: float | None
     resumable: bool
     when: datetime.datetime
 
@@ -72,7 +73,7 @@ class RunFacts:
             "value": None if score is None else self.scores[score],
             "baseline": None if score is None else (summary.get("baseline") or {}).get(score),
             "rounds": rounds,
-            "seconds_per_round": summary.get("seconds_per_round"),
+            "seconds_per_round": self.seconds,
             "when": self.when.isoformat(timespec="seconds"),
         }
 
@@ -121,6 +122,7 @@ def read(folder: Path, *, name: str | None = None) -> RunFacts:
         config=config,
         metrics=run.metrics(),
         summary=summary,
+        seconds=run.seconds_per_round(),
         resumable=run.resumable,
         when=when,
     )
@@ -159,7 +161,7 @@ def _outcome(run: RunFacts) -> dict[str, Any]:
             "against": statement.adversary,
             "assumptions": json.dumps(list(statement.assumptions)),
         }
-    return told | {name: summary.get(name) for name in ("rounds", "uploads", "seconds_per_round")}
+    return told | {name: summary.get(name) for name in ("rounds", "uploads")} | {"seconds_per_round": run.seconds}
 
 
 def figure(runs: Sequence[RunFacts], *, over: str = "rounds") -> Figure:

@@ -70,6 +70,7 @@ def test_run_prints_accuracy_and_statement_and_writes_the_folder(tmp_path, comma
         "privacy.json",
         "model.npz",
         "recipe.json",
+        "timing.json",
         "report.html",
     }
     assert "theorem or reason" in said, "the table of units"

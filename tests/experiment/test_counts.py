@@ -11,11 +11,12 @@ import dovetail
 from dovetail import Dataset
 from dovetail.data import Clients, Task
 from dovetail.experiment.config import TaskConfig
-from dovetail.experiment.holdings import PLACES_NOTE, ROWS_NOTE, spread_of
+from dovetail.experiment.folder import TIMING_BANNER
+from dovetail.experiment.holdings import DEALT_NOTES, PLACES_NOTE, ROWS_NOTE, dealt, spread_of
 from dovetail.protocols.curator.dp_fl import DpFl
 
 PEOPLE, ROWS = 12, 5
-NOISY = ("hmac_sha256", "seconds_per_round", "accuracy", "auc", "metrics", "learned", "ledger", "chain", "out")
+NOISY = ("hmac_sha256", "accuracy", "auc", "metrics", "learned", "ledger", "chain", "out")
 
 
 def dataset(*, removed=None, unit="user"):
@@ -90,7 +91,9 @@ def files(data, name, unit, neighbors, out, **cohort):
     )
     texts = {}
     for file in sorted(out.iterdir()):
-        if file.suffix in (".json", ".jsonl"):
+        if file.name == "timing.json":
+            assert json.loads(file.read_text())["banner"] == TIMING_BANNER  # which says what it is
+        elif file.suffix in (".json", ".jsonl"):
             lines = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
             texts[file.name] = [_public(json.loads(line)) for line in lines]
         elif file.suffix == ".npz":
@@ -174,6 +177,57 @@ def test_rows_that_are_users_have_no_place_on_a_roster_and_none_is_left_out(rost
     rows = dataclasses.replace(dataset(), users=None, roster=roster)
     with pytest.raises(ValueError, match=said):
         dovetail.train(rows, protocol="dp_fl", settings={**PLAIN, **more})
+
+
+def unnamed(times=1):
+    """Sixty rows about thirty people, or more of the same, whose holders the data do not name."""
+    one = dataset()
+    parts = {name: np.concatenate([getattr(one, name)] * times) for name in ("inputs", "labels", "subjects")}
+    return dataclasses.replace(one, users=None, roster=None, **parts)
+
+
+@pytest.mark.parametrize(
+    ("partition", "neighbors", "said"),
+    [
+        ("iid", "add-remove", "would deal everybody's records anew where one is missing"),
+        ("silos", "add-remove", "would deal everybody's records anew where one is missing"),
+        ("shards", "replace-one", "one record's label moves those of other users"),
+        ("dirichlet", "replace-one", "one record's label moves those of other users"),
+    ],
+)
+def test_records_that_would_be_dealt_anew_are_dealt_of_published_data_alone(partition, neighbors, said):
+    """Without one of 60 rows, the sum of six users moved by 1.6 to 2.0 clip norms, not by 1."""
+    numbers = {"task.silos": 6, "task.spread": 2} if partition == "silos" else {"task.users": 6}
+    settings = {**PLAIN, "task.partition": partition, "privacy.neighbors": neighbors, **numbers}
+    with pytest.raises(ValueError, match=said):
+        dovetail.train(unnamed(20), protocol="dp_fl", settings=settings)
+    task = Task(name="benchmark", load=lambda *, folder: unnamed(20), published=True)
+    assert dovetail.train(task, protocol="dp_fl", settings=settings).statement.verdict.value == "certified"
+
+
+@pytest.mark.parametrize("partition", ["iid", "silos"])
+def test_replaced_records_stay_where_they_are_and_the_statement_says_so(partition):
+    """What is replaced keeps its row; a label, an input and whom nobody else is about move no other row."""
+    numbers = {"task.silos": 6, "task.spread": 2} if partition == "silos" else {"task.users": 6}
+    settings = {**PLAIN, "task.partition": partition, "privacy.neighbors": "replace-one", **numbers}
+    result = dovetail.train(unnamed(), protocol="dp_fl", settings=settings)
+    assert DEALT_NOTES[partition] in result.statement.assumptions
+    assert all(DEALT_NOTES[partition] in statement.assumptions for statement in result.units.values())
+    other = unnamed()
+    other.labels[7], other.inputs[7] = 1 - other.labels[7], 9.0
+    config = TaskConfig(
+        name="benchmark", partition=partition, **{key.partition(".")[2]: n for key, n in numbers.items()}
+    )
+    held = [dealt(config, data, seed=0) for data in (unnamed(), other)]
+    np.testing.assert_array_equal(held[0].records, held[1].records)
+    np.testing.assert_array_equal(held[0].counts, held[1].counts)
+
+
+def test_that_places_go_by_subjects_where_they_are_the_users_is_said():
+    settings = {"cohort.rounds": 2, "protocol.noise_multiplier": 2.0, "task.partition": "by-user"}
+    for more, is_said in (({"cohort.kind": "disjoint", "cohort.size": 3}, True), ({}, False)):
+        result = dovetail.train(unnamed(), protocol="dp_fl", settings={**settings, **more})
+        assert (PLACES_NOTE in result.statement.assumptions) is is_said
 
 
 def test_that_batches_and_budgets_go_by_ids_is_said_where_no_roster_fixes_them():

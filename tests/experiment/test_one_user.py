@@ -17,6 +17,7 @@ from jax.interpreters import batching, mlir
 import dovetail
 from dovetail.data import Dataset, Model, RecordSpec
 from dovetail.engine.chunks import Keys
+from dovetail.engine.rounds import first_parameters
 from dovetail.experiment.config import parse
 from dovetail.experiment.preparation import prepare
 from dovetail.learners import models
@@ -257,8 +258,7 @@ def test_models_that_mix_records_are_refused_where_records_are_protected(protoco
         return (x - x.mean(axis=0)) @ weights
 
     settings = {
-        "task.partition": "iid",
-        "task.users": 4,
+        "task.users": 40,
         "task.records": 40,
         "cohort.kind": "everyone",
         "cohort.rounds": 1,
@@ -269,6 +269,174 @@ def test_models_that_mix_records_are_refused_where_records_are_protected(protoco
     with pytest.raises(ValueError, match="got model 'own', which mixes the records of a batch"):
         dovetail.train(dataset(), model=lambda spec: linear(spec, centred), **given)
     assert dovetail.train(dataset(), model=linear, **given).statement.verdict is Verdict.CERTIFIED
+
+
+# how many records others have: batches are filled up to the number of the largest user
+
+HELD = 11
+
+
+def uneven(*, larger, number=False):
+    """Twenty users with eleven records each; with `larger`, the last one has twenty."""
+    users = np.concatenate([np.repeat(np.arange(19), HELD), np.full(20 if larger else HELD, 19)]).astype(np.int32)
+    inputs = np.random.default_rng(2).normal(size=(len(users) + 50, 3)).astype(np.float32)
+    labels = np.exp(inputs[:, 0]) if number else (inputs[:, 0] > 0).astype(np.int32)
+    return Dataset(
+        inputs=inputs[: len(users)],
+        labels=labels[: len(users)],
+        test_inputs=inputs[-50:],
+        test_labels=labels[-50:],
+        num_classes=1 if number else 2,
+        target="number" if number else "classes",
+        users=users,
+    )
+
+
+def moved_by_a_larger_user(*, number=False, settings=None, **given):
+    runs = [
+        dovetail.train(
+            uneven(larger=larger, number=number),
+            protocol="dp_fl",
+            settings={**SETTINGS, "protocol.noise_multiplier": 1e-6, "protocol.clip_norm": 1e-3, **(settings or {})},
+            **given,
+        )
+        for larger in (False, True)
+    ]
+    return float(np.linalg.norm(flat(runs[0]) - flat(runs[1])) * 20 / 1e-3)
+
+
+def of_unit_length(weights, x):
+    """No number for a record of zeros."""
+    return (x / jnp.linalg.norm(x, axis=1, keepdims=True)) @ weights
+
+
+def by_size(weights, x):
+    return (x if x.shape[0] <= HELD else -x) @ weights
+
+
+def calls_python_in(*sizes):
+    def apply(weights, x):
+        if x.shape[0] in sizes:
+            x = jax.lax.stop_gradient(jax.pure_callback(np.asarray, x, x, vmap_method="expand_dims"))
+        return x @ weights
+
+    return apply
+
+
+def logarithm(outputs, labels):
+    """No number for a label of zero."""
+    return (outputs[:, 0] - jnp.log(labels)) ** 2
+
+
+LOCAL = {"client.update": "fedavg", "client.batch": 10, "client.learning_rate": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("apply", "settings"), [(by_size, {}), (of_unit_length, LOCAL)], ids=["what goes by a batch's size", "zeros"]
+)
+def test_a_user_with_more_records_moves_nobody_elses_update(apply, settings):
+    """It moved the sum by 37 and by 16 clip norms, where two are certified."""
+    assert moved_by_a_larger_user(model=lambda spec: linear(spec, apply), settings=settings) < 2.001
+
+
+@pytest.mark.parametrize("epochs", [1, 40])
+def test_nor_does_it_under_a_loss_that_is_no_number_at_zero(epochs):
+    """Forty epochs are a loop of the linear path; there it moved the sum by 19 clip norms."""
+    assert moved_by_a_larger_user(number=True, loss=logarithm, settings={**LOCAL, "client.epochs": epochs}) < 2.001
+
+
+def cancelling(held, record, users=100):
+    """Users with two records, nearly this one twice under two labels; the last user has `held` of them."""
+    owners = np.concatenate([np.repeat(np.arange(users - 1), 2), np.full(held, users - 1)]).astype(np.int32)
+    labels = np.arange(len(owners), dtype=np.int32) % 2
+    inputs = (record * np.where(labels, 1 - 1 / 150, 1)[:, None]).astype(np.float32)
+    return Dataset(
+        inputs=inputs, labels=labels, test_inputs=inputs[:20], test_labels=labels[:20], num_classes=2, users=owners
+    )
+
+
+def undecided(features):
+    """A long record between whose two classes the first MLP is undecided: its gradients under both cancel."""
+    data = cancelling(2, np.ones(features))
+    model = models.mlp(data)
+    first, unravel = first_parameters(model, 0)
+    ends = 100 * np.random.default_rng(0).normal(size=(20, features)).astype(np.float32)
+    margin = lambda x: np.diff(np.asarray(model.apply(unravel(first), jnp.asarray(x)[None]))[0])[0]  # noqa: E731
+    low = next(x for x in ends if margin(x) < 0)
+    high = next(x for x in ends if margin(x) > 0)
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if margin(middle) < 0 else (low, middle)
+    return low
+
+
+@pytest.mark.parametrize("held", [3, 8, 9, 16, 17])
+@pytest.mark.parametrize("model", ["logistic", "mlp"])
+def test_nor_does_it_where_records_cancel(model, held):
+    """How norms were computed, and how far they were raised for rounding, went by the largest user: 97 clip norms."""
+    record = np.array([100.0, 0, 0, 0]) if model == "logistic" else undecided(200)
+    settings = {**SETTINGS, "protocol.noise_multiplier": 1e-6, "protocol.clip_norm": 1e-3}
+    runs = [
+        dovetail.train(cancelling(count, record), model=model, protocol="dp_fl", settings=settings)
+        for count in (2, held)
+    ]
+    assert np.linalg.norm(flat(runs[0]) - flat(runs[1])) * 100 / 1e-3 < 2.001
+
+
+def centred_loss(outputs, labels):
+    losses = jnp.sum(outputs**2, axis=1) + labels
+    return losses * (1 + losses - losses.mean())
+
+
+def shared_out(outputs, labels):
+    return jnp.sum(outputs**2, axis=1) / len(labels)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"model": lambda spec: linear(spec, lambda w, x: (x - x.mean(axis=0)) @ w)}, "got model 'own', which mixes"),
+        ({"model": lambda spec: linear(spec, lambda w, x: x @ w / len(x))}, "goes by how many there are"),
+        ({"model": "mlp", "loss": centred_loss}, "got a loss that mixes the records of a batch"),
+        ({"model": linear, "loss": shared_out}, "got a loss that mixes the records of a batch"),
+    ],
+)
+def test_what_mixes_the_records_of_a_batch_is_refused(given, said):
+    """One user's 60 records in place of three moved the sum of twenty users by 2.5 to 9.7 clip norms."""
+    with pytest.raises(ValueError, match=said):
+        dovetail.train(uneven(larger=True), protocol="dp_fl", settings=SETTINGS, **given)
+
+
+def test_what_is_traced_is_what_runs_whatever_the_size_of_a_batch():
+    """It was traced for two records, and ran for eleven."""
+    settings = {**SETTINGS, "noise": "os"}
+    for sizes, verdict in (((1,), Verdict.DECLARED), ((HELD, 20), Verdict.CERTIFIED)):
+        called = dovetail.train(
+            uneven(larger=True),
+            model=lambda spec, sizes=sizes: linear(spec, calls_python_in(*sizes)),
+            protocol="dp_fl",
+            settings=settings,
+        )
+        assert called.statement.verdict is verdict
+
+
+def test_models_and_losses_of_ones_own_get_one_record_at_a_time():
+    sizes = []
+
+    def noted(weights, x):
+        sizes.append(len(x))
+        return x @ weights
+
+    settings = {**SETTINGS, **LOCAL}
+    prepared = prepare(
+        parse({"task": {"name": "uneven"}, "protocol": {"name": "dp_fl"}}, settings.items()),
+        task=dovetail.Task(
+            name="uneven", load=lambda *, folder: uneven(larger=True), model=lambda spec: linear(spec, noted)
+        ),
+    )
+    sizes.clear()
+    dovetail.experiment.run(prepared)
+    assert set(sizes) == {1}
 
 
 # bundled models

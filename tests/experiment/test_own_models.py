@@ -101,7 +101,8 @@ def test_records_are_protected_under_regression_with_an_own_loss(protocol):
     }
     if protocol == "central_sub":
         settings["server.learning_rate"] = 0.5
-    result = dovetail.train(dataset("number"), loss=absolute, protocol=protocol, eps=8.0, settings=settings)
+    task = dovetail.Task(name="published", load=lambda *, folder: dataset("number"), published=True)
+    result = dovetail.train(task, loss=absolute, protocol=protocol, eps=8.0, settings=settings)
     assert result.metrics["r2"] > 0.3
     assert result.metrics["loss"] == pytest.approx(result.metrics["mae"], rel=1e-4)
     assert result.statement.eps <= 8

@@ -141,6 +141,7 @@ def test_what_is_saved_is_loaded_and_verified(data, model, tmp_path):
         "model.npz",
         "privacy.json",
         "recipe.json",
+        "timing.json",
     }
     run = dovetail.load(saved)
     np.testing.assert_array_equal(run.predict(TABLE), result.predict(TABLE))

@@ -1,6 +1,7 @@
 """Several trainings on the same data, under one statement."""
 
 import dataclasses
+import functools
 
 import pytest
 
@@ -8,7 +9,7 @@ from dovetail import accounting
 from dovetail.events import Disjoint
 from dovetail.guarantee import quotes, trials
 from dovetail.guarantee.record import Record
-from dovetail.statements import TUNING_ASSUMPTION, NotApplicable, Trust
+from dovetail.statements import TUNING_ASSUMPTION, NotApplicable, Trust, Verdict
 
 TERMS = quotes.Terms(num_users=1000, dim=10, delta=1e-5, rounds=20)
 
@@ -85,3 +86,15 @@ def test_trials_must_have_one_scope():
         trials.composed([record(noise_multiplier=20.0), record("ss_simple", eps_local=0.5)], tuning="")
     with pytest.raises(ValueError, match="at least one trial"):
         trials.composed([], tuning="")
+
+
+@pytest.mark.parametrize("combine", [trials.composed, functools.partial(trials.best_of, eta=0.0, gamma=0.5)])
+def test_what_is_declared_of_any_trial_is_declared_of_all(combine):
+    """What is left without trust rests on the code of every trial, and said so of the first one alone."""
+    first, second = (
+        dataclasses.replace(record(noise_multiplier=2.0), declared=(said,), verdict=Verdict.DECLARED)
+        for said in ("the first function is of one record", "the second function is of one record")
+    )
+    both = combine([first, second], tuning="all of it")
+    assert both.declared == (*first.declared, *second.declared)
+    assert set(both.declared) <= set(both.local().assumptions)

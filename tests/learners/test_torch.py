@@ -118,7 +118,7 @@ def trained(model, protocol, **changes):
     if protocol in ("central_sub", "local_sub"):
         data["task"] = {"name": "digits", "partition": "iid", "users": 20, "records": len(digits().labels)}
         data["privacy"] |= {"unit": "item", "neighbors": "add-remove"}
-    task = dovetail.Task(name="digits", load=lambda *, folder: digits(), model=model)
+    task = dovetail.Task(name="digits", load=lambda *, folder: digits(), model=model, published=True)
     return experiment.run(experiment.prepare(parse(data, changes.items()), task=task))
 
 

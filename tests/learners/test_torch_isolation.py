@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from torch.nn.utils import parametrizations  # noqa: E402
 
 from dovetail.learners import torch as ours  # noqa: E402
-from dovetail.learners._torch_isolation import State  # noqa: E402
+from dovetail.learners._torch_isolation import State, mixes, pure  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -419,8 +419,7 @@ def test_hooks_of_all_modules_are_code_of_ones_own():
 
 def test_modules_that_mix_records_are_refused_where_records_are_protected():
     settings = {
-        "task.partition": "iid",
-        "task.users": 4,
+        "task.users": 40,
         "task.records": 40,
         "cohort.kind": "everyone",
         "cohort.rounds": 1,
@@ -432,6 +431,82 @@ def test_modules_that_mix_records_are_refused_where_records_are_protected():
     with pytest.raises(ValueError, match="got Softmax '1', which mixes the records of a batch"):
         dovetail.train(dataset(), model=mixing, **given)
     assert dovetail.train(dataset(), model=Net(), **given).statement.verdict is Verdict.CERTIFIED
+
+
+class Centred(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3, bias=False)
+        nn.init.zeros_(self.layer.weight)
+
+    def forward(self, x):
+        return self.layer(x - x.mean(0))
+
+
+class BySize(Centred):
+    def forward(self, x):
+        return self.layer(x * (1 - 2 * (x.shape[0] > 10)))
+
+
+class Reshaped(Centred):
+    def forward(self, x):
+        return self.layer(x.reshape(x.shape[0], 2, 3).flatten(1))
+
+
+def weighed(outputs, labels):
+    losses = nn.functional.cross_entropy(outputs, labels.long(), reduction="none")
+    return losses * torch.softmax(labels.float(), 0)
+
+
+def uneven(larger):
+    """Twenty users with three records each; with `larger`, the last one has sixty."""
+    users = np.concatenate([np.repeat(np.arange(19), 3), np.full(60 if larger else 3, 19)]).astype(np.int32)
+    rng = np.random.default_rng(0)
+    inputs, labels = rng.normal(size=(140, 6)).astype(np.float32), rng.integers(0, 3, 140)
+    some = slice(0, len(users))
+    return Dataset(
+        inputs=inputs[some],
+        labels=labels[some],
+        test_inputs=inputs[-20:],
+        test_labels=labels[-20:],
+        num_classes=3,
+        users=users,
+    )
+
+
+@pytest.mark.parametrize("update", ["fedsgd", "fedavg"])
+@pytest.mark.parametrize(("kind", "loss"), [(Centred, None), (BySize, None), (Reshaped, weighed), (Reshaped, None)])
+def test_a_user_with_more_records_moves_nobody_elses_update(kind, loss, update):
+    """Side by side, users are filled up to the largest, and what mixes a batch sees how far: 2.3 to 8.4 clip norms."""
+    settings = {
+        **SETTINGS,
+        "noise": "seeded",
+        "protocol.clip_norm": 1e-3,
+        "protocol.noise_multiplier": 1e-6,
+        "client.update": update,
+    }
+    flat = []
+    for larger in (False, True):
+        model = ours.model(kind(), vectorized=True)
+        result = dovetail.train(uneven(larger), model=model, loss=loss, protocol="dp_fl", settings=settings)
+        flat.append(np.concatenate([np.ravel(value) for _, value in sorted(result.parameters.items())]))
+    assert np.linalg.norm(flat[0] - flat[1]) * 20 / 1e-3 < 2.001
+
+
+def test_what_does_not_mix_the_records_of_a_batch_trains_side_by_side():
+    x, y = torch.randn(4, 6), torch.tensor([0, 1, 2, 0])
+    plain = nn.functional.cross_entropy
+
+    def loss(outputs, labels):
+        return plain(outputs, labels, reduction="none")
+
+    assert [mixes(pure(kind(), x, y, plain), loss, x, y) for kind in (Reshaped, Centred, BySize)] == [
+        False,
+        True,
+        True,
+    ]
+    assert mixes(pure(Reshaped(), x, y, plain), weighed, x, y)
+    assert not mixes(nn.Sequential(nn.Linear(6, 8), nn.GroupNorm(2, 8), nn.ReLU(), nn.Linear(8, 3)), loss, x, y)
 
 
 def test_everything_is_put_back():

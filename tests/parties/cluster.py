@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psycopg
 
+from dovetail.parties.common.certificates import make_authority, make_certificate
 from dovetail.parties.deployment import HOST, free_ports
 
 _USER = "postgres"  # Debian's, where this runs as root
@@ -23,8 +24,9 @@ _USER = "postgres"  # Debian's, where this runs as root
 class Cluster:
     """A server that can be restarted, as by a crash; a database in it for whoever asks."""
 
-    def __init__(self, folder: Path, *, host: str = HOST) -> None:
+    def __init__(self, folder: Path, *, host: str = HOST, tls: bool = False) -> None:
         self._folder, self._host, self._password = folder, host, secrets.token_hex(16)
+        self._tls, self._options = tls or host != HOST, ""
         (self._port,) = free_ports(1)
         self._bin = max(Path("/usr/lib/postgresql").glob("*/bin"), default=None)
         (folder / "password").write_text(self._password)
@@ -34,13 +36,18 @@ class Cluster:
                 os.chown(path, owner.pw_uid, owner.pw_gid)
         options = ("--auth=scram-sha-256", f"--pwfile={folder / 'password'}", "--username=dovetail", "--encoding=UTF8")
         self._run("initdb", "--pgdata", folder / "data", *options, "--no-locale")
+        if self._tls:
+            made = make_certificate(folder, make_authority(folder), host=host)
+            for path in made:
+                shutil.chown(path, _USER, _USER) if os.geteuid() == 0 else None
+            self._options = f"-c ssl=on -c ssl_cert_file={made.certificate} -c ssl_key_file={made.private_key}"
         if host != HOST:  # in a network namespace of its own
             with (folder / "data" / "pg_hba.conf").open("a") as rules:
                 rules.write(f"host all all {host}/24 scram-sha-256\n")
 
     def start(self) -> None:
         """Until it takes connections."""
-        options = f"-h {self._host} -p {self._port} -k {self._folder} -c max_connections=200"
+        options = f"-h {self._host} -p {self._port} -k {self._folder} -c max_connections=200 {self._options}"
         self._run(
             "pg_ctl", "start", "--wait", "-D", self._folder / "data", "-l", self._folder / "log", "--options", options
         )
@@ -75,7 +82,13 @@ class Cluster:
         return b"".join(path.read_bytes() for path in (self._folder / "data" / folder).rglob("*") if path.is_file())
 
     def _url(self, name: str) -> str:
-        return f"postgresql://dovetail:{self._password}@{self._host}:{self._port}/{name}"
+        tls = f"?sslmode=verify-full&sslrootcert={self._folder}/authority.crt" if self._tls else ""
+        return f"postgresql://dovetail:{self._password}@{self._host}:{self._port}/{name}{tls}"
+
+    def at_socket(self, url: str) -> str:
+        """The same database by the server's Unix socket."""
+        name = url.rpartition("/")[2]
+        return f"postgresql://dovetail:{self._password}@/{name}?host={self._folder}&port={self._port}"
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -106,10 +119,10 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(*, host: str = HOST) -> Iterator[Cluster]:
+def cluster(*, host: str = HOST, tls: bool = False) -> Iterator[Cluster]:
     """A server, until the block ends."""
     with tempfile.TemporaryDirectory(prefix="dovetail-postgres-") as folder:
-        made = Cluster(Path(folder), host=host)
+        made = Cluster(Path(folder), host=host, tls=tls)
         made.start()
         with made.watched():
             yield made

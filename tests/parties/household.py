@@ -293,12 +293,14 @@ def in_processes(household, *within):
     def service(name, port):
         return [
             *(folder / name, "--keys", folder / name / "keys", "--task", folder / "task.json"),
-            *("--signer", household.signer.public.key_id.hex(), "--port", port, "--workers", 1),
+            *("--signer", household.signer.public.key_id.hex(), "--port", port),
             *("--certificate", certified.certificate, "--private-key", certified.private_key),
         ]
 
     with Confined(folder, within) as fleet:
-        fleet._start("analyzer", "analyzer", *service("analyzer", ports[0]), "--model", folder / "first.npy")
+        fleet._start(
+            "analyzer", "analyzer", *service("analyzer", ports[0]), "--workers", 1, "--model", folder / "first.npy"
+        )
         options = ("--analyzer", analyzer_url, "--clients", folder / "clients.json", "--ca", authority.certificate)
         for index, port in enumerate(ports[1:]):
             peers = [word for i, url in enumerate(urls) if i != index for word in ("--peer", url)]

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import http.server
 import json
 import logging
-import os
 import re
-import shutil
-import subprocess
 import threading
 import time
 import types
-from pathlib import Path
 
 import httpx
 import msgspec
 import numpy as np
 import pytest
 from parties.household import Direct, Household, running
+from parties.proxies import cache_in_front_of, needs_nginx
 
 from dovetail.parties.common import _status as status_module
 from dovetail.parties.common._status import Forged, RoundStatus, check_status, sign_status
@@ -30,7 +26,6 @@ from dovetail.parties.common.notices import Notices, announce_rotation, rotate_k
 from dovetail.parties.common.policy import BudgetSpent, Refused
 from dovetail.parties.common.task import sign
 from dovetail.parties.common.wire import AGAIN, SIGNATURE
-from dovetail.parties.deployment import free_ports
 from dovetail.parties.http.analyzer import AnalyzerService
 from dovetail.parties.http.intermediary import IntermediaryService
 from dovetail.parties.user import participation as participation_module
@@ -188,7 +183,7 @@ def test_an_honest_cache_is_as_good_as_the_service(world):
     assert again.status_code == 304
 
 
-@pytest.mark.skipif(shutil.which("nginx") is None, reason="needs nginx, which is not installed")
+@needs_nginx
 def test_nginx_answers_for_a_service_as_operators_are_told_to_set_it_up(tmp_path, monkeypatch):
     """Users ask it again and again, the service hears of it once a second, and an upload goes through."""
     household, asked, answer = Household(tmp_path, "privunit", dim=3), [], IntermediaryService._get_status
@@ -198,8 +193,8 @@ def test_nginx_answers_for_a_service_as_operators_are_told_to_set_it_up(tmp_path
         return await answer(service, request)
 
     monkeypatch.setattr(IntermediaryService, "_get_status", counted)
-    with running(household, monkeypatch) as up, in_front_of(up, tmp_path) as url:
-        line = IntermediaryLink(url, ca=up.authority)
+    with running(household, monkeypatch) as up, cache_in_front_of(up, tmp_path) as proxy:
+        line = IntermediaryLink(proxy.url, ca=up.authority)
         status = next(found for _ in range(500) if (found := answered(line.status)))
         began, before = time.monotonic(), len(asked)
         assert all(line.status() == status for _ in range(100))
@@ -216,30 +211,6 @@ def answered(ask):
     except Unreachable:
         time.sleep(0.02)
         return None
-
-
-@contextlib.contextmanager
-def in_front_of(up, folder):
-    """nginx by deploy/cache.conf, with this machine's addresses and files; its address."""
-    (port,) = free_ports(1)
-    text = (Path(__file__).parents[2] / "deploy" / "cache.conf").read_text()
-    for there, here in (
-        ("listen 8443", f"listen 127.0.0.1:{port}"),
-        ("replica:8443", "{}:{}".format(*up.shuffler)),
-        ("proxy_ssl_verify on", "proxy_ssl_verify on; proxy_ssl_name 127.0.0.1"),
-        ("/party/tls.", f"{folder}/tls-127.0.0.1."),
-        ("/party/", f"{folder}/"),
-        ("/var/cache/dovetail", f"{folder}/cache"),
-        ("http {", "http {" + "".join(f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy"))),
-    ):
-        assert there in text
-        text = text.replace(there, here)
-    mine = "user root;" if os.geteuid() == 0 else ""  # for the folder is nobody else's
-    (folder / "nginx.conf").write_text(f"daemon off; {mine} pid {folder}/nginx.pid;\n{text}")
-    words = ["nginx", "-e", "stderr", "-p", str(folder), "-c", str(folder / "nginx.conf")]
-    with subprocess.Popen(words) as process:
-        yield f"https://127.0.0.1:{port}"
-        process.terminate()
 
 
 def test_operators_see_until_when_a_round_is_open(world, command):

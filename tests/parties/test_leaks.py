@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import collections
 import itertools
@@ -18,6 +19,7 @@ from scipy.stats import chisquare
 from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink
 from dovetail.parties.common.sealing import OVERHEAD, open_sealed, seal
 from dovetail.parties.common.wire import Packed
+from dovetail.parties.http.intermediary import IntermediaryService
 
 ADDRESS = "127.77.203.91"  # of the users, who connect from another address of the loopback interface than they reach
 
@@ -137,6 +139,8 @@ def test_no_file_of_a_party_holds_what_it_must_not_know(tmp_path):
     unknown = [*names, *reports, *sent, *private[1:], sealing, address, ADDRESS.encode()]
     assert found(unknown, analyzer_left) == set()
     assert found([address, ADDRESS.encode()], shuffler_left) == set()
+    logs = [data for file, data in {**shuffler_left, **analyzer_left}.items() if file.suffix == ".log"]
+    assert len(logs) == 2 and not any(b"/v1/" in log for log in logs)  # nor what was asked for
     for database in ("book.db", "ledger.db"):
         assert times_in(tmp_path / "analyzer" / database, began - 1, time.time() + 1) == []
     hour = household.task.round_seconds + 60
@@ -200,6 +204,33 @@ def test_messages_reach_the_analyzer_in_uniform_order(tmp_path, monkeypatch):
     monkeypatch.setattr("dovetail.parties.shuffler.store._SYSTEM.shuffle", lambda messages: None)
     kept = orders_of(Household(tmp_path / "keeping", "privunit", clients=3, rounds=12), rounds=12)
     assert not is_uniform(kept)
+
+
+@pytest.mark.parametrize("why", ["full", "late"])
+def test_a_batch_leaves_only_after_its_round_has_closed(tmp_path, monkeypatch, why):
+    """At its time, or as soon as it is full; before that the analyzer hears of nothing, though the minimum is there."""
+    household = Household(tmp_path, "privunit", clients=4, min_clients=2)
+    analyzer, shuffler = household.analyzer(), household.shuffler()
+    service = IntermediaryService(shuffler, enrolled=household.enrolled, analyzer=(link := Direct(analyzer)), peers=[])
+    asyncio.run(service._follow())
+
+    def give(user):
+        upload = household.envelope(user).uploads[0]
+        shuffler.accept(1, client=household.users[user].public.key_id, upload=upload)
+
+    for user in range(3):
+        give(user)
+        asyncio.run(service._close())
+    assert (link.parts, shuffler.store.state(1)) == ([], "open")
+    if why == "full":
+        give(3)
+    else:
+        now = time.time
+        monkeypatch.setattr("dovetail.parties.http.intermediary.time.time", lambda: now() + 601)
+    asyncio.run(service._close())
+    assert len(link.parts) == 1 and shuffler.store.state(1) == "done"
+    shuffler.shut()
+    analyzer.shut()
 
 
 def test_reports_and_dummies_have_one_length_and_one_look(tmp_path):

@@ -94,7 +94,8 @@ def test_another_task_or_budget_is_refused(place, changed):
 @pytest.mark.parametrize(
     "tampering",
     [
-        "UPDATE entries SET body = replace(body, '0.5', '0.1') WHERE number = 1",
+        "UPDATE entries SET body = CAST(replace(CAST(body AS TEXT), '0.5', '0.1') AS BLOB) WHERE number = 1",
+        "UPDATE entries SET body = replace(CAST(body AS TEXT), '0.5', '0.1') WHERE number = 1",  # no longer bytes
         "DELETE FROM entries WHERE number = 1",
         "UPDATE entries SET number = number + 10 WHERE number = 3",
         "INSERT INTO entries SELECT 9, body, hash FROM entries WHERE number = 1",
@@ -109,6 +110,24 @@ def test_a_changed_entry_is_found(tmp_path, tampering):
     with sqlite3.connect(tmp_path / "ledger") as database:
         assert database.execute(tampering).rowcount > 0
     with pytest.raises(ValueError, match="expected an unbroken ledger"):
+        opened(tmp_path / "ledger")
+
+
+def test_a_changed_entry_with_a_hash_that_fits_breaks_the_chain_after_it(tmp_path):
+    ledger = opened(tmp_path / "ledger")
+    ledger.reserve(1, eps=0.5, delta=1e-6)
+    ledger.release(1, model=MODEL[1])
+    ledger.close()
+    with sqlite3.connect(tmp_path / "ledger") as database:
+        (before,), (body,) = (
+            database.execute(f"SELECT {what} FROM entries WHERE number = {number}").fetchone()
+            for what, number in (("hash", 0), ("body", 1))
+        )
+        changed = body.replace(b"0.5", b"0.1")
+        assert changed != body
+        fits = hashlib.sha256(before + changed).digest()
+        database.execute("UPDATE entries SET body = ?, hash = ? WHERE number = 1", (changed, fits))
+    with pytest.raises(ValueError, match=r"expected an unbroken ledger in .*, got one changed at 2"):
         opened(tmp_path / "ledger")
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import hmac
 import os
 import signal
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.sealing import OVERHEAD, Purpose, Unsealable, Workers, open_sealed, seal
@@ -30,6 +34,41 @@ def test_what_was_sealed_opens_and_is_one_length_longer():
         sealed = seal(bytes(size), KEY.public_key(), PURPOSE)
         assert len(sealed) == size + OVERHEAD
         assert open_sealed(sealed, KEY, PURPOSE) == bytes(size)
+
+
+def opened_by_rfc_9180(sealed, key, info, *, aad=b""):
+    """Base mode of DHKEM(X25519, HKDF-SHA256), HKDF-SHA256, AES-128-GCM, written down from the RFC."""
+    kem, suite = b"KEM\x00\x20", b"HPKE\x00\x20\x00\x01\x00\x01"
+
+    def extract(suite, salt, label, secret):
+        return hmac.digest(salt, b"HPKE-v1" + suite + label + secret, "sha256")
+
+    def expand(suite, secret, label, info, length):
+        named = length.to_bytes(2, "big") + b"HPKE-v1" + suite + label + info
+        return HKDFExpand(hashes.SHA256(), length, named).derive(secret)
+
+    enc, ciphertext = sealed[:32], sealed[32:]
+    exchanged = key.exchange(X25519PublicKey.from_public_bytes(enc))
+    both = enc + key.public_key().public_bytes_raw()
+    shared = expand(kem, extract(kem, b"", b"eae_prk", exchanged), b"shared_secret", both, 32)
+    context = b"\0" + extract(suite, b"", b"psk_id_hash", b"") + extract(suite, b"", b"info_hash", info)
+    secret = extract(suite, shared, b"secret", b"")
+    nonce = expand(suite, secret, b"base_nonce", context, 12)
+    return AESGCM(expand(suite, secret, b"key", context, 16)).decrypt(nonce, ciphertext, aad)
+
+
+def test_messages_are_sealed_by_rfc_9180():
+    """The first vector of its appendix (A.1.1) says that the test reads it right."""
+    vector = X25519PrivateKey.from_private_bytes(
+        bytes.fromhex("4612c550263fc8ad58375df3f557aac531d26850903e55a9f23f21d8534e8ac8")
+    )
+    sealed = bytes.fromhex(
+        "37fda3567bdbd628e88668c3c8d7e97d1d1253b6d4ea6d44c150f741f1bf4431"
+        "f938558b5d72f1a23810b4be2ab4f84331acc02fc97babc53a52ae8218a355a96d8770ac83d07bea87e13c512a"
+    )
+    verse = b"Beauty is truth, truth beauty"
+    assert opened_by_rfc_9180(sealed, vector, b"Ode on a Grecian Urn", aad=b"Count-0") == verse
+    assert opened_by_rfc_9180(seal(verse, KEY.public_key(), PURPOSE), KEY, PURPOSE.info) == verse
 
 
 def test_every_message_has_an_encapsulation_of_its_own():

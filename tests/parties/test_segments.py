@@ -116,7 +116,7 @@ def test_zeros_are_on_disk_before_the_file_goes(tmp_path, monkeypatch):
     segments, done = Segments(tmp_path), []
     segments.append(1, [b"a share"])
     segments.shut()
-    sync, unlink = os.fdatasync, type(tmp_path).unlink
+    sync, unlink = os.fdatasync, os.unlink
 
     def synced(file):
         done.append(("sync", os.pread(file, 99, 0)))
@@ -127,6 +127,57 @@ def test_zeros_are_on_disk_before_the_file_goes(tmp_path, monkeypatch):
         unlink(path, **how)
 
     monkeypatch.setattr(os, "fdatasync", synced)
-    monkeypatch.setattr(type(tmp_path), "unlink", removed)
+    monkeypatch.setattr(os, "unlink", removed)
     segments.drop(1)
     assert done == [("sync", bytes(7)), ("unlink", None)]
+
+
+def test_what_a_symbolic_link_leads_to_is_neither_erased_nor_read_nor_written(tmp_path, caplog):
+    """A link among the segments once had the file behind it overwritten with zeros."""
+    (tmp_path / "precious").write_bytes(b"precious")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "precious").write_bytes(b"precious")
+    segments = Segments(tmp_path / "segments")
+    (place,) = segments.append(1, [b"a share"])
+    (tmp_path / "segments" / "1" / "link").symlink_to(tmp_path / "precious")
+    (tmp_path / "segments" / "1" / "folder").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(tmp_path / "segments" / "1" / "pipe")  # opening it would wait for ever
+    (tmp_path / "segments" / "2").symlink_to(tmp_path / "elsewhere")
+    for round in (1, 2):
+        segments.drop(round)
+    assert (tmp_path / "precious").read_bytes() == b"precious"
+    assert (tmp_path / "elsewhere" / "precious").read_bytes() == b"precious"
+    assert list((tmp_path / "segments").iterdir()) == [] and "what it leads to stays" in caplog.text
+    (tmp_path / "segments" / "3").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"expected a folder of segments in .*, got a file or a symbolic link"):
+        segments.append(3, [b"a share"])
+    (tmp_path / "segments" / "4").mkdir()
+    (tmp_path / "segments" / "4" / place.segment.hex()).symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        list(segments.read(4, [place]))
+    assert len(list((tmp_path / "elsewhere").iterdir())) == 1
+
+
+def test_a_link_that_takes_the_place_of_a_segment_while_it_is_erased_is_not_followed(tmp_path, monkeypatch):
+    (tmp_path / "precious").write_bytes(b"precious")
+    segments, look = Segments(tmp_path / "segments"), os.stat
+    segments.append(1, [b"a share"])
+    (file,) = files(tmp_path / "segments")
+
+    def swapped(name, **how):
+        found = look(name, **how)
+        if name == file.name and not file.is_symlink():
+            file.unlink()
+            file.symlink_to(tmp_path / "precious")
+        return found
+
+    monkeypatch.setattr(os, "stat", swapped)
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        segments.drop(1)
+    assert (tmp_path / "precious").read_bytes() == b"precious"
+
+
+def test_what_is_no_number_is_no_round(tmp_path):
+    for name in ("1", "²", "٣", "x"):
+        (tmp_path / name).mkdir()
+    assert Segments(tmp_path).rounds() == [1]

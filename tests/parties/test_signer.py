@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import time
 
 import msgspec
@@ -21,9 +22,10 @@ from dovetail.parties.common.notices import (
     revoke_key,
     rotate_key,
     withdraw_task,
+    write_notices,
 )
 from dovetail.parties.common.policy import Policy, Refused, SetBack
-from dovetail.parties.common.task import sign, verify
+from dovetail.parties.common.task import sign, task_id_of, verify
 from dovetail.parties.http.intermediary import IntermediaryService
 from dovetail.parties.user.client import Client
 from dovetail.parties.user.consent import leave_tasks
@@ -206,6 +208,145 @@ def test_a_rotation_does_not_forget_what_was_heard_before_it(signer):
     assert not signer.admits(signer.sharing.signed, known)
 
 
+def named(old, new, **options):
+    """The notice of an old key that a new one follows it."""
+    return announce_rotation(old, rotate_key(old.public, new.public, by=old), **options)
+
+
+@pytest.mark.parametrize("before", ["the owner", "the thief", "a key of the thief's"])
+def test_a_successor_that_was_announced_before_the_theft_was_noticed_is_the_successor(signer, before):
+    """Revoking the old key ended it, too, for whoever had heard of it already, and it could not be revoked itself."""
+    by = {"the owner": [signer.rotation()], "the thief": [named(signer.old, signer.new)]}
+    through = [named(signer.old, signer.thief), named(signer.thief, signer.new)]
+    known = signer.notices(*by.get(before, through))
+    known.receive([signer.revocation()])
+    assert known.current == signer.new.public.key_id and signer.admits(signer.task(signer.new), known)
+    for key in (signer.old, signer.thief):
+        assert not signer.admits(signer.task(key), known)
+    last = KeyPair.generate("sign")
+    rotation = rotate_key(signer.new.public, last.public, by=signer.new)
+    known.receive([revoke_key(signer.recovery, rotation=rotation, stolen=signer.new)])
+    assert signer.admits(signer.task(last), known) and not signer.admits(signer.task(signer.new), known)
+
+
+def test_an_old_revocation_brings_no_key_back_that_was_revoked_since(signer):
+    """The successor that it names was stolen, too, and the user heard of that first."""
+    last = KeyPair.generate("sign")
+    rotation = rotate_key(signer.new.public, last.public, by=signer.new)
+    second = revoke_key(signer.recovery, rotation=rotation, stolen=signer.new)
+    known = signer.notices(signer.rotation())
+    for notice in (second, signer.revocation(), signer.rotation(), second):
+        known.receive([notice])
+        assert signer.admits(signer.task(last), known) and not signer.admits(signer.task(signer.new), known)
+    assert not signer.admits(signer.task(signer.old), known)
+
+
+def test_a_list_that_a_thief_made_stand_falls_with_its_key(signer):
+    theirs = tuple(ServicePairs.add(signer.sharing.folder / name).public for name in "xy")
+    mine = signer.task(signer.old, aggregators=theirs)
+    known = signer.notices(named(signer.old, signer.thief, standing=(task_id_of(mine.body),)))
+    assert signer.admits(mine, known)
+    known.receive([signer.revocation()])
+    assert not signer.admits(mine, known)
+
+
+def test_what_is_remembered_is_what_was_heard_in_whatever_order(tmp_path):
+    """120 random histories of four keys, some of them stolen: a user that starts again knows just the same."""
+    keys, recovery = [KeyPair.generate("sign") for _ in range(4)], KeyPair.generate("sign")
+    notices = [withdraw_task(key, bytes([i]) * 32) for i, key in enumerate(keys)]
+    notices += [revoke_key(recovery, key=key.public.key_id) for key in keys]
+    for old, new in itertools.permutations(keys, 2):
+        notices.append(named(old, new))
+        rotation = rotate_key(old.public, new.public, by=old)
+        notices.append(revoke_key(recovery, rotation=rotation, stolen=old))
+    options = {"signer": keys[0].public.key_id, "recovery": recovery.public.key_id}
+    random, disputes = np.random.default_rng(0), 0
+    for _ in range(120):
+        live = Notices(**options)
+        for _ in range(random.integers(1, 6)):
+            live.receive([notices[i] for i in random.choice(len(notices), random.integers(1, 4), replace=False)])
+        write_notices(tmp_path / "notices.json", live.signed)
+        again = read_notices(tmp_path / "notices.json", **options, in_order=True)
+        for name in ("_lineage", "_standing", "_revoked", "_disputed", "_withdrawn", "_rotations"):
+            assert getattr(again, name) == getattr(live, name), name
+        assert len(set(live._lineage)) == len(live._lineage)
+        disputes += bool(live._disputed)
+    assert disputes > 1
+
+
+def test_a_thief_cannot_use_up_the_owners_next_key(signer):
+    """It makes that key its own successor, so that the revocation ends it; the owner's latest key brings it back."""
+    next_one = KeyPair.generate("sign")
+    known = signer.notices(named(signer.old, signer.thief), named(signer.thief, next_one))
+    known.receive([signer.revocation()])
+    assert not signer.admits(signer.task(next_one), known)
+    known.receive([named(signer.new, next_one)])
+    assert signer.admits(signer.task(next_one), known) and not signer.admits(signer.task(signer.new), known)
+
+
+def test_a_key_in_the_middle_is_revoked_in_any_order(signer):
+    middle, standing = KeyPair.generate("sign"), (signer.sharing.task.task_id,)
+    first, stolen = named(signer.old, middle, standing=standing), named(middle, signer.thief)
+    rotation = rotate_key(middle.public, signer.new.public, by=middle)
+    revocation = revoke_key(signer.recovery, rotation=rotation, stolen=middle)
+    for order in itertools.permutations([first, stolen, revocation]):
+        known = signer.notices(*order)
+        assert signer.admits(signer.task(signer.new), known) and signer.admits(signer.sharing.signed, known)
+        assert not signer.admits(signer.task(signer.thief), known) and not signer.admits(signer.task(middle), known)
+    known = signer.notices(first, stolen)
+    known.receive([revocation])
+    known.receive([stolen, first])
+    assert signer.admits(signer.task(signer.new), known) and not signer.admits(signer.task(signer.thief), known)
+
+
+def test_no_key_follows_itself_or_its_own_successor(signer):
+    """A ring of keys would leave the owner without any."""
+    known = signer.notices(named(signer.old, signer.old))
+    assert known.signed == [] and signer.admits(signer.task(signer.old), known)
+    known = signer.notices(named(signer.old, signer.new), named(signer.new, signer.old))
+    assert signer.admits(signer.task(signer.new), known) and not signer.admits(signer.task(signer.old), known)
+
+
+def test_two_successors_are_remembered_through_a_restart(tmp_path, signer):
+    """Whoever had forgotten the dispute would believe the thief, if that one's word came alone."""
+    pair = signer.sharing.users[0]
+    user = Client(tmp_path / "user", policy=signer.policy, key=pair)
+    user.receive_notices([signer.usurpation(), signer.rotation()])
+    again = Client(tmp_path / "user", policy=signer.policy, key=pair)
+    for one in (user, again):
+        one.receive_notices([signer.usurpation()])
+        for key in (signer.old, signer.thief, signer.new):
+            assert not signer.admits(signer.task(key), one.notices)
+    again.receive_notices([signer.revocation()])
+    assert signer.admits(signer.task(signer.new), Client(tmp_path / "user", policy=signer.policy, key=pair).notices)
+
+
+def test_two_processes_of_a_user_do_not_forget_what_the_other_heard(tmp_path, signer):
+    user, agent = (Client(tmp_path / "user", policy=signer.policy, key=signer.sharing.users[0]) for _ in range(2))
+    user.receive_notices([withdraw_task(signer.old, signer.sharing.task.task_id)])
+    agent.receive_notices([withdraw_task(signer.old, bytes(32))])
+    for one in (agent, Client(tmp_path / "user", policy=signer.policy, key=signer.sharing.users[0])):
+        assert not signer.admits(signer.sharing.signed, one.notices) and len(one.notices.signed) == 2
+
+
+def test_copies_of_a_notice_are_no_more_notices(signer):
+    """Without any key, a service could fill the memory of users with an owner's one withdrawal."""
+    withdrawal = withdraw_task(signer.old, bytes(32))
+    copies = [msgspec.structs.replace(withdrawal, cosignature=bytes([i])) for i in range(9)]
+    assert signer.notices(*copies).signed == []
+    copies = [msgspec.structs.replace(withdrawal, cosigner=KeyPair.generate("sign").public) for _ in range(9)]
+    assert signer.notices(withdrawal, *copies, withdrawal).signed == [withdrawal]
+
+
+def test_what_a_thief_announced_of_an_analyzer_without_a_key_to_sign_with_ends_with_its_key(tmp_path, signer):
+    """Nobody but the signer can name that one's successor."""
+    old, theirs = KeyPair.generate("seal").public, KeyPair.generate("seal").public
+    known = signer.notices(announce_rotation(signer.old, rotate_key(old, theirs)))
+    assert known.successors(old.key_id) == {old.key_id, theirs.key_id}
+    known.receive([signer.revocation()])
+    assert known.successors(old.key_id) == {old.key_id}
+
+
 def test_who_pins_aggregators_gives_a_thief_nothing(tmp_path, signer):
     theirs = tuple(ServicePairs.add(tmp_path / name).public for name in "xy")
     stolen, ours = signer.task(signer.old, aggregators=theirs), signer.sharing.task.aggregators
@@ -249,6 +390,36 @@ def test_keys_are_revoked_by_commands(tmp_path, command):
     run("task", "revoke", other, "--recovery", tmp_path / "recovery", "--key", stolen.public.key_id.hex())
     alone = read_notices(other, policy.signer, recovery=policy.recovery)
     assert alone.signed and alone.current == stolen.public.key_id
+
+
+def test_after_a_revocation_commands_sign_with_the_key_that_users_believe(tmp_path, command):
+    """They read the owner's file as if nothing had been revoked, and signed a withdrawal with the stolen key."""
+
+    def run(*words):
+        status, out, err = command(*map(str, words))
+        assert status == 0, err
+        return out
+
+    sharing, owner, notices = Sharing(tmp_path / "sharing", "ss_simple"), tmp_path / "owner", tmp_path / "notices.json"
+    owner.mkdir()
+    stolen, task = sharing.signer, tmp_path / "task.json"
+    stolen.save(owner / f"sign-{stolen.public.key_id.hex()}.json")
+    task.write_bytes(msgspec.json.encode(sharing.signed))
+    run("keys", tmp_path / "recovery", "--use", "sign", "--public", tmp_path / "recovery.json")
+    run("keys", owner, "--use", "sign", "--rotate", "--public", tmp_path / "owner.json")
+    rotation = owner / f"rotation-{stolen.public.key_id.hex()}.json"
+    words = ("--recovery", tmp_path / "recovery", "--rotation", rotation, "--signer", owner, "--task", task)
+    run("task", "revoke", notices, *words)
+    recovery = KeyRing(tmp_path / "recovery", "sign").current().public.key_id
+    told = {"signer": stolen.public.key_id, "recovery": recovery}
+    assert read_notices(notices, **told).why_ended(sharing.signed) is None
+    ServicePairs.add(tmp_path / "service")
+    run("keys", tmp_path / "service", "--use", "service", "--rotate", "--public", tmp_path / "service.json")
+    (other,) = (tmp_path / "service").glob("rotation-*.json")
+    run("task", "announce", notices, "--rotation", other, "--signer", owner)
+    run("task", "withdraw", notices, "--task", task, "--signer", owner)
+    known = read_notices(notices, **told)
+    assert len(known.signed) == 3 and "withdrawn" in known.why_ended(sharing.signed)
 
 
 # --- withdrawal stops everybody
@@ -363,6 +534,22 @@ def test_who_leaves_while_an_envelope_waits_uploads_nothing_more(tmp_path, how):
     with pytest.raises(Refused, match="left" if how == "left" else "the signer has withdrawn the task"):
         participation.step()
     assert links[1].got == [] and not list((tmp_path / "user" / "outbox").iterdir())
+    analyzer.shut()
+
+
+@pytest.mark.parametrize("tells", [0, 1])
+def test_one_service_cannot_keep_a_withdrawal_from_users(tmp_path, tells):
+    """They ask all of them, and remember."""
+    sharing = Sharing(tmp_path, "ss_simple", rounds=3)
+    analyzer = sharing.analyzer()
+    links = [Down(sharing, analyzer) for _ in range(2)]
+    links[tells].notices = lambda: [withdraw_task(sharing.signer, sharing.task.task_id)]
+    for _ in range(2):
+        user = Client(tmp_path / "user", policy=sharing.policy, key=sharing.users[0])
+        with pytest.raises(Refused, match="the signer has withdrawn the task"):
+            Participation(user, links, np.ones_like).step()
+        links[tells].notices = list
+    assert not list((tmp_path / "user" / "spending").glob("task-*"))
     analyzer.shut()
 
 

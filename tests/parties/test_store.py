@@ -261,6 +261,29 @@ def test_only_users_on_every_roster_count_and_a_frozen_roster_is_final(place):
     assert everything(other) == []
 
 
+def test_after_the_end_of_a_task_nothing_is_left_of_its_rounds(place):
+    """Neither of one that is open, nor of one that is frozen, nor of a batch that is on its way; for good."""
+    store = opened(place("store"), SHAPE._replace(pad_to=4), rounds=(1, 2, 3))
+    for number in (1, 2, 3):
+        for client in range(2):
+            store.accept(upload(client, round=number))
+    close(store, dummy=lambda slot: bytes([255, slot]) * 4)
+    store.freeze(2)
+    store.stage(2, [(0, b"\xff" * 8)])
+    store.end_task("withdrawn")
+    store.shut()
+    store = ShuffleStore(place("store"), SHAPE._replace(pad_to=4))
+    for table in ("uploads", "messages", "dummies", "batch"):
+        assert store._rows(f"SELECT * FROM {table}") == [], table
+    assert store.unfinished() == [] and store.why_ended() == "withdrawn"
+    for number in (1, 2, 3):
+        assert list(store.parts(number, size=9)) == []
+        with pytest.raises(Turned, match="which is closed"):
+            store.accept(upload(3, round=number))
+    with pytest.raises(ValueError, match="round 4 stays closed: withdrawn"):
+        store.open_round(4, head=b"head", closes=0.0)
+
+
 def test_dummies_count_reports_on_the_roster_alone(place):
     store = opened(place("store"), SHAPE._replace(pad_to=4))
     for client in range(3):

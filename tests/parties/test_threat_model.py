@@ -1,25 +1,39 @@
-"""What docs/threat-model.md says of the dishonest: what one user adds to the sum, and what one shuffler learns."""
+"""What docs/threat-model.md says of the dishonest, in numbers, and that each of its promises has a test."""
 
 from __future__ import annotations
 
+import ast
+import functools
 import math
+import re
 import secrets
 from pathlib import Path
 
 import jax
+import msgspec
 import numpy as np
 import pytest
 from parties.household import Household
 
+import dovetail
 from dovetail import protocols
 from dovetail.events import Everyone
+from dovetail.guarantee import Guarantee, Spread
 from dovetail.mechanisms import seeds
+from dovetail.numbers import at_most
+from dovetail.parties.common.costs import cost
 from dovetail.parties.common.sealing import open_sealed, seal
 from dovetail.parties.common.wire import Closed, Packed, vector_from
 from dovetail.protocols import Cohort
 
-PAGE = Path(__file__).parents[2] / "docs" / "threat-model.md"
+ROOT = Path(__file__).parents[2]
+PAGE, CODE = ROOT / "docs" / "threat-model.md", Path(dovetail.__file__).parent
 USERS, DIM, CLIP = 50, 650, 0.25
+
+
+def section(title):
+    """The text under a heading of the page that begins like this."""
+    return re.split(r"^## ", PAGE.read_text().split(f"\n## {title}")[1], flags=re.M)[0]
 
 
 def built(name, *, dim=DIM, **settings):
@@ -149,6 +163,49 @@ def test_a_dishonest_shuffler_alone_learns_a_report_and_the_local_guarantee_is_w
     assert any("every round has at least 8 honest users" in one for one in promised["assumptions"])
 
 
+@pytest.mark.parametrize(
+    ("protocol", "settings", "eps"),
+    [("privunit", {"eps_local": 2.0}, 2.0), ("ss_topk", {"eps_local": 0.5, "k": 3}, 1.5), ("split_and_mix", {}, None)],
+    ids=["privunit", "ss_topk", "split_and_mix"],
+)
+def test_analyzer_and_shufflers_together_face_the_local_guarantee(tmp_path, protocol, settings, eps):
+    """eps_local per report of PrivUnit, k eps_local of the k largest, nothing of shares."""
+    task = Household(tmp_path, protocol).task
+    _, local = cost(msgspec.structs.replace(task, settings={**task.settings, **settings}), 1)
+    assert local.unbounded if eps is None else local.eps == pytest.approx(eps, rel=1e-6)
+
+
+@pytest.mark.parametrize("protocol", ["ss_topk", "privunit", "split_and_mix"])
+def test_statements_say_that_nobody_may_time_a_client(tmp_path, protocol):
+    certified, local = cost(Household(tmp_path, protocol).task, 1)
+    for statement in (certified, local):
+        assert "nobody learns how long a client takes to draw its messages" in statement.assumptions
+
+
+FAKE = {"privunit": {"eps_local": 2.0, "clip_norm": CLIP}, "ss_topk": {"eps_local": 0.5, "clip_value": CLIP, "k": 65}}
+
+
+@pytest.mark.parametrize("protocol", FAKE)
+def test_the_page_states_eps_with_fake_users(protocol):
+    rows = [row.strip("| ").split(" | ") for row in section("Fake users").splitlines() if re.match(r"\| \d", row)]
+    assert [fake for fake, *_ in rows] == ["0", "100", "500", "900", "990"]
+    for fake, *stated in rows:
+        cohort = Cohort(participation=Everyone(), size=1000, min_size=1000, colluders=int(fake))
+        settled = protocols.build(protocol, FAKE[protocol]).settle(cohort, DIM)
+        terms = {"relation": settled.relation, "delta": 1e-6, "spread": Spread(users=1000)}
+        guarantee = Guarantee(protocol=settled, cohorts=(cohort,), dim=DIM, **terms)
+        eps = guarantee.record().certified().eps
+        assert float(at_most(eps, 3)) == float(stated[list(FAKE).index(protocol)]), fake
+
+
+def test_no_code_of_users_knows_how_to_speak_to_an_analyzer():
+    """Only `AnalyzerLink` does; users have links to shufflers and aggregators, whose answers the analyzer signed."""
+    files = [CODE / "cli" / "users.py", *(CODE / "parties" / "user").glob("*.py")]
+    found = {path.relative_to(CODE).as_posix(): path.read_text() for path in files}
+    assert {"cli/users.py", "parties/user/participation.py", "parties/user/client.py"} <= set(found)
+    assert [name for name, text in found.items() if "AnalyzerLink" in text] == []
+
+
 def test_the_page_states_these_bounds():
     text = " ".join(PAGE.read_text().split())
     for said in ("clip_norm / m", "clip_value / s", "(d / k) / s", "modulus / (2 scale)", "tanh(eps_local / 2)"):
@@ -156,3 +213,81 @@ def test_the_page_states_these_bounds():
     for number in ("32.4", "40.8", "4.08"):
         assert number in text, number
     assert "at most one clipped update" not in text
+
+
+# --- the table of promises
+
+OTHERS = {"soak": "make soak", "flower": "make flower", "torch": "make flower", "browser": "make browser"}
+OTHERS["postgres"] = "make postgres"  # marks of tests that `make test` leaves out, and who runs them
+
+
+@functools.cache
+def marked_tests(path):
+    """Every test of a file with its marks, by the file's syntax: nothing is imported."""
+    tree = ast.parse((ROOT / path).read_text() if (ROOT / path).is_file() else "")
+    whole = {mark for node in tree.body if _names(node) == ["pytestmark"] for mark in _marks(node.value)}
+    nodes = [*tree.body, *(inner for node in tree.body if isinstance(node, ast.ClassDef) for inner in node.body)]
+    return {
+        node.name: whole.union(*(_marks(one) for one in node.decorator_list if not _is_parametrized(one)))
+        for node in nodes
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_")
+    }
+
+
+def _names(node):
+    return [ast.unparse(one) for one in node.targets] if isinstance(node, ast.Assign) else []
+
+
+def _is_parametrized(node):
+    """Marks within are those of single cases, and others remain."""
+    return "parametrize" in ast.unparse(getattr(node, "func", node))
+
+
+def _marks(node):
+    return set(re.findall(r"pytest\.mark\.(\w+)", ast.unparse(node)))
+
+
+def wrong_with(promise, tests):
+    """What is missing in a row of the table."""
+    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", tests)
+    if not promise or not named or len(named) != tests.count("`") // 2:
+        return f"{promise!r} names no test, or something else: {tests!r}"
+    absent = [f"{path}::{name}" for path, name in named if name not in marked_tests(path)]
+    if absent:
+        return f"{promise!r} names tests that do not exist: {absent}"
+    left_out = [[OTHERS[mark] for mark in marked_tests(path)[name] if mark in OTHERS] for path, name in named]
+    said = set(re.findall(r"\((make \w+)\)", tests))
+    runs = {one for some in left_out for one in some}
+    if said - runs or (all(left_out) and said != runs):
+        return (
+            f"{promise!r}: `make test` leaves these tests out, or does not: expected {sorted(runs)}, got {sorted(said)}"
+        )
+    return None
+
+
+def test_every_promise_names_tests_that_exist_and_run():
+    lines = [line for line in section("Promises and their tests").splitlines() if line.startswith("| ")]
+    rows = [line.strip("| ").split(" | ") for line in lines if line != "| promise | test |"]
+    assert all(len(row) == 2 for row in rows), [row for row in rows if len(row) != 2]
+    assert [wrong for row in rows if (wrong := wrong_with(*row))] == []
+    assert len({promise for promise, _ in rows}) == len(rows) > 40
+
+
+@pytest.mark.parametrize(
+    ("tests", "wrong"),
+    [
+        ("`tests/parties/test_store.py::test_below_the_minimum_nothing_ever_leaves`", None),
+        ("`tests/parties/test_store.py::test_that_nobody_wrote`", "do not exist"),
+        ("`tests/parties/test_nothing.py::test_below_the_minimum_nothing_ever_leaves`", "do not exist"),
+        ("", "names no test"),
+        ("`tests/parties/test_store.py`", "or something else"),
+        ("`tests/parties/test_flower.py::test_nobody_else_imports_flwr`", "leaves these tests out"),
+        ("`tests/parties/test_flower.py::test_nobody_else_imports_flwr` (make flower)", None),
+        ("`tests/parties/test_flower.py::test_nobody_else_imports_flwr` (make soak)", "leaves these tests out"),
+        ("`tests/parties/test_exactly_once.py::test_a_hundred_kills`", "leaves these tests out"),
+        ("`tests/parties/test_store.py::test_many_at_once_and_many_times_count_once` (make flower)", "or does not"),
+    ],
+)
+def test_a_row_without_a_test_that_runs_is_found(tests, wrong):
+    found = wrong_with("something", tests)
+    assert found is None if wrong is None else wrong in found

@@ -9,8 +9,10 @@ import tiny
 import dovetail
 from dovetail import experiment
 from dovetail.experiment import config
+from dovetail.experiment.callbacks import OVERHEARD
 from dovetail.experiment.folder import BANNER
 from dovetail.experiment.verify import verify
+from dovetail.statements import Verdict
 from dovetail.watching import EarlyStopping
 
 CONFIG = {
@@ -125,6 +127,41 @@ def test_all_planned_rounds_are_charged_where_a_callback_ends_the_training(tmp_p
     assert verify(tmp_path / "run").agrees
     (tmp_path / "run" / "privacy.json").write_text(json.dumps({**stated, "charged_rounds": 2}))
     assert not verify(tmp_path / "run").agrees
+
+
+class Overhears(dovetail.Callback):
+    """Ends a training by what raw updates are like."""
+
+    loud = 0.0
+
+    def on_diagnostics(self, diagnosis):
+        self.loud = diagnosis.values["scale"]
+
+    def on_round(self, progress):
+        return self.loud > 0
+
+
+def test_who_is_told_diagnostics_and_ends_the_training_has_to_vouch_for_that(tmp_path):
+    """When a training ends is seen, and its statement was certified whatever the callback had gone by."""
+    loud = experiment.run(plan(diagnostics=True), out=tmp_path / "run", callbacks=[Overhears()])
+    assert loud.rounds == 1
+    for statement in (loud.statement, *loud.units.values()):
+        assert statement.verdict is Verdict.DECLARED or statement.unbounded
+        assert OVERHEARD in statement.assumptions
+    assert verify(tmp_path / "run").agrees
+    assert verify(loud.save(tmp_path / "saved")).agrees
+    others = [
+        experiment.run(plan(diagnostics=True), callbacks=[EndsAfterTwo()]),
+        experiment.run(plan(), callbacks=[Overhears(), EndsAfterTwo()]),
+        experiment.run(plan(diagnostics=True), callbacks=[Witness()]),
+    ]
+    assert [one.rounds for one in others] == [2, 2, 6]
+    assert {one.statement.verdict for one in others} == {Verdict.CERTIFIED}
+
+
+class EndsAfterTwo(dovetail.Callback):
+    def on_round(self, progress):
+        return progress.round == 2
 
 
 def test_rounds_that_do_not_fit_the_budget_are_not_charged():

@@ -8,14 +8,17 @@ segment.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 __all__ = ["Place", "Segments"]
 
+_LOG = logging.getLogger(__name__)
 _NAME = 8  # bytes
 _VECTOR = 512  # contents that are written at a time; systems allow 1024
 _ZEROS = bytes(1 << 20)
@@ -35,6 +38,7 @@ class Segments:
     Guarantees:
         What `append` gave the places of is on disk.
         What is dropped is overwritten first.
+        A symbolic link is never followed: what it leads to is neither read, written nor erased.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,7 +68,8 @@ class Segments:
             files: dict[bytes, int] = {}
             for name, at, size in places:
                 if name not in files:
-                    files[name] = os.open(self._path(round) / name.hex(), os.O_RDONLY)
+                    folder = stack.enter_context(_opened(self._path(round)))
+                    files[name] = os.open(name.hex(), os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
                     stack.callback(os.close, files[name])
                 found = os.pread(files[name], size, at)
                 if len(found) != size:
@@ -75,17 +80,21 @@ class Segments:
         """The rounds that there are segments of."""
         if not self._folder.is_dir():
             return []
-        return sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdigit())
+        names = (path.name for path in self._folder.iterdir())
+        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def drop(self, round: int) -> None:
         """Overwrite and delete what there is of a round; several may do so at once."""
         if self._round == round:
             self.shut()
-        with contextlib.suppress(FileNotFoundError):
-            for path in self._path(round).iterdir():
+        if self._path(round).is_symlink():
+            _LOG.warning("%s is a symbolic link, which is removed; what it leads to stays", self._path(round))
+            self._path(round).unlink(missing_ok=True)
+            return
+        with contextlib.suppress(FileNotFoundError), _opened(self._path(round)) as folder:
+            for name in os.listdir(folder):  # noqa: PTH208 - by its descriptor
                 with contextlib.suppress(FileNotFoundError):
-                    _overwrite(path)
-                    path.unlink()
+                    _erase(name, folder)
         with contextlib.suppress(OSError):  # somebody was faster, or still has a file open on a network's volume
             self._path(round).rmdir()
 
@@ -100,7 +109,8 @@ class Segments:
         folder = self._path(round)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         name = secrets.token_bytes(_NAME)
-        file = os.open(folder / name.hex(), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        with _opened(folder) as inside:
+            file = os.open(name.hex(), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600, dir_fd=inside)
         for changed in (folder, self._folder, self._folder.parent):
             _sync(changed)
         self._round, self._name, self._file, self._end = round, name, file, 0
@@ -120,8 +130,30 @@ def _write(file: int, contents: Sequence[bytes]) -> None:
             left[0] = left[0][done:]
 
 
-def _overwrite(path: Path) -> None:
-    with path.open("r+b", buffering=0) as file:
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    """A folder that is one, and no symbolic link to another."""
+    try:
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except NotADirectoryError as error:
+        raise ValueError(f"expected a folder of segments in {str(folder)!r}, got a file or a symbolic link") from error
+    try:
+        yield opened
+    finally:
+        os.close(opened)
+
+
+def _erase(name: str, folder: int) -> None:
+    """Overwrite and delete a file; of what is none, such as a symbolic link, delete the name alone."""
+    if stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+        _overwrite(os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder))
+    else:
+        _LOG.warning("%r among segments is no file: its name is removed, and what it leads to stays", name)
+    os.unlink(name, dir_fd=folder)
+
+
+def _overwrite(opened: int) -> None:
+    with open(opened, "r+b", buffering=0) as file:
         left = os.fstat(file.fileno()).st_size
         while left > 0:
             left -= file.write(_ZEROS[:left])

@@ -43,9 +43,10 @@ def patiently(work: Callable[[], _Made]) -> _Made:
     while True:
         try:
             return work()
-        except Unavailable:
+        except Unavailable as error:
             if time.monotonic() > end:
-                raise
+                why = "" if error.__cause__ is None else f": {' '.join(str(error.__cause__).split())}"
+                raise Unavailable(f"{error}{why}") from error.__cause__  # to its operator; strangers hear less
             time.sleep(_AGAIN)
 
 
@@ -58,7 +59,10 @@ def located(store: str | None, folder: Path, name: str) -> Path | str:
         return folder / name
     if store.startswith(_POSTGRES):
         return store
-    parsed = urllib.parse.urlsplit(store)
+    try:
+        parsed = urllib.parse.urlsplit(store)
+    except ValueError:  # it quotes what may be a password
+        raise ValueError("expected sqlite:///FOLDER or postgresql://..., got a store that is no URL") from None
     if parsed.scheme != "sqlite" or parsed.netloc or not parsed.path:
         raise ValueError(f"expected sqlite:///FOLDER or postgresql://..., got another store, {parsed.scheme!r}")
     path = Path(urllib.parse.unquote(parsed.path))

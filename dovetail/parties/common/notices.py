@@ -17,6 +17,7 @@ received. A notice is one of three kinds:
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -39,6 +40,7 @@ __all__ = [
     "announce_rotation",
     "digest_of",
     "read_notices",
+    "read_own_notices",
     "revoke_key",
     "rotate_key",
     "withdraw_task",
@@ -188,17 +190,18 @@ class Notices:
         What was received is never forgotten, and a task that was withdrawn stays so; a revocation alone undoes what a
         thief announced of other keys.
         Where one key has two successors in one reading, nobody knows which one the thief made: neither counts.
+        The successor that a revocation names counts, also if the stolen key or its thief had named it before.
     """
 
     def __init__(self, signer: bytes, signed: Iterable[SignedNotice] = (), *, recovery: bytes | None = None) -> None:
         self._recovery, self.handed_out = recovery, tuple(signed)
         self.signed: list[SignedNotice] = []
-        self._lineage = [signer]  # the signer's key, its successor, and so on
+        self._lineage = [signer]  # the signer's key, its successor, and so on; none twice
         self._standing: dict[bytes, frozenset[bytes]] = {}  # by key that has ended: what of it goes on
         self._revoked: set[bytes] = set()
         self._disputed: set[bytes] = set()
         self._withdrawn: set[bytes] = set()
-        self._rotations: list[tuple[SignedNotice, Rotation]] = []  # of other keys than the signer's
+        self._rotations: dict[tuple[bytes, bytes, bytes], SignedNotice] = {}  # of other keys: who says it, old, new
         self.receive(self.handed_out)
 
     def receive(self, signed: Iterable[SignedNotice], *, remembered: bool = False) -> bool:
@@ -213,7 +216,7 @@ class Notices:
         while self._revoke(new) or self._rotate_signer(new):
             pass
         for one, notice in new:
-            if one not in self.signed and self._counts(one):
+            if self._counts(one):
                 self._keep(one, notice)
         return len(self.signed) > before
 
@@ -244,7 +247,7 @@ class Notices:
         reached, new = {key_id}, [key_id]
         while new:
             old = new.pop()
-            fresh = {rotation.new for _, rotation in self._rotations if rotation.old == old} - reached
+            fresh = {after for _, before, after in self._rotations if before == old} - reached
             reached |= fresh
             new += fresh
         return reached
@@ -261,14 +264,26 @@ class Notices:
             if _announcer(signed, notice).key_id != self._recovery:
                 continue
             place = self._lineage.index(notice.ended)
-            self._revoked.update(self._lineage[place:])
-            self._standing.update(dict.fromkeys(self._lineage[place:], frozenset(notice.standing)))
-            self._rotations = [one for one in self._rotations if self._counts(one[0])]
-            self._disputed.discard(notice.ended)
-            self._lineage[place + 1 :] = [] if notice.rotation is None else [notice.rotation.new]
+            ended, kept = self._lineage[place:], list[bytes]()
+            if notice.rotation is not None and notice.rotation.new in ended[1:]:  # it was announced before
+                at = ended.index(notice.rotation.new)
+                ended, kept = ended[:at], ended[at:]
+            self._revoked.update(ended)
+            self._standing.update(dict.fromkeys(ended, frozenset(notice.standing)))
+            self._disputed.difference_update(ended)
+            self._lineage[place + 1 :] = kept
+            if notice.rotation is not None and notice.rotation.new not in self._lineage:
+                self._succeed(notice.rotation.new)
+            self._rotations = {said: one for said, one in self._rotations.items() if self._counts(one)}
             self.signed.append(signed)
             return True
         return False
+
+    def _succeed(self, new: bytes) -> None:
+        """The signer's key has this successor, whatever somebody else's announcement of it came to."""
+        self._standing.pop(new, None)
+        self._revoked.discard(new)
+        self._lineage.append(new)
 
     def _rotate_signer(self, new: Sequence[tuple[SignedNotice, Notice]]) -> bool:
         """Follow the signer's latest key to its successor, if it announced one."""
@@ -279,14 +294,16 @@ class Notices:
             (one, notice, notice.rotation)
             for one, notice in new
             if notice.kind == "rotate" and notice.rotation is not None and one.signer.key_id == last == notice.ended
+            if notice.rotation.new not in self._lineage
         ]
         if len({rotation.new for _, _, rotation in announced}) > 1:
             self._disputed.add(last)
+            self.signed += {rotation.new: one for one, _, rotation in announced}.values()
         if not announced or last in self._disputed:
             return False
         signed, notice, rotation = announced[0]
         self._standing[last] = frozenset(notice.standing)
-        self._lineage.append(rotation.new)
+        self._succeed(rotation.new)
         self.signed.append(signed)
         return True
 
@@ -298,13 +315,14 @@ class Notices:
         return key in self._lineage and key not in self._disputed
 
     def _keep(self, signed: SignedNotice, notice: Notice) -> None:
-        if notice.kind == "withdraw":
+        if notice.kind == "withdraw" and notice.task_id not in self._withdrawn:
             self._withdrawn.add(notice.task_id)
+            self.signed.append(signed)
         elif notice.kind == "rotate" and notice.rotation is not None and notice.ended not in self._lineage:
-            self._rotations.append((signed, notice.rotation))
-        else:
-            return  # about the signer's own key, and followed already
-        self.signed.append(signed)
+            said = signed.signer.key_id, notice.rotation.old, notice.rotation.new
+            if said not in self._rotations:
+                self._rotations[said] = signed
+                self.signed.append(signed)
 
 
 def read_notices(path: Path, signer: bytes, *, recovery: bytes | None = None, in_order: bool = False) -> Notices:
@@ -316,9 +334,24 @@ def read_notices(path: Path, signer: bytes, *, recovery: bytes | None = None, in
     if not in_order:
         return Notices(signer, signed, recovery=recovery)
     notices = Notices(signer, recovery=recovery)
-    for one in signed:
-        notices.receive([one], remembered=True)
+    for _, together in itertools.groupby(signed, _successors_of):
+        notices.receive(together, remembered=True)
     return notices
+
+
+def _successors_of(signed: SignedNotice) -> bytes:
+    """What is remembered together: successors of the signer's own key, of which two are a dispute."""
+    notice = _read(signed)
+    own = notice is not None and notice.kind == "rotate" and notice.ended == signed.signer.key_id
+    return notice.ended if own and notice is not None else signed.body
+
+
+def read_own_notices(path: Path, signer: bytes) -> Notices:
+    """What the owner of a file has announced in it: whichever recovery key revoked something there is the owner's."""
+    announced = read_notices(path, signer).handed_out
+    read = [(one, notice) for one in announced if (notice := _read(one)) is not None]
+    recovery = next((_announcer(one, notice).key_id for one, notice in read if notice.kind == "revoke"), None)
+    return Notices(signer, announced, recovery=recovery)
 
 
 def write_notices(path: Path, signed: Sequence[SignedNotice]) -> None:
@@ -338,9 +371,12 @@ def _read(signed: SignedNotice) -> Notice | None:
         notice = msgspec.json.decode(signed.body, type=ready(Notice))
         notice.check()
         message = _announced(signed.body)
+        has_successor = notice.kind == "revoke" and notice.rotation is not None
+        if not has_successor and (signed.cosigner is not None or signed.cosignature):
+            return None
         if not _is_signed(signed.signer, signed.signature, message):
             return None
-        if notice.kind == "revoke" and notice.rotation is not None:
+        if has_successor:
             if signed.cosigner is None or signed.signer.key_id != notice.ended:
                 return None
             return notice if _is_signed(signed.cosigner, signed.cosignature, message) else None

@@ -19,6 +19,7 @@ GOODBYE = 5.0  # seconds for TLS to end
 _HEAD = 10.0  # seconds for the head of a request
 _LARGEST_HEAD = 64 * 1024  # bytes
 _UNREAD = 60.0  # seconds in which somebody must read on
+_UNSENT = 1 << 16  # bytes of answers that wait for the other side to read; uvloop would keep half a megabyte
 _IDLE = 30.0  # seconds that a connection is kept for another request
 _LINGER = 5.0  # seconds in which who was refused before all had come may read the answer, and end
 _AHEAD = 8  # requests of one connection that wait for their turn; each costs a hundred times its bytes
@@ -113,6 +114,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.client = None  # nobody is to know
+        transport.set_write_buffer_limits(high=_UNSENT)
         self._await(_HEAD)
         self.quiet[self] = None
 

@@ -19,10 +19,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute
+from starlette.types import Receive, Scope, Send
 
 from dovetail.parties.common.database import Unavailable
 from dovetail.parties.common.keys import PublicKey
 from dovetail.parties.common.wire import SIGNATURE, Malformed, Promised, TooEarly, TooLate, Unknown, promised
+from dovetail.parties.http.operating import Pulse
 from dovetail.parties.intermediary.arrivals import Turned
 
 __all__ = [
@@ -64,6 +66,7 @@ _WORDS = {
     429: "an upload from this user is still in progress",
 }
 _FOREVER = 365 * 86_400  # seconds that what never changes may be kept
+_PIECE = 1 << 16  # bytes of an answer that are handed over at a time
 SLOWEST, SLOWEST_RATE = 60.0, 16_384.0  # seconds that any body may take, and bytes per second of a large one
 
 
@@ -114,6 +117,7 @@ class App(Starlette):
     """An application, and what goes past it."""
 
     direct: Direct | None = None
+    pulse: Pulse | None = None
 
 
 class Served:
@@ -126,26 +130,26 @@ class Served:
         work: Callable[[], Coroutine[Any, Any, None]] | None = None,
         *,
         direct: Direct | None = None,
+        pulse: Pulse | None = None,
     ) -> None:
-        self.counts, self._work = counts, work
+        self.counts, self._work, self._pulse = counts, work, pulse
         self.app = App(
             routes=list(routes),
             lifespan=self._lifespan,
             exception_handlers=dict.fromkeys((HTTPException, *_STATUS), self._refuse),
         )
-        self.app.direct = direct
+        self.app.direct, self.app.pulse = direct, pulse
         self.app.router.redirect_slashes = False  # a redirect is no answer to a signed request
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        if self._work is None:
-            yield
-            return
-        task = asyncio.create_task(self._work())
+        tasks = [] if self._work is None else [asyncio.create_task(self._work())]
+        tasks += [] if self._pulse is None else [asyncio.create_task(self._pulse.beat())]
         yield
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        for task in tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
         return refusal(error, self.counts).response()
@@ -191,6 +195,19 @@ async def body_of(request: Request, *, most: int) -> bytes:
     return bytes(body)
 
 
+class _Piecewise(Response):
+    """An answer that is handed over as it is read: who does not read a model has no copy of it waiting in memory."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        body = memoryview(self.body)
+        for start in range(0, len(body), _PIECE):
+            piece, rest = bytes(body[start : start + _PIECE]), start + _PIECE < len(body)
+            await send({"type": "http.response.body", "body": piece, "more_body": rest})
+        if not body:
+            await send({"type": "http.response.body", "body": b""})
+
+
 def cached(
     request: Request, body: bytes, kind: str, *, seconds: int, headers: Mapping[str, str] | None = None
 ) -> Response:
@@ -199,7 +216,7 @@ def cached(
     kept = {"etag": tag, "cache-control": f"public, max-age={seconds}", **(headers or {})}
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=kept)
-    return Response(body, media_type=kind, headers=kept)
+    return _Piecewise(body, media_type=kind, headers=kept)
 
 
 def model_answer(request: Request, data: bytes, signature: bytes) -> Response:

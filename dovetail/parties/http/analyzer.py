@@ -29,12 +29,13 @@ from dovetail.parties.http._http import (
     number_of,
     path_of,
 )
-from dovetail.parties.http.operating import health_routes, metrics_of, tell_metrics
+from dovetail.parties.http.operating import Pulse, health_routes, metrics_of, tell_metrics
 from dovetail.parties.http.page import status_page
 
 __all__ = ["AnalyzerService"]
 
 _LOG = logging.getLogger(__name__)
+_PATIENCE = 600.0  # seconds that releasing a model and testing it may take
 
 
 class AnalyzerService:
@@ -60,8 +61,9 @@ class AnalyzerService:
         self._seen, self._since = (0, 0), time.monotonic()
         self.counts = Counts()
         prefix = "/v1/tasks/{task}"
+        pulse = Pulse(lambda: analyzer.progress, patience=_PATIENCE)
         routes = [
-            *health_routes(lambda: not self._failing),
+            *health_routes(lambda: not self._failing, pulse),
             Route("/", self._page),
             Route("/v1/privacy", self._privacy),
             Route("/v1/task", self._get_task),
@@ -72,7 +74,7 @@ class AnalyzerService:
             Route(f"{prefix}/rounds/{{round}}/batches/{{batch}}/parts/{{number}}", self._part, methods=["POST"]),
             Route(f"{prefix}/rounds/{{round}}/closed", self._closed, methods=["POST"]),
         ]
-        self.app = Served(routes, self.counts, self._work).app
+        self.app = Served(routes, self.counts, self._work, pulse=pulse).app
 
     async def _page(self, request: Request) -> Response:
         return HTMLResponse(status_page(await asyncio.to_thread(self._analyzer.privacy)))

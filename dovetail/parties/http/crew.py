@@ -1,4 +1,4 @@
-"""Several processes for one service: one keeps the rounds, the others answer the door; who dies is replaced.
+"""Several processes for one service: one keeps the rounds, the others answer the door; who dies or hangs is replaced.
 
 They share nothing but the listening socket, the store, and a page of memory each, in which they say what they counted.
 The first process only watches over the others, so that it has nothing to die of; when it ends, so do they.
@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from dovetail.parties.http import door
 from dovetail.parties.http._http import Counts
+from dovetail.parties.http.operating import PATIENCE, notify
 
 __all__ = ["KEEPER", "Crew", "CrewCounts", "serve_by_crew"]
 
@@ -32,6 +33,9 @@ _BAD_INPUT = 2  # the status of a process that would fail again
 _LOOK = 0.05  # seconds between looks at the others
 _SETTLED = 1.0  # seconds after which a process did not die of its start
 _LAST_WORDS = 15.0  # seconds that processes get to end
+_SILENCE = PATIENCE + 30.0  # seconds without a sign of life after which a process was stopped, and is ended
+_TOLD = 2.0  # seconds between two words to systemd
+_NEVER = struct.pack("<d", 0.0)
 
 
 class CrewCounts(Counts):
@@ -72,6 +76,8 @@ class Crew:
         self._size = 1 + doors
         self._pages = mmap.mmap(-1, self._size * _PAGE)
         self._ready = mmap.mmap(-1, mmap.PAGESIZE)
+        self._beats = mmap.mmap(-1, 8 * self._size)  # when each last said that it works
+        self._told = 0.0
         self._alive, self._watched = os.pipe()  # ends when the first process does
         self._processes: dict[int, tuple[int, float]] = {}
         self._stopping = False
@@ -98,12 +104,29 @@ class Crew:
                 return number
         raise SystemExit(0)
 
-    @staticmethod
-    def _next_end() -> tuple[int, int]:
+    def beat(self) -> None:
+        """Say that this process works."""
+        if self.number is not None:
+            self._beats[8 * self.number : 8 * self.number + 8] = struct.pack("<d", time.monotonic())
+
+    def _next_end(self) -> tuple[int, int]:
         """Which process ended, and how; a wait without end would miss a signal that comes just before it begins."""
         while not (found := os.waitpid(-1, os.WNOHANG))[0]:
+            self._end_silent(time.monotonic())
             time.sleep(_LOOK)
         return found
+
+    def _end_silent(self, now: float) -> None:
+        """End processes that were stopped; those that hang end by themselves. This one works."""
+        for pid, (number, _) in self._processes.items():
+            (last,) = struct.unpack("<d", self._beats[8 * number : 8 * number + 8])
+            if last and now - last > _SILENCE:
+                _LOG.warning("process %d of the service said nothing for %.0f seconds and is ended", number, now - last)
+                os.kill(pid, signal.SIGKILL)
+                self._beats[8 * number : 8 * number + 8] = _NEVER
+        if now > self._told + _TOLD:
+            self._told = now
+            notify("WATCHDOG=1")
 
     def counts(self) -> CrewCounts:
         """What this process counts."""
@@ -133,6 +156,7 @@ class Crew:
 
     def _fork(self, number: int) -> bool:
         """A new process; True in it. Who is told to stop meanwhile stops when it knows of the process, and ends it."""
+        self._beats[8 * number : 8 * number + 8] = _NEVER
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         try:
             pid = os.fork()
@@ -193,6 +217,7 @@ def serve_by_crew(
     """
     most, listener, crew = door.most_connections(), door.listen(host, port), Crew(doors)
     ready(door.address_of(listener, host, tls=certificate is not None))
+    notify("READY=1")
     number = crew.start()
     if number != KEEPER:
         crew.await_keeper()
@@ -201,8 +226,10 @@ def serve_by_crew(
         if number == KEEPER:
             listener.close()
             crew.kept()
+            service.pulse.guard(crew.beat)
             crew.run(service.keep())
         else:
-            door.answer(service.app, listener, certificate=certificate, private_key=private_key, most=most)
+            tls = {"certificate": certificate, "private_key": private_key}
+            door.answer(service.app, listener, **tls, most=most, tell=crew.beat)
     finally:
         party.shut()

@@ -14,6 +14,7 @@ import resource
 import socket
 import ssl
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from dovetail.parties.http._connection import GOODBYE, Connection
+from dovetail.parties.http.operating import notify
 
 __all__ = ["Door", "address_of", "answer", "configured", "listen", "most_connections", "serve"]
 
@@ -141,6 +143,10 @@ class Door(uvicorn.Server):
         return self._kind(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
 
+def _tell_systemd() -> None:
+    notify("WATCHDOG=1")
+
+
 def serve(
     app: Starlette,
     *,
@@ -154,13 +160,23 @@ def serve(
     most = most_connections()
     listener = listen(host, port)
     ready(address_of(listener, host, tls=certificate is not None))
+    notify("READY=1")
     answer(app, listener, certificate=certificate, private_key=private_key, most=most)
 
 
 def answer(
-    app: Starlette, listener: socket.socket, *, certificate: Path | None, private_key: Path | None, most: int
+    app: Starlette,
+    listener: socket.socket,
+    *,
+    certificate: Path | None,
+    private_key: Path | None,
+    most: int,
+    tell: Callable[[], None] = _tell_systemd,
 ) -> None:
-    """Answer what comes to a listening socket until told to stop."""
+    """Answer what comes to a listening socket until told to stop; `tell` whoever watches that this process works."""
+    pulse = getattr(app, "pulse", None)
+    if pulse is not None and threading.current_thread() is threading.main_thread():  # a process of its own
+        pulse.guard(tell)
     sys.setswitchinterval(_SWITCH)
     gc.freeze()  # who is enrolled need not be looked through again and again
     Door(configured(app, certificate, private_key), most=most).run(sockets=[listener])

@@ -27,7 +27,7 @@ from dovetail.parties.common.notices import Notices
 from dovetail.parties.common.wire import Malformed, RoundStatus, TooLate, Unknown, authenticated
 from dovetail.parties.http import _http
 from dovetail.parties.http._http import Counts, Served, busy, cached, number_of, path_of
-from dovetail.parties.http.operating import health_routes, metrics_of, tell_metrics
+from dovetail.parties.http.operating import Pulse, health_routes, metrics_of, tell_metrics
 from dovetail.parties.http.pacing import Pacing
 from dovetail.parties.http.uploads import Uploads
 from dovetail.parties.intermediary.party import Intermediary
@@ -85,8 +85,9 @@ class IntermediaryService:
             headers=self._pacing.headers,
             complain=self._complain,
         )
+        self.pulse = Pulse(lambda: party.store.state(0))
         routes = [
-            *health_routes(self._is_ready),
+            *health_routes(self._is_ready, self.pulse),
             Route("/v1/task", self._get_task),
             Route("/v1/notices", self._get_notices),
             Route("/v1/status", self._get_status),
@@ -98,7 +99,7 @@ class IntermediaryService:
             Route(f"{prefix}/rounds/{{round}}/challenge", self._challenge),
             Route(f"{prefix}/rounds/{{round}}/verifiers/{{first:int}}", self._verifiers),
         ]
-        self.app = Served(routes, self.counts, self._work, direct=self._uploads).app
+        self.app = Served(routes, self.counts, self._work, direct=self._uploads, pulse=self.pulse).app
 
     def _is_ready(self) -> bool:
         """Whether it can work: it has heard the analyzer lately, writes, and agrees with it about the time."""
@@ -169,6 +170,7 @@ class IntermediaryService:
         """Keep the rounds, and take nothing from anybody: others do."""
         await asyncio.gather(
             *(busy(_PAUSE, step, self._complain) for step in (self._follow, self._close)),
+            self.pulse.beat(),
             self._publish(),
             self._tell_metrics(),
         )

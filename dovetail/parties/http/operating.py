@@ -1,15 +1,19 @@
 """What operators look at: health, readiness, Prometheus metrics, and logs as JSON; nothing in them is about a user.
 
 Health and readiness are told at the door. Metrics say how many uploads come when, so they have a port of their own on
-this machine, for whoever collects them.
+this machine, for whoever collects them. A process whose loop or store hangs cannot be mended from within: it says where
+it hangs and ends, and whoever watches over it starts another one; systemd is told that it works (sd_notify).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import json
 import logging
+import os
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,23 +22,92 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-__all__ = ["Gauges", "health_routes", "log_as_json", "metrics_of", "tell_metrics"]
+__all__ = ["PATIENCE", "Gauges", "Pulse", "health_routes", "log_as_json", "metrics_of", "notify", "tell_metrics"]
 
 Gauges = Mapping[str, float]  # by name, without the prefix
 _LOG = logging.getLogger(__name__)
 _PREFIX = "dovetail_"
 _LONGEST_LINE = 8192  # bytes of a question for metrics
 _SECONDS = 10.0  # for a question to come
+PATIENCE = 120.0  # seconds without a word from the store after which a process is taken to hang
+_BEAT = 2.0  # seconds between two signs of life
+_SLOW = 30.0  # seconds without a good answer from the store after which a service is not ready
 
 
-def health_routes(ready: Callable[[], bool]) -> list[BaseRoute]:
-    """`/healthz`: the process answers; `/readyz`: it can do its work."""
+def notify(words: str) -> None:
+    """Tell systemd, where it started this process and asks to be told (NOTIFY_SOCKET)."""
+    where = os.environ.get("NOTIFY_SOCKET", "")
+    if where[:1] not in ("/", "@"):
+        return
+    address = "\0" + where[1:] if where[0] == "@" else where
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as line:
+        line.setblocking(False)
+        line.sendto(words.encode(), address)
+
+
+class Pulse:
+    """Whether a process works: its loop turns, and its store answers what is asked of it now and then.
+
+    One whose store does not answer for `patience` seconds, or whose loop stands still as long, ends if it is guarded.
+    """
+
+    def __init__(self, ask: Callable[[], object], *, patience: float = PATIENCE) -> None:
+        self._ask, self._patience = ask, patience
+        self._heard: float | None = None  # when the store last said something
+        self._good: float | None = None  # and when something good
+        self._tell: Callable[[], None] | None = None
+
+    def guard(self, tell: Callable[[], None]) -> None:
+        """End this process when it hangs; as long as it does not, `tell` is called every few seconds."""
+        self._tell = tell
+
+    @property
+    def alive(self) -> bool:
+        """Whether the store said anything lately, be it that the database is away."""
+        return self._heard is None or time.monotonic() - self._heard < self._patience
+
+    @property
+    def ready(self) -> bool:
+        """Whether the store works."""
+        return self._good is None or time.monotonic() - self._good < _SLOW
+
+    async def beat(self) -> None:
+        """Ask the store, again and again, until cancelled."""
+        self._heard = self._good = time.monotonic()
+        try:
+            while True:
+                asking = asyncio.create_task(asyncio.to_thread(self._ask))
+                while not asking.done():
+                    self._sign()
+                    await asyncio.wait({asking}, timeout=_BEAT)
+                self._heard = time.monotonic()
+                if asking.exception() is None:
+                    self._good = self._heard
+                self._sign()
+                await asyncio.sleep(_BEAT)
+        finally:
+            if self._tell is not None:
+                faulthandler.cancel_dump_traceback_later()
+
+    def _sign(self) -> None:
+        """The interpreter's own alarm goes off even if nothing of Python's runs any more; it quotes no values."""
+        if self._tell is None or self._heard is None:
+            return
+        if (left := self._heard + self._patience - time.monotonic()) > 0:  # else it is about to go off
+            faulthandler.dump_traceback_later(left, exit=True, file=2)
+            self._tell()
+
+
+def health_routes(ready: Callable[[], bool], pulse: Pulse | None = None) -> list[BaseRoute]:
+    """`/healthz`: the process answers, and its store does; `/readyz`: it can do its work."""
 
     async def healthz(request: Request) -> Response:
+        if pulse is not None and not pulse.alive:
+            return PlainTextResponse("the store does not answer", status_code=503)
         return PlainTextResponse("ok")
 
     async def readyz(request: Request) -> Response:
-        fine = ready()
+        fine = ready() and (pulse is None or pulse.ready)
         return PlainTextResponse("ready" if fine else "not ready", status_code=200 if fine else 503)
 
     return [Route("/healthz", healthz), Route("/readyz", readyz)]

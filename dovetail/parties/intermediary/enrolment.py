@@ -6,6 +6,8 @@ nobody counts twice in a round by way of a new key.
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -18,6 +20,9 @@ from dovetail.parties.common.notices import Rotation
 from dovetail.parties.common.records import Watched, read_record
 
 __all__ = ["Enrolled", "Enrolment", "enrol", "read_enrolled", "revoke", "user_of"]
+
+
+_LOG = logging.getLogger(__name__)
 
 
 class Enrolment(PublicKey, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -39,10 +44,17 @@ def user_of(keys: Mapping[bytes, PublicKey], sender: bytes) -> bytes:
 
 
 class Enrolled(Mapping[bytes, PublicKey]):
-    """The users on a list as it is now, by the ids of their keys."""
+    """The users on a list as it is now, by the ids of their keys.
 
-    def __init__(self, path: Path) -> None:
-        self._file = Watched(path, read_enrolled)
+    `most` is how many a round of the task takes. If there are more of them, and several `services` that might admit
+    different ones first, a service does not start with the list; one that runs says so, for a list that takes users
+    off must hold.
+    """
+
+    def __init__(self, path: Path, *, most: int | None = None, services: int = 1) -> None:
+        self._file = Watched(path, functools.partial(_read_and_count, most=most, services=services))
+        if services > 1 and (said := _too_many(self._file.now(), path, most, services)):
+            raise ValueError(said)
 
     def __getitem__(self, key_id: bytes) -> PublicKey:
         return self._file.now()[key_id]
@@ -52,6 +64,28 @@ class Enrolled(Mapping[bytes, PublicKey]):
 
     def __len__(self) -> int:
         return len(self._file.now())
+
+
+def _read_and_count(path: Path, *, most: int | None, services: int) -> dict[bytes, Enrolment]:
+    found = read_enrolled(path)
+    if said := _too_many(found, path, most, services):
+        _LOG.warning("%s", said)
+    return found
+
+
+def _too_many(found: Mapping[bytes, Enrolment], path: Path, most: int | None, services: int) -> str | None:
+    """What is wrong with a list of more users than a round takes."""
+    if most is None or len(found) <= most:
+        return None
+    why = (
+        f"{services} services would admit different users first, and every such round would be void and charged"
+        if services > 1
+        else "whoever comes late in a round is turned away and charged for it"
+    )
+    return (
+        f"{str(path)!r} has {len(found)} users and a round of this task takes {most} (max_clients): {why}; "
+        "revoke some, or sign a task with a larger --max-clients"
+    )
 
 
 def enrol(path: Path, files: Iterable[Path]) -> int:

@@ -26,7 +26,7 @@ from dovetail.parties.common._status import CLOCK_SKEW, Forged, RoundStatus, che
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.links import IntermediaryLink
 from dovetail.parties.common.measures import assembled, is_held_out
-from dovetail.parties.common.notices import SignedNotice, read_notices, write_notices
+from dovetail.parties.common.notices import Notices, SignedNotice, read_notices, write_notices
 from dovetail.parties.common.policy import Policy, Refused, Spending
 from dovetail.parties.common.sealing import seal
 from dovetail.parties.common.sharing import proof_nonce
@@ -116,7 +116,7 @@ class Client:
         remembers = None if witnesses is False else witness_of(folder, key, witnesses)
         self._spending = Spending(folder / "spending", policy, remembers)
         self._notices_path = folder / "notices.json"
-        self.notices = read_notices(self._notices_path, policy.signer, recovery=policy.recovery, in_order=True)
+        self.notices = self._read_notices()
         self._sampler = ExactSampler()
 
     def admit(self, signed: SignedTask) -> TrainingTask:
@@ -130,9 +130,14 @@ class Client:
         return self._policy.verify_signer(signed, self.notices, fresh=False)
 
     def receive_notices(self, signed: Iterable[SignedNotice]) -> None:
-        """Remember what the signer announces, for good."""
+        """Remember what the signer announces, for good, beside what other processes of this user have heard."""
+        self.notices = self._read_notices()
         if self.notices.receive(signed):
             write_notices(self._notices_path, self.notices.signed)
+
+    def _read_notices(self) -> Notices:
+        policy = self._policy
+        return read_notices(self._notices_path, policy.signer, recovery=policy.recovery, in_order=True)
 
     def refuse_ended(self, signed: SignedTask) -> None:
         """Refuse to send anything more to a task that this user has left, or that its signer ended."""
