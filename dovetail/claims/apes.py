@@ -28,10 +28,7 @@ from dovetail.statements import NotApplicable, Theorem
 
 __all__ = [
     "apes",
-    "by_blocks",
-    "clone_form",
     "echo_numerical",
-    "echoes",
     "equation2",
     "ldp_min",
     "lemma4",

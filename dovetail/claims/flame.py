@@ -25,12 +25,10 @@ from dovetail.events import PaddedBernoulli, PaddedTopk, Report, Shuffled
 from dovetail.statements import NotApplicable, Theorem
 
 __all__ = [
-    "RATE",
     "bennett",
     "corollary1",
     "corollary2",
     "corollary3",
-    "flame",
     "lemma1",
     "lemma2",
     "lemma3",

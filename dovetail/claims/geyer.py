@@ -28,15 +28,12 @@ from dovetail.events import Disjoint, Everyone, FixedSize, Gaussian, Poisson, Ro
 from dovetail.statements import Neighbors, NotApplicable, Theorem, Verdict
 
 __all__ = [
-    "MAX_ORDER",
     "communication_cost",
     "distortion",
     "dp_fl",
     "moments_accountant",
     "noise_multiplier",
     "one_query",
-    "same_rounds",
-    "total_log_moments",
 ]
 
 Clip = Literal["median", "fixed"]
