@@ -36,7 +36,7 @@ from rich.table import Table
 from dovetail.learners.server import Server
 from dovetail.mechanisms import ExactSampler
 from dovetail.parties.analyzer.learning import Learning
-from dovetail.parties.analyzer.rounds import Analyzer
+from dovetail.parties.analyzer.party import Analyzer
 from dovetail.parties.common import sealing
 from dovetail.parties.common.keys import KeyPair, KeyRing
 from dovetail.parties.common.wire import BATCH_ID, PART, REPORT_ID, Packed, Upload, signed_headers, upload_path

@@ -23,13 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from dovetail.learners.server import Server
-from dovetail.parties.aggregator.rounds import Aggregator
+from dovetail.parties.aggregator.party import Aggregator
 from dovetail.parties.analyzer.learning import Learning
-from dovetail.parties.analyzer.rounds import Analyzer
+from dovetail.parties.analyzer.party import Analyzer
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.task import TrainingTask, sign
 from dovetail.parties.deployment import lenient_policy
-from dovetail.parties.shuffler.rounds import Shuffler
+from dovetail.parties.shuffler.party import Shuffler
 from dovetail.parties.user.client import Client, Envelope
 
 FLAME = 7850

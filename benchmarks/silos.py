@@ -22,8 +22,8 @@ from rich.table import Table
 
 from dovetail.experiment.config import parse
 from dovetail.mechanisms.gaussian import clip_l2
-from dovetail.parties.aggregator.rounds import Aggregator
-from dovetail.parties.analyzer.rounds import Analyzer
+from dovetail.parties.aggregator.party import Aggregator
+from dovetail.parties.analyzer.party import Analyzer
 from dovetail.parties.common.costs import cost
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.task import TrainingTask, sign

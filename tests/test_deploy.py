@@ -17,7 +17,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from dovetail.cli import app
-from dovetail.parties.common._postgres import _require_safe
+from dovetail.parties.common.postgresql import _require_safe
 from dovetail.parties.http.operating import PATIENCE
 
 DEPLOY = Path(__file__).parents[1] / "deploy"

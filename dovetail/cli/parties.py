@@ -92,7 +92,7 @@ def analyzer(
     json_logs: JsonLogs = False,
 ) -> None:
     """Run the analyzer of a task: it opens shuffled reports, or sums, and releases models within the privacy budget."""
-    from dovetail.parties.analyzer.rounds import Analyzer
+    from dovetail.parties.analyzer.party import Analyzer
     from dovetail.parties.common.keys import KeyRing
     from dovetail.parties.common.records import read_record
     from dovetail.parties.common.task import SignedTask, verify
@@ -140,7 +140,7 @@ def shuffler(
     json_logs: JsonLogs = False,
 ) -> None:
     """Run a shuffler of a task: it collects sealed reports and forwards them permuted and without names."""
-    from dovetail.parties.shuffler.rounds import Shuffler
+    from dovetail.parties.shuffler.party import Shuffler
 
     where = {"host": host, "port": port, "certificate": certificate, "private_key": private_key, "plain": plain}
     options: dict[str, Any] = {"workers": workers, "store": store, "notices": notices, "doors": doors}
@@ -172,7 +172,7 @@ def aggregator(
     json_logs: JsonLogs = False,
 ) -> None:
     """Run an aggregator of a task: it adds up users' shares and forwards nothing but the sum."""
-    from dovetail.parties.aggregator.rounds import Aggregator
+    from dovetail.parties.aggregator.party import Aggregator
 
     where = {"host": host, "port": port, "certificate": certificate, "private_key": private_key, "plain": plain}
     options: dict[str, Any] = {"store": store, "segments": segments, "notices": notices, "doors": doors}
@@ -204,8 +204,8 @@ def _intermediary(
     from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink
     from dovetail.parties.common.records import read_record
     from dovetail.parties.common.task import SignedTask, verify
-    from dovetail.parties.http.crew import serve_by_crew
     from dovetail.parties.http.intermediary import IntermediaryService
+    from dovetail.parties.http.workers import serve_by_crew
     from dovetail.parties.intermediary.enrolment import Enrolled as Listed
 
     ready = _begin(kind.kind, json_logs)
@@ -237,7 +237,7 @@ def _intermediary(
 
 def _serve(app: Any, party: Any, **where: Any) -> None:
     """Until told to stop; then the party lets go of its files."""
-    from dovetail.parties.http.door import serve
+    from dovetail.parties.http.server import serve
 
     try:
         serve(app, **where)

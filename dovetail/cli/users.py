@@ -155,7 +155,7 @@ def client_rotate(
     days: Annotated[int, typer.Option(min=1, help="Days until the new key expires.")] = 365,
 ) -> None:
     """Replace a user's key by a new one; its ledgers stay. Give rotation-....json to those who enrolled the user."""
-    from dovetail.parties.user.rotation import rotate_user
+    from dovetail.parties.user.client import rotate_user
 
     os.umask(0o077)
     out_console.print(f"user {rotate_user(folder, days=days).hex()}", highlight=False)

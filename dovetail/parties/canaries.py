@@ -17,13 +17,13 @@ import jax
 import numpy as np
 
 from dovetail.learners.server import Server
-from dovetail.parties.aggregator.rounds import Aggregator
+from dovetail.parties.aggregator.party import Aggregator
 from dovetail.parties.analyzer.learning import Learning
-from dovetail.parties.analyzer.rounds import Analyzer
+from dovetail.parties.analyzer.party import Analyzer
 from dovetail.parties.common.costs import cost
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.sealing import open_sealed
-from dovetail.parties.common.shares import add_share, decode_sum
+from dovetail.parties.common.sharing import add_share, decode_sum
 from dovetail.parties.common.task import SignedTask, TrainingTask, sign
 from dovetail.parties.deployment import lenient_policy
 from dovetail.parties.user.client import Client

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dovetail.parties.aggregator.rounds import REFUSED
+from dovetail.parties.aggregator.party import REFUSED
 from dovetail.parties.common.keys import KeyRing
 from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink, Unreachable
 from dovetail.parties.deployment import CONFIG, MODEL, Deployment

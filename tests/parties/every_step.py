@@ -21,16 +21,16 @@ import numpy as np
 from parties.unique_buckets import Auditor, Oracle, uploads_of
 
 from dovetail.learners.server import Server
-from dovetail.parties.aggregator.rounds import Aggregator
+from dovetail.parties.aggregator.party import Aggregator
 from dovetail.parties.analyzer.learning import Learning
-from dovetail.parties.analyzer.rounds import Analyzer
+from dovetail.parties.analyzer.party import Analyzer
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.links import Gone, Unreachable
 from dovetail.parties.common.wire import Closed, RoundStatus, TooEarly, TooLate, Verifiers, vector_from
 from dovetail.parties.deployment import Deployment, lenient_policy
 from dovetail.parties.http.intermediary import IntermediaryService
-from dovetail.parties.intermediary.arrivals import Turned
-from dovetail.parties.shuffler.rounds import Shuffler
+from dovetail.parties.intermediary.store import Turned
+from dovetail.parties.shuffler.party import Shuffler
 from dovetail.parties.user.client import Client, Envelope
 
 _WRITES = ("INSERT", "CREATE", "PRAGMA journal_mode", "PRAGMA wal_checkpoint")  # where no transaction is open

@@ -37,7 +37,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from dovetail.parties.common.keys import ServicePairs
 from dovetail.parties.common.policy import Policy
 from dovetail.parties.common.sealing import open_sealed
-from dovetail.parties.common.shares import add_share, pack
+from dovetail.parties.common.sharing import add_share, pack
 from dovetail.parties.common.task import SignedTask, TrainingTask
 from dovetail.parties.user.client import Envelope
 

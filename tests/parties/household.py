@@ -15,7 +15,7 @@ import numpy as np
 
 from dovetail.learners.server import Server
 from dovetail.parties.analyzer.learning import Learning
-from dovetail.parties.analyzer.rounds import Analyzer
+from dovetail.parties.analyzer.party import Analyzer
 from dovetail.parties.common.certificates import make_authority, make_certificate
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink, Unreachable
@@ -25,11 +25,11 @@ from dovetail.parties.common.task import TrainingTask, sign
 from dovetail.parties.common.wire import REPORT_ID, Upload, signature_of, upload_path, vector_from
 from dovetail.parties.deployment import free_ports
 from dovetail.parties.fleet import Fleet
-from dovetail.parties.http import door as door_module
+from dovetail.parties.http import server as door_module
 from dovetail.parties.http.analyzer import AnalyzerService
-from dovetail.parties.http.door import Door, serve
 from dovetail.parties.http.intermediary import IntermediaryService
-from dovetail.parties.shuffler.rounds import Shuffler
+from dovetail.parties.http.server import Door, serve
+from dovetail.parties.shuffler.party import Shuffler
 from dovetail.parties.user.client import Client
 
 SETTINGS = {

@@ -26,7 +26,7 @@ from dovetail.parties.common.ledger import Ledger
 from dovetail.parties.common.links import Gone, Rejected, Unreachable
 from dovetail.parties.common.wire import RoundStatus, Upload
 from dovetail.parties.deployment import lenient_policy
-from dovetail.parties.intermediary.arrivals import Over, Turned, Unopened
+from dovetail.parties.intermediary.store import Over, Turned, Unopened
 from dovetail.parties.user import client as clients
 from dovetail.parties.user import participation
 from dovetail.parties.user import witness as witnesses

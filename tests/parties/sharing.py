@@ -6,13 +6,13 @@ import numpy as np
 from parties.household import opened, sealed
 
 from dovetail.learners.server import Server
-from dovetail.parties.aggregator.rounds import Aggregator
+from dovetail.parties.aggregator.party import Aggregator
 from dovetail.parties.analyzer.learning import Learning
-from dovetail.parties.analyzer.rounds import Analyzer
+from dovetail.parties.analyzer.party import Analyzer
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.policy import Policy
 from dovetail.parties.common.sealing import OVERHEAD
-from dovetail.parties.common.shares import share_size
+from dovetail.parties.common.sharing import share_size
 from dovetail.parties.common.task import TrainingTask, sign
 from dovetail.parties.user.client import Client
 

@@ -12,10 +12,10 @@ from dovetail.mechanisms import ExactSampler
 from dovetail.parties.common.keys import ServicePairs
 from dovetail.parties.common.policy import Policy, Refused
 from dovetail.parties.common.sealing import open_sealed, seal
-from dovetail.parties.common.shares import decode_sum
+from dovetail.parties.common.sharing import decode_sum
 from dovetail.parties.common.task import sign
 from dovetail.parties.common.wire import Closed, Malformed, TooLate, Upload, vector_from
-from dovetail.parties.intermediary.arrivals import Turned
+from dovetail.parties.intermediary.store import Turned
 
 
 def whole_round(sharing, updates, *, round=1, parties=None, analyzer=None):

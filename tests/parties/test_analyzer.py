@@ -13,13 +13,13 @@ from parties.household import Direct, opened
 from dovetail.learners.moments import Moments
 from dovetail.learners.server import Ridge, Server
 from dovetail.parties.analyzer.learning import Learner, Learning
-from dovetail.parties.analyzer.rounds import Analyzer
+from dovetail.parties.analyzer.party import Analyzer
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.links import Gone, Unreachable
 from dovetail.parties.common.wire import PART, Closed, Malformed, Packed, TooEarly, TooLate, vector_from
 from dovetail.parties.deployment import lay_out, lenient_policy
 from dovetail.parties.intermediary import party
-from dovetail.parties.shuffler.rounds import Shuffler
+from dovetail.parties.shuffler.party import Shuffler
 from dovetail.parties.user.client import Client
 
 DIM, USERS = 6, 4

@@ -18,14 +18,13 @@ import pytest
 from parties.household import Direct, Household, running
 from parties.proxies import cache_in_front_of, needs_nginx
 
-from dovetail.parties.common import _status as status_module
-from dovetail.parties.common._status import Forged, RoundStatus, check_status, sign_status
+from dovetail.parties.common import wire as status_module
 from dovetail.parties.common.keys import KeyPair, KeyRing
 from dovetail.parties.common.links import IntermediaryLink, Rejected, Unreachable
 from dovetail.parties.common.notices import Notices, announce_rotation, rotate_key, withdraw_task
 from dovetail.parties.common.policy import BudgetSpent, Refused
 from dovetail.parties.common.task import sign
-from dovetail.parties.common.wire import AGAIN, SIGNATURE
+from dovetail.parties.common.wire import AGAIN, SIGNATURE, Forged, RoundStatus, check_status, sign_status
 from dovetail.parties.http.analyzer import AnalyzerService
 from dovetail.parties.http.intermediary import IntermediaryService
 from dovetail.parties.user import participation as participation_module
@@ -448,11 +447,11 @@ def test_a_round_keeps_its_end_through_restarts_and_begins_again_if_nobody_was_t
     first = household.analyzer()
     status = first.status()
     first.shut()
-    monkeypatch.setattr("dovetail.parties.analyzer.rounds.time.time", lambda: clock() + 300)
+    monkeypatch.setattr("dovetail.parties.analyzer.party.time.time", lambda: clock() + 300)
     second = household.analyzer()
     assert second.status() == status
     second.shut()
-    monkeypatch.setattr("dovetail.parties.analyzer.rounds.time.time", lambda: clock() + 900)
+    monkeypatch.setattr("dovetail.parties.analyzer.party.time.time", lambda: clock() + 900)
     third = household.analyzer()
     assert third.status().closes >= status.closes + 899 and third.status().head == status.head
     third.shut()

@@ -8,7 +8,7 @@ import pytest
 from grids import later
 
 from dovetail.audit.runs import from_scores
-from dovetail.parties.aggregator.rounds import Aggregator
+from dovetail.parties.aggregator.party import Aggregator
 from dovetail.parties.canaries import CanaryRounds
 from dovetail.parties.common.sharing import PlainSharing
 

@@ -16,9 +16,9 @@ import pytest
 from parties.cluster import cluster
 from parties.test_cli_parties import new_task
 
-from dovetail.parties.common import _postgres
-from dovetail.parties.common._postgres import Postgres, _require_safe
+from dovetail.parties.common import postgresql
 from dovetail.parties.common.database import Database, Unavailable, located, patiently
+from dovetail.parties.common.postgresql import Postgres, _require_safe
 
 SECRET = "hunter2"
 BEYOND = {
@@ -174,7 +174,7 @@ def test_tls_is_verified_and_a_localhost_that_is_elsewhere_is_refused(monkeypatc
     with cluster(tls=True) as running:
         url = running.database()
         plain = url.partition("?")[0]
-        monkeypatch.setattr(_postgres, "_is_here", lambda address: False)
+        monkeypatch.setattr(postgresql, "_is_here", lambda address: False)
         made = Postgres(url)
         assert made.rows("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()") == [(True,)]
         made.close()
@@ -184,7 +184,7 @@ def test_tls_is_verified_and_a_localhost_that_is_elsewhere_is_refused(monkeypatc
         with pytest.raises(Unavailable) as refused:
             Postgres(other)
         assert "certificate verify failed" in str(refused.value.__cause__)
-        monkeypatch.setattr(_postgres, "_require_safe", lambda url: {"conninfo": f"{plain}?sslmode=disable"})
+        monkeypatch.setattr(postgresql, "_require_safe", lambda url: {"conninfo": f"{plain}?sslmode=disable"})
         with pytest.raises(ValueError, match="expected TLS to a database on another machine, got none"):
             Postgres(plain)
 
@@ -204,12 +204,12 @@ def test_a_unix_socket_needs_no_tls(postgres, tmp_path, monkeypatch):
 
 HOLDS = r"""
 import sys, threading, time
-from dovetail.parties.common import _postgres
+from dovetail.parties.common import postgresql
 url, how, silence, pulse = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
-_postgres._SERVER = _postgres._SERVER.replace("30000", str(1000 * silence))
-_postgres._LEADER = _postgres._LEADER.replace("30000", str(1000 * silence))
-_postgres._PULSE = pulse
-made = _postgres.Postgres(url)
+postgresql._SERVER = postgresql._SERVER.replace("30000", str(1000 * silence))
+postgresql._LEADER = postgresql._LEADER.replace("30000", str(1000 * silence))
+postgresql._PULSE = pulse
+made = postgresql.Postgres(url)
 
 def hold():
     sys.stdout.write("holds\n")
@@ -284,12 +284,12 @@ def test_who_is_stopped_loses_its_locks(postgres, capsys, how):
 def test_who_is_stopped_while_it_sends_rows_is_ended_by_who_waits(postgres, monkeypatch):
     """The server's own timeouts do not apply while it reads rows."""
     url = postgres.database()
-    monkeypatch.setattr(_postgres, "_SERVER", _postgres._SERVER.replace("60000", "3000"))
-    end_stuck = _postgres._END_STUCK.replace("'30 seconds'", "'2 seconds'")
+    monkeypatch.setattr(postgresql, "_SERVER", postgresql._SERVER.replace("60000", "3000"))
+    end_stuck = postgresql._END_STUCK.replace("'30 seconds'", "'2 seconds'")
     with holding(url, "rows", silence=1):
         made = Postgres(url)
         for query in ("SELECT 1", "SELECT 1", end_stuck):
-            monkeypatch.setattr(_postgres, "_END_STUCK", query)
+            monkeypatch.setattr(postgresql, "_END_STUCK", query)
             with pytest.raises(Unavailable):
                 in_turn(made, "rows")
         assert took(lambda: in_turn(made, "rows")) < 3
@@ -302,7 +302,7 @@ def test_who_is_stopped_while_it_sends_rows_is_ended_by_who_waits(postgres, monk
 def test_who_lives_keeps_its_locks_however_long_a_step_takes(postgres, monkeypatch, how):
     """A step that computes for long says so; the same step without a sign of life loses its place."""
     url = postgres.database()
-    monkeypatch.setattr(_postgres, "_SERVER", _postgres._SERVER.replace("60000", "4000"))
+    monkeypatch.setattr(postgresql, "_SERVER", postgresql._SERVER.replace("60000", "4000"))
     made = Postgres(url)
     with holding(url, how, silence=2, pulse=0.5, stop=False):
         if how == "leader":
@@ -321,8 +321,8 @@ def test_who_lives_keeps_its_locks_however_long_a_step_takes(postgres, monkeypat
 @pytest.mark.postgres
 def test_who_was_ended_says_so_and_goes_on(postgres, monkeypatch):
     """A replica that wakes up finds its transaction undone, and works on with a new connection."""
-    monkeypatch.setattr(_postgres, "_SERVER", _postgres._SERVER.replace("30000", "500"))
-    monkeypatch.setattr(_postgres, "_PULSE", 60.0)
+    monkeypatch.setattr(postgresql, "_SERVER", postgresql._SERVER.replace("30000", "500"))
+    monkeypatch.setattr(postgresql, "_PULSE", 60.0)
     made = Postgres(postgres.database())
     made.rows("CREATE TABLE kept (round BIGINT)")
     with pytest.raises(Unavailable), made.transaction():
@@ -338,7 +338,7 @@ def test_who_was_ended_says_so_and_goes_on(postgres, monkeypatch):
 @pytest.mark.postgres
 def test_signs_of_life_spoil_nothing(postgres, monkeypatch):
     """They go through the same connection as rows that are sent, and questions that are asked."""
-    monkeypatch.setattr(_postgres, "_PULSE", 0.001)
+    monkeypatch.setattr(postgresql, "_PULSE", 0.001)
     made, failures = Postgres(postgres.database()), []
     made.rows("CREATE TABLE kept (round BIGINT, user_id BIGINT)")
 

@@ -17,7 +17,7 @@ from dovetail.parties.common.keys import KeyPair, ServicePairs
 from dovetail.parties.common.links import Gone, Unreachable
 from dovetail.parties.common.policy import Refused
 from dovetail.parties.common.sealing import Unsealable, open_sealed
-from dovetail.parties.common.shares import add_share, decode_sum
+from dovetail.parties.common.sharing import add_share, decode_sum
 from dovetail.parties.common.task import sign
 from dovetail.parties.common.wire import RoundStatus, TooLate, vector_from
 from dovetail.parties.user.client import Client

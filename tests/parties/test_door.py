@@ -23,14 +23,14 @@ from starlette.responses import PlainTextResponse
 from dovetail.parties.common.certificates import make_authority, make_certificate
 from dovetail.parties.common.wire import signed_headers
 from dovetail.parties.deployment import free_ports
-from dovetail.parties.http import _connection as connection_module
-from dovetail.parties.http import door as door_module
-from dovetail.parties.http._http import Counts
+from dovetail.parties.http import server as connection_module
+from dovetail.parties.http import server as door_module
 from dovetail.parties.http.analyzer import AnalyzerService
-from dovetail.parties.http.crew import _PAGE, CrewCounts
-from dovetail.parties.http.door import Door, most_connections
 from dovetail.parties.http.intermediary import IntermediaryService
 from dovetail.parties.http.operating import tell_metrics
+from dovetail.parties.http.requests import Counts
+from dovetail.parties.http.server import Door, most_connections
+from dovetail.parties.http.workers import _PAGE, CrewCounts
 
 
 async def hello(scope, receive, send):
@@ -181,7 +181,7 @@ def test_who_was_answered_and_sends_on_makes_room_for_who_comes(tmp_path):
 def test_a_process_with_too_few_files_does_not_begin():
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))\n"
-        "from dovetail.parties.http.door import most_connections\nmost_connections()"
+        "from dovetail.parties.http.server import most_connections\nmost_connections()"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "expected a limit of at least 192 open files (ulimit -n), got 100" in found.stderr
@@ -241,7 +241,7 @@ def test_counts_of_a_crew_add_up_and_outlive_their_process():
 CREW = r"""
 import os, sys, time
 from dovetail.parties.http.analyzer import AnalyzerService
-from dovetail.parties.http.crew import Crew
+from dovetail.parties.http.workers import Crew
 pause, forked, fork = float(sys.argv[1]), [], os.fork
 
 def slow():

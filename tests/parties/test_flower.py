@@ -34,8 +34,7 @@ from dovetail.learners.server import Server
 from dovetail.parties import deployment as deployments
 from dovetail.parties import fleet
 from dovetail.parties.analyzer.learning import Learning
-from dovetail.parties.analyzer.rounds import Analyzer
-from dovetail.parties.common._status import RoundStatus, sign_status
+from dovetail.parties.analyzer.party import Analyzer
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.ledger import Ledger
 from dovetail.parties.common.links import Gone, Unreachable
@@ -43,7 +42,15 @@ from dovetail.parties.common.notices import withdraw_task
 from dovetail.parties.common.policy import Policy
 from dovetail.parties.common.sealing import Unsealable, open_sealed
 from dovetail.parties.common.task import TrainingTask, sign
-from dovetail.parties.common.wire import TooLate, Upload, signature_of, upload_path, vector_from
+from dovetail.parties.common.wire import (
+    RoundStatus,
+    TooLate,
+    Upload,
+    sign_status,
+    signature_of,
+    upload_path,
+    vector_from,
+)
 from dovetail.parties.flower import DovetailStrategy, Play, Relay, carrying, dovetail_mod, mod, strategy
 from dovetail.parties.flower.records import envelope_of, flatten, instruction, unflatten
 from dovetail.parties.user.agent import serve_agent

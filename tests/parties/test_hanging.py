@@ -135,8 +135,9 @@ def test_an_abstract_socket_is_told_too(monkeypatch):
 SERVES = r"""
 import asyncio, sys, time, threading
 from starlette.routing import Route
-from dovetail.parties.http import door, operating
-from dovetail.parties.http._http import Counts, Served
+from dovetail.parties.http import operating
+from dovetail.parties.http import server
+from dovetail.parties.http.requests import Counts, Served
 from dovetail.parties.http.operating import Pulse
 operating._BEAT = 0.05
 hangs = sys.argv[1]
@@ -153,7 +154,7 @@ async def work():
     await asyncio.sleep(600)
 
 app = Served([], Counts(), work, pulse=Pulse(ask, patience=1.5)).app
-door.serve(app, host="127.0.0.1", port=0, certificate=None, private_key=None, ready=lambda address: None)
+server.serve(app, host="127.0.0.1", port=0, certificate=None, private_key=None, ready=lambda address: None)
 """
 
 
@@ -195,7 +196,7 @@ def test_a_process_that_is_stopped_tells_nothing(systemd):
 
 CREW = r"""
 import os, sys, time
-from dovetail.parties.http import crew as module
+from dovetail.parties.http import workers as module
 module._SILENCE = 1.0
 crew = module.Crew(2)
 number = crew.start()

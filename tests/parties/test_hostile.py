@@ -24,11 +24,11 @@ from starlette.routing import Route
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink, Unreachable
 from dovetail.parties.common.sealing import seal
-from dovetail.parties.common.shares import encode_sum
+from dovetail.parties.common.sharing import encode_sum
 from dovetail.parties.common.wire import PART, Closed, Packed, signed_headers
-from dovetail.parties.http import _http as http_module
-from dovetail.parties.http._http import Counts, Served
+from dovetail.parties.http import requests as http_module
 from dovetail.parties.http.intermediary import IntermediaryService
+from dovetail.parties.http.requests import Counts, Served
 from dovetail.parties.shuffler.store import ShuffleStore
 
 _LOG = logging.getLogger(__name__)

@@ -33,8 +33,7 @@ from dovetail.parties.common.wire import upload_path
 from dovetail.parties.http.analyzer import AnalyzerService
 from dovetail.parties.http.intermediary import IntermediaryService
 from dovetail.parties.intermediary.enrolment import Enrolled, Enrolment, enrol, read_enrolled, revoke, user_of
-from dovetail.parties.user.client import Client
-from dovetail.parties.user.rotation import rotate_user
+from dovetail.parties.user.client import Client, rotate_user
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from dovetail.parties.common.links import Conflict, Unreachable
 from dovetail.parties.common.policy import Refused
 from dovetail.parties.common.wire import AGAIN, RoundStatus
 from dovetail.parties.deployment import lenient_policy
-from dovetail.parties.http.pacing import Pacing
+from dovetail.parties.http.requests import Pacing
 from dovetail.parties.user.client import Client
 from dovetail.parties.user.participation import Participation, take_part, take_part_together
 

@@ -21,8 +21,8 @@ from starlette.routing import Route
 
 from dovetail.parties.common import database
 from dovetail.parties.common.database import Database, Unavailable, _Sqlite, located
-from dovetail.parties.http._http import Counts, Served
-from dovetail.parties.intermediary.arrivals import Arrival
+from dovetail.parties.http.requests import Counts, Served
+from dovetail.parties.intermediary.store import Arrival
 from dovetail.parties.shuffler.store import Shape, ShuffleStore
 
 SETTINGS = {"clip_norm": 1.0, "noise_multiplier": 1e-12, "scale": 64.0, "noise": "aggregators"}

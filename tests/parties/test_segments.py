@@ -9,7 +9,7 @@ from parties.sharing import Sharing
 from dovetail.parties.aggregator import store as store_module
 from dovetail.parties.aggregator.segments import Segments
 from dovetail.parties.common.wire import REPORT_ID
-from dovetail.parties.intermediary.arrivals import Arrival
+from dovetail.parties.intermediary.store import Arrival
 
 
 @pytest.fixture(autouse=True)

@@ -57,7 +57,7 @@ def test_the_command_says_so(tmp_path, command, monkeypatch, protocol, status):
     household = Household(tmp_path, protocol, clients=4)
     write_list(tmp_path / "clients.json", 5)
     (tmp_path / "task.json").write_bytes(msgspec.json.encode(household.signed))
-    monkeypatch.setattr("dovetail.parties.http.door.serve", lambda *_, **__: None)
+    monkeypatch.setattr("dovetail.parties.http.server.serve", lambda *_, **__: None)
     words = ["--task", str(tmp_path / "task.json"), "--signer", household.signer.public.key_id.hex(), "--plain"]
     words += ["--clients", str(tmp_path / "clients.json"), "--keys", str(tmp_path / "shuffler-0" / "keys")]
     found, out, err = command("shuffler", str(tmp_path / "home"), *words, "--analyzer", "https://analyzer.example")

@@ -16,7 +16,7 @@ import pytest
 from scipy.stats import chisquare
 
 from dovetail.parties.common.wire import BATCH_ID, Packed
-from dovetail.parties.intermediary.arrivals import Arrival, Turned
+from dovetail.parties.intermediary.store import Arrival, Turned
 from dovetail.parties.shuffler.store import Shape, ShuffleStore
 
 SHAPE = Shape(slots=3, reports=3, length=8, min_uploads=2, max_uploads=5)

@@ -8,7 +8,7 @@ from parties.household import Direct, Household
 from parties.test_door import Opened
 
 from dovetail.parties.common.wire import Upload, signed_headers, upload_path
-from dovetail.parties.http import _http as http_module
+from dovetail.parties.http import requests as http_module
 from dovetail.parties.http.intermediary import IntermediaryService
 from dovetail.parties.http.uploads import Uploads
 

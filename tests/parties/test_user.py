@@ -11,14 +11,22 @@ import numpy as np
 import pytest
 from parties.household import opened
 
-from dovetail.parties.common._status import RoundStatus, sign_status
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.links import Rejected, Unreachable
 from dovetail.parties.common.notices import withdraw_task
 from dovetail.parties.common.policy import Refused
 from dovetail.parties.common.sealing import Unsealable, open_sealed
 from dovetail.parties.common.task import sign
-from dovetail.parties.common.wire import Packed, Unknown, Upload, authenticated, sent_by, upload_path
+from dovetail.parties.common.wire import (
+    Packed,
+    RoundStatus,
+    Unknown,
+    Upload,
+    authenticated,
+    sent_by,
+    sign_status,
+    upload_path,
+)
 from dovetail.parties.deployment import lay_out, lenient_policy
 from dovetail.parties.user.agent import Agent
 from dovetail.parties.user.client import Client, Envelope, RoundCall

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from uvicorn.protocols.http import httptools_impl
 from uvicorn.server import ServerState
 
-from dovetail.parties.http import _connection, door
+from dovetail.parties.http import server
 
 PRIVATE = {
     "connection": {
@@ -63,18 +63,18 @@ def names_of(kind, base):
 
 
 async def made():
-    config = door.configured(lambda *_: None, None, None)
+    config = server.configured(lambda *_: None, None, None)
     protocol = httptools_impl.HttpToolsProtocol(config=config, server_state=ServerState(), app_state={})
     protocol.headers, protocol.expect_100_continue, protocol.url = [], False, b""  # set with each request
-    server = uvicorn.Server(config)
-    server.lifespan, server.servers = None, []  # set when it begins
-    return protocol, server
+    began = uvicorn.Server(config)
+    began.lifespan, began.servers = None, []  # set when it begins
+    return protocol, began
 
 
 def test_what_is_used_of_uvicorn_is_known_and_there():
-    protocol, server = asyncio.run(made())
-    assert names_of(_connection.Connection, protocol) == PRIVATE["connection"]
-    assert names_of(door.Door, server) == PRIVATE["server"]
+    protocol, began = asyncio.run(made())
+    assert names_of(server.Connection, protocol) == PRIVATE["connection"]
+    assert names_of(server.Door, began) == PRIVATE["server"]
     assert httptools_impl.STATUS_LINE[200].startswith(b"HTTP/1.1 200")
     for name in (
         "response_complete",

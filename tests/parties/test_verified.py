@@ -14,14 +14,14 @@ from sharing import Sharing
 from vdaf.pine_reports import hostile, two_squares
 from verified_rounds import Peer, closed, forwarded, give, hostile_contents, opened, verified_task
 
-from dovetail.parties.aggregator.rounds import REFUSED
+from dovetail.parties.aggregator.party import REFUSED
 from dovetail.parties.common.costs import cost
 from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink
 from dovetail.parties.common.policy import Refused
 from dovetail.parties.common.task import TrainingTask
 from dovetail.parties.common.wire import Malformed, vector_from
 from dovetail.parties.http.intermediary import IntermediaryService
-from dovetail.parties.intermediary.arrivals import Turned
+from dovetail.parties.intermediary.store import Turned
 from dovetail.parties.user.client import Client
 from dovetail.parties.user.hostile import HostileClient
 from dovetail.statements import NotApplicable
@@ -273,7 +273,7 @@ def test_long_answers_come_in_pages(tmp_path, monkeypatch):
         party.store.freeze(1)
     parties[0].exchange(1, [Peer(parties[1])])
     whole = parties[0].told(1, 0)
-    monkeypatch.setattr("dovetail.parties.aggregator.verifying._PAGE", 2 * len(whole.told[0]))
+    monkeypatch.setattr("dovetail.parties.aggregator.party._PAGE", 2 * len(whole.told[0]))
     pages = [parties[0].told(1, first).told for first in (0, 2, 4)]
     assert [len(page) for page in pages] == [2, 2, 1]
     assert [one for page in pages for one in page] == whole.told

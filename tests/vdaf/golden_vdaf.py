@@ -6,9 +6,8 @@ import sys
 
 import numpy as np
 
-from dovetail.parties.aggregator.verifying import round_key
-from dovetail.parties.common.shares import field_head
-from dovetail.parties.common.sharing import proof_nonce
+from dovetail.parties.aggregator.party import round_key
+from dovetail.parties.common.sharing import field_head, proof_nonce
 from dovetail.vdaf.circuits import MultihotCountVec
 from dovetail.vdaf.field import FIELD64
 from dovetail.vdaf.flp import FullyLinearProof

@@ -21,8 +21,7 @@ import numpy as np
 from dovetail.parties.aggregator.segments import Place, Segments
 from dovetail.parties.common.sharing import Sharing
 from dovetail.parties.common.wire import Malformed
-from dovetail.parties.intermediary.arrivals import Arrival, Turned
-from dovetail.parties.intermediary.store import RoundStore, State
+from dovetail.parties.intermediary.store import Arrival, RoundStore, State, Turned
 
 __all__ = ["Finish", "SumStore"]
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from dovetail.parties.analyzer.book import Book, Refusals
 from dovetail.parties.analyzer.learning import Learner
+from dovetail.parties.analyzer.round_store import Book, Refusals
 from dovetail.parties.common.sealing import OVERHEAD, Unsealable, Workers, open_sealed
 from dovetail.parties.common.task import TrainingTask
 from dovetail.parties.common.wire import PART, Closed, Malformed, Packed

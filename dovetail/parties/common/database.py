@@ -218,7 +218,7 @@ def _backend(where: Path | str) -> Backend:
     if isinstance(where, Path):
         return _Sqlite(where)
     try:
-        from dovetail.parties.common._postgres import Postgres
+        from dovetail.parties.common.postgresql import Postgres
     except ImportError as error:
         raise ValueError("expected psycopg for a postgresql:// store (pip install 'dovetail-fl[postgres]')") from error
     return Postgres(where)

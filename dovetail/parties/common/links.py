@@ -21,7 +21,6 @@ import msgspec
 import numpy as np
 
 from dovetail._structs import ready
-from dovetail.parties.common._status import Forged, check_model, check_status
 from dovetail.parties.common.keys import KeyPair, PublicKey
 from dovetail.parties.common.notices import SignedNotice
 from dovetail.parties.common.task import SignedTask, task_id_of
@@ -29,9 +28,12 @@ from dovetail.parties.common.wire import (
     AGAIN,
     SIGNATURE,
     Closed,
+    Forged,
     RoundStatus,
     Upload,
     Verifiers,
+    check_model,
+    check_status,
     sent_by,
     signed_headers,
     upload_path,

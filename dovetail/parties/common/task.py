@@ -3,10 +3,13 @@
 A `TrainingTask` says everything that clients, shufflers and analyzer must agree on. Its id is the SHA-256 of its
 canonical JSON, and every sealed message is bound to that id: parties that were told different things do not understand
 each other. What a task costs a user follows from it alone (`costs`).
+
+Which shuffler holds which slots of a task.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import functools
 import hashlib
@@ -15,19 +18,29 @@ import time
 from typing import Any
 
 import msgspec
+import numpy as np
 from cryptography.exceptions import InvalidSignature
 
 from dovetail import _validate, protocols
 from dovetail._structs import ready
 from dovetail.events import Everyone
-from dovetail.parties.common._deal import Deal, dealt
 from dovetail.parties.common.keys import KeyPair, PublicKey, ServiceKeys
 from dovetail.parties.common.measures import Measure, check_measures, measured_size
 from dovetail.parties.common.sealing import OVERHEAD, REPORT_ID, Purpose
 from dovetail.parties.common.sharing import Sharing, sharing_of
 from dovetail.parties.common.wire import Packed
+from dovetail.protocols import Messages
 
-__all__ = ["Deal", "SignedTask", "TrainingTask", "cohort_of", "sign", "task_id_of", "verify"]
+__all__ = [
+    "Deal",
+    "SignedTask",
+    "TrainingTask",
+    "cohort_of",
+    "dealt",
+    "sign",
+    "task_id_of",
+    "verify",
+]
 
 _VERSION = 2
 _LARGEST_TASK = 1 << 20  # bytes
@@ -305,4 +318,32 @@ def cohort_of(
     """What is public about the users of every round of a task."""
     return protocols.Cohort(
         participation=Everyone(), size=max_clients, min_size=min_clients, colluders=colluders, aggregators=aggregators
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Deal:
+    """Which shuffler holds which slots: `holder` and `place` (the slot's number there) by slot, `slots` by shuffler."""
+
+    holder: np.ndarray
+    place: np.ndarray
+    slots: tuple[np.ndarray, ...]
+
+
+def dealt(messages: Messages, shufflers: int) -> Deal:
+    """Slots in turn to the shufflers that may hold them."""
+    party = messages.shuffler_of(np.arange(messages.slots))
+    parties, processes = int(party.max()) + 1, shufflers
+    if processes % parties or processes < parties:
+        raise ValueError(f"expected {parties} shufflers or a multiple of that, got {processes}")
+    rank = np.empty_like(party)
+    for one in range(parties):
+        rank[party == one] = np.arange(np.sum(party == one))
+    each = processes // parties
+    if each > np.min(np.bincount(party)):
+        raise ValueError(f"expected at most one shuffler per slot, got {processes} for {messages.slots} slots")
+    return Deal(
+        holder=party * each + rank % each,
+        place=rank // each,
+        slots=tuple(np.flatnonzero(party * each + rank % each == index) for index in range(processes)),
     )

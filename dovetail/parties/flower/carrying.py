@@ -19,7 +19,7 @@ from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink, Unreac
 from dovetail.parties.common.notices import SignedNotice
 from dovetail.parties.common.task import TrainingTask, task_id_of
 from dovetail.parties.common.wire import RoundStatus
-from dovetail.parties.shuffler.rounds import Shuffler
+from dovetail.parties.shuffler.party import Shuffler
 from dovetail.parties.user.client import Envelope
 
 __all__ = ["Carrying", "Play", "Relay"]

@@ -15,10 +15,11 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from dovetail._structs import ready
-from dovetail.parties.analyzer.rounds import Analyzer
+from dovetail.parties.analyzer.party import Analyzer
 from dovetail.parties.common.notices import Notices
 from dovetail.parties.common.wire import BATCH_ID, Closed, Malformed
-from dovetail.parties.http._http import (
+from dovetail.parties.http.operating import Pulse, health_routes, metrics_of, status_page, tell_metrics
+from dovetail.parties.http.requests import (
     Counts,
     Served,
     announced,
@@ -29,8 +30,6 @@ from dovetail.parties.http._http import (
     number_of,
     path_of,
 )
-from dovetail.parties.http.operating import Pulse, health_routes, metrics_of, tell_metrics
-from dovetail.parties.http.page import status_page
 
 __all__ = ["AnalyzerService"]
 

@@ -20,15 +20,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from dovetail.parties.common._status import CLOCK_SKEW
 from dovetail.parties.common.keys import PublicKey
 from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink, Unreachable
 from dovetail.parties.common.notices import Notices
-from dovetail.parties.common.wire import Malformed, RoundStatus, TooLate, Unknown, authenticated
-from dovetail.parties.http import _http
-from dovetail.parties.http._http import Counts, Served, busy, cached, number_of, path_of
+from dovetail.parties.common.wire import CLOCK_SKEW, Malformed, RoundStatus, TooLate, Unknown, authenticated
+from dovetail.parties.http import requests
 from dovetail.parties.http.operating import Pulse, health_routes, metrics_of, tell_metrics
-from dovetail.parties.http.pacing import Pacing
+from dovetail.parties.http.requests import Counts, Pacing, Served, busy, cached, number_of, path_of
 from dovetail.parties.http.uploads import Uploads
 from dovetail.parties.intermediary.party import Intermediary
 
@@ -128,7 +126,7 @@ class IntermediaryService:
         round = number_of(request, self._party.task.task_id)
         if self._model is None or self._model[0] != round:
             raise TooLate("expected the round of the current model, got another one")
-        return _http.model_answer(request, *self._model[1])
+        return requests.model_answer(request, *self._model[1])
 
     async def _upload(self, request: Request) -> Response:
         round = number_of(request, self._party.task.task_id)

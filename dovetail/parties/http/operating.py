@@ -3,6 +3,8 @@
 Health and readiness are told at the door. Metrics say how many uploads come when, so they have a port of their own on
 this machine, for whoever collects them. A process whose loop or store hangs cannot be mended from within: it says where
 it hangs and ends, and whoever watches over it starts another one; systemd is told that it works (sd_notify).
+
+The analyzer's page for people: where the training stands, what was spent, how good the model is.
 """
 
 from __future__ import annotations
@@ -16,13 +18,28 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-__all__ = ["PATIENCE", "Gauges", "Pulse", "health_routes", "log_as_json", "metrics_of", "notify", "tell_metrics"]
+from dovetail.numbers import at_most
+from dovetail.statements import Statement
+from dovetail.templating import render
+
+__all__ = [
+    "PATIENCE",
+    "Gauges",
+    "Pulse",
+    "health_routes",
+    "log_as_json",
+    "metrics_of",
+    "notify",
+    "status_page",
+    "tell_metrics",
+]
 
 Gauges = Mapping[str, float]  # by name, without the prefix
 _LOG = logging.getLogger(__name__)
@@ -167,3 +184,53 @@ def log_as_json(party: str) -> Callable[[str], None]:
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     _LOG.setLevel(logging.INFO)
     return lambda address: _LOG.info("%s listens on %s", party, address)
+
+
+_WIDTH, _HEIGHT = 560, 160
+
+
+def status_page(facts: Mapping[str, Any]) -> str:
+    """The page for what `Analyzer.privacy` says."""
+    spent, budget, history = facts["spent"]["eps"], facts["budget"]["eps"], facts["history"]
+    return render(
+        "status.html.jinja",
+        task=facts["task"],
+        protocol=facts["protocol"],
+        task_id=facts["task_id"][:16],
+        reserved=facts["rounds_reserved"],
+        rounds=facts["rounds"],
+        spent=_number(spent),
+        delta=at_most(facts["budget"]["delta"]),
+        budget=None if budget is None else _number(budget),
+        share=None if spent is None or budget is None else f"{min(100.0, 100 * spent / budget):.1f}",
+        statement=str(Statement.from_json(facts["statement"])),
+        curve=_curve([(one["round"], one["accuracy"]) for one in history if one["accuracy"] is not None]),
+        history=[
+            {"reason": None, **one, "accuracy": "" if one["accuracy"] is None else f"{one['accuracy']:.1%}"}
+            for one in history
+        ],
+    )
+
+
+def _number(eps: float | None) -> str:
+    return "no guarantee" if eps is None else f"eps {at_most(eps)}"
+
+
+def _percent(accuracy: float | None) -> str:
+    return "" if accuracy is None else f"{accuracy:.1%}"
+
+
+def _curve(points: Sequence[tuple[int, float]]) -> dict[str, Any] | None:
+    """Accuracy by round, as the points of a line; None before the first model."""
+    if not points:
+        return None
+    end, accuracy = points[-1]
+    last = max(round for round, _ in points)
+    places = (f"{_WIDTH * round / last:.1f},{_HEIGHT * (1 - height):.1f}" for round, height in points)
+    return {
+        "width": _WIDTH,
+        "height": _HEIGHT,
+        "points": " ".join(places),
+        "round": end,
+        "accuracy": f"{accuracy:.1%}",
+    }

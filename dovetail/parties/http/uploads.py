@@ -18,10 +18,10 @@ from starlette.responses import Response
 from dovetail.parties.common.keys import PublicKey
 from dovetail.parties.common.notices import Notices
 from dovetail.parties.common.wire import Promised, TooLate, Upload, upload_path
-from dovetail.parties.http._http import Counts, Reply, announced, body_of, path_of, refusal
-from dovetail.parties.intermediary.arrivals import Accepted, Arrival, Over, Turned, Unopened
+from dovetail.parties.http.requests import Counts, Reply, announced, body_of, path_of, refusal
 from dovetail.parties.intermediary.enrolment import user_of
 from dovetail.parties.intermediary.party import Intermediary
+from dovetail.parties.intermediary.store import Accepted, Arrival, Over, Turned, Unopened
 
 __all__ = ["Uploads"]
 

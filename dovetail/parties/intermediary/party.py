@@ -23,8 +23,7 @@ from dovetail.parties.common.links import AnalyzerLink, Gone, IntermediaryLink
 from dovetail.parties.common.sealing import OVERHEAD, Purpose, Unsealable, open_sealed
 from dovetail.parties.common.task import SignedTask, TrainingTask, verify
 from dovetail.parties.common.wire import PART, REPORT_ID, Closed, Malformed, Upload, Verifiers
-from dovetail.parties.intermediary.arrivals import Accepted, Arrival
-from dovetail.parties.intermediary.store import RoundStore, State
+from dovetail.parties.intermediary.store import Accepted, Arrival, RoundStore, State
 
 __all__ = ["Intermediary", "heard"]
 

@@ -7,6 +7,8 @@ leaves is made from the uploads, with whatever is drawn for it, and the uploads 
 them. What leaves is that batch and no other, however often it is sent: another draw would reveal what it hides. Its id
 is drawn with it. It is *sent* in numbered parts, so that the analyzer can ignore what it has, and deleted when
 acknowledged (*done*). A task that ends before its time leaves nothing behind: its rounds are done, whatever they held.
+
+Uploads on their way into a store, and why some are turned away.
 """
 
 from __future__ import annotations
@@ -16,14 +18,21 @@ import dataclasses
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from dovetail import _validate
 from dovetail.parties.common.database import Database
 from dovetail.parties.common.wire import BATCH_ID, REPORT_ID
-from dovetail.parties.intermediary.arrivals import Accepted, Arrival, Over, Turned, Unopened
 
-__all__ = ["RoundStore", "State"]
+__all__ = [
+    "Accepted",
+    "Arrival",
+    "Over",
+    "RoundStore",
+    "State",
+    "Turned",
+    "Unopened",
+]
 
 State = Literal["unknown", "open", "frozen", "void", "sent", "done"]
 _MIGRATIONS = (
@@ -300,3 +309,30 @@ class _Intake:
         self.reports[report] = client
         self.clients.add(client)
         return "accepted"
+
+
+Accepted = Literal["accepted", "known"]
+
+
+class Turned(ValueError):  # noqa: N818 - an upload that is turned away
+    """An upload that is not taken, and why."""
+
+
+class Unopened(Turned):
+    """An upload to a round that has not been heard of here."""
+
+
+class Over(Turned):
+    """An upload to a round that is closed, or has as many as it takes."""
+
+
+class Arrival(NamedTuple):
+    """An upload on its way into the store: who sent it, its random id, and what was in it.
+
+    For a shuffler that is pairs of slot and ciphertext, for an aggregator a share.
+    """
+
+    round: int
+    client: bytes
+    report: bytes
+    content: Any

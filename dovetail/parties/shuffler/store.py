@@ -13,8 +13,7 @@ from typing import ClassVar, NamedTuple
 
 from dovetail import _validate
 from dovetail.parties.common.wire import Packed
-from dovetail.parties.intermediary.arrivals import Arrival, Turned
-from dovetail.parties.intermediary.store import RoundStore
+from dovetail.parties.intermediary.store import Arrival, RoundStore, Turned
 
 __all__ = ["Shape", "ShuffleStore"]
 

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from dovetail._structs import ready
 from dovetail.parties.common.links import Rejected, Unreachable
 from dovetail.parties.common.wire import Malformed, vector_to
-from dovetail.parties.http._http import Counts, Served, body_of
+from dovetail.parties.http.requests import Counts, Served, body_of
 from dovetail.parties.user.client import Client, Envelope, RoundCall
 
 __all__ = ["Agent", "serve_agent"]

@@ -4,6 +4,8 @@ For every round: the policy admits the task, the round is spent, the update is r
 randomness. Messages are sealed one by one to the analyzer, and all that is for one shuffler to that shuffler; shares
 are sealed to their aggregators. The envelope is on disk before anything is sent, so that a user who is interrupted
 sends the same envelope again and never randomizes twice. `participation` is the loop around it.
+
+A user's new key in the place of its old one; everything else in its folder stays, its ledgers above all.
 """
 
 from __future__ import annotations
@@ -22,20 +24,37 @@ from dovetail._structs import ready
 from dovetail.files import write_atomically
 from dovetail.mechanisms import ExactSampler
 from dovetail.mechanisms.gaussian import finite_or_zero
-from dovetail.parties.common._status import CLOCK_SKEW, Forged, RoundStatus, check_status
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.links import IntermediaryLink
 from dovetail.parties.common.measures import assembled, is_held_out
-from dovetail.parties.common.notices import Notices, SignedNotice, read_notices, write_notices
+from dovetail.parties.common.notices import Notices, SignedNotice, read_notices, rotate_key, write_notices
 from dovetail.parties.common.policy import Policy, Refused, Spending
 from dovetail.parties.common.sealing import seal
 from dovetail.parties.common.sharing import proof_nonce
 from dovetail.parties.common.task import SignedTask, TrainingTask
-from dovetail.parties.common.wire import REPORT_ID, Packed, Upload, signature_of, upload_path
+from dovetail.parties.common.wire import (
+    CLOCK_SKEW,
+    REPORT_ID,
+    Forged,
+    Packed,
+    RoundStatus,
+    Upload,
+    check_status,
+    signature_of,
+    upload_path,
+)
 from dovetail.parties.user.consent import Consent
 from dovetail.parties.user.witness import Witness, default_witnesses
 
-__all__ = ["USER", "Client", "Envelope", "Reporter", "RoundCall", "witness_of"]
+__all__ = [
+    "USER",
+    "Client",
+    "Envelope",
+    "Reporter",
+    "RoundCall",
+    "rotate_user",
+    "witness_of",
+]
 
 USER = "user"  # the file with the id of a user's first key, once it has rotated it
 
@@ -235,3 +254,24 @@ class Client:
 
     def _kept(self, task_id: bytes, round: int) -> Path:
         return self._outbox / f"{task_id.hex()}-{round}"
+
+
+def rotate_user(folder: Path, *, days: int = 365) -> bytes:
+    """Make a successor to the key of a user's folder; the new key's id.
+
+    The old key endorses the new one in `rotation-ID.json`, which is for whoever enrolled the user, and is kept as
+    `key-ID.json`. The new key takes its place last: who is interrupted has the old one, and begins again.
+    """
+    old, new = KeyPair.load(folder / "key.json"), KeyPair.generate("sign", days=days)
+    name = old.public.key_id.hex()
+    if not (folder / USER).exists():
+        write_atomically(folder / USER, f"{name}\n".encode(), mode=0o600)
+    if not (folder / f"key-{name}.json").exists():
+        old.save(folder / f"key-{name}.json")
+    rotation = rotate_key(old.public, new.public, by=old)
+    write_atomically(folder / f"rotation-{name}.json", msgspec.json.encode(rotation))
+    write_atomically(folder / "public.json", msgspec.json.encode(new.public))
+    (folder / "key-new.json").unlink(missing_ok=True)
+    new.save(folder / "key-new.json")
+    (folder / "key-new.json").replace(folder / "key.json")
+    return new.public.key_id

@@ -19,11 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.parties.common._status import CLOCK_SKEW
 from dovetail.parties.common.links import Conflict, Gone, IntermediaryLink, Rejected, Unreachable
 from dovetail.parties.common.policy import BudgetSpent, Later, Refused
 from dovetail.parties.common.task import SignedTask, TrainingTask
-from dovetail.parties.common.wire import RoundStatus
+from dovetail.parties.common.wire import CLOCK_SKEW, RoundStatus
 from dovetail.parties.user.client import Client, Envelope
 
 __all__ = ["Participation", "Train", "take_part", "take_part_together"]

@@ -1,6 +1,10 @@
 """What services share: bodies of bounded size and of known senders, refusals in one sentence that are counted.
 
 Nothing is logged about a request: neither its sender's address nor when it came.
+
+When users shall come back: told with every answer, from what is public, so that nobody has to ask again and again.
+
+Nothing here depends on how many have reported: who watches an answer must not learn when somebody reports.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import collections
 import contextlib
 import hashlib
 import http
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 from typing import Protocol as Interface
@@ -23,9 +28,10 @@ from starlette.types import Receive, Scope, Send
 
 from dovetail.parties.common.database import Unavailable
 from dovetail.parties.common.keys import PublicKey
-from dovetail.parties.common.wire import SIGNATURE, Malformed, Promised, TooEarly, TooLate, Unknown, promised
+from dovetail.parties.common.task import TrainingTask
+from dovetail.parties.common.wire import AGAIN, SIGNATURE, Malformed, Promised, TooEarly, TooLate, Unknown, promised
 from dovetail.parties.http.operating import Pulse
-from dovetail.parties.intermediary.arrivals import Turned
+from dovetail.parties.intermediary.store import Turned
 
 __all__ = [
     "SLOWEST",
@@ -34,6 +40,7 @@ __all__ = [
     "App",
     "Counts",
     "Direct",
+    "Pacing",
     "Reply",
     "Served",
     "announced",
@@ -250,3 +257,39 @@ async def busy(seconds: float, step: Callable[[], Awaitable[None]], complain: Ca
         except Exception as error:
             complain(error)
         await asyncio.sleep(seconds)
+
+
+_SOONEST = 0.05  # seconds
+_LOOKS = 10  # at a round, in the time that it is expected to take: it may end early, when all have reported
+
+
+class Pacing:
+    """How long rounds of a task take, as far as anybody can tell.
+
+    A round that needs all of its users ends when the last one has reported: as the last one did, as far as is known.
+    Others end when their time is up, or sooner if all come: users look now and then, and never so late that they miss
+    the next round.
+    """
+
+    def __init__(self, task: TrainingTask) -> None:
+        self._needs_all = task.min_clients == task.max_clients
+        self._expected = None if self._needs_all else task.round_seconds
+        self._round, self._since = 0, 0.0
+
+    def saw(self, round: int, now: float | None = None) -> None:
+        """A round is open."""
+        now = time.monotonic() if now is None else now
+        if round == self._round:
+            return
+        if self._round and self._needs_all:
+            self._expected = now - self._since
+        self._round, self._since = round, now
+
+    def headers(self, now: float | None = None) -> dict[str, str]:
+        """Tells who has reported, or is too late, in how many seconds another round may be open."""
+        if self._expected is None or not self._round:
+            return {}
+        left = self._since + self._expected - (time.monotonic() if now is None else now)
+        longest = self._expected / _LOOKS
+        soon = left if left > 0 and (self._needs_all or left < longest) else longest
+        return {AGAIN: f"{max(_SOONEST, soon):.2f}"}

@@ -21,7 +21,12 @@ from dovetail._structs import ready
 from dovetail.parties.common.database import Database
 from dovetail.parties.common.wire import Closed
 
-__all__ = ["Book", "Checkpoint", "Refusals", "Stale"]
+__all__ = [
+    "Book",
+    "Checkpoint",
+    "Refusals",
+    "Stale",
+]
 
 Outcome = Literal["released", "void", "spoiled"]
 _MIGRATIONS = (

@@ -8,36 +8,61 @@ does anybody get it. Each step is durable before the next, and done again after 
 A round with fewer users than the minimum is void. One is spoiled in which shares do not open, other numbers of messages
 came than its users send, aggregators added up different users, or somebody began a second batch or drew a part anew, as
 one whose store was restored from a copy does: the model stays as it is, and what was reserved stays spent.
+
+Whether an analyzer's ledger and book belong together, or one of them was restored from an older copy.
+
+Why a round released nothing, in a sentence for its owner.
+
+What an analyzer tells machines and people about its training: the statement, what was spent, how rounds ended.
+
+What the analyzer says to everybody, signed once for every round, with the key that the task names for it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
+import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from dovetail.files import hold
-from dovetail.parties.analyzer import reasons
-from dovetail.parties.analyzer.announcing import Announcer
-from dovetail.parties.analyzer.book import Book, Checkpoint, Stale
-from dovetail.parties.analyzer.facts import facts_of
 from dovetail.parties.analyzer.incoming import incoming_of
 from dovetail.parties.analyzer.learning import Learner, Learning
-from dovetail.parties.analyzer.together import check_together
+from dovetail.parties.analyzer.round_store import Book, Checkpoint, Refusals, Stale
 from dovetail.parties.common.costs import cost
 from dovetail.parties.common.database import located, patiently
 from dovetail.parties.common.keys import KeyRing
 from dovetail.parties.common.ledger import Ledger, Overspent
 from dovetail.parties.common.task import SignedTask, TrainingTask, verify
-from dovetail.parties.common.wire import Closed, Malformed, RoundStatus, TooEarly, TooLate, vector_to
+from dovetail.parties.common.wire import (
+    Closed,
+    Malformed,
+    RoundStatus,
+    TooEarly,
+    TooLate,
+    sign_model,
+    sign_status,
+    vector_to,
+)
+from dovetail.statements import Statement
 
-__all__ = ["Analyzer"]
+__all__ = [
+    "Analyzer",
+    "Announcer",
+    "check_together",
+    "facts_of",
+    "incomplete",
+    "set_back",
+    "silent",
+    "void",
+]
 
 
 class Analyzer:
@@ -166,7 +191,7 @@ class Analyzer:
         with self._turn():
             if self._book.batch(round, sender) in (None, batch):
                 return
-            self._spoil(round, reasons.set_back(self.task, sender, "began a second batch"))
+            self._spoil(round, set_back(self.task, sender, "began a second batch"))
         raise TooLate(f"expected the batch that sender {sender} has begun in round {round}, got another one")
 
     def _refuse_redrawn(self, sender: int, round: int, marks: list[bytes]) -> None:
@@ -177,7 +202,7 @@ class Analyzer:
         with self._turn():
             if len(self._book.repeated(round, marks)) == len(marks):
                 return
-            self._spoil(round, reasons.set_back(self.task, sender, "drew a part anew"))
+            self._spoil(round, set_back(self.task, sender, "drew a part anew"))
         raise TooLate(f"expected the part that sender {sender} has sent in round {round}, got another one")
 
     def _spoil(self, round: int, reason: str) -> None:
@@ -189,7 +214,7 @@ class Analyzer:
         """End a round that somebody never closed: nothing of it is used."""
         with self._turn():
             if round == self._round and not self._over:
-                why = reason or reasons.silent(self.task, self._book.closed(round))
+                why = reason or silent(self.task, self._book.closed(round))
                 self._book.settle(round, "void", uploads=0, accuracy=None, reason=why)
                 self._open(round + 1)
 
@@ -269,10 +294,10 @@ class Analyzer:
         if len(said) < len(self.task.intermediaries):
             return
         round, uploads = self._round, min(one.uploads for one in said.values())
-        if (why := reasons.void(self.task, said)) is not None:
+        if (why := void(self.task, said)) is not None:
             self._book.settle(round, "void", uploads=uploads, accuracy=None, reason=why)
         elif not self.incoming.whole(round, said, self._book):
-            why = reasons.incomplete(self.task, said, self._book.refusals(round))
+            why = incomplete(self.task, said, self._book.refusals(round))
             self._book.settle(round, "spoiled", uploads=uploads, accuracy=None, reason=why)
         else:
             self._release(round, uploads)
@@ -290,3 +315,123 @@ class Analyzer:
         digest = hashlib.sha256(b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in leaves)).digest()
         self._book.propose(Checkpoint(round, leaves, digest, None))
         return self._book.model(round) or Checkpoint(round, leaves, digest, None)
+
+
+def check_together(ledger: Ledger, book: Book) -> None:
+    """Refuse a ledger and a book of different times; a model that the ledger released last is bound to it."""
+    released = ledger.released
+    if released is not None:
+        kept = book.model(released.round)
+        if kept is None or kept.digest != released.model:
+            raise ValueError("expected the models that the ledger released, got a book without the last of them")
+        head = ledger.release(released.round, model=released.model)
+        if kept.head is None:  # killed between the ledger and the book
+            book.confirm(released.round, head)
+        ledger.check(model=kept.digest, head=kept.head or head)
+    newest = book.model()
+    if newest is not None and newest.head is not None and newest.round > (released.round if released else 0):
+        raise ValueError("expected the ledger that released the last model, got an older one")
+    reserved = max(entry.round for entry in ledger.entries)
+    settled = book.settled()
+    if settled > reserved:
+        raise ValueError("expected the ledger that reserved the last round, got an older one")
+    if reserved > settled + 1:
+        raise ValueError("expected the book of the rounds that were reserved, got an older one")
+
+
+def _name(task: TrainingTask, sender: int) -> str:
+    return f"{'aggregator' if task.aggregators else 'shuffler'} {sender}"
+
+
+def silent(task: TrainingTask, closed: Collection[int]) -> str:
+    """Some did not close it."""
+    missing = [_name(task, sender) for sender in range(len(task.intermediaries)) if sender not in closed]
+    return f"nothing was heard in time from {', '.join(missing)}"
+
+
+def set_back(task: TrainingTask, sender: int, what: str) -> str:
+    """Somebody says something else than before."""
+    return f"{_name(task, sender)} {what}: its store was set back, or it is not honest"
+
+
+def void(task: TrainingTask, said: Mapping[int, Closed]) -> str | None:
+    """Somebody closed it as void; None if nobody did."""
+    names = [_name(task, sender) for sender, one in sorted(said.items()) if one.state == "void"]
+    uploads = min(one.uploads for one in said.values())
+    if names and uploads < task.min_clients:
+        where = "" if len(task.intermediaries) == 1 else f" to all {'aggregators' if task.aggregators else 'shufflers'}"
+        return f"{uploads} users reported{where}, and the task asks for {task.min_clients}"
+    return f"{', '.join(names)} did not agree with the others on whom to count" if names else None
+
+
+def incomplete(task: TrainingTask, said: Mapping[int, Closed], refused: Refusals) -> str:
+    """Something else came than its users send."""
+    uploads = [one.uploads for _, one in sorted(said.items())]
+    if len(set(uploads)) > 1 or not task.min_clients <= min(uploads) <= task.max_clients:
+        return f"numbers of users differ, or are not what the task allows: {uploads}"
+    if task.aggregators and len({one.batch for one in said.values()}) > 1:
+        return "aggregators added up different users"
+    if any(refused):
+        return f"messages do not count: {refused._asdict()}"
+    return f"other numbers of messages came than {uploads[0]} users send"
+
+
+def facts_of(task: TrainingTask, ledger: Ledger, book: Book, *, round: int, notes: Sequence[str]) -> dict[str, Any]:
+    """What is promised for the rounds that were reserved, what was spent of which budget, and how it went.
+
+    `round` is the open one; `notes` are what the statement assumes of the learner.
+    """
+
+    def noted(statement: Statement) -> dict[str, Any]:
+        return dataclasses.replace(statement, assumptions=(*statement.assumptions, *notes)).to_json()
+
+    reserved = max((entry.round for entry in ledger.entries), default=0)
+    certified, local = cost(task, max(1, reserved))
+    eps, delta = ledger.spent
+    return {
+        "task": task.name,
+        "task_id": task.task_id.hex(),
+        "protocol": task.protocol,
+        "rounds_reserved": reserved,
+        "rounds": task.rounds,
+        "budget": {"eps": task.eps, "delta": task.delta},
+        "spent": {"eps": None if math.isinf(eps) else eps, "delta": delta},
+        "statement": noted(certified),
+        "without_trust": noted(local),
+        "ledger_head": ledger.head.hex(),
+        "history": [
+            {"round": number, "outcome": outcome, "uploads": uploads, "accuracy": accuracy, **found}
+            for number, outcome, uploads, accuracy, found in book.outcomes()
+        ],
+        "refused_messages": book.refusals(round)._asdict(),
+        "messages": book.messages(round),
+    }
+
+
+class Announcer:
+    """Signs a task's status and models; they stay as they are if the task names no key for it."""
+
+    def __init__(self, task: TrainingTask, keys: KeyRing) -> None:
+        self._task_id, named = task.task_id, task.analyzer_sign
+        self._pair = None if named is None else KeyRing(keys.folder, "sign").find(named.key_id)
+        self._said: tuple[RoundStatus, RoundStatus] | None = None
+        self._model: tuple[int, bytes, bytes] | None = None
+
+    def status(self, status: RoundStatus) -> RoundStatus:
+        """The status with its signature."""
+        if self._pair is None:
+            return status
+        known = self._said
+        if known is None or known[0] != status:
+            self._said = known = status, sign_status(status, self._pair)
+        return known[1]
+
+    def model(self, round: int, data: bytes) -> bytes:
+        """The signature of the model after a round; empty if there is none."""
+        if self._pair is None:
+            return b""
+        known = self._model
+        if known is None or known[:2] != (round, data):
+            signature = sign_model(data, task_id=self._task_id, round=round, pair=self._pair)
+            self._model = known = round, data, signature
+        return known[2]

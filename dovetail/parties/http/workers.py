@@ -20,11 +20,16 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dovetail.parties.http import door
-from dovetail.parties.http._http import Counts
+from dovetail.parties.http import server
 from dovetail.parties.http.operating import PATIENCE, notify
+from dovetail.parties.http.requests import Counts
 
-__all__ = ["KEEPER", "Crew", "CrewCounts", "serve_by_crew"]
+__all__ = [
+    "KEEPER",
+    "Crew",
+    "CrewCounts",
+    "serve_by_crew",
+]
 
 _LOG = logging.getLogger(__name__)
 KEEPER = 0  # the number of the process that keeps the rounds
@@ -215,8 +220,8 @@ def serve_by_crew(
 
     `make` gives a party and its service in a process that keeps the rounds, or does not, and counts.
     """
-    most, listener, crew = door.most_connections(), door.listen(host, port), Crew(doors)
-    ready(door.address_of(listener, host, tls=certificate is not None))
+    most, listener, crew = server.most_connections(), server.listen(host, port), Crew(doors)
+    ready(server.address_of(listener, host, tls=certificate is not None))
     notify("READY=1")
     number = crew.start()
     if number != KEEPER:
@@ -230,6 +235,6 @@ def serve_by_crew(
             crew.run(service.keep())
         else:
             tls = {"certificate": certificate, "private_key": private_key}
-            door.answer(service.app, listener, **tls, most=most, tell=crew.beat)
+            server.answer(service.app, listener, **tls, most=most, tell=crew.beat)
     finally:
         party.shut()

@@ -25,7 +25,9 @@ from psycopg.conninfo import conninfo_to_dict
 
 from dovetail.parties.common.database import Unavailable
 
-__all__ = ["Postgres"]
+__all__ = [
+    "Postgres",
+]
 
 _CLIENT = {
     "connect_timeout": 5,

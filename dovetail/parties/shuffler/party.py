@@ -15,7 +15,9 @@ from dovetail.parties.common.wire import PART, Packed
 from dovetail.parties.intermediary.party import Intermediary
 from dovetail.parties.shuffler.store import Shape, ShuffleStore
 
-__all__ = ["Shuffler"]
+__all__ = [
+    "Shuffler",
+]
 
 
 class Shuffler(Intermediary[ShuffleStore]):

@@ -1,4 +1,10 @@
-"""What an aggregator remembers of a round that is verified: keys, what it found, and whom it refused.
+"""An aggregator: it adds up the shares of a round's users, and hands on the sum and nothing else.
+
+A share alone is random. The sum that it makes of the agreed users' shares is, together with those of the other
+aggregators, the sum of what users contributed, and with fewer of them random again. Where aggregators add the noise,
+each adds all of it, so that one that is honest suffices.
+
+What an aggregator remembers of a round that is verified: keys, what it found, and whom it refused.
 
 When a round is frozen, every aggregator draws a part of the round's key; all parts make up the key that says at which
 points proofs are tested, so that no user knew it when it reported. The first key that is formed stays, and there is one
@@ -15,15 +21,131 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
+import numpy as np
 
 from dovetail.files import write_atomically
+from dovetail.mechanisms import ExactSampler
 from dovetail.parties.aggregator.store import SumStore
-from dovetail.parties.common.sharing import VerifiedSharing
-from dovetail.parties.common.wire import Malformed, Verifiers
+from dovetail.parties.common.keys import ServiceKeys
+from dovetail.parties.common.links import IntermediaryLink
+from dovetail.parties.common.sealing import Purpose, seal
+from dovetail.parties.common.sharing import VerifiedSharing, proof_nonce
+from dovetail.parties.common.task import TrainingTask
+from dovetail.parties.common.wire import BATCH_ID, Malformed, Verifiers
+from dovetail.parties.intermediary.party import Intermediary, heard
+from dovetail.parties.intermediary.store import State
 from dovetail.vdaf.systems import ProofSystem, SharedReport
 from dovetail.vdaf.xof import SEED
 
-__all__ = ["KEPT_NONCE", "VerifiedStore", "round_key"]
+__all__ = [
+    "KEPT_NONCE",
+    "REFUSED",
+    "Aggregator",
+    "VerifiedStore",
+    "round_key",
+]
+
+REFUSED = "refused.json"  # whose proofs did not hold, for who enrols users
+
+
+class Aggregator(Intermediary[SumStore]):
+    """One of the aggregators of a task, without the network around it.
+
+    Replicas with a database may keep shares as `segments` of a folder that they all reach.
+
+    Guarantees:
+        What leaves is one sum over at least the task's minimum of users, sealed to the analyzer, the same bytes however
+        often it is sent.
+        Noise that it owes is in the sum before the sum is written down.
+        In a verified task a user counts only if all aggregators accept its proof; who does not is named in a file of
+        this aggregator's, and to nobody else.
+    """
+
+    kind: ClassVar[str] = "aggregator"
+
+    def __init__(self, folder: Path, *, segments: Path | None = None, **options: Any) -> None:
+        self._sampler, self._folder, self._segments = ExactSampler(), folder, segments
+        super().__init__(folder, **options)
+
+    @classmethod
+    def named(cls, task: TrainingTask) -> Sequence[ServiceKeys]:
+        """The task's aggregators."""
+        return task.aggregators
+
+    def _open_store(self, where: Path | str, owner: bytes) -> SumStore:
+        self._shared, self._sharing = self.task.contribution(), self.task.sharing()
+        return (VerifiedStore if self.task.verified else SumStore)(
+            where,
+            sharing=self._sharing,
+            index=self.index,
+            finish=self._finish,
+            min_uploads=self.task.min_clients,
+            max_uploads=self.task.max_clients,
+            owner=owner,
+            segments=self._segments,
+        )
+
+    @property
+    def largest_content(self) -> int:
+        """A share."""
+        return self._sharing.size(self.index)
+
+    def exchange(self, round: int, peers: Sequence[IntermediaryLink]) -> State:
+        """Agree with the others on whom to count, on whose proofs hold where there are proofs, and close.
+
+        Parts of the round's key travel with the rosters, and what everybody found with the digests of what was agreed:
+        verifying takes one exchange. Where users' proofs do not hold the round goes on without them.
+        """
+        if not isinstance(self.store, VerifiedStore):
+            return super().exchange(round, peers)
+        if (state := self.store.state(round)) not in ("unknown", "open", "frozen"):
+            return state
+        rosters, parts = heard([peer.roster(round) for peer in peers]), heard([peer.challenge(round) for peer in peers])
+        own = self.store.challenge(round)
+        if rosters is None or parts is None or own is None:
+            return "frozen"
+        roster, digest = self.decide(round, rosters)
+        counted = set() if roster is None else roster
+        self.store.answer(round, counted, round_key(self.task.task_id, round, [own, *parts]))
+        agreed = heard([peer.agreed(round) for peer in peers])
+        if agreed is None or any(other != digest for other in agreed):
+            return "frozen" if agreed is None else self.close(round, rosters, agreed=agreed)
+        told = heard([peer.verifiers(round, reports=len(counted)) for peer in peers])
+        if told is None:
+            return "frozen"
+        valid = self.store.judge(round, counted, told)
+        self.store.write_refused(self._folder / REFUSED)
+        return self.close(round, rosters, agreed=agreed, valid=valid)
+
+    def challenge(self, round: int) -> bytes | None:
+        """Its part of the key that a round's proofs are tested with, once the round is frozen."""
+        return self.store.challenge(round) if isinstance(self.store, VerifiedStore) else None
+
+    def told(self, round: int, first: int) -> Verifiers | None:
+        """What it found about a round's proofs, from this report on."""
+        return self.store.told(round, first) if isinstance(self.store, VerifiedStore) else None
+
+    def _content(self, opened: bytes, purpose: Purpose) -> bytes:
+        """Where there is a proof, with what it must be bound to."""
+        if not isinstance(self.store, VerifiedStore):
+            return opened
+        return proof_nonce(purpose.task_id, purpose.round, purpose.sender, purpose.report) + opened
+
+    def _complete(self, round: int, roster: Collection[bytes] | None) -> None:
+        """Partial sums, outside of the transaction that closes the round."""
+        if roster is not None:
+            self.store.add_up(round, roster)
+
+    def _batch(self, digest: bytes) -> bytes:
+        """The same at all aggregators that agree, so that the analyzer notices if they do not."""
+        return digest[:BATCH_ID]
+
+    def _finish(self, round: int, total: np.ndarray) -> bytes:
+        """The sum with this aggregator's noise, sealed to the analyzer."""
+        noise = self._shared.noise(sampler=self._sampler)
+        purpose = self.task.sum_purpose(round, self.index, batch=self.store.batch(round))
+        return seal(self._sharing.encode_sum(total, noise), self.task.analyzer.sealing(), purpose)
+
 
 KEPT_NONCE = 16  # bytes that a kept content begins with
 _MIGRATIONS = (
