@@ -216,7 +216,7 @@ def relation_of(text: str | None) -> Neighbors | None:
 
 def settings_of(texts: Sequence[str] | None) -> dict[str, Any]:
     """The protocol's own settings: `clip_norm=1`, or `protocol.clip_norm=1` as a config spells it."""
-    from dovetail.experiment._overrides import parse_override  # alone: configs know datasets, and those know JAX
+    from dovetail.experiment.config import parse_override  # alone: configs know datasets, and those know JAX
 
     pairs = (parse_override(text) for text in texts or ())
     return {key.removeprefix("protocol."): value for key, value in pairs}

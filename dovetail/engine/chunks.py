@@ -16,14 +16,24 @@ A client's secret keys are folded from the round's key and its own number, so th
 chunk; the public order of records is the same for all clients with as many of them.
 Nor does it on what they hold: an update without a finite squared norm counts as zero, randomized and counted like any
 other, and is masked before it meets anything of another client's.
+
+Which of the ways of `engine.chunks` is the fastest for clients of a size.
+
+Clients in classes of similar size: a round costs what its records cost, and not what its largest client does.
+
+Every client of a chunk is computed with as many rows as the widest of them. So clients are sorted into classes, at
+first by doubling numbers of records; neighbours are joined again while that costs little, as each class is a part of
+the compiled program of its own. Which class a client is in changes the speed of a round and nothing else.
+
+How large and how different the raw updates of a round were, which no noise hides and no statement covers.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -32,10 +42,8 @@ from jax.flatten_util import ravel_pytree
 
 from dovetail._jax import written
 from dovetail.data._base import Loss, Model
-from dovetail.engine import examples, gram, linear
+from dovetail.engine import examples, linear
 from dovetail.engine.devices import one_after_another
-from dovetail.engine.diagnostics import Seen, seen
-from dovetail.engine.ways import Way
 from dovetail.learners import trees
 from dovetail.learners.client import ClientUpdate, local_update, private_update, visiting_order
 from dovetail.learners.losses import cross_entropy
@@ -47,14 +55,23 @@ from dovetail.shufflers import Reports, masked
 
 __all__ = [
     "ESTIMATE",
+    "MOST_CLASSES",
     "SHUFFLE",
     "TALLY",
     "ClientWork",
     "Data",
+    "Diagnostics",
     "Keys",
+    "Seen",
+    "SizeClass",
+    "Way",
     "Work",
     "Works",
     "as_float",
+    "best_ways",
+    "diagnosed",
+    "seen",
+    "size_classes",
 ]
 
 Work = tuple[jax.Array, Any]  # the users of a round or a chunk (-1: nobody), the records of their private steps or None
@@ -74,7 +91,7 @@ class Data(NamedTuple):
     starts: Any
     counts: Any
     places: Any
-    products: tuple[gram.Products | None, ...]
+    products: tuple[linear.Products | None, ...]
 
 
 class Keys(NamedTuple):
@@ -274,3 +291,116 @@ def as_float(inputs: jax.Array) -> jax.Array:
 def _client_keys(ids: jax.Array, key: jax.Array) -> jax.Array:
     """One key for each of these clients."""
     return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, RANDOMIZE), ids)
+
+
+Way = Literal["general", "scaled", "linear", "moments", "clipped"]
+
+
+def best_ways(
+    model: Model,
+    fast: Fast,
+    state: Any,
+    update: ClientUpdate,
+    inputs: np.ndarray,
+    *,
+    classes: Sequence[SizeClass],
+    diagnostics: bool,
+) -> list[Way]:
+    """The fastest way for each class of clients, whose records are like these; `state` is the protocol's first.
+
+    Guarantees:
+        What is collected adds up over classes: sums of updates in all of them, or in none.
+    """
+    dtype = np.float32 if inputs.dtype == np.uint8 else inputs.dtype
+    held = [jax.ShapeDtypeStruct((one.width, *inputs.shape[1:]), dtype) for one in classes]
+    ways = [_best_way(model, fast, state, update, one, diagnostics=diagnostics) for one in held]
+    return ways if len(set(ways)) == 1 else ["scaled" if way == "general" else way for way in ways]
+
+
+def _best_way(
+    model: Model, fast: Fast, state: Any, update: ClientUpdate, held: jax.ShapeDtypeStruct, *, diagnostics: bool
+) -> Way:
+    if model.learner is not None:
+        return "general"
+    rescales, records = fast.scaling(jnp.ones(1), state) is not None, held.shape[0]
+    if update.update == "moments":
+        return "moments" if rescales and not diagnostics else "general"
+    if model.constant is not None and linear.worthwhile(update, records) and rescales:
+        return "linear"
+    if diagnostics or update.local or fast.clipped_to(state) is None:
+        return "general"
+    return "clipped" if records == 1 or examples.worthwhile(model, held) else "general"
+
+
+MOST_CLASSES = 8
+_SPARE = 1.25  # computing so many times the rows that doubling classes would is fine, if it saves a class
+_SMALL = 1 << 22  # numbers that are computed as fast in one class
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SizeClass:
+    """Clients of at most `width` records, at least 1, by their numbers, ascending."""
+
+    width: int
+    members: np.ndarray
+
+
+def size_classes(counts: np.ndarray, *, numbers: int, most: int | None = None) -> list[SizeClass]:
+    """The classes of clients with these counts of records, the smallest first; a record has so many `numbers`.
+
+    With `most` there are up to so many classes, whatever they save; without, what is small stays in one.
+
+    Guarantees:
+        Every client is in one class, and no class is empty.
+        Without `most`, all classes together have at most 2.5 times as many rows as there are records and clients, or
+        there are `MOST_CLASSES` of them, or one with few numbers.
+    """
+    width = max(1, int(counts.max()))
+    if most is None and len(counts) * width * numbers <= _SMALL:
+        most = 1
+    level = np.ceil(np.log2(np.maximum(counts, 1))).astype(int)
+    classes = [np.flatnonzero(level == at) for at in np.unique(level)]
+    widths = [max(1, int(counts[members].max())) for members in classes]
+    least = sum(len(members) * width for members, width in zip(classes, widths, strict=True))
+    rows, limit = least, most or MOST_CLASSES
+    while len(classes) > 1:
+        added = [len(classes[i]) * (widths[i + 1] - widths[i]) for i in range(len(classes) - 1)]
+        at = int(np.argmin(added))
+        if len(classes) <= limit and (most is not None or rows + added[at] > _SPARE * least):
+            break
+        rows += added[at]
+        classes[at : at + 2] = [np.sort(np.concatenate(classes[at : at + 2]))]
+        del widths[at]
+    return [SizeClass(width, members) for width, members in zip(widths, classes, strict=True)]
+
+
+class Seen(NamedTuple):
+    """What adds up to diagnostics: the sum of the raw updates, the sum of their squared norms, how many."""
+
+    total: jax.Array
+    square: jax.Array
+    clients: jax.Array
+
+
+class Diagnostics(NamedTuple):
+    """What the raw updates of a round were like, per parameter (Geyer Sec. 3); for simulations only.
+
+    `variance` is the between-clients variance V_c, `scale` the update scale U_s: the mean square of the mean update.
+    V_c is a difference in single precision: below a millionth of U_s it is rounding.
+    """
+
+    variance: jax.Array
+    scale: jax.Array
+
+
+def seen(updates: jax.Array, present: jax.Array) -> Seen:
+    """What diagnostics are made of, for the clients that are there."""
+    kept = jnp.where(present[:, None], updates, 0)
+    return Seen(kept.sum(axis=0), jnp.sum(kept * kept), jnp.sum(present).astype(updates.dtype))
+
+
+def diagnosed(raw: Seen, dim: int) -> Diagnostics:
+    """The diagnostics of a round, from what was seen of all its clients."""
+    count = jnp.maximum(raw.clients, 1)
+    scale = jnp.sum((raw.total / count) ** 2)
+    return Diagnostics(jnp.maximum(raw.square / count - scale, 0) / dim, scale / dim)

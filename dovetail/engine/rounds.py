@@ -12,6 +12,13 @@ to the order of floating-point sums.
 
 With `diagnostics` a round also says how large and how different its raw updates were, which no noise hides and no
 statement covers.
+
+A device's share of a round: the chunks that were dealt to it, one after the other.
+
+For each size class of clients there is `work` of shape (chunks, 1, chunk, ...), the axis of length 1 being the device's
+own, and a number in `used`: how many chunks hold anybody.
+
+What lies where: the data on every device, and the users of a round dealt in chunks, each of one size class.
 """
 
 from __future__ import annotations
@@ -26,19 +33,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from dovetail import _validate
 from dovetail.data._base import Clients, Dataset, Metric, Model
-from dovetail.engine.chunks import ESTIMATE, SHUFFLE, ClientWork, Data, Keys, Works, as_float
-from dovetail.engine.dealing import Dealer, placed
-from dovetail.engine.devices import AXIS, chunk_bytes, make_mesh, on_every_device, to_host
-from dovetail.engine.diagnostics import Diagnostics, diagnosed, seen
+from dovetail.engine import layers, linear, sums
+from dovetail.engine.chunks import (
+    ESTIMATE,
+    SHUFFLE,
+    TALLY,
+    ClientWork,
+    Data,
+    Diagnostics,
+    Keys,
+    SizeClass,
+    Work,
+    Works,
+    as_float,
+    best_ways,
+    diagnosed,
+    seen,
+    size_classes,
+)
+from dovetail.engine.devices import AXIS, chunk_bytes, make_mesh, on_every_device, split_over_devices, to_host
 from dovetail.engine.hosted import HostRound
 from dovetail.engine.scoring import Scores
-from dovetail.engine.shares import Share
-from dovetail.engine.sizes import size_classes
-from dovetail.engine.ways import best_ways
 from dovetail.events import Disjoint, Poisson
 from dovetail.learners import losses, trees
 from dovetail.learners.client import ClientUpdate
@@ -46,10 +65,20 @@ from dovetail.learners.moments import moments_of
 from dovetail.learners.server import Server
 from dovetail.protocols import Cohort, Protocol, fast_path
 from dovetail.randomness import Randomness
-from dovetail.sampling import Drawn
+from dovetail.sampling import Drawn, Items
 from dovetail.shufflers import shuffle
 
-__all__ = ["Engine", "Performance", "Ran", "Training", "as_float", "first_parameters"]
+__all__ = [
+    "Dealer",
+    "Engine",
+    "Performance",
+    "Ran",
+    "Share",
+    "Training",
+    "as_float",
+    "first_parameters",
+    "placed",
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -297,3 +326,114 @@ def _joined(parts: Sequence[jax.Array]) -> jax.Array:
 def first_parameters(model: Model, seed: int) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
     """The first model as a flat vector, and the way back to its own shape."""
     return ravel_pytree(model.init(jax.random.fold_in(jax.random.key(seed), 2**31 - 1)))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Share:
+    """What a device adds to a round, under `shard_map`; `classes` are what clients of each size class compute."""
+
+    classes: tuple[ClientWork, ...]
+
+    def tally(self, params: jax.Array, state: Any, data: Data, works: Works, used: jax.Array, *, keys: Keys) -> Any:
+        """The tally of all clients of all devices, and what was seen of their raw updates."""
+
+        def added(clients: ClientWork, work: Work, used: jax.Array) -> Any:
+            if layers.serves(clients, work):
+                return layers.added(clients, params, state, data, work, used, keys)
+
+            def chunk(i: jax.Array | int) -> Any:
+                return clients.collect(params, state, data, jax.tree.map(lambda leaf: leaf[i, 0], work), keys)
+
+            none = sums.begin(jax.eval_shape(lambda: chunk(0)))
+            return sums.finish(jax.lax.fori_loop(0, used, lambda i, total: sums.add(total, chunk(i)), none))
+
+        first, *others = (added(*one) for one in zip(self.classes, works, used, strict=True))
+        total, raw = jax.lax.psum(jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), first, *others), AXIS)
+        clients, key_tally = self.classes[0], jax.random.fold_in(keys.noise, TALLY)
+        if not clients.sums_updates:
+            return clients.fast.finish(total, key=key_tally), raw
+        update, count = total
+        return clients.fast.tally_of_sum(update, count, key=key_tally), raw
+
+    def norms(
+        self, params: jax.Array, state: Any, data: Data, works: Works, used: jax.Array, *, keys: Keys
+    ) -> tuple[jax.Array, ...]:
+        """The norm of every update, of shape (chunks, 1, chunk) in each class; NaN where nobody is."""
+
+        def chunk(clients: ClientWork, part: Work) -> jax.Array:
+            norms = jnp.linalg.norm(clients.updates(params, data, part, keys), axis=1)
+            return jnp.where(part[0] >= 0, norms, jnp.nan)
+
+        return self._mapped(chunk, works)
+
+    def updates(
+        self, params: jax.Array, state: Any, data: Data, works: Works, used: jax.Array, *, keys: Keys
+    ) -> tuple[jax.Array, ...]:
+        """Faithful path: every update, of shape (chunks, 1, chunk, dim) in each class."""
+        return self._mapped(lambda clients, part: clients.updates(params, data, part, keys), works)
+
+    def _mapped(self, function: Callable[[ClientWork, Work], jax.Array], works: Works) -> tuple[jax.Array, ...]:
+        return tuple(
+            jax.lax.map(functools.partial(function, clients), jax.tree.map(lambda leaf: leaf[:, 0], work))[:, None]
+            for clients, work in zip(self.classes, works, strict=True)
+        )
+
+
+def placed(dataset: Dataset, clients: Clients, classes: Sequence[tuple[ClientWork, SizeClass]], mesh: Mesh) -> Data:
+    """The data of these clients on the devices of a mesh, and whose rows are whose."""
+    places = np.zeros(clients.num_clients, np.int32)
+    products: list[linear.Products | None] = []
+    for work, one in classes:
+        places[one.members] = np.arange(len(one.members))
+        one_step = work.way == "linear" and not (work.update.local or work.diagnostics)
+        if one_step and linear.serves(one.width, dataset.num_classes):
+            own, constant = clients.only(one.members), cast(float, work.model.constant)
+            products.append(linear.products(dataset.inputs, own, constant=constant))
+        else:
+            products.append(None)
+    data = Data(
+        inputs=dataset.inputs,
+        labels=np.repeat(dataset.labels, dataset.views, axis=0),
+        rows=clients.records if len(clients.records) else np.zeros(1, np.int32),
+        starts=clients.starts,
+        counts=clients.counts,
+        places=places,
+        products=tuple(products),
+    )
+    return jax.tree.map(lambda array: on_every_device(array, mesh), data)
+
+
+class Dealer:
+    """Deals users of these classes, so many at a time to each device of a mesh."""
+
+    def __init__(self, classes: Sequence[SizeClass], chunks: Sequence[int], mesh: Mesh) -> None:
+        self._mesh, self._chunks, self._members = mesh, chunks, [len(one.members) for one in classes]
+        self._class_of = np.empty(sum(self._members), np.int32)
+        for number, one in enumerate(classes):
+            self._class_of[one.members] = number
+
+    def dealt(self, drawn: Drawn, capacity: int) -> tuple[Works, jax.Array]:
+        """What a round works on, class by class, and how many chunks of each class hold anybody.
+
+        There are chunks for as many users of a class as may come if `capacity` come in all, so that rounds have one
+        shape; -1 is where nobody is.
+        """
+        of_class = self._class_of[drawn.users]
+        works, used = [], []
+        for number, (chunk, members) in enumerate(zip(self._chunks, self._members, strict=True)):
+            here, width = np.flatnonzero(of_class == number), self._mesh.size * chunk
+            chunks = max(1, math.ceil(max(min(capacity, members), len(here)) / width))
+            works.append(self._work(drawn, here, (chunks, self._mesh.size, chunk)))
+            used.append(math.ceil(len(here) / width))
+        return tuple(works), on_every_device(np.asarray(used, np.int32), self._mesh)
+
+    def _work(self, drawn: Drawn, here: np.ndarray, shape: tuple[int, int, int]) -> Work:
+        """Those of the users that are at these places, in chunks of every device."""
+
+        def dealt(rows: np.ndarray, empty: float) -> jax.Array:
+            padded = np.full((math.prod(shape), *rows.shape[1:]), empty, rows.dtype)
+            padded[: len(here)] = rows[here]
+            return split_over_devices(padded.reshape(*shape, *rows.shape[1:]), self._mesh, axis=1)
+
+        ids, items = dealt(np.asarray(drawn.users, np.int32), -1), drawn.items
+        return ids, None if items is None else Items(dealt(items.rows, -1), dealt(items.noise_scale, 1.0))

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 from products import products
 
 from dovetail.data._base import Dataset, Model
-from dovetail.engine import examples, outer
+from dovetail.engine import examples
 from dovetail.engine.devices import AXIS, make_mesh
 from dovetail.learners import models
 from dovetail.learners.client import cross_entropy
@@ -157,8 +157,8 @@ def test_steps_over_two_devices_equal_steps_one_by_one(monkeypatch):
 def test_a_product_of_a_huge_and_a_tiny_factor_is_clipped(records):
     """The tiny one over the clip norm would be flushed to zero; their product is what is long."""
     left, right = jnp.full((1, records, 4), 1.6e38), jnp.full((1, records, 3), 2e-38)
-    gradient, clip_norm = outer.Outer(left, right), 5.0
-    factor, _ = outer.factor_of([gradient], jnp.ones(1, bool), clip_norm, records=records)
+    gradient, clip_norm = examples.Outer(left, right), 5.0
+    factor, _ = examples.factor_of([gradient], jnp.ones(1, bool), clip_norm, records=records)
     length = np.linalg.norm(np.asarray(gradient.scaled_sum(factor), np.float64))
     assert length <= clip_norm * (1 + 1e-5)
 
@@ -200,7 +200,7 @@ def test_no_example_adds_more_than_the_clip_norm(name, clip_norm):
 
 def test_the_norm_of_a_product_survives_factors_whose_squares_do_not():
     """|a| = 1e19 and |d| = 1e-20, as an all but certain prediction gives: the gradient is 0.1 long."""
-    gradient = outer.Outer(jnp.array([[[1e19, 0.0]], [[0.0, 0.0]]]), jnp.array([[[0.0, 1e-20]], [[1.0, 1.0]]]))
+    gradient = examples.Outer(jnp.array([[[1e19, 0.0]], [[0.0, 0.0]]]), jnp.array([[[0.0, 1e-20]], [[1.0, 1.0]]]))
     np.testing.assert_allclose(gradient.square(0.01), [100.0, 0.0], rtol=1e-5)
 
 
@@ -266,7 +266,7 @@ def summed_over_clients(name, held, clip_norm):
 
 @pytest.mark.parametrize("name", [later("logistic"), "mlp", later("cnn"), "tied"])
 def test_the_sum_is_that_of_clients_gradients_clipped_one_by_one(name, monkeypatch):
-    monkeypatch.setattr(outer, "_BLOCK", 64)  # nine rows of the first layer, and all of the others, at a time
+    monkeypatch.setattr(examples, "_BLOCK", 64)  # nine rows of the first layer, and all of the others, at a time
     held = federated()
     clip_norm = float(np.median(client_by_client(name, held, 1.0)[1]))
     slow, norms = client_by_client(name, held, clip_norm)
@@ -290,10 +290,10 @@ def test_records_that_cancel_add_no_more_than_the_clip_norm(size, apart):
     rng, clip_norm = np.random.default_rng(8), 1.0
     left, right = rng.normal(size=(2, 1, 50)), size * rng.normal(size=(2, 1, 60))
     both = np.concatenate([left, left * (1 + apart * rng.normal(size=left.shape))], axis=1).astype(np.float32)
-    gradient = outer.Outer(jnp.asarray(both), jnp.asarray(np.concatenate([right, -right], axis=1), jnp.float32))
-    factor, _ = outer.factor_of([gradient], jnp.ones(2, bool), clip_norm, records=2)
+    gradient = examples.Outer(jnp.asarray(both), jnp.asarray(np.concatenate([right, -right], axis=1), jnp.float32))
+    factor, _ = examples.factor_of([gradient], jnp.ones(2, bool), clip_norm, records=2)
     for number in range(2):
-        alone = outer.Outer(*(side[number : number + 1] for side in gradient))
+        alone = examples.Outer(*(side[number : number + 1] for side in gradient))
         added = np.asarray(alone.scaled_sum(factor[number : number + 1]), np.float64)
         assert np.linalg.norm(added) <= clip_norm * (1 + 1e-5)
 
@@ -306,8 +306,8 @@ def test_a_client_whose_records_cancel_does_not_move_what_others_add():
 
     @jax.jit
     def total(rights):
-        gradient = outer.Outer(lefts, rights)
-        return gradient.scaled_sum(outer.factor_of([gradient], jnp.ones(clients, bool), 1.0, records=records)[0])
+        gradient = examples.Outer(lefts, rights)
+        return gradient.scaled_sum(examples.factor_of([gradient], jnp.ones(clients, bool), 1.0, records=records)[0])
 
     others = np.asarray(total(usual), np.float64) * (clients - 1) / clients
     moved = []
@@ -325,6 +325,6 @@ def test_what_is_flushed_to_zero_leaves_nothing_uncancelled(clip_norm, more):
     left[0, 0, :-1], right[0, 0, :-1] = 2.0**120, 1.25 * 2.0**-126
     left[0, 1, :-1], right[0, 1, :-1] = -1, 1.25 * 2.0**-6
     left[0, 2, -1], right[0, 2, -1] = 1, more
-    gradient = outer.Outer(jnp.asarray(left, jnp.float32), jnp.asarray(right, jnp.float32))
-    factor, _ = outer.factor_of([gradient], jnp.ones(1, bool), clip_norm, records=3)
+    gradient = examples.Outer(jnp.asarray(left, jnp.float32), jnp.asarray(right, jnp.float32))
+    factor, _ = examples.factor_of([gradient], jnp.ones(1, bool), clip_norm, records=3)
     assert np.linalg.norm(np.asarray(gradient.scaled_sum(factor), np.float64)) <= clip_norm * (1 + 1e-5)

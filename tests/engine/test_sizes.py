@@ -8,7 +8,7 @@ from grids import later
 
 from dovetail.data._base import Clients, Dataset
 from dovetail.engine import Engine, Performance, linear
-from dovetail.engine.sizes import MOST_CLASSES, size_classes
+from dovetail.engine.chunks import MOST_CLASSES, size_classes
 from dovetail.events import Everyone
 from dovetail.learners import client, models
 from dovetail.learners.client import ClientUpdate, local_update, visiting_order

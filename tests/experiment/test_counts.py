@@ -12,7 +12,7 @@ from dovetail import Dataset
 from dovetail.data import Clients, Task
 from dovetail.experiment.config import TaskConfig
 from dovetail.experiment.folder import TIMING_BANNER
-from dovetail.experiment.holdings import DEALT_NOTES, PLACES_NOTE, ROWS_NOTE, dealt, spread_of
+from dovetail.experiment.preparation import DEALT_NOTES, PLACES_NOTE, ROWS_NOTE, dealt, spread_of
 from dovetail.protocols.curator.dp_fl import DpFl
 
 PEOPLE, ROWS = 12, 5

@@ -6,7 +6,7 @@ import pytest
 from dovetail.data import Dataset
 from dovetail.features import Features
 from dovetail.learners import models
-from dovetail.learners.transformer import _attended
+from dovetail.learners.models import _attended
 
 KEY = jax.random.key(0)
 
