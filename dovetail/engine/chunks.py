@@ -1,6 +1,6 @@
 """What a chunk of clients adds to a round: their updates, or the sum of their updates without any being formed.
 
-Five ways, of which `engine.ways` chooses:
+Five ways, of which the fastest for clients of a size is chosen:
 
 - *general*: every client's local training, side by side or one after the other, then the protocol's `collect`;
 - *scaled*: the same training, then the sum of rescaled updates, beside clients of another size that go a way below;
@@ -11,21 +11,18 @@ Five ways, of which `engine.ways` chooses:
 - *clipped*, for clients of one record, or of a few and a large model, under protocols that only clip: the products of
   `engine.examples`.
 
-Clients of a chunk are of one size class (`engine.sizes`), and each class has its own way.
+Clients of a chunk are of one size class (`engine.chunks`), and each class has its own way.
 A client's secret keys are folded from the round's key and its own number, so that nothing depends on who shares a
 chunk; the public order of records is the same for all clients with as many of them.
 Nor does it on what they hold: an update without a finite squared norm counts as zero, randomized and counted like any
 other, and is masked before it meets anything of another client's.
 
-Which of the ways of `engine.chunks` is the fastest for clients of a size.
-
-Clients in classes of similar size: a round costs what its records cost, and not what its largest client does.
-
+*Size classes.* A round costs what its records cost, and not what its largest client does.
 Every client of a chunk is computed with as many rows as the widest of them. So clients are sorted into classes, at
 first by doubling numbers of records; neighbours are joined again while that costs little, as each class is a part of
 the compiled program of its own. Which class a client is in changes the speed of a round and nothing else.
 
-How large and how different the raw updates of a round were, which no noise hides and no statement covers.
+Diagnostics say how large and how different the raw updates of a round were, which no noise hides and no statement covers.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def clipped_client_sum(
 
     Guarantees:
         Equal to forming, clipping and adding the gradients one by one, up to float summation order; a client
-        whose records cancel to less than a sixteenth is formed by itself (`engine.outer`).
+        whose records cancel to less than a sixteenth is formed by itself (`engine.examples`).
         A client without records adds nothing, nor does one whose gradient or squared norm is not finite.
         No client adds more than clip_norm, up to rounding, however large or alike its records are.
         Peak memory grows with the chunk, not with the number of clients times the number of parameters.

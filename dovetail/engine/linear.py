@@ -5,7 +5,7 @@ Three forms, chosen by shape:
 - *one record per client*: the update is the record times a row of coefficients, its norm the product of the two norms,
   and the sum over clients one product features^T (scaled coefficients): no client's update is ever formed.
 - *gram*, for a few records and one gradient step: the same sum, with norms from the products of a client's rows, which
-  are computed once a training (`engine.gram`).
+  are computed once a training (`engine.linear`).
 - *explicit*: one (classes, features) block a client, transposed so that every product runs along contiguous features.
 
 A norm is computed from what is added up, or exactly as a product, or as a difference plus a proven bound on its
