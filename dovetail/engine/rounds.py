@@ -4,8 +4,8 @@ The cohort is dealt to the devices; each takes its clients in chunks that fit it
 runs local training and adds up what the protocol collects (`engine.chunks`): memory is one chunk of updates. The
 tallies are summed over devices, `estimate` and the server's step follow in the same program.
 
-Clients are taken by classes of similar size (`engine.chunks`), so that a large one costs what it has and no more. What a
-chunk adds is found in one of several ways (`engine.chunks`). Without `fast`, and where sums do not serve, protocols
+Clients are taken by classes of similar size, so that a large one costs what it has and no more. What a chunk adds is
+found in one of several ways (`engine.chunks`). Without `fast`, and where sums do not serve, protocols
 with a shuffler take the *faithful* path: it holds every report of the round, shuffles and pads them, so memory is
 clients x parameters. Keys are folded by round and client, so results depend on neither chunk size nor device count, up
 to the order of floating-point sums.
@@ -13,8 +13,9 @@ to the order of floating-point sums.
 With `diagnostics` a round also says how large and how different its raw updates were, which no noise hides and no
 statement covers.
 
-A device takes the chunks that were dealt to it one after the other. For each size class of clients there is `work` of shape (chunks, 1, chunk, ...), the axis of length 1 being the device's
-own, and a number in `used`: how many chunks hold anybody.
+A device takes the chunks that were dealt to it one after the other. For each size class of clients there is `work` of
+shape (chunks, 1, chunk, ...), the axis of length 1 being the device's own, and a number in `used`: how many chunks hold
+anybody.
 
 The data are on every device; the users of a round are dealt in chunks, each of one size class.
 """
