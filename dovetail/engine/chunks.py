@@ -22,7 +22,7 @@ Every client of a chunk is computed with as many rows as the widest of them. So 
 first by doubling numbers of records; neighbours are joined again while that costs little, as each class is a part of
 the compiled program of its own. Which class a client is in changes the speed of a round and nothing else.
 
-Diagnostics say how large and how different the raw updates of a round were: no noise hides that, no statement covers it.
+Diagnostics say how large and how different the raw updates of a round were; no statement covers them.
 """
 
 from __future__ import annotations
