@@ -456,6 +456,17 @@ def test_a_law_that_is_bounded_is_never_more_heads_than_there_are(seed, monkeypa
     assert shortfall(coins) > 1 + 1e-9, "a Gaussian's tails without what the limit costs"
 
 
+def test_lower_tails_far_out_are_no_less_than_chernoffs_at_its_best_slope():
+    coins = Coins(np.array([0.05, 0.5]), np.array([400, 1000]))
+    law, slopes = by_limit(coins), np.geomspace(1e-3, 3, 20_000)
+    fewer = law.below + np.cumsum(law.weights) - law.weights  # P(C <= count - 1)
+    log_mean = np.log1p(np.multiply.outer(np.expm1(-slopes), coins.probs)) @ coins.counts
+    best = np.exp((np.multiply.outer(law.counts - 1, slopes) + log_mean).min(axis=1))
+    far = (best > 1e-12) & (best < 0.3 / coins.std)  # where the normal approximation's error is larger
+    assert far.sum() >= 5
+    assert (best[far] <= fewer[far] * (1 + 1e-5)).all() and (fewer[far] <= 1.03 * best[far]).all()
+
+
 def test_the_larger_of_two_pairs_dominates_both():
     event = Personalized(kind="laplace", eps_locals=tuple(np.linspace(0.1, 1.0, 300).tolist()), coordinates=5)
     small, large = (personal.pair(event, np.array([user])) for user in (20, 299))
