@@ -99,6 +99,13 @@ def test_pages_are_whole_blocks_of_chacha20_and_large_draws_are_made_of_them():
     np.testing.assert_array_equal(words[half:], _words.page(key, 1, half)[: count - half])
 
 
+def test_only_our_own_keys_draw_on_pages_and_on_as_few_as_hold_the_words():
+    ours, jaxs = key_of(Randomness(0, ROOT)), jax.random.key(0)
+    counts = (0, 1, _words.PAGE, _words.PAGE + 1, 5 * _words.PAGE)
+    assert [_words.pages_of(ours, count) for count in counts] == [1, 1, 1, 2, 5]
+    assert [_words.pages_of(jaxs, count) for count in counts] == [1] * 5
+
+
 def test_roots_are_fresh_hidden_and_whole():
     one, two = Randomness.from_os(1), Randomness.from_os(1)
     assert one.root != two.root

@@ -191,7 +191,7 @@ class Record:
     def _check(self) -> None:
         """Refuse what no run can have released."""
         check_guarantee(eps=0.0 if self.eps is None else self.eps, delta=self.delta)
-        _validate.at_least(0, **_validate.given(**{name: getattr(self.spread, name) for name in _COUNTS}))
+        _validate.at_least(1, **_validate.given(**{name: getattr(self.spread, name) for name in _COUNTS}))
         seen = [self.own.rounds, self.reports, *([] if self.replaced is None else [self.replaced.rounds])]
         if len({len(rounds) for rounds in seen}) > 1:
             raise ValueError(f"expected every view of the same rounds, got views of {[len(item) for item in seen]}")

@@ -85,6 +85,14 @@ def test_raising_hopeless_draws_to_a_floor_only_adds_and_adds_little(num_users, 
     assert exact * (1 - 1e-6) <= ours <= exact * (1 + 1e-6)  # the longer grid is charged more for rounding
 
 
+def test_bennett_of_huge_crowds_is_as_sharp_as_hoeffding_for_bits():
+    """Where u is so small that its series is taken; both are then the Gaussian tail of a fair bit."""
+    for num_users in (10**10, 10**12):
+        event = crowd("rr", 1.0, num_users)
+        ours, reference = (bound(event, delta=1e-6).eps for bound in (blanket.bennett, blanket.hoeffding))
+        assert reference <= ours <= reference * (1 + 1e-4)
+
+
 def test_exact_ternary_against_the_sum_over_all_counts():
     num_users, eps_local, levels = 7, 1.5, 3
     report = Report(kind="rr", eps_local=eps_local, levels=levels)

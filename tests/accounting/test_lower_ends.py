@@ -96,6 +96,16 @@ def test_both_ends_hold_the_composition_of_a_pair(folds, eps_local):
         assert (1 - 4 / parts) * finest <= lower <= finest
 
 
+def test_many_rounds_are_composed_on_a_grid_that_grows_with_what_they_add_up_to():
+    pair = crowds._sharper(Shuffled(report=Report(kind="laplace", eps_local=4.0), num_users=3))
+    for times in (1, 30, 10**4, 10**6):
+        loss = symmetric.repeated_loss(pair, times)
+        interval = loss.interval if times == 1 else loss._interval
+        points = 40 * pair.std_loss * math.sqrt(times) / interval
+        assert points <= 2**20 * (1 + 1e-9), "of forty deviations"
+        assert interval == symmetric.resolution(pair) or points >= 2**20 * (1 - 1e-9), "no coarser than it must be"
+
+
 @pytest.mark.parametrize("times", [1, 25])
 def test_bits_and_personal_budgets_come_with_a_lower_end(times):
     event = Shuffled(report=Report(kind="rr", eps_local=1.0), num_users=200, coordinates=3)

@@ -339,3 +339,13 @@ def test_sums_on_a_circle_are_right_to_their_error(size):
         found, error = numerics.summed(laws, size)
         off = mpmath.sqrt(mpmath.fsum((mpmath.mpf(x) - y) ** 2 for x, y in zip(found.tolist(), circle, strict=True)))
         assert off <= error < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("slope", "interval", "count"),
+    [(0.1, 1e-12, 500), (2.0, 1e-13, 40), (0.5, 60.0, 100), (0.01, 4000.0, 5000), (0.0, 1e4, 70), (1e-12, 1e4, 70)],
+)
+def test_the_norm_of_a_decay_is_no_less_than_its_terms_and_hardly_more(slope, interval, count):
+    terms = -np.expm1(-interval * np.arange(1, count + 1)) * np.exp(-slope * np.arange(1, count + 1))
+    exact = math.sqrt(math.fsum(terms**2))
+    assert exact <= numerics.decaying_norm(slope, interval, count) <= exact * (1 + 1e-8)

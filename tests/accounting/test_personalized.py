@@ -180,7 +180,7 @@ def test_the_law_of_the_clones_is_the_poisson_binomial():
     masses, first = law.weights, law.counts[0]
     assert 0 < law.below < 1e-280
     for k in range(0, len(masses), 7):
-        assert masses[k] == pytest.approx(float(exact[first + k]), rel=1e-11)
+        assert masses[k] == pytest.approx(float(exact[first + k]), rel=1e-11, abs=0)
     assert masses.sum() == pytest.approx(1, abs=1e-12)
 
 
@@ -454,6 +454,17 @@ def test_a_law_that_is_bounded_is_never_more_heads_than_there_are(seed, monkeypa
     assert worst <= 1 + 1e-9
     monkeypatch.setattr(binomial, "_BERRY_ESSEEN", 0.0)
     assert shortfall(coins) > 1 + 1e-9, "a Gaussian's tails without what the limit costs"
+
+
+def test_lower_tails_far_out_are_no_less_than_chernoffs_at_its_best_slope():
+    coins = Coins(np.array([0.05, 0.5]), np.array([400, 1000]))
+    law, slopes = by_limit(coins), np.geomspace(1e-3, 3, 20_000)
+    fewer = law.below + np.cumsum(law.weights) - law.weights  # P(C <= count - 1)
+    log_mean = np.log1p(np.multiply.outer(np.expm1(-slopes), coins.probs)) @ coins.counts
+    best = np.exp((np.multiply.outer(law.counts - 1, slopes) + log_mean).min(axis=1))
+    far = (best > 1e-12) & (best < 0.3 / coins.std)  # where the normal approximation's error is larger
+    assert far.sum() >= 5
+    assert (best[far] <= fewer[far] * (1 + 1e-5)).all() and (fewer[far] <= 1.03 * best[far]).all()
 
 
 def test_the_larger_of_two_pairs_dominates_both():

@@ -10,7 +10,7 @@ import pytest
 import dovetail
 from dovetail import accounting, events
 from dovetail.accounting.releases import Release, release_of, releases
-from dovetail.events import Everyone, Gaussian, NonPrivate, Round
+from dovetail.events import Everyone, Gaussian, Laplace, NonPrivate, Round
 from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Theorem, Trust, Unit
 
 SOURCE = Path(dovetail.__file__).parent
@@ -144,3 +144,10 @@ def test_a_subclass_of_an_event_has_its_release():
         pass
 
     assert release_of(Renamed(std=2.0, sensitivity=1.0, neighbors=Neighbors.ADD_REMOVE)).mu == 0.5
+
+
+def test_so_much_noise_that_the_divergence_rounds_to_nothing_is_no_missing_bound():
+    for scale in (1e9, 1e17):
+        event = Laplace(scale=scale, sensitivity=1.0, count=3, neighbors=Neighbors.REPLACE_ONE)
+        found = release_of(event).renyi(Everyone(), (1.5, 2.0, 64.0))
+        assert (found >= 0).all() and (found < 1e-15).all()

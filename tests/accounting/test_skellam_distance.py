@@ -210,6 +210,16 @@ def test_the_spent_delta_is_pinskers_and_grows():
     assert near_gaussian.spent_delta(2e-10, eps=900.0) == near_gaussian.spent_delta(1.0, eps=5.0) == 1
 
 
+@pytest.mark.parametrize("rounds", [2, 3, 7, 1000])
+def test_rounds_add_up_to_no_less_than_they_are(rounds):
+    """In fractions: not even the last digit is rounded in favour of the bound."""
+    for part in (0.1, 1 / 3, 0.7, 0.9):
+        whole = near_gaussian.NearGaussian(mu=part, divergence=part * 1e-9).repeated(rounds)
+        divergence, square = rounds * Fraction(part * 1e-9), rounds * Fraction(part) ** 2
+        assert divergence <= Fraction(whole.divergence) <= divergence * (1 + Fraction(1, 10**14))
+        assert square <= Fraction(whole.mu) ** 2 <= square * (1 + Fraction(1, 10**14))
+
+
 # ---------------------------------------------------------------- the ratio of both laws
 
 
@@ -258,6 +268,18 @@ def test_the_slack_grows_with_draws_and_falls_with_noise():
         near_gaussian.slack_of([near_gaussian.SkellamDraws(1, 99.0)], tail=0.1)
     with pytest.raises(NotApplicable, match="too far from a Gaussian"):
         near_gaussian.slack_of([near_gaussian.SkellamDraws(1, 500.0)], tail=1e-6)
+
+
+@pytest.mark.parametrize("eps", [0.5, 3.0, 8.0])
+def test_the_tail_of_the_ratio_is_charged_under_either_law(eps):
+    """e^slack delta + tail (1 + e^(eps - slack)): as much as the tail weighs where the other law has e^eps of it."""
+    draws, delta = [near_gaussian.SkellamDraws(100, 1e12)], 1e-6
+    about, charged = near_gaussian._tail(delta, eps), []
+    for tail in (about / near_gaussian._TAILS, about, about * near_gaussian._TAILS):
+        slack = near_gaussian.slack_of(draws, tail=tail)
+        charged.append(math.expm1(slack) * delta + tail * (1 + math.exp(eps - slack)))
+    found = near_gaussian.delta_by_ratio(lambda at: delta, draws, eps=eps) - delta
+    assert min(charged) * (1 - 1e-6) <= found <= min(charged) * (1 + 1e-3)
 
 
 def test_no_release_has_a_delta_above_what_the_ratio_certifies():

@@ -107,6 +107,16 @@ def test_whole_messages_by_enumeration():
             assert exact_attack.delta(eps=eps) <= most + 1e-12
 
 
+@pytest.mark.parametrize(
+    ("dummies", "width"), [(0, 3), (1, 1), (5, 1), (2, 3), (3, 3), (10, 3), (11, 3), (12, 3), (49, 3)]
+)
+def test_dummies_are_dealt_to_as_few_messages_as_hold_them(dummies, width):
+    """In turn, so that their lengths differ by one at most: few are as long as a client's."""
+    messages = max(1, math.ceil(dummies / width))
+    lengths = np.bincount(np.arange(dummies) % messages, minlength=messages)
+    assert _full_messages(dummies, width) == np.sum(lengths == width)
+
+
 @pytest.mark.soak
 def test_dummies_are_dealt_as_the_attack_counts_them():
     asked = plan(num_users=7, dim=10, beta=0.3, eps_local=0.5, pad_to=7, published=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from scipy.stats import binom, binomtest
 
 from dovetail import audit as audits
 from dovetail.audit import runs
-from dovetail.audit.runs.games import Game, pairs
+from dovetail.audit.runs.games import Game, Sight, pairs
+from dovetail.audit.runs.scores import scores
 from dovetail.events import FixedSize
 from dovetail.guarantee import quotes
 from dovetail.statements import Neighbors, Trust
@@ -190,3 +192,17 @@ def test_own_reports_are_attacked_exactly_under_the_relation_that_they_were_writ
     assert audits.audit("split_and_mix", plan, view="colluding", trials=0).exact_attacks
     plan = dataclasses.replace(plan, neighbors=Neighbors.ADD_REMOVE)
     assert not audits.audit("split_and_mix", plan, view="colluding", trials=0).exact_attacks
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_changes_are_looked_at_from_two_rounds_on(rounds):
+    moves = np.arange(4 * rounds * 3.0).reshape(4, rounds, 3) ** 2
+    worlds = SimpleNamespace(direction=np.ones((rounds, 3)))
+    game = SimpleNamespace(rounds=rounds, likelihood=False, worlds=worlds)
+    shown = {**dict.fromkeys(Sight._fields), "own": moves, "estimate": 2 * moves, "state": moves[:, :, :1]}
+    found = scores(game, Sight(**shown), view="colluding", trust=Trust.LOCAL)
+    reports = [found.get(f"change of the {what}") for what in ("victim's reports", "estimate")]
+    assert [one is not None for one in reports] == [rounds > 1] * 2
+    if rounds > 1:
+        expected = -(np.diff(moves, axis=1) ** 2).sum(axis=(1, 2))
+        np.testing.assert_allclose(reports, [expected, 4 * expected])

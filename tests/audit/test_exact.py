@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from dovetail.accounting.releases import subjects
 from dovetail.audit import exact
 from dovetail.audit.attacks import shows_less, stronger
 from dovetail.audit.bounds import ExactAttack, best
-from dovetail.audit.exact import cells
+from dovetail.audit.exact import cells, crowds
 from dovetail.events import (
     Disjoint,
     Everyone,
@@ -163,6 +164,26 @@ def test_slots_that_overflow_with_some_probability_are_charged():
     event = PaddedBernoulli(report=BITS, num_users=6, pad_to=3, inclusion=0.4)
     (exact_attack,) = exact.exact_attacks(event)
     assert exact_attack.slack >= binom.sf(2, 5, 0.4)
+
+
+@pytest.mark.parametrize(("users", "pad_to", "decoys"), [(300, 60, 20), (300, 60, 1), (80, 60, 190), (40, 39, 379)])
+def test_as_many_sit_on_the_victims_coordinates_as_decoys_leave_room_for(users, pad_to, decoys, monkeypatch):
+    event = PaddedTopk(report=BITS, num_users=users, coordinates=400, pad_to=pad_to, top=20, decoys=decoys)
+    places, others, slots = pad_to - 1, users - 1, 3
+    overflow = [
+        slots * float(binom.sf(places - sitting, others - sitting, decoys / 380)) for sitting in range(places + 1)
+    ]
+    fit = [sitting for sitting in range(places) if overflow[sitting] * 1.01 <= crowds._NEGLIGIBLE] or [0]
+    asked = itertools.count()
+
+    def sf(*law):
+        assert next(asked) < 20, "it halves what is left, and so it ends"
+        return binom.sf(*law)
+
+    monkeypatch.setattr(crowds, "binom", SimpleNamespace(sf=sf))
+    sitting, slack = crowds._sitting(event, places, others, slots)
+    assert sitting == fit[-1]
+    assert overflow[sitting] <= slack <= overflow[sitting] * 1.02
 
 
 def test_full_slots_by_enumeration_of_drops():

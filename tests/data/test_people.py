@@ -101,6 +101,13 @@ class TestToxicity:
         assert not nothing.any()
         assert first.dtype == np.float32 and first.shape == (toxicity.FEATURES,)
 
+    def test_words_have_signs_so_that_those_that_share_a_place_may_cancel(self):
+        words = toxicity.hashed([f"word{number}" for number in range(400)])
+        assert np.all(np.sort(np.abs(words), axis=1)[:, -2:] == [0, 1]), "one place each"
+        assert abs(words.sum()) < 4 * np.sqrt(400), "as many of either sign"
+        three = toxicity.hashed(["one two three"])[0]
+        np.testing.assert_allclose(np.abs(three[three != 0]), 1 / np.sqrt(5), rtol=1e-6)
+
     def test_ratings_of_unknown_comments_and_other_tables_are_refused(self, tmp_path):
         with pytest.raises(ValueError, match="expected ratings of comments that are there"):
             built(tmp_path, [*RATED, (99, 5, 0)])

@@ -285,7 +285,10 @@ def test_rows_that_count_as_users_are_said_to():
     assert ROWS_NOTE in result.statement.assumptions
     named = dovetail.train(dataset(), settings={"cohort.rounds": 2, "protocol.noise_multiplier": 2.0})
     assert ROWS_NOTE not in named.statement.assumptions
-    for statement in (result.statement, named.statement):
+    several = {"task.partition": "iid", "task.users": 6, "cohort.rounds": 2, "protocol.noise_multiplier": 2.0}
+    dealt = dovetail.train(rows, settings=several)
+    assert ROWS_NOTE not in dealt.statement.assumptions, "a user has ten rows"
+    for statement in (result.statement, named.statement, dealt.statement):
         assert "the test records are public: what is measured on them has no noise" in statement.assumptions
 
 

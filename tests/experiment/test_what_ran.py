@@ -499,6 +499,8 @@ def test_verify_ties_model_config_and_origin_to_the_ledger(finished, tmp_path, t
         lambda data: data.update(delta=-1e-5),
         lambda data: data.update(delta=2.0),
         lambda data: data["spread"].update(users=-3),
+        lambda data: data["spread"].update(users=0),
+        lambda data: data["spread"].update(items=0),
         lambda data: data["rounds"][0]["mechanism"].update(std=-1.0),
         lambda data: data["rounds"][0]["mechanism"].update(std=float("nan")),
     ],

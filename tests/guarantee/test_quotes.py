@@ -70,6 +70,18 @@ def test_colluders_cost():
     assert crowd == pytest.approx(fewer, rel=1e-9)
 
 
+def test_only_where_users_may_collude_a_statement_says_what_colluders_see():
+    """A trusted curator's statement speaks of no colluders."""
+    sampled = {"participation": FixedSize(size=1000, population=50_000), "dim": 10}
+    alone = quotes.quote("ss_simple", plan(eps_local=0.2, **sampled)).certified
+    crowd = quotes.quote("ss_simple", plan(eps_local=0.2, colluders=100, **sampled)).certified
+    curator = quotes.quote("dp_fl", plan(noise_multiplier=2.0, **sampled)).certified
+    said = [any("colluders see whether they are sampled" in text for text in one.assumptions) for one in (alone, crowd)]
+    assert said == [False, True]
+    assert "a uniform sample, secret from the adversary" in str(curator.assumptions)
+    assert "colluders" not in str(curator.assumptions)
+
+
 def test_secret_sampling_helps_and_rounds_cost():
     one = quotes.quote("ss_simple", plan(eps_local=0.2, dim=10)).certified
     ten = quotes.quote("ss_simple", plan(eps_local=0.2, dim=10, rounds=10)).certified

@@ -182,6 +182,17 @@ def test_gaussian_enforces_the_bound_on_the_integers(monkeypatch: pytest.MonkeyP
     np.testing.assert_array_equal(report, [[7, 0, -2, 0]])
 
 
+@pytest.mark.parametrize(("rounded", "kept"), [([12, 0, 0, 0], True), ([0, 0, -12, 1], False), ([7, 7, 7, 0], False)])
+def test_gaussian_keeps_what_is_as_long_as_the_bound_and_nothing_longer(
+    monkeypatch: pytest.MonkeyPatch, rounded: list[int], kept: bool
+) -> None:
+    """Ten steps of clip norm, and two for the rounding of four entries: a squared length of 144."""
+    r = DiscreteGaussian(std=1e-3, clip_norm=1.0, dim=4, spacing=Fraction(1, 10))
+    monkeypatch.setattr(deployed, "round_at_random", lambda position, sampler: np.array([rounded]))
+    report = r([[0.75, 0.0, -0.25, 0.0]], sampler=seeded())
+    np.testing.assert_array_equal(report, [rounded if kept else [7, 0, -2, 0]])
+
+
 def test_gaussian_wild_inputs() -> None:
     r = DiscreteGaussian(std=1e-3, clip_norm=1.0, dim=2, spacing=Fraction(1, 8))
     np.testing.assert_array_equal(r([[np.nan, 1.0], [np.inf, 0.0], [1e300, 0.0]], sampler=seeded()), np.zeros((3, 2)))

@@ -72,6 +72,15 @@ def test_randbelow_is_exactly_uniform_over_its_bits() -> None:
     assert results == {0: 1, 1: 1, 2: 1, 3: 1, 4: 1, "rejected": 3}
 
 
+@pytest.mark.parametrize("bits", [1, 63, 64, 65, 66, 128, 129, 193])
+def test_randbelow_draws_every_bit(bits: int) -> None:
+    sampler, seen, never = seeded(bits), 0, (1 << bits) - 1
+    for _ in range(60):
+        drawn = sampler.randbelow(1 << bits)
+        seen, never = seen | drawn, never & drawn
+    assert seen == (1 << bits) - 1 and never == 0
+
+
 def test_randbelow_beyond_one_word() -> None:
     bound = 3 * 2**100
     sample = [seeded(7).randbelow(bound)] + [seeded(k).randbelow(bound) for k in range(300)]

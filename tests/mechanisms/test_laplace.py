@@ -48,7 +48,16 @@ def test_personal_scales_broadcast() -> None:
     np.testing.assert_allclose(np.abs(report).mean(axis=1), [0.1, 10.0], rtol=4 / math.sqrt(50_000))
 
 
-@pytest.mark.parametrize("box", [(1.0, 1.0), (2.0, 1.0), (math.nan, 1.0), (0.0, math.inf)])
-def test_bad_interval_is_refused(box: tuple[float, float]) -> None:
-    with pytest.raises(ValueError, match="expected"):
+@pytest.mark.parametrize(
+    ("box", "words"),
+    [
+        ((1.0, 1.0), "expected low < high, got low=1.0, high=1.0"),
+        ((2.0, 1.0), "expected low < high, got low=2.0, high=1.0"),
+        ((math.nan, 1.0), "expected low to be a finite number, got low=nan"),
+        ((0.0, math.inf), "expected high to be a finite number, got high=inf"),
+        ((-math.inf, 0.0), "expected low to be a finite number, got low=-inf"),
+    ],
+)
+def test_bad_interval_is_refused(box: tuple[float, float], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
         LaplaceRandomizer(1.0, *box)

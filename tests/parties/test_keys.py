@@ -95,6 +95,14 @@ def test_an_expired_key_is_not_used_for_new_rounds(tmp_path, monkeypatch):
     assert ring.find(pair.public.key_id) == pair
 
 
+def test_a_key_has_a_use_and_lasts_a_day_or_more():
+    with pytest.raises(ValueError, match=r"expected use to be one of .*, got use='lock'"):
+        KeyPair.generate("lock")
+    for days, words in ((0, "expected days >= 1, got days=0"), (1.5, "expected days to be a whole number")):
+        with pytest.raises(ValueError, match=words):
+            KeyPair.generate("sign", days=days)
+
+
 def test_a_public_key_has_its_length():
     with pytest.raises(ValueError, match="expected a public key of 32 bytes, got 3"):
         PublicKey(use="seal", public=b"abc", expires=0)

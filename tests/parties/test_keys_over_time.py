@@ -224,7 +224,7 @@ def user(folder):
     return pair
 
 
-def test_a_list_of_users_is_read_again_when_it_changes(tmp_path, monkeypatch):
+def test_a_list_of_users_is_read_again_when_it_changes(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(records, "_LOOK", 0.0)
     pairs = [user(tmp_path / str(i)) for i in range(3)]
     clients = tmp_path / "clients.json"
@@ -237,8 +237,11 @@ def test_a_list_of_users_is_read_again_when_it_changes(tmp_path, monkeypatch):
     assert pairs[1].public.key_id not in enrolled and pairs[2].public.key_id in enrolled
     with pytest.raises(ValueError, match="expected the key of an enrolled user"):
         revoke(clients, [pairs[1].public.key_id])
+    assert not caplog.messages
     clients.write_text("half of a li")
-    assert len(enrolled) == 2  # what it said before
+    assert len(enrolled) == 2 and len(enrolled) == 2  # what it said before
+    (said,) = caplog.messages  # operators hear of it, once
+    assert str(clients) in said and said.endswith("; what it said before still holds")
 
 
 def test_a_user_that_rotates_its_key_stays_the_user_that_it_was(tmp_path):

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from dovetail.parties.common import links as links_module
 from dovetail.parties.common.keys import KeyPair, ServicePairs
-from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink, Rejected, Unreachable
+from dovetail.parties.common.links import AnalyzerLink, Conflict, Gone, IntermediaryLink, Rejected, Unreachable
 from dovetail.parties.common.policy import Refused
 from dovetail.parties.common.sealing import Unsealable, open_sealed
 from dovetail.parties.common.task import sign
@@ -179,4 +179,38 @@ def test_answers_that_unfold_or_drip_are_not_waited_for(monkeypatch):
                 link.task()
             with pytest.raises(Unreachable, match=r"expected the whole answer from .* in time, got a part of it"):
                 link.status()
+        server.shutdown()
+
+
+class Refuses(http.server.BaseHTTPRequestHandler):
+    """Answers with the status that it is asked for."""
+
+    def do_GET(self):
+        self.send_response(int(self.path.rsplit("/", 1)[1]))
+        self.send_header("content-length", "5")
+        self.end_headers()
+        self.wfile.write(b"words")
+
+    def log_message(self, *said):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "words"),
+    [
+        (409, Conflict, "words"),
+        (410, Gone, "words"),
+        (404, Rejected, "words"),
+        (425, Unreachable, "got status 425"),
+        (429, Unreachable, "got status 429"),
+        (500, Unreachable, "got status 500"),
+    ],
+)
+def test_users_hear_whether_to_come_back_to_go_on_or_to_give_up(status, kind, words):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuses) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with contextlib.closing(IntermediaryLink(f"http://127.0.0.1:{server.server_port}")) as link:
+            with pytest.raises((Rejected, Unreachable), match=words) as heard:
+                link.answers(f"/{status}")
+            assert heard.type is kind
         server.shutdown()

@@ -89,6 +89,20 @@ def test_a_replica_that_slept_through_a_round_knows_what_the_others_did(tmp_path
         assert [one["outcome"] for one in asleep.privacy()["history"]] == ["void", "void"]
 
 
+def test_a_replica_that_slept_counts_the_messages_of_the_round_that_is_open_now(tmp_path, url):
+    sharing = Sharing(tmp_path, settings=SETTINGS, rounds=2)
+    with replicas(sharing, url) as (aggregators, (awake, asleep)):
+        parties = [replicas[0] for replicas in aggregators]
+        open_round(parties, awake)
+        for user in range(4):
+            sharing.accept(parties, user, update=np.zeros(sharing.task.dim, np.float32))
+        assert close(parties) == ["sent", "sent"]
+        parties[0].forward(1, Straight(awake, 0))
+        assert asleep.privacy()["messages"] > 0
+        awake.give_up(1)
+        assert asleep.privacy()["messages"] == 0
+
+
 def test_one_replica_leads_until_it_is_gone(tmp_path, url):
     sharing = Sharing(tmp_path, settings=SETTINGS)
     one, other = (sharing.aggregator(0, home=f"home-{i}", store=url("aggregator")) for i in range(2))

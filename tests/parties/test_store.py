@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import multiprocessing
 import os
 import secrets
 import shutil
 import signal
+import sqlite3
 import threading
 import time
 
@@ -369,3 +371,13 @@ def test_a_batch_has_a_name_that_a_copy_of_the_store_does_not_know(tmp_path):
         assert ShuffleStore(path, SHAPE).batch(1) == names[-1]
     assert [len(name) for name in names] == [BATCH_ID] * 2
     assert names[0] != names[1]
+
+
+def test_a_store_keeps_a_log_so_that_who_reads_waits_for_no_writer(tmp_path):
+    store = opened(tmp_path / "store.db")
+    with contextlib.closing(sqlite3.connect(tmp_path / "store.db")) as reader:
+        assert reader.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        with store._transaction():
+            store._do("UPDATE rounds SET uploads = 4 WHERE round = 1")
+            assert reader.execute("SELECT uploads FROM rounds").fetchall() == [(0,)]
+    store.shut()

@@ -15,6 +15,8 @@ from dovetail.parties.common.costs import calibrated, cost
 from dovetail.parties.common.keys import KeyPair, ServiceKeys
 from dovetail.parties.common.policy import Later, Policy, Refused, Spending
 from dovetail.parties.common.task import SignedTask, TrainingTask, sign, verify
+from dovetail.parties.demo import demo_config
+from dovetail.parties.deployment import set_up
 
 
 def service_keys(**changed):
@@ -133,6 +135,13 @@ def test_personal_budgets_assume_that_no_two_users_hold_one_place():
     assert len(said) == 1
     plain = cost(task_of(), 1)[0].assumptions
     assert not any("list of budgets" in line for line in plain)
+
+
+@pytest.mark.parametrize(("protocol", "numbers"), [("apes", [0, 1, 2]), ("secagg", [None] * 3)])
+def test_users_of_a_fleet_have_places_where_budgets_are_personal(tmp_path, protocol, numbers):
+    set_up(tmp_path / "fleet", demo_config(protocol, clients=3), rounds=1, clients=3)
+    homes = [tmp_path / "fleet" / "clients" / f"user-{user}" for user in range(3)]
+    assert [Policy.read(home / "policy.json").number for home in homes] == numbers
 
 
 def test_it_costs_what_the_quote_of_the_smallest_round_says():

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import secrets
 import threading
 import time
@@ -15,7 +16,7 @@ from vdaf.pine_reports import hostile, two_squares
 from verified_rounds import Peer, closed, forwarded, give, hostile_contents, opened, verified_task
 
 from dovetail.parties.aggregator.party import REFUSED
-from dovetail.parties.common.costs import cost
+from dovetail.parties.common.costs import _sent, cost
 from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink
 from dovetail.parties.common.policy import Refused
 from dovetail.parties.common.task import TrainingTask
@@ -410,3 +411,13 @@ def test_over_the_network(tmp_path, monkeypatch):
         assert [(one["outcome"], one["uploads"]) for one in analyzer.privacy()["history"]] == [("released", 3)]
         assert np.allclose(analyzer.model(1, dim=6), UPDATE, atol=0.01)
     assert names(tmp_path, 0) == names(tmp_path, 1) == [(1, sharing.users[3].public.key_id.hex())]
+
+
+@pytest.mark.parametrize("settings", [{}, {"verified": False}, {"verified": False, "noise": "users"}], ids=str)
+def test_what_every_user_and_every_aggregator_is_off_by_adds_up(tmp_path, settings):
+    task = verified_task(tmp_path, aggregators=3, clients=7, settings=settings).task
+    shared, off = _sent(task)
+    by_users, by_aggregators = [shared.distance] * 7, [shared.noise_distance] * 3
+    assert off == pytest.approx(math.fsum(by_users + by_aggregators), rel=1e-12, abs=0)
+    assert (shared.distance > 0) == (settings.get("noise") == "users" or not settings)
+    assert (shared.noise_distance > 0) == ("noise" not in settings)

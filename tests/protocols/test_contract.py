@@ -507,6 +507,13 @@ def test_shuffled_is_made_only_by_shufflers():
     assert not issubclass(ShuffledReports, Reports)
 
 
+CLIPPED_BY_VALUE = [
+    name
+    for name, cls in protocols.PROTOCOLS.items()
+    if any(field.name == "clip_value" and field.default is not None for field in dataclasses.fields(cls))
+]
+
+
 @pytest.mark.parametrize(
     ("name", "parameters", "sentence"),
     [
@@ -521,6 +528,8 @@ def test_shuffled_is_made_only_by_shufflers():
         ("ss_simple", {**RR2, "levels": 4}, "expected levels if and only if randomizer='rr'"),
         ("ss_simple", {**RR2, "linkage": "both"}, "expected linkage to be one of"),
         ("ss_simple", {"clip_value": 1.0, "eps_local": 0.0}, "expected eps_local > 0"),
+        *((name, {"clip_value": 0.0}, "expected clip_value > 0, got clip_value=0") for name in CLIPPED_BY_VALUE),
+        *((name, {"clip_value": -0.1}, "expected clip_value > 0, got clip_value=-0.1") for name in CLIPPED_BY_VALUE),
         ("ss_double", {**RR2, "beta": 1.5}, "expected beta <= 1"),
         (
             "ss_double",

@@ -78,6 +78,14 @@ def test_short_updates_take_the_long_way_to_the_same_end(monkeypatch: pytest.Mon
     check(vectors(37), 1)
 
 
+@pytest.mark.parametrize("above", [0, 1, 20, 30, 39])
+def test_larger_entries_behind_many_ties_are_not_crowded_out(above: int) -> None:
+    """More of the 600 are equal to the fortieth than the lists hold."""
+    x = np.ones((3, 600), np.float32)
+    x[0, 600 - above :], x[1, :above], x[2, 300 : 300 + above] = 2, -2, np.linspace(2, 3, above)
+    check(x, 40)
+
+
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(pool=st.lists(st.floats(width=32), min_size=1, max_size=40), seed=st.integers(0, 2**32 - 1))
 def test_any_mixture_of_floats_is_ranked_as_by_sorting(pool: list[float], seed: int) -> None:

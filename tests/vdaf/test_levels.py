@@ -1,5 +1,7 @@
 """Proofs that small integers are in range."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from pine_reports import KEY, accepted
@@ -100,3 +102,12 @@ def test_the_error_is_what_the_page_says():
     proofs = LevelProofs.of(size=7850, largest=1)
     assert proofs.knowledge_error == 0.0
     assert 2.0**-70 < proofs.soundness_error(2.0**45) < 2.0**-63
+
+
+@pytest.mark.parametrize("wrong", [{"proofs": 0}, {"proofs": 256}, {"shares": 1}, {"shares": 256}])
+def test_numbers_of_proofs_and_shares_fit_in_a_byte(wrong):
+    """No proofs at all would accept everything."""
+    known = LevelProofs.of(size=4, largest=1).prio3
+    ((name, value),) = wrong.items()
+    with pytest.raises(ValueError, match=f"expected .*{name}.* 255.*, got {name}={value}"):
+        dataclasses.replace(known, **wrong)
