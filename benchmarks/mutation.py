@@ -225,7 +225,9 @@ class Lane:
         self.workers, self.deselected = workers, deselected
         self.process: subprocess.Popen | None = None
         shutil.rmtree(folder, ignore_errors=True)
-        self.notes.mkdir(parents=True)
+        self.plugins = self.notes / "plugins"  # alone in a folder: this one has modules that tests have, too
+        self.plugins.mkdir(parents=True)
+        shutil.copy2(_mutation_reports.__file__, self.plugins)
         for name in _listed():
             (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, self.tree / name)
@@ -241,7 +243,7 @@ class Lane:
         marks = "not soak and not flower and not browser and not postgres" + " and not torch" * (not _has_torch())
         count = self.workers if workers is None else workers
         options = ["-q", "-p", "no:cacheprovider", "-p", "_mutation_reports", "-n", str(count), "-m", marks]
-        places = [str(self.tree), str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        places = [str(self.tree), str(self.plugins), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(places),
