@@ -35,7 +35,7 @@ import numpy as np
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.notices import SignedNotice
 from dovetail.parties.common.policy import Policy, Refused
-from dovetail.parties.common.task import SignedTask
+from dovetail.parties.common.task import SignedTask, task_id_of
 from dovetail.parties.user.client import Client
 
 PAGE = Path(__file__).parents[2] / "docs" / "operating.md"
@@ -426,13 +426,15 @@ class Walk:
                 f"--clients clients.json --ca authority.crt --host 0.0.0.0 --port {port} "
                 "--certificate tls-thief.crt --private-key tls-thief.key",
             )
-        before = [self._spent(f"user-{user}") for user in (0, 19)]
+        before = self._spent("user-0")
         running = self.page_line("Start", 0, "client run").replace("aggregator-0:8445", "thief:8445")
         operator.type("users", running.replace("aggregator-1:8445", "thief:8446"))
         status, said = operator.end_of("users")
         refused = re.findall(r"user \d+: .*not among this user's pinned aggregators", said)
         require((status, len(refused)) == (2, 20), said)
-        require(before == [self._spent(f"user-{user}") for user in (0, 19)], "a user spent something on the trap")
+        require(before == self._spent("user-0"), "a user spent something on the trap")
+        spending = list(operator.at("users", "users").glob(f"*/spending/*{self._id_of('trap.json')}*"))
+        require(not spending, f"users have ledgers for the trap: {spending}")
         held = [self._rows("thief", f"state-{index}", "uploads") for index in (0, 1)]
         require(held == [0, 0], f"the thief holds {held} uploads")
         operator.stop()
@@ -448,6 +450,8 @@ class Walk:
         self._start(4, users=SOME)
         wait_until(lambda: self._held(4) == [18, 18], "what a thief can have: users that report to pinned parties")
         require(before < self._spent("user-0") <= before + 5, "what a thief can spend")
+        spending = list(operator.at("users", "users").glob(f"*/spending/*{self._id_of('task-4.json')}*.db"))
+        require(len(spending) == 18, f"ledgers of users that took part: {spending}")
         shutil.copytree(operator.folder / "offline", operator.at("analyzer", "recovery"))
         revoked = operator.follow("A key is stolen", task="task-3.json")[1]
         shutil.rmtree(operator.at("analyzer", "recovery"))
@@ -607,6 +611,10 @@ class Walk:
         asked = f"curl --silent --fail --cacert tls/authority.crt https://{name}:8445/v1/status || true"
         said = self._operator.type("analyzer", asked)
         return bool(said and json.loads(said)["over"])
+
+    def _id_of(self, name: str) -> str:
+        signed = msgspec.json.decode(self._operator.at("thief", name).read_bytes(), type=SignedTask)
+        return task_id_of(signed.body).hex()
 
     def _ready(self, name: str) -> bool:
         asked = f"curl --silent --cacert tls/authority.crt --output /dev/null --write-out '%{{http_code}}' https://{name}:8445/readyz"
