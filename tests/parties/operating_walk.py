@@ -157,6 +157,7 @@ class Operator:
     def follow(self, lead: str, block: int = 0, *, only: tuple[str, ...] = MACHINES, **names: str) -> list[str]:
         """Type one of the page's blocks, with other names of files where there is another task; what was said."""
         self._followed.add((lead, block))
+        self.typed += len(self.page[lead][block])
         return [
             self.type(one, renamed(command, names))
             for machine, command in self.page[lead][block]
@@ -175,7 +176,6 @@ class Operator:
         if command.startswith(("python3 -m venv", f"{_INSTALLED}/pip")):
             return ""  # what runs this is installed
         command = command.replace(_INSTALLED, str(Path(sys.executable).parent))
-        self.typed += 1
         if command.startswith(_LONG_RUNNING):
             self._start(machine, command)
             return ""
@@ -206,13 +206,13 @@ class Operator:
         name = machine
         while name in self._running:  # another one on the same machine
             name += "'"
-        log = self.folder / "logs" / f"{self.typed}-{name}.log"
+        self.started += 1
+        log = self.folder / "logs" / f"{self.started}-{name}.log"
         with log.open("wb") as out:
             self._running[name] = subprocess.Popen(
                 self._shell(machine, f"exec {command}"), env=self._env, stdout=out, stderr=subprocess.STDOUT
             )
         self._logs[name] = log
-        self.started += 1
 
     def said(self, name: str) -> str:
         """What a process that was started last has said so far."""
@@ -245,7 +245,7 @@ class Operator:
 
 
 def renamed(command: str, names: dict[str, str]) -> str:
-    """With other words for `state`, `task.json`, `owner.json`, `users`, and the round's seconds or eps."""
+    """With other words for the page's names of a folder, of files, of users, and for the rounds and eps of a task."""
     places = {
         "state": r"(?<= )state(?= |$)",
         "task": r"(?<= )task\.json",
@@ -254,7 +254,6 @@ def renamed(command: str, names: dict[str, str]) -> str:
         "users": re.escape(EVERYBODY),
         "rounds": r"(?<=--rounds )\d+",
         "eps": r"(?<=privacy\.eps=)\d+",
-        "recovery": r"(?<=--recovery )recovery(?= )",
     }
     for name, word in names.items():
         command = re.sub(places[name], lambda _, word=word: word, command)
@@ -453,7 +452,7 @@ class Walk:
         spending = list(operator.at("users", "users").glob(f"*/spending/*{self._id_of('task-4.json')}*.db"))
         require(len(spending) == 18, f"ledgers of users that took part: {spending}")
         shutil.copytree(operator.folder / "offline", operator.at("analyzer", "recovery"))
-        revoked = operator.follow("A key is stolen", task="task-3.json")[1]
+        revoked = operator.follow("A key is stolen", task="task-3.json")[1]  # the owner's last one
         shutil.rmtree(operator.at("analyzer", "recovery"))
         require("is revoked and followed by" in revoked, revoked)
         self._dropped(4, "was revoked")
