@@ -15,7 +15,7 @@ from parties.operating_walk import HOME, OPERATED, PAGE, typed_on
 NEEDED = ("ip", "unshare", "nsenter", "mount", "curl")
 
 
-def alone() -> list[str]:
+def alone(folder: Path) -> list[str]:
     """What begins a command in namespaces of its own; skips the test where there can be none."""
     words = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     if missing := [name for name in NEEDED if shutil.which(name) is None]:
@@ -25,9 +25,9 @@ def alone() -> list[str]:
     switch = ["ip", "link", "add", "switch", "type", "bridge"]
     if subprocess.run([*words, *switch], check=False, capture_output=True).returncode:
         pytest.skip("needs a bridge between network namespaces, which this machine does not have")
-    for needed in (Path(sys.executable), PAGE):
-        if HOME.parent in needed.absolute().parents:
-            pytest.skip(f"puts an empty {HOME.parent} there, where {needed} would be missing")
+    for needed in (Path(sys.executable), PAGE, folder):
+        if {HOME.parent, Path("/var/lib")} & set(needed.absolute().parents):
+            pytest.skip(f"puts folders of its own in the places of /srv and /var/lib, where {needed} would be missing")
     return words
 
 
@@ -43,7 +43,7 @@ def test_what_is_typed_is_read_from_the_page():
 def test_a_new_operator_follows_the_page_to_its_end(tmp_path, capsys):
     """Training, new keys, a withdrawal, a theft, a restore: every command of the page, and what it says comes of it."""
     done = subprocess.run(
-        [*alone(), sys.executable, "-m", "parties.operating_walk", str(tmp_path / "walk")],
+        [*alone(tmp_path), sys.executable, "-m", "parties.operating_walk", str(tmp_path / "walk")],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
         check=False,
         capture_output=True,
@@ -55,7 +55,7 @@ def test_a_new_operator_follows_the_page_to_its_end(tmp_path, capsys):
     found = json.loads(done.stdout.splitlines()[-1])
     with capsys.disabled():
         sys.stdout.write(f"\n{json.dumps(found)}\n")
-    assert found["typed"] > 100 and found["started"] >= 25
+    assert found["typed"] >= 100 and found["started"] >= 30
     assert found["rounds"]["training"] == [["released", 20]] * 3
     assert found["rounds"]["another task"] == [["released", 20]]
     assert found["rounds"]["withdrawn"] == found["rounds"]["stolen key"] == [["void", 0]]

@@ -29,7 +29,6 @@ __all__ = [
     "ANALYTIC",
     "delta_of",
     "eps_of",
-    "gaussian_losses",
     "lower_eps_of",
     "mu_of",
 ]

@@ -7,6 +7,7 @@ import json
 import math
 import secrets
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -281,22 +282,22 @@ def task_revoke(
     from dovetail.parties.common.keys import KeyRing
     from dovetail.parties.common.notices import Rotation, revoke_key
     from dovetail.parties.common.records import read_record
-    from dovetail.parties.common.task import SignedTask, task_id_of
 
     if (key is None) == (rotation is None):
         raise ValueError("name the stolen key by --key, or with its successor by --rotation: one of the two")
     if (rotation is None) != (signer is None):
         raise ValueError("--rotation and --signer belong together: the stolen key must sign its successor, too")
-    tasks = [task_id_of(read_record(path, SignedTask, "a signed task").body) for path in standing or ()]
     by = KeyRing(recovery, "sign").current()
     if rotation is not None and signer is not None:
         replaced = read_record(rotation, Rotation, "a rotation")
+        tasks = _standing_tasks(notices, replaced.old, standing or ())
         kept = (*tasks, *_read_notices(notices, replaced.old).standing(replaced.old))
         stolen = KeyRing(signer, "sign").find(replaced.old)
         notice = revoke_key(by, rotation=replaced, stolen=stolen, standing=kept)
         words = f"{replaced.old.hex()} is revoked and followed by {replaced.new.hex()}"
     else:
         revoked = from_hex(key or "")
+        tasks = _standing_tasks(notices, revoked, standing or ())
         kept = (*tasks, *_read_notices(notices, revoked).standing(revoked))
         notice = revoke_key(by, key=revoked, standing=kept)
         words = f"{revoked.hex()} is revoked"
@@ -317,6 +318,23 @@ def _running_tasks(signer: Path, key_id: bytes) -> list[bytes]:
     kept = [read_record(path, SignedTask, "a signed task") for path in sorted(signer.glob("task-*.json"))]
     tasks = [verify(one, signer=key_id, fresh=False) for one in kept if one.signer.key_id == key_id]
     return [one.task_id for one in tasks if not one.over()]
+
+
+def _standing_tasks(notices: Path, revoked: bytes, paths: Sequence[Path]) -> list[bytes]:
+    """The ids of the tasks in files; refuses one that would not end with the revoked key."""
+    from dovetail.parties.common.records import read_record
+    from dovetail.parties.common.task import SignedTask, task_id_of
+
+    ended, tasks = _read_notices(notices, revoked).successors(revoked), []
+    for path in paths:
+        signed = read_record(path, SignedTask, "a signed task")
+        if signed.signer.key_id not in ended:
+            raise ValueError(
+                f"the task in {str(path)!r} was signed by the key {signed.signer.key_id.hex()}, not by "
+                f"{revoked.hex()}, which is revoked: leave it out, for it is not affected"
+            )
+        tasks.append(task_id_of(signed.body))
+    return tasks
 
 
 def _read_notices(path: Path, signer: bytes) -> Any:

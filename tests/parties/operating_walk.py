@@ -35,7 +35,7 @@ import numpy as np
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.notices import SignedNotice
 from dovetail.parties.common.policy import Policy, Refused
-from dovetail.parties.common.task import SignedTask
+from dovetail.parties.common.task import SignedTask, task_id_of
 from dovetail.parties.user.client import Client
 
 PAGE = Path(__file__).parents[2] / "docs" / "operating.md"
@@ -157,6 +157,7 @@ class Operator:
     def follow(self, lead: str, block: int = 0, *, only: tuple[str, ...] = MACHINES, **names: str) -> list[str]:
         """Type one of the page's blocks, with other names of files where there is another task; what was said."""
         self._followed.add((lead, block))
+        self.typed += len(self.page[lead][block])
         return [
             self.type(one, renamed(command, names))
             for machine, command in self.page[lead][block]
@@ -175,7 +176,6 @@ class Operator:
         if command.startswith(("python3 -m venv", f"{_INSTALLED}/pip")):
             return ""  # what runs this is installed
         command = command.replace(_INSTALLED, str(Path(sys.executable).parent))
-        self.typed += 1
         if command.startswith(_LONG_RUNNING):
             self._start(machine, command)
             return ""
@@ -206,13 +206,13 @@ class Operator:
         name = machine
         while name in self._running:  # another one on the same machine
             name += "'"
-        log = self.folder / "logs" / f"{self.typed}-{name}.log"
+        self.started += 1
+        log = self.folder / "logs" / f"{self.started}-{name}.log"
         with log.open("wb") as out:
             self._running[name] = subprocess.Popen(
                 self._shell(machine, f"exec {command}"), env=self._env, stdout=out, stderr=subprocess.STDOUT
             )
         self._logs[name] = log
-        self.started += 1
 
     def said(self, name: str) -> str:
         """What a process that was started last has said so far."""
@@ -245,7 +245,7 @@ class Operator:
 
 
 def renamed(command: str, names: dict[str, str]) -> str:
-    """With other words for `state`, `task.json`, `owner.json`, `users`, and the round's seconds or eps."""
+    """With other words for the page's names of a folder, of files, of users, and for the rounds and eps of a task."""
     places = {
         "state": r"(?<= )state(?= |$)",
         "task": r"(?<= )task\.json",
@@ -254,7 +254,6 @@ def renamed(command: str, names: dict[str, str]) -> str:
         "users": re.escape(EVERYBODY),
         "rounds": r"(?<=--rounds )\d+",
         "eps": r"(?<=privacy\.eps=)\d+",
-        "recovery": r"(?<=--recovery )recovery(?= )",
     }
     for name, word in names.items():
         command = re.sub(places[name], lambda _, word=word: word, command)
@@ -426,13 +425,15 @@ class Walk:
                 f"--clients clients.json --ca authority.crt --host 0.0.0.0 --port {port} "
                 "--certificate tls-thief.crt --private-key tls-thief.key",
             )
-        before = [self._spent(f"user-{user}") for user in (0, 19)]
+        before = self._spent("user-0")
         running = self.page_line("Start", 0, "client run").replace("aggregator-0:8445", "thief:8445")
         operator.type("users", running.replace("aggregator-1:8445", "thief:8446"))
         status, said = operator.end_of("users")
         refused = re.findall(r"user \d+: .*not among this user's pinned aggregators", said)
         require((status, len(refused)) == (2, 20), said)
-        require(before == [self._spent(f"user-{user}") for user in (0, 19)], "a user spent something on the trap")
+        require(before == self._spent("user-0"), "a user spent something on the trap")
+        spending = list(operator.at("users", "users").glob(f"*/spending/*{self._id_of('trap.json')}*"))
+        require(not spending, f"users have ledgers for the trap: {spending}")
         held = [self._rows("thief", f"state-{index}", "uploads") for index in (0, 1)]
         require(held == [0, 0], f"the thief holds {held} uploads")
         operator.stop()
@@ -448,8 +449,10 @@ class Walk:
         self._start(4, users=SOME)
         wait_until(lambda: self._held(4) == [18, 18], "what a thief can have: users that report to pinned parties")
         require(before < self._spent("user-0") <= before + 5, "what a thief can spend")
+        spending = list(operator.at("users", "users").glob(f"*/spending/*{self._id_of('task-4.json')}*.db"))
+        require(len(spending) == 18, f"ledgers of users that took part: {spending}")
         shutil.copytree(operator.folder / "offline", operator.at("analyzer", "recovery"))
-        revoked = operator.follow("A key is stolen", task="task-3.json")[1]
+        revoked = operator.follow("A key is stolen", task="task-3.json")[1]  # the owner's last one
         shutil.rmtree(operator.at("analyzer", "recovery"))
         require("is revoked and followed by" in revoked, revoked)
         self._dropped(4, "was revoked")
@@ -607,6 +610,10 @@ class Walk:
         asked = f"curl --silent --fail --cacert tls/authority.crt https://{name}:8445/v1/status || true"
         said = self._operator.type("analyzer", asked)
         return bool(said and json.loads(said)["over"])
+
+    def _id_of(self, name: str) -> str:
+        signed = msgspec.json.decode(self._operator.at("thief", name).read_bytes(), type=SignedTask)
+        return task_id_of(signed.body).hex()
 
     def _ready(self, name: str) -> bool:
         asked = f"curl --silent --cacert tls/authority.crt --output /dev/null --write-out '%{{http_code}}' https://{name}:8445/readyz"

@@ -142,8 +142,7 @@ def test_an_abstract_socket_is_told_too(monkeypatch):
 SERVES = r"""
 import asyncio, sys, time, threading
 from starlette.routing import Route
-from dovetail.parties.http import operating
-from dovetail.parties.http import server
+from dovetail.parties.http import operating, server
 from dovetail.parties.http.requests import Counts, Served
 from dovetail.parties.http.operating import Pulse
 operating._BEAT = 0.05

@@ -392,6 +392,7 @@ def test_keys_are_revoked_by_commands(tmp_path, command):
     assert alone.signed and alone.current == stolen.public.key_id
 
 
+<<<<<<< HEAD
 def test_after_a_revocation_commands_sign_with_the_key_that_users_believe(tmp_path, command):
     """They read the owner's file as if nothing had been revoked, and signed a withdrawal with the stolen key."""
 
@@ -420,6 +421,28 @@ def test_after_a_revocation_commands_sign_with_the_key_that_users_believe(tmp_pa
     run("task", "withdraw", notices, "--task", task, "--signer", owner)
     known = read_notices(notices, **told)
     assert len(known.signed) == 3 and "withdrawn" in known.why_ended(sharing.signed)
+=======
+def test_a_revocation_spares_only_tasks_that_would_end(tmp_path, command, signer):
+    """Who names a task that another key signed meant another task."""
+    recovery, notices = tmp_path / "recovery", tmp_path / "notices.json"
+    assert command("keys", str(recovery), "--use", "sign")[0] == 0
+    files = {"own": signer.task(signer.old), "other": signer.task(signer.thief)}
+    for name, signed in files.items():
+        (tmp_path / f"{name}.json").write_bytes(msgspec.json.encode(signed))
+    revoked, by = signer.old.public.key_id, signer.thief.public.key_id
+    words = ("task", "revoke", str(notices), "--recovery", str(recovery), "--key", revoked.hex())
+    spared = ("--task", str(tmp_path / "own.json"))
+    status, _, err = command(*words, *spared, "--task", str(tmp_path / "other.json"))
+    said = " ".join(err.split())
+    assert status == 2 and not notices.exists()
+    assert f"other.json' was signed by the key {by.hex()}, not by {revoked.hex()}, which is revoked" in said
+    status, out, _ = command(*words, *spared)
+    assert status == 0 and "1 of its tasks go on" in " ".join(out.split())
+    pinned = KeyRing(recovery, "sign").current().public.key_id
+    known = read_notices(notices, revoked, recovery=pinned)
+    assert known.why_ended(files["own"]) is None
+    assert "was revoked" in known.why_ended(signer.task(signer.old, rounds=2))
+>>>>>>> walk
 
 
 # --- withdrawal stops everybody
