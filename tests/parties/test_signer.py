@@ -392,7 +392,6 @@ def test_keys_are_revoked_by_commands(tmp_path, command):
     assert alone.signed and alone.current == stolen.public.key_id
 
 
-<<<<<<< HEAD
 def test_after_a_revocation_commands_sign_with_the_key_that_users_believe(tmp_path, command):
     """They read the owner's file as if nothing had been revoked, and signed a withdrawal with the stolen key."""
 
@@ -421,7 +420,8 @@ def test_after_a_revocation_commands_sign_with_the_key_that_users_believe(tmp_pa
     run("task", "withdraw", notices, "--task", task, "--signer", owner)
     known = read_notices(notices, **told)
     assert len(known.signed) == 3 and "withdrawn" in known.why_ended(sharing.signed)
-=======
+
+
 def test_a_revocation_spares_only_tasks_that_would_end(tmp_path, command, signer):
     """Who names a task that another key signed meant another task."""
     recovery, notices = tmp_path / "recovery", tmp_path / "notices.json"
@@ -442,7 +442,6 @@ def test_a_revocation_spares_only_tasks_that_would_end(tmp_path, command, signer
     known = read_notices(notices, revoked, recovery=pinned)
     assert known.why_ended(files["own"]) is None
     assert "was revoked" in known.why_ended(signer.task(signer.old, rounds=2))
->>>>>>> walk
 
 
 # --- withdrawal stops everybody
