@@ -306,7 +306,8 @@ class Walk:
         operator.at("analyzer", "training.toml").write_text(described)
         _, shown, *_ = operator.follow("Task")
         require("3 rounds of 16 to 20 users, 2 aggregators" in shown, shown)
-        require("(30, 1e-05)-DP" in shown and "ends 2027-12-31" in shown, shown)
+        (ends,) = re.findall(r"--ends (\d+-\d+-\d+)", self.page_line("Task", 0, "task new"))
+        require("(30, 1e-05)-DP" in shown and f"ends {ends}" in shown, shown)
         operator.follow("Users")
         for name in ("aggregator-0", "aggregator-1"):
             listed = json.loads(operator.at(name, "clients.json").read_bytes())
