@@ -220,8 +220,12 @@ def task_withdraw(
     from dovetail.parties.common.task import SignedTask, task_id_of
 
     withdrawn = read_record(signed, SignedTask, "a signed task")
-    task_id, latest = task_id_of(withdrawn.body), _read_notices(notices, withdrawn.signer.key_id).current
-    _add_notice(notices, withdraw_task(KeyRing(signer, "sign").find(latest), task_id))
+    task_id, known = task_id_of(withdrawn.body), _read_notices(notices, withdrawn.signer.key_id)
+    withdrawal = withdraw_task(KeyRing(signer, "sign").find(known.current), task_id)
+    if not known.receive([withdrawal]):
+        reason = known.why_ended(withdrawn) or f"the key {known.current.hex()} was revoked, and has no successor"
+        raise ValueError(f"nobody would heed this withdrawal: {reason}")
+    _add_notice(notices, withdrawal)
     out_console.print(f"task {task_id.hex()} is withdrawn: give {notices} to all services", highlight=False)
 
 
@@ -280,7 +284,7 @@ def task_revoke(
     --rotate`, and give its rotation-....json here.
     """
     from dovetail.parties.common.keys import KeyRing
-    from dovetail.parties.common.notices import Rotation, revoke_key
+    from dovetail.parties.common.notices import Rotation, read_notices, revoke_key
     from dovetail.parties.common.records import read_record
 
     if (key is None) == (rotation is None):
@@ -290,17 +294,20 @@ def task_revoke(
     by = KeyRing(recovery, "sign").current()
     if rotation is not None and signer is not None:
         replaced = read_record(rotation, Rotation, "a rotation")
-        tasks = _standing_tasks(notices, replaced.old, standing or ())
-        kept = (*tasks, *_read_notices(notices, replaced.old).standing(replaced.old))
-        stolen = KeyRing(signer, "sign").find(replaced.old)
+        revoked = replaced.old
+        tasks = _standing_tasks(notices, revoked, standing or ())
+        kept = (*tasks, *_read_notices(notices, revoked).standing(revoked))
+        stolen = KeyRing(signer, "sign").find(revoked)
         notice = revoke_key(by, rotation=replaced, stolen=stolen, standing=kept)
-        words = f"{replaced.old.hex()} is revoked and followed by {replaced.new.hex()}"
+        words = f"{revoked.hex()} is revoked and followed by {replaced.new.hex()}"
     else:
         revoked = from_hex(key or "")
         tasks = _standing_tasks(notices, revoked, standing or ())
         kept = (*tasks, *_read_notices(notices, revoked).standing(revoked))
         notice = revoke_key(by, key=revoked, standing=kept)
         words = f"{revoked.hex()} is revoked"
+    if not read_notices(notices, revoked, recovery=by.public.key_id).receive([notice]):
+        raise ValueError(f"nobody would heed this revocation: {str(notices)!r} has one of the same key, and it counts")
     _add_notice(notices, notice)
     out_console.print(f"{words}; {len(tasks)} of its tasks go on: give {notices} to all services", highlight=False)
 

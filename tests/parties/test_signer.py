@@ -390,6 +390,15 @@ def test_keys_are_revoked_by_commands(tmp_path, command):
     run("task", "revoke", other, "--recovery", tmp_path / "recovery", "--key", stolen.public.key_id.hex())
     alone = read_notices(other, policy.signer, recovery=policy.recovery)
     assert alone.signed and alone.current == stolen.public.key_id
+    before = other.read_bytes()
+    words = ["--recovery", str(tmp_path / "recovery"), "--rotation", str(rotation), "--signer", str(tmp_path / "owner")]
+    status, _, err = command("task", "revoke", str(other), *words)
+    assert status == 2 and "nobody would heed this revocation" in " ".join(err.split())
+    (tmp_path / "task.json").write_bytes(msgspec.json.encode(sign(Sharing(tmp_path / "s", "ss_simple").task, stolen)))
+    words = ["--task", str(tmp_path / "task.json"), "--signer", str(tmp_path / "owner")]
+    status, _, err = command("task", "withdraw", str(other), *words)
+    assert status == 2 and "nobody would heed this withdrawal: the key" in " ".join(err.split())
+    assert other.read_bytes() == before
 
 
 def test_after_a_revocation_commands_sign_with_the_key_that_users_believe(tmp_path, command):
