@@ -167,7 +167,7 @@ def task_new(
             "every user would refuse it"
         )
     signed = sign(made, KeyRing(signer, "sign").current())
-    write_atomically(_kept(signer, made.task_id), msgspec.json.encode(signed))
+    write_atomically(_path_of_copy(signer, made.task_id), msgspec.json.encode(signed))
     write_atomically(out, msgspec.json.encode(signed))
     out_console.print(f"task {made.task_id.hex()}, signed by {signed.signer.key_id.hex()}", highlight=False)
     print_costs(certified, local)
@@ -312,7 +312,7 @@ def task_revoke(
     out_console.print(f"{words}; {len(tasks)} of its tasks go on: give {notices} to all services", highlight=False)
 
 
-def _kept(signer: Path, task_id: bytes) -> Path:
+def _path_of_copy(signer: Path, task_id: bytes) -> Path:
     """Where the signer keeps a task that it signed: the rotation of its key says which tasks go on."""
     return signer / f"task-{task_id.hex()}.json"
 
