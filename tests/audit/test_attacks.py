@@ -12,10 +12,9 @@ from scipy.stats import binom, binomtest, chi2
 
 from dovetail.accounting.releases.privunit import cap_mass
 from dovetail.audit import exact
-from dovetail.audit.attacks import central_sub, dp_fl, privunit, s_apes, shows_less, stronger
-from dovetail.audit.attacks._linked import Ones, messages_like_the_victims
-from dovetail.audit.attacks._scales import scaled_noise
-from dovetail.audit.attacks.ss_double import _full_messages
+from dovetail.audit.attacks import curator, local, personal, shows_less, stronger
+from dovetail.audit.attacks.curator import scaled_noise
+from dovetail.audit.attacks.flame import Ones, _full_messages, messages_like_the_victims
 from dovetail.audit.bounds import best
 from dovetail.events import FixedSize, PaddedTopk, Personalized, Report, Shuffled
 from dovetail.guarantee import quotes
@@ -134,7 +133,7 @@ def test_privunit_never_passes_the_certified_bound_and_caps_are_those_of_the_den
     protocol, _ = quotes.settled("privunit", asked)
     local, direction = protocol.local(20), np.eye(20)[3]
     mass = cap_mass(dim=20, threshold=local.cap.threshold)
-    for prob, report in zip(privunit.cap_probs(protocol, 20), (direction, -direction), strict=True):
+    for prob, report in zip(local.cap_probs(protocol, 20), (direction, -direction), strict=True):
         assert prob == pytest.approx(mass * math.exp(local.log_density(report, direction)), rel=1e-8)
 
 
@@ -157,7 +156,7 @@ def alone_mass_in_thirty_digits(dim, threshold):
 
 @pytest.mark.parametrize(("dim", "threshold"), [(10, 0.25), (50, 0.1114), (7850, 0.008877)])
 def test_the_mass_of_a_cap_alone_is_that_of_the_integral_and_of_points(dim, threshold):
-    mass = privunit.alone_mass(dim=dim, threshold=threshold)
+    mass = local.alone_mass(dim=dim, threshold=threshold)
     assert mass == pytest.approx(alone_mass_in_thirty_digits(dim, threshold), rel=1e-12)
     points = np.random.default_rng(0).normal(size=(400_000, 3))
     rest = np.random.default_rng(1).chisquare(dim - 3, 400_000)
@@ -172,7 +171,7 @@ def test_the_mass_of_a_cap_alone_is_that_of_the_integral_and_of_points(dim, thre
 def test_caps_apart_show_most_of_what_privunit_certifies():
     asked = plan(eps_local=2.0)
     protocol, cohort = quotes.settled("privunit", asked)
-    opposite, apart = (found.eps(delta=DELTA).eps for found in privunit.exact_attacks(protocol, cohort, asked.dim))
+    opposite, apart = (found.eps(delta=DELTA).eps for found in local.attack_privunit_round(protocol, cohort, asked.dim))
     certified = quotes.quote("privunit", asked).certified.eps
     assert opposite < 0.8 * certified < 0.93 * certified < apart <= certified
 
@@ -186,14 +185,14 @@ def test_the_median_shows_in_the_noise():
         medians = [
             float(
                 protocol.prepare(
-                    protocol.init(2), noise_scale=1.0, norms=jnp.array(dp_fl.norms(users, long=long))
+                    protocol.init(2), noise_scale=1.0, norms=jnp.array(curator.norms(users, long=long))
                 ).clip_norm
             )
             for long in (False, True)
         ]
         assert medians[1] / medians[0] == pytest.approx(1.1, rel=1e-5)
         changed = [
-            i for i, (a, b) in enumerate(zip(*(dp_fl.norms(users, long=x) for x in (0, 1)), strict=True)) if a != b
+            i for i, (a, b) in enumerate(zip(*(curator.norms(users, long=x) for x in (0, 1)), strict=True)) if a != b
         ]
         assert changed == [users - 1], "the worlds differ in one user"
     drawn = quotes.Terms(
@@ -203,8 +202,8 @@ def test_the_median_shows_in_the_noise():
         participation=FixedSize(size=100, population=1000),
         settings={"clip": "median", "noise_multiplier": 1.0},
     )
-    assert dp_fl.exact_attacks(*quotes.settled("dp_fl", drawn), 10) == []
-    assert dp_fl.exact_attacks(protocol.__class__(clip_norm=1.0), cohort, 10) == []
+    assert curator.attack_dp_fl_round(*quotes.settled("dp_fl", drawn), 10) == []
+    assert curator.attack_dp_fl_round(protocol.__class__(clip_norm=1.0), cohort, 10) == []
 
 
 def test_scaled_noise_is_a_chi_square_in_both_worlds():
@@ -228,17 +227,17 @@ def test_a_z_read_off_the_batch_shows_in_the_noise():
     steps = plan(adaptive_z=True, items_per_subject=2, sampling_rate=0.1, noise_multiplier=1.0, steps=4)
     assert attacked("local_sub", steps).eps > 50
     protocol, cohort = quotes.settled("central_sub", every)
-    close = central_sub.exact_attacks(protocol, cohort, 101, noise_of=lambda z: 1 + 0.05 * (z - 1))
+    close = curator.attack_subjects_round(protocol, cohort, 101, noise_of=lambda z: 1 + 0.05 * (z - 1))
     direct = scaled_noise("noise", 100, [(1.0, 1.05**2)], [(1.0, 1.0)])
     assert close[0].eps(delta=1e-3).eps == direct.eps(delta=1e-3).eps
     fixed = plan(items_per_subject=2, sampling_rate=1.0, noise_multiplier=1.0)
-    assert central_sub.exact_attacks(*quotes.settled("central_sub", fixed), 100) == []
+    assert curator.attack_subjects_round(*quotes.settled("central_sub", fixed), 100) == []
 
 
 def test_sparsified_reports_have_the_law_of_the_code():
     asked = plan(num_users=4, dim=4, clip_value=1.0, budgets=[0.5, 2.0], keep=0.5)
     protocol, _ = quotes.settled("s_apes", asked)
-    law = s_apes.sparsified(protocol, 4)
+    law = personal.sparsified(protocol, 4)
     draws = np.asarray(protocol.perturb(jnp.full(40_000, 1.0), jnp.asarray(2.0), key=jax.random.key(2)))
     masses = np.float64(law(np.array([2.0]), 1.0)[0])
     cut = protocol.threshold / 2

@@ -7,7 +7,7 @@ import pytest
 from scipy.special import ive
 
 from dovetail.audit import attacks
-from dovetail.audit.attacks import split_and_mix
+from dovetail.audit.attacks import sums
 from dovetail.audit.bounds import best
 from dovetail.events import FixedSize
 from dovetail.guarantee import quotes
@@ -124,7 +124,7 @@ def test_the_chance_that_decoys_hide_the_largest():
 def test_one_clients_skellam_noise_is_bounded_from_the_right_side():
     for variance, distance in ((4.0, 5), (0.1, 3), (50.0, 20)):
         tail = ive(np.arange(distance, distance + 400), variance).sum()
-        assert split_and_mix._log_tail(variance, distance) >= math.log(tail)
+        assert sums._log_tail(variance, distance) >= math.log(tail)
 
 
 def test_thresholds_on_one_clients_noisy_value_are_bounded_by_their_probabilities():

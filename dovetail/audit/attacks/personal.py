@@ -1,20 +1,29 @@
-"""Personal budgets: the reports of the user that is ready to spend the most."""
+"""Personal budgets: the reports of the user that is ready to spend the most.
+
+*S-APES by a threshold* shows the analyzer less than APES does, and so does what an attack may use. A report is kept
+where its size reaches the threshold; else it is a fresh draw around 0 at the smallest budget. Both happen coordinate by
+coordinate, so that the law of a shuffled coordinate is that of APES seen through this step.
+"""
 
 from __future__ import annotations
 
+import numpy as np
+
 from dovetail.audit.attacks import _own
-from dovetail.audit.attacks.registry import on_own_reports
+from dovetail.audit.attacks.registry import on_own_reports, shows_less, stronger
 from dovetail.audit.bounds import ExactAttack
-from dovetail.audit.exact import cells
+from dovetail.audit.exact import cells, personal
 from dovetail.protocols import Cohort
 from dovetail.protocols.personal._personal import Personal
 from dovetail.protocols.personal.apes import Apes
+from dovetail.protocols.personal.s_apes import SApes
+from dovetail.statements import NotApplicable
 
-__all__ = ["of_apes", "own_reports"]
+__all__ = ["attack_apes_client", "attack_personal_client", "attack_s_apes_client", "attack_s_apes_round", "sparsified"]
 
 
 @on_own_reports.register(Personal)
-def own_reports(
+def attack_personal_client(
     protocol: Personal, cohort: Cohort, dim: int, *, family: cells.Cells | None = None
 ) -> list[ExactAttack]:
     """Every coordinate at the largest budget; the law of a report is that of the protocol's kind unless given."""
@@ -25,9 +34,46 @@ def own_reports(
 
 
 @on_own_reports.register(Apes)
-def of_apes(protocol: Apes, cohort: Cohort, dim: int) -> list[ExactAttack]:
+def attack_apes_client(protocol: Apes, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Clip-Laplace reports may leave the box of the inputs."""
     if protocol.kind != "clip_laplace":
-        return own_reports(protocol, cohort, dim)
+        return attack_personal_client(protocol, cohort, dim)
     family = cells.clipped((protocol.output_bound / protocol.clip_value - 1) / 2)
-    return own_reports(protocol, cohort, dim, family=family)
+    return attack_personal_client(protocol, cohort, dim, family=family)
+
+
+shows_less.register(SApes, lambda protocol: True)
+
+
+@stronger.register(SApes)
+def attack_s_apes_round(protocol: SApes, cohort: Cohort, dim: int) -> list[ExactAttack]:
+    """The user with the largest budget, others at the low end; none where a client's reports depend on each other."""
+    if protocol.sparsify != "threshold" and protocol.kept(dim) < dim:
+        return []
+    budgets = protocol.settle(cohort, dim).eps_locals
+    victim = int(np.argmax(budgets))
+    missing = cohort.colluders + cohort.size - cohort.crowd()
+    others = np.sort(np.delete(budgets, victim))[missing:]
+    attack = f"sum over all messages, victim with the largest budget {budgets[victim]:.4g}, others at the low end"
+    laws = sparsified(protocol.settle(cohort, dim), dim)
+    return [personal.crowd_duel(attack, laws, float(budgets[victim]), others, slots=dim)]
+
+
+@on_own_reports.register(SApes)
+def attack_s_apes_client(protocol: SApes, cohort: Cohort, dim: int) -> list[ExactAttack]:
+    """The reports of the user with the largest budget, as they leave it; APES's where all are kept."""
+    if protocol.kept(dim) == dim and protocol.sparsify != "threshold":
+        return attack_apes_client(protocol, cohort, dim)
+    settled = protocol.settle(cohort, dim)
+    laws, budgets = sparsified(settled, dim), settled.eps_locals.max(keepdims=True)
+    return _own.independent(laws(budgets, 1.0)[0], laws(budgets, 0.0)[0], dim)
+
+
+def sparsified(protocol: SApes, dim: int) -> personal.Laws:
+    """The law of one message in cells, for settled budgets."""
+    clip, bound = protocol.clip_value, protocol.output_bound
+    if protocol.sparsify != "threshold" and protocol.kept(dim) < dim:
+        raise NotApplicable(f"reports of one client depend on each other with sparsify={protocol.sparsify!r}")
+    cut = protocol.threshold / (2 * clip) if protocol.sparsify == "threshold" else 0.0
+    family = cells.clipped((bound - clip) / (2 * clip))
+    return personal.thresholded(family, cut, least=float(protocol.eps_locals.min()))

@@ -1,28 +1,79 @@
-"""Sums of numbers: a user's randomized responses, or its shares."""
+"""Sums: a user's randomized responses, or its shares.
+
+All shares of the victim together, whether they went to shufflers or to aggregators, are its update with one client's
+part of the noise, or with none where aggregators add it.
+"""
 
 from __future__ import annotations
 
-from dovetail.audit.attacks import _own, split_and_mix
+import contextlib
+import math
+
+import numpy as np
+
+from dovetail.audit.attacks import _own
 from dovetail.audit.attacks.registry import on_own_reports
-from dovetail.audit.bounds import ExactAttack
+from dovetail.audit.bounds import ExactAttack, disjoint
+from dovetail.audit.exact.noise import skellam
 from dovetail.events import Report
 from dovetail.protocols import Cohort
+from dovetail.protocols.sums._skellam import NoisySum
 from dovetail.protocols.sums._sums import ReportedSum
 from dovetail.protocols.sums.real_sum import RealSum
+from dovetail.protocols.sums.secagg import SecAgg
+from dovetail.protocols.sums.split_and_mix import SplitAndMixProtocol
+from dovetail.statements import NotApplicable
 
-__all__ = ["of_real_sum", "own_reports"]
+__all__ = ["attack_real_sum_client", "attack_secagg_client", "attack_shares_client", "attack_sum_client"]
+
+_VALUE = "the victim's own noisy value"
 
 
 @on_own_reports.register(ReportedSum)
-def own_reports(protocol: ReportedSum, cohort: Cohort, dim: int) -> list[ExactAttack]:
+def attack_sum_client(protocol: ReportedSum, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """One report in every slot."""
     local = protocol.local
     return _own.reports(Report(kind="rr", eps_local=local.eps_local, levels=local.levels), protocol.slots)
 
 
 @on_own_reports.register(RealSum)
-def of_real_sum(protocol: RealSum, cohort: Cohort, dim: int) -> list[ExactAttack]:
+def attack_real_sum_client(protocol: RealSum, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """The same, unless numbers are split into shares."""
     if protocol.sharing is None:
-        return own_reports(protocol, cohort, dim)
-    return split_and_mix.own_reports(protocol.sharing, cohort, dim)
+        return attack_sum_client(protocol, cohort, dim)
+    return attack_shares_client(protocol.sharing, cohort, dim)
+
+
+@on_own_reports.register(SecAgg)
+def attack_secagg_client(protocol: SecAgg, cohort: Cohort, dim: int) -> list[ExactAttack]:
+    """The value that the shares add up to."""
+    if protocol.by_users:
+        return attack_shares_client(protocol, cohort, dim)
+    return [disjoint("the victim's own value, to which aggregators have not added their noise")]
+
+
+@on_own_reports.register(SplitAndMixProtocol)
+def attack_shares_client(protocol: NoisySum, cohort: Cohort, dim: int) -> list[ExactAttack]:
+    """A value with one client's part of the noise: its law where that fits, and Chernoff's bound on both tails."""
+    shift = 2 * math.floor(protocol.known("scale") * protocol.clip_norm)
+    variance = protocol.noise_part
+    found = []
+    with contextlib.suppress(NotApplicable):
+        found.append(skellam(_VALUE, variance, shift, modulus=protocol.known("modulus")))
+    for share in (0.5, 0.8, 0.9, 0.95, 0.98):
+        above = math.ceil(shift * share)
+        missed, alarm = (_log_tail(variance, distance) for distance in (shift - above, above))
+        if math.exp(missed) + math.exp(alarm) > 0.99:  # upper bounds that say nothing
+            continue
+        first = np.array([missed, math.log(-math.expm1(missed))])
+        second = np.array([math.log(-math.expm1(alarm)), alarm])
+        attack = f"whether {_VALUE} is above {above}"
+        found.append(ExactAttack(attack=attack, log_first=first, log_second=second, pure=math.inf))
+    nothing = np.zeros(1)
+    return found or [ExactAttack(attack=_VALUE, log_first=nothing, log_second=nothing, pure=math.inf)]
+
+
+def _log_tail(variance: float, distance: int) -> float:
+    """An upper bound on log P(noise >= distance)."""
+    slope = math.asinh(distance / variance)
+    return variance * (math.hypot(1.0, distance / variance) - 1) - distance * slope

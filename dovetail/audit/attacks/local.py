@@ -1,4 +1,6 @@
-"""PrivUnit: messages near one direction that the victim may hold, and messages near the other.
+"""Local randomizers of whole vectors: what the server sees is all there is, or messages meet in a crowd.
+
+*PrivUnit*: messages near one direction that the victim may hold, and messages near the other.
 
 *Opposite*: the victim holds a unit vector u or -u. All others hold -u: of their messages the fewest fall into the cap
 around u. Where the two caps do not meet, the density of a message takes three values, one on each cap and one between,
@@ -18,23 +20,27 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.accounting.releases import privunit as accounting
+from dovetail.audit.attacks import _own
 from dovetail.audit.attacks.registry import on_own_reports, stronger
 from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact.cells import trinomials
 from dovetail.protocols import Cohort
+from dovetail.protocols.local.ldp_fl import LdpFl
 from dovetail.protocols.local.privunit import PrivUnit
 from dovetail.statements import NotApplicable
 
-__all__ = ["alone_mass", "cap_probs", "exact_attacks", "own_reports"]
+__all__ = ["alone_mass", "attack_privunit_client", "attack_privunit_round", "cap_probs"]
 
 _ROUNDED_DOWN = 1e-10  # what `cap_mass` takes off to be on the safe side of an upper bound
 _CAP_ERROR = 1e-12  # relative; 50 digits show 4e-15 in up to a million dimensions
 _LEAST_DIM = 10  # below, the density of lengths ends too abruptly for the quadrature
 _NODES, _PIECES = 20, 40
 
+on_own_reports.register(LdpFl, _own.by_event)
+
 
 @stronger.register(PrivUnit)
-def exact_attacks(protocol: PrivUnit, cohort: Cohort, dim: int) -> list[ExactAttack]:
+def attack_privunit_round(protocol: PrivUnit, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """The law of both counts; what may be wrong with the mass of a cap goes into the slack."""
     towards, away = cap_probs(protocol, dim)
     others = cohort.crowd() - cohort.colluders - 1
@@ -93,7 +99,7 @@ def cap_probs(protocol: PrivUnit, dim: int) -> tuple[float, float]:
 
 
 @on_own_reports.register(PrivUnit)
-def own_reports(protocol: PrivUnit, cohort: Cohort, dim: int) -> list[ExactAttack]:
+def attack_privunit_client(protocol: PrivUnit, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """On which cap, or between them, the victim's message lies."""
     towards, away = cap_probs(protocol, dim)
     logs = np.log([towards, 1 - towards - away, away])

@@ -1,0 +1,150 @@
+"""Curators and subjects: the server gets updates as they are, and a noise scale that follows the data shows itself.
+
+All updates lie along one direction. The released sum has pure noise in the other dim - 1 coordinates, and its squared
+norm there is a scaled chi-square, in both worlds; in many dimensions no two scales look alike.
+
+*DP-FL clipped to the median of the round's own norms*: the noise scale is that median. Of the other users one half has
+short updates, the other half long ones, as users of real data do about their median, so the victim's own norm decides
+where the median lies. With an odd number of users (n - 1)/2 others have norm 1 and as many norm `CHANGE`; the median is
+1 if the victim's update is short and `CHANGE` if it is long. With an even number the median averages two norms, n/2 - 1
+others are short and n/2 long, and long is CHANGE / (2 - CHANGE), so that the median is `CHANGE` times larger as well.
+
+*SubDP with a Z read off the batch*: the noise scale follows the largest number of one subject's records in it. Everyone
+but the victim has one record. Without the victim Z is 1; with it Z is the number of its records in the batch, a
+binomial. The noise that the paper's recipe asks for at Z grows with Z.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from scipy.special import gammainc, gammaincc
+from scipy.stats import binom
+
+from dovetail.audit.attacks import _own
+from dovetail.audit.attacks.registry import on_own_reports, stronger
+from dovetail.audit.bounds import ExactAttack
+from dovetail.audit.exact.noise import log_cells
+from dovetail.claims import subdp
+from dovetail.protocols import Cohort, Protocol
+from dovetail.protocols.curator.dp_fl import DpFl
+from dovetail.protocols.curator.fedavg import FedAvg
+from dovetail.protocols.subjects import record_level
+from dovetail.protocols.subjects.central_sub import CentralSub
+from dovetail.protocols.subjects.local_sub import LocalSub
+
+__all__ = [
+    "CHANGE",
+    "attack_central_sub_client",
+    "attack_dp_fl_round",
+    "attack_local_sub_client",
+    "attack_subjects_round",
+    "norms",
+    "scaled_noise",
+]
+
+_CELLS = 4000
+_TINY = 1e-300  # below, doubles cannot tell a tail from none
+CHANGE = 1.1  # by which the median grows
+_EPS, _DELTA, _STEPS = 8.0, 1e-5, 100  # what the recipe is asked for, where nothing else is known
+
+
+@stronger.register(DpFl)
+def attack_dp_fl_round(protocol: DpFl, cohort: Cohort, dim: int) -> list[ExactAttack]:
+    """A tenth more or less in the median, by one user's update."""
+    if protocol.clip != "median":
+        return []
+    if cohort.participation.secret:
+        return []  # where users are drawn at random the median is random, and no exact law is known
+    attack = f"squared norm of the noise, its scale {CHANGE - 1:.0%} larger where the victim's update is long"
+    return [scaled_noise(attack, dim - 1, [(1.0, CHANGE**2)], [(1.0, 1.0)])]
+
+
+def norms(num_users: int, *, long: bool) -> list[float]:
+    """The norms of all users' updates, the victim's last, in the one world or the other."""
+    half, odd = divmod(num_users, 2)
+    reach = CHANGE if odd else CHANGE / (2 - CHANGE)
+    others = [1.0] * (half if odd else half - 1) + [reach] * half
+    return [*others, reach if long else 1.0]
+
+
+on_own_reports.register(DpFl, _own.seen_by_the_server)
+on_own_reports.register(FedAvg, _own.seen_by_the_server)
+
+
+@stronger.register(CentralSub)
+@stronger.register(LocalSub)
+def attack_subjects_round(
+    protocol: Protocol, cohort: Cohort, dim: int, *, noise_of: Callable[[int], float] | None = None
+) -> list[ExactAttack]:
+    """One round of `adaptive_z`; `noise_of` is the noise multiplier for each Z, by default the recipe's for 100 steps.
+
+    Over the steps of a user's own round noise adds up; then the victim has two records, which meet or do not.
+    """
+    mine = record_level(protocol)
+    most = mine.items_per_subject or 1
+    if not mine.adaptive_z or most < 2:
+        return []
+    rate, steps = mine.rate, max(1, mine.private_steps)
+    noise_of = noise_of or _recipe(mine.claimed_eps or _EPS, rate)
+    if steps > 1:
+        meets = rate**2
+        single, double = noise_of(1) ** 2, noise_of(2) ** 2
+        law = [
+            (float(binom.pmf(times, steps, meets)), (steps - times) * single + times * double)
+            for times in range(steps + 1)
+        ]
+        name, alone = "two records", [(1.0, steps * single)]
+    else:
+        law = [(float(binom.cdf(1, most, rate)), noise_of(1) ** 2)]
+        law += [(float(binom.pmf(items, most, rate)), noise_of(items) ** 2) for items in range(2, most + 1)]
+        name, alone = f"{most} records", [(1.0, noise_of(1) ** 2)]
+    return [scaled_noise(f"squared norm of the noise, which follows the victim's {name}", dim - 1, law, alone)]
+
+
+def _recipe(eps: float, rate: float) -> Callable[[int], float]:
+    @functools.cache
+    def noise_of(group: int) -> float:
+        return float(subdp.noise_scale(eps=eps, delta=_DELTA, group=group, prob=rate, steps=_STEPS).value)
+
+    return noise_of
+
+
+@on_own_reports.register(CentralSub)
+def attack_central_sub_client(protocol: CentralSub, cohort: Cohort, dim: int) -> list[ExactAttack]:
+    """A user's sum is not zero if the subject's records are in it; the subject is that user's only one."""
+    caps = [cap for cap in (protocol.items_per_user, protocol.items_per_subject) if cap is not None]
+    absent = (1 - protocol.rate) ** min(caps, default=1)
+    absent = 1 - cohort.participation.prob_drawn * (1 - absent)
+    with np.errstate(divide="ignore"):
+        there = np.log([absent, 1 - absent])
+    return [ExactAttack(attack=_own.SERVER, log_first=there, log_second=np.array([0.0, -np.inf]))]
+
+
+@on_own_reports.register(LocalSub)
+def attack_local_sub_client(protocol: LocalSub, cohort: Cohort, dim: int) -> list[ExactAttack]:
+    """The noise is in what a user sends, so its event says it all, unless the noise itself tells."""
+    attacks = attack_subjects_round if protocol.adaptive_z else _own.by_event
+    return attacks(protocol, cohort, dim)
+
+
+def scaled_noise(
+    attack: str, dim: int, first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]
+) -> ExactAttack:
+    """The squared norm of noise in `dim` coordinates whose variance is random: (probability, variance) in both worlds.
+
+    Tails beyond what a double holds go into the slack, so that no eps is found above about 690.
+    """
+    variances = [variance for world in (first, second) for weight, variance in world if weight > 0]
+    spread = 40 * math.sqrt(2 * dim) + 800
+    low, high = min(variances) * max(1e-3, dim - spread), max(variances) * (dim + spread)
+    cuts = np.geomspace(low, high, _CELLS)
+    laws = []
+    for world in (first, second):
+        below = sum(weight * gammainc(dim / 2, cuts / (2 * variance)) for weight, variance in world)
+        above = sum(weight * gammaincc(dim / 2, cuts / (2 * variance)) for weight, variance in world)
+        laws.append(log_cells(np.log(np.maximum(below, _TINY)), np.log(np.maximum(above, _TINY))))
+    return ExactAttack(attack=attack, log_first=laws[0], log_second=laws[1], slack=4 * _TINY)

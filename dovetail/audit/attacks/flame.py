@@ -1,0 +1,204 @@
+"""FLAME's protocols: messages that travel whole, and counts or indices that follow the data.
+
+*SS-Simple* as printed shuffles whole messages: one message with too many ones is the victim's.
+
+*SS-Double with a fixed number of coordinates*. As printed, a client's k reports are one message, and dummies are put
+into messages of the same length: how many messages of how many ones there are shows the victim. Without links, a client
+still sends exactly k reports, and the number of ones in all slots together is a sum of binomials. That a slot overflows
+is charged to the slack.
+
+*SS-Topk*, where counts or indices show, which are a function of the data:
+- A surplus that is kept: `n - 1` others report a coordinate, and the number of its messages is n if the victim does,
+  too, else n - 1.
+- Whole messages without decoys: the victim's has one set of indices or the other; nobody else has either. Dummies come
+  in messages, too, but there are more sets of k indices than messages.
+- Whole messages of all coordinates: messages with many ones, as for SS-Simple.
+
+*Messages that travel whole*: a message of k reports is a point that the victim pulls to one side in all of them at
+once. The statistic is the number of messages with at least t ones, a report counting as a one if it lies in the upper
+half: others, who hold the low end, hardly ever get there, and dummies, which are fair coins, rarely. All thresholds t
+that the victim may reach are tried, and a score that grows with the number of ones as the likelihood ratio does.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.stats import binom
+
+from dovetail.audit import exact
+from dovetail.audit.attacks import _own
+from dovetail.audit.attacks.registry import on_own_reports, shows_less, stronger
+from dovetail.audit.bounds import ExactAttack, disjoint
+from dovetail.audit.exact import cells
+from dovetail.audit.exact.cells import Binomial, binomial_window, counts
+from dovetail.audit.exact.sums import ULP, SumPart, sums
+from dovetail.events import Report, Shuffled
+from dovetail.protocols import Cohort
+from dovetail.protocols.flame.ss_double import SsDouble
+from dovetail.protocols.flame.ss_simple import SsSimple
+from dovetail.protocols.flame.ss_topk import SsTopk
+
+__all__ = [
+    "Ones",
+    "attack_ss_double_client",
+    "attack_ss_double_round",
+    "attack_ss_simple_client",
+    "attack_ss_simple_round",
+    "attack_ss_topk_client",
+    "attack_ss_topk_round",
+    "messages_like_the_victims",
+    "ones",
+]
+
+_RAREST = 1e-9
+_MOST_THRESHOLDS = 48
+
+
+@stronger.register(SsSimple)
+def attack_ss_simple_round(protocol: SsSimple, cohort: Cohort, dim: int) -> list[ExactAttack]:
+    """Where whole messages travel; nothing beyond the exact attacks on the event where they do not."""
+    if protocol.linkage != "vector":
+        return []
+    users = cohort.crowd()
+    others = users - cohort.colluders - 1
+    apart = Shuffled(report=protocol.report, num_users=users, colluders=cohort.colluders, coordinates=dim)
+    found = messages_like_the_victims(ones(protocol.report), dim, others=others, dummies=0)
+    return found + exact.exact_attacks(apart)  # links may be ignored
+
+
+@on_own_reports.register(SsSimple)
+def attack_ss_simple_client(protocol: SsSimple, cohort: Cohort, dim: int) -> list[ExactAttack]:
+    """A report on every coordinate."""
+    return _own.reports(protocol.report, dim)
+
+
+shows_less.register(SsDouble, lambda protocol: protocol.inclusion == "fixed-k")
+
+
+@stronger.register(SsDouble)
+def attack_ss_double_round(protocol: SsDouble, cohort: Cohort, dim: int) -> list[ExactAttack]:
+    """The printed form, where k of `dim` coordinates are drawn; the repaired one is what its event says."""
+    if protocol.inclusion != "fixed-k":
+        return []
+    users, width, pad_to = cohort.crowd(), protocol.fixed(dim), protocol.padding.pad_to
+    others = users - cohort.colluders - 1
+    overflow = dim * float(binom.sf(pad_to, users, width / dim)) * 1.01
+    missing = dim * pad_to - users * width
+    bits = ones(protocol.report)
+    high, low, dummy = bits
+    crowd = [Binomial(trials=others * width, prob=low), Binomial(trials=max(0, missing), prob=dummy)]
+    worlds = [[*crowd, Binomial(trials=width, prob=prob)] for prob in (high, low)]
+    found = [counts("ones in all slots together, others at the low end", worlds[0], worlds[1], slack=overflow)]
+    if protocol.linkage == "vector":
+        dummies = _full_messages(max(0, missing), width)
+        found += messages_like_the_victims(bits, width, others=others, dummies=dummies, slack=overflow)
+    return found
+
+
+def _full_messages(dummies: int, width: int) -> int:
+    """Messages of as many dummies as a client sends reports; shorter ones are no client's, and are set aside."""
+    messages = max(1, -(-dummies // width))
+    return max(0, min(messages, dummies - (width - 1) * messages))
+
+
+@on_own_reports.register(SsDouble)
+def attack_ss_double_client(protocol: SsDouble, cohort: Cohort, dim: int) -> list[ExactAttack]:
+    """Which coordinates are reported is seen, and depends on nobody's data."""
+    if protocol.inclusion == "fixed-k":
+        return _own.reports(protocol.report, protocol.fixed(dim))
+    ends, beta = cells.of_report(protocol.report).ends(protocol.report.eps_local), np.longdouble(protocol.beta)
+    high, low = (np.append(beta * end, 1 - beta) for end in ends)
+    return _own.independent(high, low, dim)
+
+
+@stronger.register(SsTopk)
+def attack_ss_topk_round(protocol: SsTopk, cohort: Cohort, dim: int) -> list[ExactAttack]:
+    """What is beyond the exact attacks on the event."""
+    users, pad_to, decoys = cohort.crowd(), protocol.padding.pad_to, protocol.per_client(dim) - protocol.k
+    rest = dim - protocol.k
+    if protocol.linkage == "vector":
+        if decoys == rest:
+            others, dummies = users - cohort.colluders - 1, max(0, pad_to - users)
+            return messages_like_the_victims(ones(protocol.report), protocol.k, others=others, dummies=dummies)
+        messages = users + -(-dim * pad_to // protocol.k)
+        if decoys == 0 and math.comb(dim, protocol.k) > messages + 1:
+            return [disjoint("the indices of the victim's message")]
+        return []
+    if protocol.overflow == "keep" and users > pad_to and decoys < rest:
+        with np.errstate(divide="ignore"):
+            by_chance = np.log([1 - decoys / rest, decoys / rest])
+        attack = "the number of messages of a coordinate that all others report"
+        return [ExactAttack(attack=attack, log_first=np.array([-np.inf, 0.0]), log_second=by_chance)]
+    return []
+
+
+@on_own_reports.register(SsTopk)
+def attack_ss_topk_client(protocol: SsTopk, cohort: Cohort, dim: int) -> list[ExactAttack]:
+    """The signs of the k largest; or which they are, unless a client reports every coordinate."""
+    rest, decoys = dim - protocol.k, protocol.per_client(dim) - protocol.k
+    if decoys == rest:
+        return _own.reports(protocol.report, protocol.k)
+    changed = min(protocol.k, rest)
+    by_chance = math.comb(rest - changed, decoys - changed) / math.comb(rest, decoys) if decoys >= changed else 0.0
+    with np.errstate(divide="ignore"):
+        logs = np.log([by_chance, 1 - by_chance])
+    attack = "whether the victim reports all its largest coordinates of the first world"
+    return [ExactAttack(attack=attack, log_first=np.array([0.0, -np.inf]), log_second=logs)]
+
+
+class Ones(tuple[float, float, float]):
+    """The probability of a one in a report on the high end, on the low end, and in a dummy."""
+
+
+def ones(report: Report) -> Ones:
+    """Reports seen as bits: upper half or lower half."""
+    family = cells.of_report(report)
+    high, low = family.ends(report.eps_local)
+    upper = np.arange(len(high)) >= (len(high) + 1) // 2
+    if family.cuts is not None:
+        upper = np.concatenate([[False], family.cuts >= 0.5])
+    dummy = float(np.mean(upper)) if report.kind == "rr" else 0.5
+    return Ones((float(high[upper].sum()), float(low[upper].sum()), dummy))
+
+
+def messages_like_the_victims(
+    bits: Ones, width: int, *, others: int, dummies: int, slack: float = 0.0
+) -> list[ExactAttack]:
+    """Among so many others at the low end and so many messages of dummies: by likelihood, and by each threshold."""
+    found = [_likelihoods(bits, width, others, dummies, slack)]
+    high, low, dummy = bits
+    largest = int(binom.isf(_RAREST, width, high))
+    smallest = math.floor(width * min(high, max(low, dummy)))
+    for least in np.unique(np.linspace(smallest, min(largest, width), _MOST_THRESHOLDS).round().astype(int)):
+        reached = [float(binom.sf(least - 1, width, prob)) for prob in (high, low, dummy)]
+        crowd = [Binomial(trials=others, prob=reached[1]), Binomial(trials=dummies, prob=reached[2])]
+        worlds = [[*crowd, Binomial(trials=1, prob=prob)] for prob in reached[:2]]
+        found.append(counts(f"messages with at least {least} ones of {width}", worlds[0], worlds[1], slack=slack))
+    return found
+
+
+def _likelihoods(bits: Ones, width: int, others: int, dummies: int, slack: float) -> ExactAttack:
+    """The sum over all messages of (f_high - f_low) / g, where the mean density g of the others is not too small."""
+    high, low, dummy = (_number_of_ones(width, prob) for prob in bits)
+    messages = others + dummies
+    average = (others * low + dummies * dummy) / messages
+    ratio = np.zeros(width + 1)
+    np.divide(high - low, average, out=ratio, where=average > 1e-100, casting="unsafe")
+    ratio = np.minimum(np.where(average > 1e-100, ratio, np.inf), 4.0 * messages)
+    points = cells.whole_steps(ratio, average, messages=messages, finest=32.0)
+    error = 64 * (width + 64) * ULP
+
+    def part(law: np.ndarray, times: int) -> SumPart:
+        return SumPart(masses=cells.scored(law, points), times=times, error=error)
+
+    crowd = [part(low, others), part(dummy, dummies)]
+    return sums("likelihood ratios of whole messages", [*crowd, part(high, 1)], [*crowd, part(low, 1)], slack=slack)
+
+
+def _number_of_ones(width: int, prob: float) -> np.ndarray:
+    start, masses = binomial_window(width, prob)
+    law = np.zeros(width + 1, np.longdouble)
+    law[start : start + len(masses)] = masses
+    return law
