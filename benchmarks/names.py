@@ -43,10 +43,11 @@ def is_bare_participle(name: str) -> bool:
 def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, int]]:
     """Every function below a node, by its qualified name, and the line it stands on."""
     for node in ast.iter_child_nodes(tree):
-        named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        inner = f"{prefix}{node.name}." if named else prefix
-        if named and not isinstance(node, ast.ClassDef):
-            yield f"{prefix}{node.name}", node.lineno
+        inner = prefix
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inner = f"{prefix}{node.name}."
+            if not isinstance(node, ast.ClassDef):
+                yield f"{prefix}{node.name}", node.lineno
         yield from functions(node, inner)
 
 
