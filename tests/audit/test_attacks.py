@@ -12,9 +12,10 @@ from scipy.stats import binom, binomtest, chi2
 
 from dovetail.accounting.releases.privunit import cap_mass
 from dovetail.audit import exact
-from dovetail.audit.attacks import curator, local, personal, shows_less, stronger
+from dovetail.audit.attacks import curator, personal, shows_less, stronger
 from dovetail.audit.attacks.curator import scaled_noise
 from dovetail.audit.attacks.flame import Ones, _full_messages, messages_like_the_victims
+from dovetail.audit.attacks.local import alone_mass, attack_privunit_round, cap_probs
 from dovetail.audit.bounds import best
 from dovetail.events import FixedSize, PaddedTopk, Personalized, Report, Shuffled
 from dovetail.guarantee import quotes
@@ -133,7 +134,7 @@ def test_privunit_never_passes_the_certified_bound_and_caps_are_those_of_the_den
     protocol, _ = quotes.settled("privunit", asked)
     local, direction = protocol.local(20), np.eye(20)[3]
     mass = cap_mass(dim=20, threshold=local.cap.threshold)
-    for prob, report in zip(local.cap_probs(protocol, 20), (direction, -direction), strict=True):
+    for prob, report in zip(cap_probs(protocol, 20), (direction, -direction), strict=True):
         assert prob == pytest.approx(mass * math.exp(local.log_density(report, direction)), rel=1e-8)
 
 
@@ -156,7 +157,7 @@ def alone_mass_in_thirty_digits(dim, threshold):
 
 @pytest.mark.parametrize(("dim", "threshold"), [(10, 0.25), (50, 0.1114), (7850, 0.008877)])
 def test_the_mass_of_a_cap_alone_is_that_of_the_integral_and_of_points(dim, threshold):
-    mass = local.alone_mass(dim=dim, threshold=threshold)
+    mass = alone_mass(dim=dim, threshold=threshold)
     assert mass == pytest.approx(alone_mass_in_thirty_digits(dim, threshold), rel=1e-12)
     points = np.random.default_rng(0).normal(size=(400_000, 3))
     rest = np.random.default_rng(1).chisquare(dim - 3, 400_000)
@@ -171,7 +172,7 @@ def test_the_mass_of_a_cap_alone_is_that_of_the_integral_and_of_points(dim, thre
 def test_caps_apart_show_most_of_what_privunit_certifies():
     asked = plan(eps_local=2.0)
     protocol, cohort = quotes.settled("privunit", asked)
-    opposite, apart = (found.eps(delta=DELTA).eps for found in local.attack_privunit_round(protocol, cohort, asked.dim))
+    opposite, apart = (found.eps(delta=DELTA).eps for found in attack_privunit_round(protocol, cohort, asked.dim))
     certified = quotes.quote("privunit", asked).certified.eps
     assert opposite < 0.8 * certified < 0.93 * certified < apart <= certified
 
