@@ -16,8 +16,7 @@ from _load import Load, Measured
 from dovetail.parties.common import sealing
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.wire import REPORT_ID, Upload, signed_headers, upload_path
-from dovetail.parties.deployment import HOST, Deployment, lay_out
-from dovetail.parties.fleet import Fleet
+from dovetail.parties.fleet import HOST, Deployment, Fleet, lay_out
 
 DIM = 4_650  # so that the last aggregator's upload has 15 KB
 LAST = 1  # the aggregator whose share is packed numbers

@@ -30,8 +30,7 @@ from dovetail import experiment
 from dovetail.experiment import config as configs
 from dovetail.experiment.config import CohortConfig, Config
 from dovetail.parties.demo import demo_config
-from dovetail.parties.deployment import set_up
-from dovetail.parties.fleet import Fleet
+from dovetail.parties.fleet import Fleet, set_up
 
 MEASURES = ("accuracy", "distance")
 

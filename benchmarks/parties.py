@@ -40,8 +40,7 @@ from dovetail.parties.analyzer.party import Analyzer
 from dovetail.parties.common import sealing
 from dovetail.parties.common.keys import KeyPair, KeyRing
 from dovetail.parties.common.wire import BATCH_ID, PART, REPORT_ID, Packed, Upload, signed_headers, upload_path
-from dovetail.parties.deployment import Deployment, lay_out
-from dovetail.parties.fleet import Fleet
+from dovetail.parties.fleet import Deployment, Fleet, lay_out
 
 PARTS, RAW, DUMMIES = 24, 8192, 16_384
 UPLOADS, FRESH, ASKED, POLITE = 16_000, 6_000, 40_000, 20_000

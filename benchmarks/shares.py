@@ -28,8 +28,8 @@ from dovetail.parties.analyzer.learning import Learning
 from dovetail.parties.analyzer.party import Analyzer
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.task import TrainingTask, sign
-from dovetail.parties.deployment import lenient_policy
-from dovetail.parties.shuffler.party import Shuffler
+from dovetail.parties.fleet import lenient_policy
+from dovetail.parties.shuffler import Shuffler
 from dovetail.parties.user.client import Client, Envelope
 
 FLAME = 7850
@@ -53,7 +53,7 @@ class Straight:
         self._analyzer.take(self._index, round, batch, number, part)
 
     def closed(self, round: int, closed: Any) -> None:
-        self._analyzer.closed(self._index, round, closed)
+        self._analyzer.note_closed(self._index, round, closed)
 
 
 def one_round(folder: Path, protocol: str, dim: int, users: int, *, aggregators: int) -> dict[str, Any]:

@@ -28,8 +28,8 @@ from dovetail.parties.common.costs import cost
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.task import TrainingTask, sign
 from dovetail.parties.common.wire import vector_from
-from dovetail.parties.deployment import lenient_policy
 from dovetail.parties.federation import Federation, federation
+from dovetail.parties.fleet import lenient_policy
 from dovetail.parties.user.client import Client
 
 SILOS, CLIP, NOISE = 5, 1.0, 1.0
@@ -59,7 +59,7 @@ class Straight:
         self._analyzer.take(self._index, round, batch, number, part)
 
     def closed(self, round: int, closed: Any) -> None:
-        self._analyzer.closed(self._index, round, closed)
+        self._analyzer.note_closed(self._index, round, closed)
 
 
 def deployed(folder: Path, learned: Federation, rounds: int) -> dict[str, Any]:

@@ -23,8 +23,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from dovetail.data import resolve
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.links import IntermediaryLink
-from dovetail.parties.deployment import lay_out, lenient_policy
-from dovetail.parties.fleet import Fleet
+from dovetail.parties.fleet import Fleet, lay_out, lenient_policy
 from dovetail.parties.user.client import Client
 from dovetail.parties.user.participation import Train, take_part
 from dovetail.statements import Statement

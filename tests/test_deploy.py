@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 
 from dovetail.cli import app
 from dovetail.parties.common.postgresql import _require_safe
-from dovetail.parties.http.operating import PATIENCE
+from dovetail.parties.http.monitoring import PATIENCE
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 CHART = DEPLOY / "helm" / "dovetail"

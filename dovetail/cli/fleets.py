@@ -67,8 +67,7 @@ def fleet_demo(
 
     from dovetail.experiment import config as configs
     from dovetail.parties.demo import demo_config, transcript
-    from dovetail.parties.deployment import set_up
-    from dovetail.parties.fleet import Fleet
+    from dovetail.parties.fleet import Fleet, set_up
 
     proofs = ["protocol.noise=aggregators", "protocol.verified=true"] if verified else []
     set_ = [*proofs, *(set_ or [])]
@@ -98,7 +97,7 @@ def fleet_demo(
             line = bar.add_task("rounds", total=rounds)
             running.start(processes=processes)
             facts = running.follow(seconds=seconds, observe=lambda done, _: bar.update(line, completed=done))
-            saw, refused = transcript(running, facts), running.refused()
+            saw, refused = transcript(running, facts), running.refused_users()
     if as_json:
         print_json({"privacy": facts, "transcript": saw, "hostile": unruly, "refused": refused})
         return

@@ -72,7 +72,7 @@ def party_model(
     if config is None:
         np.save(buffer, model)
     else:
-        np.savez(buffer, **federation(configs.read(config)).named(model))  # type: ignore[arg-type]
+        np.savez(buffer, **federation(configs.read(config)).parameters_by_name(model))  # type: ignore[arg-type]
     write_atomically(out, buffer.getvalue())
     of = "the last round" if status.over else f"round {round}" if round else "no round yet, the first one"
     out_console.print(f"task {task.task_id.hex()[:16]}; {len(model):,} parameters after {of}: {out}", highlight=False)

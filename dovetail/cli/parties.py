@@ -140,7 +140,7 @@ def shuffler(
     json_logs: JsonLogs = False,
 ) -> None:
     """Run a shuffler of a task: it collects sealed reports and forwards them permuted and without names."""
-    from dovetail.parties.shuffler.party import Shuffler
+    from dovetail.parties.shuffler import Shuffler
 
     where = {"host": host, "port": port, "certificate": certificate, "private_key": private_key, "plain": plain}
     options: dict[str, Any] = {"workers": workers, "store": store, "notices": notices, "doors": doors}
@@ -205,13 +205,13 @@ def _intermediary(
     from dovetail.parties.common.records import read_record
     from dovetail.parties.common.task import SignedTask, verify
     from dovetail.parties.http.intermediary import IntermediaryService
-    from dovetail.parties.http.workers import serve_by_crew
+    from dovetail.parties.http.workers import serve_with_workers
     from dovetail.parties.intermediary.enrolment import Enrolled as Listed
 
     ready = _begin(kind.kind, json_logs)
     _refuse_half_tls(where["certificate"], where["private_key"], where.pop("plain"))
     signed = read_record(task, SignedTask, "a signed task")
-    named = kind.named(verify(signed, signer=from_hex(signer), fresh=False))
+    named = kind.service_keys(verify(signed, signer=from_hex(signer), fresh=False))
     if index >= len(named):
         raise ValueError(f"expected --index below {len(named)}, the number of {kind.kind}s in the task, got {index}")
     pairs, announced = ServicePairs.find(keys, named[index]), _watch_notices(notices, signer, recovery)
@@ -230,7 +230,7 @@ def _intermediary(
         )
 
     if doors > 1:
-        return serve_by_crew(make, doors, ready=ready, **where)
+        return serve_with_workers(make, doors, ready=ready, **where)
     party, service = make()
     return _serve(service.app, party, ready=ready, **where)
 
@@ -263,7 +263,7 @@ def _watch_notices(path: Path | None, signer: str, recovery: str | None) -> Any:
 
 def _begin(name: str, json_logs: bool) -> Callable[[str], None]:
     """What is written is for its owner alone; logs are as asked for. Returns what tells where the party listens."""
-    from dovetail.parties.http.operating import log_as_json
+    from dovetail.parties.http.monitoring import log_as_json
 
     os.umask(0o077)
     return log_as_json(name) if json_logs else listens(name)

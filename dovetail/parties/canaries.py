@@ -25,7 +25,7 @@ from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.sealing import open_sealed
 from dovetail.parties.common.sharing import add_share, decode_sum
 from dovetail.parties.common.task import SignedTask, TrainingTask, sign
-from dovetail.parties.deployment import lenient_policy
+from dovetail.parties.fleet import lenient_policy
 from dovetail.parties.user.client import Client
 from dovetail.statements import Statement
 
@@ -171,7 +171,7 @@ class _Straight:
         self._analyzer.take(self._index, round, batch, number, part)
 
     def closed(self, round: int, closed: Any) -> None:
-        self._analyzer.closed(self._index, round, closed)
+        self._analyzer.note_closed(self._index, round, closed)
 
 
 def _user(folder: Path, signed: SignedTask, number: int) -> Client:

@@ -64,7 +64,7 @@ def transcript(fleet: Fleet, facts: dict[str, Any]) -> list[dict[str, str]]:
     accepted = [fleet.counts(name).get("accepted", 0) for name in fleet.deployment.services]
     rows += _aggregators(task, accepted) if task.aggregators else _shufflers(task, accepted)
     if task.verified:
-        refused = fleet.refused()
+        refused = fleet.refused_users()
         users = {one["user"] for one in refused}
         rows.append(
             {

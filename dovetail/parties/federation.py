@@ -124,7 +124,7 @@ class Federation:
 
         return jax.jit(step)
 
-    def named(self, model: np.ndarray) -> dict[str, np.ndarray]:
+    def parameters_by_name(self, model: np.ndarray) -> dict[str, np.ndarray]:
         """The parameters of a flat model by name."""
         first, unravel = first_parameters(self.model, self.config.seed)
         if model.shape != first.shape:

@@ -1,25 +1,232 @@
-"""The processes of a whole fleet on this machine, for demonstrations, benchmarks and tests.
+"""A whole fleet on this machine, for demonstrations, benchmarks and tests: its folder, and its processes.
 
-`Fleet` starts the processes of a `Deployment`, looks after them and ends them. Users share a few processes, each with
-its own key, policy, ledger and outbox.
+The folder holds what every party would have on its own, each in a folder of its own: keys, policy, the signed task.
+`set_up` makes it from a config, with users; `lay_out` without users and their config, for a fleet that starts from
+`model.npy`. `Fleet` starts the processes of such a `Deployment`, watches them and ends them. Users share a few
+processes, each with its own key, policy, ledger and outbox.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from dovetail.parties.aggregator.party import REFUSED
-from dovetail.parties.common.keys import KeyRing
-from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink, Unreachable
-from dovetail.parties.deployment import CONFIG, MODEL, Deployment
+import msgspec
 
-__all__ = ["Fleet"]
+from dovetail import protocols
+from dovetail.events import Everyone
+from dovetail.experiment.config import Config, to_toml
+from dovetail.parties.aggregator.store import REFUSED
+from dovetail.parties.common.certificates import make_authority, make_certificate
+from dovetail.parties.common.costs import calibrated
+from dovetail.parties.common.keys import KeyPair, KeyRing, PublicKey, ServicePairs
+from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink, Unreachable
+from dovetail.parties.common.measures import by_name, measured_size
+from dovetail.parties.common.policy import Policy
+from dovetail.parties.common.task import SignedTask, TrainingTask, sign, verify
+from dovetail.parties.federation import federation
+from dovetail.statements import NotApplicable
+
+__all__ = ["CONFIG", "HOST", "MODEL", "Deployment", "Fleet", "free_ports", "lay_out", "lenient_policy", "set_up"]
+
+HOST = "127.0.0.1"
+CONFIG, MODEL = "config.toml", "model.npy"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """Where a fleet lives: its folder, its task, and the address of every service."""
+
+    folder: Path
+    signed: SignedTask
+    task: TrainingTask
+    analyzer_port: int
+    service_ports: tuple[int, ...]
+    clients: int
+    host: str = HOST
+
+    @property
+    def kind(self) -> str:
+        """What stands between users and analyzer: shufflers, or aggregators."""
+        return "aggregator" if self.task.aggregators else "shuffler"
+
+    @property
+    def services(self) -> tuple[str, ...]:
+        """Their names, and those of their folders."""
+        return tuple(f"{self.kind}-{index}" for index in range(len(self.service_ports)))
+
+    @property
+    def authority(self) -> Path:
+        """The certificate that everybody trusts."""
+        return self.folder / "authority.crt"
+
+    @property
+    def analyzer_url(self) -> str:
+        """The analyzer's address."""
+        return f"https://{self.host}:{self.analyzer_port}"
+
+    @property
+    def service_urls(self) -> tuple[str, ...]:
+        """The addresses of the shufflers or aggregators."""
+        return tuple(f"https://{self.host}:{port}" for port in self.service_ports)
+
+
+def set_up(
+    folder: Path,
+    config: Config,
+    *,
+    rounds: int,
+    clients: int,
+    shufflers: int | None = None,
+    aggregators: int | None = None,
+    min_clients: int | None = None,
+    measures: Sequence[str] = (),
+    held_out: float = 0.0,
+    round_seconds: float = 120.0,
+) -> Deployment:
+    """The fleet of a config, in a new folder: every user with its key and policy; a round needs all, unless told.
+
+    Reports are shared between aggregators if there are any, or if the protocol's cannot be shuffled.
+    """
+    _refuse_full(folder)
+    if config.cohort.kind == "secret":
+        raise ValueError("expected another cohort.kind than 'secret' (deployed users' data enter every round), got it")
+    learned = federation(config)
+    beside = by_name(measures, classes=learned.dataset.num_classes)
+    dim = learned.dim + measured_size(beside)
+    between = _between(config, clients, dim, shufflers=shufflers, aggregators=aggregators)
+    terms = {
+        "protocol": config.protocol["name"],
+        "dim": dim,
+        "rounds": rounds,
+        "min_clients": clients if min_clients is None else min_clients,
+        "max_clients": clients,
+        "colluders": config.cohort.colluders,
+        "eps": config.privacy.eps,
+        "delta": config.privacy.delta,
+    }
+    settings = calibrated(settings=config.protocol_settings, aggregators=between.get("aggregators"), **terms)
+    fields = {
+        "name": config.task.name,
+        "settings": settings,
+        "round_seconds": round_seconds,
+        **terms,
+        "measures": beside,
+        "held_out": held_out,
+    }
+    pairs = [KeyPair.generate("sign") for _ in range(clients)]
+    enrolled = [pair.public for pair in pairs]
+    deployment = lay_out(
+        folder,
+        fields,
+        enrolled=enrolled,
+        shufflers=between.get("shufflers", 0),
+        aggregators=between.get("aggregators", 0),
+    )
+    (folder / CONFIG).write_text(to_toml(config))
+    policy, personal = lenient_policy(deployment.signed), deployment.task.build()[0].budgets is not None
+    for user, pair in enumerate(pairs):
+        home = folder / "clients" / f"user-{user}"
+        home.mkdir(parents=True, mode=0o700)
+        pair.save(home / "key.json")
+        (home / "policy.json").write_bytes(msgspec.json.encode(policy.numbered(user) if personal else policy))
+    return deployment
+
+
+def _between(
+    config: Config, clients: int, dim: int, *, shufflers: int | None, aggregators: int | None
+) -> dict[str, int]:
+    """How many stand between users and analyzer, and of which kind."""
+    if shufflers is not None and aggregators is not None:
+        raise ValueError("expected either shufflers or aggregators, got both")
+    if aggregators is not None:
+        return {"aggregators": aggregators}
+    built = protocols.build(config.protocol["name"], config.protocol_settings)
+    if (own := getattr(built, "aggregators", None)) is not None:
+        return {"aggregators": own}
+    if shufflers is None and not built.shuffled:
+        return {"aggregators": 2}
+    cohort = protocols.Cohort(participation=Everyone(), size=clients, min_size=clients)
+    if shufflers is None and built.calibrated:
+        try:
+            built.settle(cohort, dim).messages(dim)
+        except NotApplicable:
+            return {"aggregators": 2}
+    return {"shufflers": shufflers or int(config.protocol_settings.get("shufflers", 1))}
+
+
+def lay_out(
+    folder: Path,
+    fields: Mapping[str, Any],
+    *,
+    enrolled: Sequence[PublicKey],
+    shufflers: int = 0,
+    aggregators: int = 0,
+    host: str = HOST,
+) -> Deployment:
+    """Keys of the services, certificates and the signed task with these fields, in a new folder."""
+    _refuse_full(folder)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    signer = KeyRing(folder / "signer", "sign").add()
+    analyzer = ServicePairs.add(folder / "analyzer" / "keys").public
+    keys = {
+        kind: tuple(ServicePairs.add(folder / f"{kind}-{i}" / "keys").public for i in range(count))
+        for kind, count in (("shuffler", shufflers), ("aggregator", aggregators))
+    }
+    named: dict[str, Any] = {"analyzer": analyzer.seal, "analyzer_sign": analyzer.sign}
+    task = TrainingTask(**named, shufflers=keys["shuffler"], aggregators=keys["aggregator"], **fields)
+    signed = sign(task, signer)
+    (folder / "task.json").write_bytes(msgspec.json.encode(signed))
+    (folder / "clients.json").write_bytes(msgspec.json.encode(list(enrolled)))
+    make_certificate(folder, make_authority(folder), host=host)
+    ports = free_ports(1 + shufflers + aggregators)
+    return Deployment(
+        folder=folder,
+        signed=signed,
+        task=task,
+        analyzer_port=ports[0],
+        service_ports=tuple(ports[1:]),
+        clients=len(enrolled),
+        host=host,
+    )
+
+
+def lenient_policy(signed: SignedTask) -> Policy:
+    """A policy that pins whom this task names, and asks for nothing else: for demonstrations."""
+    task = verify(signed, signer=signed.signer.key_id)
+    return Policy(
+        signer=signed.signer.key_id,
+        analyzer=task.analyzer_id,
+        min_clients=task.min_clients - task.colluders,
+        eps_round=None,
+        eps_task=None,
+        eps_lifetime=None,
+        delta_lifetime=0.5,
+        shufflers=tuple(keys.key_id for keys in task.shufflers),
+        aggregators=tuple(keys.key_id for keys in task.aggregators),
+    )
+
+
+def _refuse_full(folder: Path) -> None:
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"expected a new or empty folder, got {str(folder)!r}, which holds something")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
+    sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
 
 
 class Fleet:
@@ -131,7 +338,7 @@ class Fleet:
         with contextlib.closing(self.analyzer()) as link:
             return link.privacy()
 
-    def refused(self) -> list[dict[str, Any]]:
+    def refused_users(self) -> list[dict[str, Any]]:
         """Whose proofs aggregators refused, and in which round: what they tell who enrols users."""
         path = self.deployment.folder / self.deployment.services[0] / REFUSED
         return json.loads(path.read_text()) if path.exists() else []

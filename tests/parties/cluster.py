@@ -16,7 +16,7 @@ from pathlib import Path
 import psycopg
 
 from dovetail.parties.common.certificates import make_authority, make_certificate
-from dovetail.parties.deployment import HOST, free_ports
+from dovetail.parties.fleet import HOST, free_ports
 
 _USER = "postgres"  # Debian's, where this runs as root
 

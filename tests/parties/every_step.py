@@ -27,10 +27,10 @@ from dovetail.parties.analyzer.party import Analyzer
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.links import Gone, Unreachable
 from dovetail.parties.common.wire import Closed, RoundStatus, TooEarly, TooLate, Verifiers, vector_from
-from dovetail.parties.deployment import Deployment, lenient_policy
+from dovetail.parties.fleet import Deployment, lenient_policy
 from dovetail.parties.http.intermediary import IntermediaryService
-from dovetail.parties.intermediary.store import Turned
-from dovetail.parties.shuffler.party import Shuffler
+from dovetail.parties.intermediary.store import UploadRefused
+from dovetail.parties.shuffler import Shuffler
 from dovetail.parties.user.client import Client, Envelope
 
 _WRITES = ("INSERT", "CREATE", "PRAGMA journal_mode", "PRAGMA wal_checkpoint")  # where no transaction is open
@@ -238,7 +238,7 @@ class World:
                 sent = envelope(number, user, version)
                 try:
                     return str(service._party.accept(number, client=sent.sender, upload=sent.uploads[to]))
-                except Turned as reason:
+                except UploadRefused as reason:
                     return str(reason)
 
             party = self._ground.services[index]
@@ -286,7 +286,7 @@ class _ToAnalyzer(Wire):
         self._answer(lambda analyzer: analyzer.take(self._index, round, batch, number, part))
 
     def closed(self, round: int, closed: Closed) -> None:
-        self._answer(lambda analyzer: analyzer.closed(self._index, round, closed))
+        self._answer(lambda analyzer: analyzer.note_closed(self._index, round, closed))
 
 
 class _Peer(Wire):
@@ -295,13 +295,13 @@ class _Peer(Wire):
         return None if found is None else set(found)
 
     def agreed(self, round: int) -> bytes | None:
-        return self._answer(lambda service: service._party.store.agreed(round))
+        return self._answer(lambda service: service._party.store.agreed_digest(round))
 
     def challenge(self, round: int) -> bytes | None:
         return self._answer(lambda service: service._party.challenge(round))
 
     def verifiers(self, round: int, *, reports: int) -> Verifiers | None:
-        return self._answer(lambda service: service._party.told(round, 0))
+        return self._answer(lambda service: service._party.verifiers(round, 0))
 
 
 def envelopes(

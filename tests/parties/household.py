@@ -23,13 +23,12 @@ from dovetail.parties.common.policy import Policy
 from dovetail.parties.common.sealing import open_sealed, seal
 from dovetail.parties.common.task import TrainingTask, sign
 from dovetail.parties.common.wire import REPORT_ID, Upload, signature_of, upload_path, vector_from
-from dovetail.parties.deployment import free_ports
-from dovetail.parties.fleet import Fleet
+from dovetail.parties.fleet import Fleet, free_ports
 from dovetail.parties.http import server as door_module
 from dovetail.parties.http.analyzer import AnalyzerService
 from dovetail.parties.http.intermediary import IntermediaryService
-from dovetail.parties.http.server import Door, serve
-from dovetail.parties.shuffler.party import Shuffler
+from dovetail.parties.http.server import BoundedServer, serve
+from dovetail.parties.shuffler import Shuffler
 from dovetail.parties.user.client import Client
 
 SETTINGS = {
@@ -159,7 +158,7 @@ class Direct:
 
     def closed(self, round, closed):
         self.said.append((round, closed))
-        self._analyzer.closed(self._index, round, closed)
+        self._analyzer.note_closed(self._index, round, closed)
 
 
 def files_under(*places):
@@ -206,12 +205,12 @@ def running(household, monkeypatch):
     """All services of a task, until the block ends."""
     servers, complaints = [], Complaints()
 
-    class Watched(Door):
+    class Watched(BoundedServer):
         def __init__(self, *args, **options):
             super().__init__(*args, **options)
             servers.append(self)
 
-    monkeypatch.setattr(door_module, "Door", Watched)
+    monkeypatch.setattr(door_module, "BoundedServer", Watched)
     authority = make_authority(household.folder)
     certified = make_certificate(household.folder, authority, host="127.0.0.1")
     threads, addresses = [], []

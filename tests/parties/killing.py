@@ -27,8 +27,7 @@ from parties.unruly_users import Promises, crowd
 
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.links import Rejected, Unreachable
-from dovetail.parties.deployment import HOST
-from dovetail.parties.fleet import Fleet
+from dovetail.parties.fleet import HOST, Fleet
 
 _PATIENCE = 900.0  # seconds for what takes one on an idle machine
 _MINIMUM = 2  # users in a round

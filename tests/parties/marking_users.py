@@ -25,7 +25,7 @@ from dovetail.parties.common.ledger import Ledger, LedgerEntry
 from dovetail.parties.common.links import IntermediaryLink
 from dovetail.parties.common.task import SignedTask
 from dovetail.parties.common.wire import Upload
-from dovetail.parties.deployment import lenient_policy
+from dovetail.parties.fleet import lenient_policy
 from dovetail.parties.user.client import Client
 from dovetail.parties.user.participation import take_part
 

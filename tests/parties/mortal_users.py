@@ -25,8 +25,8 @@ from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.ledger import Ledger
 from dovetail.parties.common.links import Gone, Rejected, Unreachable
 from dovetail.parties.common.wire import RoundStatus, Upload
-from dovetail.parties.deployment import lenient_policy
-from dovetail.parties.intermediary.store import Over, Turned, Unopened
+from dovetail.parties.fleet import lenient_policy
+from dovetail.parties.intermediary.store import RoundClosed, RoundNotOpen, UploadRefused
 from dovetail.parties.user import client as clients
 from dovetail.parties.user import participation
 from dovetail.parties.user import witness as witnesses
@@ -168,11 +168,11 @@ def _taking(accept: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def take(service: Any) -> Any:
         try:
             return accept(service)
-        except Unopened as error:
+        except RoundNotOpen as error:
             raise Unreachable(str(error)) from error
-        except Over as error:
+        except RoundClosed as error:
             raise Gone(str(error)) from error
-        except Turned as error:
+        except UploadRefused as error:
             raise Rejected(str(error)) from error
 
     return take

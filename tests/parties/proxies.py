@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.parties.deployment import free_ports
+from dovetail.parties.fleet import free_ports
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 _MODULES = Path("/usr/lib/nginx/modules")

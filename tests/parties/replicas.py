@@ -17,8 +17,7 @@ from parties.killing import Killing
 from parties.unique_buckets import COUNTERS, Auditor, kind_of
 
 from dovetail.parties.common.links import Unreachable
-from dovetail.parties.deployment import HOST, Deployment, free_ports
-from dovetail.parties.fleet import Fleet
+from dovetail.parties.fleet import HOST, Deployment, Fleet, free_ports
 
 REPLICAS = 2
 _SILENCE = 6.0  # seconds after which a connection is given up

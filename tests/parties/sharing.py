@@ -114,7 +114,7 @@ def close(parties, round=1):
     rosters = [party.store.freeze(round) for party in parties]
     for index, party in enumerate(parties):
         party.decide(round, [roster for i, roster in enumerate(rosters) if i != index])
-    agreed = [party.store.agreed(round) for party in parties]
+    agreed = [party.store.agreed_digest(round) for party in parties]
     return [
         party.close(
             round,
@@ -137,7 +137,7 @@ class Straight:
 
     def closed(self, round, closed):
         self.said.append(closed)
-        self._analyzer.closed(self._index, round, closed)
+        self._analyzer.note_closed(self._index, round, closed)
 
 
 def open_round(parties, analyzer, round=1):

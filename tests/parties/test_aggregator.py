@@ -15,7 +15,7 @@ from dovetail.parties.common.sealing import open_sealed, seal
 from dovetail.parties.common.sharing import decode_sum
 from dovetail.parties.common.task import sign
 from dovetail.parties.common.wire import Closed, Malformed, TooLate, Upload, vector_from
-from dovetail.parties.intermediary.store import Turned
+from dovetail.parties.intermediary.store import UploadRefused
 
 
 def whole_round(sharing, updates, *, round=1, parties=None, analyzer=None):
@@ -145,7 +145,7 @@ def test_a_share_of_another_form_is_turned_away(tmp_path):
     purpose = sharing.task.upload_purpose(1, 0, sender=client, report=report)
     for content in (b"", bytes(40), b"\x01" * 41):
         sealed = seal(content, sharing.keys[0].seal.public.sealing(), purpose)
-        with pytest.raises(Turned, match="expected a share"):
+        with pytest.raises(UploadRefused, match="expected a share"):
             party.accept(1, client=client, upload=Upload(report, sealed))
 
 
@@ -212,7 +212,7 @@ def test_a_sum_is_bound_to_its_aggregator_round_and_batch(tmp_path):
     assert analyzer.take(0, 1, batch, 0, sealed) == "accepted"
     assert analyzer.take(0, 1, batch, 0, sealed) == "known"
     with pytest.raises(Malformed, match="expected the 2 parts"):
-        analyzer.closed(0, 1, Closed(state="sent", parts=2, uploads=4, batch=batch))
+        analyzer.note_closed(0, 1, Closed(state="sent", parts=2, uploads=4, batch=batch))
 
 
 def test_one_aggregators_sum_alone_is_random(tmp_path):

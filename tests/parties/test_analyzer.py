@@ -17,9 +17,9 @@ from dovetail.parties.analyzer.party import Analyzer
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.links import Gone, Unreachable
 from dovetail.parties.common.wire import PART, Closed, Malformed, Packed, TooEarly, TooLate, vector_from
-from dovetail.parties.deployment import lay_out, lenient_policy
+from dovetail.parties.fleet import lay_out, lenient_policy
 from dovetail.parties.intermediary import party
-from dovetail.parties.shuffler.party import Shuffler
+from dovetail.parties.shuffler import Shuffler
 from dovetail.parties.user.client import Client
 
 DIM, USERS = 6, 4
@@ -158,7 +158,7 @@ def test_a_part_counts_once_and_what_does_not_open_is_counted_as_refused(tmp_pat
     with pytest.raises(TooEarly, match="got round 2, which is not open"):
         analyzer.take(0, 2, BATCH, 0, packed)
     with pytest.raises(Malformed, match="expected the 2 parts that sender 0 sent, got 1"):
-        analyzer.closed(0, 1, Closed(state="sent", parts=2, uploads=1, batch=BATCH))
+        analyzer.note_closed(0, 1, Closed(state="sent", parts=2, uploads=1, batch=BATCH))
     assert len(packed) < PART * (4 + task.length)
 
 
@@ -188,7 +188,7 @@ def test_a_share_that_does_not_open_spoils_the_round(tmp_path):
             packed = small.content(user, index=index)
             last = packed[-1] ^ (index == 1 and user == 0)
             analyzer.take(index, 1, BATCH, user, packed[:-1] + bytes([last]))
-        analyzer.closed(index, 1, Closed(state="sent", parts=USERS, uploads=USERS, batch=BATCH))
+        analyzer.note_closed(index, 1, Closed(state="sent", parts=USERS, uploads=USERS, batch=BATCH))
     assert [one["outcome"] for one in analyzer.privacy()["history"]] == ["spoiled"]
     assert np.array_equal(vector_from(analyzer.model(1), DIM), np.zeros(DIM))
 
@@ -199,7 +199,7 @@ def test_the_training_ends_when_the_budget_does(tmp_path):
     one = first.ledger.spent[0]
     small = Small(tmp_path / "fleet", **fields, eps=1.5 * one)
     analyzer = small.analyzer()
-    analyzer.closed(
+    analyzer.note_closed(
         0, 1, Closed(state="void", parts=0, uploads=0, batch=BATCH)
     )  # users would not have agreed to such a task
     assert analyzer.status().over
@@ -254,14 +254,14 @@ def test_a_round_of_other_numbers_than_its_users_send_is_spoiled(tmp_path, uploa
         for _ in range(copies):
             analyzer.take(0, 1, BATCH, number, packed)
             number += 1
-    analyzer.closed(0, 1, Closed(state="sent", parts=number, uploads=uploads, batch=BATCH))
+    analyzer.note_closed(0, 1, Closed(state="sent", parts=number, uploads=uploads, batch=BATCH))
     assert [one["outcome"] for one in analyzer.privacy()["history"]] == ["spoiled"]
 
 
 def test_after_closed_no_part_counts_and_two_processes_do_not_share_a_folder(tmp_path):
     small = Small(tmp_path / "fleet", shufflers=2)
     analyzer = small.analyzer()
-    analyzer.closed(0, 1, Closed(state="sent", parts=0, uploads=USERS, batch=BATCH))
+    analyzer.note_closed(0, 1, Closed(state="sent", parts=0, uploads=USERS, batch=BATCH))
     with pytest.raises(Malformed, match="expected no more parts of sender 0"):
         analyzer.take(0, 1, BATCH, 0, small.content(0))
     with pytest.raises(ValueError, match="expected a folder that no other process works in"):
@@ -350,7 +350,7 @@ def test_a_second_batch_of_one_sender_spoils_the_round(tmp_path, how):
     assert analyzer.take(0, 1, BATCH, 0, small.content(0)) == "accepted"
     with pytest.raises(TooLate, match="expected the batch that sender 0 has begun in round 1, got another one"):
         if how == "closed":
-            analyzer.closed(0, 1, Closed(state="sent", parts=1, uploads=USERS, batch=other))
+            analyzer.note_closed(0, 1, Closed(state="sent", parts=1, uploads=USERS, batch=other))
         else:
             analyzer.take(0, 1, other, int(how == "another part"), small.content(1))
     assert [one["outcome"] for one in analyzer.privacy()["history"]] == ["spoiled"]
@@ -366,10 +366,10 @@ def test_what_is_refused_begins_no_batch(tmp_path):
     with pytest.raises(Malformed, match="expected messages of"):
         analyzer.take(0, 1, other, 0, small.content(0)[:-1])
     with pytest.raises(Malformed, match="expected the 2 parts that sender 0 sent, got 0"):
-        analyzer.closed(0, 1, Closed(state="sent", parts=2, uploads=USERS, batch=other))
+        analyzer.note_closed(0, 1, Closed(state="sent", parts=2, uploads=USERS, batch=other))
     for user in range(USERS):
         assert analyzer.take(0, 1, BATCH, user, small.content(user)) == "accepted"
-    analyzer.closed(0, 1, Closed(state="sent", parts=USERS, uploads=USERS, batch=BATCH))
+    analyzer.note_closed(0, 1, Closed(state="sent", parts=USERS, uploads=USERS, batch=BATCH))
     assert [one["outcome"] for one in analyzer.privacy()["history"]] == ["released"]
 
 
@@ -392,7 +392,7 @@ def test_a_message_that_is_sent_again_counts_once(tmp_path, together):
     for number, part in enumerate(sent):
         assert analyzer.take(0, 1, BATCH, number, part) == "accepted"
     assert analyzer.privacy()["refused_messages"] == {"unsealable": 0, "out_of_range": 0, "repeated": DIM}
-    analyzer.closed(0, 1, Closed(state="sent", parts=len(sent), uploads=USERS, batch=BATCH))
+    analyzer.note_closed(0, 1, Closed(state="sent", parts=len(sent), uploads=USERS, batch=BATCH))
     model = vector_from(analyzer.model(1), DIM)
     assert np.allclose(model, updates()[1:].sum(axis=0) / USERS, atol=1e-6)
     assert analyzer.take(0, 2, bytes(16), 0, small.content(1, round=2)) == "accepted"
@@ -437,7 +437,7 @@ def test_one_share_that_is_sent_twice_spoils_the_round(tmp_path):
     for index in range(2):
         for number, user in enumerate((1, 1, 2, 3) if index else range(USERS)):
             analyzer.take(index, 1, BATCH, number, small.content(user, index=index))
-        analyzer.closed(index, 1, Closed(state="sent", parts=USERS, uploads=USERS, batch=BATCH))
+        analyzer.note_closed(index, 1, Closed(state="sent", parts=USERS, uploads=USERS, batch=BATCH))
     assert [one["outcome"] for one in analyzer.privacy()["history"]] == ["spoiled"]
 
 
@@ -458,7 +458,7 @@ def test_shufflers_that_decided_differently_let_nothing_out(tmp_path):
     assert helpers[0].close(1, rosters[1:], agreed=[other, told]) == "void"
     with pytest.raises(ValueError, match="expected the rosters of round 1 that were final before"):
         helpers[1].decide(1, [rosters[0], rosters[2]])
-    helpers[1].drop(1)
+    helpers[1].drop_round(1)
     assert not list(helpers[1].store.parts(1, size=10))
 
 
@@ -492,11 +492,11 @@ def test_a_model_of_its_own_length_is_solved_from_moments(tmp_path):
     )
     learning = Learning(initial=np.zeros(moments.dim, np.float32), server=Ridge(), moments=moments)
     learner = Learner(small.deployment.task, learning)
-    first, nothing = learner.first(), learner.nothing()
+    first, nothing = learner.initial_leaves(), learner.zero_sums()
     mean = np.asarray(moments(np.array([[1.0], [-1.0]], np.float32), np.array([0, 1]), 2))
     np.testing.assert_allclose(
-        learner.published([mean, *first[1:]]).reshape(2, 2), [[0.5, -0.5], [0, 0]], rtol=1e-2, atol=1e-6
+        learner.model_to_publish([mean, *first[1:]]).reshape(2, 2), [[0.5, -0.5], [0, 0]], rtol=1e-2, atol=1e-6
     )
-    assert learner.published(learner.step(first, nothing, users=USERS)[0]).shape == (4,)
+    assert learner.model_to_publish(learner.step(first, nothing, users=USERS)[0]).shape == (4,)
     with pytest.raises(ValueError, match="rounds = 1"):
         Learner(Small(tmp_path / "long", rounds=2, dim=moments.dim).deployment.task, learning)

@@ -22,15 +22,15 @@ from starlette.responses import PlainTextResponse
 
 from dovetail.parties.common.certificates import make_authority, make_certificate
 from dovetail.parties.common.wire import signed_headers
-from dovetail.parties.deployment import free_ports
+from dovetail.parties.fleet import free_ports
 from dovetail.parties.http import server as connection_module
 from dovetail.parties.http import server as door_module
 from dovetail.parties.http.analyzer import AnalyzerService
 from dovetail.parties.http.intermediary import IntermediaryService
-from dovetail.parties.http.operating import tell_metrics
+from dovetail.parties.http.monitoring import serve_metrics
 from dovetail.parties.http.requests import Counts
-from dovetail.parties.http.server import Door, most_connections
-from dovetail.parties.http.workers import _PAGE, CrewCounts
+from dovetail.parties.http.server import BoundedServer, max_connections
+from dovetail.parties.http.workers import _PAGE, SharedCounts
 
 
 async def hello(scope, receive, send):
@@ -56,8 +56,8 @@ class Opened:
         self.context = ssl.create_default_context(cafile=tmp_path / "authority.crt") if tls else None
 
     async def __aenter__(self):
-        config = door_module.configured(self._app, *(self._files or (None, None)))
-        self.door = Door(config, most=self.most)
+        config = door_module.uvicorn_config(self._app, *(self._files or (None, None)))
+        self.door = BoundedServer(config, most=self.most)
         self._task = asyncio.create_task(self.door._serve([self.listener]))
         while not self.door.started:
             await asyncio.sleep(0.01)
@@ -181,7 +181,7 @@ def test_who_was_answered_and_sends_on_makes_room_for_who_comes(tmp_path):
 def test_a_process_with_too_few_files_does_not_begin():
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))\n"
-        "from dovetail.parties.http.server import most_connections\nmost_connections()"
+        "from dovetail.parties.http.server import max_connections\nmax_connections()"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "expected a limit of at least 192 open files (ulimit -n), got 100" in found.stderr
@@ -189,7 +189,7 @@ def test_a_process_with_too_few_files_does_not_begin():
 
 def test_the_soft_limit_is_raised():
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    assert most_connections() == min(hard, 1 << 16) - 128
+    assert max_connections() == min(hard, 1 << 16) - 128
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
 
 
@@ -229,19 +229,19 @@ def test_nothing_of_a_strangers_body_is_read_and_one_upload_of_a_user_at_a_time(
 
 def test_counts_of_a_crew_add_up_and_outlive_their_process():
     pages = mmap.mmap(-1, 3 * _PAGE)
-    first, second = CrewCounts(pages, 0), CrewCounts(pages, 1)
+    first, second = SharedCounts(pages, 0), SharedCounts(pages, 1)
     first["accepted"] += 2
     second["accepted"] += 3
     second.publish()
     assert first.everywhere() == {"accepted": 5}
-    assert CrewCounts(pages, 1) == {"accepted": 3}  # another one in its place
+    assert SharedCounts(pages, 1) == {"accepted": 3}  # another one in its place
     assert Counts(accepted=1).everywhere() == {"accepted": 1}
 
 
 CREW = r"""
 import os, sys, time
 from dovetail.parties.http.analyzer import AnalyzerService
-from dovetail.parties.http.workers import Crew
+from dovetail.parties.http.workers import Supervisor
 pause, forked, fork = float(sys.argv[1]), [], os.fork
 
 def slow():
@@ -252,7 +252,7 @@ def slow():
     return pid
 
 os.fork = slow
-crew = Crew(2)
+crew = Supervisor(2)
 number = crew.start()
 os.write(1, f"{number} {os.getpid()}\n".encode())  # at once, whole
 time.sleep(60)
@@ -333,7 +333,7 @@ def test_metrics_have_a_port_of_their_own():
         async def read():
             return "dovetail_round 3\n"
 
-        task = asyncio.create_task(tell_metrics(port, read))
+        task = asyncio.create_task(serve_metrics(port, read))
         async with httpx.AsyncClient(timeout=5) as http:
             for _ in range(200):
                 with contextlib.suppress(httpx.ConnectError):
@@ -347,7 +347,7 @@ def test_metrics_have_a_port_of_their_own():
 
 
 def test_logs_are_json_on_demand():
-    code = "from dovetail.parties.http.operating import log_as_json; import logging\n"
+    code = "from dovetail.parties.http.monitoring import log_as_json; import logging\n"
     code += "log_as_json('shuffler')('https://here'); logging.getLogger('x').warning('a \"quoted\" word')"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     listens, said = map(json.loads, found.stderr.splitlines())

@@ -394,7 +394,7 @@ class Direct:
 
     def closed(self, round: int, closed) -> None:
         with gone():
-            self.analyzer.closed(0, round, closed)
+            self.analyzer.note_closed(0, round, closed)
 
 
 @pytest.fixture
@@ -624,7 +624,7 @@ def test_a_round_that_the_analyzer_gave_up_is_forgotten(task, simulated, analyze
     first._shuffler.shut()
     analyzer.give_up(1)
     second = play(analyzer, tmp_path)
-    assert second._shuffler.store.unfinished() == []
+    assert second._shuffler.store.pending_rounds() == []
     upload = envelope_of(dovetail_mod(asked(task), context_of(simulated), trained)).uploads[0]
     key = KeyPair.load(Path(simulated["dovetail-simulation"], "node-0", "key.json"))
     message = opened(task, upload, SHUFFLER, key)[4:]

@@ -17,10 +17,10 @@ from parties.household import Direct, Household
 from parties.test_door import alive
 
 from dovetail.parties.common.database import Unavailable
-from dovetail.parties.http import operating
+from dovetail.parties.http import monitoring
 from dovetail.parties.http.analyzer import AnalyzerService
 from dovetail.parties.http.intermediary import IntermediaryService
-from dovetail.parties.http.operating import Pulse, notify
+from dovetail.parties.http.monitoring import Pulse, notify_systemd
 
 
 async def statuses(app, *paths):
@@ -32,8 +32,8 @@ async def statuses(app, *paths):
 @pytest.fixture
 def hurried(monkeypatch):
     """A moment instead of minutes."""
-    monkeypatch.setattr(operating, "_BEAT", 0.02)
-    monkeypatch.setattr(operating, "_SLOW", 0.3)
+    monkeypatch.setattr(monitoring, "_BEAT", 0.02)
+    monkeypatch.setattr(monitoring, "_SLOW", 0.3)
 
 
 @pytest.mark.parametrize("party", ["shuffler", "analyzer"])
@@ -120,13 +120,13 @@ def systemd(tmp_path, monkeypatch):
 
 
 def test_systemd_is_told_where_it_asks(systemd, monkeypatch):
-    notify("READY=1")
+    notify_systemd("READY=1")
     assert systemd() == "READY=1"
     for other in ("", "vsock:2:1234", "/nowhere/at/all"):
         monkeypatch.setenv("NOTIFY_SOCKET", other)
-        notify("READY=1")
+        notify_systemd("READY=1")
     monkeypatch.delenv("NOTIFY_SOCKET")
-    notify("READY=1")
+    notify_systemd("READY=1")
     assert systemd() is None
 
 
@@ -135,17 +135,17 @@ def test_an_abstract_socket_is_told_too(monkeypatch):
         line.bind(f"\0dovetail-{os.getpid()}")
         line.settimeout(5)
         monkeypatch.setenv("NOTIFY_SOCKET", f"@dovetail-{os.getpid()}")
-        notify("WATCHDOG=1")
+        notify_systemd("WATCHDOG=1")
         assert line.recv(100) == b"WATCHDOG=1"
 
 
 SERVES = r"""
 import asyncio, sys, time, threading
 from starlette.routing import Route
-from dovetail.parties.http import operating, server
-from dovetail.parties.http.requests import Counts, Served
-from dovetail.parties.http.operating import Pulse
-operating._BEAT = 0.05
+from dovetail.parties.http import monitoring, server
+from dovetail.parties.http.requests import Counts, ServiceApp
+from dovetail.parties.http.monitoring import Pulse
+monitoring._BEAT = 0.05
 hangs = sys.argv[1]
 began = time.monotonic()
 
@@ -159,7 +159,7 @@ async def work():
         time.sleep(600)
     await asyncio.sleep(600)
 
-app = Served([], Counts(), work, pulse=Pulse(ask, patience=1.5)).app
+app = ServiceApp([], Counts(), work, pulse=Pulse(ask, patience=1.5))
 server.serve(app, host="127.0.0.1", port=0, certificate=None, private_key=None, ready=lambda address: None)
 """
 
@@ -204,7 +204,7 @@ CREW = r"""
 import os, sys, time
 from dovetail.parties.http import workers as module
 module._SILENCE = 1.0
-crew = module.Crew(2)
+crew = module.Supervisor(2)
 number = crew.start()
 os.write(1, f"{number} {os.getpid()}\n".encode())
 while True:

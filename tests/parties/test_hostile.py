@@ -28,8 +28,8 @@ from dovetail.parties.common.sharing import encode_sum
 from dovetail.parties.common.wire import PART, Closed, Packed, signed_headers
 from dovetail.parties.http import requests as http_module
 from dovetail.parties.http.intermediary import IntermediaryService
-from dovetail.parties.http.requests import Counts, Served
-from dovetail.parties.shuffler.store import ShuffleStore
+from dovetail.parties.http.requests import Counts, ServiceApp
+from dovetail.parties.shuffler import ShuffleStore
 
 _LOG = logging.getLogger(__name__)
 EXPIRED = KeyPair.generate("sign")
@@ -323,10 +323,10 @@ def test_an_error_that_is_not_ours_says_nothing_of_us():
     async def stumble(request):
         raise ValueError("cannot reshape\narray of size 0")
 
-    served = Served([Route("/", stumble)], Counts())
+    served = ServiceApp([Route("/", stumble)], Counts())
 
     async def ask():
-        transport = httpx.ASGITransport(app=served.app)
+        transport = httpx.ASGITransport(app=served)
         async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
             return await http.get("/")
 

@@ -201,7 +201,7 @@ def test_messages_reach_the_analyzer_in_uniform_order(tmp_path, monkeypatch):
     first, *_ = itertools.permutations(range(3))
     assert not is_uniform(collections.Counter({first: 90}))
     assert not is_uniform(collections.Counter({(0, 1, 2): 30, (1, 2, 0): 30, (2, 0, 1): 30}))  # rotated, not shuffled
-    monkeypatch.setattr("dovetail.parties.shuffler.store._SYSTEM.shuffle", lambda messages: None)
+    monkeypatch.setattr("dovetail.parties.shuffler._SYSTEM.shuffle", lambda messages: None)
     kept = orders_of(Household(tmp_path / "keeping", "privunit", clients=3, rounds=12), rounds=12)
     assert not is_uniform(kept)
 

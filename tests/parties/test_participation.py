@@ -15,8 +15,8 @@ from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.links import Conflict, Unreachable
 from dovetail.parties.common.policy import Refused
 from dovetail.parties.common.wire import AGAIN, RoundStatus
-from dovetail.parties.deployment import lenient_policy
-from dovetail.parties.http.requests import Pacing
+from dovetail.parties.fleet import lenient_policy
+from dovetail.parties.http.requests import Backoff
 from dovetail.parties.user.client import Client
 from dovetail.parties.user.participation import Participation, take_part, take_part_together
 
@@ -174,7 +174,7 @@ def test_a_user_whose_round_is_taken_goes_on_to_the_next(tmp_path):
 
 def test_pacing_tells_the_time_that_is_left_and_nothing_of_who_reported():
     task = types.SimpleNamespace(min_clients=5, max_clients=9, round_seconds=600.0)
-    pacing = Pacing(task)
+    pacing = Backoff(task)
     assert pacing.headers(0.0) == {}
     pacing.saw(1, 100.0)
     assert pacing.headers(100.0) == {AGAIN: "60.00"} and pacing.headers(650.0) == {AGAIN: "50.00"}
@@ -182,7 +182,7 @@ def test_pacing_tells_the_time_that_is_left_and_nothing_of_who_reported():
 
 
 def test_a_round_that_needs_all_is_expected_to_take_as_long_as_the_last_one():
-    pacing = Pacing(types.SimpleNamespace(min_clients=5, max_clients=5, round_seconds=600.0))
+    pacing = Backoff(types.SimpleNamespace(min_clients=5, max_clients=5, round_seconds=600.0))
     pacing.saw(1, 100.0)
     assert pacing.headers(101.0) == {}
     pacing.saw(2, 130.0)

@@ -21,9 +21,9 @@ from starlette.routing import Route
 
 from dovetail.parties.common import database
 from dovetail.parties.common.database import Database, Unavailable, _Sqlite, located
-from dovetail.parties.http.requests import Counts, Served
+from dovetail.parties.http.requests import Counts, ServiceApp
 from dovetail.parties.intermediary.store import Arrival
-from dovetail.parties.shuffler.store import Shape, ShuffleStore
+from dovetail.parties.shuffler import Shape, ShuffleStore
 
 SETTINGS = {"clip_norm": 1.0, "noise_multiplier": 1e-12, "scale": 64.0, "noise": "aggregators"}
 
@@ -208,7 +208,7 @@ def test_who_asks_while_the_database_is_away_asks_again():
         raise Unavailable("expected an answer from the database, got none")
 
     async def ask():
-        transport = httpx.ASGITransport(app=Served([Route("/", stumble)], Counts()).app)
+        transport = httpx.ASGITransport(app=ServiceApp([Route("/", stumble)], Counts()))
         async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
             return await http.get("/")
 

@@ -491,20 +491,20 @@ def test_withdrawal_makes_aggregators_drop_their_rounds_for_good(tmp_path):
     for user in range(4):
         envelope = sharing.envelope(user)
         party.accept(1, client=sharing.users[user].public.key_id, upload=envelope.uploads[0])
-    assert party.store.uploads(1) == 4 and party.full(1)
+    assert party.store.uploads(1) == 4 and party.is_full(1)
     notices.receive([withdraw_task(sharing.signer, sharing.task.task_id)])
     asyncio.run(service._close())
     asyncio.run(service._follow())
-    assert service._analyzer.sums == [] and party.store.unfinished() == []
+    assert service._analyzer.sums == [] and party.store.pending_rounds() == []
     assert "withdrawn" in party.store.why_ended()
     analyzer.give_up(1, "nobody closes it")  # an analyzer that does not heed the notice
     asyncio.run(service._follow())
     asyncio.run(service._close())
-    assert party.store.unfinished() == []
+    assert party.store.pending_rounds() == []
     party.shut()
     again, service = serving(sharing, 0, analyzer, Notices(sharing.signer.public.key_id), **places)  # it lost the file
     asyncio.run(service._close())
-    assert again.store.unfinished() == [] and service._analyzer.sums == []
+    assert again.store.pending_rounds() == [] and service._analyzer.sums == []
     again.shut()
     analyzer.shut()
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from dovetail.parties.http.operating import status_page
+from dovetail.parties.http.monitoring import status_page
 from dovetail.statements import Bound, Neighbors, Scope, Theorem, Trust, Unit, Verdict
 
 EVIL = "<script>alert('x')</script>"

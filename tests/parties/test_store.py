@@ -18,8 +18,8 @@ import pytest
 from scipy.stats import chisquare
 
 from dovetail.parties.common.wire import BATCH_ID, Packed
-from dovetail.parties.intermediary.store import Arrival, Turned
-from dovetail.parties.shuffler.store import Shape, ShuffleStore
+from dovetail.parties.intermediary.store import Arrival, UploadRefused
+from dovetail.parties.shuffler import Shape, ShuffleStore
 
 SHAPE = Shape(slots=3, reports=3, length=8, min_uploads=2, max_uploads=5)
 
@@ -41,8 +41,8 @@ def opened(path, shape=SHAPE, *, rounds=(1,)):
 def close(store, round=1, *, dummy=None, roster=None):
     store.freeze(round)
     if dummy:
-        lacking = store.lacking(round, roster=roster)
-        store.stage(round, [(slot, dummy(slot)) for slot, count in lacking.items() for _ in range(count)])
+        lacking = store.missing_dummies(round, roster=roster)
+        store.add_dummies(round, [(slot, dummy(slot)) for slot, count in lacking.items() for _ in range(count)])
     return store.close(round, roster=roster)
 
 
@@ -87,14 +87,14 @@ def test_the_same_report_again_is_known_also_after_closing(place):
         (upload(7)._replace(content=[(-1, bytes(8)), *upload(7).content[:2]]), "expected slots from 0 to 2"),
         (upload(7)._replace(content=[(0, bytes(8))] * 3), "expected one message per slot"),
         (upload(7)._replace(content=[(0, bytes(9)), *upload(7).content[1:]]), "expected messages of 8 bytes"),
-        (upload(7)._replace(report=b"short"), "and a report id of 16"),
-        (upload(7)._replace(client=bytes(65)), "expected a client id of up to 64 bytes"),
+        (upload(7)._replace(report=b"short"), "and the report id 16; got"),
+        (upload(7)._replace(client=bytes(65)), "client id must have 1 to 64 bytes"),
     ],
 )
 def test_what_does_not_fit_is_turned_away_and_changes_nothing(place, wrong, sentence):
     store = opened(place("store"))
     store.accept(upload(0))
-    with pytest.raises(Turned, match=sentence):
+    with pytest.raises(UploadRefused, match=sentence):
         store.accept(wrong)
     assert store.uploads(1) == 1
     store.accept(upload(1))
@@ -106,12 +106,12 @@ def test_a_round_takes_no_more_than_planned_and_nothing_once_closed(place):
     store = opened(place("store"))
     for client in range(5):
         store.accept(upload(client))
-    with pytest.raises(Turned, match="expected at most 5 uploads in a round"):
+    with pytest.raises(UploadRefused, match="expected at most 5 uploads in a round"):
         store.accept(upload(5))
     close(store)
-    with pytest.raises(Turned, match="got one to round 1, which is closed"):
+    with pytest.raises(UploadRefused, match="got one to round 1, which is closed"):
         store.accept(upload(6))
-    with pytest.raises(Turned, match="got one to round 2, which is not open"):
+    with pytest.raises(UploadRefused, match="got one to round 2, which is not open"):
         store.accept(upload(6, round=2))
     store.open_round(2, head=b"head", closes=0.0)
     assert store.accept(upload(6, round=2)) == "accepted"
@@ -123,7 +123,7 @@ def test_below_the_minimum_nothing_ever_leaves(place):
     assert close(store) == "void"
     assert everything(store) == []
     assert close(store) == "void"
-    with pytest.raises(Turned):
+    with pytest.raises(UploadRefused):
         store.accept(upload(1))
     store.acknowledge(1)
     assert everything(store) == []
@@ -250,7 +250,7 @@ def test_only_users_on_every_roster_count_and_a_frozen_roster_is_final(place):
         store.accept(upload(client, report=report))
     assert store.roster(1) is None
     assert store.freeze(1) == reports == store.roster(1)
-    with pytest.raises(Turned, match="which is closed"):
+    with pytest.raises(UploadRefused, match="which is closed"):
         store.accept(upload(4))
     assert close(store, roster={reports[0], reports[2], b"somebody else..."}) == "sent"
     assert {sealed[0] for _, sealed in everything(store)} == {0, 2}
@@ -271,16 +271,16 @@ def test_after_the_end_of_a_task_nothing_is_left_of_its_rounds(place):
             store.accept(upload(client, round=number))
     close(store, dummy=lambda slot: bytes([255, slot]) * 4)
     store.freeze(2)
-    store.stage(2, [(0, b"\xff" * 8)])
+    store.add_dummies(2, [(0, b"\xff" * 8)])
     store.end_task("withdrawn")
     store.shut()
     store = ShuffleStore(place("store"), SHAPE._replace(pad_to=4))
     for table in ("uploads", "messages", "dummies", "batch"):
         assert store._rows(f"SELECT * FROM {table}") == [], table
-    assert store.unfinished() == [] and store.why_ended() == "withdrawn"
+    assert store.pending_rounds() == [] and store.why_ended() == "withdrawn"
     for number in (1, 2, 3):
         assert list(store.parts(number, size=9)) == []
-        with pytest.raises(Turned, match="which is closed"):
+        with pytest.raises(UploadRefused, match="which is closed"):
             store.accept(upload(3, round=number))
     with pytest.raises(ValueError, match="round 4 stays closed: withdrawn"):
         store.open_round(4, head=b"head", closes=0.0)
@@ -311,7 +311,7 @@ def test_one_bad_upload_does_not_spoil_those_written_with_it(place):
     good, bad, last = (upload(client) for client in (0, 1, 2))
     taken = store.accept_all([good, bad._replace(content=[]), good, last])
     assert [taken[0], taken[2], taken[3]] == ["accepted", "known", "accepted"]
-    assert isinstance(taken[1], Turned)
+    assert isinstance(taken[1], UploadRefused)
     assert store.uploads(1) == 2
 
 
@@ -326,7 +326,7 @@ def test_a_report_id_of_another_client_is_not_known(place):
     store = opened(place("store"))
     first = upload(0)
     store.accept(first)
-    with pytest.raises(Turned, match="expected a report id of the client's own"):
+    with pytest.raises(UploadRefused, match="expected a report id of the client's own"):
         store.accept(upload(1, report=first.report))
 
 
@@ -336,8 +336,8 @@ def test_dummies_that_were_staged_before_a_kill_are_used(place):
     for client in range(2):
         store.accept(upload(client))
     store.freeze(1)
-    store.stage(1, [(0, b"\xff" * 8)])
-    assert store.lacking(1) == {0: 1, 1: 2, 2: 2}
+    store.add_dummies(1, [(0, b"\xff" * 8)])
+    assert store.missing_dummies(1) == {0: 1, 1: 2, 2: 2}
     store.shut()
     store = ShuffleStore(place("store"), shape)
     assert close(store, dummy=lambda slot: bytes([254, slot]) * 4) == "sent"
@@ -347,9 +347,9 @@ def test_dummies_that_were_staged_before_a_kill_are_used(place):
 
 def test_the_first_decision_stays(place):
     store = opened(place("store"))
-    assert store.agreed(1) is None
+    assert store.agreed_digest(1) is None
     assert store.agree(1, b"first") == b"first"
-    assert store.agree(1, b"second") == b"first" == store.agreed(1)
+    assert store.agree(1, b"second") == b"first" == store.agreed_digest(1)
 
 
 def test_a_batch_has_a_name_that_a_copy_of_the_store_does_not_know(tmp_path):

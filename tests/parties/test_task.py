@@ -16,7 +16,7 @@ from dovetail.parties.common.keys import KeyPair, ServiceKeys
 from dovetail.parties.common.policy import Later, Policy, Refused, Spending
 from dovetail.parties.common.task import SignedTask, TrainingTask, sign, verify
 from dovetail.parties.demo import demo_config
-from dovetail.parties.deployment import set_up
+from dovetail.parties.fleet import set_up
 
 
 def service_keys(**changed):

@@ -147,7 +147,7 @@ def test_a_dishonest_shuffler_alone_learns_a_report_and_the_local_guarantee_is_w
     known = [secrets.token_bytes(16) for _ in range(7)]
     own = [(0, seal(one, task.analyzer.sealing(), task.purpose(1))) for one in known]
     analyzer.take(0, 1, bytes(16), 0, Packed.of([*own, (0, victim[4:])]).encode())
-    analyzer.closed(0, 1, Closed(state="sent", parts=1, uploads=8, batch=bytes(16)))
+    analyzer.note_closed(0, 1, Closed(state="sent", parts=1, uploads=8, batch=bytes(16)))
     moved = vector_from(analyzer.model(1), 20)  # the first model was zero
     promised, without_trust = (analyzer.privacy()[name] for name in ("statement", "without_trust"))
     analyzer.shut()

@@ -27,7 +27,7 @@ from dovetail.parties.common.wire import (
     sign_status,
     upload_path,
 )
-from dovetail.parties.deployment import lay_out, lenient_policy
+from dovetail.parties.fleet import lay_out, lenient_policy
 from dovetail.parties.user.agent import Agent
 from dovetail.parties.user.client import Client, Envelope, RoundCall
 

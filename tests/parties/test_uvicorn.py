@@ -63,7 +63,7 @@ def names_of(kind, base):
 
 
 async def made():
-    config = server.configured(lambda *_: None, None, None)
+    config = server.uvicorn_config(lambda *_: None, None, None)
     protocol = httptools_impl.HttpToolsProtocol(config=config, server_state=ServerState(), app_state={})
     protocol.headers, protocol.expect_100_continue, protocol.url = [], False, b""  # set with each request
     began = uvicorn.Server(config)
@@ -74,7 +74,7 @@ async def made():
 def test_what_is_used_of_uvicorn_is_known_and_there():
     protocol, began = asyncio.run(made())
     assert names_of(server.Connection, protocol) == PRIVATE["connection"]
-    assert names_of(server.Door, began) == PRIVATE["server"]
+    assert names_of(server.BoundedServer, began) == PRIVATE["server"]
     assert httptools_impl.STATUS_LINE[200].startswith(b"HTTP/1.1 200")
     for name in (
         "response_complete",

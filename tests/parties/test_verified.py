@@ -15,14 +15,14 @@ from sharing import Sharing
 from vdaf.pine_reports import hostile, two_squares
 from verified_rounds import Peer, closed, forwarded, give, hostile_contents, opened, verified_task
 
-from dovetail.parties.aggregator.party import REFUSED
+from dovetail.parties.aggregator.store import REFUSED
 from dovetail.parties.common.costs import _sent, cost
 from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink
 from dovetail.parties.common.policy import Refused
 from dovetail.parties.common.task import TrainingTask
 from dovetail.parties.common.wire import Malformed, vector_from
 from dovetail.parties.http.intermediary import IntermediaryService
-from dovetail.parties.intermediary.store import Turned
+from dovetail.parties.intermediary.store import UploadRefused
 from dovetail.parties.user.client import Client
 from dovetail.parties.user.hostile import HostileClient
 from dovetail.statements import NotApplicable
@@ -157,7 +157,7 @@ def test_uploads_of_another_form_are_turned_away(tmp_path):
         (1, b""),
     ):
         upload = sharing.sealed(0, wrong, report=report, index=index)
-        with pytest.raises((Turned, Malformed)):
+        with pytest.raises((UploadRefused, Malformed)):
             parties[index].accept(1, client=sharing.users[0].public.key_id, upload=upload)
 
 
@@ -182,9 +182,9 @@ def test_a_round_has_one_key_and_one_answer(tmp_path):
     assert parts == [party.challenge(1) for party in parties]
     assert parts[0] != parts[1]
     honest, other = parties
-    assert honest.told(1, 0) is None
+    assert honest.verifiers(1, 0) is None
     honest.exchange(1, [Peer(other)])
-    told = honest.told(1, 0)
+    told = honest.verifiers(1, 0)
     assert told.total == 4
 
     class Another(Peer):
@@ -193,14 +193,14 @@ def test_a_round_has_one_key_and_one_answer(tmp_path):
 
     with pytest.raises(ValueError, match="key of round 1 that was formed before"):
         honest.exchange(1, [Another(other)])
-    assert honest.told(1, 0) == told
+    assert honest.verifiers(1, 0) == told
     honest.shut()
     again = sharing.aggregator(0)
-    assert again.told(1, 0) == told
+    assert again.verifiers(1, 0) == told
     assert closed([again, other]) == ["sent", "sent"]
-    assert again.told(1, 0) == told  # until the next round opens
+    assert again.verifiers(1, 0) == told  # until the next round opens
     again.store.open_round(2, head=b"h", closes=0.0)
-    assert again.told(1, 0) is None
+    assert again.verifiers(1, 0) is None
 
 
 def test_an_announced_round_gets_nobody_a_second_answer(tmp_path):
@@ -238,7 +238,7 @@ def test_an_announced_round_gets_nobody_a_second_answer(tmp_path):
         heard.set()
         await service._follow()
         await service._close()
-        first = honest.told(1, 0)
+        first = honest.verifiers(1, 0)
         assert (honest.store.state(1), first.total) == ("frozen", 4)
         heard.clear(), waiting.clear()
         closing = asyncio.create_task(service._close())
@@ -248,7 +248,7 @@ def test_an_announced_round_gets_nobody_a_second_answer(tmp_path):
         assert honest.store.state(2) == "open"
         heard.set()
         await closing
-        assert honest.told(1, 0) == first
+        assert honest.verifiers(1, 0) == first
 
     asyncio.run(served())
 
@@ -273,9 +273,9 @@ def test_long_answers_come_in_pages(tmp_path, monkeypatch):
     for party in parties:
         party.store.freeze(1)
     parties[0].exchange(1, [Peer(parties[1])])
-    whole = parties[0].told(1, 0)
-    monkeypatch.setattr("dovetail.parties.aggregator.party._PAGE", 2 * len(whole.told[0]))
-    pages = [parties[0].told(1, first).told for first in (0, 2, 4)]
+    whole = parties[0].verifiers(1, 0)
+    monkeypatch.setattr("dovetail.parties.aggregator.store._PAGE", 2 * len(whole.told[0]))
+    pages = [parties[0].verifiers(1, first).told for first in (0, 2, 4)]
     assert [len(page) for page in pages] == [2, 2, 1]
     assert [one for page in pages for one in page] == whole.told
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.ledger import LedgerEntry
-from dovetail.parties.deployment import Deployment, lay_out
+from dovetail.parties.fleet import Deployment, lay_out
 
 
 @dataclasses.dataclass(frozen=True)

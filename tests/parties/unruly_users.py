@@ -24,7 +24,7 @@ from parties.unique_buckets import Oracle
 from dovetail.parties.common.keys import KeyPair, ServicePairs
 from dovetail.parties.common.links import Gone, IntermediaryLink, Rejected, Unreachable
 from dovetail.parties.common.wire import Upload, signed_headers
-from dovetail.parties.deployment import Deployment, lenient_policy
+from dovetail.parties.fleet import Deployment, lenient_policy
 from dovetail.parties.user.client import Client, Envelope
 
 HABITS = ("twice at once", "hangs up", "second thoughts", "repeats itself", "loses interest")

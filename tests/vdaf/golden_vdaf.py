@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 
-from dovetail.parties.aggregator.party import round_key
+from dovetail.parties.aggregator.store import round_key
 from dovetail.parties.common.sharing import field_head, proof_nonce
 from dovetail.vdaf.circuits import MultihotCountVec
 from dovetail.vdaf.field import FIELD64

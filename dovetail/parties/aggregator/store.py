@@ -7,25 +7,39 @@ The shares of the agreed users are added up some at a time, in the order of thei
 made and kept before the round closes, by whichever replica comes to it; it goes with the shares. Noise, where
 aggregators add it, is drawn in the transaction that closes the round, and the sealed sum is written down in it: what is
 sent again after a crash is the same bytes. Another draw would let whoever has both take the noise out.
+
+The store of a round that is verified also keeps keys, verifiers, and whom it refused. When a round is frozen, every
+aggregator draws a part of the round's key; all parts make up the key that says at which points proofs are tested, so
+that no user knew it when it reported. The first key that is formed stays, and there is one answer per report to it:
+answers to two keys would tell more than a proof does. Verifiers are kept until the next round opens, for others may
+still ask for them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 
+from dovetail.files import write_atomically
 from dovetail.parties.aggregator.segments import Place, Segments
-from dovetail.parties.common.sharing import Sharing
-from dovetail.parties.common.wire import Malformed
-from dovetail.parties.intermediary.store import Arrival, RoundStore, State, Turned
+from dovetail.parties.common.sharing import Sharing, VerifiedSharing
+from dovetail.parties.common.wire import Malformed, Verifiers
+from dovetail.parties.intermediary.store import Arrival, RoundStore, State, UploadRefused
+from dovetail.vdaf.systems import ProofSystem, SharedReport
+from dovetail.vdaf.xof import SEED
 
-__all__ = ["Finish", "SumStore"]
+__all__ = ["KEPT_NONCE", "REFUSED", "Finish", "SumStore", "VerifiedStore", "round_key"]
 
-_MIGRATIONS = (
+REFUSED = "refused.json"  # whose proofs did not hold, for whoever enrols users
+KEPT_NONCE = 16  # bytes that a kept content begins with
+
+_SUM_MIGRATIONS = (
     """
 CREATE TABLE IF NOT EXISTS shares (round INTEGER, report BLOB, share BLOB, PRIMARY KEY (round, report)) STRICT;
 CREATE TABLE IF NOT EXISTS sums (round INTEGER PRIMARY KEY, sealed BLOB NOT NULL) STRICT;
@@ -38,6 +52,17 @@ CREATE TABLE IF NOT EXISTS places (round INTEGER, report BLOB, segment BLOB, at 
                                    PRIMARY KEY (round, report)) STRICT, WITHOUT ROWID;
 """,
 )
+_PROOF_MIGRATIONS = (
+    """
+CREATE TABLE IF NOT EXISTS challenges (round INTEGER PRIMARY KEY, part BLOB NOT NULL, key BLOB) STRICT;
+CREATE TABLE IF NOT EXISTS verifiers (round INTEGER, report BLOB, told BLOB, PRIMARY KEY (round, report)) STRICT;
+CREATE TABLE IF NOT EXISTS refused (round INTEGER, client BLOB, PRIMARY KEY (round, client)) STRICT;
+""",
+)
+_AT_ONCE = 1 << 18  # elements that are verified at a time
+_PAGE = 1 << 22  # bytes of verifiers in an answer, about
+_JUDGED = 1024  # reports that are judged at a time
+_DIGEST = 32
 _AT_A_TIME, _MOST_BYTES = 1024, 1 << 23  # reports of a partial sum, and bytes of their shares
 _SMALL = 1024  # bytes of a share that is kept in the database itself
 _SEGMENTS = "segments"  # the folder beside a file
@@ -53,7 +78,7 @@ class SumStore(RoundStore):
     contents: ClassVar[tuple[str, ...]] = ("shares", "places")
     additions: ClassVar[tuple[str, ...]] = ("partials",)
     leaves: ClassVar[str] = "sums"
-    migrations: ClassVar[Mapping[str, tuple[str, ...]]] = {"sums": _MIGRATIONS}
+    migrations: ClassVar[Mapping[str, tuple[str, ...]]] = {"sums": _SUM_MIGRATIONS}
 
     def __init__(
         self,
@@ -80,7 +105,7 @@ class SumStore(RoundStore):
         try:
             self._sharing.check(self._share(arrival.content), self._index)
         except Malformed as error:
-            raise Turned(str(error)) from error
+            raise UploadRefused(str(error)) from error
 
     def parts(self, round: int, *, size: int) -> Iterator[tuple[int, bytes]]:
         """One: the sealed sum."""
@@ -174,6 +199,143 @@ class SumStore(RoundStore):
     def _kept(self, round: int, names: Sequence[bytes]) -> np.ndarray | None:
         found = self._one("SELECT total FROM partials WHERE round = ? AND reports = ?", round, _digest(names))
         return None if found is None else np.frombuffer(found[0], self._sharing.nothing().dtype)
+
+
+def round_key(task_id: bytes, round: int, parts: Collection[bytes]) -> bytes:
+    """The key of a round, from every aggregator's part, in whatever order."""
+    return hashlib.sha256(b"dovetail key\0" + task_id + round.to_bytes(4, "big") + b"".join(sorted(parts))).digest()
+
+
+class VerifiedStore(SumStore):
+    """The store of an aggregator of a verified task.
+
+    Guarantees:
+        A round has one key, and a report one answer to it, also after a crash.
+        A refused user is written down with its round, and nowhere but here.
+    """
+
+    migrations: ClassVar[Mapping[str, tuple[str, ...]]] = {**SumStore.migrations, "proofs": _PROOF_MIGRATIONS}
+    _sharing: VerifiedSharing
+
+    def open_round(self, round: int, *, head: bytes, closes: float) -> None:
+        """Begin to take uploads; nobody asks about rounds any more that were closed before.
+
+        What was answered stays while the shares do, whoever announces which round: a second answer would tell of them.
+        """
+        super().open_round(round, head=head, closes=closes)
+        still = "SELECT round FROM rounds WHERE state IN ('open', 'frozen')"
+        with self._transaction():
+            for table in ("challenges", "verifiers"):
+                self._do(f"DELETE FROM {table} WHERE round < ? AND round NOT IN ({still})", round)
+
+    def challenge(self, round: int) -> bytes | None:
+        """This aggregator's part of the round's key, drawn while the round is frozen, and kept."""
+        with self._transaction():
+            if self.state(round) == "frozen":
+                drawn = round, secrets.token_bytes(SEED)
+                self._do("INSERT INTO challenges (round, part) VALUES (?, ?) ON CONFLICT DO NOTHING", *drawn)
+        found = self._one("SELECT part FROM challenges WHERE round = ?", round)
+        return None if found is None else found[0]
+
+    def answer(self, round: int, roster: Collection[bytes], key: bytes) -> None:
+        """Find out about the reports on the roster, with the round's key; what was found before stays."""
+        with self._transaction():
+            if (state := self.state(round)) != "frozen":
+                raise ValueError(f"expected a round that is frozen, got round {round}, {state}")
+            self._do("UPDATE challenges SET key = ? WHERE round = ? AND key IS NULL", key, round)
+        if self._one("SELECT key FROM challenges WHERE round = ?", round) != (key,):
+            raise ValueError(f"expected the key of round {round} that was formed before, got another one")
+        done = {row[0] for row in self._rows("SELECT report FROM verifiers WHERE round = ?", round)}
+        missing, proof = sorted(set(roster) - done), self._sharing.proof
+        step = max(1, _AT_ONCE // proof.elements)
+        for low in range(0, len(missing), step):
+            names = missing[low : low + step]
+            reports = self._reports(round, names)
+            found = proof.query(key, self._index, reports)
+            told = [
+                (round, name, one.verifier + hashlib.sha256(report.public).digest())
+                for name, report, one in zip(names, reports, found, strict=True)
+            ]
+            with self._transaction():
+                self._database.many("INSERT INTO verifiers VALUES (?, ?, ?) ON CONFLICT DO NOTHING", told)
+
+    def verifiers(self, round: int, first: int = 0) -> Verifiers | None:
+        """What was found, in the order of reports, from the one with this number on; None if something is missing.
+
+        As much as fits into an answer.
+        """
+        agreed = self.agreed_digest(round)
+        if agreed is None:
+            return None
+        names = self._rows("SELECT report FROM verifiers WHERE round = ? ORDER BY report", round)
+        if hashlib.sha256(b"".join(name for (name,) in names)).digest() != agreed:
+            return None
+        size = max(1, _PAGE // (self._sharing.proof.verifier_size + _DIGEST))
+        return Verifiers(index=self._index, total=len(names), told=self._kept_verifiers(round, first, size))
+
+    def judge(self, round: int, roster: Collection[bytes], others: Sequence[Verifiers]) -> set[bytes]:
+        """The reports that everybody accepts, given what the others found; users of the others are written down.
+
+        All aggregators judge by the same: what all found, and the public share, which must be the same everywhere and
+        be what was found.
+        """
+        names, proof = sorted(roster), self._sharing.proof
+        by_index = {one.index: one.told for one in others}
+        by_index[self._index] = self._kept_verifiers(round, 0, len(names))
+        if sorted(by_index) != list(range(proof.shares)) or any(len(told) != len(names) for told in by_index.values()):
+            raise ValueError(f"expected what every aggregator found of {len(names)} reports, got something else")
+        rows = list(zip(*(by_index[index] for index in range(proof.shares)), strict=True))
+        fine: set[bytes] = set()
+        for low in range(0, len(rows), _JUDGED):
+            some = rows[low : low + _JUDGED]
+            decided = proof.decide([[told[:-_DIGEST] for told in row] for row in some])
+            fine |= {
+                name
+                for name, row, message in zip(names[low : low + _JUDGED], some, decided, strict=True)
+                if message is not None and _same_public(proof, row)
+            }
+        self._write_down(round, set(names) - fine)
+        return fine
+
+    def refused_users(self) -> list[dict[str, Any]]:
+        """Whose proofs were refused, by round."""
+        return [
+            {"round": round, "user": client.hex()}
+            for round, client in self._rows("SELECT round, client FROM refused ORDER BY round, client")
+        ]
+
+    def write_refused(self, path: Path) -> None:
+        """For who enrols users."""
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(self.refused_users())) + b"\n")
+
+    def _share(self, content: bytes) -> bytes:
+        if len(content) < KEPT_NONCE:
+            raise Malformed("expected a share after its nonce, got less")
+        return content[KEPT_NONCE:]
+
+    def _reports(self, round: int, names: Sequence[bytes]) -> list[SharedReport]:
+        found = dict(self._contents(round, names))
+        if len(found) != len(names):
+            raise ValueError(f"expected the share of every report on the roster of round {round}, got none of one")
+        return [self._sharing.report(found[name][KEPT_NONCE:], found[name][:KEPT_NONCE]) for name in names]
+
+    def _kept_verifiers(self, round: int, first: int, count: int) -> list[bytes]:
+        query = "SELECT told FROM verifiers WHERE round = ? ORDER BY report LIMIT ? OFFSET ?"
+        return [told for (told,) in self._rows(query, round, count, first)]
+
+    def _write_down(self, round: int, reports: set[bytes]) -> None:
+        query = (
+            "INSERT INTO refused SELECT round, client FROM uploads WHERE round = ? AND report = ? "
+            "ON CONFLICT DO NOTHING"
+        )
+        with self._transaction():
+            self._database.many(query, [(round, report) for report in sorted(reports)])
+
+
+def _same_public(proof: ProofSystem, row: Sequence[bytes]) -> bool:
+    """Whether the public share is the same everywhere, and is what aggregators found."""
+    found = proof.public_of([told[:-_DIGEST] for told in row])
+    return {told[-_DIGEST:] for told in row} == {hashlib.sha256(found).digest()}
 
 
 def _digest(names: Sequence[bytes]) -> bytes:

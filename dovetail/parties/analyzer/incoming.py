@@ -14,7 +14,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from dovetail.parties.analyzer.learning import Learner
-from dovetail.parties.analyzer.round_store import Book, Refusals
+from dovetail.parties.analyzer.store import AnalyzerStore, Refusals
 from dovetail.parties.common.sealing import OVERHEAD, Unsealable, Workers, open_sealed
 from dovetail.parties.common.task import TrainingTask
 from dovetail.parties.common.wire import PART, Closed, Malformed, Packed
@@ -40,7 +40,7 @@ class Incoming(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def largest(self) -> int:
+    def max_part_bytes(self) -> int:
         """Bytes of a part, at most."""
 
     @abc.abstractmethod
@@ -52,7 +52,7 @@ class Incoming(abc.ABC):
         """What a part adds up to, without the messages that are repeated."""
 
     @abc.abstractmethod
-    def whole(self, round: int, said: Mapping[int, Closed], book: Book) -> bool:
+    def is_complete(self, round: int, said: Mapping[int, Closed], store: AnalyzerStore) -> bool:
         """Whether a round has what intermediaries must send."""
 
     def shut(self) -> None:  # noqa: B027 - most have no processes
@@ -73,7 +73,7 @@ class ShuffledParts(Incoming):
         self._messages, self._length, self._deal = task.messages(), task.length, task.deal()
 
     @property
-    def largest(self) -> int:
+    def max_part_bytes(self) -> int:
         """So many messages with their slots."""
         return Packed.size(PART, length=self._length)
 
@@ -97,7 +97,7 @@ class ShuffledParts(Incoming):
         )
         return OpenedPart(len(ciphertexts), Refusals(len(kept) - len(fine), out_of_range, len(repeated)), tally)
 
-    def whole(self, round: int, said: Mapping[int, Closed], book: Book) -> bool:
+    def is_complete(self, round: int, said: Mapping[int, Closed], store: AnalyzerStore) -> bool:
         """As many users everywhere, all of their messages, or dummies.
 
         Of shares, none may be missing; of other reports, those that did not open or fit are left out.
@@ -111,9 +111,9 @@ class ShuffledParts(Incoming):
                 expected = layout.padding.pad_to * len(slots)
             elif self._messages.per_client < self._messages.slots:
                 expected = uploads * self._messages.per_client
-            if book.messages(round, shuffler) != expected:
+            if store.messages(round, shuffler) != expected:
                 return False
-        return layout.shufflers == 1 or not any(book.refusals(round))
+        return layout.shufflers == 1 or not any(store.refusals(round))
 
     def shut(self) -> None:
         """End the worker processes."""
@@ -128,14 +128,14 @@ class SharedSums(Incoming):
         self._sharing = task.sharing()
 
     @property
-    def largest(self) -> int:
+    def max_part_bytes(self) -> int:
         """A sealed sum."""
         return self._sharing.sum_size + OVERHEAD
 
     def marks(self, sender: int, data: bytes) -> list[bytes]:
         """The encapsulated key."""
-        if len(data) != self.largest:
-            raise Malformed(f"expected a sealed sum of {self.largest} bytes, got {len(data)}")
+        if len(data) != self.max_part_bytes:
+            raise Malformed(f"expected a sealed sum of {self.max_part_bytes} bytes, got {len(data)}")
         return [data[:_ENCAPSULATED]]
 
     def read(self, sender: int, round: int, batch: bytes, data: bytes, *, repeated: set[int]) -> OpenedPart:
@@ -149,10 +149,10 @@ class SharedSums(Incoming):
             raise Malformed(f"expected the sum of aggregator {sender} over its batch, got another message") from error
         return OpenedPart(1, Refusals(0, 0, 0), self._sharing.read_sum(opened))
 
-    def whole(self, round: int, said: Mapping[int, Closed], book: Book) -> bool:
+    def is_complete(self, round: int, said: Mapping[int, Closed], store: AnalyzerStore) -> bool:
         """A sum from everybody, over the same users."""
         batches = {one.batch for one in said.values()}
-        return self._same_users(said) and len(batches) == 1 and all(book.parts(round, one) == 1 for one in said)
+        return self._same_users(said) and len(batches) == 1 and all(store.parts(round, one) == 1 for one in said)
 
 
 def incoming_of(task: TrainingTask, key: X25519PrivateKey, learner: Learner, *, workers: int | None) -> Incoming:

@@ -55,11 +55,11 @@ class Learner:
         std = None if moments is None else self._protocol.noise_std(self._cohort.size, task.dim)
         self._server = learning.server.over(task.rounds, moments=moments, noise_std=std)
 
-    def first(self) -> list[np.ndarray]:
+    def initial_leaves(self) -> list[np.ndarray]:
         """The first model, and the states that training begins with."""
         return [self._learning.initial.astype(np.float32), *_arrays(self._first_states())]
 
-    def nothing(self) -> list[np.ndarray]:
+    def zero_sums(self) -> list[np.ndarray]:
         """The sums of nobody's messages or contributions."""
         if self._sharing is not None:
             return self._sharing.read_sum(self._sharing.encode_sum(self._sharing.nothing(), None))
@@ -68,7 +68,7 @@ class Learner:
     def tally(self, slot: np.ndarray, body: np.ndarray) -> tuple[list[np.ndarray], int]:
         """The sums of messages, and how many of them no honest client sends; some at a time, if they are long."""
         at_a_time = max(1, _LARGEST_BLOCK // self._dim)
-        total, refused = self.nothing(), 0
+        total, refused = self.zero_sums(), 0
         for low in range(0, len(slot), at_a_time):
             shuffled, out_of_range = self._read(slot[low : low + at_a_time], body[low : low + at_a_time])
             leaves = jax.tree.leaves(self._protocol.tally(shuffled, self._dim))
@@ -88,7 +88,7 @@ class Learner:
             tally = jax.tree.unflatten(jax.tree.structure(self._empty_tally()), [jnp.asarray(leaf) for leaf in sums])
         size = self._divisor(users)
         estimate, protocol_state = self._protocol.estimate(tally, size, protocol_state, key=jax.random.key(0))
-        found = self._measured(np.asarray(estimate), size)
+        found = self._measures_of(np.asarray(estimate), size)
         params, server_state = self._server.step(params, server_state, estimate[: self._task.model_dim])
         return _arrays((params, server_state, protocol_state)), found
 
@@ -101,7 +101,7 @@ class Learner:
         same = self._protocol.relation is Neighbors.REPLACE_ONE and self._learning.moments is None
         return users if same else self._cohort.size
 
-    def _measured(self, estimate: np.ndarray, size: int) -> dict[str, Any]:
+    def _measures_of(self, estimate: np.ndarray, size: int) -> dict[str, Any]:
         task = self._task
         if not task.measures:
             return {}
@@ -114,7 +114,7 @@ class Learner:
         """What a statement says of the model that is published in the end."""
         return self._server.notes
 
-    def published(self, leaves: Sequence[np.ndarray]) -> np.ndarray:
+    def model_to_publish(self, leaves: Sequence[np.ndarray]) -> np.ndarray:
         """The model to publish, if training ended here; users go on from the first of the leaves."""
         params, *rest = [jnp.asarray(leaf) for leaf in leaves]
         server_state, _ = jax.tree.unflatten(jax.tree.structure(self._first_states()), rest)
@@ -122,7 +122,7 @@ class Learner:
 
     def score(self, leaves: Sequence[np.ndarray]) -> float | None:
         """How good the model to publish is, if anybody can tell."""
-        return None if self._learning.evaluate is None else self._learning.evaluate(self.published(leaves))
+        return None if self._learning.evaluate is None else self._learning.evaluate(self.model_to_publish(leaves))
 
     def _first_states(self) -> tuple[Any, Any]:
         params = jnp.asarray(self._learning.initial, jnp.float32)

@@ -35,7 +35,7 @@ import numpy as np
 from dovetail.files import hold
 from dovetail.parties.analyzer.incoming import incoming_of
 from dovetail.parties.analyzer.learning import Learner, Learning
-from dovetail.parties.analyzer.round_store import Book, Checkpoint, Refusals, Stale
+from dovetail.parties.analyzer.store import AnalyzerStore, Checkpoint, Refusals, Stale
 from dovetail.parties.common.costs import cost
 from dovetail.parties.common.database import located, patiently
 from dovetail.parties.common.keys import KeyRing
@@ -55,10 +55,10 @@ from dovetail.statements import Statement
 
 __all__ = [
     "Analyzer",
-    "Announcer",
-    "check_together",
-    "facts_of",
+    "RoundSigner",
+    "check_same_backup",
     "incomplete",
+    "privacy_facts",
     "set_back",
     "silent",
     "void",
@@ -91,10 +91,10 @@ class Analyzer:
         self._learner = Learner(self.task, learning)
         self._alone = hold(folder)
         key = keys.find(self.task.analyzer.key_id).opening()
-        self.announcer = Announcer(self.task, keys)
+        self.announcer = RoundSigner(self.task, keys)
         self.incoming = incoming_of(self.task, key, self._learner, workers=workers)
         self._lock, self._inside = threading.RLock(), False
-        self._book = patiently(lambda: Book(located(store, folder, "book.db")))
+        self._store = patiently(lambda: AnalyzerStore(located(store, folder, "book.db")))
         budget = {"eps": self.task.budget, "delta": self.task.delta}
         where = located(store, folder, "ledger.db")
         self.ledger = patiently(lambda: Ledger(where, task_id=self.task.task_id, **budget))
@@ -107,7 +107,7 @@ class Analyzer:
             if self._inside:
                 yield
                 return
-            with self._book.exclusive():
+            with self._store.exclusive():
                 self._inside = True
                 try:
                     self._catch_up()
@@ -118,12 +118,12 @@ class Analyzer:
     def _catch_up(self) -> None:
         """See what other replicas reserved and ended; open what one that died did not get to."""
         self.ledger.refresh()
-        if (settled := self._book.settled()) >= self._round + self._over:
+        if (settled := self._store.last_ended()) >= self._round + self._over:
             self._open(settled + 1)
 
     def _look(self) -> None:
         """Catch up if there is something to catch up with."""
-        if self._book.settled() >= self._round + self._over:
+        if self._store.last_ended() >= self._round + self._over:
             with self._turn():
                 pass
 
@@ -145,9 +145,9 @@ class Analyzer:
             self._look()
             if round >= self._round + self._over:
                 raise TooLate(f"expected a round whose model was released, got round {round}")
-            leaves = self._book.released(round).leaves
+            leaves = self._store.released_model(round).leaves
             last = self._over and round == self._round
-            return vector_to(self._learner.published(leaves) if last else leaves[0])
+            return vector_to(self._learner.model_to_publish(leaves) if last else leaves[0])
 
     def take(self, sender: int, round: int, batch: bytes, number: int, data: bytes) -> Literal["accepted", "known"]:
         """Count a part of the batch of a shuffler or aggregator, once."""
@@ -156,40 +156,40 @@ class Analyzer:
             self._refuse_other(round)
         self._refuse_second(sender, round, batch)
         marks = self.incoming.marks(sender, data)
-        if self._book.counted(round, sender, number):
+        if self._store.has_part(round, sender, number):
             self._refuse_redrawn(sender, round, marks)
             return "known"
         while True:
-            repeated = self._book.repeated(round, marks)
+            repeated = self._store.repeated_marks(round, marks)
             part = self.incoming.read(sender, round, batch, data, repeated=repeated)
             with self._turn():
                 self._refuse_other(round)
                 self._refuse_second(sender, round, batch)
-                if sender in self._book.closed(round):
+                if sender in self._store.closures(round):
                     raise Malformed(f"expected no more parts of sender {sender}, which has closed round {round}")
                 with contextlib.suppress(Stale):
-                    if self._book.count(round, sender, batch, number, marks=marks, **part._asdict()):
+                    if self._store.count(round, sender, batch, number, marks=marks, **part._asdict()):
                         return "accepted"
                     self._refuse_redrawn(sender, round, marks)
                     return "known"
 
-    def closed(self, sender: int, round: int, said: Closed) -> None:
+    def note_closed(self, sender: int, round: int, said: Closed) -> None:
         """Note that a shuffler or aggregator is done; after the last one the round ends."""
         with self._turn():
             if round < self._round:
                 return  # it did not hear the answer
             self._refuse_other(round)
             self._refuse_second(sender, round, said.batch)
-            if said.state == "sent" and self._book.parts(round, sender) != said.parts:
-                counted = self._book.parts(round, sender)
+            if said.state == "sent" and self._store.parts(round, sender) != said.parts:
+                counted = self._store.parts(round, sender)
                 raise Malformed(f"expected the {said.parts} parts that sender {sender} sent, got {counted}")
-            self._book.note_closed(round, sender, said)
+            self._store.note_closed(round, sender, said)
             self._end_if_complete()
 
     def _refuse_second(self, sender: int, round: int, batch: bytes) -> None:
         """End a round in which somebody begins another batch: its store was set back, or it is not honest."""
         with self._turn():
-            if self._book.batch(round, sender) in (None, batch):
+            if self._store.batch(round, sender) in (None, batch):
                 return
             self._spoil(round, set_back(self.task, sender, "began a second batch"))
         raise TooLate(f"expected the batch that sender {sender} has begun in round {round}, got another one")
@@ -200,37 +200,37 @@ class Analyzer:
         Aggregators call a batch by its users, so that one whose store was set back comes with the same batch again.
         """
         with self._turn():
-            if len(self._book.repeated(round, marks)) == len(marks):
+            if len(self._store.repeated_marks(round, marks)) == len(marks):
                 return
             self._spoil(round, set_back(self.task, sender, "drew a part anew"))
         raise TooLate(f"expected the part that sender {sender} has sent in round {round}, got another one")
 
     def _spoil(self, round: int, reason: str) -> None:
         self._refuse_other(round)
-        self._book.settle(round, "spoiled", uploads=0, accuracy=None, reason=reason)
+        self._store.end_round(round, "spoiled", uploads=0, accuracy=None, reason=reason)
         self._open(round + 1)
 
     def give_up(self, round: int, reason: str | None = None) -> None:
         """End a round that somebody never closed: nothing of it is used."""
         with self._turn():
             if round == self._round and not self._over:
-                why = reason or silent(self.task, self._book.closed(round))
-                self._book.settle(round, "void", uploads=0, accuracy=None, reason=why)
+                why = reason or silent(self.task, self._store.closures(round))
+                self._store.end_round(round, "void", uploads=0, accuracy=None, reason=why)
                 self._open(round + 1)
 
     def end_task(self, reason: str) -> None:
         """End the training before its time, for good: the open round is void, and none follows."""
         with self._turn():
             if not self._over:
-                self._book.end_task(reason)
-                self._open(self._book.settled() + 1)
+                self._store.end_task(reason)
+                self._open(self._store.last_ended() + 1)
 
     @property
     def progress(self) -> tuple[int, int]:
         """The round, and how many of its messages have come: what stands still may have been given up by others."""
         with self._lock:
             self._look()
-            return self._round, self._book.messages(self._round)
+            return self._round, self._store.messages(self._round)
 
     def privacy(self) -> dict[str, Any]:
         """What is promised for the rounds that were reserved, what was spent of which budget, and how it went."""
@@ -238,38 +238,38 @@ class Analyzer:
             self._look()
             self.ledger.refresh()
             notes = self._learner.notes
-            return facts_of(self.task, self.ledger, self._book, round=self._round, notes=notes)
+            return privacy_facts(self.task, self.ledger, self._store, round=self._round, notes=notes)
 
     def shut(self) -> None:
         """Let go of files and processes."""
         self.ledger.close()
-        self._book.shut()
+        self._store.shut()
         self.incoming.shut()
         self._alone.close()
 
     def _resume(self) -> None:
         """Take up where the files say that it stopped; refuse files that do not belong together."""
-        with self._lock, self._book.exclusive():
+        with self._lock, self._store.exclusive():
             self.ledger.refresh()
             self._resume_alone()
 
     def _resume_alone(self) -> None:
-        first = self._book.model(0)
+        first = self._store.model(0)
         if first is None or first.head is None:  # never started, or killed before it had its first model
             if len(self.ledger.entries) > 1:
                 raise ValueError("expected the book that belongs to the ledger, got an empty one")
-            self._propose(0, self._learner.first())
-            self._book.confirm(0, self.ledger.head)
-        check_together(self.ledger, self._book)
-        self._open(self._book.settled() + 1)
+            self._propose(0, self._learner.initial_leaves())
+            self._store.confirm(0, self.ledger.head)
+        check_same_backup(self.ledger, self._store)
+        self._open(self._store.last_ended() + 1)
         if not self._over:
             self._end_if_complete()
 
     def _open(self, round: int) -> None:
         """Reserve a round, then let it take reports; the training is over if none is left or it cannot be paid."""
-        ended = self._book.why_ended()
+        ended = self._store.why_ended()
         if ended is not None and round in self.ledger.reserved:
-            self._book.settle(round, "void", uploads=0, accuracy=None, reason=ended)
+            self._store.end_round(round, "void", uploads=0, accuracy=None, reason=ended)
             round += 1
         self._over = round > self.task.rounds or self.task.over() or ended is not None
         if not self._over:
@@ -281,7 +281,7 @@ class Analyzer:
                 self._over = True
         self._round, self._head = (round - 1, self.ledger.head) if self._over else (round, self._head)
         ends = {"now": time.time(), "seconds": self.task.round_seconds}
-        self._closes = 0 if self._over else self._book.opened(round, **ends)
+        self._closes = 0 if self._over else self._store.open_round(round, **ends)
 
     def _refuse_other(self, round: int) -> None:
         if round > self._round:
@@ -290,49 +290,49 @@ class Analyzer:
             raise TooLate(f"expected something about the open round, got round {round}, which is over")
 
     def _end_if_complete(self) -> None:
-        said = self._book.closed(self._round)
+        said = self._store.closures(self._round)
         if len(said) < len(self.task.intermediaries):
             return
         round, uploads = self._round, min(one.uploads for one in said.values())
         if (why := void(self.task, said)) is not None:
-            self._book.settle(round, "void", uploads=uploads, accuracy=None, reason=why)
-        elif not self.incoming.whole(round, said, self._book):
-            why = incomplete(self.task, said, self._book.refusals(round))
-            self._book.settle(round, "spoiled", uploads=uploads, accuracy=None, reason=why)
+            self._store.end_round(round, "void", uploads=uploads, accuracy=None, reason=why)
+        elif not self.incoming.is_complete(round, said, self._store):
+            why = incomplete(self.task, said, self._store.refusals(round))
+            self._store.end_round(round, "spoiled", uploads=uploads, accuracy=None, reason=why)
         else:
             self._release(round, uploads)
         self._open(round + 1)
 
     def _release(self, round: int, uploads: int) -> None:
-        sums = self._book.tally(round) or self._learner.nothing()
-        leaves, found = self._learner.step(self._book.released(round - 1).leaves, sums, users=uploads)
+        sums = self._store.tally(round) or self._learner.zero_sums()
+        leaves, found = self._learner.step(self._store.released_model(round - 1).leaves, sums, users=uploads)
         proposed = self._propose(round, leaves)
-        self._book.confirm(round, self.ledger.release(round, model=proposed.digest))
+        self._store.confirm(round, self.ledger.release(round, model=proposed.digest))
         accuracy = self._learner.score(proposed.leaves)
-        self._book.settle(round, "released", uploads=uploads, accuracy=accuracy, measured=found)
+        self._store.end_round(round, "released", uploads=uploads, accuracy=accuracy, measured=found)
 
     def _propose(self, round: int, leaves: list[np.ndarray]) -> Checkpoint:
         digest = hashlib.sha256(b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in leaves)).digest()
-        self._book.propose(Checkpoint(round, leaves, digest, None))
-        return self._book.model(round) or Checkpoint(round, leaves, digest, None)
+        self._store.propose(Checkpoint(round, leaves, digest, None))
+        return self._store.model(round) or Checkpoint(round, leaves, digest, None)
 
 
-def check_together(ledger: Ledger, book: Book) -> None:
+def check_same_backup(ledger: Ledger, store: AnalyzerStore) -> None:
     """Refuse a ledger and a book of different times; a model that the ledger released last is bound to it."""
     released = ledger.released
     if released is not None:
-        kept = book.model(released.round)
+        kept = store.model(released.round)
         if kept is None or kept.digest != released.model:
             raise ValueError("expected the models that the ledger released, got a book without the last of them")
         head = ledger.release(released.round, model=released.model)
         if kept.head is None:  # killed between the ledger and the book
-            book.confirm(released.round, head)
+            store.confirm(released.round, head)
         ledger.check(model=kept.digest, head=kept.head or head)
-    newest = book.model()
+    newest = store.model()
     if newest is not None and newest.head is not None and newest.round > (released.round if released else 0):
         raise ValueError("expected the ledger that released the last model, got an older one")
     reserved = max(entry.round for entry in ledger.entries)
-    settled = book.settled()
+    settled = store.last_ended()
     if settled > reserved:
         raise ValueError("expected the ledger that reserved the last round, got an older one")
     if reserved > settled + 1:
@@ -376,7 +376,9 @@ def incomplete(task: TrainingTask, said: Mapping[int, Closed], refused: Refusals
     return f"other numbers of messages came than {uploads[0]} users send"
 
 
-def facts_of(task: TrainingTask, ledger: Ledger, book: Book, *, round: int, notes: Sequence[str]) -> dict[str, Any]:
+def privacy_facts(
+    task: TrainingTask, ledger: Ledger, store: AnalyzerStore, *, round: int, notes: Sequence[str]
+) -> dict[str, Any]:
     """What is promised for the rounds that were reserved, what was spent of which budget, and how it went.
 
     `round` is the open one; `notes` are what the statement assumes of the learner.
@@ -401,14 +403,14 @@ def facts_of(task: TrainingTask, ledger: Ledger, book: Book, *, round: int, note
         "ledger_head": ledger.head.hex(),
         "history": [
             {"round": number, "outcome": outcome, "uploads": uploads, "accuracy": accuracy, **found}
-            for number, outcome, uploads, accuracy, found in book.outcomes()
+            for number, outcome, uploads, accuracy, found in store.outcomes()
         ],
-        "refused_messages": book.refusals(round)._asdict(),
-        "messages": book.messages(round),
+        "refused_messages": store.refusals(round)._asdict(),
+        "messages": store.messages(round),
     }
 
 
-class Announcer:
+class RoundSigner:
     """Signs a task's status and models; they stay as they are if the task names no key for it."""
 
     def __init__(self, task: TrainingTask, keys: KeyRing) -> None:

@@ -19,7 +19,7 @@ from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink, Unreac
 from dovetail.parties.common.notices import SignedNotice
 from dovetail.parties.common.task import TrainingTask, task_id_of
 from dovetail.parties.common.wire import RoundStatus
-from dovetail.parties.shuffler.party import Shuffler
+from dovetail.parties.shuffler import Shuffler
 from dovetail.parties.user.client import Envelope
 
 __all__ = ["Carrying", "Play", "Relay"]
@@ -67,11 +67,11 @@ class Play:
     def __init__(self, folder: Path, *, analyzer: AnalyzerLink, signer: bytes, keys: ServicePairs) -> None:
         self.source = analyzer
         self._shuffler = Shuffler(folder, signed=analyzer.task(), signer=signer, index=0, keys=keys)
-        if not self._shuffler.alone:
+        if not self._shuffler.is_alone:
             count = len(self._shuffler.task.shufflers)
             raise ValueError(f"expected a task with one shuffler, which a server app can play, got {count}")
         open_round = analyzer.status().round
-        for round, _, _ in self._shuffler.store.unfinished():
+        for round, _, _ in self._shuffler.store.pending_rounds():
             if round != open_round:
                 self.finish(round)
 

@@ -18,17 +18,17 @@ from dovetail._structs import ready
 from dovetail.parties.analyzer.party import Analyzer
 from dovetail.parties.common.notices import Notices
 from dovetail.parties.common.wire import BATCH_ID, Closed, Malformed
-from dovetail.parties.http.operating import Pulse, health_routes, metrics_of, status_page, tell_metrics
+from dovetail.parties.http.monitoring import Pulse, health_routes, metrics_of, serve_metrics, status_page
 from dovetail.parties.http.requests import (
     Counts,
-    Served,
+    ServiceApp,
     announced,
-    body_of,
-    busy,
-    cached,
-    model_answer,
+    cacheable_response,
+    model_response,
     number_of,
     path_of,
+    read_body,
+    repeat_forever,
 )
 
 __all__ = ["AnalyzerService"]
@@ -73,7 +73,7 @@ class AnalyzerService:
             Route(f"{prefix}/rounds/{{round}}/batches/{{batch}}/parts/{{number}}", self._part, methods=["POST"]),
             Route(f"{prefix}/rounds/{{round}}/closed", self._closed, methods=["POST"]),
         ]
-        self.app = Served(routes, self.counts, self._work, pulse=pulse).app
+        self.app = ServiceApp(routes, self.counts, self._work, pulse=pulse)
 
     async def _page(self, request: Request) -> Response:
         return HTMLResponse(status_page(await asyncio.to_thread(self._analyzer.privacy)))
@@ -82,14 +82,16 @@ class AnalyzerService:
         return JSONResponse(await asyncio.to_thread(self._analyzer.privacy))
 
     async def _get_task(self, request: Request) -> Response:
-        return cached(request, msgspec.json.encode(self._analyzer.signed), "application/json", seconds=60)
+        return cacheable_response(request, msgspec.json.encode(self._analyzer.signed), "application/json", seconds=60)
 
     async def _get_notices(self, request: Request) -> Response:
-        return cached(request, msgspec.json.encode(self._notices().handed_out), "application/json", seconds=1)
+        return cacheable_response(
+            request, msgspec.json.encode(self._notices().handed_out), "application/json", seconds=1
+        )
 
     async def _get_status(self, request: Request) -> Response:
         status = await asyncio.to_thread(self._analyzer.status)
-        return cached(request, msgspec.json.encode(status), "application/json", seconds=1)
+        return cacheable_response(request, msgspec.json.encode(status), "application/json", seconds=1)
 
     async def _get_counts(self, request: Request) -> Response:
         return JSONResponse(dict(self.counts))
@@ -97,13 +99,13 @@ class AnalyzerService:
     async def _get_model(self, request: Request) -> Response:
         round = number_of(request, self._analyzer.task.task_id)
         model = await asyncio.to_thread(self._analyzer.model, round)
-        return model_answer(request, model, self._analyzer.announcer.model(round, model))
+        return model_response(request, model, self._analyzer.announcer.model(round, model))
 
     async def _part(self, request: Request) -> Response:
         task = self._analyzer.task
         round, number = number_of(request, task.task_id), number_of(request, task.task_id, "number")
         batch = _batch(request.path_params["batch"])
-        sender, body = await self._said(request, most=self._analyzer.incoming.largest)
+        sender, body = await self._said(request, most=self._analyzer.incoming.max_part_bytes)
         taken = await asyncio.to_thread(self._analyzer.take, sender, round, batch, number, body)
         self.counts[taken] += 1
         return PlainTextResponse(taken)
@@ -115,21 +117,21 @@ class AnalyzerService:
             said = msgspec.json.decode(body, type=ready(Closed))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Malformed(f"expected what is said of a closed round, got something else ({error})") from error
-        await asyncio.to_thread(self._analyzer.closed, sender, round, said)
+        await asyncio.to_thread(self._analyzer.note_closed, sender, round, said)
         self.counts["closed"] += 1
         return PlainTextResponse("closed")
 
     async def _said(self, request: Request, *, most: int) -> tuple[int, bytes]:
         """Which shuffler or aggregator sends a request, and its body."""
         said = announced(self._keys, request.method, path_of(request), request.headers, most=most)
-        body = await body_of(request, most=said.length)
+        body = await read_body(request, most=said.length)
         said.check(body)
         return self._senders[said.sender], body
 
     async def _work(self) -> None:
-        duties = [busy(1.0, self._look, self._complain)]
+        duties = [repeat_forever(1.0, self._look, self._complain)]
         if self._metrics_port is not None:
-            duties.append(tell_metrics(self._metrics_port, self._metrics))
+            duties.append(serve_metrics(self._metrics_port, self._metrics))
         await asyncio.gather(*duties)
 
     def _complain(self, error: Exception) -> None:

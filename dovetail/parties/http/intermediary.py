@@ -25,8 +25,16 @@ from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink, Unreac
 from dovetail.parties.common.notices import Notices
 from dovetail.parties.common.wire import CLOCK_SKEW, Malformed, RoundStatus, TooLate, Unknown, authenticated
 from dovetail.parties.http import requests
-from dovetail.parties.http.operating import Pulse, health_routes, metrics_of, tell_metrics
-from dovetail.parties.http.requests import Counts, Pacing, Served, busy, cached, number_of, path_of
+from dovetail.parties.http.monitoring import Pulse, health_routes, metrics_of, serve_metrics
+from dovetail.parties.http.requests import (
+    Backoff,
+    Counts,
+    ServiceApp,
+    cacheable_response,
+    number_of,
+    path_of,
+    repeat_forever,
+)
 from dovetail.parties.http.uploads import Uploads
 from dovetail.parties.intermediary.party import Intermediary
 
@@ -61,7 +69,7 @@ class IntermediaryService:
         self._metrics_port = metrics_port
         self._notices = notices or functools.partial(Notices, party.signed.signer.key_id)
         self._keeps = keeps
-        self._pacing = Pacing(party.task)
+        self._pacing = Backoff(party.task)
         self._party, self._analyzer, self._peers, self._enrolled = party, analyzer, peers, enrolled
         others = [keys.sign for i, keys in enumerate(party.task.intermediaries) if i != party.index]
         self._others = {key.key_id: key for key in others}
@@ -97,7 +105,7 @@ class IntermediaryService:
             Route(f"{prefix}/rounds/{{round}}/challenge", self._challenge),
             Route(f"{prefix}/rounds/{{round}}/verifiers/{{first:int}}", self._verifiers),
         ]
-        self.app = Served(routes, self.counts, self._work, direct=self._uploads, pulse=self.pulse).app
+        self.app = ServiceApp(routes, self.counts, self._work, direct=self._uploads, pulse=self.pulse)
 
     def _is_ready(self) -> bool:
         """Whether it can work: it has heard the analyzer lately, writes, and agrees with it about the time."""
@@ -105,16 +113,18 @@ class IntermediaryService:
         return heard and not self._uploads.failing and not self._clock_is_off
 
     async def _get_task(self, request: Request) -> Response:
-        return cached(request, msgspec.json.encode(self._party.signed), "application/json", seconds=60)
+        return cacheable_response(request, msgspec.json.encode(self._party.signed), "application/json", seconds=60)
 
     async def _get_notices(self, request: Request) -> Response:
-        return cached(request, msgspec.json.encode(self._notices().handed_out), "application/json", seconds=1)
+        return cacheable_response(
+            request, msgspec.json.encode(self._notices().handed_out), "application/json", seconds=1
+        )
 
     async def _get_status(self, request: Request) -> Response:
         if self._status is None:
             return PlainTextResponse("expected an analyzer that answers, got none yet", status_code=503)
         body = msgspec.json.encode(self._status)
-        return cached(request, body, "application/json", seconds=1, headers=self._pacing.headers())
+        return cacheable_response(request, body, "application/json", seconds=1, headers=self._pacing.headers())
 
     async def _get_counts(self, request: Request) -> Response:
         """For its owner alone: whoever watches the counts knows when uploads come."""
@@ -126,7 +136,7 @@ class IntermediaryService:
         round = number_of(request, self._party.task.task_id)
         if self._model is None or self._model[0] != round:
             raise TooLate("expected the round of the current model, got another one")
-        return requests.model_answer(request, *self._model[1])
+        return requests.model_response(request, *self._model[1])
 
     async def _upload(self, request: Request) -> Response:
         round = number_of(request, self._party.task.task_id)
@@ -140,7 +150,7 @@ class IntermediaryService:
 
     async def _agreed(self, request: Request) -> Response:
         round = self._asked_by_another(request)
-        return _packed(await asyncio.to_thread(self._party.store.agreed, round))
+        return _packed(await asyncio.to_thread(self._party.store.agreed_digest, round))
 
     async def _challenge(self, request: Request) -> Response:
         round = self._asked_by_another(request)
@@ -148,7 +158,7 @@ class IntermediaryService:
 
     async def _verifiers(self, request: Request) -> Response:
         round, first = self._asked_by_another(request), request.path_params["first"]
-        return _packed(await asyncio.to_thread(self._party.told, round, first))
+        return _packed(await asyncio.to_thread(self._party.verifiers, round, first))
 
     def _asked_by_another(self, request: Request) -> int:
         round = number_of(request, self._party.task.task_id)
@@ -159,15 +169,15 @@ class IntermediaryService:
 
     async def _work(self) -> None:
         look = _PAUSE if self._keeps else _LOOK
-        duties = [self._uploads.write(), busy(look, self._follow, self._complain), self._publish()]
+        duties = [self._uploads.write(), repeat_forever(look, self._follow, self._complain), self._publish()]
         if self._keeps:
-            duties += [busy(_PAUSE, self._close, self._complain), self._tell_metrics()]
+            duties += [repeat_forever(_PAUSE, self._close, self._complain), self._tell_metrics()]
         await asyncio.gather(*duties)
 
     async def keep(self) -> None:
         """Keep the rounds, and take nothing from anybody: others do."""
         await asyncio.gather(
-            *(busy(_PAUSE, step, self._complain) for step in (self._follow, self._close)),
+            *(repeat_forever(_PAUSE, step, self._complain) for step in (self._follow, self._close)),
             self.pulse.beat(),
             self._publish(),
             self._tell_metrics(),
@@ -175,7 +185,7 @@ class IntermediaryService:
 
     async def _tell_metrics(self) -> None:
         if self._metrics_port is not None:
-            await tell_metrics(self._metrics_port, self._metrics)
+            await serve_metrics(self._metrics_port, self._metrics)
 
     async def _metrics(self) -> str:
         round = 0 if self._status is None else self._status.round
@@ -247,11 +257,11 @@ class IntermediaryService:
         store = self._party.store
         if not await self._leads() or await self._has_ended():
             return
-        for round, state, closes in await asyncio.to_thread(store.unfinished):
+        for round, state, closes in await asyncio.to_thread(store.pending_rounds):
             if state in ("open", "frozen") and self._status is not None and round < self._status.round:
-                await asyncio.to_thread(self._party.drop, round)
+                await asyncio.to_thread(self._party.drop_round, round)
                 continue
-            if state == "open" and (time.time() >= closes or self._party.full(round)):
+            if state == "open" and (time.time() >= closes or self._party.is_full(round)):
                 await asyncio.to_thread(store.freeze, round)
                 state = "frozen"
             if state == "frozen":

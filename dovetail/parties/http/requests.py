@@ -30,40 +30,39 @@ from dovetail.parties.common.database import Unavailable
 from dovetail.parties.common.keys import PublicKey
 from dovetail.parties.common.task import TrainingTask
 from dovetail.parties.common.wire import AGAIN, SIGNATURE, Malformed, Promised, TooEarly, TooLate, Unknown, promised
-from dovetail.parties.http.operating import Pulse
-from dovetail.parties.intermediary.store import Turned
+from dovetail.parties.http.monitoring import Pulse
+from dovetail.parties.intermediary.store import UploadRefused
 
 __all__ = [
     "SLOWEST",
     "SLOWEST_RATE",
     "Announced",
-    "App",
+    "Backoff",
     "Counts",
     "Direct",
-    "Pacing",
     "Reply",
-    "Served",
+    "ServiceApp",
     "announced",
-    "body_of",
-    "busy",
-    "cached",
-    "model_answer",
+    "cacheable_response",
+    "model_response",
     "number_of",
     "path_of",
+    "read_body",
     "refusal",
+    "repeat_forever",
 ]
 
 _STATUS: dict[type[Exception], int] = {
     Unknown: 401,
     TooLate: 410,
     TooEarly: 425,
-    Turned: 409,
+    UploadRefused: 409,
     Malformed: 400,
     Unavailable: 503,
     ValueError: 400,
     ClientDisconnect: 400,
 }
-_OURS = (Unknown, TooLate, TooEarly, Turned, Malformed, Unavailable)
+_OURS = (Unknown, TooLate, TooEarly, UploadRefused, Malformed, Unavailable)
 _WORDS = {
     404: "expected a path of this service, got another one",
     405: "expected another method on this path",
@@ -120,15 +119,8 @@ class Direct(Interface):
         """What is said to who is refused."""
 
 
-class App(Starlette):
-    """An application, and what goes past it."""
-
-    direct: Direct | None = None
-    pulse: Pulse | None = None
-
-
-class Served:
-    """An application around a party: its routes, its counts, its background work, what goes past it, if anything."""
+class ServiceApp(Starlette):
+    """The application around a party: its routes, its counts, its background work, and what goes past it."""
 
     def __init__(
         self,
@@ -139,19 +131,21 @@ class Served:
         direct: Direct | None = None,
         pulse: Pulse | None = None,
     ) -> None:
-        self.counts, self._work, self._pulse = counts, work, pulse
-        self.app = App(
+        self.counts = counts
+        self.direct = direct
+        self.pulse = pulse
+        self._work = work
+        super().__init__(
             routes=list(routes),
-            lifespan=self._lifespan,
+            lifespan=type(self)._run_in_background,
             exception_handlers=dict.fromkeys((HTTPException, *_STATUS), self._refuse),
         )
-        self.app.direct, self.app.pulse = direct, pulse
-        self.app.router.redirect_slashes = False  # a redirect is no answer to a signed request
+        self.router.redirect_slashes = False  # a redirect is no answer to a signed request
 
     @contextlib.asynccontextmanager
-    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+    async def _run_in_background(self) -> AsyncIterator[None]:
         tasks = [] if self._work is None else [asyncio.create_task(self._work())]
-        tasks += [] if self._pulse is None else [asyncio.create_task(self._pulse.beat())]
+        tasks += [] if self.pulse is None else [asyncio.create_task(self.pulse.beat())]
         yield
         for task in tasks:
             task.cancel()
@@ -188,7 +182,7 @@ def announced(
     return promised(keys, method, path, headers)
 
 
-async def body_of(request: Request, *, most: int) -> bytes:
+async def read_body(request: Request, *, most: int) -> bytes:
     """The body of a request, of at most so many bytes; a longer one is not read to its end, nor a slow one."""
     body = bytearray()
     try:
@@ -215,7 +209,7 @@ class _Piecewise(Response):
             await send({"type": "http.response.body", "body": b""})
 
 
-def cached(
+def cacheable_response(
     request: Request, body: bytes, kind: str, *, seconds: int, headers: Mapping[str, str] | None = None
 ) -> Response:
     """An answer that a proxy may keep for so long, and need not be sent to who has it."""
@@ -226,10 +220,10 @@ def cached(
     return _Piecewise(body, media_type=kind, headers=kept)
 
 
-def model_answer(request: Request, data: bytes, signature: bytes) -> Response:
+def model_response(request: Request, data: bytes, signature: bytes) -> Response:
     """A model, which never changes, with the analyzer's signature."""
     headers = {SIGNATURE: signature.hex()} if signature else {}
-    return cached(request, data, "application/octet-stream", seconds=_FOREVER, headers=headers)
+    return cacheable_response(request, data, "application/octet-stream", seconds=_FOREVER, headers=headers)
 
 
 def path_of(request: Request) -> str:
@@ -247,7 +241,9 @@ def number_of(request: Request, task_id: bytes, name: str = "round") -> int:
     return int(text)
 
 
-async def busy(seconds: float, step: Callable[[], Awaitable[None]], complain: Callable[[Exception], None]) -> None:
+async def repeat_forever(
+    seconds: float, step: Callable[[], Awaitable[None]], complain: Callable[[Exception], None]
+) -> None:
     """Do a step again and again, with pauses; what goes wrong is said once and tried again."""
     while True:
         try:
@@ -263,7 +259,7 @@ _SOONEST = 0.05  # seconds
 _LOOKS = 10  # at a round, in the time that it is expected to take: it may end early, when all have reported
 
 
-class Pacing:
+class Backoff:
     """How long rounds of a task take, as far as anybody can tell.
 
     A round that needs all of its users ends when the last one has reported: as the last one did, as far as is known.

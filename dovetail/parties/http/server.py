@@ -29,18 +29,18 @@ from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from dovetail.parties.http import requests
-from dovetail.parties.http.operating import notify
+from dovetail.parties.http.monitoring import notify_systemd
 
 __all__ = [
     "GOODBYE",
+    "BoundedServer",
     "Connection",
-    "Door",
     "address_of",
     "answer",
-    "configured",
     "listen",
-    "most_connections",
+    "max_connections",
     "serve",
+    "uvicorn_config",
 ]
 
 _HANDSHAKE = 10.0  # seconds for TLS to begin
@@ -50,7 +50,7 @@ _SWITCH = 0.001  # seconds after which the thread that writes gets its turn
 _FEWEST = 64  # connections below which serving makes no sense
 
 
-def most_connections() -> int:
+def max_connections() -> int:
     """How many connections this process has files for; raises its soft limit as far as it may."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # some systems allow less than they say
@@ -62,7 +62,7 @@ def most_connections() -> int:
     return most
 
 
-class Door(uvicorn.Server):
+class BoundedServer(uvicorn.Server):
     """A server that accepts at most so many connections, and lets go of the longest silent one if there are more."""
 
     def __init__(self, config: uvicorn.Config, *, most: int) -> None:
@@ -160,7 +160,7 @@ class Door(uvicorn.Server):
 
 
 def _tell_systemd() -> None:
-    notify("WATCHDOG=1")
+    notify_systemd("WATCHDOG=1")
 
 
 def serve(
@@ -173,10 +173,10 @@ def serve(
     ready: Callable[[str], None],
 ) -> None:
     """Serve until told to stop; `ready` gets the address as soon as connections are taken."""
-    most = most_connections()
+    most = max_connections()
     listener = listen(host, port)
     ready(address_of(listener, host, tls=certificate is not None))
-    notify("READY=1")
+    notify_systemd("READY=1")
     answer(app, listener, certificate=certificate, private_key=private_key, most=most)
 
 
@@ -195,10 +195,10 @@ def answer(
         pulse.guard(tell)
     sys.setswitchinterval(_SWITCH)
     gc.freeze()  # who is enrolled need not be looked through again and again
-    Door(configured(app, certificate, private_key), most=most).run(sockets=[listener])
+    BoundedServer(uvicorn_config(app, certificate, private_key), most=most).run(sockets=[listener])
 
 
-def configured(app: Any, certificate: Path | None, private_key: Path | None) -> uvicorn.Config:
+def uvicorn_config(app: Any, certificate: Path | None, private_key: Path | None) -> uvicorn.Config:
     """How connections are served."""
     config = uvicorn.Config(
         app,

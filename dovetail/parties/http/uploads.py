@@ -18,20 +18,20 @@ from starlette.responses import Response
 from dovetail.parties.common.keys import PublicKey
 from dovetail.parties.common.notices import Notices
 from dovetail.parties.common.wire import Promised, TooLate, Upload, upload_path
-from dovetail.parties.http.requests import Counts, Reply, announced, body_of, path_of, refusal
+from dovetail.parties.http.requests import Counts, Reply, announced, path_of, read_body, refusal
 from dovetail.parties.intermediary.enrolment import user_of
 from dovetail.parties.intermediary.party import Intermediary
-from dovetail.parties.intermediary.store import Accepted, Arrival, Over, Turned, Unopened
+from dovetail.parties.intermediary.store import Accepted, Arrival, RoundClosed, RoundNotOpen, UploadRefused
 
 __all__ = ["Uploads"]
 
 _TOGETHER = 256  # uploads that are written in one transaction
 _GATHER = 0.01  # seconds in which a group gathers, if the one before was not a single upload: writing costs per group
 _SMALL = 1 << 17  # bytes of an upload that is opened at once; a larger one would hold up others
-_Outcome = Accepted | Turned
+_Outcome = Accepted | UploadRefused
 
 
-class _Unwritten(Turned):
+class _Unwritten(UploadRefused):
     """An upload that the store failed to keep; its sender tries again."""
 
 
@@ -100,7 +100,7 @@ class Uploads:
         if method != "POST" or path != f"{self._before}{round}{self._after}":
             return None
         named = round.isascii() and round.isdigit() and len(round) < 10
-        if not named or "transfer-encoding" in headers or self.party.most > _SMALL:
+        if not named or "transfer-encoding" in headers or self.party.max_upload_bytes > _SMALL:
             return None
         return self._announced(int(round), method, path, headers)
 
@@ -112,7 +112,7 @@ class Uploads:
         """Take an upload, of whatever size."""
         upload = self._announced(round, request.method, path_of(request), request.headers)
         try:
-            body = await body_of(request, most=upload.said.length)
+            body = await read_body(request, most=upload.said.length)
             small = len(body) <= _SMALL
             arrival = upload.opened(body) if small else await asyncio.to_thread(upload.opened, body)
             future: asyncio.Future[_Outcome] = asyncio.get_running_loop().create_future()
@@ -124,7 +124,7 @@ class Uploads:
     def _announced(self, round: int, method: str, path: str, headers: Mapping[str, str]) -> _Announced:
         if reason := self._notices().why_ended(self.party.signed):
             raise TooLate(f"this upload comes too late: {reason}")
-        said = announced(self.enrolled, method, path, headers, most=self.party.most)
+        said = announced(self.enrolled, method, path, headers, most=self.party.max_upload_bytes)
         if said.sender in self.under_way:
             raise HTTPException(429)
         self.under_way.add(said.sender)
@@ -158,15 +158,15 @@ class Uploads:
 
     def answer(self, outcome: _Outcome, round: int) -> Reply:
         """Who was not written down, or is ahead of this party, asks again (503, 425); who is late does not (410)."""
-        if not isinstance(outcome, Turned):
+        if not isinstance(outcome, UploadRefused):
             self._counts[outcome] += 1
             return Reply(200, outcome, self._headers())
         if isinstance(outcome, _Unwritten):
             return Reply(503, str(outcome))
-        if not isinstance(outcome, Unopened | Over):
+        if not isinstance(outcome, RoundNotOpen | RoundClosed):
             return self.refusal(outcome)
         current = self._current()
-        ahead = isinstance(outcome, Unopened) and (current is None or round >= current)
+        ahead = isinstance(outcome, RoundNotOpen) and (current is None or round >= current)
         status = 425 if ahead else 410
         self._counts[f"refused {status}"] += 1
         return Reply(status, str(outcome))

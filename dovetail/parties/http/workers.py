@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dovetail.parties.http import server
-from dovetail.parties.http.operating import PATIENCE, notify
+from dovetail.parties.http.monitoring import PATIENCE, notify_systemd
 from dovetail.parties.http.requests import Counts
 
 __all__ = [
     "KEEPER",
-    "Crew",
-    "CrewCounts",
-    "serve_by_crew",
+    "SharedCounts",
+    "Supervisor",
+    "serve_with_workers",
 ]
 
 _LOG = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ _TOLD = 2.0  # seconds between two words to systemd
 _NEVER = struct.pack("<d", 0.0)
 
 
-class CrewCounts(Counts):
+class SharedCounts(Counts):
     """What this process of a crew counts; `everywhere` adds what the others said last."""
 
     def __init__(self, pages: mmap.mmap, number: int) -> None:
@@ -74,7 +74,7 @@ class CrewCounts(Counts):
         return {}
 
 
-class Crew:
+class Supervisor:
     """The processes of a service: a keeper and so many that answer the door."""
 
     def __init__(self, doors: int) -> None:
@@ -131,11 +131,11 @@ class Crew:
                 self._beats[8 * number : 8 * number + 8] = _NEVER
         if now > self._told + _TOLD:
             self._told = now
-            notify("WATCHDOG=1")
+            notify_systemd("WATCHDOG=1")
 
-    def counts(self) -> CrewCounts:
+    def counts(self) -> SharedCounts:
         """What this process counts."""
-        return CrewCounts(self._pages, KEEPER if self.number is None else self.number)
+        return SharedCounts(self._pages, KEEPER if self.number is None else self.number)
 
     def await_keeper(self) -> None:
         """Wait until the store is there."""
@@ -206,7 +206,7 @@ def _how(status: int) -> str:
     return f"signal {-code}" if code < 0 else f"status {code}"
 
 
-def serve_by_crew(
+def serve_with_workers(
     make: Callable[..., tuple[Any, Any]],
     doors: int,
     *,
@@ -220,9 +220,9 @@ def serve_by_crew(
 
     `make` gives a party and its service in a process that keeps the rounds, or does not, and counts.
     """
-    most, listener, crew = server.most_connections(), server.listen(host, port), Crew(doors)
+    most, listener, crew = server.max_connections(), server.listen(host, port), Supervisor(doors)
     ready(server.address_of(listener, host, tls=certificate is not None))
-    notify("READY=1")
+    notify_systemd("READY=1")
     number = crew.start()
     if number != KEEPER:
         crew.await_keeper()

@@ -25,14 +25,14 @@ from dovetail.parties.common.task import SignedTask, TrainingTask, verify
 from dovetail.parties.common.wire import PART, REPORT_ID, Closed, Malformed, Upload, Verifiers
 from dovetail.parties.intermediary.store import Accepted, Arrival, RoundStore, State
 
-__all__ = ["Intermediary", "heard"]
+__all__ = ["Intermediary", "all_answers"]
 
 _IN_FLIGHT = 4  # parts on their way at a time
 _Store = TypeVar("_Store", bound=RoundStore)
 _Said = TypeVar("_Said")
 
 
-def heard(answers: Sequence[_Said | None]) -> list[_Said] | None:
+def all_answers(answers: Sequence[_Said | None]) -> list[_Said] | None:
     """What everybody said, if everybody said something."""
     said = [answer for answer in answers if answer is not None]
     return said if len(said) == len(answers) else None
@@ -65,7 +65,7 @@ class Intermediary(abc.ABC, Generic[_Store]):
         alone: bool = True,
     ) -> None:
         self.task: TrainingTask = verify(signed, signer=signer, fresh=False)
-        named = self.named(self.task)
+        named = self.service_keys(self.task)
         if not 0 <= index < len(named) or named[index].key_id != keys.public.key_id:
             raise ValueError(f"expected the keys of {self.kind} {index} of {len(named)}, got others")
         self.signed, self.index, self.key, self._opening = signed, index, keys.sign, keys.seal.opening()
@@ -75,7 +75,7 @@ class Intermediary(abc.ABC, Generic[_Store]):
 
     @classmethod
     @abc.abstractmethod
-    def named(cls, task: TrainingTask) -> Sequence[Any]:
+    def service_keys(cls, task: TrainingTask) -> Sequence[Any]:
         """The keys of those of its kind in a task."""
 
     @abc.abstractmethod
@@ -84,7 +84,7 @@ class Intermediary(abc.ABC, Generic[_Store]):
 
     @property
     @abc.abstractmethod
-    def largest_content(self) -> int:
+    def max_content_bytes(self) -> int:
         """Bytes of what an upload holds, at most."""
 
     @abc.abstractmethod
@@ -95,7 +95,7 @@ class Intermediary(abc.ABC, Generic[_Store]):
         """Its part of the key that a round's proofs are tested with, where there are proofs."""
         return None
 
-    def told(self, round: int, first: int) -> Verifiers | None:
+    def verifiers(self, round: int, first: int) -> Verifiers | None:
         """What it found about a round's proofs, from this report on."""
         return None
 
@@ -103,12 +103,12 @@ class Intermediary(abc.ABC, Generic[_Store]):
         """Add to a frozen round what it lacks besides uploads."""
 
     @property
-    def most(self) -> int:
+    def max_upload_bytes(self) -> int:
         """Bytes of an upload, at most."""
-        return REPORT_ID + self.largest_content + OVERHEAD
+        return REPORT_ID + self.max_content_bytes + OVERHEAD
 
     @property
-    def alone(self) -> bool:
+    def is_alone(self) -> bool:
         """Whether there is nobody to agree with."""
         return len(self.task.intermediaries) == 1
 
@@ -128,7 +128,7 @@ class Intermediary(abc.ABC, Generic[_Store]):
         """Take the upload of a client, once."""
         return self.store.accept(self.arrival(round, client=client, upload=upload, sender=sender))
 
-    def full(self, round: int) -> bool:
+    def is_full(self, round: int) -> bool:
         """Whether as many reported as are let in."""
         return self.store.uploads(round) >= self.task.max_clients
 
@@ -137,7 +137,7 @@ class Intermediary(abc.ABC, Generic[_Store]):
         mine, others = self.store.freeze(round), len(self.task.intermediaries) - 1
         if len(rosters) != others:
             raise ValueError(f"expected the rosters of {others} others, got {len(rosters)}")
-        roster = None if self.alone else set(mine).intersection(*rosters)
+        roster = None if self.is_alone else set(mine).intersection(*rosters)
         digest = _digest(mine if roster is None else roster)
         if self.store.agree(round, digest) != digest:
             raise ValueError(f"expected the rosters of round {round} that were final before, got others")
@@ -149,11 +149,11 @@ class Intermediary(abc.ABC, Generic[_Store]):
         Nobody closes before everybody has decided, and everybody must have decided the same; as long as somebody has
         not, the round stays as it is.
         """
-        rosters = heard([peer.roster(round) for peer in peers])
+        rosters = all_answers([peer.roster(round) for peer in peers])
         if rosters is None:
             return "frozen"
         self.decide(round, rosters)
-        agreed = heard([peer.agreed(round) for peer in peers])
+        agreed = all_answers([peer.agreed(round) for peer in peers])
         return "frozen" if agreed is None else self.close(round, rosters, agreed=agreed)
 
     def close(
@@ -186,7 +186,7 @@ class Intermediary(abc.ABC, Generic[_Store]):
         """What the batch of these users is called; None: it is drawn."""
         return None
 
-    def drop(self, round: int) -> None:
+    def drop_round(self, round: int) -> None:
         """Forget a round that the others went on without."""
         self.store.freeze(round)
         self.store.close(round, roster=())

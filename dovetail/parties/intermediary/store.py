@@ -27,11 +27,11 @@ from dovetail.parties.common.wire import BATCH_ID, REPORT_ID
 __all__ = [
     "Accepted",
     "Arrival",
-    "Over",
+    "RoundClosed",
+    "RoundNotOpen",
     "RoundStore",
     "State",
-    "Turned",
-    "Unopened",
+    "UploadRefused",
 ]
 
 State = Literal["unknown", "open", "frozen", "void", "sent", "done"]
@@ -126,7 +126,7 @@ class RoundStore(Database, abc.ABC):
         found = self._one("SELECT state FROM rounds WHERE round = ?", round)
         return found[0] if found else "unknown"
 
-    def unfinished(self) -> list[tuple[int, State, float]]:
+    def pending_rounds(self) -> list[tuple[int, State, float]]:
         """Rounds that have something left to do: number, state, and the second in which it closes."""
         return self._rows("SELECT round, state, closes FROM rounds WHERE state != 'done' ORDER BY round")
 
@@ -138,13 +138,13 @@ class RoundStore(Database, abc.ABC):
     def accept(self, arrival: Arrival) -> Accepted:
         """Take the upload of a client; the same report again is known, another one is turned away."""
         (taken,) = self.accept_all([arrival])
-        if isinstance(taken, Turned):
+        if isinstance(taken, UploadRefused):
             raise taken
         return taken
 
-    def accept_all(self, arrivals: Sequence[Arrival]) -> list[Accepted | Turned]:
+    def accept_all(self, arrivals: Sequence[Arrival]) -> list[Accepted | UploadRefused]:
         """Take several uploads in one transaction, each whole or not at all."""
-        answers: list[Accepted | Turned | None] = [self._misfit(arrival) for arrival in arrivals]
+        answers: list[Accepted | UploadRefused | None] = [self._misfit(arrival) for arrival in arrivals]
         with self._transaction():
             intakes: dict[int, _Intake] = {}
             for place, arrival in enumerate(arrivals):
@@ -179,9 +179,9 @@ class RoundStore(Database, abc.ABC):
         """Decide whom to count in a frozen round, by a digest; the first decision stays."""
         with self._transaction():
             self._do("UPDATE rounds SET agreed = ? WHERE round = ? AND agreed IS NULL", digest, round)
-        return self.agreed(round) or digest
+        return self.agreed_digest(round) or digest
 
-    def agreed(self, round: int) -> bytes | None:
+    def agreed_digest(self, round: int) -> bytes | None:
         """What was decided."""
         found = self._one("SELECT agreed FROM rounds WHERE round = ?", round)
         return found[0] if found else None
@@ -230,7 +230,7 @@ class RoundStore(Database, abc.ABC):
         """Forget what the rounds hold, and open none again; the first reason stays."""
         with self._transaction():
             self._do("INSERT INTO ended SELECT ? WHERE NOT EXISTS (SELECT 1 FROM ended)", reason)
-            for round, _, _ in self.unfinished():
+            for round, _, _ in self.pending_rounds():
                 for table in ("uploads", *self.contents, *self.additions, self.leaves):
                     self._database.clear(table, round)
                 self._do("UPDATE rounds SET state = 'done', uploads = 0 WHERE round = ?", round)
@@ -241,13 +241,16 @@ class RoundStore(Database, abc.ABC):
         found = self._one("SELECT reason FROM ended")
         return None if found is None else str(found[0])
 
-    def _misfit(self, arrival: Arrival) -> Turned | None:
+    def _misfit(self, arrival: Arrival) -> UploadRefused | None:
         """Why an upload is turned away whatever the store holds."""
         try:
             if len(arrival.report) != REPORT_ID or not 1 <= len(arrival.client) <= 64:
-                raise Turned(f"expected a client id of up to 64 bytes and a report id of {REPORT_ID}, got others")
+                raise UploadRefused(
+                    f"the client id must have 1 to 64 bytes and the report id {REPORT_ID}; got {len(arrival.client)} "
+                    f"and {len(arrival.report)}"
+                )
             self.check(arrival)
-        except Turned as reason:
+        except UploadRefused as reason:
             return reason
         return None
 
@@ -290,21 +293,21 @@ class _Intake:
     reports: dict[bytes, bytes | None]
     clients: set[bytes]
 
-    def take(self, arrival: Arrival) -> Accepted | Turned:
+    def take(self, arrival: Arrival) -> Accepted | UploadRefused:
         """Whether this upload is taken after those before it."""
         round, client, report, _ = arrival
         if report in self.reports:
             if self.state == "open" and self.reports[report] != client:
-                return Turned("expected a report id of the client's own, got another client's")
+                return UploadRefused("expected a report id of the client's own, got another client's")
             return "known"
         if self.state == "unknown":
-            return Unopened(f"expected an upload to an open round, got one to round {round}, which is not open")
+            return RoundNotOpen(f"expected an upload to an open round, got one to round {round}, which is not open")
         if self.state != "open":
-            return Over(f"expected an upload to an open round, got one to round {round}, which is closed")
+            return RoundClosed(f"expected an upload to an open round, got one to round {round}, which is closed")
         if client in self.clients:
-            return Turned("expected one upload per client and round, got another one")
+            return UploadRefused("expected one upload per client and round, got another one")
         if self.uploads >= self.most:
-            return Over(f"expected at most {self.most} uploads in a round, got one more")
+            return RoundClosed(f"expected at most {self.most} uploads in a round, got one more")
         self.uploads += 1
         self.reports[report] = client
         self.clients.add(client)
@@ -314,15 +317,15 @@ class _Intake:
 Accepted = Literal["accepted", "known"]
 
 
-class Turned(ValueError):  # noqa: N818 - an upload that is turned away
+class UploadRefused(ValueError):  # noqa: N818 - an upload that is turned away
     """An upload that is not taken, and why."""
 
 
-class Unopened(Turned):
+class RoundNotOpen(UploadRefused):
     """An upload to a round that has not been heard of here."""
 
 
-class Over(Turned):
+class RoundClosed(UploadRefused):
     """An upload to a round that is closed, or has as many as it takes."""
 
 

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from dovetail._structs import ready
 from dovetail.parties.common.links import Rejected, Unreachable
 from dovetail.parties.common.wire import Malformed, vector_to
-from dovetail.parties.http.requests import Counts, Served, body_of
+from dovetail.parties.http.requests import Counts, ServiceApp, read_body
 from dovetail.parties.user.client import Client, Envelope, RoundCall
 
 __all__ = ["Agent", "serve_agent"]
@@ -78,10 +78,10 @@ def serve_agent(client: Client, socket: Path, *, group: bool = False) -> None:
             return client.answer(ask.call, np.frombuffer(ask.update, "<f4"), ask.facts).encode()
 
     async def handle(request: Request) -> Response:
-        body = await body_of(request, most=_MOST)
+        body = await read_body(request, most=_MOST)
         return Response(await asyncio.to_thread(report, body), media_type="application/octet-stream")
 
-    app = Served([Route("/v1/report", handle, methods=["POST"])], Counts()).app
+    app = ServiceApp([Route("/v1/report", handle, methods=["POST"])], Counts())
     socket.unlink(missing_ok=True)  # of an agent that was killed
     with sockets.socket(sockets.AF_UNIX) as listener:
         before = os.umask(0o117 if group else 0o177)

@@ -36,9 +36,9 @@ __all__ = [
     "health_routes",
     "log_as_json",
     "metrics_of",
-    "notify",
+    "notify_systemd",
+    "serve_metrics",
     "status_page",
-    "tell_metrics",
 ]
 
 Gauges = Mapping[str, float]  # by name, without the prefix
@@ -51,7 +51,7 @@ _BEAT = 2.0  # seconds between two signs of life
 _SLOW = 30.0  # seconds without a good answer from the store after which a service is not ready
 
 
-def notify(words: str) -> None:
+def notify_systemd(words: str) -> None:
     """Tell systemd, where it started this process and asks to be told (NOTIFY_SOCKET)."""
     where = os.environ.get("NOTIFY_SOCKET", "")
     if where[:1] not in ("/", "@"):
@@ -139,7 +139,7 @@ def metrics_of(counts: Mapping[str, int], gauges: Gauges) -> str:
     return "\n".join(lines) + "\n"
 
 
-async def tell_metrics(port: int, read: Callable[[], Awaitable[str]]) -> None:
+async def serve_metrics(port: int, read: Callable[[], Awaitable[str]]) -> None:
     """Answer every question on a port of this machine with the metrics, until cancelled."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

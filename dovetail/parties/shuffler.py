@@ -1,21 +1,28 @@
-"""A shuffler's memory: sealed messages until a round closes, then the shuffled batch.
+"""A shuffler: it knows who reports but not what; it forwards reports without saying who sent them.
 
-When a round closes, every slot is filled up with sealed dummies (or loses a random surplus) and permuted by the
-operating system's randomness. A second draw of dummies would tell them from reports.
+Its store keeps sealed messages until a round closes, then the shuffled batch. When a round closes, every slot is filled
+up with sealed dummies (or loses a random surplus) and permuted by the operating system's randomness. What leaves is
+kept and sent again as it is: a second draw of dummies would tell them from reports.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from dovetail import _validate
-from dovetail.parties.common.wire import Packed
-from dovetail.parties.intermediary.store import Arrival, RoundStore, Turned
+from dovetail.mechanisms import ExactSampler
+from dovetail.parties.common.keys import ServiceKeys
+from dovetail.parties.common.sealing import Purpose, Workers
+from dovetail.parties.common.task import TrainingTask
+from dovetail.parties.common.wire import PART, Packed
+from dovetail.parties.intermediary.party import Intermediary
+from dovetail.parties.intermediary.store import Arrival, RoundStore, UploadRefused
 
-__all__ = ["Shape", "ShuffleStore"]
+__all__ = ["Shape", "ShuffleStore", "Shuffler"]
 
 _MIGRATIONS = (
     """
@@ -58,7 +65,7 @@ class ShuffleStore(RoundStore):
         limits = {"min_uploads": shape.min_uploads, "max_uploads": shape.max_uploads}
         super().__init__(where, {"batches": _MIGRATIONS}, owner=owner, **limits)
 
-    def lacking(self, round: int, *, roster: Collection[bytes] | None = None) -> dict[int, int]:
+    def missing_dummies(self, round: int, *, roster: Collection[bytes] | None = None) -> dict[int, int]:
         """How many dummies every slot of a frozen round still needs, counting the reports on the roster alone."""
         if self._shape.pad_to is None:
             return {}
@@ -69,7 +76,7 @@ class ShuffleStore(RoundStore):
             counts[slot] += 1
         return {slot: self._shape.pad_to - count for slot, count in counts.items() if count < self._shape.pad_to}
 
-    def stage(self, round: int, dummies: Sequence[tuple[int, bytes]]) -> None:
+    def add_dummies(self, round: int, dummies: Sequence[tuple[int, bytes]]) -> None:
         """Keep sealed dummies, (slot, ciphertext) each, until the round is closed with them."""
         if any(len(sealed) != self._shape.length for _, sealed in dummies):
             raise ValueError(f"expected dummies of {self._shape.length} bytes like reports, got others")
@@ -100,13 +107,13 @@ class ShuffleStore(RoundStore):
         shape, messages = self._shape, arrival.content
         slots = [slot for slot, _ in messages]
         if len(messages) != shape.reports if shape.reports is not None else len(messages) > shape.slots:
-            raise Turned(f"expected {shape.reports or f'up to {shape.slots}'} messages, got {len(messages)}")
+            raise UploadRefused(f"expected {shape.reports or f'up to {shape.slots}'} messages, got {len(messages)}")
         if any(not isinstance(slot, int) or not 0 <= slot < shape.slots for slot in slots):
-            raise Turned(f"expected slots from 0 to {shape.slots - 1}, got others")
+            raise UploadRefused(f"expected slots from 0 to {shape.slots - 1}, got others")
         if len(set(slots)) != len(slots):
-            raise Turned("expected one message per slot, got more")
+            raise UploadRefused("expected one message per slot, got more")
         if any(len(sealed) != shape.length for _, sealed in messages):
-            raise Turned(f"expected messages of {shape.length} bytes, got others")
+            raise UploadRefused(f"expected messages of {shape.length} bytes, got others")
 
     def _keep(self, arrivals: Sequence[Arrival]) -> None:
         rows = [(one.round, one.report, slot, sealed) for one in arrivals for slot, sealed in one.content]
@@ -131,3 +138,65 @@ class ShuffleStore(RoundStore):
         sealed = [row[0] for row in rows]
         _SYSTEM.shuffle(sealed)
         return sealed
+
+
+class Shuffler(Intermediary[ShuffleStore]):
+    """One of the shufflers of a task, without the network around it.
+
+    Guarantees:
+        What leaves are ciphertexts of one length, permuted slot by slot, with nothing that says whose they are.
+    """
+
+    kind: ClassVar[str] = "shuffler"
+
+    def __init__(self, folder: Path, *, workers: int = 1, **options: Any) -> None:
+        super().__init__(folder, **options)
+        self._messages = self.task.messages()
+        self._workers = Workers(workers)
+        self._sampler = ExactSampler()
+
+    @classmethod
+    def service_keys(cls, task: TrainingTask) -> Sequence[ServiceKeys]:
+        """The task's shufflers."""
+        return task.shufflers
+
+    def _open_store(self, where: Path | str, owner: bytes) -> ShuffleStore:
+        self.shape = _shape(self.task, self.index)
+        return ShuffleStore(where, self.shape, owner=owner)
+
+    @property
+    def max_content_bytes(self) -> int:
+        """A message in every slot, or as many as a client sends."""
+        return Packed.size(self.shape.reports or self.shape.slots, length=self.shape.length)
+
+    def _content(self, opened: bytes, purpose: Purpose) -> Any:
+        packed = Packed.decode(opened, length=self.shape.length)
+        return list(zip(packed.slots.tolist(), packed.ciphertexts(), strict=True))
+
+    def _complete(self, round: int, roster: Collection[bytes] | None) -> None:
+        """Seal the dummies that slots lack, some at a time."""
+        missing = self.store.missing_dummies(round, roster=roster)
+        slots = iter([slot for slot, count in missing.items() for _ in range(count)])
+        while chunk := list(itertools.islice(slots, PART)):
+            bodies = [body.tobytes() for body in self._messages.dummies(len(chunk), sampler=self._sampler)]
+            sealed = self._workers.seal_all(bodies, self.task.analyzer.sealing(), self.task.purpose(round))
+            self.store.add_dummies(round, list(zip(chunk, sealed, strict=True)))
+
+    def shut(self) -> None:
+        """Let go of files and processes."""
+        super().shut()
+        self._workers.shut()
+
+
+def _shape(task: TrainingTask, index: int) -> Shape:
+    messages, (protocol, _) = task.messages(), task.build()
+    mine, padding = len(task.deal().slots[index]), protocol.layout(task.dim).padding
+    dense = messages.per_client == messages.slots
+    return Shape(
+        slots=mine,
+        reports=mine if dense else messages.per_client if len(task.shufflers) == 1 else None,
+        length=task.length,
+        min_uploads=task.min_clients,
+        max_uploads=task.max_clients,
+        pad_to=None if padding is None else padding.pad_to,
+    )

@@ -22,7 +22,7 @@ from dovetail.parties.common.database import Database
 from dovetail.parties.common.wire import Closed
 
 __all__ = [
-    "Book",
+    "AnalyzerStore",
     "Checkpoint",
     "Refusals",
     "Stale",
@@ -71,7 +71,7 @@ class Checkpoint(NamedTuple):
     head: bytes | None
 
 
-class Book(Database):
+class AnalyzerStore(Database):
     """The analyzer's file for one task, or its tables in the database of its replicas.
 
     Guarantees:
@@ -86,7 +86,7 @@ class Book(Database):
         """Keep out other replicas, and other threads, for several steps."""
         return self._database.exclusive()
 
-    def opened(self, round: int, *, now: float, seconds: float) -> int:
+    def open_round(self, round: int, *, now: float, seconds: float) -> int:
         """The second at which a round closes: so many seconds after it was first opened, whoever asks.
 
         One that was due before anybody sent anything began while nobody was there to hear of it: it begins again.
@@ -105,12 +105,12 @@ class Book(Database):
         found = self._one("SELECT batch FROM batches WHERE round = ? AND sender = ?", round, sender)
         return None if found is None else found[0]
 
-    def counted(self, round: int, sender: int, number: int) -> bool:
+    def has_part(self, round: int, sender: int, number: int) -> bool:
         """Whether a part was counted."""
         query = "SELECT 1 FROM parts WHERE round = ? AND sender = ? AND number = ?"
         return self._one(query, round, sender, number) is not None
 
-    def repeated(self, round: int, marks: Sequence[bytes]) -> set[int]:
+    def repeated_marks(self, round: int, marks: Sequence[bytes]) -> set[int]:
         """Which of these marks a round has already, in parts that were counted or earlier in this list."""
         asked, found = ",".join("?" * len(marks)), set()
         query = f"SELECT mark FROM marks WHERE round = ? AND mark IN ({asked})"
@@ -138,9 +138,9 @@ class Book(Database):
         Refuses a part with marks that came in after it was read: read it again.
         """
         with self._transaction():
-            if self.counted(round, sender, number):
+            if self.has_part(round, sender, number):
                 return False
-            if len(self.repeated(round, marks)) != refused.repeated:
+            if len(self.repeated_marks(round, marks)) != refused.repeated:
                 raise Stale("expected a part that was read after all others that were counted, got one read before")
             self._pin(round, sender, batch)
             self._do("INSERT INTO parts VALUES (?, ?, ?, ?, ?, ?, ?)", round, sender, number, messages, *refused)
@@ -182,7 +182,7 @@ class Book(Database):
             self._pin(round, sender, said.batch)
             self._do("INSERT INTO closed VALUES (?, ?, ?) ON CONFLICT DO NOTHING", round, sender, body)
 
-    def closed(self, round: int) -> dict[int, Closed]:
+    def closures(self, round: int) -> dict[int, Closed]:
         """What each sender said of a round."""
         rows = self._rows("SELECT sender, said FROM closed WHERE round = ?", round)
         return {sender: msgspec.json.decode(said, type=ready(Closed)) for sender, said in rows}
@@ -211,7 +211,7 @@ class Book(Database):
         )
         return None if found is None else Checkpoint(found[0], _unpack(found[1]), found[2], found[3])
 
-    def released(self, round: int) -> Checkpoint:
+    def released_model(self, round: int) -> Checkpoint:
         """The last model that was released up to a round."""
         query = "SELECT MAX(round) FROM models WHERE round <= ? AND head IS NOT NULL"
         (number,) = self._one(query, round) or (None,)
@@ -219,7 +219,7 @@ class Book(Database):
             raise ValueError("expected the first model in the book, got none")
         return found
 
-    def settle(
+    def end_round(
         self,
         round: int,
         outcome: Outcome,
@@ -251,7 +251,7 @@ class Book(Database):
         found = self._one("SELECT reason FROM ended")
         return None if found is None else str(found[0])
 
-    def settled(self) -> int:
+    def last_ended(self) -> int:
         """The last round that ended."""
         (found,) = self._one("SELECT MAX(round) FROM outcomes") or (None,)
         return 0 if found is None else int(found)

@@ -1,1 +1,0 @@
-"""A shuffler: it knows who reports but not what."""
