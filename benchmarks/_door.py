@@ -15,7 +15,7 @@ from _load import Load, Measured
 
 from dovetail.parties.common import sealing
 from dovetail.parties.common.keys import KeyPair
-from dovetail.parties.common.wire import REPORT_ID, Upload, signed_headers, upload_path
+from dovetail.parties.common.wire import REPORT_ID, Upload, sign_request, upload_path
 from dovetail.parties.fleet import HOST, Deployment, Fleet, lay_out
 
 DIM = 4_650  # so that the last aggregator's upload has 15 KB
@@ -58,8 +58,8 @@ class Prepared:
     def _request(self, pair: KeyPair, report: bytes, index: int, share: bytes) -> bytes:
         task, path = self.deployment.task, upload_path(self.deployment.task.task_id, 1, index)
         purpose = task.upload_purpose(1, index, sender=pair.public.key_id, report=report)
-        body = Upload(report, sealing.seal(share, task.aggregators[index].seal.sealing(), purpose)).encode()
-        return request_of("POST", path, body, **signed_headers(pair, "POST", path, body))
+        body = Upload(report, sealing.seal(share, task.aggregators[index].seal.sealing_key(), purpose)).encode()
+        return request_of("POST", path, body, **sign_request(pair, "POST", path, body))
 
     def uploads(self, low: int, high: int, *, at: int = 0) -> Iterator[bytes]:
         """Of these users, to the aggregator at this place of those that were prepared for."""

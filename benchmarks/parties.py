@@ -39,7 +39,7 @@ from dovetail.parties.analyzer.learning import Learning
 from dovetail.parties.analyzer.party import Analyzer
 from dovetail.parties.common import sealing
 from dovetail.parties.common.keys import KeyPair, KeyRing
-from dovetail.parties.common.wire import BATCH_ID, PART, REPORT_ID, Packed, Upload, signed_headers, upload_path
+from dovetail.parties.common.wire import BATCH_ID, PART, REPORT_ID, Packed, Upload, sign_request, upload_path
 from dovetail.parties.fleet import Deployment, Fleet, lay_out
 
 PARTS, RAW, DUMMIES = 24, 8192, 16_384
@@ -67,7 +67,7 @@ def opening(kind: str, folder: Path, cores: int) -> dict[str, float]:
     """Messages per second through the analyzer, over the raw rate times cores."""
     deployment = lay_out(folder, fields(kind, CLIENTS), shufflers=1, enrolled=[])
     task, keys = deployment.task, KeyRing(folder / "analyzer" / "keys", "seal")
-    messages, public, purpose = task.messages(), task.analyzer.sealing(), task.purpose(1)
+    messages, public, purpose = task.messages(), task.analyzer.sealing_key(), task.purpose(1)
     sent = messages.randomize(np.zeros(task.dim, np.float32), sampler=ExactSampler())
     count = min(PART, RAW)
     bodies = [sent.body[i % len(sent.body)].tobytes() for i in range(count)]
@@ -75,7 +75,7 @@ def opening(kind: str, folder: Path, cores: int) -> dict[str, float]:
     pool = sealing.Workers(cores)
     sealed = pool.seal_all(bodies, public, purpose)
     parts = [Packed(slots, b"".join(pool.seal_all(bodies, public, purpose))).encode() for _ in range(2 + PARTS)]
-    key = keys.find(task.analyzer.key_id).opening()
+    key = keys.find(task.analyzer.key_id).opening_key()
     begun = time.perf_counter()
     for one in sealed:
         sealing.open_sealed(one, key, purpose)
@@ -112,9 +112,9 @@ def dummies(folder: Path, cores: int) -> dict[str, float]:
     rates = {}
     for workers in (1, cores):
         pool = sealing.Workers(workers)
-        pool.seal_all(bodies[:1024], task.analyzer.sealing(), task.purpose(1))
+        pool.seal_all(bodies[:1024], task.analyzer.sealing_key(), task.purpose(1))
         begun = time.perf_counter()
-        pool.seal_all(bodies, task.analyzer.sealing(), task.purpose(1))
+        pool.seal_all(bodies, task.analyzer.sealing_key(), task.purpose(1))
         rates[workers] = DUMMIES / (time.perf_counter() - begun)
         pool.shut()
     return {"one_worker": rates[1], "all_workers": rates[cores], "ratio": rates[cores] / rates[1]}
@@ -131,12 +131,12 @@ def whole_round(folder: Path, clients: int, cores: int) -> dict[str, float]:
     randomized = 64 / (time.perf_counter() - begun)
     pool = sealing.Workers(cores)
     sealed = pool.seal_all(
-        [seeds[i % 64] for i in range(clients)], deployment.task.analyzer.sealing(), deployment.task.purpose(1)
+        [seeds[i % 64] for i in range(clients)], deployment.task.analyzer.sealing_key(), deployment.task.purpose(1)
     )
     pool.shut()
     path = upload_path(deployment.task.task_id, 1, 0)
     bodies = [sealed_upload(deployment, pair, bytes(4) + one) for pair, one in zip(pairs, sealed, strict=True)]
-    headers = [signed_headers(pair, "POST", path, body) for pair, body in zip(pairs, bodies, strict=True)]
+    headers = [sign_request(pair, "POST", path, body) for pair, body in zip(pairs, bodies, strict=True)]
     with Fleet(deployment, workers=cores) as fleet:
         fleet.start_analyzer()
         fleet.start_service(0)
@@ -165,7 +165,7 @@ def sealed_upload(deployment: Deployment, pair: KeyPair, content: bytes) -> byte
     """What a user posts: its messages, sealed to the shuffler."""
     report = secrets.token_bytes(REPORT_ID)
     purpose = deployment.task.upload_purpose(1, 0, sender=pair.public.key_id, report=report)
-    return Upload(report, sealing.seal(content, deployment.task.shufflers[0].seal.sealing(), purpose)).encode()
+    return Upload(report, sealing.seal(content, deployment.task.shufflers[0].seal.sealing_key(), purpose)).encode()
 
 
 async def upload(deployment: Deployment, path: str, bodies: list[bytes], headers: list[dict[str, str]]) -> None:

@@ -48,11 +48,11 @@ class Straight:
         self._analyzer, self._index = analyzer, index
         self.bytes = 0
 
-    def part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
+    def send_part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
         self.bytes += len(part)
         self._analyzer.take(self._index, round, batch, number, part)
 
-    def closed(self, round: int, closed: Any) -> None:
+    def report_closed(self, round: int, closed: Any) -> None:
         self._analyzer.note_closed(self._index, round, closed)
 
 

@@ -24,7 +24,7 @@ from dovetail.experiment.config import parse
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.parties.aggregator.party import Aggregator
 from dovetail.parties.analyzer.party import Analyzer
-from dovetail.parties.common.costs import cost
+from dovetail.parties.common.guarantees import certify_task
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.task import TrainingTask, sign
 from dovetail.parties.common.wire import vector_from
@@ -55,10 +55,10 @@ class Straight:
     def __init__(self, analyzer: Analyzer, index: int) -> None:
         self._analyzer, self._index = analyzer, index
 
-    def part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
+    def send_part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
         self._analyzer.take(self._index, round, batch, number, part)
 
-    def closed(self, round: int, closed: Any) -> None:
+    def report_closed(self, round: int, closed: Any) -> None:
         self._analyzer.note_closed(self._index, round, closed)
 
 
@@ -98,7 +98,7 @@ def deployed(folder: Path, learned: Federation, rounds: int) -> dict[str, Any]:
         for index, party in enumerate(parties):
             party.close(round, [rosters[1 - index]])
             party.forward(round, Straight(analyzer, index))
-    said, statement = analyzer.privacy(), cost(task, rounds)[0]
+    said, statement = analyzer.privacy(), certify_task(task, rounds)[0]
     for party in parties:
         party.shut()
     analyzer.shut()

@@ -64,15 +64,15 @@ def cost(dim: int, *, users: int = 1000, times: int = 3) -> dict[str, Any]:
     update, sampler, nonce = np.random.default_rng(0).standard_normal(dim), ExactSampler(), secrets.token_bytes(16)
     drawn = proven.draw(update, sampler=sampler)
     residues = plain.draw(update, sampler=sampler)
-    splitting, contents = best(times, lambda: sharing.split(drawn, nonce=nonce))
-    plain_splitting, _ = best(times, lambda: plainly.split(residues, nonce=nonce))
+    splitting, contents = best(times, lambda: sharing.shard(drawn, nonce=nonce))
+    plain_splitting, _ = best(times, lambda: plainly.shard(residues, nonce=nonce))
     key, queried, milliseconds = secrets.token_bytes(32), [], []
     for index, content in enumerate(contents):
 
         def verify(index: int = index, content: bytes = content) -> Any:
             sharing.check(content, index)
             found = sharing.proof.query(key, index, [sharing.report(content, nonce)])
-            sharing.add(sharing.nothing(), content, index)
+            sharing.add(sharing.empty_sum(), content, index)
             return found[0]
 
         took, found = best(times, verify)
@@ -142,7 +142,7 @@ class Rounds:
         model, refused = jnp.asarray(self._learning.initial, jnp.float32), 0
         state = server.init(model)
         for _ in range(self._rounds):
-            totals, counted = [sharing.nothing(), sharing.nothing()], 0
+            totals, counted = [sharing.empty_sum(), sharing.empty_sum()], 0
             key = secrets.token_bytes(32)
             for user in range(self._users):
                 update = np.asarray(self._trains[user](np.asarray(model)), np.float64)
@@ -161,27 +161,27 @@ class Rounds:
 
     def _contents(self, protocol, shared, sharing, update, nonce, attack, within):  # type: ignore[no-untyped-def]
         if attack is None:
-            return sharing.split(shared.draw(update, sampler=self._sampler), nonce=nonce)
+            return sharing.shard(shared.draw(update, sampler=self._sampler), nonce=nonce)
         clip, dim = protocol.clip_norm, len(update)
         if within:
             chosen = within_the_norm(attack, update, self._target, clip)
-            return sharing.split(shared.draw(chosen, sampler=self._sampler), nonce=nonce)
+            return sharing.shard(shared.draw(chosen, sampler=self._sampler), nonce=nonce)
         integers = hostile_integers(attack, update, self._target, protocol.scale)
         if isinstance(sharing, VerifiedSharing):
             if integers is None:
                 integers = np.frombuffer(secrets.token_bytes(8 * dim), np.int64) >> 1
             liar = sharing_of(shared, 2)
             liar.proof = lying(sharing.proof, claimed=sharing.proof.layout.squared)
-            return liar.split(integers, nonce=nonce)
+            return liar.shard(integers, nonce=nonce)
         if integers is None:
             integers = np.frombuffer(secrets.token_bytes(8 * dim), np.int64)
-        return sharing.split((integers & (2**shared.bits - 1)).astype(np.uint32), nonce=nonce)
+        return sharing.shard((integers & (2**shared.bits - 1)).astype(np.uint32), nonce=nonce)
 
     def _estimate(self, protocol, shared, sharing, totals, counted):  # type: ignore[no-untyped-def]
         encoded = [sharing.encode_sum(total, shared.noise(sampler=self._sampler)) for total in totals]
         leaves = [sharing.read_sum(data) for data in encoded]
         added = [a + b for a, b in zip(*leaves, strict=True)]
-        tally = shared.tally(sharing.joined(added), counted)
+        tally = shared.tally(sharing.unshard(added), counted)
         estimate, _ = protocol.estimate(tally, self._users, protocol.init(shared.length), key=jax.random.key(0))
         return estimate
 

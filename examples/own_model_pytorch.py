@@ -21,8 +21,9 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dovetail.data import resolve
+from dovetail.parties.common.http_clients import IntermediaryClient
 from dovetail.parties.common.keys import KeyPair
-from dovetail.parties.common.links import IntermediaryLink
+from dovetail.parties.common.http_clients import IntermediaryClient
 from dovetail.parties.fleet import Fleet, lay_out, lenient_policy
 from dovetail.parties.user.client import Client
 from dovetail.parties.user.participation import Train, take_part
@@ -95,7 +96,7 @@ def run(folder: Path) -> tuple[np.ndarray, dict[str, Any]]:
 
     def user(index: int) -> None:
         mine = slice(index, None, USERS)
-        link = IntermediaryLink(deployment.service_urls[0], ca=deployment.authority)
+        link = IntermediaryClient(deployment.service_urls[0], ca=deployment.authority)
         client = Client(folder / f"user-{index}", policy=policy, key=keys[index])
         take_part(client, [link], trainer(data.inputs[mine], data.labels[mine]))
 

@@ -18,7 +18,7 @@ import pytest
 from parties.household import Household, running
 from parties.proxies import DEPLOY, cache_in_front_of, has_streams, needs_nginx, stream_in_front_of
 
-from dovetail.parties.common.links import IntermediaryLink, Unreachable
+from dovetail.parties.common.http_clients import IntermediaryClient, Unreachable
 from dovetail.parties.user.client import Client
 from dovetail.parties.user.participation import Participation
 
@@ -61,7 +61,7 @@ def test_a_stranger_hears_from_the_service_before_its_body_has_come(behind):
 @needs_nginx
 def test_an_upload_passes_and_no_question_of_ones_own_makes_an_entry(behind):
     household, up, proxy = behind
-    line = IntermediaryLink(proxy.url, ca=up.authority)
+    line = IntermediaryClient(proxy.url, ca=up.authority)
     client = Client(household.folder / "user-0", policy=household.policy, key=household.users[0])
     Participation(client, [line], np.ones_like).step()
     line.close()
@@ -127,7 +127,7 @@ def test_the_proxy_passes_what_comes(tmp_path, monkeypatch):
         pytest.skip("needs nginx's module `stream` (libnginx-mod-stream), which is not installed")
     household = Household(tmp_path, "privunit", dim=3)
     with running(household, monkeypatch) as up, stream_in_front_of(up.shuffler, tmp_path) as proxy:
-        line = IntermediaryLink(proxy.url, ca=up.authority)
+        line = IntermediaryClient(proxy.url, ca=up.authority)
         end = time.monotonic() + 20
         while True:
             try:

@@ -42,8 +42,8 @@ __all__ = [
     "from_hex",
     "listens",
     "out_console",
-    "print_costs",
     "print_error",
+    "print_guarantees",
     "print_json",
     "print_names",
     "print_statement",
@@ -169,7 +169,7 @@ def print_statement(title: str, statement: Any) -> None:
     out_console.print("  none" if statement is None else str(statement), markup=False, highlight=False)
 
 
-def print_costs(certified: Any, local: Any) -> None:
+def print_guarantees(certified: Any, local: Any) -> None:
     """The privacy cost of a task for each user: against the analyzer, and if nobody is trusted."""
     out_console.print(str(certified), markup=False, highlight=False)
     out_console.print("If nobody is trusted:", highlight=False)
@@ -188,12 +188,12 @@ def from_hex(text: str) -> bytes:
 
 def public_key(path: Path) -> PublicKey | ServiceKeys:
     """The public key in a file, or both of a service."""
+    from dovetail.parties.common.files import read_json
     from dovetail.parties.common.keys import PublicKey, ServiceKeys
-    from dovetail.parties.common.records import read_record
 
     if path.is_file() and b'"seal":{' in path.read_bytes():
-        return read_record(path, ServiceKeys, "a service's public keys")
-    return read_record(path, PublicKey, "a public key")
+        return read_json(path, ServiceKeys, "a service's public keys")
+    return read_json(path, PublicKey, "a public key")
 
 
 def print_error(words: str) -> None:

@@ -21,7 +21,7 @@ from dovetail.cli._shared import (
     err_console,
     flag,
     out_console,
-    print_costs,
+    print_guarantees,
     print_json,
     print_statement,
     progress_console,
@@ -145,7 +145,7 @@ def _print_outcome(facts: dict[str, Any]) -> None:
     statement = Statement.from_json(facts["statement"])
     if statement.unbounded:
         out_console.print("not certified", highlight=False)
-    print_costs(statement, Statement.from_json(facts["without_trust"]))
+    print_guarantees(statement, Statement.from_json(facts["without_trust"]))
 
 
 @fleet.command("audit")

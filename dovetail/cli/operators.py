@@ -57,14 +57,14 @@ def party_model(
 
     from dovetail.experiment import config as configs
     from dovetail.files import write_atomically
-    from dovetail.parties.common.links import IntermediaryLink
+    from dovetail.parties.common.http_clients import IntermediaryClient
     from dovetail.parties.common.task import verify
     from dovetail.parties.federation import federation
 
     suffix, buffer = ".npy" if config is None else ".npz", io.BytesIO()
     if out.suffix != suffix:
         raise ValueError(f"expected --out to end with {suffix}, got {str(out)!r}")
-    with contextlib.closing(IntermediaryLink(url, ca=ca, timeout=60.0)) as link:
+    with contextlib.closing(IntermediaryClient(url, ca=ca, timeout=60.0)) as link:
         task = verify(link.task(), signer=from_hex(signer), fresh=False)
         status = link.status()
         round = status.round if status.over else status.round - 1
@@ -88,13 +88,13 @@ def _until(told: dict[str, Any]) -> str:
 def _look(url: str, ca: Path | None, keys: Path | None) -> dict[str, Any]:
     import contextlib
 
+    from dovetail.parties.common.http_clients import IntermediaryClient, Rejected, Unreachable
     from dovetail.parties.common.keys import KeyRing
-    from dovetail.parties.common.links import IntermediaryLink, Rejected, Unreachable
 
     told: dict[str, Any] = {"url": url, "healthy": False, "ready": False}
     told |= dict.fromkeys(("round", "over", "closes", "counts"))
     key = None if keys is None else KeyRing(keys, "sign").current()
-    with contextlib.closing(IntermediaryLink(url, ca=ca, key=key, timeout=10.0)) as link:
+    with contextlib.closing(IntermediaryClient(url, ca=ca, key=key, timeout=10.0)) as link:
         with contextlib.suppress(Unreachable, Rejected):
             told["healthy"] = link.answers("/healthz")
             told["ready"] = link.answers("/readyz")

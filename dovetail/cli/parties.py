@@ -93,14 +93,14 @@ def analyzer(
 ) -> None:
     """Run the analyzer of a task: it opens shuffled reports, or sums, and releases models within the privacy budget."""
     from dovetail.parties.analyzer.party import Analyzer
+    from dovetail.parties.common.files import read_json
     from dovetail.parties.common.keys import KeyRing
-    from dovetail.parties.common.records import read_record
     from dovetail.parties.common.task import SignedTask, verify
     from dovetail.parties.http.analyzer import AnalyzerService
 
     ready = _begin("analyzer", json_logs)
     _refuse_half_tls(certificate, private_key, plain)
-    signed = read_record(task, SignedTask, "a signed task")
+    signed = read_json(task, SignedTask, "a signed task")
     _await_beginning(verify(signed, signer=from_hex(signer), fresh=False).begins)
     party = Analyzer(
         folder,
@@ -200,9 +200,9 @@ def _intermediary(
     json_logs: bool,
     **options: Any,
 ) -> None:
+    from dovetail.parties.common.files import read_json
+    from dovetail.parties.common.http_clients import AnalyzerClient, IntermediaryClient
     from dovetail.parties.common.keys import ServicePairs
-    from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink
-    from dovetail.parties.common.records import read_record
     from dovetail.parties.common.task import SignedTask, verify
     from dovetail.parties.http.intermediary import IntermediaryService
     from dovetail.parties.http.workers import serve_with_workers
@@ -210,7 +210,7 @@ def _intermediary(
 
     ready = _begin(kind.kind, json_logs)
     _refuse_half_tls(where["certificate"], where["private_key"], where.pop("plain"))
-    signed = read_record(task, SignedTask, "a signed task")
+    signed = read_json(task, SignedTask, "a signed task")
     named = kind.service_keys(verify(signed, signer=from_hex(signer), fresh=False))
     if index >= len(named):
         raise ValueError(f"expected --index below {len(named)}, the number of {kind.kind}s in the task, got {index}")
@@ -223,8 +223,8 @@ def _intermediary(
             party,
             enrolled=Listed(clients, most=party.task.max_clients, services=len(named)),
             notices=announced,
-            analyzer=AnalyzerLink(analyzer, ca=ca, key=pairs.sign),
-            peers=[IntermediaryLink(url, ca=ca, key=pairs.sign) for url in peer or []],
+            analyzer=AnalyzerClient(analyzer, ca=ca, key=pairs.sign),
+            peers=[IntermediaryClient(url, ca=ca, key=pairs.sign) for url in peer or []],
             metrics_port=metrics_port,
             **role,
         )
@@ -254,11 +254,11 @@ def _await_beginning(begins: int | None) -> None:
 
 def _watch_notices(path: Path | None, signer: str, recovery: str | None) -> Any:
     """What the signer has announced in a file, as it is now; None if there is no file to look at."""
+    from dovetail.parties.common.files import WatchedFile
     from dovetail.parties.common.notices import read_notices
-    from dovetail.parties.common.records import Watched
 
     key, recovery_key = from_hex(signer), None if recovery is None else from_hex(recovery)
-    return None if path is None else Watched(path, lambda file: read_notices(file, key, recovery=recovery_key)).now
+    return None if path is None else WatchedFile(path, lambda file: read_notices(file, key, recovery=recovery_key)).now
 
 
 def _begin(name: str, json_logs: bool) -> Callable[[str], None]:

@@ -21,7 +21,7 @@ from dovetail.cli._shared import (
     flag,
     from_hex,
     out_console,
-    print_costs,
+    print_guarantees,
     print_json,
     public_key,
 )
@@ -124,21 +124,21 @@ def task_new(
 
     from dovetail.experiment import config as configs
     from dovetail.files import write_atomically
-    from dovetail.parties.common.costs import calibrated, cost
+    from dovetail.parties.common.files import read_json
+    from dovetail.parties.common.guarantees import calibrate_noise, certify_task
     from dovetail.parties.common.keys import KeyRing, ServiceKeys
-    from dovetail.parties.common.measures import by_name, measured_size
-    from dovetail.parties.common.records import read_record
+    from dovetail.parties.common.measures import measures_by_name, size_of_measures
     from dovetail.parties.common.task import TrainingTask, sign
     from dovetail.parties.federation import federation
 
     chosen = configs.read(config, [configs.parse_override(text) for text in set_ or []])
     settings = chosen.protocol_settings
     learned = federation(chosen) if dim is None or measure else None
-    beside = by_name(measure or (), classes=learned.dataset.num_classes) if learned is not None else ()
+    beside = measures_by_name(measure or (), classes=learned.dataset.num_classes) if learned is not None else ()
     dim = learned.dim if dim is None and learned is not None else dim
     fields = {
         "protocol": chosen.protocol["name"],
-        "dim": (dim or 0) + measured_size(beside),
+        "dim": (dim or 0) + size_of_measures(beside),
         "rounds": rounds,
         "min_clients": min_clients,
         "max_clients": max_clients,
@@ -148,7 +148,7 @@ def task_new(
     }
     made = TrainingTask(
         name=chosen.task.name,
-        settings=calibrated(settings=settings, aggregators=len(aggregator or ()) or None, **fields),
+        settings=calibrate_noise(settings=settings, aggregators=len(aggregator or ()) or None, **fields),
         round_seconds=round_seconds,
         measures=beside,
         held_out=held_out,
@@ -156,11 +156,11 @@ def task_new(
         ends=_second(ends),
         nonce=secrets.token_bytes(16),
         **_analyzer_keys(analyzer),
-        shufflers=tuple(read_record(path, ServiceKeys, "a shuffler's public keys") for path in shuffler or ()),
-        aggregators=tuple(read_record(path, ServiceKeys, "an aggregator's public keys") for path in aggregator or ()),
+        shufflers=tuple(read_json(path, ServiceKeys, "a shuffler's public keys") for path in shuffler or ()),
+        aggregators=tuple(read_json(path, ServiceKeys, "an aggregator's public keys") for path in aggregator or ()),
         **fields,
     )
-    certified, local = cost(made, made.rounds)
+    certified, local = certify_task(made, made.rounds)
     if certified.eps > made.budget:
         raise ValueError(
             f"expected a task whose {rounds} rounds fit its budget, eps {made.eps}, got {at_most(certified.eps, 6)}: "
@@ -170,7 +170,7 @@ def task_new(
     write_atomically(_path_of_copy(signer, made.task_id), msgspec.json.encode(signed))
     write_atomically(out, msgspec.json.encode(signed))
     out_console.print(f"task {made.task_id.hex()}, signed by {signed.signer.key_id.hex()}", highlight=False)
-    print_costs(certified, local)
+    print_guarantees(certified, local)
 
 
 @task.command("show")
@@ -184,13 +184,13 @@ def task_show(
     """Show what a task asks for, and its privacy cost per user."""
     import msgspec
 
-    from dovetail.parties.common.costs import cost
-    from dovetail.parties.common.records import read_record
+    from dovetail.parties.common.files import read_json
+    from dovetail.parties.common.guarantees import certify_task
     from dovetail.parties.common.task import SignedTask, verify
 
-    signed = read_record(path, SignedTask, "a signed task")
+    signed = read_json(path, SignedTask, "a signed task")
     made = verify(signed, signer=signed.signer.key_id if signer is None else from_hex(signer))
-    certified, local = cost(made, made.rounds)
+    certified, local = certify_task(made, made.rounds)
     if as_json:
         facts = {"certified": certified.to_json(), "without_trust": local.to_json()}
         print_json({"task": json.loads(msgspec.json.encode(made)), **facts})
@@ -204,7 +204,7 @@ def task_show(
         if second is not None:
             when = datetime.datetime.fromtimestamp(second, datetime.UTC).isoformat()
             out_console.print(f"{word} {when}", highlight=False)
-    print_costs(certified, local)
+    print_guarantees(certified, local)
 
 
 @task.command("withdraw")
@@ -214,12 +214,12 @@ def task_withdraw(
     signer: Annotated[Path, typer.Option(help="Folder with the signing key.")],
 ) -> None:
     """Withdraw a task: users and services that see the notice take no further part. There is no way back."""
+    from dovetail.parties.common.files import read_json
     from dovetail.parties.common.keys import KeyRing
     from dovetail.parties.common.notices import withdraw_task
-    from dovetail.parties.common.records import read_record
     from dovetail.parties.common.task import SignedTask, task_id_of
 
-    withdrawn = read_record(signed, SignedTask, "a signed task")
+    withdrawn = read_json(signed, SignedTask, "a signed task")
     task_id, known = task_id_of(withdrawn.body), _read_notices(notices, withdrawn.signer.key_id)
     withdrawal = withdraw_task(KeyRing(signer, "sign").find(known.current), task_id)
     if not known.receive([withdrawal]):
@@ -242,12 +242,12 @@ def task_announce(
     The successor of the signer's own key ends the old one: the tasks in the signer's folder that run go on, and nothing
     else that the old key signs counts any more.
     """
+    from dovetail.parties.common.files import read_json
     from dovetail.parties.common.keys import KeyRing
     from dovetail.parties.common.notices import Rotation, announce_rotation
-    from dovetail.parties.common.records import read_record
 
     own = {pair.public.key_id: pair for pair in KeyRing(signer, "sign").all()}
-    rotations = [read_record(path, Rotation, "a rotation") for path in rotation]
+    rotations = [read_json(path, Rotation, "a rotation") for path in rotation]
     for one in sorted(rotations, key=lambda one: one.old not in own):  # others are announced by the latest key
         words = ""
         if one.old in own:
@@ -283,9 +283,9 @@ def task_revoke(
     The recovery key alone ends the stolen key. To name a successor it takes both: make one with `dovetail keys SIGNER
     --rotate`, and give its rotation-....json here.
     """
+    from dovetail.parties.common.files import read_json
     from dovetail.parties.common.keys import KeyRing
     from dovetail.parties.common.notices import Rotation, read_notices, revoke_key
-    from dovetail.parties.common.records import read_record
 
     if (key is None) == (rotation is None):
         raise ValueError("name the stolen key by --key, or with its successor by --rotation: one of the two")
@@ -293,7 +293,7 @@ def task_revoke(
         raise ValueError("--rotation and --signer belong together: the stolen key must sign its successor, too")
     by = KeyRing(recovery, "sign").current()
     if rotation is not None and signer is not None:
-        replaced = read_record(rotation, Rotation, "a rotation")
+        replaced = read_json(rotation, Rotation, "a rotation")
         revoked = replaced.old
         tasks = _standing_tasks(notices, revoked, standing or ())
         kept = (*tasks, *_read_notices(notices, revoked).standing(revoked))
@@ -319,22 +319,22 @@ def _path_of_copy(signer: Path, task_id: bytes) -> Path:
 
 def _running_tasks(signer: Path, key_id: bytes) -> list[bytes]:
     """The ids of the tasks in a signer's folder that this key signed and that are not over."""
-    from dovetail.parties.common.records import read_record
+    from dovetail.parties.common.files import read_json
     from dovetail.parties.common.task import SignedTask, verify
 
-    kept = [read_record(path, SignedTask, "a signed task") for path in sorted(signer.glob("task-*.json"))]
+    kept = [read_json(path, SignedTask, "a signed task") for path in sorted(signer.glob("task-*.json"))]
     tasks = [verify(one, signer=key_id, fresh=False) for one in kept if one.signer.key_id == key_id]
-    return [one.task_id for one in tasks if not one.over()]
+    return [one.task_id for one in tasks if not one.is_over()]
 
 
 def _standing_tasks(notices: Path, revoked: bytes, paths: Sequence[Path]) -> list[bytes]:
     """The ids of the tasks in files; refuses one that would not end with the revoked key."""
-    from dovetail.parties.common.records import read_record
+    from dovetail.parties.common.files import read_json
     from dovetail.parties.common.task import SignedTask, task_id_of
 
     ended, tasks = _read_notices(notices, revoked).successors(revoked), []
     for path in paths:
-        signed = read_record(path, SignedTask, "a signed task")
+        signed = read_json(path, SignedTask, "a signed task")
         if signed.signer.key_id not in ended:
             raise ValueError(
                 f"the task in {str(path)!r} was signed by the key {signed.signer.key_id.hex()}, not by "
@@ -352,13 +352,13 @@ def _read_notices(path: Path, signer: bytes) -> Any:
 
 def _latest_pair(path: Path, signer: Path) -> Any:
     """The signer's latest key pair; refuses one that users have not been told of, for they would ignore its word."""
+    from dovetail.parties.common.files import read_json
     from dovetail.parties.common.keys import KeyRing
     from dovetail.parties.common.notices import Rotation
-    from dovetail.parties.common.records import read_record
 
     pair = KeyRing(signer, "sign").current()
     for file in signer.glob("rotation-*.json"):
-        rotation = read_record(file, Rotation, "a rotation")
+        rotation = read_json(file, Rotation, "a rotation")
         if rotation.new == pair.public.key_id != _read_notices(path, rotation.old).current:
             raise ValueError(f"the signer's key {rotation.new.hex()} is not announced yet: add --rotation {file}")
     return pair
@@ -376,10 +376,10 @@ def _refuse_second_successor(path: Path, rotation: Any) -> None:
 
 def _add_notice(path: Path, notice: Any) -> None:
     """Behind those that are there."""
+    from dovetail.parties.common.files import read_json
     from dovetail.parties.common.notices import SignedNotice, write_notices
-    from dovetail.parties.common.records import read_record
 
-    known = read_record(path, list[SignedNotice], "notices") if path.exists() else []
+    known = read_json(path, list[SignedNotice], "notices") if path.exists() else []
     write_notices(path, [*known, notice])
 
 

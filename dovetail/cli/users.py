@@ -11,7 +11,7 @@ import typer
 from dovetail.cli._shared import Authority, err_console, flag, from_hex, listens, out_console, print_error
 
 if TYPE_CHECKING:
-    from dovetail.parties.common.policy import Policy
+    from dovetail.parties.user.policy import Policy
 
 __all__ = ["client"]
 
@@ -73,7 +73,7 @@ def client_new(
     """
     import math
 
-    from dovetail.parties.common.policy import Policy
+    from dovetail.parties.user.policy import Policy
 
     os.umask(0o077)
     named = shuffler is not None or aggregator is not None
@@ -168,11 +168,11 @@ def client_mend(
 ) -> None:
     """Give up the tasks whose ledgers were set back, so that others can go on; what was spent on them stays spent."""
     from dovetail.parties.common.keys import KeyPair
-    from dovetail.parties.user.client import witness_of
-    from dovetail.parties.user.witness import default_witnesses
+    from dovetail.parties.user.client import rollback_guard_of
+    from dovetail.parties.user.spending import default_guard_folder
 
-    party = witness_of(folder, KeyPair.load(folder / "key.json"), witness or default_witnesses())
-    for task in party.close(folder / "spending"):
+    party = rollback_guard_of(folder, KeyPair.load(folder / "key.json"), witness or default_guard_folder())
+    for task in party.give_up(folder / "spending"):
         out_console.print(f"gave up task {task}", highlight=False)
 
 
@@ -185,9 +185,9 @@ def client_leave(
     task: Annotated[list[str], typer.Argument(help="Ids of tasks, or their task.json.", metavar="HEX|FILE")],
 ) -> None:
     """Leave tasks: this user reports to them no more. What was spent on them stays spent."""
-    from dovetail.parties.user.consent import leave_tasks, named
+    from dovetail.parties.user.consent import leave_tasks, task_id_from
 
-    consent = leave_tasks(_home(folder), list(map(named, task)))
+    consent = leave_tasks(_home(folder), list(map(task_id_from, task)))
     out_console.print(f"left {len(consent.left)} tasks", highlight=False)
 
 
@@ -213,12 +213,12 @@ def client_spent(
 
     from dovetail.numbers import at_most
     from dovetail.parties.common.keys import KeyPair
-    from dovetail.parties.user.client import witness_of
+    from dovetail.parties.user.client import rollback_guard_of
     from dovetail.parties.user.consent import spent_on
-    from dovetail.parties.user.witness import default_witnesses
+    from dovetail.parties.user.spending import default_guard_folder
 
     key = KeyPair.load(_home(folder) / "key.json")
-    found = spent_on(folder, witness_of(folder, key, witness or default_witnesses()))
+    found = spent_on(folder, rollback_guard_of(folder, key, witness or default_guard_folder()))
     if as_json:
         out_console.print_json(json.dumps(found))
         return
@@ -253,16 +253,16 @@ def client_run(
 ) -> None:
     """Take part until the training ends: train, randomize, seal and upload."""
     from dovetail.experiment import config as configs
+    from dovetail.parties.common.http_clients import IntermediaryClient, tls_context
     from dovetail.parties.common.keys import KeyPair
-    from dovetail.parties.common.links import IntermediaryLink, trusting
-    from dovetail.parties.common.policy import Policy
     from dovetail.parties.federation import federation
     from dovetail.parties.user.client import Client
     from dovetail.parties.user.hostile import HostileClient
     from dovetail.parties.user.participation import Participation, take_part_together
+    from dovetail.parties.user.policy import Policy
 
     os.umask(0o077)
-    numbers, tls, unruly = _numbers(users), trusting(ca), _numbers(hostile) if hostile else []
+    numbers, tls, unruly = _numbers(users), tls_context(ca), _numbers(hostile) if hostile else []
     learned = federation(configs.read(config))
 
     def participation(user: int) -> Participation:
@@ -270,7 +270,7 @@ def client_run(
         kind = HostileClient if user in unruly else Client
         policy, key = Policy.read(home / "policy.json"), KeyPair.load(home / "key.json")
         party = kind(home, policy=policy, key=key, witness=True if witness is None else witness)
-        links = [IntermediaryLink(url, index=i, ca=tls) for i, url in enumerate(service)]
+        links = [IntermediaryClient(url, index=i, ca=tls) for i, url in enumerate(service)]
         return Participation(party, links, learned.train(user), measure=learned.measure(user), patience=patience)
 
     taking_part = {user: participation(user) for user in numbers}
@@ -295,9 +295,9 @@ def client_agent(
 ) -> None:
     """Serve a Unix socket that takes an update and returns it randomized and sealed, for apps that run on this node."""
     from dovetail.parties.common.keys import KeyPair
-    from dovetail.parties.common.policy import Policy
     from dovetail.parties.user.agent import serve_agent
     from dovetail.parties.user.client import Client
+    from dovetail.parties.user.policy import Policy
 
     os.umask(0o077)
     policy, key = Policy.read(folder / "policy.json"), KeyPair.load(folder / "key.json")

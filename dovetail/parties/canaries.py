@@ -20,7 +20,7 @@ from dovetail.learners.server import Server
 from dovetail.parties.aggregator.party import Aggregator
 from dovetail.parties.analyzer.learning import Learning
 from dovetail.parties.analyzer.party import Analyzer
-from dovetail.parties.common.costs import cost
+from dovetail.parties.common.guarantees import certify_task
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.sealing import open_sealed
 from dovetail.parties.common.sharing import add_share, decode_sum
@@ -64,7 +64,7 @@ class CanaryRounds:
             analyzer=self._ring.add().public,
             aggregators=tuple(pair.public for pair in keys),
         )
-        if self.task.verified:
+        if self.task.has_proofs:
             raise ValueError("expected a task whose sums are not verified, got one whose sums are")
         self._signed = sign(self.task, signer := KeyPair.generate("sign"))
         asked: dict[str, Any] = {"signed": self._signed, "signer": signer.public.key_id}
@@ -79,7 +79,7 @@ class CanaryRounds:
 
     def statement(self) -> Statement:
         """What is certified for one round."""
-        return cost(self.task, 1)[0]
+        return certify_task(self.task, 1)[0]
 
     def run(self, trials: int, observe: Callable[[int], None] = lambda done: None) -> dict[str, np.ndarray]:
         """The scores of so many rounds in each world, by name: (2, trials), the worlds in turn."""
@@ -148,7 +148,7 @@ class CanaryRounds:
 
     def _estimate(self) -> np.ndarray:
         """The mean update, from sums as they are sent now."""
-        shared, key = self.task.contribution(), self._ring.find(self.task.analyzer.key_id).opening()
+        shared, key = self.task.contribution(), self._ring.find(self.task.analyzer.key_id).opening_key()
         total = np.zeros(shared.length, np.uint32)
         for index, party in enumerate(self.parties):
             ((_, sealed),) = party.store.parts(self._round, size=1)
@@ -167,13 +167,13 @@ class _Straight:
     def __init__(self, analyzer: Analyzer, index: int) -> None:
         self._analyzer, self._index = analyzer, index
 
-    def part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
+    def send_part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
         self._analyzer.take(self._index, round, batch, number, part)
 
-    def closed(self, round: int, closed: Any) -> None:
+    def report_closed(self, round: int, closed: Any) -> None:
         self._analyzer.note_closed(self._index, round, closed)
 
 
 def _user(folder: Path, signed: SignedTask, number: int) -> Client:
     policy = lenient_policy(signed)
-    return Client(folder, policy=policy.numbered(number), key=KeyPair.generate("sign"), witness=False)
+    return Client(folder, policy=policy.with_number(number), key=KeyPair.generate("sign"), witness=False)

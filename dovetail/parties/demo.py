@@ -63,7 +63,7 @@ def transcript(fleet: Fleet, facts: dict[str, Any]) -> list[dict[str, str]]:
     ]
     accepted = [fleet.counts(name).get("accepted", 0) for name in fleet.deployment.services]
     rows += _aggregators(task, accepted) if task.aggregators else _shufflers(task, accepted)
-    if task.verified:
+    if task.has_proofs:
         refused = fleet.refused_users()
         users = {one["user"] for one in refused}
         rows.append(
@@ -102,10 +102,10 @@ def _shufflers(task: TrainingTask, accepted: Sequence[int]) -> list[dict[str, st
         {
             "party": f"shuffler {index}",
             "holds": f"the users' public keys, {len(slots)} of {messages.slots} slots",
-            "saw": f"{accepted[index]} uploads and who sent them, ciphertexts of {task.length} bytes",
+            "saw": f"{accepted[index]} uploads and who sent them, ciphertexts of {task.message_bytes} bytes",
             "never": "any value, or the analyzer's secret key",
         }
-        for index, slots in enumerate(task.deal().slots)
+        for index, slots in enumerate(task.assign_slots().slots)
     ]
 
 

@@ -26,11 +26,11 @@ from dovetail.events import Everyone
 from dovetail.experiment.config import Config, to_toml
 from dovetail.parties.aggregator.store import REFUSED
 from dovetail.parties.common.certificates import make_authority, make_certificate
-from dovetail.parties.common.costs import calibrated
+from dovetail.parties.common.guarantees import calibrate_noise
 from dovetail.parties.common.keys import KeyPair, KeyRing, PublicKey, ServicePairs
-from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink, Unreachable
-from dovetail.parties.common.measures import by_name, measured_size
-from dovetail.parties.common.policy import Policy
+from dovetail.parties.common.http_clients import AnalyzerClient, IntermediaryClient, Unreachable
+from dovetail.parties.common.measures import measures_by_name, size_of_measures
+from dovetail.parties.user.policy import Policy
 from dovetail.parties.common.task import SignedTask, TrainingTask, sign, verify
 from dovetail.parties.federation import federation
 from dovetail.statements import NotApplicable
@@ -100,8 +100,8 @@ def set_up(
     if config.cohort.kind == "secret":
         raise ValueError("expected another cohort.kind than 'secret' (deployed users' data enter every round), got it")
     learned = federation(config)
-    beside = by_name(measures, classes=learned.dataset.num_classes)
-    dim = learned.dim + measured_size(beside)
+    beside = measures_by_name(measures, classes=learned.dataset.num_classes)
+    dim = learned.dim + size_of_measures(beside)
     between = _between(config, clients, dim, shufflers=shufflers, aggregators=aggregators)
     terms = {
         "protocol": config.protocol["name"],
@@ -113,7 +113,7 @@ def set_up(
         "eps": config.privacy.eps,
         "delta": config.privacy.delta,
     }
-    settings = calibrated(settings=config.protocol_settings, aggregators=between.get("aggregators"), **terms)
+    settings = calibrate_noise(settings=config.protocol_settings, aggregators=between.get("aggregators"), **terms)
     fields = {
         "name": config.task.name,
         "settings": settings,
@@ -137,7 +137,7 @@ def set_up(
         home = folder / "clients" / f"user-{user}"
         home.mkdir(parents=True, mode=0o700)
         pair.save(home / "key.json")
-        (home / "policy.json").write_bytes(msgspec.json.encode(policy.numbered(user) if personal else policy))
+        (home / "policy.json").write_bytes(msgspec.json.encode(policy.with_number(user) if personal else policy))
     return deployment
 
 
@@ -253,15 +253,15 @@ class Fleet:
                 process.kill()
                 process.wait()
 
-    def analyzer(self) -> AnalyzerLink:
+    def analyzer(self) -> AnalyzerClient:
         """The analyzer, to ask it."""
-        return AnalyzerLink(self.deployment.analyzer_url, ca=self.deployment.authority)
+        return AnalyzerClient(self.deployment.analyzer_url, ca=self.deployment.authority)
 
-    def service(self, index: int = 0) -> IntermediaryLink:
+    def service(self, index: int = 0) -> IntermediaryClient:
         """A shuffler or aggregator, to ask it as its owner."""
         deployment = self.deployment
         key = KeyRing(deployment.folder / deployment.services[index] / "keys", "sign").current()
-        return IntermediaryLink(deployment.service_urls[index], index=index, ca=deployment.authority, key=key)
+        return IntermediaryClient(deployment.service_urls[index], index=index, ca=deployment.authority, key=key)
 
     def start_analyzer(self) -> None:
         """Start it, or start it again."""

@@ -179,7 +179,7 @@ class Shuffler(Intermediary[ShuffleStore]):
         slots = iter([slot for slot, count in missing.items() for _ in range(count)])
         while chunk := list(itertools.islice(slots, PART)):
             bodies = [body.tobytes() for body in self._messages.dummies(len(chunk), sampler=self._sampler)]
-            sealed = self._workers.seal_all(bodies, self.task.analyzer.sealing(), self.task.purpose(round))
+            sealed = self._workers.seal_all(bodies, self.task.analyzer.sealing_key(), self.task.purpose(round))
             self.store.add_dummies(round, list(zip(chunk, sealed, strict=True)))
 
     def shut(self) -> None:
@@ -190,12 +190,12 @@ class Shuffler(Intermediary[ShuffleStore]):
 
 def _shape(task: TrainingTask, index: int) -> Shape:
     messages, (protocol, _) = task.messages(), task.build()
-    mine, padding = len(task.deal().slots[index]), protocol.layout(task.dim).padding
+    mine, padding = len(task.assign_slots().slots[index]), protocol.layout(task.dim).padding
     dense = messages.per_client == messages.slots
     return Shape(
         slots=mine,
         reports=mine if dense else messages.per_client if len(task.shufflers) == 1 else None,
-        length=task.length,
+        length=task.message_bytes,
         min_uploads=task.min_clients,
         max_uploads=task.max_clients,
         pad_to=None if padding is None else padding.pad_to,

@@ -17,8 +17,8 @@ from rich.table import Table
 from dovetail import cli
 from dovetail.cli import _shared
 from dovetail.cli._shared import printable
+from dovetail.parties.common.files import read_json
 from dovetail.parties.common.keys import KeyRing
-from dovetail.parties.common.records import read_record
 from dovetail.parties.common.task import SignedTask, sign, verify
 
 NASTY = "eps 0.1\x1b[2J\x1b]0;title\x07\x9b31m\u202egnp.exe[/][bold]:smile:\x7f\r"
@@ -49,7 +49,7 @@ def test_a_tasks_name_adds_no_line_and_no_escape_sequence(tmp_path, command, mad
     """It once could add a second line about who signed the task."""
     name = f"a\ntask {'0' * 64}, signed by {made['owner']['id']}\n{NASTY}"
     assert new_task(command, tmp_path, made)[0] == 0
-    signed = read_record(tmp_path / "task.json", SignedTask, "a signed task")
+    signed = read_json(tmp_path / "task.json", SignedTask, "a signed task")
     task = msgspec.structs.replace(verify(signed, signer=signed.signer.key_id), name=name)
     again = sign(task, KeyRing(tmp_path / "owner", "sign").current())
     (tmp_path / "task.json").write_bytes(msgspec.json.encode(again))

@@ -24,8 +24,8 @@ from dovetail.learners.server import Server
 from dovetail.parties.aggregator.party import Aggregator
 from dovetail.parties.analyzer.learning import Learning
 from dovetail.parties.analyzer.party import Analyzer
+from dovetail.parties.common.http_clients import Gone, Unreachable
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
-from dovetail.parties.common.links import Gone, Unreachable
 from dovetail.parties.common.wire import Closed, RoundStatus, TooEarly, TooLate, Verifiers, vector_from
 from dovetail.parties.fleet import Deployment, lenient_policy
 from dovetail.parties.http.intermediary import IntermediaryService
@@ -280,12 +280,12 @@ class _ToAnalyzer(Wire):
     def signed_model(self, round: int, *, dim: int) -> tuple[bytes, bytes]:
         return self._answer(lambda analyzer: (analyzer.model(round), b""))
 
-    def part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
+    def send_part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
         first = self._world.parts.setdefault((self._index, round, number), (batch, part))
         assert first == (batch, part), "a batch was drawn twice"
         self._answer(lambda analyzer: analyzer.take(self._index, round, batch, number, part))
 
-    def closed(self, round: int, closed: Closed) -> None:
+    def report_closed(self, round: int, closed: Closed) -> None:
         self._answer(lambda analyzer: analyzer.note_closed(self._index, round, closed))
 
 
@@ -294,7 +294,7 @@ class _Peer(Wire):
         found = self._answer(lambda service: service._party.store.roster(round))
         return None if found is None else set(found)
 
-    def agreed(self, round: int) -> bytes | None:
+    def agreed_digest(self, round: int) -> bytes | None:
         return self._answer(lambda service: service._party.store.agreed_digest(round))
 
     def challenge(self, round: int) -> bytes | None:

@@ -35,11 +35,11 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from dovetail.parties.common.keys import ServicePairs
-from dovetail.parties.common.policy import Policy
 from dovetail.parties.common.sealing import open_sealed
 from dovetail.parties.common.sharing import add_share, pack
 from dovetail.parties.common.task import SignedTask, TrainingTask
 from dovetail.parties.user.client import Envelope
+from dovetail.parties.user.policy import Policy
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-mnist"
 ANALYZER, AGGREGATORS, SUPERLINK, PROXY, FIRST_NODE = 8443, (8444, 8445), 8000, 8446, 9100  # the first ones: README
@@ -271,7 +271,7 @@ def told_by(deployment: Path, node: int) -> Told | None:
         for index, upload in enumerate(envelope.uploads):
             keys = ServicePairs.find(deployment / f"aggregator-{index}" / "keys", task.aggregators[index])
             purpose = task.upload_purpose(envelope.round, index, sender=envelope.sender, report=upload.report)
-            opened.append(open_sealed(upload.sealed, keys.seal.opening(), purpose))
+            opened.append(open_sealed(upload.sealed, keys.seal.opening_key(), purpose))
             add_share(total, opened[-1], shared.bits, last=index == 1)
             sealed.append(upload.sealed)
     if total is None:

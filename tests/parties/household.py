@@ -17,9 +17,8 @@ from dovetail.learners.server import Server
 from dovetail.parties.analyzer.learning import Learning
 from dovetail.parties.analyzer.party import Analyzer
 from dovetail.parties.common.certificates import make_authority, make_certificate
+from dovetail.parties.common.http_clients import AnalyzerClient, IntermediaryClient, Unreachable
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
-from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink, Unreachable
-from dovetail.parties.common.policy import Policy
 from dovetail.parties.common.sealing import open_sealed, seal
 from dovetail.parties.common.task import TrainingTask, sign
 from dovetail.parties.common.wire import REPORT_ID, Upload, signature_of, upload_path, vector_from
@@ -30,6 +29,7 @@ from dovetail.parties.http.intermediary import IntermediaryService
 from dovetail.parties.http.server import BoundedServer, serve
 from dovetail.parties.shuffler import Shuffler
 from dovetail.parties.user.client import Client
+from dovetail.parties.user.policy import Policy
 
 SETTINGS = {
     "privunit": {"clip_norm": 1.0, "eps_local": 2.0},
@@ -119,14 +119,14 @@ class Household:
 def opened(task, upload, keys, sender, *, round=1, index=0):
     """What an upload holds, as the shuffler or aggregator with these keys sees it."""
     purpose = task.upload_purpose(round, index, sender=sender.public.key_id, report=upload.report)
-    return open_sealed(upload.sealed, keys.seal.opening(), purpose)
+    return open_sealed(upload.sealed, keys.seal.opening_key(), purpose)
 
 
 def sealed(task, content, sender, *, report=None, round=1, index=0):
     """An upload of this content, sealed by its sender as an honest one is."""
     report = secrets.token_bytes(REPORT_ID) if report is None else report
     purpose = task.upload_purpose(round, index, sender=sender.public.key_id, report=report)
-    return Upload(report, seal(content, task.intermediaries[index].seal.sealing(), purpose))
+    return Upload(report, seal(content, task.intermediaries[index].seal.sealing_key(), purpose))
 
 
 def give(task, link, sender, upload, *, round=1):
@@ -152,11 +152,11 @@ class Direct:
         model = self._analyzer.model(round)
         return model, self._analyzer.announcer.model(round, model)
 
-    def part(self, round, batch, number, part):
+    def send_part(self, round, batch, number, part):
         self.parts.append((round, number, part))
         self._analyzer.take(self._index, round, batch, number, part)
 
-    def closed(self, round, closed):
+    def report_closed(self, round, closed):
         self.said.append((round, closed))
         self._analyzer.note_closed(self._index, round, closed)
 
@@ -231,14 +231,14 @@ def running(household, monkeypatch):
     parties, services, links, urls = [], [], [], []
     for index in range(len(household.task.intermediaries)):
         parties.append(household.party(index))
-        link = AnalyzerLink(analyzer_url, ca=authority.certificate, key=parties[-1].key)
+        link = AnalyzerClient(analyzer_url, ca=authority.certificate, key=parties[-1].key)
         peers = []  # whose addresses are not known yet
         services.append(IntermediaryService(parties[-1], enrolled=household.enrolled, analyzer=link, peers=peers))
         links.append(peers)
         urls.append(start(services[-1].app))
     for index, peers in enumerate(links):
         options = {"ca": authority.certificate, "key": parties[index].key}
-        peers += [IntermediaryLink(url, index=i, **options) for i, url in enumerate(urls) if i != index]
+        peers += [IntermediaryClient(url, index=i, **options) for i, url in enumerate(urls) if i != index]
     watched = [logging.getLogger(name) for name in ("uvicorn.error", "asyncio", None)]
     for logger in watched:
         logger.addHandler(complaints)
@@ -312,7 +312,7 @@ def in_processes(household, *within):
 
 
 def _await_answer(fleet, url, authority):
-    link, end = IntermediaryLink(url, ca=authority), time.monotonic() + 300
+    link, end = IntermediaryClient(url, ca=authority), time.monotonic() + 300
     while True:
         fleet._check()
         try:

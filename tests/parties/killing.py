@@ -25,8 +25,9 @@ from parties.marking_users import TRANSITIONS, counter_of_users, home_of, landed
 from parties.unique_buckets import COUNTERS, ORACLES, Auditor, counter, kind_of, landed, uploads_of
 from parties.unruly_users import Promises, crowd
 
+from dovetail.parties.common.http_clients import Rejected, Unreachable
 from dovetail.parties.common.keys import KeyPair
-from dovetail.parties.common.links import Rejected, Unreachable
+from dovetail.parties.common.http_clients import Rejected, Unreachable
 from dovetail.parties.fleet import HOST, Fleet
 
 _PATIENCE = 900.0  # seconds for what takes one on an idle machine

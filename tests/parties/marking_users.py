@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import msgspec
 from parties.unique_buckets import ORACLES, read_only
 
+from dovetail.parties.common.http_clients import IntermediaryClient
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.ledger import Ledger, LedgerEntry
-from dovetail.parties.common.links import IntermediaryLink
 from dovetail.parties.common.task import SignedTask
 from dovetail.parties.common.wire import Upload
 from dovetail.parties.fleet import lenient_policy
@@ -58,10 +58,10 @@ def notes(folder: Path) -> list[Note]:
 def spent(folder: Path) -> list[int]:
     """The rounds that a user has paid for, from the ledger of its one task; refuses a ledger that is not whole."""
     found = list((folder / "spending").glob("task-*.db"))
-    if not found or not Ledger.begun(found[0]):
+    if not found or not Ledger.has_entries(found[0]):
         return []
     with contextlib.closing(Ledger.reopen(found[0])) as ledger:
-        budget, (eps, _) = ledger.entries[0].bound, ledger.spent
+        budget, (eps, _) = ledger.entries[0].bound, ledger.total
         assert eps <= budget, f"{folder.name} has spent {eps} of {budget}"
         return [entry.round for entry in ledger.entries if entry.kind == "reserve"]
 
@@ -97,7 +97,7 @@ def landed_with(folder: Path, users: Iterable[int], services: int) -> str:
     return steps[min(found)]
 
 
-class _NotingLink(IntermediaryLink):
+class _NotingLink(IntermediaryClient):
     """A service, and a file in which is noted what it was given and what it has."""
 
     def __init__(self, url: str, *, user: int, noted: int, **options: Any) -> None:

@@ -20,16 +20,14 @@ import pytest
 from parties.every_step import Killed, Life, Wire, World
 
 from dovetail.files import write_atomically
-from dovetail.parties.common import policy as policies
+from dovetail.parties.common.http_clients import Gone, Rejected, Unreachable
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.ledger import Ledger
-from dovetail.parties.common.links import Gone, Rejected, Unreachable
 from dovetail.parties.common.wire import RoundStatus, Upload
 from dovetail.parties.fleet import lenient_policy
 from dovetail.parties.intermediary.store import RoundClosed, RoundNotOpen, UploadRefused
 from dovetail.parties.user import client as clients
-from dovetail.parties.user import participation
-from dovetail.parties.user import witness as witnesses
+from dovetail.parties.user import participation, spending
 from dovetail.parties.user.client import Client, Envelope
 from dovetail.parties.user.participation import take_part
 
@@ -52,7 +50,7 @@ class Populated(World):
         clock = types.SimpleNamespace(monotonic=lambda: self._now, sleep=self._sleep, time=time.time)
         with patch.context() as patched:
             patched.setattr(participation, "time", clock)
-            for module in (clients, policies, witnesses):
+            for module in (clients, spending):
                 patched.setattr(module, "write_atomically", self._write)
             yield
 
@@ -60,7 +58,7 @@ class Populated(World):
         """The rounds in a user's own ledger."""
         folder, task = self._homes[_name(user)] / "spending", self._ground.task
         with contextlib.closing(Ledger.reopen(folder / f"task-{task.task_id.hex()}.db")) as ledger:
-            assert ledger.spent[0] <= task.budget
+            assert ledger.total[0] <= task.budget
             return [entry.round for entry in ledger.entries if entry.kind == "reserve"]
 
     def _let_users(self, envelope: Any, users: int, status: RoundStatus) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dovetail.parties.common.keys import KeyPair
-from dovetail.parties.common.wire import signed_headers
+from dovetail.parties.common.wire import sign_request
 
 NOT_HTTP = "Invalid HTTP request received."
 REFUSED = frozenset(range(400, 500))
@@ -74,7 +74,7 @@ class Request:
     def signed(self, key, *, path=None, body=None, method=None):
         """With its sender's headers; or with those of another path, body or method."""
         said = urllib.parse.unquote(self.path) if path is None else path
-        headers = signed_headers(key, method or self.method, said, self.body if body is None else body)
+        headers = sign_request(key, method or self.method, said, self.body if body is None else body)
         return dataclasses.replace(self, headers=(*self.headers, *headers.items()))
 
     def replace(self, **changes):

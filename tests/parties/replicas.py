@@ -16,7 +16,7 @@ from parties.cluster import Cluster
 from parties.killing import Killing
 from parties.unique_buckets import COUNTERS, Auditor, kind_of
 
-from dovetail.parties.common.links import Unreachable
+from dovetail.parties.common.http_clients import Unreachable
 from dovetail.parties.fleet import HOST, Deployment, Fleet, free_ports
 
 REPLICAS = 2

@@ -10,11 +10,11 @@ from dovetail.parties.aggregator.party import Aggregator
 from dovetail.parties.analyzer.learning import Learning
 from dovetail.parties.analyzer.party import Analyzer
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
-from dovetail.parties.common.policy import Policy
 from dovetail.parties.common.sealing import OVERHEAD
 from dovetail.parties.common.sharing import share_size
 from dovetail.parties.common.task import TrainingTask, sign
 from dovetail.parties.user.client import Client
+from dovetail.parties.user.policy import Policy
 
 SETTINGS = {
     "secagg": {"clip_norm": 1.0, "noise_multiplier": 0.1},
@@ -131,11 +131,11 @@ class Straight:
     def __init__(self, analyzer, index):
         self._analyzer, self._index, self.parts, self.said = analyzer, index, [], []
 
-    def part(self, round, batch, number, part):
+    def send_part(self, round, batch, number, part):
         self.parts.append(part)
         self._analyzer.take(self._index, round, batch, number, part)
 
-    def closed(self, round, closed):
+    def report_closed(self, round, closed):
         self.said.append(closed)
         self._analyzer.note_closed(self._index, round, closed)
 

@@ -10,12 +10,12 @@ from sharing import Sharing, Straight, close, open_round
 
 from dovetail.mechanisms import ExactSampler
 from dovetail.parties.common.keys import ServicePairs
-from dovetail.parties.common.policy import Policy, Refused
 from dovetail.parties.common.sealing import open_sealed, seal
 from dovetail.parties.common.sharing import decode_sum
 from dovetail.parties.common.task import sign
 from dovetail.parties.common.wire import Closed, Malformed, TooLate, Upload, vector_from
 from dovetail.parties.intermediary.store import UploadRefused
+from dovetail.parties.user.policy import Policy, Refused
 
 
 def whole_round(sharing, updates, *, round=1, parties=None, analyzer=None):
@@ -144,7 +144,7 @@ def test_a_share_of_another_form_is_turned_away(tmp_path):
     client, report = sharing.users[0].public.key_id, bytes(range(16))
     purpose = sharing.task.upload_purpose(1, 0, sender=client, report=report)
     for content in (b"", bytes(40), b"\x01" * 41):
-        sealed = seal(content, sharing.keys[0].seal.public.sealing(), purpose)
+        sealed = seal(content, sharing.keys[0].seal.public.sealing_key(), purpose)
         with pytest.raises(UploadRefused, match="expected a share"):
             party.accept(1, client=client, upload=Upload(report, sealed))
 
@@ -223,7 +223,7 @@ def test_one_aggregators_sum_alone_is_random(tmp_path):
     for user in range(4):
         sharing.accept(parties, user, update=np.full(2000, 1.0, np.float32))
     close(parties)
-    shared, key = sharing.task.contribution(), sharing.ring.current().opening()
+    shared, key = sharing.task.contribution(), sharing.ring.current().opening_key()
     for index, party in enumerate(parties):
         ((_, sealed),) = party.store.parts(1, size=1)
         purpose = sharing.task.sum_purpose(1, index, batch=party.store.batch(1))

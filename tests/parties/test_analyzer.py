@@ -14,8 +14,8 @@ from dovetail.learners.moments import Moments
 from dovetail.learners.server import Ridge, Server
 from dovetail.parties.analyzer.learning import Learner, Learning
 from dovetail.parties.analyzer.party import Analyzer
+from dovetail.parties.common.http_clients import Gone, Unreachable
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
-from dovetail.parties.common.links import Gone, Unreachable
 from dovetail.parties.common.wire import PART, Closed, Malformed, Packed, TooEarly, TooLate, vector_from
 from dovetail.parties.fleet import lay_out, lenient_policy
 from dovetail.parties.intermediary import party
@@ -152,23 +152,23 @@ def test_a_part_counts_once_and_what_does_not_open_is_counted_as_refused(tmp_pat
     assert facts["messages"] == DIM
     assert facts["refused_messages"] == {"unsealable": 1, "out_of_range": 0, "repeated": 0}
     with pytest.raises(Malformed, match="expected slots from 0 to 5, got 9"):
-        analyzer.take(0, 1, BATCH, 1, Packed(np.full(1, 9), bytes(task.length)).encode())
+        analyzer.take(0, 1, BATCH, 1, Packed(np.full(1, 9), bytes(task.message_bytes)).encode())
     with pytest.raises(Malformed, match="expected messages of"):
         analyzer.take(0, 1, BATCH, 1, packed[:-1])
     with pytest.raises(TooEarly, match="got round 2, which is not open"):
         analyzer.take(0, 2, BATCH, 0, packed)
     with pytest.raises(Malformed, match="expected the 2 parts that sender 0 sent, got 1"):
         analyzer.note_closed(0, 1, Closed(state="sent", parts=2, uploads=1, batch=BATCH))
-    assert len(packed) < PART * (4 + task.length)
+    assert len(packed) < PART * (4 + task.message_bytes)
 
 
 def test_a_void_round_moves_nothing_and_stays_spent(tmp_path):
     small = Small(tmp_path / "fleet", settings={"clip_value": 1.0, "eps_local": 1.0})
     analyzer, helpers = small.analyzer(), small.shufflers()
-    spent = analyzer.ledger.spent[0]
+    spent = analyzer.ledger.total[0]
     play(small, analyzer, helpers, users=range(USERS - 1))
     assert analyzer.status().round == 2
-    assert analyzer.ledger.spent[0] > spent > 0
+    assert analyzer.ledger.total[0] > spent > 0
     assert np.array_equal(vector_from(analyzer.model(1), DIM), np.zeros(DIM))
     play(small, analyzer, helpers)
     assert [one["outcome"] for one in analyzer.privacy()["history"]] == ["void", "released"]
@@ -196,7 +196,7 @@ def test_a_share_that_does_not_open_spoils_the_round(tmp_path):
 def test_the_training_ends_when_the_budget_does(tmp_path):
     fields = {"settings": {"clip_value": 1.0, "eps_local": 0.5}, "rounds": 5}
     first = Small(tmp_path / "first", **fields).analyzer()
-    one = first.ledger.spent[0]
+    one = first.ledger.total[0]
     small = Small(tmp_path / "fleet", **fields, eps=1.5 * one)
     analyzer = small.analyzer()
     analyzer.note_closed(
@@ -204,7 +204,7 @@ def test_the_training_ends_when_the_budget_does(tmp_path):
     )  # users would not have agreed to such a task
     assert analyzer.status().over
     assert analyzer.status().round == 1
-    assert analyzer.ledger.spent[0] == pytest.approx(one)
+    assert analyzer.ledger.total[0] == pytest.approx(one)
     analyzer.shut()
     assert small.analyzer().status().over  # also after it is started again
 
@@ -275,15 +275,15 @@ class Failing(Direct):
         super().__init__(analyzer)
         self._left = parts
 
-    def part(self, round, batch, number, part):
+    def send_part(self, round, batch, number, part):
         if self._left is not None and len(self.parts) >= self._left:
             raise Unreachable("the line is cut")
         with gone():
-            super().part(round, batch, number, part)
+            super().send_part(round, batch, number, part)
 
-    def closed(self, round, closed):
+    def report_closed(self, round, closed):
         with gone():
-            super().closed(round, closed)
+            super().report_closed(round, closed)
 
 
 @contextlib.contextmanager
@@ -387,7 +387,7 @@ def test_a_message_that_is_sent_again_counts_once(tmp_path, together):
     analyzer, task = small.analyzer(), small.deployment.task
     sent = [small.content(user) for user in (1, 1, 2, 3)]
     if together:
-        packed = [Packed.decode(one, length=task.length) for one in sent]
+        packed = [Packed.decode(one, length=task.message_bytes) for one in sent]
         sent = [Packed(np.concatenate([one.slots for one in packed]), b"".join(one.sealed for one in packed)).encode()]
     for number, part in enumerate(sent):
         assert analyzer.take(0, 1, BATCH, number, part) == "accepted"

@@ -19,17 +19,18 @@ from parties.household import Direct, Household, running
 from parties.proxies import cache_in_front_of, needs_nginx
 
 from dovetail.parties.common import wire as status_module
+from dovetail.parties.common.http_clients import IntermediaryClient, Rejected, Unreachable
 from dovetail.parties.common.keys import KeyPair, KeyRing
-from dovetail.parties.common.links import IntermediaryLink, Rejected, Unreachable
 from dovetail.parties.common.notices import Notices, announce_rotation, rotate_key, withdraw_task
-from dovetail.parties.common.policy import BudgetSpent, Refused
 from dovetail.parties.common.task import sign
-from dovetail.parties.common.wire import AGAIN, SIGNATURE, Forged, RoundStatus, check_status, sign_status
+from dovetail.parties.common.wire import RETRY_AFTER, SIGNATURE, Forged, RoundStatus, check_status, sign_status
 from dovetail.parties.http.analyzer import AnalyzerService
 from dovetail.parties.http.intermediary import IntermediaryService
 from dovetail.parties.user import participation as participation_module
 from dovetail.parties.user.client import Client
 from dovetail.parties.user.participation import Participation
+from dovetail.parties.user.policy import Refused
+from dovetail.parties.user.spending import BudgetSpent
 
 TASK = bytes(range(32))
 KEY = KeyPair.generate("sign")
@@ -101,7 +102,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-class Line(IntermediaryLink):
+class Line(IntermediaryClient):
     """A user's link through the cache; what it uploads is kept."""
 
     def __init__(self, cache):
@@ -193,7 +194,7 @@ def test_nginx_answers_for_a_service_as_operators_are_told_to_set_it_up(tmp_path
 
     monkeypatch.setattr(IntermediaryService, "_get_status", counted)
     with running(household, monkeypatch) as up, cache_in_front_of(up, tmp_path) as proxy:
-        line = IntermediaryLink(proxy.url, ca=up.authority)
+        line = IntermediaryClient(proxy.url, ca=up.authority)
         status = next(found for _ in range(500) if (found := answered(line.status)))
         began, before = time.monotonic(), len(asked)
         assert all(line.status() == status for _ in range(100))
@@ -342,7 +343,7 @@ def test_a_status_older_than_one_that_was_heard_is_refused(world):
 def test_nothing_is_spent_on_a_round_that_was_spent_past(world):
     household, client = world.household, world.user()._client
     client.report(household.signed, 3, np.zeros(3))
-    with pytest.raises(BudgetSpent, match="expected a round after 3, got round 2, which is over"):
+    with pytest.raises(BudgetSpent, match="round 2 is over for this user, which has spent round 3"):
         client.report(household.signed, 2, np.zeros(3))
 
 
@@ -426,11 +427,11 @@ def test_who_follows_hears_of_the_signers_new_key_before_its_task(world):
 
 
 def test_nobody_is_kept_away_for_longer_than_the_round_takes(world):
-    world.cache.change["status"] = lambda body, headers: (body, {**headers, AGAIN: "600000"})
+    world.cache.change["status"] = lambda body, headers: (body, {**headers, RETRY_AFTER: "600000"})
     user = world.user()
     user.step()
     user.step()
-    assert world.line.again == 600_000
+    assert world.line.retry_after == 600_000
     assert user._later() < 1.3 * 601
 
 

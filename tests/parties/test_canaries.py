@@ -85,7 +85,7 @@ def test_noise_that_is_drawn_anew_on_resending_is_caught(monkeypatch):
 
 def test_a_seed_that_is_used_twice_is_caught(monkeypatch):
     """The honest aggregator's seeds are the same in every round: what the other one holds moves as the update does."""
-    monkeypatch.setattr(PlainSharing.split, "__kwdefaults__", {"random_bytes": bytes})
+    monkeypatch.setattr(PlainSharing.shard, "__kwdefaults__", {"random_bytes": bytes})
     assert refuted(AGGREGATORS, lambda canaries: None)
 
 

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
+from dovetail.parties.common.files import read_json
 from dovetail.parties.common.keys import KeyPair
-from dovetail.parties.common.policy import Policy
-from dovetail.parties.common.records import read_record
 from dovetail.parties.common.task import SignedTask, verify
 from dovetail.parties.intermediary.enrolment import read_enrolled
+from dovetail.parties.user.policy import Policy
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_the_same_settings_make_another_task_each_time(tmp_path, command, made):
     ids = set()
     for _ in range(2):
         assert new_task(command, tmp_path, made)[0] == 0
-        signed = read_record(tmp_path / "task.json", SignedTask, "a signed task")
+        signed = read_json(tmp_path / "task.json", SignedTask, "a signed task")
         ids.add(verify(signed, signer=signed.signer.key_id).task_id)
     assert len(ids) == 2
 
@@ -58,7 +58,7 @@ def test_the_same_settings_make_another_task_each_time(tmp_path, command, made):
 def test_an_analyzer_without_a_key_to_sign_with_signs_nothing(tmp_path, command, made):
     _, out, _ = command("keys", str(tmp_path / "analyzer"), "--use", "seal", "--json")
     assert new_task(command, tmp_path, {**made, "analyzer": json.loads(out)})[0] == 0
-    signed = read_record(tmp_path / "task.json", SignedTask, "a signed task")
+    signed = read_json(tmp_path / "task.json", SignedTask, "a signed task")
     assert verify(signed, signer=signed.signer.key_id).analyzer_sign is None
 
 
@@ -167,8 +167,8 @@ def test_a_user_is_made_and_enrolled(tmp_path, command, made):
     assert policy.signer.hex() == made["owner"]["id"]
     assert (policy.eps_task, policy.eps_round, policy.eps_lifetime) == (1.0, None, 10.0)
     assert (policy.shufflers, policy.aggregators) == ((bytes.fromhex(made["shuffler"]["id"]),), ())
-    trusting = Policy.read(tmp_path / "two" / "policy.json")
-    assert (trusting.shufflers, trusting.aggregators, trusting.eps_lifetime) == (None, None, None)
+    tls_context = Policy.read(tmp_path / "two" / "policy.json")
+    assert (tls_context.shufflers, tls_context.aggregators, tls_context.eps_lifetime) == (None, None, None)
     for pins in ([], ["--shuffler", made["shuffler"]["id"], "--any-service"]):  # neither, or both
         status, _, err = command("client", "new", str(tmp_path / "three"), *words, *pins)
         assert status == 2 and "name the services that this user trusts" in " ".join(err.split())

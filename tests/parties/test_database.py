@@ -17,7 +17,7 @@ from parties.cluster import cluster
 from parties.test_cli_parties import new_task
 
 from dovetail.parties.common import postgresql
-from dovetail.parties.common.database import Database, Unavailable, located, patiently
+from dovetail.parties.common.database import Database, Unavailable, locate_store, retry_until_available
 from dovetail.parties.common.postgresql import Postgres, _require_safe
 
 SECRET = "hunter2"
@@ -131,7 +131,7 @@ def test_a_service_file_brings_no_other_machine_in(monkeypatch, tmp_path, named)
 def test_a_url_that_cannot_be_read_shows_no_password(tmp_path, command, url):
     """libpq quotes what it could not read."""
     with pytest.raises(ValueError, match="the URL of the store cannot be read") as refused:
-        Database(located(url, tmp_path, "store.db"), {})
+        Database(locate_store(url, tmp_path, "store.db"), {})
     shown = "".join(traceback.format_exception(refused.value, chain=True))
     assert SECRET not in shown and refused.value.__suppress_context__
 
@@ -139,7 +139,7 @@ def test_a_url_that_cannot_be_read_shows_no_password(tmp_path, command, url):
 @pytest.mark.parametrize("url", ["sqlite://u:hunter2@h℀st/folder", "sqlite://u:hunter2@[h/x", "my://u:hunter2@h/d"])
 def test_another_store_shows_no_password(tmp_path, url):
     with pytest.raises(ValueError, match="expected sqlite:///FOLDER or postgresql://") as refused:
-        located(url, tmp_path, "store.db")
+        locate_store(url, tmp_path, "store.db")
     assert SECRET not in "".join(traceback.format_exception(refused.value))
 
 
@@ -166,7 +166,7 @@ def test_an_operator_hears_why_the_database_does_not_answer(monkeypatch):
             raise Unavailable("expected an answer from the database, got none") from error
 
     with pytest.raises(Unavailable, match="got none: root certificate file does not exist"):
-        patiently(fail)
+        retry_until_available(fail)
 
 
 @pytest.mark.postgres

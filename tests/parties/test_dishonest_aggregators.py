@@ -12,16 +12,16 @@ import pytest
 from parties.household import opened
 from parties.sharing import Sharing, Straight, close, open_round
 
-from dovetail.parties.common.costs import cost
+from dovetail.parties.common.guarantees import certify_task
+from dovetail.parties.common.http_clients import Gone, Unreachable
 from dovetail.parties.common.keys import KeyPair, ServicePairs
-from dovetail.parties.common.links import Gone, Unreachable
-from dovetail.parties.common.policy import Refused
 from dovetail.parties.common.sealing import Unsealable, open_sealed
 from dovetail.parties.common.sharing import add_share, decode_sum
 from dovetail.parties.common.task import sign
 from dovetail.parties.common.wire import RoundStatus, TooLate, vector_from
 from dovetail.parties.user.client import Client
 from dovetail.parties.user.participation import take_part
+from dovetail.parties.user.policy import Refused
 
 USERS, DIM = 8, 400
 
@@ -85,7 +85,7 @@ def left_of_the_victim(sharing, *, unknown=1):
     for index, party in enumerate(parties):
         ((_, sealed),) = party.store.parts(1, size=1)
         purpose = task.sum_purpose(1, index, batch=party.store.batch(1))
-        found += decode_sum(open_sealed(sealed, sharing.ring.current().opening(), purpose), form.length, form.bits)
+        found += decode_sum(open_sealed(sealed, sharing.ring.current().opening_key(), purpose), form.length, form.bits)
     return signed(found - known, form.bits), signed(victim, form.bits)
 
 
@@ -102,7 +102,7 @@ def test_whoever_knows_all_users_but_one_is_left_with_that_users_own_noise(tmp_p
     protocol, _ = sharing.task.build()
     whole = protocol.std * protocol.scale
     assert 0.8 < victim.std() / (whole / math.sqrt(USERS)) < 1.2  # the update was zero: this is its noise
-    promised, local = cost(sharing.task, 1)
+    promised, local = certify_task(sharing.task, 1)
     assert any("at least 8 honest users and no fake or colluding ones" in one for one in promised.assumptions)
     assert not promised.unbounded and local.unbounded
     assert "up to 1 of the 2 aggregators" in promised.adversary
@@ -129,7 +129,7 @@ def test_noise_of_aggregators_does_not_depend_on_whom_the_others_know(tmp_path):
     assert not victim.any()  # its update was zero, and it adds no noise of its own
     protocol, _ = sharing.task.build()
     assert 0.8 < found.std() / (protocol.std * protocol.scale * math.sqrt(2)) < 1.2
-    promised, _ = cost(sharing.task, 1)
+    promised, _ = certify_task(sharing.task, 1)
     assert not any("honest users" in one for one in promised.assumptions)
 
 
@@ -138,7 +138,7 @@ def test_of_counts_whoever_knows_all_users_but_one_has_that_users_report(tmp_pat
     sharing = Sharing(tmp_path, "ss_simple", clients=USERS, dim=DIM)
     found, victim = left_of_the_victim(sharing)
     assert np.array_equal(found, victim)
-    _, local = cost(sharing.task, 1)
+    _, local = certify_task(sharing.task, 1)
     assert local.eps == pytest.approx(DIM * sharing.task.settings["eps_local"], rel=1e-3)
 
 
@@ -149,15 +149,15 @@ class Failing(Straight):
         super().__init__(analyzer, index)
         self._silent = silent
 
-    def part(self, round, batch, number, part):
+    def send_part(self, round, batch, number, part):
         with gone():
-            super().part(round, batch, number, part)
+            super().send_part(round, batch, number, part)
         if self._silent:
             raise Unreachable("silence")
 
-    def closed(self, round, closed):
+    def report_closed(self, round, closed):
         with gone():
-            super().closed(round, closed)
+            super().report_closed(round, closed)
 
 
 @contextlib.contextmanager

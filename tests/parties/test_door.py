@@ -21,7 +21,7 @@ from parties.household import Direct, Household
 from starlette.responses import PlainTextResponse
 
 from dovetail.parties.common.certificates import make_authority, make_certificate
-from dovetail.parties.common.wire import signed_headers
+from dovetail.parties.common.wire import sign_request
 from dovetail.parties.fleet import free_ports
 from dovetail.parties.http import server as connection_module
 from dovetail.parties.http import server as door_module
@@ -199,7 +199,7 @@ def test_nothing_of_a_strangers_body_is_read_and_one_upload_of_a_user_at_a_time(
     service = IntermediaryService(household.shuffler(), enrolled=household.enrolled, analyzer=Direct(None))
     path = f"/v1/tasks/{household.task.task_id.hex()}/rounds/1/uploads/0"
     body, (user, *_) = household.envelope(0).uploads[0].encode(), household.users
-    signed = signed_headers(user, "POST", path, body)
+    signed = sign_request(user, "POST", path, body)
     read = []
 
     async def never():

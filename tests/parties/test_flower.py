@@ -35,11 +35,10 @@ from dovetail.parties import deployment as deployments
 from dovetail.parties import fleet
 from dovetail.parties.analyzer.learning import Learning
 from dovetail.parties.analyzer.party import Analyzer
+from dovetail.parties.common.http_clients import Gone, Unreachable
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.ledger import Ledger
-from dovetail.parties.common.links import Gone, Unreachable
 from dovetail.parties.common.notices import withdraw_task
-from dovetail.parties.common.policy import Policy
 from dovetail.parties.common.sealing import Unsealable, open_sealed
 from dovetail.parties.common.task import TrainingTask, sign
 from dovetail.parties.common.wire import (
@@ -55,6 +54,7 @@ from dovetail.parties.flower import DovetailStrategy, Play, Relay, carrying, dov
 from dovetail.parties.flower.records import envelope_of, flatten, instruction, unflatten
 from dovetail.parties.user.agent import serve_agent
 from dovetail.parties.user.client import Client, Envelope, RoundCall
+from dovetail.parties.user.policy import Policy
 
 pytestmark = pytest.mark.flower
 
@@ -388,11 +388,11 @@ class Direct:
     def model(self, round: int, *, dim: int = 4) -> np.ndarray:
         return vector_from(self.analyzer.model(round), dim)
 
-    def part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
+    def send_part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
         with gone():
             self.analyzer.take(0, round, batch, number, part)
 
-    def closed(self, round: int, closed) -> None:
+    def report_closed(self, round: int, closed) -> None:
         with gone():
             self.analyzer.note_closed(0, round, closed)
 
@@ -628,7 +628,7 @@ def test_a_round_that_the_analyzer_gave_up_is_forgotten(task, simulated, analyze
     upload = envelope_of(dovetail_mod(asked(task), context_of(simulated), trained)).uploads[0]
     key = KeyPair.load(Path(simulated["dovetail-simulation"], "node-0", "key.json"))
     message = opened(task, upload, SHUFFLER, key)[4:]
-    assert len(message) == task.length
+    assert len(message) == task.message_bytes
     assert message not in (tmp_path / "shuffler" / "store.db").read_bytes()
 
 
@@ -686,7 +686,7 @@ def test_a_server_app_plays_with_the_key_that_the_task_names(task, tmp_path, mon
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(strategy, "AnalyzerLink", Link)
+    monkeypatch.setattr(strategy, "AnalyzerClient", Link)
     config = {"dovetail-signer": SIGNER.public.key_id.hex(), "dovetail-analyzer": "https://analyzer"}
     made = DovetailStrategy.from_config({**config, "dovetail-shuffler": str(tmp_path / "shuffler")})
     for count in (0, 2):  # aggregators, or several shufflers: the server app can only relay
@@ -718,7 +718,7 @@ def services(monkeypatch) -> list[tuple[str, int, Upload, bytes, bytes]]:
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(carrying, "IntermediaryLink", Link)
+    monkeypatch.setattr(carrying, "IntermediaryClient", Link)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     return given
 
@@ -763,7 +763,7 @@ def test_a_relay_asks_nodes_only_when_every_service_is_there_and_takes_uploads(t
                 raise Unreachable("away")
             return SimpleNamespace(round=rounds[self.url].pop(0))
 
-    monkeypatch.setattr(carrying, "IntermediaryLink", Link)
+    monkeypatch.setattr(carrying, "IntermediaryClient", Link)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     relay = Relay(["https://a", "https://b"], ca=None)
     relay.begin(SimpleNamespace(round=2), 60.0)  # type: ignore[arg-type]
@@ -960,9 +960,9 @@ def test_relay_and_analyzer_together_have_no_update_and_no_share(tmp_path, monke
             purpose = task.upload_purpose(1, index, sender=envelope.sender, report=upload.report)
             for meant in (purpose, task.purpose(1), task.sum_purpose(1, index, batch=bytes(16))):
                 with pytest.raises(Unsealable):
-                    open_sealed(upload.sealed, analyzer_key.opening(), meant)
+                    open_sealed(upload.sealed, analyzer_key.opening_key(), meant)
             keys = ServicePairs.find(made.folder / f"aggregator-{index}" / "keys", task.aggregators[index])
-            shares.append(open_sealed(upload.sealed, keys.seal.opening(), purpose)[8:])
+            shares.append(open_sealed(upload.sealed, keys.seal.opening_key(), purpose)[8:])
     assert len(shares) == 6 and len(set(shares)) == 6
     update = [planted.tobytes(), planted.astype(np.float64).tobytes()]
     assert found([*update, *shares], known) == set()
@@ -1019,7 +1019,7 @@ def check_training(folder: Path, said: str, uploads: list[int], *, nodes: int) -
     assert [(one["outcome"], one["uploads"]) for one in facts["history"]] == [("released", count) for count in uploads]
     ledger = Ledger.reopen(folder / "deployment" / "analyzer" / "ledger.db")
     assert [entry.round for entry in ledger.entries if entry.kind == "release"] == [1, 2, 3]
-    assert ledger.spent[0] == facts["spent"]["eps"] <= flower_fleet.EPS
+    assert ledger.total[0] == facts["spent"]["eps"] <= flower_fleet.EPS
     ledger.close()
     reported = re.findall(r"(\d+) of (\d+) nodes reported", said)  # a reply with anything beside its envelope is none
     assert reported == [(str(count), str(nodes)) for count in uploads]
@@ -1076,11 +1076,11 @@ def test_the_example_runs_as_a_deployment_with_tls_and_authenticated_nodes(deplo
     check_training(folder, said, [every, every, every - 1], nodes=every)
     # the node that would spend more than it wants refuses, and says why on its own machine only
     own = (folder / f"node-{flower_fleet.GOOD_NODES}.log").read_text()
-    assert len(re.findall(r"refused: expected at most \(25.0, 0.0001\) in a lifetime, got .* with round 3", own)) == 1
-    assert said.count("got one that it refuses") == 1 and "in a lifetime" not in said
+    assert len(re.findall(r"refused: round 3 would bring all tasks to .* above the policy's eps_lifetime=25.0, delta_lifetime=0.0001", own)) == 1
+    assert said.count("got one that it refuses") == 1 and "would bring all tasks to" not in said
     (spent,) = (folder / "deployment" / f"node-{flower_fleet.GOOD_NODES}").rglob("task-*.db")
     with contextlib.closing(Ledger.reopen(spent)) as ledger:
-        assert ledger.spent[0] <= flower_fleet.THRIFTY
+        assert ledger.total[0] <= flower_fleet.THRIFTY
     # what training code told beside its model never reached the SuperLink, where envelopes did
     task_id = bytes.fromhex(json.loads((folder / "privacy.json").read_text())["task_id"])
     carried = b"".join(path.read_bytes() for path in folder.glob("superlink.*"))

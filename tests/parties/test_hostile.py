@@ -21,11 +21,11 @@ from parties.siege import unharmed
 from parties.unique_buckets import read_only
 from starlette.routing import Route
 
+from dovetail.parties.common.http_clients import AnalyzerClient, IntermediaryClient, Unreachable
 from dovetail.parties.common.keys import KeyPair
-from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink, Unreachable
 from dovetail.parties.common.sealing import seal
 from dovetail.parties.common.sharing import encode_sum
-from dovetail.parties.common.wire import PART, Closed, Packed, signed_headers
+from dovetail.parties.common.wire import PART, Closed, Packed, sign_request
 from dovetail.parties.http import requests as http_module
 from dovetail.parties.http.intermediary import IntermediaryService
 from dovetail.parties.http.requests import Counts, ServiceApp
@@ -54,7 +54,7 @@ def shared(household, up):
         "authority": up.authority,
         "expired": EXPIRED,
         "task_id": task.task_id,
-        "length": task.length if shuffled else household.sum_bytes,
+        "length": task.message_bytes if shuffled else household.sum_bytes,
         "slots": task.messages().slots if shuffled else 0,
     }
 
@@ -83,12 +83,12 @@ def analyzer_of(household, up):
     if task.aggregators:
         form = task.contribution()
         total = encode_sum(np.zeros(form.length, np.uint32), form.bits)
-        part = seal(total, task.analyzer.sealing(), task.sum_purpose(1, 0, batch=batch))
+        part = seal(total, task.analyzer.sealing_key(), task.sum_purpose(1, 0, batch=batch))
         most, another = 1024, household.keys[1].sign  # of what is said of a round that is closed
     else:
-        sealed = seal(bytes(task.messages().size), task.analyzer.sealing(), task.purpose(1))
+        sealed = seal(bytes(task.messages().size), task.analyzer.sealing_key(), task.purpose(1))
         part = Packed.of([(0, sealed), (1, sealed)]).encode()
-        most, another = PART * (4 + task.length), household.users[1]
+        most, another = PART * (4 + task.message_bytes), household.users[1]
     closed = msgspec.json.encode(Closed(state="sent", parts=1, uploads=task.max_clients, batch=batch))
     return Victim(
         name="analyzer",
@@ -305,7 +305,7 @@ def test_who_is_too_early_or_not_written_down_tries_again(tmp_path, monkeypatch)
     """A shuffler may hear of a round after its users; a disk may be full for a while: nobody is turned away for it."""
     household = Household(tmp_path, "ss_topk", rounds=2)
     with running(household, monkeypatch) as up:
-        link = IntermediaryLink("https://{}:{}".format(*up.shuffler), ca=up.authority)
+        link = IntermediaryClient("https://{}:{}".format(*up.shuffler), ca=up.authority)
         envelope = household.envelope(0)
         early = household.sealed(0, household.content(0, envelope.uploads[0]), round=2)
         with pytest.raises(Unreachable):
@@ -397,7 +397,7 @@ def test_a_hundred_thousand_mutations_harm_nobody(tmp_path, transport):
             seconds = time.monotonic() - began
             assert sum(seen.values()) == 50_000
             owner = None if victim.name == "analyzer" else household.keys[0].sign
-            link = AnalyzerLink("https://{}:{}".format(*victim.address), ca=up.authority, key=owner)
+            link = AnalyzerClient("https://{}:{}".format(*victim.address), ca=up.authority, key=owner)
             counted = await_count(link.counts, expected)
             assert counted == expected
             by_status = collections.Counter()
@@ -422,14 +422,14 @@ def some_of_every_kind(victim, number):
 def finish(household, up):
     """The honest users report; the round is released with all of them."""
     links = [
-        IntermediaryLink("https://{}:{}".format(*address), index=index, ca=up.authority)
+        IntermediaryClient("https://{}:{}".format(*address), index=index, ca=up.authority)
         for index, address in enumerate(up.services)
     ]
     for user in range(len(household.users)):
         envelope = household.envelope(user)
         for index, link in enumerate(links):
             envelope.give(index, link)
-    asked, end = AnalyzerLink("https://{}:{}".format(*up.analyzer), ca=up.authority), time.monotonic() + 120
+    asked, end = AnalyzerClient("https://{}:{}".format(*up.analyzer), ca=up.authority), time.monotonic() + 120
     while not (facts := asked.privacy())["history"] and time.monotonic() < end:
         time.sleep(0.05)
     for link in (asked, *links):
@@ -458,7 +458,7 @@ def test_a_roster_is_for_the_other_shufflers_alone(tmp_path):
                 (peer, path.replace("/1/", "/2/")),
                 (peer, path),
             ):
-                headers = {} if key is None else signed_headers(key, "GET", signed, b"")
+                headers = {} if key is None else sign_request(key, "GET", signed, b"")
                 yield await http.get(path, headers=headers)
 
     async def answers():

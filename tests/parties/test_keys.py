@@ -32,15 +32,15 @@ def test_a_private_key_is_not_shown():
 def test_signatures_verify_and_near_misses_do_not():
     pair = KeyPair.generate("sign")
     signature = pair.sign(b"task")
-    pair.public.verifying().verify(signature, b"task")
+    pair.public.verifying_key().verify(signature, b"task")
     for wrong in ((signature, b"tasks"), (signature[:-1] + bytes([signature[-1] ^ 1]), b"task")):
         with pytest.raises(InvalidSignature):
-            pair.public.verifying().verify(*wrong)
+            pair.public.verifying_key().verify(*wrong)
 
 
 def test_a_key_serves_one_use():
     seal, sign = KeyPair.generate("seal"), KeyPair.generate("sign")
-    for wrong in (sign.opening, lambda: seal.sign(b""), sign.public.sealing, seal.public.verifying):
+    for wrong in (sign.opening_key, lambda: seal.sign(b""), sign.public.sealing_key, seal.public.verifying_key):
         with pytest.raises(ValueError, match="expected a key to"):
             wrong()
 
@@ -87,8 +87,8 @@ def test_an_expired_key_is_not_used_for_new_rounds(tmp_path, monkeypatch):
     ring = KeyRing(tmp_path, "seal")
     pair = ring.add(days=1)
     later = time.time() + 2 * 86_400
-    assert not pair.public.expired()
-    assert pair.public.expired(later)
+    assert not pair.public.is_expired()
+    assert pair.public.is_expired(later)
     monkeypatch.setattr(time, "time", lambda: later)
     with pytest.raises(ValueError, match="not expired"):
         ring.current()
@@ -125,6 +125,6 @@ def test_a_service_has_a_key_of_each_use_and_one_id_for_both(tmp_path):
 @pytest.mark.parametrize("use", ["sign", "seal"])
 def test_a_service_has_expired_with_the_first_of_its_keys(tmp_path, use):
     public = ServicePairs.add(tmp_path).public
-    assert not public.expired()
+    assert not public.is_expired()
     old = msgspec.structs.replace(getattr(public, use), expires=1)
-    assert msgspec.structs.replace(public, **{use: old}).expired()
+    assert msgspec.structs.replace(public, **{use: old}).is_expired()

@@ -15,7 +15,8 @@ import pytest
 from parties.sharing import Sharing
 
 from dovetail.cli.parties import _await_beginning
-from dovetail.parties.common import records
+from dovetail.parties.common import files
+from dovetail.parties.common.files import WatchedFile
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
 from dovetail.parties.common.notices import (
     Notices,
@@ -26,14 +27,14 @@ from dovetail.parties.common.notices import (
     rotate_key,
     withdraw_task,
 )
-from dovetail.parties.common.policy import Policy, Refused, SetBack
-from dovetail.parties.common.records import Watched
 from dovetail.parties.common.task import sign, verify
 from dovetail.parties.common.wire import upload_path
 from dovetail.parties.http.analyzer import AnalyzerService
 from dovetail.parties.http.intermediary import IntermediaryService
 from dovetail.parties.intermediary.enrolment import Enrolled, Enrolment, enrol, read_enrolled, revoke, user_of
 from dovetail.parties.user.client import Client, rotate_user
+from dovetail.parties.user.policy import Policy, Refused
+from dovetail.parties.user.spending import SetBack
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ def test_a_task_that_is_over_is_neither_signed_nor_admitted(sharing, monkeypatch
     monkeypatch.setattr(time, "time", lambda: now + 61)
     with pytest.raises(Refused, match=r"this task runs until .*; it is now"):
         sharing.policy.admit(signed)
-    assert verify(signed, signer=sharing.signer.public.key_id, fresh=False).over()
+    assert verify(signed, signer=sharing.signer.public.key_id, fresh=False).is_over()
 
 
 def test_tasks_without_a_window_have_the_id_that_they_had(sharing):
@@ -225,7 +226,7 @@ def user(folder):
 
 
 def test_a_list_of_users_is_read_again_when_it_changes(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(records, "_LOOK", 0.0)
+    monkeypatch.setattr(files, "_LOOK", 0.0)
     pairs = [user(tmp_path / str(i)) for i in range(3)]
     clients = tmp_path / "clients.json"
     assert enrol(clients, [tmp_path / "0" / "public.json"]) == 1
@@ -294,12 +295,12 @@ def ask(app, method, path, **options):
 
 
 def test_services_hand_out_notices_and_heed_them_without_a_restart(tmp_path, monkeypatch, command):
-    monkeypatch.setattr(records, "_LOOK", 0.0)
+    monkeypatch.setattr(files, "_LOOK", 0.0)
     sharing, file = Sharing(tmp_path, "ss_simple"), tmp_path / "notices.json"
     (tmp_path / "task.json").write_bytes(msgspec.json.encode(sharing.signed))
     (tmp_path / "owner").mkdir()
     sharing.signer.save(tmp_path / "owner" / f"sign-{sharing.signer.public.key_id.hex()}.json")
-    heard = Watched(file, lambda path: read_notices(path, sharing.signer.public.key_id)).now
+    heard = WatchedFile(file, lambda path: read_notices(path, sharing.signer.public.key_id)).now
     analyzer, party = sharing.analyzer(), sharing.aggregator(0)
     watching = AnalyzerService(analyzer, notices=heard)
     service = IntermediaryService(party, enrolled=sharing.enrolled, analyzer=None, notices=heard)
@@ -384,15 +385,15 @@ def test_a_ledger_that_was_set_back_is_noticed(tmp_path, sharing, harm):
     client = reporting(tmp_path, sharing)
     assert client._spending.total() == total  # nothing of it is forgotten
     for ask in (lambda: spend(client, sharing, 3), lambda: client.refuse_early(sharing.task, 3)):
-        with pytest.raises(SetBack, match=r"expected ledgers in .* with all that was spent, got 1 set back"):
+        with pytest.raises(SetBack, match=r"1 of the ledgers in .* lack what was spent"):
             ask()
     other = Sharing(tmp_path / "other", "ss_simple")
     mended = Client(tmp_path / "user", policy=other.policy, key=sharing.users[0], witness=tmp_path / "elsewhere")
     with pytest.raises(SetBack):
         spend(mended, other, 1)  # of another task, too, as long as nobody has decided
-    assert mended._spending._witness.close(spending) == [sharing.task.task_id.hex()]
+    assert mended._spending._guard.give_up(spending) == [sharing.task.task_id.hex()]
     spend(mended, other, 1)
-    with pytest.raises(SetBack, match="one that was set back and given up"):
+    with pytest.raises(SetBack, match="was set back and the task given up"):
         spend(reporting(tmp_path, sharing), sharing, 3)
     assert mended._spending.total()[0] > total[0]
 
@@ -401,7 +402,7 @@ def test_a_ledger_ahead_of_its_witness_goes_on(tmp_path, sharing, monkeypatch):
     """Killed between the ledger and the witness: nothing was randomized."""
     spend(reporting(tmp_path, sharing), sharing, 1)
     with monkeypatch.context() as broken:
-        broken.setattr("dovetail.parties.user.witness.Witness.note", lambda witness, ledger: 1 / 0)
+        broken.setattr("dovetail.parties.user.spending.RollbackGuard.note", lambda guard, ledger: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             spend(reporting(tmp_path, sharing), sharing, 2)
     spend(reporting(tmp_path, sharing), sharing, 3)
@@ -417,7 +418,7 @@ def test_a_ledger_and_its_witness_stay_with_the_user_through_rotation(tmp_path, 
     rotated_client = Client(tmp_path / "user", policy=sharing.policy, key=key, witness=tmp_path / "elsewhere")
     assert rotated_client._spending.total() == client._spending.total()
     assert len(list((tmp_path / "elsewhere").iterdir())) == 1
-    with pytest.raises(Refused, match="expected a round that was not reported to before"):
+    with pytest.raises(Refused, match="has reported to round . before"):
         (tmp_path / "user" / "outbox" / f"{sharing.task.task_id.hex()}-1").unlink()
         spend(rotated_client, sharing, 1)
     shutil.rmtree(tmp_path / "user" / "spending")

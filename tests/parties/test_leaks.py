@@ -16,7 +16,7 @@ import pytest
 from parties.household import Direct, Household, files_under, give, in_processes, sealed
 from scipy.stats import chisquare
 
-from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink
+from dovetail.parties.common.http_clients import AnalyzerClient, IntermediaryClient
 from dovetail.parties.common.sealing import OVERHEAD, open_sealed, seal
 from dovetail.parties.common.wire import Packed
 from dovetail.parties.http.intermediary import IntermediaryService
@@ -75,13 +75,13 @@ class Planted:
     def __init__(self, household, key, url, authority):
         self._task, self.key = household.task, key
         self.token, self.report = secrets.token_bytes(16), secrets.token_bytes(16)
-        self._link = IntermediaryLink(url, ca=authority)
+        self._link = IntermediaryClient(url, ca=authority)
         transport = httpx.HTTPTransport(verify=self._link._http._transport._pool._ssl_context, local_address=ADDRESS)
         self._link._http = httpx.Client(base_url=url, transport=transport, trust_env=False)
 
     def upload(self, round):
         """The message for the analyzer, and the seal around it."""
-        message = seal(self.token, self._task.analyzer.sealing(), self._task.purpose(round))
+        message = seal(self.token, self._task.analyzer.sealing_key(), self._task.purpose(round))
         upload = sealed(self._task, Packed.of([(0, message)]).encode(), self.key, report=self.report, round=round)
         give(self._task, self._link, self.key, upload, round=round)
         return message, upload.sealed
@@ -104,7 +104,7 @@ def test_no_file_of_a_party_holds_what_it_must_not_know(tmp_path):
     with in_processes(household) as (_, up):
         url = "https://{}:{}".format(*up.shuffler)
         users = [Planted(household, key, url, up.authority) for key in household.users]
-        analyzer = AnalyzerLink("https://{}:{}".format(*up.analyzer), ca=up.authority)
+        analyzer = AnalyzerClient("https://{}:{}".format(*up.analyzer), ca=up.authority)
         tokens, reports = [one.token for one in users], [one.report for one in users]
         names = [word for one in users for word in (one.key.public.key_id, one.key.public.public)]
         sent = []
@@ -158,16 +158,16 @@ class Listening:
     def __init__(self):
         self.packed = []
 
-    def part(self, round, batch, number, part):
+    def send_part(self, round, batch, number, part):
         self.packed.append(part)
 
-    def closed(self, round, closed):
+    def report_closed(self, round, closed):
         self.said = closed
 
 
 def opened(household, data, round):
     """(slot, plaintext) of a part, as the analyzer sees it."""
-    packed, key = Packed.decode(data, length=household.task.length), household.ring.all()[0].opening()
+    packed, key = Packed.decode(data, length=household.task.message_bytes), household.ring.all()[0].opening_key()
     bodies = [open_sealed(sealed, key, household.task.purpose(round)) for sealed in packed.ciphertexts()]
     return list(zip(packed.slots.tolist(), bodies, strict=True))
 
@@ -179,7 +179,7 @@ def orders_of(household, *, rounds):
     for round in range(1, rounds + 1):
         shuffler.store.open_round(round, head=b"head", closes=0.0)
         for user, key in enumerate(household.users):
-            message = seal(bytes([user] * 16), task.analyzer.sealing(), task.purpose(round))
+            message = seal(bytes([user] * 16), task.analyzer.sealing_key(), task.purpose(round))
             upload = household.sealed(user, Packed.of([(0, message)]).encode(), round=round)
             shuffler.accept(round, client=key.public.key_id, upload=upload)
         assert shuffler.close(round) == "sent"
@@ -246,9 +246,9 @@ def test_reports_and_dummies_have_one_length_and_one_look(tmp_path):
     messages = opened(household, data, 1)
     assert collections.Counter(slot for slot, _ in messages) == dict.fromkeys(range(6), 5)  # three reports, two dummies
     assert {len(body) for _, body in messages} == {task.messages().size}
-    packed = Packed.decode(data, length=task.length)
+    packed = Packed.decode(data, length=task.message_bytes)
     contents = [household.content(user, upload) for user, upload in enumerate(uploads)]
-    reports = {one for content in contents for one in Packed.decode(content, length=task.length).ciphertexts()}
+    reports = {one for content in contents for one in Packed.decode(content, length=task.message_bytes).ciphertexts()}
     dummies = set(packed.ciphertexts()) - reports
     assert (len(reports), len(dummies)) == (18, 12)
     assert {len(one) for one in reports | dummies} == {task.messages().size + OVERHEAD}
@@ -271,8 +271,8 @@ def test_what_a_user_sends_has_one_length_whatever_it_says(tmp_path, protocol):
     ]
     slots = {tuple(_slots(household, content) for content in one) for one in contents}
     assert len(slots) == 1  # nor do the slots tell
-    assert all(len(content) % (4 + household.task.length) == 0 for one in contents for content in one)
+    assert all(len(content) % (4 + household.task.message_bytes) == 0 for one in contents for content in one)
 
 
 def _slots(household, content):
-    return tuple(Packed.decode(content, length=household.task.length).slots.tolist())
+    return tuple(Packed.decode(content, length=household.task.message_bytes).slots.tolist())

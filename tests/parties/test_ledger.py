@@ -25,16 +25,16 @@ def opened(path, **changed):
 
 def test_what_is_reserved_is_spent_and_stays_so(place):
     ledger = opened(place("ledger"))
-    assert ledger.spent == (0.0, 0.0)
+    assert ledger.total == (0.0, 0.0)
     ledger.reserve(1, eps=0.4, delta=1e-6)
-    assert ledger.spent == (0.4, 1e-6)
-    assert ledger.released is None
+    assert ledger.total == (0.4, 1e-6)
+    assert ledger.last_release is None
     ledger.release(1, model=MODEL[1])
     ledger.reserve(3, eps=0.9, delta=1e-5)
     ledger.close()
     again = opened(place("ledger"))
-    assert again.spent == (0.9, 1e-5)
-    assert again.released.round == 1
+    assert again.total == (0.9, 1e-5)
+    assert again.last_release.round == 1
     assert [entry.kind for entry in again.entries] == ["open", "reserve", "release", "reserve"]
 
 
@@ -46,7 +46,7 @@ def test_a_round_that_does_not_fit_is_not_reserved(place):
         with pytest.raises(Overspent, match="expected at most"):
             ledger.reserve(2, **wrong)
     assert ledger.head == before
-    assert ledger.spent == (0.9, 1e-6)
+    assert ledger.total == (0.9, 1e-6)
 
 
 def test_saying_the_same_again_changes_nothing(place):
@@ -186,4 +186,4 @@ def test_a_bound_that_another_machine_rounds_otherwise_is_the_one_that_was_reser
     for eps in (math.nextafter(0.5, 1), math.nextafter(0.5, 0)):
         assert ledger.reserve(1, eps=eps, delta=1e-6) == first
     assert ledger.entries == before
-    assert ledger.spent == (0.5, 1e-6)
+    assert ledger.total == (0.5, 1e-6)

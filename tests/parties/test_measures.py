@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from sharing import Sharing, Straight, close, open_round
 
-from dovetail.parties.common.costs import cost
-from dovetail.parties.common.measures import Measure, assembled, is_held_out, measured, update_norm
+from dovetail.parties.common.guarantees import certify_task
+from dovetail.parties.common.measures import Measure, append_measures, is_held_out, read_measures, update_norm
 
 EVALUATION = Measure(kind="evaluation", weight=0.3)
 LABELS = Measure(kind="labels", classes=3, weight=0.3)
@@ -30,7 +30,7 @@ FACTS = {"loss": 0.5, "accuracy": 0.75, "labels": [2, 0, 2], "age": 41.0}
 )
 def test_what_a_user_reports_has_the_norm_that_is_accounted(held_out, facts):
     for scale in (0.0, 0.5, 1e6):
-        whole = assembled(ALL, np.full(20, scale), facts, clip_norm=2.0, held_out=held_out)
+        whole = append_measures(ALL, np.full(20, scale), facts, clip_norm=2.0, held_out=held_out)
         assert np.linalg.norm(whole.astype(np.float64)) <= 2.0 * (1 + 1e-6)
         assert len(whole) == 20 + 3 + 3 + 4 + 2
 
@@ -41,8 +41,8 @@ def test_measures_are_read_back_from_sums():
     for user in range(100):
         facts = {"loss": 1.0, "accuracy": 0.6, "labels": [1, 1, 2], "age": float(user)}
         update = np.array([3.0, 0.0]) if user % 2 else np.zeros(2)
-        total += assembled(ALL, update, facts, clip_norm=2.0, held_out=user % 10 == 0)
-    found = measured(ALL, (total / 100)[2:], size=100, clip_norm=2.0, std=0.0)
+        total += append_measures(ALL, update, facts, clip_norm=2.0, held_out=user % 10 == 0)
+    found = read_measures(ALL, (total / 100)[2:], size=100, clip_norm=2.0, std=0.0)
     assert found["evaluation"]["users"] == pytest.approx(10, rel=1e-5)
     assert found["evaluation"]["accuracy"] == pytest.approx(0.6, rel=1e-5)
     assert found["evaluation"]["loss"] == pytest.approx(1.0, rel=1e-5)
@@ -67,7 +67,7 @@ def test_a_round_measures_and_the_statement_stays_the_same(tmp_path):
     settings = {"noise": "aggregators", "clip_norm": 1.0, "noise_multiplier": 0.05}
     sharing = Sharing(tmp_path / "with", dim=4 + 5, clients=40, measures=measures, held_out=0.5, settings=settings)
     plain = Sharing(tmp_path / "without", dim=4 + 5, clients=40, settings=settings)
-    assert cost(sharing.task, 2)[0].eps == cost(plain.task, 2)[0].eps
+    assert certify_task(sharing.task, 2)[0].eps == certify_task(plain.task, 2)[0].eps
     analyzer, parties = sharing.analyzer(initial=4), [sharing.aggregator(i) for i in range(2)]
     open_round(parties, analyzer)
     for user in range(40):
@@ -112,4 +112,4 @@ def test_measures_leave_something_for_the_update(tmp_path):
 
 def test_facts_that_are_missing_are_named(tmp_path):
     with pytest.raises(ValueError, match="expected 'accuracy' among what this user measures"):
-        assembled((EVALUATION,), np.zeros(2), {"loss": 1.0}, clip_norm=1.0, held_out=True)
+        append_measures((EVALUATION,), np.zeros(2), {"loss": 1.0}, clip_norm=1.0, held_out=True)

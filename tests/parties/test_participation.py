@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from parties.unique_buckets import ONE_SHUFFLER, THREE_SHUFFLERS
 
+from dovetail.parties.common.http_clients import Conflict, Unreachable
 from dovetail.parties.common.keys import KeyPair
-from dovetail.parties.common.links import Conflict, Unreachable
-from dovetail.parties.common.policy import Refused
-from dovetail.parties.common.wire import AGAIN, RoundStatus
+from dovetail.parties.common.wire import RETRY_AFTER, RoundStatus
 from dovetail.parties.fleet import lenient_policy
 from dovetail.parties.http.requests import Backoff
 from dovetail.parties.user.client import Client
 from dovetail.parties.user.participation import Participation, take_part, take_part_together
+from dovetail.parties.user.policy import Refused
 
 
 class Scripted:
@@ -136,7 +136,7 @@ def test_who_has_reported_comes_back_when_told_and_not_all_at_once(tmp_path):
     keys = [KeyPair.generate("sign") for _ in range(4)]
     deployment = ONE_SHUFFLER.deployment(tmp_path / "deployment", keys, rounds=1, round_seconds=60.0)
     service, update = Scripted(deployment, [1]), ONE_SHUFFLER.update(0, 4)
-    service.again = 600.0
+    service.retry_after = 600.0
     policy, pauses = lenient_policy(deployment.signed), set()
     for user, key in enumerate(keys):
         client = Client(tmp_path / f"user-{user}", policy=policy, key=key)
@@ -177,8 +177,8 @@ def test_pacing_tells_the_time_that_is_left_and_nothing_of_who_reported():
     pacing = Backoff(task)
     assert pacing.headers(0.0) == {}
     pacing.saw(1, 100.0)
-    assert pacing.headers(100.0) == {AGAIN: "60.00"} and pacing.headers(650.0) == {AGAIN: "50.00"}
-    assert pacing.headers(701.0) == {AGAIN: "60.00"}  # it takes longer than it should
+    assert pacing.headers(100.0) == {RETRY_AFTER: "60.00"} and pacing.headers(650.0) == {RETRY_AFTER: "50.00"}
+    assert pacing.headers(701.0) == {RETRY_AFTER: "60.00"}  # it takes longer than it should
 
 
 def test_a_round_that_needs_all_is_expected_to_take_as_long_as_the_last_one():
@@ -186,4 +186,4 @@ def test_a_round_that_needs_all_is_expected_to_take_as_long_as_the_last_one():
     pacing.saw(1, 100.0)
     assert pacing.headers(101.0) == {}
     pacing.saw(2, 130.0)
-    assert pacing.headers(140.0) == {AGAIN: "20.00"}
+    assert pacing.headers(140.0) == {RETRY_AFTER: "20.00"}

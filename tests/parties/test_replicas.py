@@ -20,7 +20,7 @@ from parties.sharing import Sharing, Straight, close, open_round
 from starlette.routing import Route
 
 from dovetail.parties.common import database
-from dovetail.parties.common.database import Database, Unavailable, _Sqlite, located
+from dovetail.parties.common.database import Database, Unavailable, _Sqlite, locate_store
 from dovetail.parties.http.requests import Counts, ServiceApp
 from dovetail.parties.intermediary.store import Arrival
 from dovetail.parties.shuffler import Shape, ShuffleStore
@@ -68,7 +68,7 @@ def test_every_step_may_be_done_by_another_replica(tmp_path, url, monkeypatch, s
                 one, other = (Straight(analyzer, index) for analyzer in analyzers)
                 aggregators[index][0].forward(round, one)
                 assert one.parts and aggregators[index][1].store.state(round) == "done"
-                other.part(round, one.said[0].batch, 0, one.parts[0]) if index == 0 else None  # said twice
+                other.send_part(round, one.said[0].batch, 0, one.parts[0]) if index == 0 else None  # said twice
             assert {analyzer.status().round for analyzer in analyzers} == {2}
         statuses = [analyzer.status() for analyzer in analyzers]
         assert statuses[0] == statuses[1] and statuses[0].over
@@ -128,7 +128,7 @@ def test_partial_sums_add_up_whichever_replica_made_them(tmp_path, url, monkeypa
             )
         roster = one.store.freeze(1)
         one.store.add_up(1, roster[:2])
-        finished, sums = [], one.store._sharing.nothing()
+        finished, sums = [], one.store._sharing.empty_sum()
         for name in roster:
             one.store._sharing.merge(sums, one.store._added(1, [name]))
         added, other.store._finish = [], lambda round, total: finished.append(total) or b"sealed"
@@ -154,7 +154,7 @@ def test_many_replicas_start_at_once(tmp_path, url):
 
     # A file is new only once, and only one start in some thirty meets another: many files.
     for attempt in range(100 if store.startswith("sqlite") else 1):
-        where, together = located(store, tmp_path, f"store{attempt}.db"), threading.Barrier(replicas)
+        where, together = locate_store(store, tmp_path, f"store{attempt}.db"), threading.Barrier(replicas)
         threads = [threading.Thread(target=start, args=(where, together)) for _ in range(replicas)]
         for thread in threads:
             thread.start()
@@ -200,7 +200,7 @@ def test_storage_that_goes_away_while_a_party_starts_is_waited_for(tmp_path, mon
 @pytest.mark.parametrize("wrong", ["mysql://host/database", "sqlite://host/folder", "folder"])
 def test_another_store_is_refused(tmp_path, wrong):
     with pytest.raises(ValueError, match="expected sqlite:///FOLDER or postgresql://"):
-        located(wrong, tmp_path, "store.db")
+        locate_store(wrong, tmp_path, "store.db")
 
 
 def test_who_asks_while_the_database_is_away_asks_again():

@@ -157,9 +157,9 @@ def test_a_worker_that_is_killed_is_replaced_and_its_work_done_again():
     pair = KeyPair.generate("seal")
     purpose = Purpose(task_id=bytes(32), round=1, role="report", key_id=pair.public.key_id)
     pool, bodies = Workers(2), [bytes([i]) for i in range(80)]
-    sealed = pool.seal_all(bodies, pair.public.sealing(), purpose)
+    sealed = pool.seal_all(bodies, pair.public.sealing_key(), purpose)
     for _ in range(2):
         for pid in list(pool._pool._processes):
             os.kill(pid, signal.SIGKILL)
-        assert pool.open_all(sealed, pair.opening(), purpose) == bodies
+        assert pool.open_all(sealed, pair.opening_key(), purpose) == bodies
     pool.shut()

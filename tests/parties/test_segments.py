@@ -24,7 +24,7 @@ def files(folder):
 def arrivals(sharing, count, round=1):
     """Shares for the second aggregator."""
     values = np.zeros(sharing.task.dim, np.int64)
-    shares = [sharing.task.sharing().split(values, nonce=bytes(16))[1] for _ in range(count)]
+    shares = [sharing.task.sharing().shard(values, nonce=bytes(16))[1] for _ in range(count)]
     return [Arrival(round, bytes([user + 1]), os.urandom(REPORT_ID), share) for user, share in enumerate(shares)]
 
 

@@ -10,7 +10,7 @@ import typer
 from parties.household import Household
 
 from dovetail.cli import app
-from dovetail.parties.common import records
+from dovetail.parties.common import files
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.intermediary.enrolment import Enrolled
 
@@ -42,7 +42,7 @@ def test_one_service_says_that_not_all_of_its_users_fit(tmp_path, caplog):
 
 def test_a_list_that_grows_too_long_is_followed_and_complained_about(tmp_path, caplog, monkeypatch):
     """It may take users off, which must hold at once."""
-    monkeypatch.setattr(records, "_LOOK", 0.0)
+    monkeypatch.setattr(files, "_LOOK", 0.0)
     write_list(tmp_path / "clients.json", 4)
     enrolled = Enrolled(tmp_path / "clients.json", most=4, services=2)
     assert caplog.text == ""

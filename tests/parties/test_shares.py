@@ -31,7 +31,7 @@ def test_packing_is_what_it_says_bit_by_bit(bits):
 @pytest.mark.parametrize(("length", "bits"), [(1, 1), (8, 32), (1000, 27), (70_001, 13)])
 def test_shares_add_up(count, length, bits):
     values, total = values_of(length, bits), np.zeros(length, np.uint32)
-    made = sharing.split(values, bits, count)
+    made = sharing.shard_additively(values, bits, count)
     for index, share in enumerate(made):
         last = index == count - 1
         assert len(share) == sharing.share_size(length, bits, last=last)
@@ -42,7 +42,7 @@ def test_shares_add_up(count, length, bits):
 def test_all_but_one_share_are_uniform_whatever_the_value():
     """Each of two shares of a constant: 40,000 integers below 16 by chi square, alpha 1e-4; 400 moved are seen."""
     length, bits = 40_000, 4
-    for share, last in zip(sharing.split(np.zeros(length, np.uint32), bits, 2), (False, True), strict=True):
+    for share, last in zip(sharing.shard_additively(np.zeros(length, np.uint32), bits, 2), (False, True), strict=True):
         total = np.zeros(length, np.uint32)
         sharing.add_share(total, share, bits, last=last)
         counts = np.bincount(total & np.uint32(15), minlength=16)
@@ -52,13 +52,13 @@ def test_all_but_one_share_are_uniform_whatever_the_value():
 
 
 def test_seeds_are_fresh():
-    first, second = (sharing.split(np.zeros(8, np.uint32), 8, 3) for _ in range(2))
+    first, second = (sharing.shard_additively(np.zeros(8, np.uint32), 8, 3) for _ in range(2))
     assert len({*first, *second}) == 6
 
 
 @pytest.mark.parametrize("field", range(8))
 def test_a_share_of_another_form_is_refused(field):
-    for index, share in enumerate(sharing.split(values_of(100, 20), 20, 2)):
+    for index, share in enumerate(sharing.shard_additively(values_of(100, 20), 20, 2)):
         changed = bytearray(share)
         changed[field] ^= 1
         with pytest.raises(Malformed, match="integers modulo 2\\^20"):
@@ -69,7 +69,7 @@ def test_a_share_of_another_form_is_refused(field):
 
 def test_a_seed_is_no_packed_share_of_the_same_size():
     """32 bytes hold 8 integers of 32 bits: the form tells them apart."""
-    seed, packed = sharing.split(values_of(8, 32), 32, 2)
+    seed, packed = sharing.shard_additively(values_of(8, 32), 32, 2)
     assert len(seed) == len(packed)
     with pytest.raises(Malformed):
         sharing.add_share(np.zeros(8, np.uint32), seed, 32, last=True)
@@ -80,7 +80,9 @@ def test_the_test_vectors_of_the_wire_format():
     for vector in json.loads(VECTORS.read_text()):
         seeds = [bytes.fromhex(text) for text in vector["seeds"]]
         values, draw = np.array(vector["values"], np.uint32), iter(seeds)
-        made = sharing.split(values, vector["bits"], len(seeds) + 1, random_bytes=lambda size, draw=draw: next(draw))
+        made = sharing.shard_additively(
+            values, vector["bits"], len(seeds) + 1, random_bytes=lambda size, draw=draw: next(draw)
+        )
         assert [share.hex() for share in made] == vector["shares"]
 
 

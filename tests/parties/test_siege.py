@@ -13,7 +13,7 @@ from parties.household import running
 from parties.siege import Besieger, besieged_by, unharmed
 from parties.test_hostile import finish, small, victims
 
-from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink
+from dovetail.parties.common.http_clients import AnalyzerClient, IntermediaryClient
 
 _LOG = logging.getLogger(__name__)
 
@@ -22,10 +22,10 @@ def honest(household, up, user):
     """One user reports to everybody, and asks the analyzer how it stands; the seconds that it took."""
     began = time.monotonic()
     for index, address in enumerate(up.services):
-        link = IntermediaryLink("https://{}:{}".format(*address), index=index, ca=up.authority)
+        link = IntermediaryClient("https://{}:{}".format(*address), index=index, ca=up.authority)
         household.envelope(user).give(index, link)
         link.close()
-    link = AnalyzerLink("https://{}:{}".format(*up.analyzer), ca=up.authority)
+    link = AnalyzerClient("https://{}:{}".format(*up.analyzer), ca=up.authority)
     assert link.status().round == 1
     link.close()
     return time.monotonic() - began

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from parties.sharing import Sharing
 
+from dovetail.parties.common.http_clients import Unreachable
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
-from dovetail.parties.common.links import Unreachable
 from dovetail.parties.common.notices import (
     Notices,
     announce_rotation,
@@ -24,12 +24,13 @@ from dovetail.parties.common.notices import (
     withdraw_task,
     write_notices,
 )
-from dovetail.parties.common.policy import Policy, Refused, SetBack
 from dovetail.parties.common.task import sign, task_id_of, verify
 from dovetail.parties.http.intermediary import IntermediaryService
 from dovetail.parties.user.client import Client
 from dovetail.parties.user.consent import leave_tasks
 from dovetail.parties.user.participation import Participation
+from dovetail.parties.user.policy import Policy, Refused
+from dovetail.parties.user.spending import SetBack
 
 
 class Signer:
@@ -468,7 +469,7 @@ class Followed:
     def signed_model(self, round, *, dim):
         return self.analyzer.model(round), b""
 
-    def part(self, *sum):
+    def send_part(self, *sum):
         self.sums.append(sum)
 
 
@@ -591,7 +592,7 @@ def test_python_users_have_a_witness_unless_they_say_otherwise(tmp_path, monkeyp
     sharing.envelope(0)
     for ledger in (tmp_path / "user-0" / "spending").glob("task-*"):
         ledger.unlink()
-    with pytest.raises(SetBack, match="got 1 set back"):
+    with pytest.raises(SetBack, match="1 of the ledgers in .* lack what was spent"):
         sharing.envelope(0, round=2)
     careless = Client(tmp_path / "user-0", policy=sharing.policy, key=sharing.users[0], witness=False)
     assert careless.report(sharing.signed, 2, np.zeros(sharing.task.dim))

@@ -21,7 +21,7 @@ from dovetail.events import Everyone
 from dovetail.guarantee import Guarantee, Spread
 from dovetail.mechanisms import seeds
 from dovetail.numbers import at_most
-from dovetail.parties.common.costs import cost
+from dovetail.parties.common.guarantees import certify_task
 from dovetail.parties.common.sealing import open_sealed, seal
 from dovetail.parties.common.wire import Closed, Packed, vector_from
 from dovetail.protocols import Cohort
@@ -145,7 +145,7 @@ def test_a_dishonest_shuffler_alone_learns_a_report_and_the_local_guarantee_is_w
     task, analyzer = household.task, household.analyzer()
     victim = household.content(3, household.envelope(3, update=np.ones(20)).uploads[0])
     known = [secrets.token_bytes(16) for _ in range(7)]
-    own = [(0, seal(one, task.analyzer.sealing(), task.purpose(1))) for one in known]
+    own = [(0, seal(one, task.analyzer.sealing_key(), task.purpose(1))) for one in known]
     analyzer.take(0, 1, bytes(16), 0, Packed.of([*own, (0, victim[4:])]).encode())
     analyzer.note_closed(0, 1, Closed(state="sent", parts=1, uploads=8, batch=bytes(16)))
     moved = vector_from(analyzer.model(1), 20)  # the first model was zero
@@ -154,7 +154,7 @@ def test_a_dishonest_shuffler_alone_learns_a_report_and_the_local_guarantee_is_w
     law = task.build()[0].local(20)
     theirs = seeds.directions(np.frombuffer(b"".join(known), np.uint8).reshape(7, 16), 20)
     found = 8 * moved * law.slope - theirs.sum(axis=0)
-    seed = open_sealed(victim[4:], household.ring.current().opening(), task.purpose(1))
+    seed = open_sealed(victim[4:], household.ring.current().opening_key(), task.purpose(1))
     report = seeds.directions(np.frombuffer(seed, np.uint8)[None], 20)[0]
     np.testing.assert_allclose(found, report, atol=1e-5)  # the report, as if it had been sent by name
     assert without_trust["eps"] == pytest.approx(household.task.settings["eps_local"], rel=1e-6)
@@ -171,13 +171,13 @@ def test_a_dishonest_shuffler_alone_learns_a_report_and_the_local_guarantee_is_w
 def test_analyzer_and_shufflers_together_face_the_local_guarantee(tmp_path, protocol, settings, eps):
     """eps_local per report of PrivUnit, k eps_local of the k largest, nothing of shares."""
     task = Household(tmp_path, protocol).task
-    _, local = cost(msgspec.structs.replace(task, settings={**task.settings, **settings}), 1)
+    _, local = certify_task(msgspec.structs.replace(task, settings={**task.settings, **settings}), 1)
     assert local.unbounded if eps is None else local.eps == pytest.approx(eps, rel=1e-6)
 
 
 @pytest.mark.parametrize("protocol", ["ss_topk", "privunit", "split_and_mix"])
 def test_statements_say_that_nobody_may_time_a_client(tmp_path, protocol):
-    certified, local = cost(Household(tmp_path, protocol).task, 1)
+    certified, local = certify_task(Household(tmp_path, protocol).task, 1)
     for statement in (certified, local):
         assert "nobody learns how long a client takes to draw its messages" in statement.assumptions
 
@@ -199,11 +199,11 @@ def test_the_page_states_eps_with_fake_users(protocol):
 
 
 def test_no_code_of_users_knows_how_to_speak_to_an_analyzer():
-    """Only `AnalyzerLink` does; users have links to shufflers and aggregators, whose answers the analyzer signed."""
+    """Only `AnalyzerClient` does; users speak to shufflers and aggregators, whose answers the analyzer signed."""
     files = [CODE / "cli" / "users.py", *(CODE / "parties" / "user").glob("*.py")]
     found = {path.relative_to(CODE).as_posix(): path.read_text() for path in files}
     assert {"cli/users.py", "parties/user/participation.py", "parties/user/client.py"} <= set(found)
-    assert [name for name, text in found.items() if "AnalyzerLink" in text] == []
+    assert [name for name, text in found.items() if "AnalyzerClient" in text] == []
 
 
 def test_the_page_states_these_bounds():

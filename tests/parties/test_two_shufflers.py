@@ -8,7 +8,7 @@ import httpx
 import msgspec
 from parties.household import Direct, Household
 
-from dovetail.parties.common.wire import signed_headers
+from dovetail.parties.common.wire import sign_request
 from dovetail.parties.http.intermediary import IntermediaryService
 
 
@@ -18,7 +18,7 @@ class _Peer:
     def roster(self, round):
         return None
 
-    def agreed(self, round):
+    def agreed_digest(self, round):
         return None
 
 
@@ -37,12 +37,12 @@ async def _against_the_first(household, service):
 
         async def post(upload, *, to, signed_for, key=household.users[0]):
             body = upload.encode()
-            headers = signed_headers(key, "POST", f"{prefix}/uploads/{signed_for}", body)
+            headers = sign_request(key, "POST", f"{prefix}/uploads/{signed_for}", body)
             answer = await http.post(f"{prefix}/uploads/{to}", content=body, headers=headers)
             return answer.status_code, answer.text
 
         async def get(path, key=None):
-            headers = {} if key is None else signed_headers(key, "GET", path, b"")
+            headers = {} if key is None else sign_request(key, "GET", path, b"")
             return await http.get(path, headers=headers)
 
         seen = {

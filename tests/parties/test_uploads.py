@@ -7,7 +7,7 @@ import pytest
 from parties.household import Direct, Household
 from parties.test_door import Opened
 
-from dovetail.parties.common.wire import Upload, signed_headers, upload_path
+from dovetail.parties.common.wire import Upload, sign_request, upload_path
 from dovetail.parties.http import requests as http_module
 from dovetail.parties.http.intermediary import IntermediaryService
 from dovetail.parties.http.uploads import Uploads
@@ -42,7 +42,7 @@ class Posted:
         """Head and body of an upload."""
         path = upload_path(self.household.task.task_id, 1, 0)
         body = (self.household.envelope(user).uploads[0] if upload is None else upload).encode()
-        headers = signed_headers(self.household.users[user], "POST", path, body)
+        headers = sign_request(self.household.users[user], "POST", path, body)
         lines = [f"{name}: {value}" for name, value in {**headers, "content-length": len(body), **changed}.items()]
         return "\r\n".join([f"POST {path} HTTP/1.1", "host: x", *lines, "", ""]).encode(), body
 

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from parties.household import opened
 
+from dovetail.parties.common.http_clients import Rejected, Unreachable
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
-from dovetail.parties.common.links import Rejected, Unreachable
 from dovetail.parties.common.notices import withdraw_task
-from dovetail.parties.common.policy import Refused
 from dovetail.parties.common.sealing import Unsealable, open_sealed
 from dovetail.parties.common.task import sign
 from dovetail.parties.common.wire import (
@@ -22,14 +21,15 @@ from dovetail.parties.common.wire import (
     RoundStatus,
     Unknown,
     Upload,
-    authenticated,
-    sent_by,
+    authenticate,
+    request_headers,
     sign_status,
     upload_path,
 )
 from dovetail.parties.fleet import lay_out, lenient_policy
 from dovetail.parties.user.agent import Agent
 from dovetail.parties.user.client import Client, Envelope, RoundCall
+from dovetail.parties.user.policy import Refused
 
 FIELDS = {
     "name": "small",
@@ -75,7 +75,7 @@ def test_a_round_has_one_envelope_also_for_a_client_that_was_interrupted(tmp_pat
     assert first == again == Envelope.decode(first.encode())
     client = client_of(tmp_path, deployment.signed)
     client.sent(first)
-    with pytest.raises(Refused, match="expected a round that was not reported to before, got round 1"):
+    with pytest.raises(Refused, match="has reported to round 1 before"):
         client.report(deployment.signed, 1, np.ones(5))
     assert client.report(deployment.signed, 2, np.ones(5)) != first
 
@@ -84,11 +84,11 @@ def test_what_is_sealed_opens_to_the_shares_of_the_update(tmp_path, deployment):
     task = deployment.task
     client, pairs = client_of(tmp_path, deployment.signed), service_pairs(deployment)
     envelope = client.report(deployment.signed, 1, np.array([1, -1, 0, 2, 0]))
-    key = KeyRing(deployment.folder / "analyzer" / "keys", "seal").find(task.analyzer.key_id).opening()
-    deal, total = task.deal(), np.zeros(5, np.uint64)
+    key = KeyRing(deployment.folder / "analyzer" / "keys", "seal").find(task.analyzer.key_id).opening_key()
+    deal, total = task.assign_slots(), np.zeros(5, np.uint64)
     assert len({upload.report for upload in envelope.uploads}) == 1
     for index, upload in enumerate(envelope.uploads):
-        packed = Packed.decode(opened(task, upload, pairs[index], client.key, index=index), length=task.length)
+        packed = Packed.decode(opened(task, upload, pairs[index], client.key, index=index), length=task.message_bytes)
         assert len(packed.slots) == 10  # half of the slots each
         for slot, sealed in zip(deal.slots[index][packed.slots], packed.ciphertexts(), strict=True):
             share = int.from_bytes(open_sealed(sealed, key, task.purpose(1)), "little")
@@ -107,7 +107,7 @@ def test_an_upload_opens_for_its_shuffler_as_its_senders_and_for_nobody_else(tmp
     upload = envelope.uploads[0]
     inside = opened(task, upload, pairs[0], client.key)
     assert len(upload.sealed) == len(inside) + 48
-    assert all(sealed not in upload.sealed for sealed in Packed.decode(inside, length=task.length).ciphertexts())
+    assert all(sealed not in upload.sealed for sealed in Packed.decode(inside, length=task.message_bytes).ciphertexts())
     analyzer = KeyRing(deployment.folder / "analyzer" / "keys", "seal").current()
     impostor = ServicePairs(sign=KeyPair.generate("sign"), seal=KeyPair.generate("seal"))
     for keys, sender, changed, where in (
@@ -130,14 +130,14 @@ def test_every_upload_is_signed_by_its_user_for_one_shuffler(tmp_path, deploymen
     known = {client.key.public.key_id: client.key.public}
     for index, (upload, signature) in enumerate(zip(envelope.uploads, envelope.signatures, strict=True)):
         body = upload.encode()
-        headers = {**sent_by(envelope.sender, signature, body), "content-length": str(len(body))}
+        headers = {**request_headers(envelope.sender, signature, body), "content-length": str(len(body))}
         for path_index in (0, 1):
             path = upload_path(deployment.task.task_id, 1, path_index)
             if path_index == index:
-                assert authenticated(known, "POST", path, headers, upload.encode()) == envelope.sender
+                assert authenticate(known, "POST", path, headers, upload.encode()) == envelope.sender
             else:
                 with pytest.raises(Unknown, match="expected a request signed by a known key"):
-                    authenticated(known, "POST", path, headers, upload.encode())
+                    authenticate(known, "POST", path, headers, upload.encode())
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_every_upload_is_signed_by_its_user_for_one_shuffler(tmp_path, deploymen
         ({"analyzer": bytes(16)}, "this user has pinned the analyzer 0000000000000000"),
         ({"shufflers": (bytes(16),)}, "not among this user's pinned shufflers"),
         ({"signer": bytes(16)}, "expected a task signed by 0000000000000000"),
-        ({"min_clients": 5}, "expected at least 5 honest users in a round, got 4"),
-        ({"eps_round": 1e-3}, "expected at most eps 0.001 for a round"),
+        ({"min_clients": 5}, "wants at least 5 honest users in a round; the task guarantees 4"),
+        ({"eps_round": 1e-3}, "above the policy's eps_round=0.001"),
     ],
 )
 def test_nothing_is_randomized_that_the_policy_does_not_admit(tmp_path, deployment, changed, sentence):

@@ -16,15 +16,15 @@ from vdaf.pine_reports import hostile, two_squares
 from verified_rounds import Peer, closed, forwarded, give, hostile_contents, opened, verified_task
 
 from dovetail.parties.aggregator.store import REFUSED
-from dovetail.parties.common.costs import _sent, cost
-from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink
-from dovetail.parties.common.policy import Refused
+from dovetail.parties.common.guarantees import _messages_of, certify_task
+from dovetail.parties.common.http_clients import AnalyzerClient, IntermediaryClient
 from dovetail.parties.common.task import TrainingTask
 from dovetail.parties.common.wire import Malformed, vector_from
 from dovetail.parties.http.intermediary import IntermediaryService
 from dovetail.parties.intermediary.store import UploadRefused
 from dovetail.parties.user.client import Client
 from dovetail.parties.user.hostile import HostileClient
+from dovetail.parties.user.policy import Refused
 from dovetail.statements import NotApplicable
 
 UPDATE = np.array([0.6, 0.0, -0.8, 0.0, 0.0, 0.0], np.float32)
@@ -223,7 +223,7 @@ def test_an_announced_round_gets_nobody_a_second_answer(tmp_path):
             return bytes(24), b""
 
     class Silent(Peer):
-        def agreed(self, round):
+        def agreed_digest(self, round):
             return None
 
         def roster(self, round):
@@ -319,7 +319,7 @@ def test_policies_may_ask_for_it(tmp_path):
     plain = Sharing(tmp_path / "plain", settings={"noise": "aggregators"})
     proven = verified_task(tmp_path / "proven")
     asks = msgspec.structs.replace(plain.policy, verified=True)
-    with pytest.raises(Refused, match="verify what users share"):
+    with pytest.raises(Refused, match="only where aggregators verify uploads; the task asks for no proofs"):
         asks.admit(plain.signed)
     assert msgspec.structs.replace(proven.policy, verified=True).admit(proven.signed) == proven.task
 
@@ -329,8 +329,8 @@ def test_the_statement_says_what_proofs_rest_on(tmp_path):
     settings = {"noise_multiplier": 3.0}
     proven = verified_task(tmp_path / "proven", settings=settings)
     plain = verified_task(tmp_path / "plain", settings={**settings, "verified": False})
-    certified, local = cost(proven.task, 2)
-    without, _ = cost(plain.task, 2)
+    certified, local = certify_task(proven.task, 2)
+    without, _ = certify_task(plain.task, 2)
     assert certified.eps == without.eps < 20
     assert proven.task.contribution().distance > 0 == plain.task.contribution().distance
     assert any("zero-knowledge error" in part.on for part in certified.proof.spent)
@@ -374,7 +374,7 @@ def test_counts_are_verified_too(tmp_path, protocol):
     for user in range(20):
         sharing.accept(parties, user, update=update)
     report, form = secrets.token_bytes(16), sharing.task.sharing()
-    shares = form.split(np.array([1, 0, 0, 1, 0, 1]), nonce=bytes(16))  # bound to nothing
+    shares = form.shard(np.array([1, 0, 0, 1, 0, 1]), nonce=bytes(16))  # bound to nothing
     element = 8 + form.proof.public_size
     shares[0] = shares[0][:element] + (1000).to_bytes(8, "little") + shares[0][element + 8 :]
     give(sharing, parties, 20, shares, report)
@@ -397,8 +397,8 @@ def test_over_the_network(tmp_path, monkeypatch):
     with running(sharing, monkeypatch) as up:
         options = {"ca": up.authority}
         urls = [f"https://{host}:{port}" for host, port in (up.analyzer, *up.services)]
-        analyzer = AnalyzerLink(urls[0], **options)
-        links = [IntermediaryLink(url, index=index, **options) for index, url in enumerate(urls[1:])]
+        analyzer = AnalyzerClient(urls[0], **options)
+        links = [IntermediaryClient(url, index=index, **options) for index, url in enumerate(urls[1:])]
         for user in range(4):
             kind = HostileClient if user == 3 else Client
             client = kind(tmp_path / f"user-{user}", policy=sharing.policy, key=sharing.users[user])
@@ -416,7 +416,7 @@ def test_over_the_network(tmp_path, monkeypatch):
 @pytest.mark.parametrize("settings", [{}, {"verified": False}, {"verified": False, "noise": "users"}], ids=str)
 def test_what_every_user_and_every_aggregator_is_off_by_adds_up(tmp_path, settings):
     task = verified_task(tmp_path, aggregators=3, clients=7, settings=settings).task
-    shared, off = _sent(task)
+    shared, off = _messages_of(task)
     by_users, by_aggregators = [shared.distance] * 7, [shared.noise_distance] * 3
     assert off == pytest.approx(math.fsum(by_users + by_aggregators), rel=1e-12, abs=0)
     assert (shared.distance > 0) == (settings.get("noise") == "users" or not settings)

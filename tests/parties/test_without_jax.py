@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from dovetail.parties.common.keys import KeyPair, ServicePairs
 from dovetail.parties.common.task import TrainingTask, sign
-from dovetail.parties.common.policy import Policy
+from dovetail.parties.user.policy import Policy
 from dovetail.parties.user.client import Client
 folder, tasks = Path(sys.argv[1]), eval(sys.argv[2])
 services = tuple(ServicePairs.add(folder / str(i)).public for i in range(2))

@@ -17,7 +17,7 @@ from dovetail.events import Everyone
 from dovetail.mechanisms import ExactSampler
 from dovetail.parties.common.keys import KeyPair
 from dovetail.parties.common.sealing import seal
-from dovetail.parties.common.wire import Closed, Malformed, Packed, Upload, signed_headers
+from dovetail.parties.common.wire import Closed, Malformed, Packed, Upload, sign_request
 from dovetail.parties.http import intermediary as service_module
 from dovetail.parties.http.intermediary import IntermediaryService
 
@@ -25,13 +25,13 @@ from dovetail.parties.http.intermediary import IntermediaryService
 def bad_message(task, how):
     """A message of the right length that no honest client sends."""
     if how == "unsealable":
-        return secrets.token_bytes(task.length)
+        return secrets.token_bytes(task.message_bytes)
     if how == "another round":
-        return seal(bytes(task.messages().size), task.analyzer.sealing(), task.purpose(2))
+        return seal(bytes(task.messages().size), task.analyzer.sealing_key(), task.purpose(2))
     if how == "another key":
         other = KeyPair.generate("seal").public
-        return seal(bytes(task.messages().size), other.sealing(), task.purpose(1))
-    return seal(b"\xff" * task.messages().size, task.analyzer.sealing(), task.purpose(1))  # no level, no share
+        return seal(bytes(task.messages().size), other.sealing_key(), task.purpose(1))
+    return seal(b"\xff" * task.messages().size, task.analyzer.sealing_key(), task.purpose(1))  # no level, no share
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_round_of_nothing_but_wrong_messages_ends(tmp_path):
 def spoiled(household, user, upload, how, *, only=None):
     """The upload of a user who puts other messages into it, and seals it to the shuffler as it should."""
     task = household.task
-    packed = Packed.decode(household.content(user, upload), length=task.length)
+    packed = Packed.decode(household.content(user, upload), length=task.message_bytes)
     sealed = packed.ciphertexts()
     changed = [bad_message(task, how) if only is None or i < only else one for i, one in enumerate(sealed)]
     return household.sealed(user, Packed(packed.slots, b"".join(changed)).encode(), report=upload.report)
@@ -119,7 +119,7 @@ def for_an_impostor(household, upload):
     """Sealed to a key that an impostor has put in the place of the shuffler's."""
     purpose = household.task.upload_purpose(1, 0, sender=household.users[0].public.key_id, report=upload.report)
     other = KeyPair.generate("seal").public
-    return Upload(upload.report, seal(household.content(0, upload), other.sealing(), purpose))
+    return Upload(upload.report, seal(household.content(0, upload), other.sealing_key(), purpose))
 
 
 def not_sealed(household, upload):
@@ -218,7 +218,7 @@ async def uploads_below_the_minimum(household, service, clock, bodies):
         async def upload():
             while waiting:
                 key, body = waiting.popleft()
-                answer = await http.post(prefix, content=body, headers=signed_headers(key, "POST", prefix, body))
+                answer = await http.post(prefix, content=body, headers=sign_request(key, "POST", prefix, body))
                 answers[answer.text] += 1
 
         while store.state(1) == "unknown":
@@ -228,8 +228,8 @@ async def uploads_below_the_minimum(household, service, clock, bodies):
         clock.ahead = household.task.round_seconds + 1
         while store.state(1) != "done":
             await asyncio.sleep(0.01)
-        body = household.sealed(0, bytes(4) + secrets.token_bytes(household.task.length)).encode()
-        late = await http.post(prefix, content=body, headers=signed_headers(household.users[0], "POST", prefix, body))
+        body = household.sealed(0, bytes(4) + secrets.token_bytes(household.task.message_bytes)).encode()
+        late = await http.post(prefix, content=body, headers=sign_request(household.users[0], "POST", prefix, body))
     return answers, kept, late
 
 
@@ -242,7 +242,7 @@ def test_below_the_minimum_nothing_is_sent_or_kept(tmp_path, monkeypatch, client
     monkeypatch.setattr(service_module, "time", clock)
     link = Direct(analyzer)
     service = IntermediaryService(shuffler, enrolled=household.enrolled, analyzer=link)
-    messages = [secrets.token_bytes(household.task.length) for _ in range(clients)]
+    messages = [secrets.token_bytes(household.task.message_bytes) for _ in range(clients)]
     bodies = [household.sealed(user, bytes(4) + message).encode() for user, message in enumerate(messages)]
     answers, kept, late = asyncio.run(uploads_below_the_minimum(household, service, clock, bodies))
     assert answers == {"accepted": clients} and service.counts["accepted"] == clients

@@ -21,9 +21,9 @@ import msgspec
 from parties.household import give, opened, sealed
 from parties.unique_buckets import Oracle
 
+from dovetail.parties.common.http_clients import Gone, IntermediaryClient, Rejected, Unreachable
 from dovetail.parties.common.keys import KeyPair, ServicePairs
-from dovetail.parties.common.links import Gone, IntermediaryLink, Rejected, Unreachable
-from dovetail.parties.common.wire import Upload, signed_headers
+from dovetail.parties.common.wire import Upload, sign_request
 from dovetail.parties.fleet import Deployment, lenient_policy
 from dovetail.parties.user.client import Client, Envelope
 
@@ -89,7 +89,7 @@ class User(threading.Thread):
             Client(folder / f"{number}-{name}", policy=policy, key=key, witness=False) for name in ("self", "other")
         )
         self._links = [
-            IntermediaryLink(url, index=index, ca=deployment.authority)
+            IntermediaryClient(url, index=index, ca=deployment.authority)
             for index, url in enumerate(deployment.service_urls)
         ]
 
@@ -205,7 +205,7 @@ class User(threading.Thread):
         headers = {
             "host": address.netloc,
             "content-length": str(len(body)),
-            **signed_headers(self._key, "POST", path, body),
+            **sign_request(self._key, "POST", path, body),
         }
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         context = ssl.create_default_context(cafile=str(self._ground.authority))

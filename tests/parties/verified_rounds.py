@@ -20,7 +20,7 @@ class Peer:
         found = self._party.store.roster(round)
         return None if found is None else set(found)
 
-    def agreed(self, round):
+    def agreed_digest(self, round):
         return self._party.store.agreed_digest(round)
 
     def challenge(self, round):

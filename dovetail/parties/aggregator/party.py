@@ -15,8 +15,8 @@ import numpy as np
 
 from dovetail.mechanisms import ExactSampler
 from dovetail.parties.aggregator.store import REFUSED, SumStore, VerifiedStore, round_key
+from dovetail.parties.common.http_clients import IntermediaryClient
 from dovetail.parties.common.keys import ServiceKeys
-from dovetail.parties.common.links import IntermediaryLink
 from dovetail.parties.common.sealing import Purpose, seal
 from dovetail.parties.common.sharing import proof_nonce
 from dovetail.parties.common.task import TrainingTask
@@ -53,7 +53,7 @@ class Aggregator(Intermediary[SumStore]):
 
     def _open_store(self, where: Path | str, owner: bytes) -> SumStore:
         self._shared, self._sharing = self.task.contribution(), self.task.sharing()
-        return (VerifiedStore if self.task.verified else SumStore)(
+        return (VerifiedStore if self.task.has_proofs else SumStore)(
             where,
             sharing=self._sharing,
             index=self.index,
@@ -69,7 +69,7 @@ class Aggregator(Intermediary[SumStore]):
         """A share."""
         return self._sharing.size(self.index)
 
-    def exchange(self, round: int, peers: Sequence[IntermediaryLink]) -> State:
+    def exchange(self, round: int, peers: Sequence[IntermediaryClient]) -> State:
         """Agree with the others on whom to count, on whose proofs hold where there are proofs, and close.
 
         Parts of the round's key travel with the rosters, and what everybody found with the digests of what was agreed:
@@ -87,7 +87,7 @@ class Aggregator(Intermediary[SumStore]):
         roster, digest = self.decide(round, rosters)
         counted = set() if roster is None else roster
         self.store.answer(round, counted, round_key(self.task.task_id, round, [own, *parts]))
-        agreed = all_answers([peer.agreed(round) for peer in peers])
+        agreed = all_answers([peer.agreed_digest(round) for peer in peers])
         if agreed is None or any(other != digest for other in agreed):
             return "frozen" if agreed is None else self.close(round, rosters, agreed=agreed)
         told = all_answers([peer.verifiers(round, reports=len(counted)) for peer in peers])
@@ -124,4 +124,4 @@ class Aggregator(Intermediary[SumStore]):
         """The sum with this aggregator's noise, sealed to the analyzer."""
         noise = self._shared.noise(sampler=self._sampler)
         purpose = self.task.sum_purpose(round, self.index, batch=self.store.batch(round))
-        return seal(self._sharing.encode_sum(total, noise), self.task.analyzer.sealing(), purpose)
+        return seal(self._sharing.encode_sum(total, noise), self.task.analyzer.sealing_key(), purpose)

@@ -176,7 +176,7 @@ class SumStore(RoundStore):
                 yield from zip((row[0] for row in placed), found, strict=True)
 
     def _leave(self, round: int) -> None:
-        total = self._sharing.nothing()
+        total = self._sharing.empty_sum()
         for names in self._chunks(name for (name,) in self._rows("SELECT report FROM uploads WHERE round = ?", round)):
             kept = self._kept(round, names)
             self._sharing.merge(total, self._added(round, names) if kept is None else kept)
@@ -188,7 +188,7 @@ class SumStore(RoundStore):
         return [names[low : low + step] for low in range(0, len(names), step)]
 
     def _added(self, round: int, names: Sequence[bytes]) -> np.ndarray:
-        total, count = self._sharing.nothing(), 0
+        total, count = self._sharing.empty_sum(), 0
         for _, content in self._contents(round, names):
             self._sharing.add(total, self._share(content), self._index)
             count += 1
@@ -198,7 +198,7 @@ class SumStore(RoundStore):
 
     def _kept(self, round: int, names: Sequence[bytes]) -> np.ndarray | None:
         found = self._one("SELECT total FROM partials WHERE round = ? AND reports = ?", round, _digest(names))
-        return None if found is None else np.frombuffer(found[0], self._sharing.nothing().dtype)
+        return None if found is None else np.frombuffer(found[0], self._sharing.empty_sum().dtype)
 
 
 def round_key(task_id: bytes, round: int, parts: Collection[bytes]) -> bytes:

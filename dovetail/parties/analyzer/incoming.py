@@ -70,7 +70,7 @@ class ShuffledParts(Incoming):
     def __init__(self, task: TrainingTask, key: X25519PrivateKey, learner: Learner, workers: int | None) -> None:
         super().__init__(task, key)
         self._learner, self._workers = learner, Workers(workers)
-        self._messages, self._length, self._deal = task.messages(), task.length, task.deal()
+        self._messages, self._length, self._deal = task.messages(), task.message_bytes, task.assign_slots()
 
     @property
     def max_part_bytes(self) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 
 from dovetail.learners.moments import Moments
 from dovetail.learners.server import Server
-from dovetail.parties.common.measures import measured
+from dovetail.parties.common.measures import read_measures
 from dovetail.parties.common.task import TrainingTask
 from dovetail.shufflers import ShuffledReports
 from dovetail.statements import Neighbors
@@ -62,7 +62,7 @@ class Learner:
     def zero_sums(self) -> list[np.ndarray]:
         """The sums of nobody's messages or contributions."""
         if self._sharing is not None:
-            return self._sharing.read_sum(self._sharing.encode_sum(self._sharing.nothing(), None))
+            return self._sharing.read_sum(self._sharing.encode_sum(self._sharing.empty_sum(), None))
         return _arrays(self._empty_tally())
 
     def tally(self, slot: np.ndarray, body: np.ndarray) -> tuple[list[np.ndarray], int]:
@@ -83,7 +83,7 @@ class Learner:
         params, *leaves = [jnp.asarray(leaf) for leaf in before]
         server_state, protocol_state = jax.tree.unflatten(jax.tree.structure(self._first_states()), leaves)
         if self._shared is not None and self._sharing is not None:
-            tally = self._shared.tally(self._sharing.joined(sums), users)
+            tally = self._shared.tally(self._sharing.unshard(sums), users)
         else:
             tally = jax.tree.unflatten(jax.tree.structure(self._empty_tally()), [jnp.asarray(leaf) for leaf in sums])
         size = self._divisor(users)
@@ -107,7 +107,7 @@ class Learner:
             return {}
         std = self._protocol.noise_std(size, task.dim)
         clip_norm = getattr(self._protocol, "clip_norm", math.nan)
-        return measured(task.measures, estimate[task.model_dim :], size=size, clip_norm=clip_norm, std=std)
+        return read_measures(task.measures, estimate[task.model_dim :], size=size, clip_norm=clip_norm, std=std)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -36,8 +36,8 @@ from dovetail.files import hold
 from dovetail.parties.analyzer.incoming import incoming_of
 from dovetail.parties.analyzer.learning import Learner, Learning
 from dovetail.parties.analyzer.store import AnalyzerStore, Checkpoint, Refusals, Stale
-from dovetail.parties.common.costs import cost
-from dovetail.parties.common.database import located, patiently
+from dovetail.parties.common.database import locate_store, retry_until_available
+from dovetail.parties.common.guarantees import certify_task
 from dovetail.parties.common.keys import KeyRing
 from dovetail.parties.common.ledger import Ledger, Overspent
 from dovetail.parties.common.task import SignedTask, TrainingTask, verify
@@ -90,15 +90,15 @@ class Analyzer:
         self.task: TrainingTask = verify(signed, signer=signer, fresh=False)
         self._learner = Learner(self.task, learning)
         self._alone = hold(folder)
-        key = keys.find(self.task.analyzer.key_id).opening()
+        key = keys.find(self.task.analyzer.key_id).opening_key()
         self.announcer = RoundSigner(self.task, keys)
         self.incoming = incoming_of(self.task, key, self._learner, workers=workers)
         self._lock, self._inside = threading.RLock(), False
-        self._store = patiently(lambda: AnalyzerStore(located(store, folder, "book.db")))
+        self._store = retry_until_available(lambda: AnalyzerStore(locate_store(store, folder, "book.db")))
         budget = {"eps": self.task.budget, "delta": self.task.delta}
-        where = located(store, folder, "ledger.db")
-        self.ledger = patiently(lambda: Ledger(where, task_id=self.task.task_id, **budget))
-        patiently(self._resume)
+        where = locate_store(store, folder, "ledger.db")
+        self.ledger = retry_until_available(lambda: Ledger(where, task_id=self.task.task_id, **budget))
+        retry_until_available(self._resume)
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
@@ -268,14 +268,14 @@ class Analyzer:
     def _open(self, round: int) -> None:
         """Reserve a round, then let it take reports; the training is over if none is left or it cannot be paid."""
         ended = self._store.why_ended()
-        if ended is not None and round in self.ledger.reserved:
+        if ended is not None and round in self.ledger.reserved_rounds:
             self._store.end_round(round, "void", uploads=0, accuracy=None, reason=ended)
             round += 1
-        self._over = round > self.task.rounds or self.task.over() or ended is not None
+        self._over = round > self.task.rounds or self.task.is_over() or ended is not None
         if not self._over:
             try:
-                certified, _ = cost(self.task, round)
-                spent, _ = self.ledger.spent
+                certified, _ = certify_task(self.task, round)
+                spent, _ = self.ledger.total
                 self._head = self.ledger.reserve(round, eps=max(certified.eps, spent), delta=self.task.delta)
             except Overspent:
                 self._over = True
@@ -319,7 +319,7 @@ class Analyzer:
 
 def check_same_backup(ledger: Ledger, store: AnalyzerStore) -> None:
     """Refuse a ledger and a book of different times; a model that the ledger released last is bound to it."""
-    released = ledger.released
+    released = ledger.last_release
     if released is not None:
         kept = store.model(released.round)
         if kept is None or kept.digest != released.model:
@@ -388,8 +388,8 @@ def privacy_facts(
         return dataclasses.replace(statement, assumptions=(*statement.assumptions, *notes)).to_json()
 
     reserved = max((entry.round for entry in ledger.entries), default=0)
-    certified, local = cost(task, max(1, reserved))
-    eps, delta = ledger.spent
+    certified, local = certify_task(task, max(1, reserved))
+    eps, delta = ledger.total
     return {
         "task": task.name,
         "task_id": task.task_id.hex(),

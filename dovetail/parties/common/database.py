@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 from typing import Protocol as Interface
 
-__all__ = ["Backend", "Database", "Unavailable", "connect", "located", "patiently", "transaction"]
+__all__ = ["Backend", "Database", "Unavailable", "connect", "locate_store", "retry_until_available", "transaction"]
 
 _Made = TypeVar("_Made")
 _POSTGRES = ("postgresql://", "postgres://")
@@ -34,7 +34,7 @@ class Unavailable(ConnectionError):  # noqa: N818 - it says what happened; one t
     """Storage that does not answer just now: what was asked of it may or may not have happened."""
 
 
-def patiently(work: Callable[[], _Made]) -> _Made:
+def retry_until_available(work: Callable[[], _Made]) -> _Made:
     """What a party does to start; storage may come up later than the party, or go away meanwhile: it is tried again.
 
     Not for what a service does later: that has its own ways to try again.
@@ -50,7 +50,7 @@ def patiently(work: Callable[[], _Made]) -> _Made:
             time.sleep(_AGAIN)
 
 
-def located(store: str | None, folder: Path, name: str) -> Path | str:
+def locate_store(store: str | None, folder: Path, name: str) -> Path | str:
     """Where the state with this name is: a file in the party's folder, or wherever a URL says.
 
     `sqlite:///FOLDER` is another folder, `postgresql://...` one database for everything.
@@ -231,8 +231,8 @@ class Database:
     """
 
     def __init__(self, where: Path | str, migrations: Mapping[str, Sequence[str]]) -> None:
-        self._database = patiently(functools.partial(_backend, where))
-        patiently(functools.partial(self._migrate_all, migrations))
+        self._database = retry_until_available(functools.partial(_backend, where))
+        retry_until_available(functools.partial(self._migrate_all, migrations))
 
     def _migrate_all(self, migrations: Mapping[str, Sequence[str]]) -> None:
         with self._transaction():

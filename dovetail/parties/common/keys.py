@@ -53,16 +53,16 @@ class PublicKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         named = self.use.encode() + b"\0" + self.public + self.expires.to_bytes(8, "big")
         return hashlib.sha256(b"dovetail key\0" + named).digest()[:KEY_ID]
 
-    def expired(self, now: float | None = None) -> bool:
+    def is_expired(self, now: float | None = None) -> bool:
         """Whether its time is over."""
         return (time.time() if now is None else now) >= self.expires
 
-    def sealing(self) -> X25519PublicKey:
+    def sealing_key(self) -> X25519PublicKey:
         """To seal to its owner."""
         self._only("seal")
         return X25519PublicKey.from_public_bytes(self.public)
 
-    def verifying(self) -> Ed25519PublicKey:
+    def verifying_key(self) -> Ed25519PublicKey:
         """To verify what its owner signed."""
         self._only("sign")
         return Ed25519PublicKey.from_public_bytes(self.public)
@@ -88,9 +88,9 @@ class ServiceKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """The id of both together: what a policy pins."""
         return hashlib.sha256(b"dovetail service\0" + self.sign.key_id + self.seal.key_id).digest()[:KEY_ID]
 
-    def expired(self, now: float | None = None) -> bool:
+    def is_expired(self, now: float | None = None) -> bool:
         """Whether the time of either is over."""
-        return self.sign.expired(now) or self.seal.expired(now)
+        return self.sign.is_expired(now) or self.seal.is_expired(now)
 
 
 class _Stored(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -118,7 +118,7 @@ class KeyPair:
         )
         return cls(public=public, private=private.private_bytes_raw())
 
-    def opening(self) -> X25519PrivateKey:
+    def opening_key(self) -> X25519PrivateKey:
         """To open what was sealed to this key."""
         self.public._only("seal")
         return X25519PrivateKey.from_private_bytes(self.private)
@@ -183,7 +183,7 @@ class KeyRing:
     def current(self) -> KeyPair:
         """The key pair for new tasks."""
         for pair in self.all():
-            if not pair.public.expired():
+            if not pair.public.is_expired():
                 return pair
         raise ValueError(f"expected a key to {self.use} with that has not expired in {str(self.folder)!r}, got none")
 

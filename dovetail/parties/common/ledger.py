@@ -87,7 +87,7 @@ class Ledger(Database):
         return cls(path, task_id=first.task_id, eps=first.bound, delta=first.delta)
 
     @staticmethod
-    def begun(path: Path) -> bool:
+    def has_entries(path: Path) -> bool:
         """Whether a file holds a ledger: a maker who was killed may have left an empty one."""
         return _first(path) is not None
 
@@ -102,18 +102,18 @@ class Ledger(Database):
         return tuple(self._entries)
 
     @property
-    def spent(self) -> tuple[float, float]:
+    def total(self) -> tuple[float, float]:
         """(eps, delta) of all rounds that were reserved; nothing before the first."""
         reserved = [entry for entry in self._entries if entry.kind == "reserve"]
         return (reserved[-1].bound, reserved[-1].delta) if reserved else (0.0, 0.0)
 
     @property
-    def reserved(self) -> list[int]:
+    def reserved_rounds(self) -> list[int]:
         """The rounds that were reserved, in their order."""
         return [entry.round for entry in self._entries if entry.kind == "reserve"]
 
     @property
-    def released(self) -> LedgerEntry | None:
+    def last_release(self) -> LedgerEntry | None:
         """The last model that left."""
         return next((entry for entry in reversed(self._entries) if entry.kind == "release"), None)
 
@@ -134,7 +134,7 @@ class Ledger(Database):
                         f"({eps}, {delta}): the task, or the accountant, is another one"
                     )
                 return self._hashes[self._entries.index(known)]
-            budget, (spent, spent_delta) = self._entries[0], self.spent
+            budget, (spent, spent_delta) = self._entries[0], self.total
             last = max((item.round for item in self._entries), default=0)
             if round <= last:
                 raise ValueError(f"expected a round after {last}, got round={round}")
@@ -165,7 +165,7 @@ class Ledger(Database):
 
     def check(self, *, model: bytes, head: bytes) -> None:
         """Refuse a checkpoint that does not belong to the last release: one of the two was restored from a copy."""
-        last = self.released
+        last = self.last_release
         if last is None or last.model != model or self._hashes[self._entries.index(last)] != head:
             raise ValueError(f"expected the checkpoint of the last model that {self._where} released, got another one")
 

@@ -20,7 +20,15 @@ import numpy as np
 from dovetail import _validate
 from dovetail.mechanisms.gaussian import clip_l2
 
-__all__ = ["Measure", "assembled", "by_name", "is_held_out", "measured", "measured_size", "update_norm"]
+__all__ = [
+    "Measure",
+    "append_measures",
+    "is_held_out",
+    "measures_by_name",
+    "read_measures",
+    "size_of_measures",
+    "update_norm",
+]
 
 _ALL_OF_THEM = 2.0**64
 Kind = Literal["evaluation", "labels", "histogram", "within_clip"]
@@ -102,7 +110,7 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return float(self.edges[min(int(np.searchsorted(below, q)), len(self.edges) - 1)])
 
 
-def by_name(names: Sequence[str], *, classes: int) -> tuple[Measure, ...]:
+def measures_by_name(names: Sequence[str], *, classes: int) -> tuple[Measure, ...]:
     """Measures that need no settings, by the names of their kinds, of users whose labels are of so many classes."""
     kinds: tuple[Kind, ...] = ("evaluation", "labels", "within_clip")
     for name in names:
@@ -110,7 +118,7 @@ def by_name(names: Sequence[str], *, classes: int) -> tuple[Measure, ...]:
     return tuple(Measure(kind=kind, classes=classes if kind == "labels" else 0) for kind in kinds if kind in names)
 
 
-def measured_size(measures: Sequence[Measure]) -> int:
+def size_of_measures(measures: Sequence[Measure]) -> int:
     """Coordinates of all of them."""
     return sum(measure.size for measure in measures)
 
@@ -132,8 +140,8 @@ def check_measures(
         raise ValueError(f"expected measures for users that are held out, got held_out={held_out} without any")
     if not measures:
         return
-    if not dim > measured_size(measures):
-        raise ValueError(f"expected dim above the measures' {measured_size(measures)}, got dim={dim}")
+    if not dim > size_of_measures(measures):
+        raise ValueError(f"expected dim above the measures' {size_of_measures(measures)}, got dim={dim}")
     if not shared or clip_norm is None:
         raise ValueError("expected measures with sums of vectors clipped in norm (secagg), got another protocol")
     update_norm(measures, clip_norm)
@@ -145,7 +153,7 @@ def is_held_out(task_id: bytes, key_id: bytes, share: float) -> bool:
     return drawn < share * _ALL_OF_THEM
 
 
-def assembled(
+def append_measures(
     measures: Sequence[Measure], update: np.ndarray, facts: Mapping[str, Any], *, clip_norm: float, held_out: bool
 ) -> np.ndarray:
     """What a user reports: its update, or zeros if it is held out, and its measures, each of its norm at most."""
@@ -158,7 +166,7 @@ def assembled(
     return np.concatenate([kept, *blocks]).astype(np.float32)
 
 
-def measured(
+def read_measures(
     measures: Sequence[Measure], means: np.ndarray, *, size: int, clip_norm: float, std: float
 ) -> dict[str, Any]:
     """What the measures say, from the mean over the planned `size` of what users added, with noise of this `std`."""

@@ -28,8 +28,8 @@ from cryptography.exceptions import InvalidSignature
 
 from dovetail._structs import ready
 from dovetail.files import write_atomically
+from dovetail.parties.common.files import read_json
 from dovetail.parties.common.keys import KeyPair, PublicKey, ServiceKeys
-from dovetail.parties.common.records import read_record
 from dovetail.parties.common.task import SignedTask, task_id_of
 
 __all__ = [
@@ -119,7 +119,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             self.rotation.check()
 
     @property
-    def ended(self) -> bytes:
+    def ended_key(self) -> bytes:
         """The id of the key that a rotation or revocation ends."""
         return self.key if self.rotation is None else self.rotation.old
 
@@ -212,7 +212,7 @@ class Notices:
         before = len(self.signed)
         new = [(one, notice) for one in signed if (notice := _read(one)) is not None]
         if not remembered:
-            new = [(one, notice) for one, notice in new if not _announcer(one, notice).expired()]
+            new = [(one, notice) for one, notice in new if not _announcer(one, notice).is_expired()]
         while self._revoke(new) or self._rotate_signer(new):
             pass
         for one, notice in new:
@@ -259,11 +259,11 @@ class Notices:
     def _revoke(self, new: Sequence[tuple[SignedNotice, Notice]]) -> bool:
         """End a key with all its successors, which a thief may have made; the first revocation of a key counts."""
         for signed, notice in new:
-            if notice.kind != "revoke" or notice.ended not in self._lineage or notice.ended in self._revoked:
+            if notice.kind != "revoke" or notice.ended_key not in self._lineage or notice.ended_key in self._revoked:
                 continue
             if _announcer(signed, notice).key_id != self._recovery:
                 continue
-            place = self._lineage.index(notice.ended)
+            place = self._lineage.index(notice.ended_key)
             ended, kept = self._lineage[place:], list[bytes]()
             if notice.rotation is not None and notice.rotation.new in ended[1:]:  # it was announced before
                 at = ended.index(notice.rotation.new)
@@ -293,7 +293,7 @@ class Notices:
         announced = [
             (one, notice, notice.rotation)
             for one, notice in new
-            if notice.kind == "rotate" and notice.rotation is not None and one.signer.key_id == last == notice.ended
+            if notice.kind == "rotate" and notice.rotation is not None and one.signer.key_id == last == notice.ended_key
             if notice.rotation.new not in self._lineage
         ]
         if len({rotation.new for _, _, rotation in announced}) > 1:
@@ -318,7 +318,7 @@ class Notices:
         if notice.kind == "withdraw" and notice.task_id not in self._withdrawn:
             self._withdrawn.add(notice.task_id)
             self.signed.append(signed)
-        elif notice.kind == "rotate" and notice.rotation is not None and notice.ended not in self._lineage:
+        elif notice.kind == "rotate" and notice.rotation is not None and notice.ended_key not in self._lineage:
             said = signed.signer.key_id, notice.rotation.old, notice.rotation.new
             if said not in self._rotations:
                 self._rotations[said] = signed
@@ -330,7 +330,7 @@ def read_notices(path: Path, signer: bytes, *, recovery: bytes | None = None, in
 
     `in_order` is for what somebody remembers: each notice counted when it was received, whatever came after it.
     """
-    signed = read_record(path, list[SignedNotice], "notices") if path.exists() else []
+    signed = read_json(path, list[SignedNotice], "notices") if path.exists() else []
     if not in_order:
         return Notices(signer, signed, recovery=recovery)
     notices = Notices(signer, recovery=recovery)
@@ -342,8 +342,8 @@ def read_notices(path: Path, signer: bytes, *, recovery: bytes | None = None, in
 def _successors_of(signed: SignedNotice) -> bytes:
     """What is remembered together: successors of the signer's own key, of which two are a dispute."""
     notice = _read(signed)
-    own = notice is not None and notice.kind == "rotate" and notice.ended == signed.signer.key_id
-    return notice.ended if own and notice is not None else signed.body
+    own = notice is not None and notice.kind == "rotate" and notice.ended_key == signed.signer.key_id
+    return notice.ended_key if own and notice is not None else signed.body
 
 
 def read_own_notices(path: Path, signer: bytes) -> Notices:
@@ -377,7 +377,7 @@ def _read(signed: SignedNotice) -> Notice | None:
         if not _is_signed(signed.signer, signed.signature, message):
             return None
         if has_successor:
-            if signed.cosigner is None or signed.signer.key_id != notice.ended:
+            if signed.cosigner is None or signed.signer.key_id != notice.ended_key:
                 return None
             return notice if _is_signed(signed.cosigner, signed.cosignature, message) else None
     except (msgspec.MsgspecError, ValueError):
@@ -393,7 +393,7 @@ def _announcer(signed: SignedNotice, notice: Notice) -> PublicKey:
 
 def _is_signed(key: PublicKey, signature: bytes, message: bytes) -> bool:
     try:
-        key.verifying().verify(signature, message)
+        key.verifying_key().verify(signature, message)
     except InvalidSignature:
         return False
     return True

@@ -44,9 +44,9 @@ __all__ = [
     "field_head",
     "pack",
     "proof_nonce",
+    "shard_additively",
     "share_size",
     "sharing_of",
-    "split",
     "unpack",
 ]
 
@@ -76,7 +76,7 @@ class Sharing(abc.ABC):
         """Bytes of an aggregator's sum."""
 
     @abc.abstractmethod
-    def split(
+    def shard(
         self, values: np.ndarray, *, nonce: bytes, random_bytes: Callable[[int], bytes] = secrets.token_bytes
     ) -> list[bytes]:
         """User: what every aggregator gets of a contribution."""
@@ -86,7 +86,7 @@ class Sharing(abc.ABC):
         """Aggregator: refuse what has another form."""
 
     @abc.abstractmethod
-    def nothing(self) -> np.ndarray:
+    def empty_sum(self) -> np.ndarray:
         """Aggregator: the sum of nobody's shares."""
 
     @abc.abstractmethod
@@ -106,7 +106,7 @@ class Sharing(abc.ABC):
         """Analyzer: a sum as arrays that add up, without reduction, over all aggregators."""
 
     @abc.abstractmethod
-    def joined(self, added: Sequence[np.ndarray]) -> np.ndarray:
+    def unshard(self, added: Sequence[np.ndarray]) -> np.ndarray:
         """Analyzer: what `Contribution.tally` takes, from what these arrays add up to."""
 
 
@@ -122,17 +122,17 @@ class PlainSharing(Sharing):
         """Packed integers."""
         return share_size(self._length, self._bits, last=True)
 
-    def split(
+    def shard(
         self, values: np.ndarray, *, nonce: bytes, random_bytes: Callable[[int], bytes] = secrets.token_bytes
     ) -> list[bytes]:
         """Seeds, and what is left."""
-        return split(values, self._bits, self._count, random_bytes=random_bytes)
+        return shard_additively(values, self._bits, self._count, random_bytes=random_bytes)
 
     def check(self, content: bytes, index: int) -> None:
         """Its form is all there is to check."""
         check_share(content, self._length, self._bits, last=self._last(index))
 
-    def nothing(self) -> np.ndarray:
+    def empty_sum(self) -> np.ndarray:
         """Zeros."""
         return np.zeros(self._length, np.uint32)
 
@@ -152,7 +152,7 @@ class PlainSharing(Sharing):
         """The residues."""
         return [decode_sum(data, self._length, self._bits)]
 
-    def joined(self, added: Sequence[np.ndarray]) -> np.ndarray:
+    def unshard(self, added: Sequence[np.ndarray]) -> np.ndarray:
         """Modulo 2^bits."""
         return added[0] & np.uint32(2**self._bits - 1)
 
@@ -183,7 +183,7 @@ class VerifiedSharing(Sharing):
         """Head, and elements."""
         return FIELD_HEAD + FIELD64.size * self._length
 
-    def split(
+    def shard(
         self, values: np.ndarray, *, nonce: bytes, random_bytes: Callable[[int], bytes] = secrets.token_bytes
     ) -> list[bytes]:
         """Shares with proofs; drawn again where the wraparound checks fail, less often than once in 2^100."""
@@ -208,7 +208,7 @@ class VerifiedSharing(Sharing):
         body = content[FIELD_HEAD:]
         return SharedReport(nonce, body[: self.proof.public_size], body[self.proof.public_size :])
 
-    def nothing(self) -> np.ndarray:
+    def empty_sum(self) -> np.ndarray:
         """Zeros."""
         return FIELD64.zeros(self._length)
 
@@ -235,7 +235,7 @@ class VerifiedSharing(Sharing):
             raise Malformed(str(error)) from error
         return [found & _LOW, found >> _HALF]
 
-    def joined(self, added: Sequence[np.ndarray]) -> np.ndarray:
+    def unshard(self, added: Sequence[np.ndarray]) -> np.ndarray:
         """As signed integers."""
         high = FIELD64.mul(added[1], FIELD64.scalar(2**32))
         return FIELD64.centred(FIELD64.add(added[0], high))
@@ -258,7 +258,7 @@ FIELD_HEAD = _HEAD.size
 _BLOCK = 1 << 16  # integers at a time; a multiple of eight, so that blocks end with a byte
 
 
-def split(
+def shard_additively(
     values: np.ndarray, bits: int, count: int, *, random_bytes: Callable[[int], bytes] = secrets.token_bytes
 ) -> list[bytes]:
     """The shares of a vector of integers below 2^bits, uint32, for so many aggregators.

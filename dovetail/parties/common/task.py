@@ -25,18 +25,18 @@ from dovetail import _validate, protocols
 from dovetail._structs import ready
 from dovetail.events import Everyone
 from dovetail.parties.common.keys import KeyPair, PublicKey, ServiceKeys
-from dovetail.parties.common.measures import Measure, check_measures, measured_size
+from dovetail.parties.common.measures import Measure, check_measures, size_of_measures
 from dovetail.parties.common.sealing import OVERHEAD, REPORT_ID, Purpose
 from dovetail.parties.common.sharing import Sharing, sharing_of
 from dovetail.parties.common.wire import Packed
 from dovetail.protocols import Messages
 
 __all__ = [
-    "Deal",
     "SignedTask",
+    "SlotAssignment",
     "TrainingTask",
+    "assign_slots",
     "cohort_of",
-    "dealt",
     "sign",
     "task_id_of",
     "verify",
@@ -117,7 +117,7 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.aggregators:
             self.contribution()
             return
-        self.deal()
+        self.assign_slots()
         padding = self.build()[0].layout(self.dim).padding
         if padding is not None and padding.overflow != "drop" and padding.pad_to < self.max_clients:
             raise ValueError(f"expected overflow = 'drop' where slots may overflow, got {padding.overflow!r}")
@@ -125,7 +125,7 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def model_dim(self) -> int:
         """Numbers of an update, without the measures beside it."""
-        return self.dim - measured_size(self.measures)
+        return self.dim - size_of_measures(self.measures)
 
     def build(self) -> tuple[protocols.Protocol, protocols.Cohort]:
         """The protocol object that every party runs, and the cohort it is settled on."""
@@ -161,12 +161,12 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return sharing_of(self.contribution(), len(self.aggregators))
 
     @property
-    def verified(self) -> bool:
+    def has_proofs(self) -> bool:
         """Whether aggregators verify what clients share."""
         return bool(self.aggregators) and self.contribution().proof is not None
 
     @property
-    def length(self) -> int:
+    def message_bytes(self) -> int:
         """Bytes of a sealed message, the same for all."""
         return self.messages().size + OVERHEAD
 
@@ -177,12 +177,12 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.aggregators:
             content = sum(map(self.sharing().size, range(count)))
         else:
-            content = Packed.size(self.messages().per_client, length=self.length)
+            content = Packed.size(self.messages().per_client, length=self.message_bytes)
         return content + count * (REPORT_ID + OVERHEAD)
 
-    def deal(self) -> Deal:
+    def assign_slots(self) -> SlotAssignment:
         """Slots in turn to the shufflers that may hold them."""
-        return dealt(self.messages(), len(self.shufflers))
+        return assign_slots(self.messages(), len(self.shufflers))
 
     def purpose(self, round: int) -> Purpose:
         """What reports and dummies of a round are sealed for."""
@@ -211,7 +211,7 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.ends is not None and self.ends <= (self.begins or 0):
             raise ValueError(f"expected a task that ends after it begins, got begins={self.begins}, ends={self.ends}")
 
-    def over(self, now: float | None = None) -> bool:
+    def is_over(self, now: float | None = None) -> bool:
         """Whether its time is up."""
         return self.ends is not None and (time.time() if now is None else now) >= self.ends
 
@@ -240,7 +240,7 @@ def sign(task: TrainingTask, pair: KeyPair) -> SignedTask:
     Guarantees:
         No key that is needed in a round expires before the last round's time is up, if the first one opens now.
     """
-    if task.over():
+    if task.is_over():
         raise ValueError(f"expected a task that ends in the future, got ends={task.ends}")
     end = max(time.time(), task.begins or 0) + task.rounds * task.round_seconds
     end = end if task.ends is None else min(end, task.ends)
@@ -265,7 +265,7 @@ def verify(signed: SignedTask, *, signer: bytes, fresh: bool = True) -> Training
     if signed.signer.key_id != signer:
         raise ValueError(f"expected a task signed by {signer.hex()}, got one by {signed.signer.key_id.hex()}")
     try:
-        signed.signer.verifying().verify(signed.signature, _signed(signed.body))
+        signed.signer.verifying_key().verify(signed.signature, _signed(signed.body))
     except InvalidSignature as error:
         raise ValueError("expected a task with its signer's signature, got one with a wrong signature") from error
     try:
@@ -274,7 +274,7 @@ def verify(signed: SignedTask, *, signer: bytes, fresh: bool = True) -> Training
         raise ValueError(f"expected a task, got invalid content ({error})") from error
     if task.body != signed.body:
         raise ValueError("expected a task in canonical JSON, got it in another form")
-    if fresh and (task.over() or time.time() < (task.begins or 0)):
+    if fresh and (task.is_over() or time.time() < (task.begins or 0)):
         raise ValueError(f"this task runs {_window(task)}; it is now {_moment(time.time())}")
     if fresh and (whose := _first_expired(task, signed.signer, now=time.time())):
         raise ValueError(f"expected a key of {whose} that has not expired, got one that has")
@@ -284,9 +284,11 @@ def verify(signed: SignedTask, *, signer: bytes, fresh: bool = True) -> Training
 def _first_expired(task: TrainingTask, signer: PublicKey, *, now: float) -> str | None:
     """Whose key is of no use any more: users refuse the task, or the analyzer what a shuffler sends."""
     kind = "shuffler" if task.shufflers else "aggregator"
-    if signer.expired(now) or any(key.expired(now) for key in (task.analyzer, task.analyzer_sign) if key is not None):
-        return "the signer" if signer.expired(now) else "the analyzer"
-    return next((f"{kind} {index}" for index, keys in enumerate(task.intermediaries) if keys.expired(now)), None)
+    if signer.is_expired(now):
+        return "the signer"
+    if any(key.is_expired(now) for key in (task.analyzer, task.analyzer_sign) if key is not None):
+        return "the analyzer"
+    return next((f"{kind} {index}" for index, keys in enumerate(task.intermediaries) if keys.is_expired(now)), None)
 
 
 def _window(task: TrainingTask) -> str:
@@ -322,7 +324,7 @@ def cohort_of(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Deal:
+class SlotAssignment:
     """Which shuffler holds which slots: `holder` and `place` (the slot's number there) by slot, `slots` by shuffler."""
 
     holder: np.ndarray
@@ -330,7 +332,7 @@ class Deal:
     slots: tuple[np.ndarray, ...]
 
 
-def dealt(messages: Messages, shufflers: int) -> Deal:
+def assign_slots(messages: Messages, shufflers: int) -> SlotAssignment:
     """Slots in turn to the shufflers that may hold them."""
     party = messages.shuffler_of(np.arange(messages.slots))
     parties, processes = int(party.max()) + 1, shufflers
@@ -342,7 +344,7 @@ def dealt(messages: Messages, shufflers: int) -> Deal:
     each = processes // parties
     if each > np.min(np.bincount(party)):
         raise ValueError(f"expected at most one shuffler per slot, got {processes} for {messages.slots} slots")
-    return Deal(
+    return SlotAssignment(
         holder=party * each + rank % each,
         place=rank // each,
         slots=tuple(np.flatnonzero(party * each + rank % each == index) for index in range(processes)),

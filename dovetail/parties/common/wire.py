@@ -32,32 +32,32 @@ from dovetail.parties.common.keys import KeyPair, PublicKey
 from dovetail.parties.common.sealing import REPORT_ID
 
 __all__ = [
-    "AGAIN",
     "BATCH_ID",
     "CLOCK_SKEW",
     "PART",
     "REPORT_ID",
+    "RETRY_AFTER",
     "SIGNATURE",
     "Closed",
     "Forged",
     "Malformed",
     "Packed",
-    "Promised",
+    "RequestHead",
     "RoundStatus",
     "TooEarly",
     "TooLate",
     "Unknown",
     "Upload",
     "Verifiers",
-    "authenticated",
+    "authenticate",
+    "check_head",
     "check_model",
     "check_status",
-    "promised",
-    "sent_by",
+    "request_headers",
     "sign_model",
+    "sign_request",
     "sign_status",
     "signature_of",
-    "signed_headers",
     "upload_path",
     "vector_from",
     "vector_to",
@@ -72,7 +72,7 @@ SIGNATURE = "dovetail-signature"  # of a request, or of a model in an answer
 _KEY, _DIGEST = "dovetail-key", "dovetail-digest"
 _NOBODY = bytes.fromhex("3b6a27bcceb6a42d62a3a8d02a6f0d73653215771de243a63ac048a18b59da29")  # checked for strangers
 _SIGNATURE_SIZE, _DIGEST_SIZE = 64, 32  # bytes
-AGAIN = "dovetail-again"  # in how many seconds to come back, in an answer
+RETRY_AFTER = "dovetail-again"  # in how many seconds to come back, in an answer
 _STRANGER = "expected a request signed by a known key, got another one"  # whatever is wrong with it
 
 
@@ -181,22 +181,22 @@ def upload_path(task_id: bytes, round: int, index: int) -> str:
     return f"/v1/tasks/{task_id.hex()}/rounds/{round}/uploads/{index}"
 
 
-def signed_headers(pair: KeyPair, method: str, path: str, body: bytes) -> dict[str, str]:
+def sign_request(pair: KeyPair, method: str, path: str, body: bytes) -> dict[str, str]:
     """The headers that make a request its sender's."""
-    return sent_by(pair.public.key_id, signature_of(pair, method, path, body), body)
+    return request_headers(pair.public.key_id, signature_of(pair, method, path, body), body)
 
 
-def sent_by(sender: bytes, signature: bytes, body: bytes) -> dict[str, str]:
+def request_headers(sender: bytes, signature: bytes, body: bytes) -> dict[str, str]:
     """The headers of a request with this body that the holder of the key with this id has signed."""
     return {_KEY: sender.hex(), SIGNATURE: signature.hex(), _DIGEST: hashlib.sha256(body).hexdigest()}
 
 
 def signature_of(pair: KeyPair, method: str, path: str, body: bytes) -> bytes:
-    """What `sent_by` takes."""
+    """What `request_headers` takes."""
     return pair.sign(_request(method, path, len(body), hashlib.sha256(body).digest()))
 
 
-class Promised(NamedTuple):
+class RequestHead(NamedTuple):
     """What the head of a request proves: who sent it, and how long its body is, and the hash of that."""
 
     sender: bytes
@@ -209,7 +209,7 @@ class Promised(NamedTuple):
             raise Unknown(_STRANGER)
 
 
-def promised(keys: Mapping[bytes, PublicKey], method: str, path: str, headers: Mapping[str, str]) -> Promised:
+def check_head(keys: Mapping[bytes, PublicKey], method: str, path: str, headers: Mapping[str, str]) -> RequestHead:
     """Who sent a request, if it is one of these, by its head alone: nothing of a stranger's body need be read.
 
     Whatever is wrong, the answer is the same, and takes as long: it does not tell whose keys are known.
@@ -222,21 +222,21 @@ def promised(keys: Mapping[bytes, PublicKey], method: str, path: str, headers: M
         raise Unknown(_STRANGER) from error
     key = keys.get(key_id)
     sized = len(signature) == _SIGNATURE_SIZE and len(digest) == _DIGEST_SIZE
-    known = key is not None and sized and key.use == "sign" and not key.expired()
+    known = key is not None and sized and key.use == "sign" and not key.is_expired()
     try:
         nacl.bindings.crypto_sign_open(signature + signed, key.public if key is not None and known else _NOBODY)
     except (nacl.exceptions.CryptoError, ValueError) as error:
         raise Unknown(_STRANGER) from error
     if not known:
         raise Unknown(_STRANGER)
-    return Promised(key_id, length, digest)
+    return RequestHead(key_id, length, digest)
 
 
-def authenticated(
+def authenticate(
     keys: Mapping[bytes, PublicKey], method: str, path: str, headers: Mapping[str, str], body: bytes
 ) -> bytes:
     """The key id of who sent a request, if it is one of these; refuses others."""
-    found = promised(keys, method, path, headers)
+    found = check_head(keys, method, path, headers)
     found.check(body)
     return found.sender
 
@@ -327,7 +327,7 @@ def _model(data: bytes, task_id: bytes, round: int) -> bytes:
 
 def _signed(key: PublicKey, signature: bytes, message: bytes) -> bool:
     try:
-        key.verifying().verify(signature, message)
+        key.verifying_key().verify(signature, message)
     except InvalidSignature:
         return False
     return True

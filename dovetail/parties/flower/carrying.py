@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol as Interface
 
+from dovetail.parties.common.http_clients import AnalyzerClient, IntermediaryClient, Unreachable
 from dovetail.parties.common.keys import ServicePairs
-from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink, Unreachable
 from dovetail.parties.common.notices import SignedNotice
 from dovetail.parties.common.task import TrainingTask, task_id_of
 from dovetail.parties.common.wire import RoundStatus
@@ -31,7 +31,7 @@ class Carrying(Interface):
     """What a server app does with envelopes; `source` tells it the task, the round and the model."""
 
     @property
-    def source(self) -> AnalyzerLink | IntermediaryLink:
+    def source(self) -> AnalyzerClient | IntermediaryClient:
         """The analyzer, or a service that tells what the analyzer says."""
         ...
 
@@ -64,7 +64,7 @@ class Play:
         A server app that was ended goes on with the files in its folder.
     """
 
-    def __init__(self, folder: Path, *, analyzer: AnalyzerLink, signer: bytes, keys: ServicePairs) -> None:
+    def __init__(self, folder: Path, *, analyzer: AnalyzerClient, signer: bytes, keys: ServicePairs) -> None:
         self.source = analyzer
         self._shuffler = Shuffler(folder, signed=analyzer.task(), signer=signer, index=0, keys=keys)
         if not self._shuffler.is_alone:
@@ -109,7 +109,7 @@ class Relay:
     """
 
     def __init__(self, urls: Sequence[str], *, ca: Path | None) -> None:
-        self._links = [IntermediaryLink(url, index=index, ca=ca) for index, url in enumerate(urls)]
+        self._links = [IntermediaryClient(url, index=index, ca=ca) for index, url in enumerate(urls)]
         self.source = self._links[0]
 
     def check(self, task: TrainingTask) -> None:
@@ -140,7 +140,7 @@ class Relay:
         """The services close a round when it is full or its time is up."""
 
 
-def _follows(link: IntermediaryLink, round: int) -> None:
+def _follows(link: IntermediaryClient, round: int) -> None:
     if link.status().round < round:
         raise Unreachable(f"expected {link.url} to take uploads for round {round}, got an earlier round")
 

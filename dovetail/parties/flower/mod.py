@@ -21,12 +21,12 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Error, Message
 from flwr.common.constant import ErrorCode
 
+from dovetail.parties.common.http_clients import Rejected
 from dovetail.parties.common.keys import KeyPair
-from dovetail.parties.common.links import Rejected
-from dovetail.parties.common.policy import Policy, Refused
 from dovetail.parties.flower.records import flatten, read_instruction, reply_with
 from dovetail.parties.user.agent import Agent
 from dovetail.parties.user.client import Client, Reporter
+from dovetail.parties.user.policy import Policy, Refused
 
 __all__ = ["dovetail_mod"]
 

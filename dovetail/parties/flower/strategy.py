@@ -19,8 +19,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from dovetail.parties.common.http_clients import AnalyzerClient, Unreachable
 from dovetail.parties.common.keys import ServicePairs
-from dovetail.parties.common.links import AnalyzerLink, Unreachable
 from dovetail.parties.common.task import verify
 from dovetail.parties.common.wire import RoundStatus
 from dovetail.parties.flower.carrying import Carrying, Play, Relay
@@ -78,12 +78,12 @@ class DovetailStrategy:
                 "got neither"
             )
         folder = Path(told("dovetail-shuffler"))
-        with contextlib.closing(AnalyzerLink(told("dovetail-analyzer"), ca=ca)) as link:
+        with contextlib.closing(AnalyzerClient(told("dovetail-analyzer"), ca=ca)) as link:
             named = verify(link.task(), signer=signer, fresh=False).shufflers
         if len(named) != 1:  # the services of others, shufflers or aggregators, are in dovetail-services
             raise ValueError(f"expected a task with one shuffler, which a server app can play, got {len(named)}")
         keys = ServicePairs.find(folder / "keys", named[0])  # there may be newer ones, for the next task
-        analyzer = AnalyzerLink(told("dovetail-analyzer"), ca=ca, key=keys.sign)
+        analyzer = AnalyzerClient(told("dovetail-analyzer"), ca=ca, key=keys.sign)
         return cls(Play(folder, analyzer=analyzer, signer=signer, keys=keys), signer=signer)
 
     def start(

@@ -20,10 +20,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from dovetail.parties.common.http_clients import AnalyzerClient, IntermediaryClient, Unreachable
 from dovetail.parties.common.keys import PublicKey
-from dovetail.parties.common.links import AnalyzerLink, IntermediaryLink, Unreachable
 from dovetail.parties.common.notices import Notices
-from dovetail.parties.common.wire import CLOCK_SKEW, Malformed, RoundStatus, TooLate, Unknown, authenticated
+from dovetail.parties.common.wire import CLOCK_SKEW, Malformed, RoundStatus, TooLate, Unknown, authenticate
 from dovetail.parties.http import requests
 from dovetail.parties.http.monitoring import Pulse, health_routes, metrics_of, serve_metrics
 from dovetail.parties.http.requests import (
@@ -59,8 +59,8 @@ class IntermediaryService:
         party: Intermediary[Any],
         *,
         enrolled: Mapping[bytes, PublicKey],
-        analyzer: AnalyzerLink,
-        peers: Sequence[IntermediaryLink] = (),
+        analyzer: AnalyzerClient,
+        peers: Sequence[IntermediaryClient] = (),
         notices: Callable[[], Notices] | None = None,
         counts: Counts | None = None,
         keeps: bool = True,
@@ -129,7 +129,7 @@ class IntermediaryService:
     async def _get_counts(self, request: Request) -> Response:
         """For its owner alone: whoever watches the counts knows when uploads come."""
         own = self._party.key.public
-        authenticated({own.key_id: own}, "GET", path_of(request), request.headers, b"")
+        authenticate({own.key_id: own}, "GET", path_of(request), request.headers, b"")
         return JSONResponse(self.counts.everywhere())
 
     async def _get_model(self, request: Request) -> Response:
@@ -164,7 +164,7 @@ class IntermediaryService:
         round = number_of(request, self._party.task.task_id)
         if not self._others:
             raise Unknown(f"expected another {self._party.kind} of this task, got none that could ask")
-        authenticated(self._others, "GET", path_of(request), request.headers, b"")
+        authenticate(self._others, "GET", path_of(request), request.headers, b"")
         return round
 
     async def _work(self) -> None:

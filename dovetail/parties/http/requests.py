@@ -29,7 +29,16 @@ from starlette.types import Receive, Scope, Send
 from dovetail.parties.common.database import Unavailable
 from dovetail.parties.common.keys import PublicKey
 from dovetail.parties.common.task import TrainingTask
-from dovetail.parties.common.wire import AGAIN, SIGNATURE, Malformed, Promised, TooEarly, TooLate, Unknown, promised
+from dovetail.parties.common.wire import (
+    RETRY_AFTER,
+    SIGNATURE,
+    Malformed,
+    RequestHead,
+    TooEarly,
+    TooLate,
+    Unknown,
+    check_head,
+)
 from dovetail.parties.http.monitoring import Pulse
 from dovetail.parties.intermediary.store import UploadRefused
 
@@ -172,14 +181,14 @@ def refusal(error: Exception, counts: Counts) -> Reply:
 
 def announced(
     keys: Mapping[bytes, PublicKey], method: str, path: str, headers: Mapping[str, str], *, most: int
-) -> Promised:
+) -> RequestHead:
     """Who sends a request, and how much: all that is looked at before its body is read, of one of these alone."""
     if "transfer-encoding" in headers:
         raise HTTPException(411)
     length = headers.get("content-length", "0")
     if length.isascii() and length.isdigit() and int(length) > most:
         raise HTTPException(413)
-    return promised(keys, method, path, headers)
+    return check_head(keys, method, path, headers)
 
 
 async def read_body(request: Request, *, most: int) -> bytes:
@@ -288,4 +297,4 @@ class Backoff:
         left = self._since + self._expected - (time.monotonic() if now is None else now)
         longest = self._expected / _LOOKS
         soon = left if left > 0 and (self._needs_all or left < longest) else longest
-        return {AGAIN: f"{max(_SOONEST, soon):.2f}"}
+        return {RETRY_AFTER: f"{max(_SOONEST, soon):.2f}"}

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from dovetail.parties.common.keys import PublicKey
 from dovetail.parties.common.notices import Notices
-from dovetail.parties.common.wire import Promised, TooLate, Upload, upload_path
+from dovetail.parties.common.wire import RequestHead, TooLate, Upload, upload_path
 from dovetail.parties.http.requests import Counts, Reply, announced, path_of, read_body, refusal
 from dovetail.parties.intermediary.enrolment import user_of
 from dovetail.parties.intermediary.party import Intermediary
@@ -41,7 +41,7 @@ class _Announced:
 
     uploads: Uploads
     round: int
-    said: Promised
+    said: RequestHead
 
     def opened(self, body: bytes) -> Arrival:
         """What is sealed in its body; refuses another body than was announced."""

@@ -15,9 +15,9 @@ import msgspec
 
 from dovetail._structs import ready
 from dovetail.files import write_atomically
+from dovetail.parties.common.files import WatchedFile, read_json
 from dovetail.parties.common.keys import PublicKey
 from dovetail.parties.common.notices import Rotation
-from dovetail.parties.common.records import Watched, read_record
 
 __all__ = ["Enrolled", "Enrolment", "enrol", "read_enrolled", "revoke", "user_of"]
 
@@ -34,7 +34,7 @@ class Enrolment(PublicKey, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 def read_enrolled(path: Path) -> dict[bytes, Enrolment]:
     """The keys of the users that may report, from a JSON file, by id."""
-    return {key.key_id: key for key in read_record(path, list[Enrolment], "the public keys of the clients")}
+    return {key.key_id: key for key in read_json(path, list[Enrolment], "the public keys of the clients")}
 
 
 def user_of(keys: Mapping[bytes, PublicKey], sender: bytes) -> bytes:
@@ -52,7 +52,7 @@ class Enrolled(Mapping[bytes, PublicKey]):
     """
 
     def __init__(self, path: Path, *, most: int | None = None, services: int = 1) -> None:
-        self._file = Watched(path, functools.partial(_read_and_count, most=most, services=services))
+        self._file = WatchedFile(path, functools.partial(_read_and_count, most=most, services=services))
         if services > 1 and (said := _too_many(self._file.now(), path, most, services)):
             raise ValueError(said)
 
@@ -98,7 +98,7 @@ def enrol(path: Path, files: Iterable[Path]) -> int:
     earlier = {key_id for entry in known.values() for key_id in (entry.user, *entry.replaced)}
     id_by_bytes = {entry.public: entry.key_id for entry in known.values()}
     for file in files:
-        made = _successor(file, known) or _enrolment(read_record(file, PublicKey, "a public key"))
+        made = _successor(file, known) or _enrolment(read_json(file, PublicKey, "a public key"))
         if made.key_id in earlier:
             raise ValueError(
                 f"the key {made.key_id.hex()} was replaced by a newer one of the same user, which is enrolled: "

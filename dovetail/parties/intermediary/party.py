@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from dovetail.files import hold
-from dovetail.parties.common.database import located, patiently
+from dovetail.parties.common.database import locate_store, retry_until_available
+from dovetail.parties.common.http_clients import AnalyzerClient, Gone, IntermediaryClient
 from dovetail.parties.common.keys import ServicePairs
-from dovetail.parties.common.links import AnalyzerLink, Gone, IntermediaryLink
 from dovetail.parties.common.sealing import OVERHEAD, Purpose, Unsealable, open_sealed
 from dovetail.parties.common.task import SignedTask, TrainingTask, verify
 from dovetail.parties.common.wire import PART, REPORT_ID, Closed, Malformed, Upload, Verifiers
@@ -68,10 +68,10 @@ class Intermediary(abc.ABC, Generic[_Store]):
         named = self.service_keys(self.task)
         if not 0 <= index < len(named) or named[index].key_id != keys.public.key_id:
             raise ValueError(f"expected the keys of {self.kind} {index} of {len(named)}, got others")
-        self.signed, self.index, self.key, self._opening = signed, index, keys.sign, keys.seal.opening()
+        self.signed, self.index, self.key, self._opening = signed, index, keys.sign, keys.seal.opening_key()
         self._alone = hold(folder) if alone else contextlib.nullcontext()
-        where, owner = located(store, folder, "store.db"), self.task.task_id + bytes([index])
-        self.store = patiently(lambda: self._open_store(where, owner))
+        where, owner = locate_store(store, folder, "store.db"), self.task.task_id + bytes([index])
+        self.store = retry_until_available(lambda: self._open_store(where, owner))
 
     @classmethod
     @abc.abstractmethod
@@ -143,7 +143,7 @@ class Intermediary(abc.ABC, Generic[_Store]):
             raise ValueError(f"expected the rosters of round {round} that were final before, got others")
         return roster, digest
 
-    def exchange(self, round: int, peers: Sequence[IntermediaryLink]) -> State:
+    def exchange(self, round: int, peers: Sequence[IntermediaryClient]) -> State:
         """Agree with the others on whom to count in a frozen round, and close it.
 
         Nobody closes before everybody has decided, and everybody must have decided the same; as long as somebody has
@@ -153,7 +153,7 @@ class Intermediary(abc.ABC, Generic[_Store]):
         if rosters is None:
             return "frozen"
         self.decide(round, rosters)
-        agreed = all_answers([peer.agreed(round) for peer in peers])
+        agreed = all_answers([peer.agreed_digest(round) for peer in peers])
         return "frozen" if agreed is None else self.close(round, rosters, agreed=agreed)
 
     def close(
@@ -192,7 +192,7 @@ class Intermediary(abc.ABC, Generic[_Store]):
         self.store.close(round, roster=())
         self.store.acknowledge(round)
 
-    def forward(self, round: int, analyzer: AnalyzerLink) -> None:
+    def forward(self, round: int, analyzer: AnalyzerClient) -> None:
         """Give the analyzer what a closed round has, and forget it; a round that it gave up is forgotten, too."""
         state = self.store.state(round)
         if state not in ("void", "sent"):
@@ -202,16 +202,16 @@ class Intermediary(abc.ABC, Generic[_Store]):
             parts = self._send(round, batch, analyzer) if sent else 0
             uploads = self.store.uploads(round)
             said = Closed(state="sent" if sent else "void", parts=parts, uploads=uploads, batch=batch)
-            analyzer.closed(round, said)
+            analyzer.report_closed(round, said)
         self.store.acknowledge(round)
 
-    def _send(self, round: int, batch: bytes, analyzer: AnalyzerLink) -> int:
+    def _send(self, round: int, batch: bytes, analyzer: AnalyzerClient) -> int:
         """Every part, some at a time; how many they are."""
         count = 0
         with concurrent.futures.ThreadPoolExecutor(_IN_FLIGHT) as threads:
             waiting: list[concurrent.futures.Future[None]] = []
             for number, part in self.store.parts(round, size=PART):
-                waiting.append(threads.submit(analyzer.part, round, batch, number, part))
+                waiting.append(threads.submit(analyzer.send_part, round, batch, number, part))
                 count += 1
                 if len(waiting) >= _IN_FLIGHT:
                     waiting.pop(0).result()

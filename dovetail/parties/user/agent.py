@@ -23,7 +23,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from dovetail._structs import ready
-from dovetail.parties.common.links import Rejected, Unreachable
+from dovetail.parties.common.http_clients import Rejected, Unreachable
 from dovetail.parties.common.wire import Malformed, vector_to
 from dovetail.parties.http.requests import Counts, ServiceApp, read_body
 from dovetail.parties.user.client import Client, Envelope, RoundCall

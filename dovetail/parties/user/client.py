@@ -24,11 +24,10 @@ from dovetail._structs import ready
 from dovetail.files import write_atomically
 from dovetail.mechanisms import ExactSampler
 from dovetail.mechanisms.gaussian import finite_or_zero
+from dovetail.parties.common.http_clients import IntermediaryClient
 from dovetail.parties.common.keys import KeyPair
-from dovetail.parties.common.links import IntermediaryLink
-from dovetail.parties.common.measures import assembled, is_held_out
+from dovetail.parties.common.measures import append_measures, is_held_out
 from dovetail.parties.common.notices import Notices, SignedNotice, read_notices, rotate_key, write_notices
-from dovetail.parties.common.policy import Policy, Refused, Spending
 from dovetail.parties.common.sealing import seal
 from dovetail.parties.common.sharing import proof_nonce
 from dovetail.parties.common.task import SignedTask, TrainingTask
@@ -44,7 +43,8 @@ from dovetail.parties.common.wire import (
     upload_path,
 )
 from dovetail.parties.user.consent import Consent
-from dovetail.parties.user.witness import Witness, default_witnesses
+from dovetail.parties.user.policy import Policy, Refused
+from dovetail.parties.user.spending import RollbackGuard, Spending, default_guard_folder
 
 __all__ = [
     "USER",
@@ -52,8 +52,8 @@ __all__ = [
     "Envelope",
     "Reporter",
     "RoundCall",
+    "rollback_guard_of",
     "rotate_user",
-    "witness_of",
 ]
 
 USER = "user"  # the file with the id of a user's first key, once it has rotated it
@@ -61,10 +61,16 @@ USER = "user"  # the file with the id of a user's first key, once it has rotated
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-def witness_of(folder: Path, key: KeyPair, witnesses: Path) -> Witness:
-    """Who remembers what the user of a folder has spent, whichever key it has by now."""
+def rollback_guard_of(folder: Path, key: KeyPair, guards: Path) -> RollbackGuard:
+    """What remembers the spending of the user with this folder, whichever key it has by now.
+
+    Arguments:
+        folder: the user's own.
+        key: its key pair.
+        guards: the folder of rollback guards, elsewhere, with a file for every user.
+    """
     first = (folder / USER).read_text().strip() if (folder / USER).exists() else key.public.key_id.hex()
-    return Witness(witnesses / f"{first}.json")
+    return RollbackGuard(guards / f"{first}.json")
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +95,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
         """From bytes."""
         return msgspec.msgpack.decode(data, type=ready(cls))
 
-    def give(self, index: int, link: IntermediaryLink) -> None:
+    def give(self, index: int, link: IntermediaryClient) -> None:
         """Give one of its uploads to whom it is for."""
         upload, signature = self.uploads[index], self.signatures[index]
         link.upload(self.task_id, self.round, upload, sender=self.sender, signature=signature)
@@ -131,9 +137,9 @@ class Client:
         self._folder, self._outbox = folder, folder / "outbox"
         self._outbox.mkdir(exist_ok=True, mode=0o700)
         self._policy, self.key = policy, key
-        witnesses = default_witnesses() if witness is True else witness
-        remembers = None if witnesses is False else witness_of(folder, key, witnesses)
-        self._spending = Spending(folder / "spending", policy, remembers)
+        guards = default_guard_folder() if witness is True else witness
+        guard = None if guards is False else rollback_guard_of(folder, key, guards)
+        self._spending = Spending(folder / "spending", policy, guard)
         self._notices_path = folder / "notices.json"
         self.notices = self._read_notices()
         self._sampler = ExactSampler()
@@ -166,7 +172,7 @@ class Client:
 
     def refuse_early(self, task: TrainingTask, round: int) -> None:
         """Refuse a round that comes too soon or that no shuffler would accept, before training and spending budget."""
-        if self.key.public.expired():
+        if self.key.public.is_expired():
             raise Refused("expected a key of this user that has not expired, got one that has")
         self._spending.refuse_set_back(task.task_id)
         if not self._kept(task.task_id, round).exists():
@@ -216,14 +222,16 @@ class Client:
     def _with_measures(self, task: TrainingTask, update: np.ndarray, facts: Mapping[str, Any]) -> np.ndarray:
         protocol, _ = task.build()
         held_out = is_held_out(task.task_id, self.key.public.key_id, task.held_out)
-        return assembled(task.measures, update, facts, clip_norm=getattr(protocol, "clip_norm", 0.0), held_out=held_out)
+        return append_measures(
+            task.measures, update, facts, clip_norm=getattr(protocol, "clip_norm", 0.0), held_out=held_out
+        )
 
     def _messages(self, task: TrainingTask, round: int, report: bytes, update: np.ndarray) -> list[bytes]:
         """What every shuffler gets: messages for the analyzer, and their slots."""
         sent = task.messages().randomize(update, sampler=self._sampler)
-        key, purpose = task.analyzer.sealing(), task.purpose(round)
+        key, purpose = task.analyzer.sealing_key(), task.purpose(round)
         sealed = [seal(body.tobytes(), key, purpose) for body in sent.body]
-        deal, contents = task.deal(), []
+        deal, contents = task.assign_slots(), []
         for shuffler in range(len(task.shufflers)):
             mine = np.flatnonzero(deal.holder[sent.slot] == shuffler)
             contents.append(Packed(deal.place[sent.slot[mine]], b"".join(sealed[i] for i in mine)).encode())
@@ -234,14 +242,14 @@ class Client:
         shared, budget = task.contribution(), self._policy.budget(task)
         drawn = shared.draw(update, sampler=self._sampler, budget=budget)
         nonce = proof_nonce(task.task_id, round, self.key.public.key_id, report)
-        return task.sharing().split(drawn, nonce=nonce)
+        return task.sharing().shard(drawn, nonce=nonce)
 
     def _sealed(self, task: TrainingTask, round: int, report: bytes, contents: Sequence[bytes]) -> Envelope:
         """The contents sealed to whom they are for, and signed."""
         sender, uploads, signatures, task_id = self.key.public.key_id, [], [], task.task_id
         for index, (keys, content) in enumerate(zip(task.intermediaries, contents, strict=True)):
             purpose = task.upload_purpose(round, index, sender=sender, report=report)
-            uploads.append(Upload(report, seal(content, keys.seal.sealing(), purpose)))
+            uploads.append(Upload(report, seal(content, keys.seal.sealing_key(), purpose)))
             path = upload_path(task_id, round, index)
             signatures.append(signature_of(self.key, "POST", path, uploads[-1].encode()))
         return Envelope(

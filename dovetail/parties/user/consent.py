@@ -15,13 +15,13 @@ from typing import Any
 import msgspec
 
 from dovetail.files import write_atomically
+from dovetail.parties.common.files import read_json
 from dovetail.parties.common.ledger import Ledger
-from dovetail.parties.common.policy import Refused
-from dovetail.parties.common.records import read_record
 from dovetail.parties.common.task import SignedTask, TrainingTask, task_id_of
-from dovetail.parties.user.witness import Witness
+from dovetail.parties.user.policy import Refused
+from dovetail.parties.user.spending import RollbackGuard
 
-__all__ = ["Consent", "leave_tasks", "named", "spent_on"]
+__all__ = ["Consent", "leave_tasks", "spent_on", "task_id_from"]
 
 _FILE = "consent.json"
 _TASK_ID = 32  # bytes
@@ -49,7 +49,7 @@ class Consent(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def read(cls, folder: Path) -> Consent:
         """That of the user with this folder."""
         path = folder / _FILE
-        return read_record(path, cls, "a user's consent") if path.exists() else cls()
+        return read_json(path, cls, "a user's consent") if path.exists() else cls()
 
     def write(self, folder: Path) -> None:
         """Keep it; it holds from now on."""
@@ -82,23 +82,23 @@ def leave_tasks(folder: Path, tasks: Sequence[bytes]) -> Consent:
     return consent
 
 
-def spent_on(folder: Path, witness: Witness | None = None) -> list[dict[str, Any]]:
+def spent_on(folder: Path, guard: RollbackGuard | None = None) -> list[dict[str, Any]]:
     """What the user with this folder has spent, by task: on whom, in how many rounds, and whether it left.
 
-    Of a ledger that was set back, what the witness remembers, if there is one.
+    Of a ledger that was set back, what the rollback guard remembers, if there is one.
     """
     consent, spent = Consent.read(folder), {}
     for path in sorted((folder / "spending").glob("task-*.db")):
-        if not Ledger.begun(path):
+        if not Ledger.has_entries(path):
             continue
         with contextlib.closing(Ledger.reopen(path)) as ledger:
-            spent[path.stem.removeprefix("task-")] = len(ledger.reserved), *ledger.spent
+            spent[path.stem.removeprefix("task-")] = len(ledger.reserved_rounds), *ledger.total
     lacking = set()
-    for task, seen in ({} if witness is None else witness.known()).items():
+    for task, mark in ({} if guard is None else guard.read()).items():
         rounds, eps, delta = spent.get(task, (0, 0.0, 0.0))
-        if rounds < (remembered := seen.length - 1):  # entries but the first are rounds
+        if rounds < (remembered := mark.length - 1):  # entries but the first are rounds
             lacking.add(task)
-            spent[task] = remembered, max(eps, math.inf if seen.eps is None else seen.eps), max(delta, seen.delta)
+            spent[task] = remembered, max(eps, mark.bound), max(delta, mark.delta)
     return [
         {
             "task": task,
@@ -120,10 +120,10 @@ def _named_by(known: _Known | None) -> dict[str, str | None]:
     return {"name": known.name, "protocol": known.protocol, "analyzer": known.analyzer.hex()}
 
 
-def named(text: str) -> bytes:
+def task_id_from(text: str) -> bytes:
     """The id of a task, given as such or by its file."""
     if Path(text).is_file():
-        return task_id_of(read_record(Path(text), SignedTask, "a signed task").body)
+        return task_id_of(read_json(Path(text), SignedTask, "a signed task").body)
     try:
         found = bytes.fromhex(text)
     except ValueError:

@@ -68,4 +68,4 @@ class HostileClient(Client):
             sharing.proof = lying(sharing.proof, claimed=sharing.proof.layout.squared)
         else:
             integers = (integers & (2**shared.bits - 1)).astype(np.uint32)
-        return sharing.split(integers, nonce=proof_nonce(task.task_id, round, self.key.public.key_id, report))
+        return sharing.shard(integers, nonce=proof_nonce(task.task_id, round, self.key.public.key_id, report))

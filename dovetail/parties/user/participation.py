@@ -19,11 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.parties.common.links import Conflict, Gone, IntermediaryLink, Rejected, Unreachable
-from dovetail.parties.common.policy import BudgetSpent, Later, Refused
+from dovetail.parties.common.http_clients import Conflict, Gone, IntermediaryClient, Rejected, Unreachable
 from dovetail.parties.common.task import SignedTask, TrainingTask
 from dovetail.parties.common.wire import CLOCK_SKEW, RoundStatus
 from dovetail.parties.user.client import Client, Envelope
+from dovetail.parties.user.policy import Refused
+from dovetail.parties.user.spending import BudgetSpent, Later
 
 __all__ = ["Participation", "Train", "take_part", "take_part_together"]
 
@@ -45,7 +46,7 @@ class Participation:
     def __init__(
         self,
         client: Client,
-        links: Sequence[IntermediaryLink],
+        links: Sequence[IntermediaryClient],
         train: Train,
         *,
         measure: Callable[[np.ndarray], Mapping[str, Any]] | None = None,
@@ -90,7 +91,7 @@ class Participation:
 
         Whoever passes answers on cannot keep a user away for longer than the analyzer's round takes.
         """
-        told = getattr(self._links[0], "again", None)
+        told = getattr(self._links[0], "retry_after", None)
         if told is not None and self._envelope is None:
             if self._seen is not None and self._seen.closes:
                 told = min(told, max(self._longest, self._seen.closes - time.time()))
@@ -186,7 +187,7 @@ class Participation:
             self._last, self._pause, self._envelope = envelope.round, _SHORTEST, None
 
 
-def take_part(client: Client, links: Sequence[IntermediaryLink], train: Train, **options: Any) -> int:
+def take_part(client: Client, links: Sequence[IntermediaryClient], train: Train, **options: Any) -> int:
     """Take part in a training until it is over, with a `Participation`'s options; the rounds that were reported to."""
     participation = Participation(client, links, train, **options)
     while (pause := participation.step()) is not None:

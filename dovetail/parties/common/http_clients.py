@@ -25,7 +25,7 @@ from dovetail.parties.common.keys import KeyPair, PublicKey
 from dovetail.parties.common.notices import SignedNotice
 from dovetail.parties.common.task import SignedTask, task_id_of
 from dovetail.parties.common.wire import (
-    AGAIN,
+    RETRY_AFTER,
     SIGNATURE,
     Closed,
     Forged,
@@ -34,13 +34,13 @@ from dovetail.parties.common.wire import (
     Verifiers,
     check_model,
     check_status,
-    sent_by,
-    signed_headers,
+    request_headers,
+    sign_request,
     upload_path,
     vector_from,
 )
 
-__all__ = ["AnalyzerLink", "Conflict", "Gone", "IntermediaryLink", "Rejected", "Unreachable", "trusting"]
+__all__ = ["AnalyzerClient", "Conflict", "Gone", "IntermediaryClient", "Rejected", "Unreachable", "tls_context"]
 
 _LARGEST = 1 << 28  # bytes of an answer: a roster of sixteen million
 _LARGEST_SENTENCE = 1 << 12
@@ -67,7 +67,7 @@ class Conflict(Rejected):
     """Something else of ours is there already."""
 
 
-def trusting(ca: Path | None) -> ssl.SSLContext:
+def tls_context(ca: Path | None) -> ssl.SSLContext:
     """TLS that trusts this authority alone, or the usual ones; links of one process may share it."""
     return httpx.create_ssl_context(trust_env=False) if ca is None else ssl.create_default_context(cafile=str(ca))
 
@@ -78,7 +78,7 @@ class _Named(msgspec.Struct):
     analyzer_sign: PublicKey | None = None
 
 
-class _Link:
+class _ServiceClient:
     def __init__(
         self,
         url: str,
@@ -88,12 +88,12 @@ class _Link:
         timeout: float = 30.0,
     ) -> None:
         _refuse_plain(url)
-        verify = ca if isinstance(ca, ssl.SSLContext) else trusting(ca)
+        verify = ca if isinstance(ca, ssl.SSLContext) else tls_context(ca)
         self.url, self._key, self._timeout = url.rstrip("/"), key, timeout
         limits = httpx.Limits(keepalive_expiry=_IDLE)
         self._http = httpx.Client(base_url=self.url, verify=verify, timeout=timeout, trust_env=False, limits=limits)
         self._signed: SignedTask | None = None
-        self.again: float | None = None  # in how many seconds to come back, if the last answer said so
+        self.retry_after: float | None = None  # in how many seconds to come back, if the last answer said so
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -178,7 +178,7 @@ class _Link:
         most: int = _LARGEST,
         signed: dict[str, str] | None = None,
     ) -> tuple[bytes, Mapping[str, str]]:
-        headers = signed or ({} if self._key is None else signed_headers(self._key, method, path, body))
+        headers = signed or ({} if self._key is None else sign_request(self._key, method, path, body))
         content, end = bytearray(), time.monotonic() + self._timeout + most / _SLOWEST_RATE
         try:
             with self._http.stream(method, path, content=body, headers={**headers, **_PLAIN}) as answer:
@@ -192,7 +192,7 @@ class _Link:
                         raise Unreachable(f"expected the whole answer from {self.url} in time, got a part of it")
         except httpx.HTTPError as error:
             raise Unreachable(f"expected an answer from {self.url}, got none ({type(error).__name__})") from error
-        self.again = _seconds(answer.headers.get(AGAIN))
+        self.retry_after = _seconds(answer.headers.get(RETRY_AFTER))
         status, words = answer.status_code, content[:_LARGEST_SENTENCE].decode(errors="replace")
         if status >= 500 or status in (425, 429):
             raise Unreachable(f"expected an answer from {self.url}, got status {status}")
@@ -203,7 +203,7 @@ class _Link:
         return bytes(content), answer.headers
 
 
-class IntermediaryLink(_Link):
+class IntermediaryClient(_ServiceClient):
     """A shuffler or aggregator, as a client or another one sees it; `index` is its place among those of the task."""
 
     def __init__(self, url: str, *, index: int = 0, **options: Any) -> None:
@@ -214,13 +214,13 @@ class IntermediaryLink(_Link):
         """Give it an upload that its sender has signed; it has it when this returns."""
         path = upload_path(task_id, round, self.index)
         body = upload.encode()
-        self._ask("POST", path, body, signed=sent_by(sender, signature, body))
+        self._ask("POST", path, body, signed=request_headers(sender, signature, body))
 
     def roster(self, round: int) -> set[bytes] | None:
         """The report ids of a round that is closed; None as long as it is not."""
         return msgspec.msgpack.decode(self._ask("GET", f"{self._prefix}/rounds/{round}/roster"), type=set[bytes] | None)
 
-    def agreed(self, round: int) -> bytes | None:
+    def agreed_digest(self, round: int) -> bytes | None:
         """The digest of the users whom it is going to count in a round; None as long as it has not decided."""
         return msgspec.msgpack.decode(self._ask("GET", f"{self._prefix}/rounds/{round}/agreed"), type=bytes | None)
 
@@ -241,18 +241,18 @@ class IntermediaryLink(_Link):
                 return msgspec.structs.replace(page, told=told)
 
 
-class AnalyzerLink(_Link):
+class AnalyzerClient(_ServiceClient):
     """The analyzer, as a shuffler, an aggregator or anybody else sees it."""
 
     def privacy(self) -> dict[str, Any]:
         """What it says of the training to machines: `Analyzer.privacy`."""
         return json.loads(self._ask("GET", "/v1/privacy"))
 
-    def part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
+    def send_part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
         """Give it a part of a batch; it has it when this returns."""
         self._ask("POST", f"{self._prefix}/rounds/{round}/batches/{batch.hex()}/parts/{number}", part)
 
-    def closed(self, round: int, closed: Closed) -> None:
+    def report_closed(self, round: int, closed: Closed) -> None:
         """Say that nothing more will come."""
         self._ask("POST", f"{self._prefix}/rounds/{round}/closed", msgspec.json.encode(closed))
 

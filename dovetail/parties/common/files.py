@@ -12,14 +12,14 @@ import msgspec
 
 from dovetail._structs import ready
 
-__all__ = ["Watched", "read_record"]
+__all__ = ["WatchedFile", "read_json"]
 
 _LOG = logging.getLogger(__name__)
 _Record = TypeVar("_Record")
 _LOOK = 1.0  # seconds between looks at a file
 
 
-def read_record(path: Path, kind: type[_Record], what: str) -> _Record:
+def read_json(path: Path, kind: type[_Record], what: str) -> _Record:
     """The record of a kind in a file; `what` names it where there is none."""
     if not path.is_file():
         raise FileNotFoundError(f"expected {what} in {str(path)!r}, got no file")
@@ -29,7 +29,7 @@ def read_record(path: Path, kind: type[_Record], what: str) -> _Record:
         raise ValueError(f"expected {what} in {str(path)!r}, got invalid content ({error})") from error
 
 
-class Watched(Generic[_Record]):
+class WatchedFile(Generic[_Record]):
     """What a file says, also after it was changed or replaced; one that became unreadable says what it said before."""
 
     def __init__(self, path: Path, read: Callable[[Path], _Record]) -> None:

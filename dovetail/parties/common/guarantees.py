@@ -18,14 +18,14 @@ from dovetail.guarantee import Guarantee, Spread
 from dovetail.parties.common.task import TrainingTask, cohort_of
 from dovetail.statements import Spent, Statement, unbounded
 
-__all__ = ["calibrated", "cost"]
+__all__ = ["calibrate_noise", "certify_task"]
 
 _ONE_AT_A_TIME = threading.Lock()
 _OWN_PLACES = "every user has a place in the list of budgets of its own: whoever enrols users gives no number twice"
 _CHARGED = 1e-6  # of delta: for what sampling on a computer is off by
 
 
-def calibrated(
+def calibrate_noise(
     *,
     protocol: str,
     settings: Mapping[str, Any],
@@ -75,7 +75,7 @@ def _guarantee(
     )
 
 
-def _sent(task: TrainingTask) -> tuple[protocols.Messages | protocols.Contribution, float]:
+def _messages_of(task: TrainingTask) -> tuple[protocols.Messages | protocols.Contribution, float]:
     """What leaves users, and how far the law of a round is from the one that is accounted, at most."""
     if not task.aggregators:
         messages = task.messages()
@@ -85,24 +85,24 @@ def _sent(task: TrainingTask) -> tuple[protocols.Messages | protocols.Contributi
 
 
 @functools.lru_cache(maxsize=256)
-def _cost(body: bytes, rounds: int) -> tuple[Statement, Statement]:
+def _certify(body: bytes, rounds: int) -> tuple[Statement, Statement]:
     task = msgspec.json.decode(body, type=ready(TrainingTask))
     protocol, cohort = task.build()
-    sent, off = _sent(task)
+    sent, off = _messages_of(task)
     delta = task.delta * (1 - _CHARGED) if off else task.delta
     assumed = (*sent.assumptions, *(() if protocol.budgets is None else (_OWN_PLACES,)))
     training = _guarantee(protocol, cohort, rounds, dim=task.dim, delta=delta, assumptions=assumed)
     record = training.record()
     certified = dataclasses.replace(record.certified(), delta=task.delta)
     if off and not certified.unbounded:
-        on = "the zero-knowledge error of proofs, and samples" if task.verified else "samples"
+        on = "the zero-knowledge error of proofs, and samples" if task.has_proofs else "samples"
         charged = Spent(task.delta * _CHARGED, f"{on} whose law is not exact")
         certified = dataclasses.replace(certified, proof=certified.proof.spending(charged))
         total = float(np.logaddexp(0.0, certified.eps)) + math.log(off * rounds)
         if not total <= math.log(task.delta * _CHARGED):
             reason = "not certified: sampling is too coarse for so large an eps"
             certified = unbounded(training.scope, reason=reason, delta=task.delta).judged(record.verdict)
-    if task.verified and not certified.unbounded:
+    if task.has_proofs and not certified.unbounded:
         note = "what users' proofs tell follows from public randomness (docs/proofs/verified.md)"
         certified = dataclasses.replace(certified, proof=certified.proof.noting(note))
     local = record.local()
@@ -111,7 +111,7 @@ def _cost(body: bytes, rounds: int) -> tuple[Statement, Statement]:
     return certified, local
 
 
-def cost(task: TrainingTask, rounds: int) -> tuple[Statement, Statement]:
+def certify_task(task: TrainingTask, rounds: int) -> tuple[Statement, Statement]:
     """What so many rounds of a task cost a user: against the analyzer, and if nobody is trusted.
 
     Rounds are counted with the fewest users that one may have; how many really come is nobody's promise.
@@ -119,4 +119,4 @@ def cost(task: TrainingTask, rounds: int) -> tuple[Statement, Statement]:
     _validate.integer(rounds=rounds)
     _validate.in_interval(1, task.rounds, rounds=rounds)
     with _ONE_AT_A_TIME:  # users that share a process would all compute the same
-        return _cost(task.body, rounds)
+        return _certify(task.body, rounds)

@@ -16,18 +16,25 @@ import pytest
 from parties.household import Household, opened, running
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from dovetail.parties.common import links as links_module
+from dovetail.parties.common import http_clients
+from dovetail.parties.common.http_clients import (
+    AnalyzerClient,
+    Conflict,
+    Gone,
+    IntermediaryClient,
+    Rejected,
+    Unreachable,
+)
 from dovetail.parties.common.keys import KeyPair, ServicePairs
-from dovetail.parties.common.links import AnalyzerLink, Conflict, Gone, IntermediaryLink, Rejected, Unreachable
-from dovetail.parties.common.policy import Refused
 from dovetail.parties.common.sealing import Unsealable, open_sealed
 from dovetail.parties.common.task import sign
 from dovetail.parties.common.wire import RoundStatus
 from dovetail.parties.user.client import Client
 from dovetail.parties.user.participation import take_part
+from dovetail.parties.user.policy import Refused
 
 
-@pytest.mark.parametrize("link", [IntermediaryLink, AnalyzerLink])
+@pytest.mark.parametrize("link", [IntermediaryClient, AnalyzerClient])
 @pytest.mark.parametrize(
     "url",
     [
@@ -51,7 +58,7 @@ def test_without_tls_nobody_on_another_machine_is_spoken_to(link, url):
     "url", ["https://shuffler.example", "http://127.0.0.1:8444", "http://[::1]:8444", "http://localhost:8444"]
 )
 def test_tls_or_this_machine_is_fine(url):
-    IntermediaryLink(url).close()
+    IntermediaryClient(url).close()
 
 
 class Impostor:
@@ -89,7 +96,7 @@ def trained(model):
 def test_an_impostor_without_the_shufflers_key_gets_nothing_that_it_can_open(tmp_path, protocol):
     """Not even with the analyzer's key: between the user and the shuffler there is another seal."""
     household = Household(tmp_path, protocol, dim=3)
-    task, analyzer = household.task, household.ring.current().opening()
+    task, analyzer = household.task, household.ring.current().opening_key()
     impostors = [Impostor(household.signed, task) for _ in task.shufflers]
     assert take_part(client_of(household), impostors, trained) == 1
     own = ServicePairs(sign=KeyPair.generate("sign"), seal=KeyPair.generate("seal"))
@@ -98,7 +105,7 @@ def test_an_impostor_without_the_shufflers_key_gets_nothing_that_it_can_open(tmp
         for keys in (own, ServicePairs(sign=own.sign, seal=household.ring.current())):
             with pytest.raises(Unsealable):
                 opened(task, upload, keys, household.users[0], index=index)
-        body, length = upload.encode(), task.length
+        body, length = upload.encode(), task.message_bytes
         assert not any(opens(body[i : i + length], analyzer, task.purpose(1)) for i in range(len(body) - length + 1))
         inside = opened(task, upload, household.shuffler_keys[index], household.users[0], index=index)
         assert opens(inside[-length:], analyzer, task.purpose(1))  # the search finds what is there
@@ -137,7 +144,7 @@ def test_small_answers_are_sent_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(HttpToolsProtocol, "connection_made", watched)
     household = Household(tmp_path, "privunit")
     with running(household, monkeypatch) as up:
-        for address, link in ((up.shuffler, IntermediaryLink), (up.analyzer, AnalyzerLink)):
+        for address, link in ((up.shuffler, IntermediaryClient), (up.analyzer, AnalyzerClient)):
             before = len(accepted)
             asked = link("https://{}:{}".format(*address), ca=up.authority)
             assert asked.status().round == 1
@@ -171,10 +178,10 @@ class Scoundrel(http.server.BaseHTTPRequestHandler):
 
 
 def test_answers_that_unfold_or_drip_are_not_waited_for(monkeypatch):
-    monkeypatch.setattr(links_module, "_SLOWEST_RATE", math.inf)
+    monkeypatch.setattr(http_clients, "_SLOWEST_RATE", math.inf)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Scoundrel) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        with contextlib.closing(IntermediaryLink(f"http://127.0.0.1:{server.server_port}", timeout=0.2)) as link:
+        with contextlib.closing(IntermediaryClient(f"http://127.0.0.1:{server.server_port}", timeout=0.2)) as link:
             with pytest.raises(Rejected, match="as it is, got a compressed one"):
                 link.task()
             with pytest.raises(Unreachable, match=r"expected the whole answer from .* in time, got a part of it"):
@@ -209,7 +216,7 @@ class Refuses(http.server.BaseHTTPRequestHandler):
 def test_users_hear_whether_to_come_back_to_go_on_or_to_give_up(status, kind, words):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuses) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        with contextlib.closing(IntermediaryLink(f"http://127.0.0.1:{server.server_port}")) as link:
+        with contextlib.closing(IntermediaryClient(f"http://127.0.0.1:{server.server_port}")) as link:
             with pytest.raises((Rejected, Unreachable), match=words) as heard:
                 link.answers(f"/{status}")
             assert heard.type is kind
