@@ -41,7 +41,7 @@ class Prepared:
         self.deployment = lay_out(folder, {**FIELDS, **limits, **fields}, aggregators=2, enrolled=enrolled)
         np.save(folder / "model.npy", np.zeros(DIM, np.float32))
         task = self.deployment.task
-        shares = task.sharing().split(np.zeros(DIM, np.int64), nonce=bytes(16))
+        shares = task.sharing().shard(np.zeros(DIM, np.int64), nonce=bytes(16))
         self._places: list[list[tuple[int, int]]] = []
         with (folder / "requests").open("wb") as file:
             for pair in pairs:

@@ -23,7 +23,6 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from dovetail.data import resolve
 from dovetail.parties.common.http_clients import IntermediaryClient
 from dovetail.parties.common.keys import KeyPair
-from dovetail.parties.common.http_clients import IntermediaryClient
 from dovetail.parties.fleet import Fleet, lay_out, lenient_policy
 from dovetail.parties.user.client import Client
 from dovetail.parties.user.participation import Train, take_part

@@ -27,12 +27,12 @@ from dovetail.experiment.config import Config, to_toml
 from dovetail.parties.aggregator.store import REFUSED
 from dovetail.parties.common.certificates import make_authority, make_certificate
 from dovetail.parties.common.guarantees import calibrate_noise
-from dovetail.parties.common.keys import KeyPair, KeyRing, PublicKey, ServicePairs
 from dovetail.parties.common.http_clients import AnalyzerClient, IntermediaryClient, Unreachable
+from dovetail.parties.common.keys import KeyPair, KeyRing, PublicKey, ServicePairs
 from dovetail.parties.common.measures import measures_by_name, size_of_measures
-from dovetail.parties.user.policy import Policy
 from dovetail.parties.common.task import SignedTask, TrainingTask, sign, verify
 from dovetail.parties.federation import federation
+from dovetail.parties.user.policy import Policy
 from dovetail.statements import NotApplicable
 
 __all__ = ["CONFIG", "HOST", "MODEL", "Deployment", "Fleet", "free_ports", "lay_out", "lenient_policy", "set_up"]

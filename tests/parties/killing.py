@@ -27,7 +27,6 @@ from parties.unruly_users import Promises, crowd
 
 from dovetail.parties.common.http_clients import Rejected, Unreachable
 from dovetail.parties.common.keys import KeyPair
-from dovetail.parties.common.http_clients import Rejected, Unreachable
 from dovetail.parties.fleet import HOST, Fleet
 
 _PATIENCE = 900.0  # seconds for what takes one on an idle machine

@@ -520,7 +520,12 @@ class Walk:
         shutil.copytree(operator.folder / "older", home)
         operator.type("users", renamed(self.page_line("Start", 0, "client run"), {"users": user.removeprefix("user-")}))
         status, said = operator.end_of("users'")
-        require(status == 2 and "1 of the ledgers in" in said and "bring the newest ones back, or give up their tasks" in said, said)
+        require(
+            status == 2
+            and "1 of the ledgers in" in said
+            and "bring the newest ones back, or give up their tasks" in said,
+            said,
+        )
         mended = operator.type("users", f"dovetail client mend users/{user} --witness /var/lib/dovetail-witness")
         require(mended.count("gave up task") == 1, mended)
         require(self._spent(user) == spent, f"{user} had spent {spent}, and now {self._spent(user)}")

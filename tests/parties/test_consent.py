@@ -72,5 +72,5 @@ def test_another_training_on_the_same_users_is_spent_from_the_same_lifetime(tmp_
     client.report(first.signed, 1, np.zeros(6))
     policy = again.policy  # of the same user, with a lifetime of delta .5
     second = Client(folder, policy=policy, key=first.users[0])
-    with pytest.raises(Refused, match="would bring all tasks to .* above the policy's eps_lifetime"):
+    with pytest.raises(Refused, match=r"would bring all tasks to .* above the policy's eps_lifetime"):
         second.report(again.signed, 1, np.zeros(6))

@@ -31,7 +31,6 @@ from parties.household import files_under, opened
 from parties.test_leaks import found
 
 from dovetail.learners.server import Server
-from dovetail.parties import deployment as deployments
 from dovetail.parties import fleet
 from dovetail.parties.analyzer.learning import Learning
 from dovetail.parties.analyzer.party import Analyzer
@@ -797,10 +796,10 @@ def test_a_relay_between_a_grid_and_two_shuffler_services(tmp_path, monkeypatch)
         "round_seconds": 120.0,
         "delta": 1e-5,
     }
-    deployment = deployments.lay_out(tmp_path / "deployment", fields, shufflers=2, enrolled=enrolled)
+    deployment = fleet.lay_out(tmp_path / "deployment", fields, shufflers=2, enrolled=enrolled)
     np.save(deployment.folder / "model.npy", np.zeros(4, np.float32))
     monkeypatch.setattr(mod, "_simulated", lambda: True)
-    (tmp_path / "policy.json").write_bytes(msgspec.json.encode(deployments.lenient_policy(deployment.signed)))
+    (tmp_path / "policy.json").write_bytes(msgspec.json.encode(fleet.lenient_policy(deployment.signed)))
     with fleet.Fleet(deployment) as running:
         running.start_analyzer()
         for index in range(2):
@@ -847,10 +846,10 @@ def sharing(folder: Path, monkeypatch, *, nodes: int, **fields) -> Iterator[tupl
         "max_clients": nodes,
         "delta": 1e-5,
     }
-    made = deployments.lay_out(folder / "deployment", {**asked, **fields}, aggregators=2, enrolled=enrolled)
+    made = fleet.lay_out(folder / "deployment", {**asked, **fields}, aggregators=2, enrolled=enrolled)
     np.save(made.folder / "model.npy", np.zeros(4, np.float32))
     monkeypatch.setattr(mod, "_simulated", lambda: True)
-    (folder / "policy.json").write_bytes(msgspec.json.encode(deployments.lenient_policy(made.signed)))
+    (folder / "policy.json").write_bytes(msgspec.json.encode(fleet.lenient_policy(made.signed)))
     with fleet.Fleet(made) as running:
         running.start_analyzer()
         for index in range(2):
@@ -1076,7 +1075,8 @@ def test_the_example_runs_as_a_deployment_with_tls_and_authenticated_nodes(deplo
     check_training(folder, said, [every, every, every - 1], nodes=every)
     # the node that would spend more than it wants refuses, and says why on its own machine only
     own = (folder / f"node-{flower_fleet.GOOD_NODES}.log").read_text()
-    assert len(re.findall(r"refused: round 3 would bring all tasks to .* above the policy's eps_lifetime=25.0, delta_lifetime=0.0001", own)) == 1
+    why = r"refused: round 3 would bring all tasks to .* above the policy's eps_lifetime=25\.0, delta_lifetime=0\.0001"
+    assert len(re.findall(why, own)) == 1
     assert said.count("got one that it refuses") == 1 and "would bring all tasks to" not in said
     (spent,) = (folder / "deployment" / f"node-{flower_fleet.GOOD_NODES}").rglob("task-*.db")
     with contextlib.closing(Ledger.reopen(spent)) as ledger:

@@ -418,7 +418,7 @@ def test_a_ledger_and_its_witness_stay_with_the_user_through_rotation(tmp_path, 
     rotated_client = Client(tmp_path / "user", policy=sharing.policy, key=key, witness=tmp_path / "elsewhere")
     assert rotated_client._spending.total() == client._spending.total()
     assert len(list((tmp_path / "elsewhere").iterdir())) == 1
-    with pytest.raises(Refused, match="has reported to round . before"):
+    with pytest.raises(Refused, match="has reported to round 1 before"):
         (tmp_path / "user" / "outbox" / f"{sharing.task.task_id.hex()}-1").unlink()
         spend(rotated_client, sharing, 1)
     shutil.rmtree(tmp_path / "user" / "spending")

@@ -24,7 +24,7 @@ from dovetail.parties.user.policy import Refused
 class Scripted:
     """A shuffler as a user sees it, by a script: the round that it tells of, None for silence, negative when over."""
 
-    url, ends_after = "scripted", None
+    url, ends_after, retry_after = "scripted", None, None
 
     def __init__(self, deployment, rounds):
         self._deployment, self._script, self._round, self.got = deployment, list(rounds), 0, []

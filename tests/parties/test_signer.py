@@ -592,7 +592,7 @@ def test_python_users_have_a_witness_unless_they_say_otherwise(tmp_path, monkeyp
     sharing.envelope(0)
     for ledger in (tmp_path / "user-0" / "spending").glob("task-*"):
         ledger.unlink()
-    with pytest.raises(SetBack, match="1 of the ledgers in .* lack what was spent"):
+    with pytest.raises(SetBack, match=r"1 of the ledgers in .* lack what was spent"):
         sharing.envelope(0, round=2)
     careless = Client(tmp_path / "user-0", policy=sharing.policy, key=sharing.users[0], witness=False)
     assert careless.report(sharing.signed, 2, np.zeros(sharing.task.dim))

@@ -276,7 +276,11 @@ def test_who_has_one_of_two_keys_is_not_who_was_pinned(use):
         ({"shufflers": (SHUFFLER.key_id,)}, SHARED, "not among this user's pinned shufflers"),  # one of two
         ({"shufflers": ()}, {}, "not among this user's pinned shufflers"),
         ({"signer": bytes(16)}, {}, "expected a task signed by 0000000000000000"),
-        ({"eps_local": 100.0, "eps_round": None, "eps_task": None}, {**SHARED, "eps": None}, "cost eps inf .* if nobody is trusted, above the policy's eps_local"),
+        (
+            {"eps_local": 100.0, "eps_round": None, "eps_task": None},
+            {**SHARED, "eps": None},
+            "cost eps inf .* if nobody is trusted, above the policy's eps_local",
+        ),
     ],
 )
 def test_a_policy_refuses_in_one_sentence(policy, task, sentence):
