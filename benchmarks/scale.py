@@ -33,8 +33,7 @@ from rich.table import Table
 from dovetail.data._base import Clients, Dataset, Model
 from dovetail.engine import Engine
 from dovetail.engine.devices import use_all_cores
-from dovetail.figures import Figure, Line
-from dovetail.figures.files import save
+from dovetail.figures import Figure, Line, save
 from dovetail.learners.client import ClientUpdate
 from dovetail.learners.server import Server
 from dovetail.protocols import build

@@ -15,8 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from dovetail.figures import Figure, Line
-from dovetail.figures.files import save
+from dovetail.figures import Figure, Line, save
 from dovetail.papers import survey
 
 WAYS = {

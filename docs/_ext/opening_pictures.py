@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dovetail.compare._contenders import committed
 from dovetail.figures import STYLE, Figure, Line, svg
-from dovetail.figures._elements import escaped
+from dovetail.figures.drawing import escape
 
 __all__ = ["accuracy", "check", "drawn", "who_sees_what"]
 
@@ -113,7 +113,7 @@ def who_sees_what() -> str:
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="dt-figure" viewBox="0 0 {WIDTH} {top}" role="img" '
-        f'aria-label="{escaped(said)}"><style>{STYLE}</style>{PAPER}{"".join(parts)}</svg>\n'
+        f'aria-label="{escape(said)}"><style>{STYLE}</style>{PAPER}{"".join(parts)}</svg>\n'
     )
 
 
@@ -127,7 +127,7 @@ def _row(top: float, boxes: list[Box]) -> list[str]:
             f'<rect class="dt-s{colour}" x="{left:.1f}" y="{top}" width="{width:.1f}" height="{HEIGHT}" rx="8" '
             f'fill="none" stroke-width="{2 if box.noise else 1}"/>'
         )
-        parts.append(f'<text class="dt-title" x="{left + 12:.1f}" y="{top + 25}">{escaped(box.name)}</text>')
+        parts.append(f'<text class="dt-title" x="{left + 12:.1f}" y="{top + 25}">{escape(box.name)}</text>')
         parts += _lines(left + 12, top + 46, f"{box.verb} {box.sees}", int((width - 18) / 7.1))
         if box.noise:
             parts.append(
@@ -145,7 +145,7 @@ def _row(top: float, boxes: list[Box]) -> list[str]:
 def _lines(x: float, y: float, text: str, most: int, *, style: str = "") -> list[str]:
     mark = f' class="{style}" style="font-weight:600"' if style else ""
     return [
-        f'<text{mark} x="{x:.1f}" y="{y + 18 * i:.1f}">{escaped(line)}</text>'
+        f'<text{mark} x="{x:.1f}" y="{y + 18 * i:.1f}">{escape(line)}</text>'
         for i, line in enumerate(textwrap.wrap(text, most, break_long_words=False))
     ]
 

@@ -27,6 +27,6 @@ def picture() -> np.ndarray:
 
 
 if __name__ == "__main__":
-    from matplotlib.image import imsave
+    from PIL import Image
 
-    imsave(PICTURE, picture())
+    Image.fromarray(picture()).save(PICTURE)

@@ -14,8 +14,7 @@ from dovetail.audit.findings import Finding, audit
 from dovetail.events import Round
 from dovetail.experiment.folder import RunFolder
 from dovetail.experiment.preparation import Plan
-from dovetail.figures import Figure, Line
-from dovetail.figures.files import save
+from dovetail.figures import Figure, Line, save
 from dovetail.files import write_json
 from dovetail.guarantee import quotes
 from dovetail.protocols import BUNDLED

@@ -49,9 +49,8 @@ def amplify(
     as_json: JsonFlag = False,
 ) -> None:
     """Print every shuffle amplification bound: its eps, or why it does not apply."""
-    from dovetail import _validate
+    from dovetail import _validate, figures
     from dovetail.accounting.amplification import table as amplification
-    from dovetail.figures import files
     from dovetail.statements import NotApplicable
 
     _validate.integer(n=n)
@@ -61,7 +60,7 @@ def amplify(
     if bound is not None:
         _validate.known("bound", bound, amplification.BOUNDS)
     if plot is not None:
-        files.check(plot)
+        figures.check_file(plot)
     rows = [
         row
         for row in amplification.table(eps_local, num_users=n, delta=delta, colluders=colluders)
@@ -74,7 +73,7 @@ def amplify(
     if plot is not None:
         from dovetail.pages import plots  # loads nearly everything
 
-        files.save(plots.amplification(num_users=n, eps_local=eps_local, delta=delta, over=over), plot)
+        figures.save(plots.amplification(num_users=n, eps_local=eps_local, delta=delta, over=over), plot)
     if as_json:
         facts = {"n": n, "eps_local": eps_local, "delta": delta, "colluders": colluders}
         print_json({**facts, "bounds": [_row(row) for row in rows], "best": _row(best) if best else None})

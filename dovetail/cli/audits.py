@@ -73,13 +73,12 @@ def audit(
 
     Exits with status 1 if an attack finds more than is certified.
     """
-    from dovetail import _validate
+    from dovetail import _validate, figures
     from dovetail import audit as audits
     from dovetail.experiment import config
-    from dovetail.figures import files
 
     if plot is not None:
-        files.check(plot)
+        figures.check_file(plot)
     target = _one_target(name, everything, training)
     _validate.one_of((*audits.VIEWS, "shuffler"), view=view)
     if training is not None:

@@ -29,16 +29,16 @@ def runs(
     as_json: JsonFlag = False,
 ) -> None:
     """List runs with what they state; compare them, or plot how their scores grew."""
-    from dovetail.figures import files
+    from dovetail import figures
     from dovetail.watching import runs as reading
 
     if plot is not None:
-        files.check(plot)
+        figures.check_file(plot)
     chosen = [run for place in places or [_DEFAULT] for run in reading.found(_folder(place))]
     if compare and len(chosen) < 2:
         raise ValueError(f"expected two runs or more to compare, got {len(chosen)}")
     if plot is not None:
-        files.save(
+        figures.save(
             reading.figure(chosen if compare else [run for run in chosen if len(run.metrics) > 1], over=over), plot
         )
     if as_json:

@@ -93,11 +93,11 @@ def test_the_curves_are_drawn(command, tmp_path):
 
 
 def test_a_picture_that_cannot_be_drawn_is_refused_before_the_attack(command, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
     monkeypatch.setattr(audits, "audit", None)
     status, out, err = command("audit", "ss_simple", *SMALL, "--plot", str(tmp_path / "curves.png"))
     assert (status, out) == (2, "")
-    assert "a figure as .png needs matplotlib: pip install 'dovetail-fl[plots]'" in err
+    assert "a figure as .png needs vl-convert: pip install 'dovetail-fl[plots]'" in err
     assert len(err.strip().splitlines()) == 1
 
 
@@ -121,7 +121,7 @@ def test_a_whole_training_is_attacked(command):
         (("ss_simple", "--set", "eps=1"), "eps"),
         (("dp_fl", "--view", "shuffler"), "expected 'ss_topk' with --view shuffler"),
         (("ss_simple", *SMALL, "--trials", "3"), "expected trials >= 10"),
-        (("ss_simple", *SMALL, "--trials", "0", "--plot", "/nowhere/at/all.svg"), "expected a file to draw to"),
+        (("ss_simple", *SMALL, "--trials", "0", "--plot", "/nowhere/at/all.svg"), "cannot draw to"),
     ],
 )
 def test_bad_input_is_one_sentence(command, arguments, sentence):

@@ -153,7 +153,7 @@ def test_print_is_light_and_shows_what_is_folded(browser, pages_drawn, tmp_path)
 
 
 def test_a_saved_figure_opens_alone(browser, tmp_path):
-    from dovetail.figures.files import save
+    from dovetail.figures import save
 
     figure = Figure(title="Alone", x_label="x", y_label="y", lines=[Line(name="one", x=[1, 2], y=[3.0, 4.0])])
     save(figure, tmp_path / "alone.svg")

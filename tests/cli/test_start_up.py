@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-SLOW = ("jax", "scipy.stats", "scipy.signal", "dp_accounting", "matplotlib")
+SLOW = ("jax", "scipy.stats", "scipy.signal", "dp_accounting", "vl_convert")
 ASKED = {
     "a crowd": ["account", "protocol", "binary_sum", "--n", "1000", "--dim", "1", "--delta", "1e-6"],
     "personal budgets": ["account", "protocol", "apes", "--n", "100", "--dim", "5", "--delta", "1e-5"],
