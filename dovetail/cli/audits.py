@@ -170,8 +170,7 @@ def _audit_all(quick: bool, trials: int | None, confidence: float, seed: int, as
 def _indices(name: str, plan: Any, task: str | None, confidence: float, seed: int) -> Any:
     import jax
 
-    from dovetail.audit.indices import audit_indices
-    from dovetail.audit.indices.populations import Population, gradients
+    from dovetail.audit.indices import Population, audit_indices, gradients
     from dovetail.guarantee import quotes
     from dovetail.protocols.flame.ss_topk import SsTopk
 

@@ -12,8 +12,7 @@ from scipy.stats import binom
 from dovetail.audit.bounds import ExactAttack, best
 from dovetail.audit.exact import cells, noise, sums
 from dovetail.audit.exact.cells import Binomial
-from dovetail.audit.exact.ratios import RepeatedCells, far_apart, likelihoods
-from dovetail.audit.exact.sums import Mixture, SumPart
+from dovetail.audit.exact.sums import Mixture, RepeatedCells, SumPart, far_apart, likelihoods
 from dovetail.audit.findings import audit
 from dovetail.events import Report
 from dovetail.guarantee.quotes import Terms

@@ -10,9 +10,16 @@ import pytest
 from scipy.stats import binom, binomtest
 
 from dovetail.audit import indices
-from dovetail.audit.indices import audit_indices, claimed_nu, posterior
-from dovetail.audit.indices.findings import KNOWLEDGE, best_of, scores
-from dovetail.audit.indices.populations import Population, gradients
+from dovetail.audit.indices import (
+    KNOWLEDGE,
+    Population,
+    audit_indices,
+    best_of,
+    claimed_nu,
+    gradients,
+    posterior,
+    scores,
+)
 from dovetail.claims import flame
 from dovetail.events import Everyone
 from dovetail.protocols import Cohort

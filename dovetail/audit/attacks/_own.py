@@ -15,7 +15,7 @@ from dovetail.audit import exact
 from dovetail.audit.bounds import ExactAttack, disjoint
 from dovetail.audit.exact import cells
 from dovetail.audit.exact.cells import log_binomial
-from dovetail.audit.exact.ratios import many_alike
+from dovetail.audit.exact.sums import many_alike
 from dovetail.events import Report
 from dovetail.protocols import Cohort, Protocol
 

@@ -32,8 +32,8 @@ from dovetail.audit.attacks import _own
 from dovetail.audit.attacks.registry import on_own_reports, shows_less, stronger
 from dovetail.audit.bounds import ExactAttack, disjoint
 from dovetail.audit.exact import cells
-from dovetail.audit.exact.cells import Binomial, binomial_window, counts
-from dovetail.audit.exact.sums import ULP, SumPart, sums
+from dovetail.audit.exact.cells import ULP, Binomial, binomial_window, counts
+from dovetail.audit.exact.sums import SumPart, sums
 from dovetail.events import Report, Shuffled
 from dovetail.protocols import Cohort
 from dovetail.protocols.flame.ss_double import SsDouble

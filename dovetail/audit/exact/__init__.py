@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dovetail import _validate
 from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import crowds, noise, personal, registry
-from dovetail.audit.exact.ratios import likelihoods
+from dovetail.audit.exact.sums import likelihoods
 from dovetail.events import Disjoint, Everyone, Mechanism, NonPrivate, Poisson, Round
 from dovetail.statements import NotApplicable
 

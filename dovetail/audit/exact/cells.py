@@ -26,11 +26,11 @@ from scipy.stats import binom
 
 from dovetail import _validate
 from dovetail.audit.bounds import ExactAttack
-from dovetail.audit.exact.sums import ULP
 from dovetail.events import Report
 from dovetail.statements import NotApplicable
 
 __all__ = [
+    "ULP",
     "Binomial",
     "Cells",
     "binomial_window",
@@ -46,6 +46,7 @@ __all__ = [
     "whole_steps",
 ]
 
+ULP = float(np.finfo(np.longdouble).eps)
 _WIDE = 12.0  # standard deviations to either side
 _UNDERFLOW = 1e-290
 _NEAR_ONE = 1e-4

@@ -17,10 +17,9 @@ from scipy.stats import binom
 
 from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import cells
-from dovetail.audit.exact.cells import Binomial, binomial_window, counts, trinomials
-from dovetail.audit.exact.ratios import RepeatedCells, likelihoods
+from dovetail.audit.exact.cells import ULP, Binomial, binomial_window, counts, trinomials
 from dovetail.audit.exact.registry import on_event
-from dovetail.audit.exact.sums import ULP, Mixture, SumPart, sums
+from dovetail.audit.exact.sums import Mixture, RepeatedCells, SumPart, likelihoods, sums
 from dovetail.events import PaddedBernoulli, PaddedTopk, Report, Shuffled
 from dovetail.statements import NotApplicable
 

@@ -15,10 +15,9 @@ from scipy.special import log_ndtr, logsumexp
 
 from dovetail.audit.bounds import ExactAttack, disjoint
 from dovetail.audit.exact import cells, sums
-from dovetail.audit.exact.cells import binomial_window
-from dovetail.audit.exact.ratios import RepeatedCells, likelihoods, many_alike
+from dovetail.audit.exact.cells import ULP, binomial_window
 from dovetail.audit.exact.registry import in_sample, on_event
-from dovetail.audit.exact.sums import ULP
+from dovetail.audit.exact.sums import RepeatedCells, likelihoods, many_alike
 from dovetail.events import Gaussian, Laplace, ReplacedUsers, SampledSubject, SkellamNoise
 from dovetail.statements import Neighbors, NotApplicable
 

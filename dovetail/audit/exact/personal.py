@@ -15,8 +15,9 @@ import numpy as np
 
 from dovetail.audit.bounds import ExactAttack
 from dovetail.audit.exact import cells, sums
+from dovetail.audit.exact.cells import ULP
 from dovetail.audit.exact.registry import on_event
-from dovetail.audit.exact.sums import ULP, SumPart
+from dovetail.audit.exact.sums import SumPart
 from dovetail.events import Personalized
 from dovetail.statements import NotApplicable
 

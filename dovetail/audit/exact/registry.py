@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.audit.bounds import ExactAttack
-from dovetail.audit.exact.ratios import RepeatedCells
+from dovetail.audit.exact.sums import RepeatedCells
 from dovetail.events import Round
 from dovetail.statements import NotApplicable
 
