@@ -21,12 +21,12 @@ __all__ = [
     "clip_norm",
     "finite",
     "finite_array",
-    "given",
     "in_interval",
     "in_open_interval",
     "integer",
-    "known",
+    "known_name",
     "non_negative",
+    "not_none",
     "one_of",
     "positive",
 ]
@@ -38,7 +38,7 @@ def _fail(expected: str, name: str, value: object) -> None:
     raise ValueError(f"expected {expected}, got {name}={value!r}")
 
 
-def given(**values: Any) -> dict[str, Any]:
+def not_none(**values: Any) -> dict[str, Any]:
     """The values that are not None."""
     return {name: value for name, value in values.items() if value is not None}
 
@@ -125,7 +125,7 @@ def one_of(options: Collection[Any], **values: Any) -> None:
             _fail(f"{name} to be one of {', '.join(str(option) for option in options)}", name, value)
 
 
-def known(kind: str, name: str, options: Iterable[str]) -> None:
+def known_name(kind: str, name: str, options: Iterable[str]) -> None:
     """The name is one of the known ones; otherwise the nearest known name is suggested."""
     options = sorted(options)
     if name in options:

@@ -132,7 +132,7 @@ _SOURCES: dict[str, tuple[str, ...]] = {
 def entry(key: str) -> Entry:
     """The entry of this key; unknown keys get the nearest known one as a hint."""
     key = _OTHER_NAMES.get(key, key)
-    _validate.known("reference", key, ENTRIES)
+    _validate.known_name("reference", key, ENTRIES)
     return ENTRIES[key]
 
 

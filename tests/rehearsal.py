@@ -27,7 +27,7 @@ class Rehearsal(_runner.Runner):
         config = read(preset, overrides)
         settings = config.protocol_settings
         plan = quotes.Terms(num_users=self.num_users, dim=7850, delta=config.privacy.delta, settings=settings)
-        quotes.settled(config.protocol["name"], plan)
+        quotes.settle_protocol(config.protocol["name"], plan)
         self.asked.append(config)
         result = types.SimpleNamespace(
             quote=types.SimpleNamespace(claimed=None),

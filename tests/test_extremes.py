@@ -90,7 +90,7 @@ def _constant(text):
 def attacked(name, question):
     """An exact lower bound on the eps of the same rounds, where the attack reaches."""
     plan = quotes.Terms(**question)
-    protocol, cohort = quotes.settled(name, plan)
+    protocol, cohort = quotes.settle_protocol(name, plan)
     view = protocol.view(cohort, plan.dim, neighbors=protocol.relation)
     with contextlib.suppress(ArithmeticError):
         return findings.attack([view.round] * plan.rounds, delta=plan.delta)

@@ -33,7 +33,7 @@ def test_public_names_are_there_and_on_their_page(name):
     ("module", "names"),
     [
         ("dovetail.statements", ("Proof", "Theorem", "Scope", "Trust", "Neighbors", "Unit", "Verdict")),
-        ("dovetail.experiment", ("Callback", "Outset", "Progress", "Diagnosis")),
+        ("dovetail.experiment", ("Callback", "RunStart", "Progress", "Diagnosis")),
         ("dovetail.watching", ("EarlyStopping", "LivePage", "TensorBoard", "MLflow", "WandB")),
         ("dovetail.protocols", ("Cohort", "Fast", "Claimed", "Messages")),
         ("dovetail.accounting.releases", ("Release", "releases", "release_of")),

@@ -30,9 +30,9 @@ def test_each_check_accepts_the_good_and_words_the_bad(check, good, bad, sentenc
 
 def test_unknown_names_get_the_nearest_one():
     with pytest.raises(ValueError, match=r"unknown protocol 'dpfl': did you mean 'dp_fl'\?"):
-        _validate.known("protocol", "dpfl", ["fedavg", "dp_fl"])
+        _validate.known_name("protocol", "dpfl", ["fedavg", "dp_fl"])
     with pytest.raises(ValueError, match="expected one of: a, b"):
-        _validate.known("thing", "zzzzzz", ["b", "a"])
+        _validate.known_name("thing", "zzzzzz", ["b", "a"])
 
 
 def test_arrays_with_nan_are_refused():
@@ -42,7 +42,7 @@ def test_arrays_with_nan_are_refused():
 
 
 def test_what_is_left_open_passes_and_what_is_given_is_checked():
-    assert _validate.given(x=None, y=0) == {"y": 0}
-    _validate.positive(**_validate.given(x=None))
+    assert _validate.not_none(x=None, y=0) == {"y": 0}
+    _validate.positive(**_validate.not_none(x=None))
     with pytest.raises(ValueError, match="expected y > 0, got y=0"):
-        _validate.positive(**_validate.given(x=None, y=0))
+        _validate.positive(**_validate.not_none(x=None, y=0))

@@ -116,7 +116,7 @@ def _reasons(quote: quotes.Quote) -> list[str]:
 
 
 def _cost(name: str, plan: quotes.Terms) -> list[tuple[str, str]]:
-    protocol, cohort = quotes.settled(name, plan)
+    protocol, cohort = quotes.settle_protocol(name, plan)
     layout, shared = protocol.layout(plan.dim), _shared(protocol, cohort, plan.dim)
     facts = [("shufflers", str(layout.shufflers or "none"))]
     if layout.padding is not None:

@@ -106,7 +106,7 @@ def audit(
     _validate.one_of(VIEWS, view=view)
     _validate.in_open_interval(0, 1, confidence=confidence)
     quote = quotes.quote(name, plan)
-    protocol, cohort = quotes.settled(name, plan)
+    protocol, cohort = quotes.settle_protocol(name, plan)
     about = quote.local if view == "colluding" else quote.certified
     delta = about.delta if view == "colluding" else plan.delta
     if observe:

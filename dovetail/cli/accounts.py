@@ -58,7 +58,7 @@ def amplify(
     _validate.positive(eps_local=eps_local)
     _validate.in_open_interval(0, 1, delta=delta)
     if bound is not None:
-        _validate.known("bound", bound, amplification.BOUNDS)
+        _validate.known_name("bound", bound, amplification.BOUNDS)
     if plot is not None:
         figures.check_file(plot)
     rows = [
@@ -188,7 +188,7 @@ def _sampled(plan: Any, participation: str | None, population: int | None) -> An
         raise ValueError(f"expected --population with --participation {participation}, got none")
     if population is None:
         return plan
-    return quotes.sampled(plan, participation or "fixed", population)
+    return quotes.with_sampling(plan, participation or "fixed", population)
 
 
 def _print_quote(quote: Any) -> None:

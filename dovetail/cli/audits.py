@@ -174,7 +174,7 @@ def _indices(name: str, plan: Any, task: str | None, confidence: float, seed: in
     from dovetail.guarantee import quotes
     from dovetail.protocols.flame.ss_topk import SsTopk
 
-    protocol, _ = quotes.settled(name, plan)
+    protocol, _ = quotes.settle_protocol(name, plan)
     if not isinstance(protocol, SsTopk):
         raise ValueError(
             f"expected 'ss_topk' with --view shuffler, got {name!r}, where slots do not depend on the data"

@@ -34,7 +34,7 @@ def runs(
 
     if plot is not None:
         figures.check_file(plot)
-    chosen = [run for place in places or [_DEFAULT] for run in reading.found(_folder(place))]
+    chosen = [run for place in places or [_DEFAULT] for run in reading.find_runs(_folder(place))]
     if compare and len(chosen) < 2:
         raise ValueError(f"expected two runs or more to compare, got {len(chosen)}")
     if plot is not None:

@@ -78,7 +78,7 @@ def compare(
     best = found.best_single_shuffler
     if best is not None:
         out_console.print(f"best with one shuffler: {best} ({found.runs[best].mean:.2%})", highlight=False)
-    if guessing := [name for name, run in found.runs.items() if not run.learned]:
+    if guessing := [name for name, run in found.runs.items() if not run.beats_baseline]:
         said = f"no better than a constant guess, so their order means nothing: {', '.join(guessing)}"
         out_console.print(said, markup=False, highlight=False)
     out_console.print(f"report: {target / 'report.html'}", markup=False, highlight=False)
@@ -132,12 +132,12 @@ def reproduce(
     from dovetail import _validate, machine, pages, papers
     from dovetail.engine import devices
 
-    _validate.known("paper", paper, [*papers.PAPERS, "all"])
+    _validate.known_name("paper", paper, [*papers.PAPERS, "all"])
     chosen = list(papers.PAPERS.values()) if paper == "all" else [papers.PAPERS[paper]]
     only = tuple(key.strip() for key in parts.split(",")) if parts else ()
     known = {part.key for one in chosen for part in one.parts}
     for key in only:
-        _validate.known("part", key, known)
+        _validate.known_name("part", key, known)
     chosen = [one for one in chosen if not only or any(part.key in only for part in one.parts)]
     devices.use_all_cores()
     if not quick and not only:

@@ -100,7 +100,7 @@ def run(
         print_json(result.to_json())
         return
     out_console.print(f"test {headline(result.metrics, result.baseline)} after {_rounds(result)}", highlight=False)
-    if result.learned is False:
+    if result.beats_baseline is False:
         out_console.print(_NOT_LEARNED, markup=False, highlight=False)
     out_console.print(str(result.statement), markup=False, highlight=False)
     out_console.print(_unit_table(result.units))
@@ -120,7 +120,7 @@ def _say_interrupted(folder: Path, config: str | None, overrides: Sequence[str])
     """How to go on after Ctrl-C: with the same config and changes, whose modules may lie beside it."""
     from dovetail.experiment.folder import RunFolder
 
-    if RunFolder(folder).resumable:
+    if RunFolder(folder).is_resumable:
         changes = [word for text in overrides for word in ("--set", text)]
         words = ["dovetail", "run", *([config] if config else []), *changes, "--resume", "--out", str(folder)]
         said = f"interrupted; to continue from the last checkpoint: {shlex.join(words)}"
@@ -270,7 +270,7 @@ def bench(
         return
     from dovetail import _validate
 
-    _validate.known("benchmark", name, sorted(files))
+    _validate.known_name("benchmark", name, sorted(files))
     sys.path.insert(0, str(folder))
     sys.argv = [str(files[name]), *(["--json"] if as_json else []), *(options or [])]
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -79,7 +79,7 @@ def tune(
         return
     _print_trials(found.facts)
     result = found.result
-    chosen = _told(found.chosen)
+    chosen = _told(found.best_setting)
     out_console.print(f"chosen: {chosen}", markup=False, highlight=False)
     said = headline(result.metrics, result.baseline)
     out_console.print(f"test {said} after {result.rounds} rounds", highlight=False)

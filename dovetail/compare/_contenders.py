@@ -63,7 +63,7 @@ def line_up(
     """The protocols of a comparison with their configs; those asked for, or all."""
     _validate.positive(eps=eps)
     _validate.in_open_interval(0, 1, delta=delta)
-    _validate.known("model to compare", model, models())
+    _validate.known_name("model to compare", model, models())
     for name in protocols:
         find(name)
     for key, _ in overrides:

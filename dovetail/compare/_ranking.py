@@ -43,7 +43,7 @@ class Run:
     baseline: float | None = None  # the accuracy of the best constant guess; not recorded by earlier versions
 
     @property
-    def learned(self) -> bool:
+    def beats_baseline(self) -> bool:
         """Whether it beats the best constant guess with every seed, as far as that is known."""
         return self.baseline is None or min(self.accuracies) > self.baseline
 
@@ -80,7 +80,7 @@ class Run:
             "accuracies": list(self.accuracies),
             "mean": self.mean,
             "baseline": self.baseline,
-            "learned": self.learned,
+            "learned": self.beats_baseline,
             "spread": statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None,
             "certified": self.certified.to_json(),
             "local": self.local.to_json(),
@@ -167,7 +167,7 @@ class Comparison:
     @property
     def best_single_shuffler(self) -> str | None:
         """The most accurate private protocol with one shuffler, of those that learned."""
-        ranked = (name for name, run in self.runs.items() if run.private and run.learned and run.shufflers == 1)
+        ranked = (name for name, run in self.runs.items() if run.private and run.beats_baseline and run.shufflers == 1)
         return next(ranked, None)
 
     @property

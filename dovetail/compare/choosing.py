@@ -58,10 +58,10 @@ class Situation:
             "rounds": self.rounds,
             "records_per_user": self.records_per_user,
         }
-        _validate.integer(**counts, **_validate.given(per_round=self.per_round))
+        _validate.integer(**counts, **_validate.not_none(per_round=self.per_round))
         _validate.at_least(2, users=self.users)
         _validate.at_least(1, dim=self.dim, rounds=self.rounds, records_per_user=self.records_per_user)
-        _validate.in_interval(2, self.users, **_validate.given(per_round=self.per_round))
+        _validate.in_interval(2, self.users, **_validate.not_none(per_round=self.per_round))
         _validate.positive(eps=self.eps)
         _validate.in_open_interval(0, 1, delta=self.delta)
         _validate.one_of(PARTICIPATION, participation=self.kind)
@@ -101,7 +101,7 @@ class Situation:
             rounds=epochs if self.kind == "disjoint" else self.rounds,
             settings=settings,
         )
-        return terms if self.kind in ("everyone", "disjoint") else quotes.sampled(terms, self.kind, self.users)
+        return terms if self.kind in ("everyone", "disjoint") else quotes.with_sampling(terms, self.kind, self.users)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -208,7 +208,7 @@ def _unfit(name: str, situation: Situation) -> str | None:
     if built.noise_field == "budget_scale":
         return _PERSONAL.format(name=name)
     guarantee = quotes.guarantee(name, dataclasses.replace(terms, participation=Everyone(), uploads=None))
-    trust, settled = guarantee.scope.trust, guarantee.settled
+    trust, settled = guarantee.scope.trust, guarantee.settled_protocol
     one_of_several = trust is Trust.SHUFFLE and may_collude(settled) > 0  # the same trust as in aggregators
     level = _LEVELS[Trust.SHARES if one_of_several else trust]
     if TRUST.index(level) > TRUST.index(situation.trust):
@@ -219,7 +219,7 @@ def _unfit(name: str, situation: Situation) -> str | None:
 def _fitting(name: str, situation: Situation, source: Committed | None) -> Fitting:
     terms = situation.terms(name)
     parameter, value, quote = quotes.calibrate(name, terms, eps=situation.eps, tolerance=_TOLERANCE)
-    protocol, _ = quotes.settled(name, terms.with_setting(parameter, value))
+    protocol, _ = quotes.settle_protocol(name, terms.with_setting(parameter, value))
     clip, length = _clip_of(protocol)
     return Fitting(
         protocol=name,

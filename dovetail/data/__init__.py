@@ -44,7 +44,7 @@ def resolve(task: str | Task) -> Task:
     if isinstance(task, Task):
         return task
     if ":" not in task:
-        _validate.known("task", task, TASKS)
+        _validate.known_name("task", task, TASKS)
         return TASKS[task]
     return _imports.load(task, what="task", kind="dovetail.data.Task", accept=_is_task)
 

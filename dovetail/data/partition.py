@@ -41,7 +41,7 @@ def build(
     is the number of silos. `subjects`, whom each record is about, is for silos, and for by-user where the data do not
     name the `owners` of records.
     """
-    _validate.known("partition", name, PARTITIONS)
+    _validate.known_name("partition", name, PARTITIONS)
     if name in BY_USER:
         known = subjects if owners is None else owners
         if known is None:

@@ -48,7 +48,7 @@ def cap(
         A subject that is within the limits keeps everything, and nobody loses all its records.
         Users stay users, if need be without a record; a user's records keep their order.
     """
-    limits = _validate.given(
+    limits = _validate.not_none(
         items_per_subject=items_per_subject, users_per_subject=users_per_subject, items_per_user=items_per_user
     )
     _validate.integer(**limits)

@@ -143,7 +143,7 @@ def _parsed(text: str) -> Sequence[View]:
     kind, separator, amount = text.partition(":")
     if kind not in KINDS:
         if not separator:
-            _validate.known("view", kind, KINDS)
+            _validate.known_name("view", kind, KINDS)
         found = _imports.load(text, what="view", kind="function of images, or a list of them", accept=_are_views)
         return found if isinstance(found, list | tuple) else (found,)
     if kind == "flip":

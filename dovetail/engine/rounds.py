@@ -71,7 +71,7 @@ __all__ = [
     "Dealer",
     "Engine",
     "Performance",
-    "Ran",
+    "RoundLog",
     "Share",
     "Training",
     "as_float",
@@ -90,7 +90,7 @@ class Performance:
     size_classes: int | None = None
 
     def __post_init__(self) -> None:
-        given = _validate.given(chunk=self.chunk, size_classes=self.size_classes)
+        given = _validate.not_none(chunk=self.chunk, size_classes=self.size_classes)
         _validate.integer(**given)
         _validate.at_least(1, **given)
 
@@ -113,7 +113,7 @@ class _Public(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Ran:
+class RoundLog:
     """A round that the engine ran: its number, and what was public about it when its noise was added."""
 
     index: int
@@ -185,7 +185,7 @@ class Engine:
         self._dealer = Dealer(classes, sizes, self.mesh)
         self._data = placed(dataset, clients, list(zip(self._classes, classes, strict=True)), self.mesh)
         self._scores = Scores(model, self._unravel, dataset, self.loss, metrics or {})
-        self.ran: list[Ran] = []
+        self.round_logs: list[RoundLog] = []
         self._epochs: dict[int, set[int]] = {}
         self._compiled: Callable[..., Training] = jax.jit(self._round, donate_argnums=0)
         if model.learner is not None:
@@ -193,7 +193,7 @@ class Engine:
 
     def start(self) -> Training:
         """The state before the first round, of which `ran` knows nothing yet."""
-        self.ran, self._epochs = [], {}
+        self.round_logs, self._epochs = [], {}
         params = jnp.asarray(self.first)
         nothing = Diagnostics(jnp.zeros(()), jnp.zeros(())) if self._diagnostics else ()
         return self.place(Training(params, self.server.init(params), self._protocol.init(self.dim), nothing))
@@ -235,7 +235,7 @@ class Engine:
         )
         after = self._compiled(training, self._data, works, used, public, secret)
         if cohort is not None:
-            self.ran.append(Ran(index, cohort))
+            self.round_logs.append(RoundLog(index, cohort))
         return after
 
     def _refuse(self, users: np.ndarray, cohort: Cohort) -> None:

@@ -96,7 +96,7 @@ class SampledSubject:
         _validate.integer(items=self.items, users_spanned=self.users_spanned, steps=self.steps)
         _validate.at_least(1, items=self.items, users_spanned=self.users_spanned, steps=self.steps)
         _validate.one_of(("sum", "user"), noise=self.noise)
-        cap = _validate.given(items_per_user=self.items_per_user)
+        cap = _validate.not_none(items_per_user=self.items_per_user)
         _validate.integer(**cap)
         _validate.at_least(1, **cap)
 

@@ -60,7 +60,7 @@ def from_plain(data: dict[str, Any]) -> Any:
     """What `to_plain` wrote; refuses what is no event, and values that an event refuses."""
     fields = {name: _read(value) for name, value in data.items() if name != "event"}
     name = str(data.get("event"))
-    _validate.known("event", name, _EVENTS)
+    _validate.known_name("event", name, _EVENTS)
     try:
         return msgspec.convert(fields, ready(_EVENTS[name]))
     except msgspec.ValidationError as error:

@@ -33,8 +33,8 @@ class Report:
         _validate.at_least(2, levels=self.levels)
         if (self.cap_mass is not None) != (self.kind == "cap"):
             raise ValueError(f"expected a cap_mass with kind='cap' alone, got kind={self.kind!r}, {self.cap_mass=}")
-        _validate.positive(**_validate.given(cap_mass=self.cap_mass))
-        _validate.at_most(0.5, **_validate.given(cap_mass=self.cap_mass))
+        _validate.positive(**_validate.not_none(cap_mass=self.cap_mass))
+        _validate.at_most(0.5, **_validate.not_none(cap_mass=self.cap_mass))
 
     @property
     def mass(self) -> float:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dovetail._imports import on_first_use
 
 if TYPE_CHECKING:
-    from dovetail.experiment.callbacks import Callback, Diagnosis, EarlyStopping, Outset
+    from dovetail.experiment.callbacks import Callback, Diagnosis, EarlyStopping, RunStart
     from dovetail.experiment.loading import LoadedRun, load
     from dovetail.experiment.training import Finished, Progress, Result, prepare, run, train
 
@@ -17,9 +17,9 @@ __all__ = [
     "EarlyStopping",
     "Finished",
     "LoadedRun",
-    "Outset",
     "Progress",
     "Result",
+    "RunStart",
     "load",
     "prepare",
     "run",
@@ -28,5 +28,5 @@ __all__ = [
 
 _HOMES = dict.fromkeys(__all__, "dovetail.experiment.training")  # the engine is large
 _HOMES |= dict.fromkeys(("LoadedRun", "load"), "dovetail.experiment.loading")
-_HOMES |= dict.fromkeys(("Callback", "Diagnosis", "EarlyStopping", "Outset"), "dovetail.experiment.callbacks")
+_HOMES |= dict.fromkeys(("Callback", "Diagnosis", "EarlyStopping", "RunStart"), "dovetail.experiment.callbacks")
 __getattr__ = on_first_use(__name__, _HOMES)

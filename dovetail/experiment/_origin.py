@@ -26,7 +26,7 @@ from dovetail.data import Dataset, Task, resolve
 from dovetail.experiment.config import Config, read
 from dovetail.experiment.fingerprint import own_code
 from dovetail.experiment.folder import RunFolder
-from dovetail.experiment.preparation import loaded
+from dovetail.experiment.preparation import load_data
 from dovetail.guarantee import Spread
 from dovetail.protocols import Protocol
 
@@ -121,7 +121,7 @@ def different_data(run: Path, key: Path, *, task: Task | None = None, trust_code
         return f"the fingerprint was made with another key, key_id {stated['key_id']}"
     config = read(str(folder.config), code_beside=trust_code)
     with _imports.reading(f"the run in {str(run)!r}", trust_code=trust_code):
-        dataset, _, _ = loaded(config, task or resolve(config.task.name))
+        dataset, _, _ = load_data(config, task or resolve(config.task.name))
     same = hmac.compare_digest(_mac(secret, dataset), stated["hmac_sha256"])
     return None if same else "the data are not those of the run"
 

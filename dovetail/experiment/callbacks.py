@@ -19,16 +19,16 @@ import msgspec
 from dovetail import _validate
 from dovetail.experiment.folder import BANNER
 from dovetail.experiment.plan import Plan
-from dovetail.experiment.result import Progress, Result, described
+from dovetail.experiment.result import Progress, Result, describe_protocol
 
-__all__ = ["OVERHEARD", "STOPPED", "Callback", "Callbacks", "Diagnosis", "EarlyStopping", "Outset"]
+__all__ = ["OVERHEARD", "STOPPED", "Callback", "Callbacks", "Diagnosis", "EarlyStopping", "RunStart"]
 
 STOPPED = "the training was ended by looking at released models and at public test records alone"
 OVERHEARD = "what ended the training did not go by the diagnostics of raw updates, which one of the callbacks is told"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outset:
+class RunStart:
     """What is known of a training before its first round: its settings, and where it starts and is written to.
 
     `round` is 0, or the round of the checkpoint that it goes on from.
@@ -43,11 +43,11 @@ class Outset:
     folder: Path | None
 
     @classmethod
-    def of(cls, plan: Plan, *, round: int, folder: Path | None) -> Outset:
-        """The outset of a plan."""
+    def of(cls, plan: Plan, *, round: int, folder: Path | None) -> RunStart:
+        """The start of a run of this plan."""
         return cls(
             config=msgspec.to_builtins(plan.config),
-            protocol=described(plan.protocol),
+            protocol=describe_protocol(plan.protocol),
             round=round,
             rounds=len(plan.rounds),
             eps=plan.config.privacy.eps,
@@ -72,7 +72,7 @@ class Callback:
     can be resumed. Of several processes that train together, the first alone calls, and none can end the training.
     """
 
-    def on_start(self, outset: Outset) -> None:
+    def on_start(self, start: RunStart) -> None:
         """The first round is about to begin, or the first one after a checkpoint."""
 
     def on_round(self, progress: Progress) -> bool | None:
@@ -111,7 +111,7 @@ class EarlyStopping(Callback):
         self._sign = -1 if (metric in ("loss", "rmse", "mae") if lower_is_better is None else lower_is_better) else 1
         self._best, self._since = float("-inf"), 0
 
-    def on_start(self, outset: Outset) -> None:
+    def on_start(self, start: RunStart) -> None:
         """Forget what an earlier training scored."""
         self._best, self._since = float("-inf"), 0
 
@@ -137,10 +137,10 @@ class Callbacks(Callback):
                 raise ValueError(f"expected callbacks that are dovetail.Callback objects, got {type(one).__name__}")
         self._members = tuple(members)
 
-    def on_start(self, outset: Outset) -> None:
+    def on_start(self, start: RunStart) -> None:
         """Tell all."""
         for one in self._members:
-            one.on_start(outset)
+            one.on_start(start)
 
     def on_round(self, progress: Progress) -> bool:
         """Tell all; True if one of them says so."""

@@ -206,7 +206,7 @@ def read(source: str | Path, overrides: Iterable[tuple[str, Any]] = (), *, code_
     elif path.suffix == ".toml" or path.exists():
         raise FileNotFoundError(f"expected a config file, got {str(source)!r}, which is not a file")
     else:
-        _validate.known("preset or config file", str(source), presets())
+        _validate.known_name("preset or config file", str(source), presets())
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -244,16 +244,16 @@ def to_toml(config: Config) -> str:
 def _check_keys(tree: Mapping[str, Any]) -> None:
     sections = {field.name: field for field in msgspec.structs.fields(Config)}
     for name, value in tree.items():
-        _validate.known("config key", name, sections)
+        _validate.known_name("config key", name, sections)
         kind = sections[name].type
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             if not isinstance(value, Mapping):
                 raise ValueError(f"expected a section [{name}], got {name}={value!r}")
             for key in value:
-                _validate.known(f"key of [{name}]", key, kind.__struct_fields__)
+                _validate.known_name(f"key of [{name}]", key, kind.__struct_fields__)
             if name == "task" and isinstance(whiten := value.get("whiten"), Mapping):
                 for key in whiten:
-                    _validate.known("key of task.whiten", key, Whitening.__dataclass_fields__)
+                    _validate.known_name("key of task.whiten", key, Whitening.__dataclass_fields__)
 
 
 _KINDS = {

@@ -33,7 +33,7 @@ from dovetail.data.readers.recipes import Recipe
 from dovetail.files import make_folder, write_atomically, write_json
 from dovetail.guarantee.record import Record
 
-__all__ = ["BANNER", "SETTINGS", "TIMING_BANNER", "RunFolder", "Saved"]
+__all__ = ["BANNER", "SETTINGS", "TIMING_BANNER", "Checkpoint", "RunFolder"]
 
 SETTINGS = ("noise", "protocol", "uploads", "tuning")  # of privacy.json, that the ledger has too
 BANNER = "diagnostics of raw updates: not covered by the statement, not for release"
@@ -54,7 +54,7 @@ _CONFIG, _METRICS, _DIAGNOSTICS, _CHECKPOINT, _PRIVACY, _MODEL, _LEDGER, _RECIPE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Saved:
+class Checkpoint:
     """A checkpoint: rounds done, those released and what they were, whose run it is, and its state.
 
     `fingerprint` tells by name what a run must have in common with one that goes on from here; `resumed` are the rounds
@@ -99,12 +99,12 @@ class RunFolder:
         return cls(path)
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the run has ended."""
         return (self.path / _PRIVACY).exists()
 
     @property
-    def resumable(self) -> bool:
+    def is_resumable(self) -> bool:
         """Whether there is a checkpoint to go on from."""
         return (self.path / _CHECKPOINT).exists()
 
@@ -148,9 +148,9 @@ class RunFolder:
                     break
         return lines
 
-    def save(self, saved: Saved) -> None:
+    def save(self, saved: Checkpoint) -> None:
         """Replace the checkpoint, which its owner alone can read; refuses to bring one back after the end."""
-        if self.finished:
+        if self.is_finished:
             raise ValueError(f"expected a run that goes on, got {str(self.path)!r}, which has ended")
         meta = {
             "round": saved.round,
@@ -164,7 +164,7 @@ class RunFolder:
         content = _npz({"meta": np.array(json.dumps(meta)), **arrays})
         write_atomically(self.path / _CHECKPOINT, content, mode=0o600)
 
-    def saved(self) -> Saved:
+    def read_checkpoint(self) -> Checkpoint:
         """The last checkpoint; a run has one from its start to its end."""
         path = self.path / _CHECKPOINT
         if not path.exists():
@@ -173,7 +173,7 @@ class RunFolder:
             with np.load(path) as data:
                 meta = json.loads(str(data["meta"]))
                 leaves = tuple(data[f"leaf{i}"] for i in range(meta["leaves"]))
-            return Saved(
+            return Checkpoint(
                 round=meta["round"],
                 released=tuple(meta["released"]),
                 resumed=tuple(meta["resumed"]),
@@ -243,7 +243,7 @@ class RunFolder:
             file.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Keep other processes from working on the same run."""
         with (self.path / _CONFIG).open("rb") as config:
             try:

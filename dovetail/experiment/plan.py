@@ -12,7 +12,7 @@ import numpy as np
 from dovetail import protocols
 from dovetail.data import Clients, Dataset, Model, Task
 from dovetail.data.readers.recipes import recipe_of
-from dovetail.engine import Engine, Ran, Training, devices
+from dovetail.engine import Engine, RoundLog, Training, devices
 from dovetail.events import Round
 from dovetail.experiment.config import Config
 from dovetail.guarantee import Guarantee, Quote, Record
@@ -54,7 +54,7 @@ class Plan:
     @property
     def unit(self) -> Unit:
         """Whom the target and the statement are about."""
-        return self.guarantee.asked
+        return self.guarantee.target_unit
 
     @property
     def scope(self) -> Scope:
@@ -70,17 +70,17 @@ class Plan:
         """What is planned of these rounds, in privacy terms."""
         return self.guarantee.record(self._cohorts(released))
 
-    def record_of(self, ran: Sequence[Ran]) -> Record:
+    def record_of(self, ran: Sequence[RoundLog]) -> Record:
         """What the engine did in these rounds, in privacy terms: by its own notes and not by the plan."""
         return self.guarantee.record([item.cohort for item in ran])
 
     def certify(self, released: Sequence[int]) -> Statement:
         """The statement for the rounds that were released."""
-        return self.record(released).certified()
+        return self.record(released).certified_statement()
 
-    def table(self, released: Sequence[int]) -> Mapping[Unit, Statement]:
+    def statements_by_unit(self, released: Sequence[int]) -> Mapping[Unit, Statement]:
         """What these rounds promise for an item, a user and a subject."""
-        return self.record(released).table()
+        return self.record(released).statements_by_unit()
 
     def quote(self, released: Sequence[int]) -> Quote:
         """That statement, beside what the paper claims, what the shuffler learns, and what is left without trust."""
@@ -98,14 +98,14 @@ class Plan:
     def _cohorts(self, released: Sequence[int]) -> list[protocols.Cohort]:
         return [self.guarantee.cohorts[index] for index in released]
 
-    def assuming(self, said: str) -> Plan:
+    def with_assumption(self, said: str) -> Plan:
         """The same plan, whose statements rest on this too."""
         said_before = self.guarantee.assumptions
         return dataclasses.replace(
             self, guarantee=dataclasses.replace(self.guarantee, assumptions=(*said_before, said))
         )
 
-    def declaring(self, said: str) -> Plan:
+    def with_declaration(self, said: str) -> Plan:
         """The same plan, whose statements are *as declared*, and this is what is declared."""
         declared = (*self.guarantee.declared, said)
         return dataclasses.replace(self, guarantee=dataclasses.replace(self.guarantee, declared=declared))
@@ -123,7 +123,7 @@ class Plan:
         """What the run draws from."""
         return self.schedule.randomness
 
-    def spent(self, released: Sequence[int]) -> Bound | None:
+    def spent_bound(self, released: Sequence[int]) -> Bound | None:
         """The bound of that statement, without the rest of it; None where nothing is certified."""
         try:
             return self.guarantee.bound(self._cohorts(released))

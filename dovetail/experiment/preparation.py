@@ -52,19 +52,19 @@ __all__ = [
     "ROWS_NOTE",
     "Guests",
     "Plan",
-    "calibrated",
+    "assign_records",
+    "calibrate_noise",
     "check_counts",
-    "dealt",
     "guarantee_of",
-    "load",
-    "loaded",
+    "load_data",
+    "load_data_for_parties",
     "notes_of",
     "num_records",
     "prepare",
     "protocol_of",
     "schedule_of",
-    "settled",
     "spread_of",
+    "with_partition",
 ]
 
 
@@ -80,13 +80,13 @@ class Guests(typing.Protocol):
         ...
 
 
-def load(config: Config, *, task: Task | None = None) -> tuple[Dataset, Clients, Model]:
+def load_data_for_parties(config: Config, *, task: Task | None = None) -> tuple[Dataset, Clients, Model]:
     """The data of a config as its model reads it, whose it is, and the model, for parties that train by cross-entropy.
 
     Guarantees:
         Refuses what only a simulation can train: other targets than classes, a loss of its own, a model outside JAX.
     """
-    dataset, clients, model = loaded(config, task or resolve(config.task.name))
+    dataset, clients, model = load_data(config, task or resolve(config.task.name))
     if dataset.target != "classes" or model.loss not in (None, "cross_entropy") or model.learner is not None:
         raise ValueError(
             "expected classes, cross-entropy and a JAX model for training by parties, "
@@ -95,10 +95,10 @@ def load(config: Config, *, task: Task | None = None) -> tuple[Dataset, Clients,
     return dataset, clients, model
 
 
-def loaded(config: Config, task: Task) -> tuple[Dataset, Clients, Model]:
+def load_data(config: Config, task: Task) -> tuple[Dataset, Clients, Model]:
     """The data of a config as its model reads it, whose it is, and the model."""
     dataset = with_recipe(task.load(folder=None if config.task.folder is None else Path(config.task.folder)))
-    clients = dealt(settled(config, dataset).task, dataset, seed=config.seed)
+    clients = assign_records(with_partition(config, dataset).task, dataset, seed=config.seed)
     dataset = views.expanded(dataset, config.client.views)
     chosen = config.task.all_features
     if task.model is not None:
@@ -117,7 +117,7 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
     _check_sections(config, protocol)
 
     task = task or resolve(config.task.name)
-    dataset, clients, model = loaded(config, task)
+    dataset, clients, model = load_data(config, task)
     _check_model(config, protocol, dataset, model)
     declared = dataset.declared
     if task.model is not None or not isinstance(model.loss, str | None):
@@ -125,7 +125,7 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
             model, dataset, records=protocol.samples == "records", own_model=task.model is not None
         )
         declared += vouched
-    config = settled(config, dataset)
+    config = with_partition(config, dataset)
     check_counts(config, dataset, published=task.published)
     if task.model is not None:
         task = dataclasses.replace(task, model=model)
@@ -142,7 +142,7 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
     learned = () if model.learner is None else model.learner.notes
     said = (*said, *notes_of(config, dataset, published=task.published), *learned)
     guarantee = guarantee_of(config, protocol, schedule, dim, spread, said=said, declared=declared)
-    protocol, noise_of = calibrated(guarantee, eps=config.privacy.eps)
+    protocol, noise_of = calibrate_noise(guarantee, eps=config.privacy.eps)
 
     if guests is not None:
         held = guests.toss(held, len(dataset.labels))
@@ -350,13 +350,13 @@ DEALT_NOTES = {
 ROWS_NOTE = "every row counts as one user: nobody has two rows (user= says whose rows are whose)"
 
 
-def settled(config: Config, dataset: Dataset) -> Config:
+def with_partition(config: Config, dataset: Dataset) -> Config:
     """The config with its partition, where it leaves that open: by user if the data name their users."""
     named = config.task.partition or ("one-record" if dataset.users is None else partition.BY_USER[0])
     return msgspec.structs.replace(config, task=msgspec.structs.replace(config.task, partition=named))
 
 
-def dealt(task: TaskConfig, dataset: Dataset, *, seed: int) -> Clients:
+def assign_records(task: TaskConfig, dataset: Dataset, *, seed: int) -> Clients:
     """The records of a task, dealt to users; refuses to deal them to others than the data name."""
     if task.partition is None:
         raise ValueError("expected a partition that is settled, got task.partition=None")
@@ -575,7 +575,7 @@ def guarantee_of(
     )
 
 
-def calibrated(guarantee: Guarantee, *, eps: float | None) -> tuple[Protocol, Callable[[int], float] | None]:
+def calibrate_noise(guarantee: Guarantee, *, eps: float | None) -> tuple[Protocol, Callable[[int], float] | None]:
     """The settled protocol with its noise set to meet a target; and the noise for each Z, where the data set it."""
     protocol = guarantee.protocol
     if protocol.samples == "records" and record_level(protocol).adaptive_z:
@@ -583,8 +583,8 @@ def calibrated(guarantee: Guarantee, *, eps: float | None) -> tuple[Protocol, Ca
     if eps is not None:
         _refuse_without_promise(guarantee, eps)
         if not protocol.calibrated:
-            guarantee = guarantee.calibrated(eps)
-    return guarantee.settled, None
+            guarantee = guarantee.calibrate(eps)
+    return guarantee.settled_protocol, None
 
 
 def _refuse_without_promise(guarantee: Guarantee, eps: float) -> None:
@@ -594,7 +594,7 @@ def _refuse_without_promise(guarantee: Guarantee, eps: float) -> None:
         guarantee = dataclasses.replace(guarantee, protocol=protocol.with_noise(1.0))
     if accounting.refusal(guarantee.rounds()) is not None:
         raise ValueError(f"expected no privacy.eps with {protocol.name!r}, which gives no guarantee, got {eps}")
-    if guarantee.asked is not guarantee.scope.unit:
+    if guarantee.target_unit is not guarantee.scope.unit:
         dataclasses.replace(guarantee, eps=None).bound(guarantee.cohorts[:1])
 
 

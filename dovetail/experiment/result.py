@@ -21,7 +21,16 @@ from dovetail.numbers import at_most
 from dovetail.protocols._claimed import FROM_DATA
 from dovetail.statements import Bound, Statement, Unit
 
-__all__ = ["Progress", "Provenance", "Result", "described", "facts_of", "headline", "in_short", "learned"]
+__all__ = [
+    "Progress",
+    "Provenance",
+    "Result",
+    "beats_baseline",
+    "describe_protocol",
+    "facts_of",
+    "headline",
+    "in_short",
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,9 +139,9 @@ class Result:
         return self.quote.certified
 
     @property
-    def learned(self) -> bool | None:
+    def beats_baseline(self) -> bool | None:
         """Whether the model beats the best constant guess on the test records; None where there is none."""
-        return learned(self.metrics, self.baseline)
+        return beats_baseline(self.metrics, self.baseline)
 
     def state_dict(self) -> dict[str, Any]:
         """The parameters as PyTorch tensors by the module's own names, for `module.load_state_dict`.
@@ -196,7 +205,7 @@ def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def learned(metrics: Mapping[str, Any], baseline: Mapping[str, Any]) -> bool | None:
+def beats_baseline(metrics: Mapping[str, Any], baseline: Mapping[str, Any]) -> bool | None:
     """Whether scores beat those of the best constant guess; None where that has none."""
     name = next((name for name in ("accuracy", "r2") if name in baseline), None)
     if name is None:
@@ -224,7 +233,7 @@ def facts_of(summary: Mapping[str, Any], statement: Statement, *, out: Path | No
     scores = summary.get("metrics") or {"accuracy": summary["accuracy"]}
     best = next((name for name in ("accuracy", "r2", "loss") if scores.get(name) is not None), None)
     found = {} if best is None else {best: f"{scores[best]:.2%}" if best == "accuracy" else f"{scores[best]:.4g}"}
-    if best is not None and learned(scores, summary.get("baseline") or {}) is False:
+    if best is not None and beats_baseline(scores, summary.get("baseline") or {}) is False:
         found[best] += f", no better than a constant guess ({summary['baseline']['rule']})"
     found |= {"privacy": _numbers(statement), "rounds": f"{summary['rounds']}{planned}"}
     return found if out is None else {**found, "folder": str(out)}
@@ -248,7 +257,7 @@ def _numbers(statement: Statement) -> str:
     return f"{numbers} per {statement.unit.value}, {statement.trust.value}, {statement.verdict.value}"
 
 
-def described(protocol: protocols.Protocol) -> dict[str, Any]:
+def describe_protocol(protocol: protocols.Protocol) -> dict[str, Any]:
     """A protocol's name and settings, without those that are read off the data."""
     settings = dataclasses.asdict(protocol)  # type: ignore[call-overload]
     return {"name": protocol.name, **{key: settings[key] for key in settings if key not in protocol.read_off_data}}

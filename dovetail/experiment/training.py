@@ -32,13 +32,13 @@ from dovetail.engine.devices import to_host
 from dovetail.engine.scoring import baseline
 from dovetail.experiment._origin import check_key, origin_of
 from dovetail.experiment._own import default_cohort, default_server, task_of
-from dovetail.experiment.callbacks import OVERHEARD, STOPPED, Callback, Callbacks, Diagnosis, Outset
+from dovetail.experiment.callbacks import OVERHEARD, STOPPED, Callback, Callbacks, Diagnosis, RunStart
 from dovetail.experiment.config import parse, presets, read, to_toml
 from dovetail.experiment.fingerprint import difference, fingerprint
-from dovetail.experiment.folder import RunFolder, Saved
+from dovetail.experiment.folder import Checkpoint, RunFolder
 from dovetail.experiment.plan import rounds_due
 from dovetail.experiment.preparation import Plan, prepare
-from dovetail.experiment.result import Progress, Provenance, Result, described
+from dovetail.experiment.result import Progress, Provenance, Result, describe_protocol
 from dovetail.guarantee import Record
 
 __all__ = ["Finished", "Progress", "Result", "prepare", "run", "train"]
@@ -124,7 +124,7 @@ def run(
     watching = Callbacks(callbacks if jax.process_index() == 0 else ())
     with contextlib.ExitStack() as held, watching.told_of_failure():
         run = _begin(plan, *_open(plan, out, resume, held))
-        watching.on_start(Outset.of(plan, round=run.progress.round, folder=out))
+        watching.on_start(RunStart.of(plan, round=run.progress.round, folder=out))
         run.train(checkpoint_every=checkpoint_every, evaluate_every=evaluate_every, watching=watching)
         watching.on_end(result := run.finish(out))
         return result
@@ -181,7 +181,7 @@ class _Run:
             self.progress,
             accuracy=scores.get("accuracy"),
             metrics=scores,
-            spent=self.plan.spent(self.released),
+            spent=self.plan.spent_bound(self.released),
             fresh=True,
         )
         if self.folder:
@@ -201,7 +201,7 @@ class _Run:
         jax.block_until_ready(self.training)
         self.seconds.append(time.perf_counter() - began)
         self.released.append(index)
-        self.record = self.record.followed_by(self.plan.record_of(self.plan.engine.ran[-1:]))
+        self.record = self.record.followed_by(self.plan.record_of(self.plan.engine.round_logs[-1:]))
         if isinstance(self.training.diagnostics, Diagnostics):
             values = _diagnosed(self.training.diagnostics)
             if self.folder:
@@ -212,7 +212,7 @@ class _Run:
         """Replace the checkpoint, where there is a folder and this process has not written this one yet."""
         if self.folder is None or self._saved_round == self.progress.round:
             return
-        saved = Saved(
+        saved = Checkpoint(
             round=self.progress.round,
             released=tuple(self.released),
             resumed=self.resumed,
@@ -239,10 +239,10 @@ class _Run:
         """What it ended with, and what is stated of the rounds that are charged."""
         plan, released, charged = self.plan, self.released, [*self.released, *self.forgone]
         if self.resumed:
-            plan = plan.assuming(_resumed_after(self.resumed))
+            plan = plan.with_assumption(_resumed_after(self.resumed))
         if self.forgone:
-            plan = plan.assuming(STOPPED)
-            plan = plan.declaring(OVERHEARD) if self.overheard else plan
+            plan = plan.with_assumption(STOPPED)
+            plan = plan.with_declaration(OVERHEARD) if self.overheard else plan
         predictor, scores = plan.predictor(self.training), plan.engine.metrics(self.training)
         return Result(
             accuracy=scores.get("accuracy"),
@@ -255,14 +255,14 @@ class _Run:
             seconds_per_round=float(np.median(self.seconds[1:] or self.seconds or [0.0])),  # the first one compiles
             uploads=sum(plan.schedule.uploads_of(index) for index in released),
             quote=plan.quote(charged),
-            units=plan.table(charged),
+            units=plan.statements_by_unit(charged),
             parameters=predictor.parameters,
             noise=plan.config.noise,
             out=out,
             predictor=predictor,
             provenance=Provenance(
                 config=plan.config,
-                protocol=described(plan.protocol),
+                protocol=describe_protocol(plan.protocol),
                 record=plan.record(charged),
                 origin=functools.partial(
                     origin_of, plan.config, plan.task, plan.protocol, plan.dataset, plan.guarantee.spread
@@ -273,7 +273,7 @@ class _Run:
 
 def _open(
     plan: Plan, out: Path | None, resume: bool, held: contextlib.ExitStack
-) -> tuple[RunFolder | None, Saved | None, Mapping[str, Any]]:
+) -> tuple[RunFolder | None, Checkpoint | None, Mapping[str, Any]]:
     """The run's folder (the first process alone writes to it), the checkpoint to go on from, and what the run is."""
     if out is None and resume:
         raise ValueError("expected out=, the folder of the run to resume, got resume=True without it")
@@ -282,8 +282,8 @@ def _open(
     first = jax.process_index() == 0
     folder = RunFolder.reopen(out) if resume else None
     if folder is not None and first:
-        held.enter_context(folder.held())
-    if folder is not None and folder.finished:
+        held.enter_context(folder.lock())
+    if folder is not None and folder.is_finished:
         folder.forget()  # a kill may have come between the statement and this
         raise Finished(f"the run in {str(out)!r} is finished: nothing to resume, and nothing was changed")
     identity = fingerprint(plan.config, plan.task, plan.protocol, plan.dataset, plan.clients, plan.engine.first)
@@ -292,9 +292,9 @@ def _open(
             return None, None, identity
         check_key(out)
         folder = RunFolder.create(out, to_toml(plan.config))
-        held.enter_context(folder.held())
+        held.enter_context(folder.lock())
         return folder, None, identity
-    saved = folder.saved()
+    saved = folder.read_checkpoint()
     if changed := difference(saved.fingerprint, identity):
         raise ValueError(f"expected the run that was started in {str(out)!r}, got a different one: {changed}")
     if saved.record != plan.record(list(saved.released)):
@@ -304,7 +304,7 @@ def _open(
     return folder if first else None, saved, identity
 
 
-def _begin(plan: Plan, folder: RunFolder | None, saved: Saved | None, identity: Mapping[str, Any]) -> _Run:
+def _begin(plan: Plan, folder: RunFolder | None, saved: Checkpoint | None, identity: Mapping[str, Any]) -> _Run:
     """A new run, or an earlier one where it stopped: either has noise and samples of its own from here on."""
     plan = plan.renewed()
     training = plan.engine.start()

@@ -36,13 +36,13 @@ from dovetail.experiment.training import run
 from dovetail.guarantee import Guarantee, Quote, Record, trials
 from dovetail.statements import NotApplicable, Trust
 
-__all__ = ["Tuned", "tune"]
+__all__ = ["TuningResult", "tune"]
 
 _BITS, _CLOSE = 256, 1e-4  # of a uniform number; how close the noise comes to the smallest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tuned:
+class TuningResult:
     """The chosen model, whose statement covers all trials, and what may be told of them."""
 
     result: Result
@@ -50,7 +50,7 @@ class Tuned:
     facts: Mapping[str, Any]
 
     @property
-    def chosen(self) -> Mapping[str, Any]:
+    def best_setting(self) -> Mapping[str, Any]:
         """The setting of the chosen model."""
         return self.facts["chosen"]
 
@@ -87,7 +87,7 @@ class _Composition:
 
     def combined(self, records: Sequence[Record]) -> Record:
         """What a record of every setting says of all trials."""
-        return trials.composed(records, tuning=self.tuning)
+        return trials.compose(records, tuning=self.tuning)
 
     def drawn(self) -> tuple[int, ...]:
         """The settings to train with, by number."""
@@ -147,7 +147,7 @@ def tune(
     score: Literal["accuracy", "auc"] = "accuracy",
     task: Task | None = None,
     out: Path | None = None,
-) -> Tuned:
+) -> TuningResult:
     """Train with settings of a space, choose the best by its score on public records, and state what all of it costs.
 
     `number` is how many settings are tried: exactly, by composition (drawn by the config's seed; all unless given), and
@@ -178,7 +178,7 @@ def tune(
 
 def _trained(plan: Plan, setting: Mapping[str, Any], score: str) -> _Tried:
     result = run(plan)
-    noted = plan.record_of(plan.engine.ran)
+    noted = plan.record_of(plan.engine.round_logs)
     return _Tried(plan=plan, setting=setting, result=result, score=_score(result, score), record=noted)
 
 
@@ -197,7 +197,7 @@ def _concluded(
     score: str,
     eps: float,
     out: Path | None,
-) -> Tuned:
+) -> TuningResult:
     """The best trial under the statement of all, written if there is a folder."""
     best = max(tried, key=lambda one: one.score)  # the first of equals, as if at random: settings are, too
     quote = Quote.of(best.plan.protocol.name, record, None)
@@ -207,7 +207,7 @@ def _concluded(
     result = dataclasses.replace(
         best.result,
         quote=quote,
-        units=record.table(),
+        units=record.statements_by_unit(),
         uploads=told.pop("uploads", best.result.uploads),
         seconds_per_round=told.pop("seconds_per_round", best.result.seconds_per_round),
         out=out,
@@ -222,7 +222,7 @@ def _concluded(
         "rounds": result.rounds,
         **told,
     }
-    tuned = Tuned(result=result, record=record, facts=facts)
+    tuned = TuningResult(result=result, record=record, facts=facts)
     if out is not None:
         stated = {**tuned.to_json(), **best.result.comes_from.told(out)}
         if way.name == "selection":

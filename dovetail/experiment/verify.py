@@ -79,7 +79,7 @@ def verify(
     return Verification(
         run=run,
         rounds=len(record.own.rounds),
-        statement=record.certified(),
+        statement=record.certified_statement(),
         differences=(
             *_differences("", computed, {name: stated.get(name) for name in computed}),
             *folder.changes(),

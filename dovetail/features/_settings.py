@@ -53,7 +53,7 @@ class Features:
 
     def __post_init__(self) -> None:
         if ":" not in self.kind:
-            _validate.known("features", self.kind, KINDS)
+            _validate.known_name("features", self.kind, KINDS)
         if self.kind == "none" and (self.symmetric or self.whiten is not None):
             raise ValueError("expected features to be symmetric or whitened, got features='none'")
         if self.patches is not None and ("patches" not in self.kind.split("+") or not self.patches):

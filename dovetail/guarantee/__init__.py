@@ -16,11 +16,11 @@ from dovetail.accounting import gaussian
 from dovetail.events import DataIndependent, Disjoint, Everyone, NonPrivate, Round
 from dovetail.guarantee import units
 from dovetail.guarantee.record import Quote, Record
-from dovetail.guarantee.units import Spread, Viewed
+from dovetail.guarantee.units import ScopedRounds, Spread
 from dovetail.protocols import Cohort, Protocol
 from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Trust, Unit, Verdict
 
-__all__ = ["Guarantee", "Quote", "Record", "Spread", "Viewed", "verdict"]
+__all__ = ["Guarantee", "Quote", "Record", "ScopedRounds", "Spread", "verdict"]
 
 
 _TRUTH = 50.0  # a report with a larger eps_local lies less often than a computer errs
@@ -49,7 +49,7 @@ class Guarantee:
     reproducible: bool = False
 
     @functools.cached_property
-    def settled(self) -> Protocol:
+    def settled_protocol(self) -> Protocol:
         """The protocol with everything set that follows from cohort and dimension."""
         return self.protocol.settle(self.cohorts[0], self.dim)
 
@@ -59,7 +59,7 @@ class Guarantee:
         return self._scope(self.relation)
 
     @property
-    def asked(self) -> Unit:
+    def target_unit(self) -> Unit:
         """Whom the target and the statement are about."""
         return self.unit or self.scope.unit
 
@@ -71,20 +71,20 @@ class Guarantee:
         """Refuse rounds that the protocol has no view of, before any of them is run."""
         self.rounds()
 
-    def viewed(self, cohorts: Sequence[Cohort] | None = None) -> tuple[Viewed, Viewed | None]:
+    def view_rounds(self, cohorts: Sequence[Cohort] | None = None) -> tuple[ScopedRounds, ScopedRounds | None]:
         """The rounds as they are stated; and under replacement of a user, where that is a view that there is."""
         cohorts = self.cohorts if cohorts is None else cohorts
-        own = Viewed(rounds=self._rounds(self.relation, cohorts), scope=self.scope)
+        own = ScopedRounds(rounds=self._rounds(self.relation, cohorts), scope=self.scope)
         try:
             scope = self._scope(Neighbors.REPLACE_ONE)
-            return own, Viewed(rounds=self._rounds(Neighbors.REPLACE_ONE, cohorts), scope=scope)
+            return own, ScopedRounds(rounds=self._rounds(Neighbors.REPLACE_ONE, cohorts), scope=scope)
         except ValueError:
             return own, None
 
     def record(self, cohorts: Sequence[Cohort] | None = None) -> Record:
         """What these rounds state, to every adversary and for every unit."""
         cohorts = self.cohorts if cohorts is None else cohorts
-        own, replaced = self.viewed(cohorts)
+        own, replaced = self.view_rounds(cohorts)
         shuffled = own.scope.trust is Trust.SHUFFLE and len(cohorts) > 0
         return Record(
             own=own,
@@ -92,7 +92,7 @@ class Guarantee:
             reports=_each(cohorts, self._own_reports),
             slots=self._slots(cohorts[0]) if shuffled else None,
             spread=self.spread,
-            unit=self.asked,
+            unit=self.target_unit,
             delta=self.delta,
             eps=self.eps,
             verdict=verdict(self.protocol, declared=self.declared, reproducible=self.reproducible),
@@ -102,7 +102,7 @@ class Guarantee:
     def quote(self, cohorts: Sequence[Cohort] | None = None) -> Quote:
         """What is certified, beside what the paper claims, what the shuffler learns, and what remains without trust."""
         cohorts = self.cohorts if cohorts is None else cohorts
-        settled, claim = self.settled, None
+        settled, claim = self.settled_protocol, None
         if isinstance(settled, protocols.Claimed):
             claim = settled.claimed(cohorts, self.dim, self.scope, delta=self.delta)
         return Quote.of(self.protocol.name, self.record(cohorts), claim)
@@ -110,21 +110,21 @@ class Guarantee:
     def bound(self, cohorts: Sequence[Cohort] | None = None) -> Bound:
         """The statement's number without the rest of it; `NotApplicable` where nothing is certified."""
         delta = self.delta if self.eps is None else None
-        if self.asked is self.scope.unit:
+        if self.target_unit is self.scope.unit:
             return accounting.bound(self.rounds(cohorts), delta=delta, eps=self.eps)  # needs no other view
-        own, replaced = self.viewed(cohorts)
-        return units.bound(self.asked, own, replaced, self.spread, delta=delta, eps=self.eps)
+        own, replaced = self.view_rounds(cohorts)
+        return units.bound(self.target_unit, own, replaced, self.spread, delta=delta, eps=self.eps)
 
     def fits(self, eps: float, cohorts: Sequence[Cohort] | None = None) -> bool:
         """Whether these rounds stay within a budget of eps at delta."""
-        if self.asked is self.scope.unit:
+        if self.target_unit is self.scope.unit:
             return accounting.fits(self.rounds(cohorts), eps=eps, delta=self.delta)
         try:
             return dataclasses.replace(self, eps=None).bound(cohorts).eps <= eps
         except NotApplicable:
             return False
 
-    def calibrated(self, eps: float, *, tolerance: float = 1e-5) -> Guarantee:
+    def calibrate(self, eps: float, *, tolerance: float = 1e-5) -> Guarantee:
         """The same training with the least noise that keeps to eps; a budget per report is at most 50.
 
         The accountant is asked, not a formula inverted: what is calibrated is what will be certified. The noise is at
@@ -160,24 +160,24 @@ class Guarantee:
 
     def _scope(self, relation: Neighbors) -> Scope:
         """The scope of all rounds, as the first cohort's view has it."""
-        scope = self.settled.view(self.cohorts[0], self.dim, neighbors=relation).scope
+        scope = self.settled_protocol.view(self.cohorts[0], self.dim, neighbors=relation).scope
         said = (*scope.assumptions, *self.assumptions, *self.declared)
         if scope.unit is Unit.SUBJECT and self.spread.describes_data and not self.spread.known:
             said = (*said, self.spread.assumption)
         return dataclasses.replace(scope, assumptions=said, population=self.spread.count_of(scope.unit))
 
     def _rounds(self, relation: Neighbors, cohorts: Sequence[Cohort]) -> tuple[Round, ...]:
-        settled = self.settled
+        settled = self.settled_protocol
         return _each(cohorts, lambda cohort: settled.view(cohort, self.dim, neighbors=relation).round)
 
     def _own_reports(self, cohort: Cohort) -> Round:
         """One client's part of a round: who sees names sees who was sampled."""
         batches = cohort.participation if isinstance(cohort.participation, Disjoint) else Everyone()
-        return Round(mechanism=self.settled.own_reports(cohort, self.dim), participation=batches)
+        return Round(mechanism=self.settled_protocol.own_reports(cohort, self.dim), participation=batches)
 
     def _slots(self, cohort: Cohort) -> DataIndependent | NonPrivate:
         """What the shuffler sees, with what the protocol's paper says of it, where slots tell."""
-        settled = self.settled
+        settled = self.settled_protocol
         seen = settled.slots_seen(self.dim)
         said = settled.claimed_of_slots(cohort, self.dim) if isinstance(settled, protocols.Claimed) else None
         return seen if said is None else dataclasses.replace(seen, reason=f"{seen.reason}; {said}")

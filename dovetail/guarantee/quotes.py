@@ -16,7 +16,7 @@ from dovetail.events import Everyone, FixedSize, Participation, Poisson
 from dovetail.guarantee import Guarantee, Quote, Spread
 from dovetail.statements import Neighbors, NotApplicable
 
-__all__ = ["SAMPLED", "Quote", "Terms", "calibrate", "guarantee", "quote", "sampled", "settled"]
+__all__ = ["SAMPLED", "Quote", "Terms", "calibrate", "guarantee", "quote", "settle_protocol", "with_sampling"]
 
 SAMPLED = ("everyone", "fixed", "poisson", "secret")  # ways to take part, by their names in a config
 _NO_COMMON_NOISE = "there is no sum in which the noise of all users adds up"
@@ -65,7 +65,7 @@ class Terms:
         return dataclasses.replace(self, settings={**self.settings, key: value})
 
 
-def sampled(terms: Terms, kind: str, population: int) -> Terms:
+def with_sampling(terms: Terms, kind: str, population: int) -> Terms:
     """The same terms where `num_users` of a population take part in a round, in one of the ways of `SAMPLED`.
 
     With "poisson" and "secret" they are so many on average; with "secret" the whole population uploads.
@@ -88,7 +88,7 @@ def sampled(terms: Terms, kind: str, population: int) -> Terms:
 
 def guarantee(name: str, terms: Terms) -> Guarantee:
     """The training of a protocol on these terms."""
-    protocol, cohort = _built(name, terms)
+    protocol, cohort = _build(name, terms)
     return Guarantee(
         protocol=protocol,
         cohorts=(cohort,) * terms.rounds,
@@ -104,9 +104,9 @@ def quote(name: str, terms: Terms) -> Quote:
     return guarantee(name, terms).quote()
 
 
-def settled(name: str, terms: Terms) -> tuple[protocols.Protocol, protocols.Cohort]:
+def settle_protocol(name: str, terms: Terms) -> tuple[protocols.Protocol, protocols.Cohort]:
     """The protocol that the terms are about, with everything set that follows from its cohort."""
-    protocol, cohort = _built(name, terms)
+    protocol, cohort = _build(name, terms)
     return protocol.settle(cohort, terms.dim), cohort
 
 
@@ -124,7 +124,7 @@ def calibrate(
     parameter = parameter or own
     _validate.one_of(tuple(dict.fromkeys((own, "beta", "pad_to"))), parameter=parameter)
     if parameter == own:
-        found = guarantee(name, terms).calibrated(eps, tolerance=tolerance)
+        found = guarantee(name, terms).calibrate(eps, tolerance=tolerance)
         return own, getattr(found.protocol, own), found.quote()
 
     def eps_at(value: float | int) -> float:
@@ -141,7 +141,7 @@ def calibrate(
     return parameter, value, quote(name, terms.with_setting(parameter, value))
 
 
-def _built(name: str, terms: Terms) -> tuple[protocols.Protocol, protocols.Cohort]:
+def _build(name: str, terms: Terms) -> tuple[protocols.Protocol, protocols.Cohort]:
     protocol = protocols.build(name, terms.settings)
     if terms.uploads is not None and not protocol.secret_rounds:
         raise NotApplicable(f"users of {name!r} cannot decide in secret whether their data enter: {_NO_COMMON_NOISE}")

@@ -20,7 +20,7 @@ from dovetail._structs import ready
 from dovetail.accounting.releases import release_of
 from dovetail.events import DataIndependent, NonPrivate, Round, from_plain, to_plain
 from dovetail.guarantee import units
-from dovetail.guarantee.units import Spread, Viewed
+from dovetail.guarantee.units import ScopedRounds, Spread
 from dovetail.statements import NotApplicable, Scope, Statement, Trust, Unit, Verdict, check_guarantee, unbounded
 
 __all__ = ["Quote", "Record"]
@@ -43,8 +43,8 @@ class Record:
     assumed by every statement.
     """
 
-    own: Viewed
-    replaced: Viewed | None
+    own: ScopedRounds
+    replaced: ScopedRounds | None
     reports: tuple[Round, ...]
     slots: DataIndependent | NonPrivate | None
     spread: Spread
@@ -67,18 +67,18 @@ class Record:
             slots=self.slots or more.slots,
         )
 
-    def certified(self) -> Statement:
+    def certified_statement(self) -> Statement:
         """What is promised to the unit that is asked about."""
         if self.unit is not self.own.scope.unit:
-            return self.table()[self.unit]
+            return self.statements_by_unit()[self.unit]
         return self._certified(self.own.rounds, self.own.scope, eps=self.eps).judged(self.verdict)
 
-    def table(self) -> Mapping[Unit, Statement]:
+    def statements_by_unit(self) -> Mapping[Unit, Statement]:
         """What is promised to an item, a user and a subject."""
         found = units.table(self.own, self.replaced, self.spread, delta=self.delta)
         return {unit: statement.judged(self.verdict) for unit, statement in found.items()}
 
-    def local(self) -> Statement:
+    def local_statement(self) -> Statement:
         """What is left when all who receive anything collude."""
         scope = self.own.scope
         if scope.trust is not Trust.LOCAL:
@@ -111,7 +111,7 @@ class Record:
             return unbounded(scope, reason=str(bound.proof))
         return scope.state(bound, Verdict.CERTIFIED)
 
-    def shuffler(self) -> Statement | None:
+    def shuffler_statement(self) -> Statement | None:
         """What the shuffler learns in its own place, who sees names and slots but no values; None without one."""
         if self.slots is None:
             return None
@@ -125,12 +125,12 @@ class Record:
 
     def statements(self) -> dict[str, Any]:
         """Every statement as `privacy.json` has it, by its name there."""
-        shuffler = self.shuffler()
+        shuffler = self.shuffler_statement()
         return {
-            "certified": self.certified().to_json(),
-            "local": self.local().to_json(),
+            "certified": self.certified_statement().to_json(),
+            "local": self.local_statement().to_json(),
             "shuffler": None if shuffler is None else shuffler.to_json(),
-            "units": {unit.value: statement.to_json() for unit, statement in self.table().items()},
+            "units": {unit.value: statement.to_json() for unit, statement in self.statements_by_unit().items()},
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -191,14 +191,14 @@ class Record:
     def _check(self) -> None:
         """Refuse what no run can have released."""
         check_guarantee(eps=0.0 if self.eps is None else self.eps, delta=self.delta)
-        _validate.at_least(1, **_validate.given(**{name: getattr(self.spread, name) for name in _COUNTS}))
+        _validate.at_least(1, **_validate.not_none(**{name: getattr(self.spread, name) for name in _COUNTS}))
         seen = [self.own.rounds, self.reports, *([] if self.replaced is None else [self.replaced.rounds])]
         if len({len(rounds) for rounds in seen}) > 1:
             raise ValueError(f"expected every view of the same rounds, got views of {[len(item) for item in seen]}")
 
 
-def _viewed(events: Sequence[Round], data: Mapping[str, Any]) -> Viewed:
-    return Viewed(rounds=_unrolled(events, data["rounds"]), scope=msgspec.convert(data["scope"], ready(Scope)))
+def _viewed(events: Sequence[Round], data: Mapping[str, Any]) -> ScopedRounds:
+    return ScopedRounds(rounds=_unrolled(events, data["rounds"]), scope=msgspec.convert(data["scope"], ready(Scope)))
 
 
 def _unrolled(events: Sequence[Round], runs: Sequence[tuple[int, int]]) -> tuple[Round, ...]:
@@ -234,8 +234,8 @@ class Quote:
         """What a record says, beside a claim."""
         return cls(
             protocol=protocol,
-            certified=record.certified(),
+            certified=record.certified_statement(),
             claimed=claim,
-            local=record.local(),
-            shuffler=record.shuffler(),
+            local=record.local_statement(),
+            shuffler=record.shuffler_statement(),
         )

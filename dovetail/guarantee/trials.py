@@ -1,6 +1,6 @@
 """What several trainings on the same data state together: all that was tried, as one record.
 
-Who sees every trial sees all their rounds (`composed`). Who sees the best of a random number of them alone sees one
+Who sees every trial sees all their rounds (`compose`). Who sees the best of a random number of them alone sees one
 release (`best_of`, docs/proofs/private-selection.md). Either record is a ledger like any other.
 """
 
@@ -14,10 +14,10 @@ from dovetail.accounting.releases import release_of
 from dovetail.events import BestTrial, Disjoint, Everyone, NonPrivate, Repeated, Round
 from dovetail.guarantee import units
 from dovetail.guarantee.record import Record
-from dovetail.guarantee.units import Viewed
+from dovetail.guarantee.units import ScopedRounds
 from dovetail.statements import Bound, NotApplicable, Scope, Trust
 
-__all__ = ["best_of", "bound", "composed"]
+__all__ = ["best_of", "bound", "compose"]
 
 _OBSERVER = "observer of the chosen trial's models"
 _KEPT = (
@@ -27,7 +27,7 @@ _KEPT = (
 _SEEN = NonPrivate(reason="the curator sees every update of every trial")
 
 
-def composed(records: Sequence[Record], *, tuning: str) -> Record:
+def compose(records: Sequence[Record], *, tuning: str) -> Record:
     """All rounds of all trials, one after the other; `tuning` is what is assumed of what was tried.
 
     Guarantees:
@@ -41,8 +41,8 @@ def composed(records: Sequence[Record], *, tuning: str) -> Record:
     telling = [seen for seen in slots if release_of(seen).refusal is not None]
     return dataclasses.replace(
         records[0],
-        own=Viewed(rounds=_joined([record.own.rounds for record in records]), scope=scope),
-        replaced=Viewed(
+        own=ScopedRounds(rounds=_joined([record.own.rounds for record in records]), scope=scope),
+        replaced=ScopedRounds(
             rounds=_joined([one.rounds for one in replaced]), scope=_said(replaced[0].scope, replaced, tuning)
         )
         if len(replaced) == len(records)
@@ -66,12 +66,12 @@ def best_of(records: Sequence[Record], *, eta: float, gamma: float, tuning: str)
             "every one of them: count them all instead (composition)"
         )
 
-    def chosen(views: Sequence[Viewed]) -> Viewed:
+    def chosen(views: Sequence[ScopedRounds]) -> ScopedRounds:
         settings = tuple(dict.fromkeys(_repeated(one.rounds) for one in views))
         event = BestTrial(settings=settings, eta=eta, gamma=gamma)
         said = _said(views[0].scope, views, tuning)
         kept = dataclasses.replace(said, adversary=_OBSERVER, assumptions=(*said.assumptions, _KEPT))
-        return Viewed(rounds=(Round(mechanism=event, participation=Everyone()),), scope=kept)
+        return ScopedRounds(rounds=(Round(mechanism=event, participation=Everyone()),), scope=kept)
 
     replaced = [record.replaced for record in records if record.replaced is not None]
     return dataclasses.replace(
@@ -110,7 +110,7 @@ def _declared(records: Sequence[Record]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(said for record in records for said in record.declared))
 
 
-def _said(scope: Scope, views: Sequence[Viewed], tuning: str) -> Scope:
+def _said(scope: Scope, views: Sequence[ScopedRounds], tuning: str) -> Scope:
     assumptions = dict.fromkeys(said for one in views for said in one.scope.assumptions)
     return dataclasses.replace(scope, assumptions=tuple(assumptions), tuning=tuning)
 

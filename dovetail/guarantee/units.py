@@ -21,7 +21,7 @@ from dovetail.accounting.releases import release_of
 from dovetail.events import Round
 from dovetail.statements import Bound, Neighbors, NotApplicable, Scope, Statement, Unit, unbounded
 
-__all__ = ["Spread", "Viewed", "bound", "table"]
+__all__ = ["ScopedRounds", "Spread", "bound", "table"]
 
 _ALONE = "all records of a subject are at one user, and all records of a user are about one subject"
 _SAME = "the record is replaced by another record of the same subject at the same user"
@@ -29,7 +29,7 @@ _UNKNOWN = "each user is one subject with no records elsewhere (the data do not 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Viewed:
+class ScopedRounds:
     """Rounds and the scope of what is stated about them."""
 
     rounds: tuple[Round, ...]
@@ -86,8 +86,8 @@ class Spread:
 
 def bound(
     unit: Unit,
-    own: Viewed,
-    replaced: Viewed | None,
+    own: ScopedRounds,
+    replaced: ScopedRounds | None,
     spread: Spread,
     *,
     delta: float | None = None,
@@ -125,12 +125,14 @@ def bound(
     return accounting.bound(_of_subjects(own.rounds, spread.items_per_subject, spread), delta=at)
 
 
-def table(own: Viewed, replaced: Viewed | None, spread: Spread, *, delta: float) -> Mapping[Unit, Statement]:
+def table(
+    own: ScopedRounds, replaced: ScopedRounds | None, spread: Spread, *, delta: float
+) -> Mapping[Unit, Statement]:
     """For every unit what is certified, or nothing and the reason."""
     return {unit: _statement(unit, own, replaced, spread, delta) for unit in Unit}
 
 
-def _statement(unit: Unit, own: Viewed, replaced: Viewed | None, spread: Spread, delta: float) -> Statement:
+def _statement(unit: Unit, own: ScopedRounds, replaced: ScopedRounds | None, spread: Spread, delta: float) -> Statement:
     native, scope, rounds = own.scope.unit, own.scope, own.rounds
     one_to_one = _one_to_one(unit, native, spread)
     said: list[str] = []

@@ -60,7 +60,7 @@ class ClientUpdate:
         _validate.non_negative(mu=self.mu)
         if self.mu and self.update != "fedprox":
             raise ValueError(f"expected mu = 0 unless update = 'fedprox', got mu={self.mu}")
-        _validate.integer(**_validate.given(project=self.project))
+        _validate.integer(**_validate.not_none(project=self.project))
         _validate.positive(weight=self.weight)
         if self.update != "moments" and (self.project is not None or self.weight != 1):
             raise ValueError(

@@ -78,7 +78,7 @@ def function(loss: str | Loss) -> Loss:
     """The loss of this name, or a loss as it is."""
     if not isinstance(loss, str):
         return loss
-    _validate.known("loss", loss, LOSSES)
+    _validate.known_name("loss", loss, LOSSES)
     return LOSSES[loss]
 
 
@@ -96,7 +96,7 @@ def chosen(model: Model, dataset: Dataset) -> str | Loss:
         if model.learner is None:
             _check_own(own, outputs, dataset)
         return own
-    _validate.known("loss", own, LOSSES)
+    _validate.known_name("loss", own, LOSSES)
     _check_fit(own, outputs, dataset)
     return own
 

@@ -49,7 +49,7 @@ def build(name: str, dataset: Dataset, *, features: Features = _NONE) -> tuple[D
 
     "scatter" is short for "logistic" on the features "scatter".
     """
-    _validate.known("model", name, MODELS)
+    _validate.known_name("model", name, MODELS)
     if name == "scatter" and features.kind not in ("none", "scatter"):
         raise ValueError(f"expected model = 'logistic' with features of another kind, got features={features.kind!r}")
     if name == "scatter" and features.kind == "none":
@@ -60,7 +60,7 @@ def build(name: str, dataset: Dataset, *, features: Features = _NONE) -> tuple[D
 
 def sized(name: str, dataset: Dataset, *, features: Features = _NONE) -> Model:
     """The named model for a dataset that holds these features already."""
-    _validate.known("model", name, MODELS)
+    _validate.known_name("model", name, MODELS)
     if name in ("logistic", "scatter"):
         return linear(name, dataset, constant=1.0 if features.kind == "none" else CONSTANT)
     return {"cnn": cnn, "mlp": mlp, "transformer": transformer}[name](dataset)

@@ -52,10 +52,10 @@ class Server:
     def __post_init__(self) -> None:
         _validate.positive(learning_rate=self.learning_rate)
         _validate.in_interval(0, 1, average=self.average)
-        _validate.known("optimizer", self.optimizer, _optimizers())
+        _validate.known_name("optimizer", self.optimizer, _optimizers())
         accepted = inspect.signature(getattr(optax, self.optimizer)).parameters
         for key, _ in self.options:
-            _validate.known(f"option of optimizer {self.optimizer!r}", key, accepted)
+            _validate.known_name(f"option of optimizer {self.optimizer!r}", key, accepted)
 
     @classmethod
     def build(
@@ -145,7 +145,7 @@ class Ridge(Server):
 
     def __post_init__(self) -> None:
         for key, value in self.options:
-            _validate.known("option of optimizer 'ridge'", key, _RIDGE)
+            _validate.known_name("option of optimizer 'ridge'", key, _RIDGE)
             _validate.non_negative(**{key: float(value)})
         if self.average or self.learning_rate != 1:
             raise ValueError(

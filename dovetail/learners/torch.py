@@ -291,7 +291,7 @@ class TorchLearner:
     def _loss(self, loss: str | Loss) -> _torch.Loss:
         if not isinstance(loss, str):
             return self.own_loss[1] if self.own_loss is not None and self.own_loss[0] is loss else loss
-        _validate.known("loss", loss, _torch.LOSSES)
+        _validate.known_name("loss", loss, _torch.LOSSES)
         return _torch.LOSSES[loss]
 
 

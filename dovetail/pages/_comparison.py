@@ -38,7 +38,7 @@ def _facts(found: Comparison) -> list[tuple[str, str]]:
     facts = [("task", found.task), ("model", found.model), ("seeds", str(found.seeds))]
     if found.baseline is not None:
         facts.append(("best constant guess", f"{found.baseline:.1%}"))
-    private = [name for name, run in found.runs.items() if run.private and run.learned]
+    private = [name for name, run in found.runs.items() if run.private and run.beats_baseline]
     alone = [name for name in private if found.runs[name].no_trusted_party]
     for title, names in (("most accurate", private), ("without a trusted party", alone)):
         if names:
@@ -53,7 +53,7 @@ def _row(name: str, run: Run) -> dict[str, Any]:
         "protocol": name,
         "settings": run.settings,
         "accuracy": f"{run.mean:.2%}",
-        "learned": run.learned,
+        "learned": run.beats_baseline,
         "spread": f"{statistics.stdev(run.accuracies):.2%}" if len(run.accuracies) > 1 else None,
         "trust": run.trust,
         "certified": shown(run.certified),

@@ -51,7 +51,7 @@ def measure(name: str, size: int, settings: dict[str, Any], *, seeds: int, most_
     """A sum at one number of users: its statement, its exact error and the one that was measured."""
     plan = quotes.Terms(num_users=size, dim=1, delta=DELTA, settings=settings)
     parameter, value, quote = quotes.calibrate(name, plan, eps=EPS)
-    protocol, _ = quotes.settled(name, plan.with_setting(parameter, value))
+    protocol, _ = quotes.settle_protocol(name, plan.with_setting(parameter, value))
     if not isinstance(protocol, BinarySum | RealSum):
         raise ValueError(f"expected a protocol that sums, got {name!r}")
     worst = _worst_input(protocol)

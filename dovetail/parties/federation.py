@@ -21,7 +21,7 @@ import numpy as np
 from dovetail.data import Clients, Dataset, Model
 from dovetail.engine.rounds import as_float, first_parameters
 from dovetail.experiment.config import Config
-from dovetail.experiment.preparation import load
+from dovetail.experiment.preparation import load_data_for_parties
 from dovetail.learners import trees
 from dovetail.learners.client import ClientUpdate, cross_entropy, local_update, visiting_order
 from dovetail.learners.moments import Moments, moments_of
@@ -150,5 +150,5 @@ class Federation:
 
 def federation(config: Config) -> Federation:
     """The federation of a config."""
-    dataset, clients, model = load(config)
+    dataset, clients, model = load_data_for_parties(config)
     return Federation(config=config, dataset=dataset, clients=clients, model=model)

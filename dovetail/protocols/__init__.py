@@ -78,7 +78,7 @@ def find(name: str) -> type[Protocol]:
         return PROTOCOLS[name]
     if ":" not in name:
         declared = {entry.name: entry.value for entry in importlib.metadata.entry_points(group=_ENTRY_POINTS)}
-        _validate.known("protocol", name, {*PROTOCOLS, *declared})
+        _validate.known_name("protocol", name, {*PROTOCOLS, *declared})
         PROTOCOLS[name] = _imported(declared[name], installed=True)
         return PROTOCOLS[name]
     return _imported(name)
@@ -107,7 +107,7 @@ def build(name: str, parameters: Mapping[str, Any]) -> Protocol:
     """The protocol of this name with these parameters."""
     known = fields(name)
     for key in parameters:
-        _validate.known(f"key of protocol {name!r}", key, known)
+        _validate.known_name(f"key of protocol {name!r}", key, known)
     for key, field in known.items():
         if key not in parameters and field.default is dataclasses.MISSING:
             raise ValueError(f"expected protocol.{key} for {name!r}, got none")

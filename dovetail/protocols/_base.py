@@ -72,8 +72,8 @@ class Cohort:
         _validate.in_interval(0, self.most, min_size=self.min_size)
         _validate.non_negative(colluders=self.colluders)
         _validate.positive(noise_scale=self.noise_scale)
-        _validate.integer(**_validate.given(aggregators=self.aggregators))
-        _validate.at_least(2, **_validate.given(aggregators=self.aggregators))
+        _validate.integer(**_validate.not_none(aggregators=self.aggregators))
+        _validate.at_least(2, **_validate.not_none(aggregators=self.aggregators))
 
     @property
     def most(self) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dovetail.experiment import Callback, Outset, Progress, Result
+from dovetail.experiment import Callback, Progress, Result, RunStart
 from dovetail.experiment.folder import RunFolder
 from dovetail.figures import STYLE, Figure, Line, svg
 from dovetail.files import make_folder, write_atomically
@@ -28,17 +28,17 @@ class LivePage(Callback):
 
     def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.path, self._clock = Path(path), clock
-        self._outset: Outset | None = None
+        self._start: RunStart | None = None
         self._history: list[dict[str, Any]] = []
         self._began = self._written = 0.0
         self._first: tuple[int, float] | None = None  # the first round, which compiles, and when it was over
 
-    def on_start(self, outset: Outset) -> None:
+    def on_start(self, start: RunStart) -> None:
         """The page of a training that has not done a round, or goes on from a checkpoint."""
-        self._outset, self._began, self._first = outset, self._clock(), None
-        self._history = RunFolder(outset.folder).metrics() if outset.round and outset.folder else []
+        self._start, self._began, self._first = start, self._clock(), None
+        self._history = RunFolder(start.folder).metrics() if start.round and start.folder else []
         make_folder(self.path.parent)
-        self._write(outset.round, "runs")
+        self._write(start.round, "runs")
 
     def on_round(self, progress: Progress) -> None:
         """The page again, where there is news or the last one is a while old."""
@@ -59,42 +59,42 @@ class LivePage(Callback):
         self._write(done, "interrupted" if stopped else "failed", said="" if stopped else str(error))
 
     def _write(self, done: int, state: str, *, said: str = "", report: bool = False) -> None:
-        outset = self._outset
-        if outset is None:  # it failed before it began
+        start = self._start
+        if start is None:  # it failed before it began
             return
         self._written = self._clock()
         page = render(
             "live.html.jinja",
-            title=outset.config["task"]["name"],
-            protocol=outset.protocol["name"],
+            title=start.config["task"]["name"],
+            protocol=start.protocol["name"],
             state=state,
             reload=_RELOAD if state == "runs" else None,
             done=done,
-            rounds=outset.rounds,
-            share=f"{100 * done / max(1, outset.rounds):.1f}",
-            tiles=self._tiles(outset, done, state),
+            rounds=start.rounds,
+            share=f"{100 * done / max(1, start.rounds):.1f}",
+            tiles=self._tiles(start, done, state),
             said=said,
             report=report,
-            resumable=outset.folder,
+            resumable=start.folder,
             figures=[Markup(svg(figure, style=False)) for figure in self._figures()],
             figure_style=Markup(STYLE),
         )
         write_atomically(self.path, page.encode())
 
-    def _tiles(self, outset: Outset, done: int, state: str) -> list[tuple[str, str]]:
+    def _tiles(self, start: RunStart, done: int, state: str) -> list[tuple[str, str]]:
         """The figures of the last evaluation, and the time."""
         last = self._history[-1] if self._history else None
-        tiles = [("round", f"{done} of {outset.rounds}")]
+        tiles = [("round", f"{done} of {start.rounds}")]
         if last is not None:
             tiles.append(_score(last))
             spent = "no guarantee" if last["eps"] is None else f"({at_most(last['eps'])}, {at_most(last['delta'])})"
-            tiles.append((f"(eps, delta) spent, {outset.config['privacy']['neighbors']}", spent))
-        if outset.eps is not None:
-            tiles.append(("target", f"({at_most(outset.eps)}, {at_most(outset.delta)})"))
+            tiles.append((f"(eps, delta) spent, {start.config['privacy']['neighbors']}", spent))
+        if start.eps is not None:
+            tiles.append(("target", f"({at_most(start.eps)}, {at_most(start.delta)})"))
         now = self._clock()
         tiles.append(("elapsed", _duration(now - self._began)))
         if state == "runs" and self._first is not None and done > self._first[0]:
-            left = (now - self._first[1]) / (done - self._first[0]) * (outset.rounds - done)
+            left = (now - self._first[1]) / (done - self._first[0]) * (start.rounds - done)
             tiles.append(("left, about", _duration(left)))
         return tiles
 

@@ -13,19 +13,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dovetail.experiment import Callback, Outset, Progress, Result
+from dovetail.experiment import Callback, Progress, Result, RunStart
 
-__all__ = ["MLflow", "TensorBoard", "WandB", "flattened", "scores"]
+__all__ = ["MLflow", "TensorBoard", "WandB", "flatten_settings", "scores"]
 
 _LONGEST = 500  # characters of a parameter that every version of MLflow accepts
 
 
-def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings by dotted path, as a config spells them; what is not set is left out."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            found |= flattened(value, f"{prefix}{key}.")
+            found |= flatten_settings(value, f"{prefix}{key}.")
         elif value is not None:
             found[f"{prefix}{key}"] = value
     return found
@@ -64,10 +64,10 @@ class TensorBoard(Callback):
         self.folder = Path(folder)
         self._writer: Any = None
 
-    def on_start(self, outset: Outset) -> None:
+    def on_start(self, start: RunStart) -> None:
         """Settings as text."""
         self._writer = self._open(str(self.folder))
-        settings = flattened({**outset.config, "protocol": outset.protocol})
+        settings = flatten_settings({**start.config, "protocol": start.protocol})
         self._writer.add_text("config", "\n".join(f"    {key} = {value}" for key, value in settings.items()), 0)
 
     def on_round(self, progress: Progress) -> None:
@@ -105,14 +105,14 @@ class MLflow(Callback):
         self._mlflow = _module("mlflow", title="MLflow", extra="mlflow")
         self.experiment, self.name, self._own = experiment, name, False
 
-    def on_start(self, outset: Outset) -> None:
+    def on_start(self, start: RunStart) -> None:
         """Settings as parameters."""
         self._own = self._mlflow.active_run() is None
         if self._own:
             if self.experiment is not None:
                 self._mlflow.set_experiment(self.experiment)
             self._mlflow.start_run(run_name=self.name)
-        settings = flattened({**outset.config, "protocol": outset.protocol})
+        settings = flatten_settings({**start.config, "protocol": start.protocol})
         self._mlflow.log_params({key: str(value)[:_LONGEST] for key, value in settings.items()})
 
     def on_round(self, progress: Progress) -> None:
@@ -151,9 +151,9 @@ class WandB(Callback):
         self._settings: dict[str, Any] = {"project": project, "name": name, "mode": mode, **settings}
         self._run: Any = None
 
-    def on_start(self, outset: Outset) -> None:
+    def on_start(self, start: RunStart) -> None:
         """Settings as the run's config."""
-        settings = {**outset.config, "protocol": dict(outset.protocol)}
+        settings = {**start.config, "protocol": dict(start.protocol)}
         self._run = self._wandb.init(**self._settings, config=settings)
 
     def on_round(self, progress: Progress) -> None:

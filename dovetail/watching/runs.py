@@ -18,9 +18,9 @@ from dovetail.experiment.folder import RunFolder
 from dovetail.figures import Figure, Line
 from dovetail.numbers import at_most
 from dovetail.statements import Statement
-from dovetail.watching.loggers import flattened
+from dovetail.watching.loggers import flatten_settings
 
-__all__ = ["RunFacts", "differences", "figure", "found", "read"]
+__all__ = ["RunFacts", "differences", "figure", "find_runs", "read"]
 
 _DEEPEST = 4  # folders below the one that is searched
 _SCORES = ("accuracy", "r2", "loss")
@@ -78,7 +78,7 @@ class RunFacts:
         }
 
 
-def found(folder: Path) -> list[RunFacts]:
+def find_runs(folder: Path) -> list[RunFacts]:
     """The runs in a folder and below it, the latest first."""
     if not folder.is_dir():
         raise ValueError(f"expected a folder of runs, got {str(folder)!r}, which is no folder")
@@ -96,7 +96,9 @@ def _runs(folder: Path, depth: int = 0) -> Iterator[Path]:
 
 def _holds_run(folder: Path) -> bool:
     run = RunFolder(folder)
-    return (folder / "config.toml").is_file() and (run.finished or run.resumable or (folder / "metrics.jsonl").exists())
+    return (folder / "config.toml").is_file() and (
+        run.is_finished or run.is_resumable or (folder / "metrics.jsonl").exists()
+    )
 
 
 def read(folder: Path, *, name: str | None = None) -> RunFacts:
@@ -107,14 +109,14 @@ def read(folder: Path, *, name: str | None = None) -> RunFacts:
     try:
         config = tomllib.loads(run.config.read_text())
         config["task"]["name"], config["protocol"]["name"]
-        summary = run.privacy() if run.finished else None
+        summary = run.privacy() if run.is_finished else None
         if summary is not None:
             Statement.from_json(summary["certified"])
     except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
         raise ValueError(
             f"expected the files of a run in {str(folder)!r}, got {type(error).__name__}: {error}"
         ) from error
-    last = folder / ("privacy.json" if run.finished else "config.toml")
+    last = folder / ("privacy.json" if run.is_finished else "config.toml")
     when = datetime.datetime.fromtimestamp(last.stat().st_mtime, datetime.UTC)
     return RunFacts(
         name=name or str(folder),
@@ -123,7 +125,7 @@ def read(folder: Path, *, name: str | None = None) -> RunFacts:
         metrics=run.metrics(),
         summary=summary,
         seconds=run.seconds_per_round(),
-        resumable=run.resumable,
+        resumable=run.is_resumable,
         when=when,
     )
 
@@ -144,7 +146,7 @@ def differences(runs: Sequence[RunFacts]) -> dict[str, list[Any]]:
 def _settings(run: RunFacts) -> dict[str, Any]:
     """The config, and the protocol's settings as they were in the end."""
     protocol = (run.summary or {}).get("protocol") or {}
-    return flattened({**run.config, "protocol": {**run.config["protocol"], **protocol}})
+    return flatten_settings({**run.config, "protocol": {**run.config["protocol"], **protocol}})
 
 
 def _outcome(run: RunFacts) -> dict[str, Any]:

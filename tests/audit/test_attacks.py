@@ -29,7 +29,7 @@ def plan(*, num_users=1000, dim=7850, delta=DELTA, **settings):
 
 
 def attacked(name: str, asked: quotes.Terms, delta: float = DELTA):
-    protocol, cohort = quotes.settled(name, asked)
+    protocol, cohort = quotes.settle_protocol(name, asked)
     return best([exact_attack.eps(delta=delta) for exact_attack in stronger(protocol, cohort, asked.dim)])
 
 
@@ -120,7 +120,7 @@ def test_dummies_are_dealt_to_as_few_messages_as_hold_them(dummies, width):
 @pytest.mark.soak
 def test_dummies_are_dealt_as_the_attack_counts_them():
     asked = plan(num_users=7, dim=10, beta=0.3, eps_local=0.5, pad_to=7, published=True)
-    protocol, _ = quotes.settled("ss_double", asked)
+    protocol, _ = quotes.settle_protocol("ss_double", asked)
     keys = jax.random.split(jax.random.key(0), 8)
     reports = jax.vmap(lambda key: protocol.randomize(jnp.ones(10), (), key=key))(keys[:7])
     seen = shuffle(reports, protocol.layout(10), key=keys[7])
@@ -131,7 +131,7 @@ def test_dummies_are_dealt_as_the_attack_counts_them():
 def test_privunit_never_passes_the_certified_bound_and_caps_are_those_of_the_density():
     asked = plan(num_users=200, dim=20, eps_local=2.0)
     assert 0.3 < attacked("privunit", asked).eps <= quotes.quote("privunit", asked).certified.eps
-    protocol, _ = quotes.settled("privunit", asked)
+    protocol, _ = quotes.settle_protocol("privunit", asked)
     local, direction = protocol.local(20), np.eye(20)[3]
     mass = cap_mass(dim=20, threshold=local.cap.threshold)
     for prob, report in zip(cap_probs(protocol, 20), (direction, -direction), strict=True):
@@ -171,7 +171,7 @@ def test_the_mass_of_a_cap_alone_is_that_of_the_integral_and_of_points(dim, thre
 
 def test_caps_apart_show_most_of_what_privunit_certifies():
     asked = plan(eps_local=2.0)
-    protocol, cohort = quotes.settled("privunit", asked)
+    protocol, cohort = quotes.settle_protocol("privunit", asked)
     opposite, apart = (found.eps(delta=DELTA).eps for found in attack_privunit_round(protocol, cohort, asked.dim))
     certified = quotes.quote("privunit", asked).certified.eps
     assert opposite < 0.8 * certified < 0.93 * certified < apart <= certified
@@ -181,7 +181,7 @@ def test_the_median_shows_in_the_noise():
     found = attacked("dp_fl", plan(clip="median", noise_multiplier=1.0))
     assert found.eps == pytest.approx(134.57, rel=1e-3)
     assert attacked("dp_fl", plan(clip="median", noise_multiplier=1.0, dim=100)).eps > 8
-    protocol, cohort = quotes.settled("dp_fl", plan(clip="median", noise_multiplier=1.0))
+    protocol, cohort = quotes.settle_protocol("dp_fl", plan(clip="median", noise_multiplier=1.0))
     for users in (10, 11):
         medians = [
             float(
@@ -203,7 +203,7 @@ def test_the_median_shows_in_the_noise():
         participation=FixedSize(size=100, population=1000),
         settings={"clip": "median", "noise_multiplier": 1.0},
     )
-    assert curator.attack_dp_fl_round(*quotes.settled("dp_fl", drawn), 10) == []
+    assert curator.attack_dp_fl_round(*quotes.settle_protocol("dp_fl", drawn), 10) == []
     assert curator.attack_dp_fl_round(protocol.__class__(clip_norm=1.0), cohort, 10) == []
 
 
@@ -227,17 +227,17 @@ def test_a_z_read_off_the_batch_shows_in_the_noise():
     assert attacked("central_sub", rare, 0.01).eps < 1, "two of five records meet in a batch once in a thousand times"
     steps = plan(adaptive_z=True, items_per_subject=2, sampling_rate=0.1, noise_multiplier=1.0, steps=4)
     assert attacked("local_sub", steps).eps > 50
-    protocol, cohort = quotes.settled("central_sub", every)
+    protocol, cohort = quotes.settle_protocol("central_sub", every)
     close = curator.attack_subjects_round(protocol, cohort, 101, noise_of=lambda z: 1 + 0.05 * (z - 1))
     direct = scaled_noise("noise", 100, [(1.0, 1.05**2)], [(1.0, 1.0)])
     assert close[0].eps(delta=1e-3).eps == direct.eps(delta=1e-3).eps
     fixed = plan(items_per_subject=2, sampling_rate=1.0, noise_multiplier=1.0)
-    assert curator.attack_subjects_round(*quotes.settled("central_sub", fixed), 100) == []
+    assert curator.attack_subjects_round(*quotes.settle_protocol("central_sub", fixed), 100) == []
 
 
 def test_sparsified_reports_have_the_law_of_the_code():
     asked = plan(num_users=4, dim=4, clip_value=1.0, budgets=[0.5, 2.0], keep=0.5)
-    protocol, _ = quotes.settled("s_apes", asked)
+    protocol, _ = quotes.settle_protocol("s_apes", asked)
     law = personal.sparsified(protocol, 4)
     draws = np.asarray(protocol.perturb(jnp.full(40_000, 1.0), jnp.asarray(2.0), key=jax.random.key(2)))
     masses = np.float64(law(np.array([2.0]), 1.0)[0])
@@ -251,7 +251,7 @@ def test_sparsified_reports_have_the_law_of_the_code():
 
 def test_where_the_event_shows_more_than_the_code_the_registry_says_so():
     def settled(name, **settings):
-        return quotes.settled(name, plan(num_users=20, dim=10, **settings))[0]
+        return quotes.settle_protocol(name, plan(num_users=20, dim=10, **settings))[0]
 
     assert shows_less(settled("s_apes", budgets=[0.5, 1.0], keep=0.5))
     assert shows_less(settled("ss_double", beta=0.5, eps_local=0.5, inclusion="fixed-k"))
@@ -263,5 +263,5 @@ def test_where_the_event_shows_more_than_the_code_the_registry_says_so():
         ("ss_topk", {"eps_local": 0.5, "k": 2}),
         ("s_apes", {"budgets": [0.5, 1.0], "keep": 0.5, "published": True}),
     ):
-        protocol, cohort = quotes.settled(name, plan(num_users=20, dim=10, **settings))
+        protocol, cohort = quotes.settle_protocol(name, plan(num_users=20, dim=10, **settings))
         assert stronger(protocol, cohort, 10) == []

@@ -21,7 +21,7 @@ from dovetail.statements import Neighbors, Trust
 
 def games_of(name, *, num_users=10, dim=2, delta=0.01, rounds=1, colluders=0, **chosen):
     plan = audits.plan_for(name, num_users, dim, delta, chosen=chosen, rounds=rounds, colluders=colluders)
-    protocol, cohort = quotes.settled(name, plan)
+    protocol, cohort = quotes.settle_protocol(name, plan)
     worlds = pairs(protocol, cohort, dim, neighbors=protocol.relation, rounds=rounds)
     return [Game(protocol=protocol, cohort=cohort, worlds=pair) for pair in worlds]
 
@@ -98,7 +98,7 @@ def test_a_sample_hides_as_much_as_it_says():
     drawn = FixedSize(size=2, population=10)
     settings = {"clip_norm": 1.0, "noise_multiplier": 1.0}
     plan = quotes.Terms(num_users=2, dim=2, delta=0.01, participation=drawn, settings=settings)
-    protocol, cohort = quotes.settled("dp_fl", plan)
+    protocol, cohort = quotes.settle_protocol("dp_fl", plan)
     worlds = pairs(protocol, cohort, 2, neighbors=protocol.relation)
     sampled = runs.lower_bound(
         [Game(protocol=protocol, cohort=cohort, worlds=pair) for pair in worlds],
@@ -173,7 +173,7 @@ def removed_from_shares():
 
 
 def test_a_user_removed_from_a_sum_of_shares_uploads_zero():
-    protocol, cohort = quotes.settled("split_and_mix", removed_from_shares())
+    protocol, cohort = quotes.settle_protocol("split_and_mix", removed_from_shares())
     (game,) = pairs(protocol, cohort, 1, neighbors=Neighbors.ADD_REMOVE)
     np.testing.assert_array_equal(game.victim[1], 0)
 

@@ -51,7 +51,7 @@ def eps_at(exact_attacks: list[ExactAttack], delta: float) -> float:
 
 
 def audited(name: str, plan: quotes.Terms) -> float:
-    protocol, cohort = quotes.settled(name, plan)
+    protocol, cohort = quotes.settle_protocol(name, plan)
     found = stronger(protocol, cohort, plan.dim)
     mechanism = protocol.view(cohort, plan.dim, neighbors=plan.relation(protocol)).round.mechanism
     if not shows_less(protocol):

@@ -20,7 +20,7 @@ def plan(*, num_users=100, dim=20, delta=5e-6, participation=None, **settings):
 
 
 def audited(name: str, asked: quotes.Terms, delta: float) -> float:
-    protocol, cohort = quotes.settled(name, asked)
+    protocol, cohort = quotes.settle_protocol(name, asked)
     return best(
         [exact_attack.eps(delta=delta) for exact_attack in attacks.on_own_reports(protocol, cohort, asked.dim)]
     ).eps
@@ -47,7 +47,7 @@ REACHED = {
 
 @pytest.mark.parametrize(("name", "asked"), REACHED.values(), ids=REACHED)
 def test_the_local_eps_is_reached_at_delta_0_and_never_passed(name, asked):
-    protocol, cohort = quotes.settled(name, asked)
+    protocol, cohort = quotes.settle_protocol(name, asked)
     exact_attacks = attacks.on_own_reports(protocol, cohort, asked.dim)
     stated = pure_eps(name, protocol, asked)
     found = best([exact_attack.eps(delta=0.0) for exact_attack in exact_attacks]).eps
@@ -116,7 +116,7 @@ def test_the_server_sees_only_who_is_drawn():
 
 
 def test_the_chance_that_decoys_hide_the_largest():
-    protocol, cohort = quotes.settled("ss_topk", plan(dim=4, k=1, decoys=2, eps_local=0.5, pad_to=90))
+    protocol, cohort = quotes.settle_protocol("ss_topk", plan(dim=4, k=1, decoys=2, eps_local=0.5, pad_to=90))
     (exact_attack,) = attacks.on_own_reports(protocol, cohort, 4)
     np.testing.assert_allclose(np.exp(exact_attack.log_second), [2 / 3, 1 / 3])
 
@@ -129,7 +129,7 @@ def test_one_clients_skellam_noise_is_bounded_from_the_right_side():
 
 def test_thresholds_on_one_clients_noisy_value_are_bounded_by_their_probabilities():
     asked = plan(dim=1, method="split", noise_multiplier=1.0, mix={"scale": 8.0})
-    protocol, cohort = quotes.settled("real_sum", asked)
+    protocol, cohort = quotes.settle_protocol("real_sum", asked)
     variance, shift = protocol.sharing.noise_part, 8
     exact_attacks = [
         exact_attack for exact_attack in attacks.on_own_reports(protocol, cohort, 1) if "above" in exact_attack.attack
@@ -144,7 +144,9 @@ def test_thresholds_on_one_clients_noisy_value_are_bounded_by_their_probabilitie
 
 
 def test_what_has_no_simple_law_is_refused():
-    protocol, cohort = quotes.settled("s_apes", plan(budgets=[0.3, 1.0], num_users=10, published=True, keep=0.5))
+    protocol, cohort = quotes.settle_protocol(
+        "s_apes", plan(budgets=[0.3, 1.0], num_users=10, published=True, keep=0.5)
+    )
     with pytest.raises(NotApplicable, match="depend on each other"):
         attacks.on_own_reports(protocol, cohort, 20)
 

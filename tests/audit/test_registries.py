@@ -105,7 +105,7 @@ def test_a_protocol_from_outside_is_attacked_by_what_it_registered(cls, monkeypa
     assert not attacks.shows_less(protocol)
     assert attacks.shows_less(cls(**PLAIN, clip="adaptive"))
     monkeypatch.setitem(PROTOCOLS, "loud", cls)
-    asked = quotes.settled("loud", quotes.Terms(num_users=10, dim=3, delta=0.01, settings=PLAIN))
+    asked = quotes.settle_protocol("loud", quotes.Terms(num_users=10, dim=3, delta=0.01, settings=PLAIN))
     found = audits.findings._exact_attacks(*asked, quotes.Terms(num_users=10, dim=3, delta=0.01), "analyzer")
     assert [attack.attack for attack in found] == ["overheard", "the coin"]
 

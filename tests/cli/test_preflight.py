@@ -24,7 +24,7 @@ def test_a_quote_is_about_the_cohort_that_a_run_would_have(kind):
     name, size, population = "secagg" if kind == "secret" else "dp_fl", 100, 100 if kind == "everyone" else 1000
     terms = quotes.Terms(num_users=size, dim=10, delta=1e-5, settings={"noise_multiplier": 4.0})
     ((cohort,), protocol) = (
-        quotes.guarantee(name, quotes.sampled(terms, kind, population)).cohorts,
+        quotes.guarantee(name, quotes.with_sampling(terms, kind, population)).cohorts,
         quotes.guarantee(name, terms).protocol,
     )
     schedule = Schedule(
@@ -32,7 +32,7 @@ def test_a_quote_is_about_the_cohort_that_a_run_would_have(kind):
         min_size=population if protocol.needs_minimum else 0,
     )  # fmt: skip
     assert cohort == schedule.cohort(0)
-    assert quotes.sampled(terms, kind, population).population == population
+    assert quotes.with_sampling(terms, kind, population).population == population
 
 
 def test_account_knows_every_way_to_take_part(command):

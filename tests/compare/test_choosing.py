@@ -51,7 +51,7 @@ def test_what_fits_meets_the_target_with_hardly_more_noise_than_it_needs(everyth
 def test_costs_are_those_of_compare(everything):
     (secagg,) = (one for one in everything.fitting if one.protocol == "secagg")
     terms = SMALL.terms("secagg").with_setting(secagg.parameter, secagg.value)
-    protocol, _ = quotes.settled("secagg", terms)
+    protocol, _ = quotes.settle_protocol("secagg", terms)
     assert secagg.costs.bytes == compare.costs(protocol, SMALL.users, SMALL.dim).bytes
 
 

@@ -186,7 +186,7 @@ def test_what_does_not_beat_a_constant_guess_is_not_called_best(tmp_path):
     guess = {name: dataclasses.replace(run, baseline=0.885) for name, run in found.runs.items()}
     for name, run in guess.items():
         found = found.having(Outcome(protocol=name, run=run))
-    assert {name for name, run in found.runs.items() if run.learned} == {"dp_fl", "split_and_mix"}
+    assert {name for name, run in found.runs.items() if run.beats_baseline} == {"dp_fl", "split_and_mix"}
     assert found.best_single_shuffler is None, "ss_topk is above it with two seeds of three"
     found.write(folder)
     assert Comparison.read(folder) == found

@@ -159,7 +159,7 @@ def test_every_protocol_has_a_page_and_every_page_a_protocol():
 def test_the_config_of_a_page_is_one(name):
     found, plan = protocol_facts.plan_of(config_of(name))
     assert found == name
-    protocol, cohort = quotes.settled(name, plan)
+    protocol, cohort = quotes.settle_protocol(name, plan)
     assert protocol.calibrated
     assert protocol.view(cohort, plan.dim, neighbors=protocol.relation)
 

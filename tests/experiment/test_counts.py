@@ -12,7 +12,7 @@ from dovetail import Dataset
 from dovetail.data import Clients, Task
 from dovetail.experiment.config import TaskConfig
 from dovetail.experiment.folder import TIMING_BANNER
-from dovetail.experiment.preparation import DEALT_NOTES, PLACES_NOTE, ROWS_NOTE, dealt, spread_of
+from dovetail.experiment.preparation import DEALT_NOTES, PLACES_NOTE, ROWS_NOTE, assign_records, spread_of
 from dovetail.protocols.curator.dp_fl import DpFl
 
 PEOPLE, ROWS = 12, 5
@@ -218,7 +218,7 @@ def test_replaced_records_stay_where_they_are_and_the_statement_says_so(partitio
     config = TaskConfig(
         name="benchmark", partition=partition, **{key.partition(".")[2]: n for key, n in numbers.items()}
     )
-    held = [dealt(config, data, seed=0) for data in (unnamed(), other)]
+    held = [assign_records(config, data, seed=0) for data in (unnamed(), other)]
     np.testing.assert_array_equal(held[0].records, held[1].records)
     np.testing.assert_array_equal(held[0].counts, held[1].counts)
 
@@ -286,9 +286,9 @@ def test_rows_that_count_as_users_are_said_to():
     named = dovetail.train(dataset(), settings={"cohort.rounds": 2, "protocol.noise_multiplier": 2.0})
     assert ROWS_NOTE not in named.statement.assumptions
     several = {"task.partition": "iid", "task.users": 6, "cohort.rounds": 2, "protocol.noise_multiplier": 2.0}
-    dealt = dovetail.train(rows, settings=several)
-    assert ROWS_NOTE not in dealt.statement.assumptions, "a user has ten rows"
-    for statement in (result.statement, named.statement, dealt.statement):
+    assign_records = dovetail.train(rows, settings=several)
+    assert ROWS_NOTE not in assign_records.statement.assumptions, "a user has ten rows"
+    for statement in (result.statement, named.statement, assign_records.statement):
         assert "the test records are public: what is measured on them has no noise" in statement.assumptions
 
 

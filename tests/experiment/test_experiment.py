@@ -149,7 +149,7 @@ def test_an_interrupted_run_resumes_to_the_same_end(tmp_path, stop_at):
             ready, out=tmp_path / "cut", checkpoint_every=2, evaluate_every=3, callbacks=[AfterRound(interrupt)]
         )
     left = {file.name: file.read_bytes() for file in (tmp_path / "cut").iterdir()}
-    RunFolder.reopen(tmp_path / "cut").saved()
+    RunFolder.reopen(tmp_path / "cut").read_checkpoint()
     assert {file.name: file.read_bytes() for file in (tmp_path / "cut").iterdir()} == left, "a look changes nothing"
     resumed = experiment.run(ready, out=tmp_path / "cut", resume=True, checkpoint_every=2, evaluate_every=3)
     np.testing.assert_array_equal(resumed.parameters["params"], whole.parameters["params"])
@@ -552,7 +552,7 @@ def test_the_table_of_units_says_what_each_is_promised(neighbors):
     protocol = {**SILOS["protocol"], "noise_multiplier": 20.0}
     privacy = {"delta": 1e-5, "neighbors": neighbors.value}
     ready = prepared({**SILOS, "protocol": protocol, "privacy": privacy}, task=TASK_WITH_SUBJECTS)
-    rows = ready.table([0, 1, 2, 3])
+    rows = ready.statements_by_unit([0, 1, 2, 3])
     mu = 2 / 20.0
     own = mu if neighbors is Neighbors.ADD_REMOVE else 2 * mu
     for unit, shift in ((Unit.USER, own), (Unit.ITEM, 2 * mu), (Unit.SUBJECT, 4 * mu)):
@@ -588,21 +588,23 @@ def test_the_target_may_be_another_units(unit):
 
 def test_units_without_a_promise_say_why():
     median = {**SILOS["protocol"], "clip": "median", "noise_multiplier": 5.0}
-    rows = prepared({**SILOS, "protocol": median, "privacy": {}}, task=TASK_WITH_SUBJECTS).table([0, 1])
+    rows = prepared({**SILOS, "protocol": median, "privacy": {}}, task=TASK_WITH_SUBJECTS).statements_by_unit([0, 1])
     for unit in Unit:
         assert rows[unit].unbounded
         assert "exact median" in str(rows[unit].proof)
     central = {"name": "central_sub", "clip_norm": 0.5, "items_per_subject": 2, "batch": 30.0, "noise_multiplier": 5.0}
     by_record = {**SILOS, "protocol": central, "privacy": {"neighbors": "add-remove"}}
-    rows = prepared(by_record, task=TASK_WITH_SUBJECTS).table([0, 1])
+    rows = prepared(by_record, task=TASK_WITH_SUBJECTS).statements_by_unit([0, 1])
     assert not rows[Unit.SUBJECT].unbounded
     assert rows[Unit.USER].unbounded
     assert "a user may hold any number of them" in str(rows[Unit.USER].proof)
-    fedavg = prepared({**SILOS, "protocol": {"name": "fedavg"}, "privacy": {}}, task=TASK_WITH_SUBJECTS).table([0])
+    fedavg = prepared(
+        {**SILOS, "protocol": {"name": "fedavg"}, "privacy": {}}, task=TASK_WITH_SUBJECTS
+    ).statements_by_unit([0])
     assert all(row.unbounded and "no noise" in str(row.proof) for row in fedavg.values())
 
 
 def test_a_user_is_taken_for_a_subject_where_nobody_knows_better():
-    rows = plan(("protocol.noise_multiplier", 8.0), ("cohort.kind", "poisson")).table([0, 1])
+    rows = plan(("protocol.noise_multiplier", 8.0), ("cohort.kind", "poisson")).statements_by_unit([0, 1])
     assert rows[Unit.SUBJECT].eps == rows[Unit.USER].eps
     assert any("the data do not say whom a record is about" in said for said in rows[Unit.SUBJECT].assumptions)

@@ -200,12 +200,12 @@ def test_chunks_do_not_change_what_a_function_trains():
 
 def test_what_parties_cannot_train_is_refused():
     from dovetail.experiment.config import parse
-    from dovetail.experiment.preparation import load
+    from dovetail.experiment.preparation import load_data_for_parties
 
     task = dovetail.Task(name="own", load=lambda *, folder: dataset("number"))
     config = parse({"task": {"name": "own"}, "protocol": {"name": "fedavg"}})
     with pytest.raises(ValueError, match="expected classes, cross-entropy and a JAX model for training by parties"):
-        load(config, task=task)
+        load_data_for_parties(config, task=task)
 
 
 def test_partitions_by_class_and_moments_refuse_numbers():

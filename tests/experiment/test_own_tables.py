@@ -327,7 +327,7 @@ def test_the_default_step_of_a_regression_does_not_diverge():
     labels = inputs @ np.array([0.1, 0.4, -0.3, 0.2, 0.1]) + 0.3
     data = Dataset.from_arrays(inputs, labels, test=(inputs[:100], labels[:100]), kind="number")
     found = dovetail.train(data, protocol="fedavg")
-    assert found.learned
+    assert found.beats_baseline
     assert found.metrics["r2"] > 0.5
     assert default_server(data, {}, own=False) == {"learning_rate": 1 / 7}
     for settings, own in (({"server.learning_rate": 1.0}, False), ({"client": {}}, False), ({}, True)):
@@ -412,10 +412,10 @@ def test_a_run_on_data_of_a_program_is_resumed_by_the_program(data, tmp_path, co
 
 
 def test_a_result_that_did_not_learn_says_so(result, command, tmp_path):
-    assert result.learned
+    assert result.beats_baseline
     assert "constant guess" not in repr(result)
     lost = dataclasses.replace(result, metrics={**result.metrics, "accuracy": result.baseline["accuracy"]})
-    assert lost.learned is False
+    assert lost.beats_baseline is False
     assert "no better than a constant guess (always the commonest class)" in repr(lost)
     settings = ("noise=seeded", "seed=1", "cohort.rounds=1", "protocol.name=ldp_fl", "privacy.eps=0.01")
     drowned = ("--quiet", *(word for text in settings for word in ("--set", text)))

@@ -28,7 +28,7 @@ def plan(*overrides):
 def test_five_silos_with_dropouts_and_colluders_void_no_round(tmp_path):
     ready = plan()
     result = experiment.run(ready, out=tmp_path / "run")
-    assert len(ready.engine.ran) == 6, "every round released something"
+    assert len(ready.engine.round_logs) == 6, "every round released something"
     assert min(len(ready.schedule.draw(index)) for index in range(6)) < 5, "users did drop out"
     assert result.statement.trust is Trust.SHARES
     assert verify(tmp_path / "run").agrees
@@ -59,7 +59,7 @@ def test_rounds_may_differ_in_size_if_the_first_is_the_largest():
     sizes = (("cohort", {"kind": "fixed", "size": [5, 3, 2], "rounds": 3}),)
     shrinking = plan(*sizes)
     result = experiment.run(shrinking)
-    assert [ran.cohort.size for ran in shrinking.engine.ran] == [5, 3, 2]
+    assert [ran.cohort.size for ran in shrinking.engine.round_logs] == [5, 3, 2]
     equal = experiment.run(plan(("cohort", {"kind": "everyone", "rounds": 3})))
     assert result.statement.eps == pytest.approx(equal.statement.eps, rel=1e-9), "who takes part is seen"
     large = dataclasses.replace(shrinking.schedule.cohort(1), size=500)

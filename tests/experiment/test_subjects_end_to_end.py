@@ -244,13 +244,13 @@ def test_every_row_says_all_that_its_number_rests_on():
         ("privacy", {"delta": 1e-5, "neighbors": "add-remove"}),
         ("cohort", {"kind": "poisson", "size": 3, "rounds": 2}),
     )
-    rows = ready.table([0, 1])
+    rows = ready.statements_by_unit([0, 1])
     for unit in Unit:
         said = " ".join(rows[unit].assumptions)
         assert "each user joins a round independently with probability 0.5" in said
         assert "hyper-parameters were chosen without the private data" in said
     assert "no record is held by more than 1 user" in " ".join(rows[Unit.ITEM].assumptions)
-    capped = plan().table([0])
+    capped = plan().statements_by_unit([0])
     assert "replaced by another record of the same subject" in " ".join(capped[Unit.ITEM].assumptions)
     unknown = plan(("task", {"name": "tiny", "partition": "iid", "users": 30}), task=TASK)
     assert "each user is one subject" in " ".join(unknown.certify([0]).assumptions)

@@ -46,8 +46,8 @@ def test_one_statement_covers_all_trials_and_can_be_verified(by, few, tmp_path):
     assert verify(tmp_path / "run").agrees
     stated = json.loads((tmp_path / "run" / "privacy.json").read_text())
     jsonschema.Draft202012Validator(SCHEMA).validate(stated)
-    assert stated["tuning"]["chosen"] == dict(found.chosen)
-    assert stated["protocol"]["clip_norm"] == found.chosen["protocol.clip_norm"]
+    assert stated["tuning"]["chosen"] == dict(found.best_setting)
+    assert stated["protocol"]["clip_norm"] == found.best_setting["protocol.clip_norm"]
     assert "Choices made by looking at the private data" not in pages.write(tmp_path / "run").read_text()
     with pytest.raises(ValueError, match="already holds a run"):
         tuned(by=by, out=tmp_path / "run")

@@ -130,7 +130,7 @@ def test_another_version_of_the_library_is_refused(halted, monkeypatch):
 @pytest.mark.parametrize("released", [[], [0, 1], [0, 1, 2, 3, 4], [0, 1, 2, 3, 3]])
 def test_a_checkpoint_whose_rounds_are_not_the_plans_is_refused(halted, released):
     """Rounds that were run and are not listed would not be charged."""
-    saved = RunFolder(halted).saved()
+    saved = RunFolder(halted).read_checkpoint()
     RunFolder(halted).save(dataclasses.replace(saved, released=tuple(released)))
     with pytest.raises(ValueError, match="expected the rounds that were released"):
         experiment.run(plan(), out=halted, resume=True)
@@ -182,7 +182,7 @@ def test_the_engine_refuses_what_its_note_would_not_say():
     training = ready.step(ready.engine.start(), 0, users)
     with pytest.raises(ValueError, match="without common users, got user"):
         ready.step(training, 1, users)
-    assert [item.index for item in ready.engine.ran] == [0]
+    assert [item.index for item in ready.engine.round_logs] == [0]
 
 
 def test_a_plan_that_the_engine_did_not_follow_is_not_certified(tmp_path):
@@ -269,9 +269,9 @@ def statement_of_what_was_noted(data, stop, tmp_path_factory):
     assert found.rounds == result.rounds
     assert found.statement == result.statement
     ledger = Record.from_json(json.loads((out / "ledger.json").read_text()))
-    assert ledger.table() == dict(result.units)
-    assert ledger.local() == result.quote.local
-    assert ledger.shuffler() == result.quote.shuffler
+    assert ledger.statements_by_unit() == dict(result.units)
+    assert ledger.local_statement() == result.quote.local
+    assert ledger.shuffler_statement() == result.quote.shuffler
 
 
 def test_a_plan_that_was_resumed_has_no_noise_left_over(tmp_path):
@@ -289,9 +289,9 @@ def test_a_run_is_one_processs_and_its_root_ends_with_it(tmp_path):
     out, ready = tmp_path / "run", plan()
     interrupted(ready, out)
     (out / ".checkpoint.npz.left").write_bytes(b"what a kill left of a checkpoint")
-    with RunFolder(out).held(), pytest.raises(ValueError, match="that no other process is using"):
+    with RunFolder(out).lock(), pytest.raises(ValueError, match="that no other process is using"):
         experiment.run(ready, out=out, resume=True)
-    last = RunFolder(out).saved()
+    last = RunFolder(out).read_checkpoint()
     experiment.run(ready, out=out, resume=True)
     with pytest.raises(ValueError, match="which has ended"):
         RunFolder(out).save(last)
@@ -384,7 +384,7 @@ def test_no_event_is_forgotten():
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def is_finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("finished") / "run"
     experiment.run(plan(), out=out)
     return out

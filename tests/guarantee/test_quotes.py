@@ -216,7 +216,7 @@ def test_rounds_for_everyone_count_beside_the_epochs_of_disjoint_batches():
 
     def local_eps(*participations):
         cohorts = [dataclasses.replace(training.cohorts[0], participation=one) for one in participations]
-        return training.record(cohorts).local().eps
+        return training.record(cohorts).local_statement().eps
 
     one = local_eps(Everyone())
     assert local_eps(Disjoint(epoch=0), Disjoint(epoch=0)) == one

@@ -26,32 +26,35 @@ def in_batches(epoch):
 
 def test_all_rounds_of_all_trials_are_counted():
     first, second = record(noise_multiplier=20.0), record(noise_multiplier=30.0, clip_norm=0.5)
-    both = trials.composed([first, second], tuning="all of it")
+    both = trials.compose([first, second], tuning="all of it")
     expected = accounting.bound((*first.own.rounds, *second.own.rounds), delta=1e-5)
-    assert both.certified().eps == trials.bound(both).eps == expected.eps
-    assert both.certified().eps > max(first.certified().eps, second.certified().eps)
-    assert "all of it" in both.certified().assumptions and TUNING_ASSUMPTION not in both.certified().assumptions
-    assert all(TUNING_ASSUMPTION not in one.assumptions for one in both.table().values())
+    assert both.certified_statement().eps == trials.bound(both).eps == expected.eps
+    assert both.certified_statement().eps > max(first.certified_statement().eps, second.certified_statement().eps)
+    assert (
+        "all of it" in both.certified_statement().assumptions
+        and TUNING_ASSUMPTION not in both.certified_statement().assumptions
+    )
+    assert all(TUNING_ASSUMPTION not in one.assumptions for one in both.statements_by_unit().values())
     assert Record.from_json(both.to_json()) == both
 
 
 def test_batches_of_different_trials_are_not_disjoint():
     """Both trials number their epochs from 0; taken as they are, the second would cost nothing."""
     one = in_batches(0)
-    both = trials.composed([one, one, in_batches(2)], tuning="")
+    both = trials.compose([one, one, in_batches(2)], tuning="")
     epochs = {item.participation.epoch for item in both.own.rounds}
     assert len(epochs) == 3
     naive = accounting.bound((*one.own.rounds, *one.own.rounds), delta=1e-5)
-    assert naive.eps == one.certified().eps  # what must not happen
-    assert both.certified().eps > 1.5 * one.certified().eps
+    assert naive.eps == one.certified_statement().eps  # what must not happen
+    assert both.certified_statement().eps > 1.5 * one.certified_statement().eps
 
 
 def test_shuffled_trials_are_counted_for_every_adversary():
     one = record("ss_simple", eps_local=0.5)
-    both = trials.composed([one, one], tuning="all of it")
-    assert both.certified().eps > one.certified().eps
-    assert both.local().eps == pytest.approx(2 * one.local().eps)
-    assert both.shuffler() is not None
+    both = trials.compose([one, one], tuning="all of it")
+    assert both.certified_statement().eps > one.certified_statement().eps
+    assert both.local_statement().eps == pytest.approx(2 * one.local_statement().eps)
+    assert both.shuffler_statement() is not None
 
 
 def test_the_best_trial_needs_a_curator():
@@ -66,29 +69,31 @@ def test_the_best_trial_is_a_record_like_any_other():
     records = [record(noise_multiplier=20.0, clip_norm=norm) for norm in (0.5, 1.0)]
     best = trials.best_of(records, eta=0.0, gamma=0.1, tuning="all of it")
     assert Record.from_json(best.to_json()) == best
-    said = best.certified()
-    assert said.eps > records[0].certified().eps and said.adversary == "observer of the chosen trial's models"
+    said = best.certified_statement()
+    assert said.eps > records[0].certified_statement().eps and said.adversary == "observer of the chosen trial's models"
     assert any("keeps all other trials to itself" in text for text in said.assumptions)
     assert TUNING_ASSUMPTION not in said.assumptions
-    assert best.local().unbounded
+    assert best.local_statement().unbounded
 
 
 def test_the_best_of_non_private_trials_is_refused_a_statement():
     nothing = record("fedavg")
     for tried in ([nothing] * 3, [record(noise_multiplier=20.0), nothing]):
         with_choice = trials.best_of(tried, eta=1.0, gamma=0.2, tuning="")
-        assert with_choice.certified().unbounded and "without a guarantee" in str(with_choice.certified())
-        assert trials.composed(tried, tuning="").certified().unbounded
+        assert with_choice.certified_statement().unbounded and "without a guarantee" in str(
+            with_choice.certified_statement()
+        )
+        assert trials.compose(tried, tuning="").certified_statement().unbounded
 
 
 def test_trials_must_have_one_scope():
     with pytest.raises(ValueError, match="one adversary, unit, relation"):
-        trials.composed([record(noise_multiplier=20.0), record("ss_simple", eps_local=0.5)], tuning="")
+        trials.compose([record(noise_multiplier=20.0), record("ss_simple", eps_local=0.5)], tuning="")
     with pytest.raises(ValueError, match="at least one trial"):
-        trials.composed([], tuning="")
+        trials.compose([], tuning="")
 
 
-@pytest.mark.parametrize("combine", [trials.composed, functools.partial(trials.best_of, eta=0.0, gamma=0.5)])
+@pytest.mark.parametrize("combine", [trials.compose, functools.partial(trials.best_of, eta=0.0, gamma=0.5)])
 def test_what_is_declared_of_any_trial_is_declared_of_all(combine):
     """What is left without trust rests on the code of every trial, and said so of the first one alone."""
     first, second = (
@@ -97,4 +102,4 @@ def test_what_is_declared_of_any_trial_is_declared_of_all(combine):
     )
     both = combine([first, second], tuning="all of it")
     assert both.declared == (*first.declared, *second.declared)
-    assert set(both.declared) <= set(both.local().assumptions)
+    assert set(both.declared) <= set(both.local_statement().assumptions)

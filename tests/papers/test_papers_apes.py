@@ -47,7 +47,7 @@ def test_table3_recomputes_to_the_printed_digits() -> None:
     printed = training._PRINTED
     for label, claim in (("UniS", published.unis), ("APES", published.apes), ("S-APES", published.s_apes)):
         name, about = training._about(training._PRESETS[label], [("protocol.budgets", training._UNIFORM2)])
-        protocol, cohort = quotes.settled(name, about)
+        protocol, cohort = quotes.settle_protocol(name, about)
         event, extra = protocol.published_event(cohort, about.dim)  # type: ignore[misc]
         assert claim(event, delta=about.delta, **extra).eps == pytest.approx(printed[label]["eps_uc"], abs=0.051)
     budgets = resolve(training._UNIFORM2, 10_000)

@@ -194,7 +194,7 @@ def test_the_page_states_eps_with_fake_users(protocol):
         settled = protocols.build(protocol, FAKE[protocol]).settle(cohort, DIM)
         terms = {"relation": settled.relation, "delta": 1e-6, "spread": Spread(users=1000)}
         guarantee = Guarantee(protocol=settled, cohorts=(cohort,), dim=DIM, **terms)
-        eps = guarantee.record().certified().eps
+        eps = guarantee.record().certified_statement().eps
         assert float(at_most(eps, 3)) == float(stated[list(FAKE).index(protocol)]), fake
 
 

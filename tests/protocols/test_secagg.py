@@ -176,17 +176,17 @@ def test_bad_settings_are_refused(settings, cohort, sentence):
 
 def test_at_the_size_of_the_headline_a_user_shares_28_bits_and_noise_is_that_of_split_and_mix():
     def calibrated(name, **settings):
-        return quotes.guarantee(name, quotes.Terms(settings={"clip_norm": 0.2} | settings, **HEADLINE)).calibrated(2.9)
+        return quotes.guarantee(name, quotes.Terms(settings={"clip_norm": 0.2} | settings, **HEADLINE)).calibrate(2.9)
 
     ours, mixed = calibrated("secagg"), calibrated("split_and_mix", colluding_shufflers=1)
-    contribution = ours.settled.contribution(ours.cohorts[0], 6010)
+    contribution = ours.settled_protocol.contribution(ours.cohorts[0], 6010)
     assert contribution.bits == 28
     assert contribution.length * contribution.bits / 8 < 21_100
-    assert ours.settled.noise_multiplier <= mixed.settled.noise_multiplier * 1.0001
+    assert ours.settled_protocol.noise_multiplier <= mixed.settled_protocol.noise_multiplier * 1.0001
     assert contribution.distance <= 6010 * 2.0**-240
-    rounding = 60_000 / 4 / event_of(ours.settled, ours.cohorts[0], 6010).noise_variance
+    rounding = 60_000 / 4 / event_of(ours.settled_protocol, ours.cohorts[0], 6010).noise_variance
     assert rounding < 1e-5
-    assert ours.settled.encoding(6010).norm / (ours.settled.scale * 0.2) < 1.002
+    assert ours.settled_protocol.encoding(6010).norm / (ours.settled_protocol.scale * 0.2) < 1.002
 
 
 @pytest.mark.parametrize(("users", "dim", "noise"), [(300_000, 1, 1.0), (3000, 4, 0.5), (1000, 7850, 2.0)])

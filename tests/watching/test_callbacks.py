@@ -30,8 +30,8 @@ class Witness(dovetail.Callback):
     def __init__(self, stop_after=None, fail_after=None):
         self.calls, self.stop_after, self.fail_after = [], stop_after, fail_after
 
-    def on_start(self, outset):
-        self.calls.append(("start", outset))
+    def on_start(self, start):
+        self.calls.append(("start", start))
 
     def on_round(self, progress):
         self.calls.append(("round", progress))
@@ -56,9 +56,9 @@ def test_calls_come_in_order_with_what_the_statement_covers(tmp_path):
     seen = Witness()
     result = experiment.run(plan(), out=tmp_path / "run", evaluate_every=2, callbacks=[seen])
     assert seen.names() == ["start", *["round"] * 6, "end"]
-    outset = seen.calls[0][1]
-    assert (outset.round, outset.rounds, outset.folder) == (0, 6, tmp_path / "run")
-    assert outset.config["protocol"]["name"] == outset.protocol["name"] == "dp_fl"
+    start = seen.calls[0][1]
+    assert (start.round, start.rounds, start.folder) == (0, 6, tmp_path / "run")
+    assert start.config["protocol"]["name"] == start.protocol["name"] == "dp_fl"
     rounds = [one for name, one in seen.calls if name == "round"]
     assert [one.round for one in rounds] == list(range(1, 7))
     assert [one.fresh for one in rounds] == [False, True] * 3

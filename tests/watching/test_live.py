@@ -24,7 +24,7 @@ class Pages(experiment.Callback):
     def __init__(self, page, *, fail_after=None):
         self.page, self.fail_after, self.seen = page, fail_after, []
 
-    def on_start(self, outset):
+    def on_start(self, start):
         self.seen.append(self.page.read_text())
 
     def on_round(self, progress):

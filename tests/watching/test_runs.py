@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
 
 
 def test_runs_are_found_and_say_what_they_state(folder):
-    rows = {run.name: run.row() for run in reading.found(folder)}
+    rows = {run.name: run.row() for run in reading.find_runs(folder)}
     assert set(rows) == {"three", "below/one", "open", "stopped"}
     assert rows["three"]["statement"]["eps"] == pytest.approx(3.0, rel=1e-3)
     assert rows["three"]["score"] == "accuracy"
@@ -49,7 +49,7 @@ def test_runs_are_found_and_say_what_they_state(folder):
     assert rows["open"]["statement"]["eps"] is None
     assert (rows["stopped"]["state"], rows["stopped"]["statement"]) == ("can be resumed", None)
     assert rows["stopped"]["rounds"] == 3
-    assert [run.name for run in reading.found(folder / "three")] == ["three"]
+    assert [run.name for run in reading.find_runs(folder / "three")] == ["three"]
 
 
 def test_the_list(command, folder):

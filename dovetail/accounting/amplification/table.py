@@ -80,7 +80,7 @@ BOUNDS: Mapping[str, NamedBound] = MappingProxyType(
 
 def bound(name: str, report: Report, *, num_users: int, delta: float, colluders: int = 0) -> Bound:
     """One bound by its name, for this report; `NotApplicable` with the reason where it does not apply."""
-    _validate.known("bound", name, BOUNDS)
+    _validate.known_name("bound", name, BOUNDS)
     return _ask(name, Shuffled(report=report, num_users=num_users, colluders=colluders), delta)
 
 

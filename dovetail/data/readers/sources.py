@@ -150,7 +150,7 @@ def from_huggingface(
     """A dataset's columns as a table; or, with one name as `inputs`, a column of images or of vectors."""
     if isinstance(source, str):
         splits = needed("datasets", of="a Hugging Face dataset by name", install="datasets").load_dataset(source)
-        _validate.known(f"split of {source}", "train", splits)
+        _validate.known_name(f"split of {source}", "train", splits)
         source = splits["train"]
         if test is None and how.get("test_share") is None:
             test = splits.get("test")
@@ -204,7 +204,7 @@ def _columns(
     for what, declared in (("categories", categories), ("bounds", bounds)):
         for name in declared:
             if not (what == "bounds" and name in targets):
-                _validate.known(f"input column in {what}", name, names)
+                _validate.known_name(f"input column in {what}", name, names)
     return tuple(
         InputColumn(
             name=name,

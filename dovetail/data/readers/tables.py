@@ -86,7 +86,7 @@ class Table:
 
     def column(self, name: str) -> Sequence[Any] | np.ndarray:
         """The column of this name as it came."""
-        _validate.known(f"column of {self.name}", name, self.columns)
+        _validate.known_name(f"column of {self.name}", name, self.columns)
         return self.columns[name]
 
     def kind(self, name: str) -> Kind:

@@ -69,7 +69,7 @@ def eps_of(one: Statement | LowerBound | None) -> float | None:
 
 def claimed_on(name: str, about: quotes.Terms, **how: Any) -> Statement:
     """The paper's own formula for this protocol, computed in a given way."""
-    protocol, cohort = quotes.settled(name, about)
+    protocol, cohort = quotes.settle_protocol(name, about)
     if not isinstance(protocol, Claimed) or (published := protocol.published_event(cohort, about.dim)) is None:
         raise ValueError(f"expected a protocol that its paper makes a claim for, got {name!r}")
     scope = protocol.view(cohort, about.dim, neighbors=protocol.relation).scope

@@ -51,7 +51,7 @@ def calibrate_noise(
         dim=dim,
         delta=delta * (1 - _CHARGED),
     )
-    return {**settings, built.noise_field: getattr(training.calibrated(eps).protocol, built.noise_field)}
+    return {**settings, built.noise_field: getattr(training.calibrate(eps).protocol, built.noise_field)}
 
 
 def _guarantee(
@@ -93,7 +93,7 @@ def _certify(body: bytes, rounds: int) -> tuple[Statement, Statement]:
     assumed = (*sent.assumptions, *(() if protocol.budgets is None else (_OWN_PLACES,)))
     training = _guarantee(protocol, cohort, rounds, dim=task.dim, delta=delta, assumptions=assumed)
     record = training.record()
-    certified = dataclasses.replace(record.certified(), delta=task.delta)
+    certified = dataclasses.replace(record.certified_statement(), delta=task.delta)
     if off and not certified.unbounded:
         on = "the zero-knowledge error of proofs, and samples" if task.has_proofs else "samples"
         charged = Spent(task.delta * _CHARGED, f"{on} whose law is not exact")
@@ -105,7 +105,7 @@ def _certify(body: bytes, rounds: int) -> tuple[Statement, Statement]:
     if task.has_proofs and not certified.unbounded:
         note = "what users' proofs tell follows from public randomness (docs/proofs/verified.md)"
         certified = dataclasses.replace(certified, proof=certified.proof.noting(note))
-    local = record.local()
+    local = record.local_statement()
     said = dict.fromkeys((*local.assumptions, *sent.assumptions))
     local = dataclasses.replace(local, assumptions=tuple(said))
     return certified, local

@@ -207,7 +207,7 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return whole
 
     def _check_window(self) -> None:
-        _validate.non_negative(**_validate.given(begins=self.begins, ends=self.ends))
+        _validate.non_negative(**_validate.not_none(begins=self.begins, ends=self.ends))
         if self.ends is not None and self.ends <= (self.begins or 0):
             raise ValueError(f"expected a task that ends after it begins, got begins={self.begins}, ends={self.ends}")
 

@@ -69,7 +69,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             if getattr(self, name) is not None:
                 _validate.positive(**{name: getattr(self, name)})
         _validate.in_open_interval(0, 1, delta_lifetime=self.delta_lifetime)
-        _validate.non_negative(epoch_seconds=self.epoch_seconds, **_validate.given(number=self.number))
+        _validate.non_negative(epoch_seconds=self.epoch_seconds, **_validate.not_none(number=self.number))
 
     @classmethod
     def read(cls, path: Path) -> Policy:

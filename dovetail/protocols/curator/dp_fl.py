@@ -89,7 +89,7 @@ class DpFl(Protocol, Fast, Claimed):
         _validate.clip_norm(clip_norm=self.first_clip_norm)
         _validate.positive(clip_rate=self.clip_rate, schedule_end=self.schedule_end)
         _validate.in_open_interval(0, 1, quantile=self.quantile)
-        _validate.positive(**_validate.given(noise_multiplier=self.noise_multiplier, std_count=self.std_count))
+        _validate.positive(**_validate.not_none(noise_multiplier=self.noise_multiplier, std_count=self.std_count))
         if self.std_count is not None and self.clip != "adaptive":
             raise ValueError(f"expected std_count with clip = 'adaptive' only, got clip={self.clip!r}")
         if isinstance(self.schedule, list | tuple):

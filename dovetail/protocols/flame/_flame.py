@@ -77,7 +77,7 @@ class Flame(Protocol, Fast):
     def __post_init__(self) -> None:
         _validate.positive(clip_value=self.clip_value)
         _validate.one_of(KINDS, randomizer=self.randomizer)
-        _validate.positive(**_validate.given(eps_local=self.eps_local))
+        _validate.positive(**_validate.not_none(eps_local=self.eps_local))
         if (self.levels is not None) != (self.randomizer == "rr"):
             raise ValueError(
                 f"expected levels if and only if randomizer='rr', got levels={self.levels} with {self.randomizer!r}"
@@ -302,7 +302,7 @@ class Padded(Flame):
         super().__post_init__()
         self._default("overflow", "keep" if self.published else "drop")
         _validate.one_of(OVERFLOWS, overflow=self.overflow)
-        pad_to = _validate.given(pad_to=self.pad_to)
+        pad_to = _validate.not_none(pad_to=self.pad_to)
         _validate.integer(**pad_to)
         _validate.at_least(2, **pad_to)
 

@@ -59,7 +59,7 @@ class SsTopk(SharedLevels, Padded, Claimed):
         super().__post_init__()
         _validate.integer(k=self.k)
         _validate.non_negative(k=self.k)
-        decoys = _validate.given(decoys=self.decoys)
+        decoys = _validate.not_none(decoys=self.decoys)
         _validate.integer(**decoys)
         _validate.non_negative(**decoys)
 

@@ -64,8 +64,10 @@ class LdpFl(Protocol, Fast):
         clip, noise = mine.items()
         if clip[1] is None:
             object.__setattr__(self, clip[0], CLIP_NORM if self.randomizer == "gaussian" else CLIP_VALUE)
-        (_validate.clip_norm if clip[0] == "clip_norm" else _validate.positive)(**_validate.given(**{clip[0]: clip[1]}))
-        _validate.positive(**_validate.given(**{noise[0]: noise[1]}))
+        (_validate.clip_norm if clip[0] == "clip_norm" else _validate.positive)(
+            **_validate.not_none(**{clip[0]: clip[1]})
+        )
+        _validate.positive(**_validate.not_none(**{noise[0]: noise[1]}))
 
     @classmethod
     def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:

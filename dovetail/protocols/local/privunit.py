@@ -54,7 +54,7 @@ class PrivUnit(Protocol, Fast):
 
     def __post_init__(self) -> None:
         _validate.clip_norm(clip_norm=self.clip_norm)
-        _validate.positive(**_validate.given(eps_local=self.eps_local))
+        _validate.positive(**_validate.not_none(eps_local=self.eps_local))
 
     @classmethod
     def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:

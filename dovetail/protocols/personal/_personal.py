@@ -320,7 +320,7 @@ def _named(given: str, num_users: int) -> np.ndarray:
         return _from_file(path)
     if path.suffix or len(path.parts) > 1:
         raise FileNotFoundError(f"expected budgets as {_FORMS}, got {given!r}, which is not a file")
-    _validate.known("budgets", given, DISTRIBUTIONS)
+    _validate.known_name("budgets", given, DISTRIBUTIONS)
     raise ValueError(f"expected budgets as {_FORMS}, got {given!r}")
 
 

@@ -65,7 +65,7 @@ class ItemLevel(Protocol, Claimed):
         _validate.one_of(("subject", "item"), unit=self.unit)
         if self.items_per_subject is None:
             object.__setattr__(self, "items_per_subject", 1)
-        counts = _validate.given(
+        counts = _validate.not_none(
             items_per_subject=self.items_per_subject,
             users_per_subject=self.users_per_subject,
             items_per_user=self.items_per_user,
@@ -77,8 +77,8 @@ class ItemLevel(Protocol, Claimed):
             raise ValueError(f"expected items_per_subject = 1 with unit = 'item', got {self.items_per_subject}")
         if self.batch is None and self.sampling_rate is None:
             object.__setattr__(self, "sampling_rate", _RATE)
-        _validate.positive(**_validate.given(batch=self.batch, noise_multiplier=self.noise_multiplier))
-        rate = _validate.given(sampling_rate=self.sampling_rate)
+        _validate.positive(**_validate.not_none(batch=self.batch, noise_multiplier=self.noise_multiplier))
+        rate = _validate.not_none(sampling_rate=self.sampling_rate)
         _validate.positive(**rate)
         _validate.at_most(1, **rate)
 

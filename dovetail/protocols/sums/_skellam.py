@@ -57,9 +57,9 @@ class NoisySum(Protocol, Fast):
 
     def __post_init__(self) -> None:
         _validate.clip_norm(clip_norm=self.clip_norm)
-        _validate.positive(**_validate.given(noise_multiplier=self.noise_multiplier, scale=self.scale))
-        _validate.integer(**_validate.given(honest=self.honest))
-        _validate.at_least(2, **_validate.given(honest=self.honest))
+        _validate.positive(**_validate.not_none(noise_multiplier=self.noise_multiplier, scale=self.scale))
+        _validate.integer(**_validate.not_none(honest=self.honest))
+        _validate.at_least(2, **_validate.not_none(honest=self.honest))
 
     @classmethod
     def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class ReportedSum(Protocol):
     eps_local: float | None = None
 
     def __post_init__(self) -> None:
-        _validate.positive(**_validate.given(eps_local=self.eps_local))
+        _validate.positive(**_validate.not_none(eps_local=self.eps_local))
 
     @classmethod
     def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,10 +68,10 @@ class RealSum(ReportedSum, Fast):
     def __post_init__(self) -> None:
         super().__post_init__()
         _validate.one_of(METHODS, method=self.method)
-        levels = _validate.given(levels=self.levels)
+        levels = _validate.not_none(levels=self.levels)
         _validate.integer(**levels)
         _validate.at_least(2, **levels)
-        _validate.positive(**_validate.given(noise_multiplier=self.noise_multiplier))
+        _validate.positive(**_validate.not_none(noise_multiplier=self.noise_multiplier))
         split = self.method == "split"
         for name in ("eps_local", "levels") if split else ("noise_multiplier", "mix"):
             if getattr(self, name) is not None:

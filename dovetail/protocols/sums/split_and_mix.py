@@ -62,7 +62,7 @@ class SplitAndMixProtocol(NoisySum):
         if self.shufflers < 2:
             raise ValueError(f"expected shufflers >= 2 (one shuffler would hold all shares), got {self.shufflers}")
         _validate.in_interval(0, self.shufflers - 1, colluding_shufflers=self.colluding_shufflers)
-        _validate.integer(**_validate.given(shares=self.shares))
+        _validate.integer(**_validate.not_none(shares=self.shares))
         if self.shares is not None and self.shares < self.shufflers:
             raise ValueError(
                 f"expected at least one share for each of {self.shufflers} shufflers, got shares={self.shares}"
