@@ -384,7 +384,7 @@ def test_no_event_is_forgotten():
 
 
 @pytest.fixture(scope="module")
-def is_finished(tmp_path_factory):
+def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("finished") / "run"
     experiment.run(plan(), out=out)
     return out
