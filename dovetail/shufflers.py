@@ -5,7 +5,7 @@ Two paths, which the analyzer cannot tell apart:
 - *faithful* (`shuffle`): every report is materialised; a slot that is padded gets dummies from the randomizer's
   blanket, or loses a uniformly random surplus; then every slot is permuted on its own (``linkage = "coordinate"``), or
   whole messages are (``"vector"``, as FLAME prints it).
-- *fast* (`deliver`, then `cover` once per round): sums do not depend on the order, so nothing is permuted; the dummies
+- *fast* (`deliver`, then `pad` once per round): sums do not depend on the order, so nothing is permuted; the dummies
   of a slot are added as one draw of their sum, and a surplus is dropped by a hypergeometric draw.
 
 Protocols without a shuffler deliver their reports directly; the receiver is then trusted (curator) or sees only
@@ -31,10 +31,10 @@ __all__ = [
     "Reports",
     "ShuffledReports",
     "SlotSums",
-    "cover",
     "deliver",
-    "masked",
-    "received",
+    "mask_absent",
+    "pad",
+    "reports_from_messages",
     "shuffle",
     "slot_sums",
 ]
@@ -109,7 +109,7 @@ class Layout:
         _validate.one_of(LINKAGES, linkage=self.linkage)
 
 
-def masked(reports: Reports, present: jax.Array) -> Reports:
+def mask_absent(reports: Reports, present: jax.Array) -> Reports:
     """The reports of those clients that are present."""
     here = present.reshape(-1, *[1] * (reports.valid.ndim - 1))
     return Reports(reports.slot, reports.value, (reports.valid * here).astype(reports.valid.dtype))
@@ -120,7 +120,7 @@ def deliver(reports: Reports) -> ShuffledReports:
     return ShuffledReports(*reports)
 
 
-def received(slot: np.ndarray | None, value: np.ndarray, valid: np.ndarray) -> ShuffledReports:
+def reports_from_messages(slot: np.ndarray | None, value: np.ndarray, valid: np.ndarray) -> ShuffledReports:
     """What a deployed shuffler forwarded and the analyzer opened; a row is a message."""
     return ShuffledReports(None if slot is None else jnp.asarray(slot), jnp.asarray(value), jnp.asarray(valid))
 
@@ -138,7 +138,7 @@ def shuffle(reports: Reports, layout: Layout, *, key: jax.Array) -> ShuffledRepo
         return _shuffle_messages(reports, layout, key)
     dense = _dense(reports, layout.slots)
     key_order, key_dummies, key_mix = jax.random.split(key, 3)
-    value, valid = _permuted(dense.value, dense.valid, key_order)
+    value, valid = _permute_columns(dense.value, dense.valid, key_order)
     if layout.padding is None:
         return ShuffledReports(None, value, valid)
     padding = layout.padding
@@ -148,10 +148,10 @@ def shuffle(reports: Reports, layout: Layout, *, key: jax.Array) -> ShuffledRepo
     dummies = padding.blanket.sample(value.shape, key=key_dummies).astype(value.dtype)
     row = jnp.arange(rows)[:, None]
     filled = jnp.where(row < count, value, dummies)
-    return ShuffledReports(None, *_permuted(filled, row < jnp.maximum(count, padding.pad_to), key_mix))
+    return ShuffledReports(None, *_permute_columns(filled, row < jnp.maximum(count, padding.pad_to), key_mix))
 
 
-def _permuted(value: jax.Array, valid: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _permute_columns(value: jax.Array, valid: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Every column in a uniformly random order of its own, with whatever is not valid behind."""
     order = _uniform_order(valid, key)
     return jnp.take_along_axis(value, order, axis=0), jnp.take_along_axis(valid, order, axis=0)
@@ -211,7 +211,7 @@ def _as_columns(valid: jax.Array, ndim: int) -> jax.Array:
     return valid.reshape(valid.shape + (1,) * (ndim - valid.ndim))
 
 
-def cover(sums: SlotSums, padding: Padding, *, key: jax.Array) -> SlotSums:
+def pad(sums: SlotSums, padding: Padding, *, key: jax.Array) -> SlotSums:
     """The fast path: what padding makes of the sums of the clients' reports.
 
     Guarantees:

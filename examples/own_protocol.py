@@ -59,7 +59,7 @@ class OneBit(Protocol):
     @property
     def local(self) -> BinaryRandomizedResponse:
         """Randomized response on a bit, from a position in [0, 1]."""
-        return BinaryRandomizedResponse(self.known("eps_local"))
+        return BinaryRandomizedResponse(self.require("eps_local"))
 
     # [client]
     def layout(self, dim: int) -> Layout:
@@ -94,7 +94,7 @@ class OneBit(Protocol):
 
     def own_reports(self, cohort: Cohort, dim: int) -> Shuffled:
         """What remains if nobody is trusted: the same report, with its sender's name on it."""
-        report = Report(kind="generic", eps_local=self.known("eps_local"))
+        report = Report(kind="generic", eps_local=self.require("eps_local"))
         return Shuffled(report=report, num_users=cohort.crowd(), colluders=cohort.colluders)
 
     def slots_seen(self, dim: int) -> DataIndependent:
@@ -103,7 +103,7 @@ class OneBit(Protocol):
 
     def noise_std(self, size: int, dim: int) -> float:
         """On zero updates: each of `size` users adds +-1 over the randomizer's slope, in one of dim coordinates."""
-        slope = math.tanh(self.known("eps_local") / 2)
+        slope = math.tanh(self.require("eps_local") / 2)
         return self.clip_value * math.sqrt(dim / size) / slope
 
 

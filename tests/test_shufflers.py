@@ -10,7 +10,7 @@ from scipy import stats
 
 from dovetail import shufflers
 from dovetail.mechanisms import BinaryRandomizedResponse, LaplaceRandomizer, RandomizedResponse
-from dovetail.shufflers import Layout, Padding, Reports, SlotSums, cover, masked
+from dovetail.shufflers import Layout, Padding, Reports, SlotSums, mask_absent, pad
 
 ALPHA = 1e-4
 COIN = BinaryRandomizedResponse(1.0).blanket()
@@ -124,7 +124,7 @@ def test_dummy_messages_look_like_real_ones():
 def test_covered_sums_have_the_exact_law(ones, zeros, pad_to):
     """Binomial dummies where there is room, the hypergeometric law where there is none."""
     sums = SlotSums(jnp.array([float(ones)]), jnp.array([ones + zeros]))
-    got = many(lambda key: cover(sums, padded(pad_to), key=key))
+    got = many(lambda key: pad(sums, padded(pad_to), key=key))
     assert (got.messages == pad_to).all()
     counts = np.bincount(got.total[:, 0].astype(int), minlength=pad_to + 1)
     support = np.arange(pad_to + 1)
@@ -141,7 +141,7 @@ def test_covered_sums_have_the_exact_law(ones, zeros, pad_to):
 def test_the_law_of_drops_is_not_that_of_independent_thinning():
     """A near miss is rejected: keeping each report with probability pad_to/count has a wider law."""
     sums = SlotSums(jnp.array([6.0]), jnp.array([11]))
-    got = many(lambda key: cover(sums, padded(7), key=key)).total[:, 0].astype(int)
+    got = many(lambda key: pad(sums, padded(7), key=key)).total[:, 0].astype(int)
     counts = np.bincount(got, minlength=8)
     wrong = stats.binom.pmf(np.arange(8), 7, 6 / 11)
     common = wrong > 1e-3
@@ -171,14 +171,14 @@ def test_one_dummy_has_the_blankets_law():
 
 
 def test_kept_sums_count_what_is_there():
-    got = cover(SlotSums(jnp.array([5.0, 1.0]), jnp.array([9, 2])), padded(4, "keep"), key=jax.random.key(0))
+    got = pad(SlotSums(jnp.array([5.0, 1.0]), jnp.array([9, 2])), padded(4, "keep"), key=jax.random.key(0))
     np.testing.assert_array_equal(got.messages, [9, 4])
     assert float(got.total[0]) == 5.0
 
 
 def test_only_sums_of_bits_can_lose_a_surplus():
     with pytest.raises(ValueError, match="expected binary reports"):
-        cover(
+        pad(
             SlotSums(jnp.zeros(1), jnp.array([9])),
             padded(4, blanket=LaplaceRandomizer(1.0).blanket()),
             key=jax.random.key(0),
@@ -187,7 +187,7 @@ def test_only_sums_of_bits_can_lose_a_surplus():
 
 def test_absent_clients_are_masked_whole():
     reports = Reports(None, jnp.ones((3, 2)), jnp.ones((3, 2), bool))
-    np.testing.assert_array_equal(masked(reports, jnp.array([True, False, True])).valid.sum(axis=1), [2, 0, 2])
+    np.testing.assert_array_equal(mask_absent(reports, jnp.array([True, False, True])).valid.sum(axis=1), [2, 0, 2])
 
 
 @pytest.mark.parametrize("linked", [False, True])

@@ -14,7 +14,7 @@ from typing import Any
 from dovetail.audit.runs.scores import View
 from dovetail.events import Everyone, FixedSize
 from dovetail.guarantee import quotes
-from dovetail.protocols import filled
+from dovetail.protocols import fill_settings
 from dovetail.statements import Neighbors
 
 __all__ = ["CASES", "INDICES", "Case", "plan_for"]
@@ -73,7 +73,7 @@ def plan_for(
         rounds=rounds,
         colluders=colluders,
         participation=Everyone() if population is None else FixedSize(size=num_users, population=population),
-        settings=filled(name, dim, chosen),
+        settings=fill_settings(name, dim, chosen),
         neighbors=neighbors,
     )
 

@@ -50,7 +50,7 @@ def costs(protocol: Protocol, size: int, dim: int) -> Costs:
         deployed = protocol.messages(dim)
         messages, plain = deployed.per_client, deployed.size
     except (NotApplicable, ValueError):  # simulated only: a float a report
-        messages = round(layout.reports_per_client * protocol.included(dim))
+        messages = round(layout.reports_per_client * protocol.inclusion_rate(dim))
         plain = _FLOAT_BYTES
     received = size * messages if layout.padding is None else layout.padding.pad_to * layout.slots
     return Costs(

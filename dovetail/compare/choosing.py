@@ -90,7 +90,7 @@ class Situation:
 
         Of several shufflers all but one may collude. Disjoint batches cost a user one round per epoch.
         """
-        settings = protocols.filled(name, self.dim, {})
+        settings = protocols.fill_settings(name, self.dim, {})
         if hasattr(protocols.find(name), "colluding_shufflers"):
             settings["colluding_shufflers"] = protocols.build(name, settings).shufflers - 1  # type: ignore[attr-defined]
         epochs = math.ceil(self.rounds / (self.users // self.size))

@@ -48,7 +48,7 @@ from dovetail.learners.moments import Moments
 from dovetail.mechanisms.gaussian import finite_or_zero
 from dovetail.protocols import Fast, Protocol
 from dovetail.protocols.subjects import record_level
-from dovetail.shufflers import Reports, masked
+from dovetail.shufflers import Reports, mask_absent
 
 __all__ = [
     "ESTIMATE",
@@ -154,7 +154,7 @@ class ClientWork:
         """Every report of clients with these updates."""
         keys, budgets = _client_keys(ids, key), self._budgets(ids)
         reports = jax.vmap(lambda x, k, b: self.protocol.randomize(x, state, key=k, budget=b))(updates, keys, budgets)
-        return masked(reports, ids >= 0)
+        return mask_absent(reports, ids >= 0)
 
     def updates(self, params: jax.Array, data: Data, part: Work, keys: Keys) -> jax.Array:
         """Every client's update, (clients, dim), finite: zero where its squared norm would not be."""
@@ -249,7 +249,7 @@ class ClientWork:
     def _clipped(self, params: jax.Array, state: Any, data: Data, part: Work, keys: Keys) -> Any:
         ids, _ = part
         inputs, labels, counts = self.gather(data, ids, keys.order)
-        held, clip_norm = (inputs, labels, counts), self.fast.clipped_to(state)
+        held, clip_norm = (inputs, labels, counts), self.fast.clip_norm_at(state)
         total = examples.clipped_client_sum(
             self.model, self.unravel, params, *held, clip_norm=clip_norm, loss=self.loss
         )
@@ -324,7 +324,7 @@ def _best_way(
         return "moments" if rescales and not diagnostics else "general"
     if model.constant is not None and linear.worthwhile(update, records) and rescales:
         return "linear"
-    if diagnostics or update.local or fast.clipped_to(state) is None:
+    if diagnostics or update.local or fast.clip_norm_at(state) is None:
         return "general"
     return "clipped" if records == 1 or examples.worthwhile(model, held) else "general"
 

@@ -56,9 +56,11 @@ class HostRound:
         chunks = [
             (number, jax.tree.map(lambda leaf, at=i: leaf[at, 0], work))
             for number, work in enumerate(works)
-            for i in range(len(work[0]) if self.faithful or protocol.measured else max(number == 0, int(used[number])))
+            for i in range(
+                len(work[0]) if self.faithful or protocol.needs_norms else max(number == 0, int(used[number]))
+            )
         ]
-        if protocol.measured:
+        if protocol.needs_norms:
             found = [self._norms(updates, ids) for updates, ids in self._updates(params, data, chunks, keys)]
             norms = jnp.concatenate(found)
         state = protocol.prepare(training.protocol, noise_scale=public.noise_scale, norms=norms)

@@ -114,7 +114,7 @@ def _collected(
         total, row = carried
         ids, found, square = update(i)
         row = written_into(row, lambda row: laid(row, found, square))
-        return clients.fast.added(total, row[None], ids >= 0, state, **clients.drawn_with(ids, keys)), row
+        return clients.fast.collect_onto(total, row[None], ids >= 0, state, **clients.drawn_with(ids, keys)), row
 
     row = jnp.zeros(params.shape, params.dtype)
     ids = jnp.zeros(1, jnp.int32)

@@ -64,7 +64,7 @@ from dovetail.learners.moments import moments_of
 from dovetail.learners.server import Server
 from dovetail.protocols import Cohort, Protocol, fast_path
 from dovetail.randomness import Randomness
-from dovetail.sampling import Drawn, Items
+from dovetail.sampling import Items, RoundSample
 from dovetail.shufflers import shuffle
 
 __all__ = [
@@ -210,7 +210,7 @@ class Engine:
         index: int,
         capacity: int,
         cohort: Cohort | None = None,
-        drawn: Drawn | None = None,
+        drawn: RoundSample | None = None,
         randomness: Randomness | None = None,
     ) -> Training:
         """Run round `index` with these users; consumes `training`.
@@ -226,8 +226,8 @@ class Engine:
         """
         if cohort is not None:
             self._refuse(users, cohort)
-            drawn = drawn or Drawn(users=users, size=cohort.size, noise_scale=cohort.noise_scale)
-        drawn = drawn or Drawn(users=users, size=self._size)
+            drawn = drawn or RoundSample(users=users, size=cohort.size, noise_scale=cohort.noise_scale)
+        drawn = drawn or RoundSample(users=users, size=self._size)
         works, used = self._dealer.dealt(drawn, capacity)
         public = _Public(np.int32(index), np.float32(drawn.size), np.float32(drawn.noise_scale))
         public, secret = jax.tree.map(
@@ -284,7 +284,7 @@ class Engine:
             jax.shard_map, mesh=self.mesh, in_specs=(same, same, same, split, same), check_vma=False
         )
         share, norms = Share(self._classes), None
-        if self._protocol.measured:
+        if self._protocol.needs_norms:
             measure = per_device(functools.partial(share.norms, keys=keys), out_specs=split)
             norms = _joined(measure(training.params, training.protocol, data, works, used))
         state = self._protocol.prepare(training.protocol, noise_scale=public.noise_scale, norms=norms)
@@ -411,7 +411,7 @@ class Dealer:
         for number, one in enumerate(classes):
             self._class_of[one.members] = number
 
-    def dealt(self, drawn: Drawn, capacity: int) -> tuple[Works, jax.Array]:
+    def dealt(self, drawn: RoundSample, capacity: int) -> tuple[Works, jax.Array]:
         """What a round works on, class by class, and how many chunks of each class hold anybody.
 
         There are chunks for as many users of a class as may come if `capacity` come in all, so that rounds have one
@@ -426,7 +426,7 @@ class Dealer:
             used.append(math.ceil(len(here) / width))
         return tuple(works), on_every_device(np.asarray(used, np.int32), self._mesh)
 
-    def _work(self, drawn: Drawn, here: np.ndarray, shape: tuple[int, int, int]) -> Work:
+    def _work(self, drawn: RoundSample, here: np.ndarray, shape: tuple[int, int, int]) -> Work:
         """Those of the users that are at these places, in chunks of every device."""
 
         def dealt(rows: np.ndarray, empty: float) -> jax.Array:

@@ -114,7 +114,7 @@ class Plan:
         """The same plan for another run, or for the rest of one, which has noise and samples of its own."""
         if self.randomness.reproducible:
             return self
-        sampler = self.sampler.renewed(devices.shared_randomness(self.config.seed))
+        sampler = self.sampler.with_randomness(devices.shared_randomness(self.config.seed))
         guarantee = dataclasses.replace(self.guarantee, protocol=sampler.protocol)
         return dataclasses.replace(self, sampler=sampler, guarantee=guarantee)
 
@@ -155,7 +155,7 @@ class Plan:
             index=index,
             capacity=self.sampler.capacity,
             cohort=self.schedule.cohort(index),
-            drawn=self.sampler.drawn(index, users),
+            drawn=self.sampler.sample(index, users),
             randomness=self.randomness,
         )
 

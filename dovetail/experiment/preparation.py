@@ -112,7 +112,7 @@ def load_data(config: Config, task: Task) -> tuple[Dataset, Clients, Model]:
 def prepare(config: Config, *, task: Task | None = None, guests: Guests | None = None) -> Plan:
     """Load the data, schedule the cohorts, calibrate the noise; refuses whatever cannot work."""
     protocol, trainer = protocol_of(config), _Trainer.of(config)
-    if not protocol.calibrated and config.privacy.eps is None:
+    if not protocol.is_calibrated and config.privacy.eps is None:
         raise ValueError(f"expected privacy.eps or the noise of {protocol.name!r}, got neither")
     _check_sections(config, protocol)
 
@@ -133,7 +133,9 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
         dataset, clients = guests.join(dataset, clients)
     held = usable(protocol, clients, dataset.subjects)
     spread = spread_of(config.task, clients, held, dataset, protocol, published=task.published)
-    randomness = Randomness.seeded(config.seed) if config.noise == "seeded" else devices.shared_randomness(config.seed)
+    randomness = (
+        Randomness.from_seed(config.seed) if config.noise == "seeded" else devices.shared_randomness(config.seed)
+    )
     records = num_records(config, held, protocol, published=task.published)
     schedule = schedule_of(config, protocol, population=held.num_clients, records=records, randomness=randomness)
     moments = moments_of(trainer.update, model)
@@ -148,7 +150,7 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
         held = guests.toss(held, len(dataset.labels))
     sampler = sampler_of(protocol, schedule=schedule, clients=held, subjects=dataset.subjects, noise_of=noise_of)
     if config.diagnostics or sampler.by_recipe:
-        sampler = sampler.measured()
+        sampler = sampler.with_data_for_claim()
     guarantee = dataclasses.replace(guarantee, protocol=sampler.protocol)
     guarantee.check()
     return Plan(
@@ -582,7 +584,7 @@ def calibrate_noise(guarantee: Guarantee, *, eps: float | None) -> tuple[Protoco
         return _published(guarantee, eps)
     if eps is not None:
         _refuse_without_promise(guarantee, eps)
-        if not protocol.calibrated:
+        if not protocol.is_calibrated:
             guarantee = guarantee.calibrate(eps)
     return guarantee.settled_protocol, None
 
@@ -590,7 +592,7 @@ def calibrate_noise(guarantee: Guarantee, *, eps: float | None) -> tuple[Protoco
 def _refuse_without_promise(guarantee: Guarantee, eps: float) -> None:
     """A target needs rounds that promise something, to the unit that it is for."""
     protocol = guarantee.protocol
-    if not protocol.calibrated:
+    if not protocol.is_calibrated:
         guarantee = dataclasses.replace(guarantee, protocol=protocol.with_noise(1.0))
     if accounting.refusal(guarantee.rounds()) is not None:
         raise ValueError(f"expected no privacy.eps with {protocol.name!r}, which gives no guarantee, got {eps}")

@@ -266,7 +266,7 @@ def _calibrated(
 def _uncalibrated(config: Config, task: Task | None) -> tuple[Guarantee, float]:
     """A setting's training before its noise is set, and the noise at which one trial alone would meet the target."""
     plan, protocol = prepare(config, task=task), protocol_of(config)
-    if protocol.calibrated or plan.sampler.by_recipe:
+    if protocol.is_calibrated or plan.sampler.by_recipe:
         raise ValueError(
             f"expected a protocol whose noise can be calibrated and is not given, got protocol.name={protocol.name!r}"
         )

@@ -104,7 +104,7 @@ class Guarantee:
         cohorts = self.cohorts if cohorts is None else cohorts
         settled, claim = self.settled_protocol, None
         if isinstance(settled, protocols.Claimed):
-            claim = settled.claimed(cohorts, self.dim, self.scope, delta=self.delta)
+            claim = settled.claim_statement(cohorts, self.dim, self.scope, delta=self.delta)
         return Quote.of(self.protocol.name, self.record(cohorts), claim)
 
     def bound(self, cohorts: Sequence[Cohort] | None = None) -> Bound:
@@ -179,7 +179,7 @@ class Guarantee:
         """What the shuffler sees, with what the protocol's paper says of it, where slots tell."""
         settled = self.settled_protocol
         seen = settled.slots_seen(self.dim)
-        said = settled.claimed_of_slots(cohort, self.dim) if isinstance(settled, protocols.Claimed) else None
+        said = settled.claim_about_slots(cohort, self.dim) if isinstance(settled, protocols.Claimed) else None
         return seen if said is None else dataclasses.replace(seen, reason=f"{seen.reason}; {said}")
 
 

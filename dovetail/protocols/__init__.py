@@ -52,7 +52,7 @@ __all__ = [
     "curator_scope",
     "fast_path",
     "fields",
-    "filled",
+    "fill_settings",
     "find",
     "local_scope",
     "shares_scope",
@@ -98,9 +98,9 @@ def fields(name: str) -> dict[str, dataclasses.Field[Any]]:
     return {field.name: field for field in dataclasses.fields(find(name))}  # type: ignore[arg-type]
 
 
-def filled(name: str, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """What was chosen, and the protocol's example for settings that were not."""
-    return {**find(name).example(dim, chosen), **chosen}
+def fill_settings(name: str, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """These settings, and the protocol's example for those that are left open."""
+    return {**find(name).example(dim, settings), **settings}
 
 
 def build(name: str, parameters: Mapping[str, Any]) -> Protocol:

@@ -106,7 +106,7 @@ class Cohort:
         raise ValueError("expected everyone in every round, or users sampled at random, got disjoint batches of users")
 
     @property
-    def unseen(self) -> Participation:
+    def participation_of_honest(self) -> Participation:
         """How users are drawn for an adversary that sees which of its own `colluders` were drawn.
 
         Of a uniform sample of m of N users let j be the colluders drawn, of c. Given j, and so to the adversary, the
@@ -149,8 +149,8 @@ class Protocol(abc.ABC):
     same_noise_as: ClassVar[str | None] = None  # a protocol whose estimate has the same law, and so the same accuracy
 
     @classmethod
-    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings that make sense at this dimension beside what was chosen, as its papers set them where they do."""
+    def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings that make sense at this dimension beside those that are given, as its papers set them where they do."""
         return {}
 
     @property
@@ -164,7 +164,7 @@ class Protocol(abc.ABC):
         return None
 
     @property
-    def calibrated(self) -> bool:
+    def is_calibrated(self) -> bool:
         """Whether its noise is set; if not, `with_noise` sets it."""
         return self.noise_field is None or getattr(self, self.noise_field) is not None
 
@@ -180,7 +180,7 @@ class Protocol(abc.ABC):
         """Whether a statement counts on a minimum number of users in every round, which then must be enforced."""
         return self.shuffled
 
-    def known(self, name: str) -> Any:
+    def require(self, name: str) -> Any:
         """A parameter that calibration or `settle` fills in; refuses if it is not set yet."""
         value = getattr(self, name)
         if value is None:
@@ -206,11 +206,11 @@ class Protocol(abc.ABC):
             raise ValueError(f"expected rounds of one size under {self.name!r}, got {min(sizes)} to {max(sizes)} users")
         return (1.0,) * len(sizes)
 
-    def clipped(self, x: jax.Array, state: Any) -> jax.Array:
+    def clip_update(self, x: jax.Array, state: Any) -> jax.Array:
         """Updates on the last axis (records' gradients, if those are what is clipped) as far as they can count."""
         return x
 
-    def included(self, dim: int) -> float:
+    def inclusion_rate(self, dim: int) -> float:
         """The share of its coordinates that a client reports, on average and whatever they are."""
         return 1.0
 
@@ -224,12 +224,12 @@ class Protocol(abc.ABC):
         return 0
 
     @property
-    def measured(self) -> bool:
+    def needs_norms(self) -> bool:
         """Whether `prepare` needs the norms of all updates of a round."""
         return False
 
     def prepare(self, state: Any, *, noise_scale: jax.Array, norms: jax.Array | None = None) -> Any:
-        """The state for this round, before anyone randomizes; `norms` (NaN for absent users) if `measured`."""
+        """The state for this round, before anyone randomizes; `norms` (NaN for absent users) if `needs_norms`."""
         return state
 
     @property

@@ -46,11 +46,11 @@ class Claimed(abc.ABC):
         """Whom the claim is about and what it relies on, by the scope of what is certified."""
         return scope
 
-    def claimed_of_slots(self, cohort: Cohort, dim: int) -> str | None:
+    def claim_about_slots(self, cohort: Cohort, dim: int) -> str | None:
         """What the paper says of the slots that a shuffler sees, where they tell of the data."""
         return None
 
-    def claimed(self, cohorts: Sequence[Cohort], dim: int, scope: Scope, *, delta: float) -> Statement | None:
+    def claim_statement(self, cohorts: Sequence[Cohort], dim: int, scope: Scope, *, delta: float) -> Statement | None:
         """What the paper claims for these rounds."""
         claim = self.claim(cohorts, dim, delta=delta)
         if claim is None:

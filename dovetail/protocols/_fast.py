@@ -14,7 +14,7 @@ from typing import Any, cast
 from dovetail._jax import jax
 from dovetail.mechanisms.gaussian import clip_factor
 from dovetail.protocols._base import Protocol
-from dovetail.shufflers import deliver, masked
+from dovetail.shufflers import deliver, mask_absent
 
 __all__ = ["Fast", "fast_path"]
 
@@ -33,7 +33,7 @@ class Fast:
         """Something that adds up over clients, for some of them; here the tally of their reports."""
         return _tally(cast(Protocol, self), xs, present, state, keys, budgets)
 
-    def added(
+    def collect_onto(
         self,
         total: Any,
         xs: jax.Array,
@@ -50,13 +50,13 @@ class Fast:
         """The tally of all that was collected, with what is drawn once a round."""
         return collected
 
-    def clipped_to(self, state: Any) -> Any | None:
+    def clip_norm_at(self, state: Any) -> Any | None:
         """The L2 norm that `randomize` scales updates down to, if that is all it does to their mean."""
         return None
 
     def scaling(self, norm: jax.Array, state: Any) -> jax.Array | None:
         """The factor by which `randomize` shrinks an update of this L2 norm, if that is all it does to its mean."""
-        clip_norm = self.clipped_to(state)
+        clip_norm = self.clip_norm_at(state)
         return None if clip_norm is None else clip_factor(norm, clip_norm)
 
     def tally_of_sum(self, total: jax.Array, count: jax.Array, *, key: jax.Array) -> Any:
@@ -93,4 +93,4 @@ def _tally(
 ) -> Any:
     """The analyzer's sums from the reports of these clients, of whom some are not present."""
     reports = jax.vmap(lambda x, key, budget: protocol.randomize(x, state, key=key, budget=budget))(xs, keys, budgets)
-    return protocol.tally(deliver(masked(reports, present)), xs.shape[1])
+    return protocol.tally(deliver(mask_absent(reports, present)), xs.shape[1])

@@ -16,7 +16,7 @@ import numpy as np
 
 from dovetail.mechanisms import ExactRandomizedResponse, ExactSampler
 from dovetail.mechanisms.gaussian import finite_or_zero
-from dovetail.shufflers import ShuffledReports, received
+from dovetail.shufflers import ShuffledReports, reports_from_messages
 
 __all__ = ["Levels", "Messages", "Positions", "Sent", "from_bytes", "to_bytes"]
 
@@ -97,10 +97,10 @@ class Messages(abc.ABC):
             )
         return (slot >= 0) & (slot < self.slots)
 
-    def forwarded(self, slot: np.ndarray, value: np.ndarray, valid: np.ndarray) -> tuple[ShuffledReports, int]:
+    def keep_valid(self, slot: np.ndarray, value: np.ndarray, valid: np.ndarray) -> tuple[ShuffledReports, int]:
         """One report per row; refused ones are there, but neither valid nor with a value."""
         kept = np.where(valid, slot, 0).astype(np.int32), np.where(valid, value, 0).astype(value.dtype), valid
-        return received(*(column[:, None] for column in kept)), int(np.count_nonzero(~valid))
+        return reports_from_messages(*(column[:, None] for column in kept)), int(np.count_nonzero(~valid))
 
 
 class Positions(NamedTuple):
@@ -108,7 +108,7 @@ class Positions(NamedTuple):
 
     slot: np.ndarray
     position: np.ndarray
-    told: np.ndarray
+    depends_on_data: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,10 +132,10 @@ class Levels(Messages):
         """Client: what it reports of x."""
 
     def randomize(self, x: np.ndarray, *, sampler: ExactSampler) -> Sent:
-        """A randomized response on every position that is told, a uniform level on the others."""
-        slot, position, told = self.positions(x, sampler=sampler)
+        """A randomized response on every position that depends on the data, a uniform level on the others."""
+        slot, position, depends_on_data = self.positions(x, sampler=sampler)
         decoys = sampler.integers(self.response.levels, len(slot))
-        levels = np.where(told, self.response(position, sampler=sampler), decoys)
+        levels = np.where(depends_on_data, self.response(position, sampler=sampler), decoys)
         return Sent(slot.astype(np.int64), to_bytes(levels, self.size))
 
     def dummies(self, count: int, *, sampler: ExactSampler) -> np.ndarray:
@@ -148,7 +148,7 @@ class Levels(Messages):
         """Levels, one per row; refuses what is not a level."""
         valid = self.check(slot, body)
         levels = from_bytes(body).astype(np.int32)
-        return self.forwarded(slot, levels, valid & (levels < self.response.levels))
+        return self.keep_valid(slot, levels, valid & (levels < self.response.levels))
 
 
 def to_bytes(values: np.ndarray, size: int) -> np.ndarray:

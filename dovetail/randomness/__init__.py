@@ -48,7 +48,7 @@ class Randomness:
         return cls(seed, secrets.token_bytes(ROOT_BYTES))
 
     @classmethod
-    def seeded(cls, seed: int) -> Randomness:
+    def from_seed(cls, seed: int) -> Randomness:
         """Noise that anybody can draw again who knows the seed."""
         return cls(seed, None)
 

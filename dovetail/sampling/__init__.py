@@ -11,13 +11,13 @@ from dovetail.protocols import Protocol
 from dovetail.protocols.subjects import record_level
 from dovetail.sampling.records import RecordSampler
 from dovetail.sampling.records import usable as usable_records
-from dovetail.sampling.samplers import Drawn, Items, Sampler, SecretSampler, UserSampler
+from dovetail.sampling.samplers import Items, RoundSample, Sampler, SecretSampler, UserSampler
 from dovetail.sampling.schedule import Schedule
 
 __all__ = [
-    "Drawn",
     "Items",
     "RecordSampler",
+    "RoundSample",
     "Sampler",
     "Schedule",
     "SecretSampler",

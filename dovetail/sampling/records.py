@@ -18,7 +18,7 @@ from dovetail.data import Clients, subjects
 from dovetail.protocols.subjects._items import ItemLevel
 from dovetail.randomness import Randomness
 from dovetail.sampling.items import ItemDraws
-from dovetail.sampling.samplers import Drawn, Items, Sampler
+from dovetail.sampling.samplers import Items, RoundSample, Sampler
 
 __all__ = ["RecordSampler", "usable"]
 
@@ -68,13 +68,13 @@ class RecordSampler(Sampler):
         """Of users or of records."""
         return self.schedule.capacity if self.protocol.private_steps else self.draws.capacity
 
-    def drawn(self, index: int, users: np.ndarray) -> Drawn:
+    def sample(self, index: int, users: np.ndarray) -> RoundSample:
         """Users with a batch for each step, or the records that join; the central sum has the noise of all users."""
         if self.protocol.private_steps:
             rows = self.draws.batches(index, users, steps=self._steps)
-            return Drawn(users, self.schedule.size_of(index), items=Items(rows, self.noise_scales(index, users)))
+            return RoundSample(users, self.schedule.size_of(index), items=Items(rows, self.noise_scales(index, users)))
         scale = float(np.sqrt(np.sum(self.noise_scales(index, users) ** 2))) if self.by_recipe else 1.0
-        return Drawn(self.draws.batch(index, users), self._batch, noise_scale=scale)
+        return RoundSample(self.draws.batch(index, users), self._batch, noise_scale=scale)
 
     def noise_scales(self, index: int, users: np.ndarray) -> np.ndarray:
         """The noise of every user and step over the protocol's own: 1, or what the recipe asks for. (users, steps)."""
@@ -82,7 +82,7 @@ class RecordSampler(Sampler):
             return np.ones((len(users), self._steps), np.float32)
         return self.draws.published_scales(index, users, steps=self._steps, noise_of=self.noise_of)
 
-    def joined(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def rows_in_sum(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """A record a row, once for each step that it joins."""
         steps = self.protocol.private_steps
         rows = self.draws.batches(index, users, steps=steps).ravel() if steps else self.draws.batch(index, users)
@@ -105,12 +105,12 @@ class RecordSampler(Sampler):
         draws = self.schedule.size_of(index) * self.protocol.private_steps or 1
         return self.protocol.std * self.schedule.noise_scale_of(index) * float(draws**0.5)
 
-    def renewed(self, randomness: Randomness) -> Self:
+    def with_randomness(self, randomness: Randomness) -> Self:
         """The same sampler with draws of this randomness, and their Z where one was measured."""
-        other = super().renewed(randomness)
-        return other if self.protocol.group_in_batch is None else other.measured()
+        other = super().with_randomness(randomness)
+        return other if self.protocol.group_in_batch is None else other.with_data_for_claim()
 
-    def measured(self) -> Self:
+    def with_data_for_claim(self) -> Self:
         """With the paper's Z, from all rounds if it sets the noise, else from some for the claim."""
         rounds = self.schedule.rounds
         if not self.protocol.adaptive_z:
@@ -126,7 +126,7 @@ class RecordSampler(Sampler):
 
     @property
     def _batch(self) -> float:
-        return float(self.protocol.known("batch"))
+        return float(self.protocol.require("batch"))
 
 
 def usable(protocol: ItemLevel, clients: Clients, about: np.ndarray | None) -> Clients:

@@ -1,8 +1,8 @@
 """Who takes part in a round and with what, asked the same way whether users or records are sampled.
 
 A round starts from its users, as the schedule draws them. A sampler says what the engine then works on: which clients
-there are (`table`) and which of them, with what, in a round (`drawn`). And it says what a round's sum is: whose updates
-add up to it, how often, divided by what and under which noise, which is all that an attack on the sum has to know.
+there are (`table`) and which of them, with what, in a round (`sample`). And it says what a round's sum is: whose
+updates add up to it, how often, divided by what and under which noise, which is all that an attack on the sum has to know.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dovetail.protocols import Protocol
 from dovetail.randomness import Randomness
 from dovetail.sampling.schedule import Schedule
 
-__all__ = ["Drawn", "Items", "Sampler", "SecretSampler", "UserSampler"]
+__all__ = ["Items", "RoundSample", "Sampler", "SecretSampler", "UserSampler"]
 
 
 class Items(NamedTuple):
@@ -31,7 +31,7 @@ class Items(NamedTuple):
     noise_scale: Any
 
 
-class Drawn(NamedTuple):
+class RoundSample(NamedTuple):
     """What a round works on: `users` by their place in the engine's table, with private steps on `items` if any.
 
     `size` is the public number that a noised sum is divided by, `noise_scale` the noise over the protocol's own.
@@ -77,11 +77,11 @@ class Sampler(abc.ABC):
         """As many clients of the table as a round is prepared for; a larger draw is rare, and costs time alone."""
 
     @abc.abstractmethod
-    def drawn(self, index: int, users: np.ndarray) -> Drawn:
+    def sample(self, index: int, users: np.ndarray) -> RoundSample:
         """What round `index` works on where these users are there."""
 
     @abc.abstractmethod
-    def joined(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def rows_in_sum(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Whose clipped updates add up to the round's sum: rows of records, and how many of each row count."""
 
     @abc.abstractmethod
@@ -96,11 +96,11 @@ class Sampler(abc.ABC):
     def noise_std(self, index: int, *, dim: int) -> float:
         """The noise on a coordinate of the round's sum."""
 
-    def renewed(self, randomness: Randomness) -> Self:
+    def with_randomness(self, randomness: Randomness) -> Self:
         """The same sampler with draws of this randomness."""
         return dataclasses.replace(self, schedule=dataclasses.replace(self.schedule, randomness=randomness))
 
-    def measured(self) -> Self:
+    def with_data_for_claim(self) -> Self:
         """The same sampler, its protocol with what a paper's claim is made of and only the data tells."""
         return self
 
@@ -123,11 +123,11 @@ class UserSampler(Sampler):
         """That of the schedule."""
         return self.schedule.capacity
 
-    def drawn(self, index: int, users: np.ndarray) -> Drawn:
+    def sample(self, index: int, users: np.ndarray) -> RoundSample:
         """These users; a sum is divided by how many were planned."""
-        return Drawn(users, self.schedule.size_of(index), self.schedule.noise_scale_of(index))
+        return RoundSample(users, self.schedule.size_of(index), self.schedule.noise_scale_of(index))
 
-    def joined(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def rows_in_sum(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """One user per row."""
         return self.clients.rows(users, width=self.clients.most), self.clients.counts[users]
 
@@ -163,15 +163,15 @@ class SecretSampler(UserSampler):
         """All users."""
         return self.schedule.population
 
-    def drawn(self, index: int, users: np.ndarray) -> Drawn:
+    def sample(self, index: int, users: np.ndarray) -> RoundSample:
         """These users or their twins; the sum is divided by how many enter on average."""
         enters = self.schedule.entering(index)[users]
         rows = np.where(enters, users, users + self.schedule.population).astype(np.int32)
-        return Drawn(rows, self.schedule.size_of(index), self.schedule.noise_scale_of(index))
+        return RoundSample(rows, self.schedule.size_of(index), self.schedule.noise_scale_of(index))
 
-    def joined(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def rows_in_sum(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """One user per row, of those whose data enter."""
-        return super().joined(index, users[self.schedule.entering(index)[users]])
+        return super().rows_in_sum(index, users[self.schedule.entering(index)[users]])
 
     def noise_std(self, index: int, *, dim: int) -> float:
         """The noise of all that upload."""

@@ -30,7 +30,7 @@ def together(std, users, participation, times=1):
     return [Round(mechanism=ReplacedUsers(std=std, clip_norm=1.0, users=users), participation=participation)] * times
 
 
-class Drawn:
+class RoundSample:
     """A few users on the line, of whom some belong to a subject, and a random sample of them in each round."""
 
     def __init__(self, rng: np.random.Generator) -> None:
@@ -79,7 +79,7 @@ class Drawn:
 def test_no_sum_over_a_sample_is_above_its_certificate(count, record_property):
     rng, least, compared, caught = np.random.default_rng(5), math.inf, 0, 0
     while compared < count:
-        drawn = Drawn(rng)
+        drawn = RoundSample(rng)
         eps = float(rng.choice([0.0, 0.05, 0.3, 1.0, 2.5]))
         exact = drawn.delta(eps)
         if exact < 1e-9:

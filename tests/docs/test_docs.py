@@ -160,7 +160,7 @@ def test_the_config_of_a_page_is_one(name):
     found, plan = protocol_facts.plan_of(config_of(name))
     assert found == name
     protocol, cohort = quotes.settle_protocol(name, plan)
-    assert protocol.calibrated
+    assert protocol.is_calibrated
     assert protocol.view(cohort, plan.dim, neighbors=protocol.relation)
 
 

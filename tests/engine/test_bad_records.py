@@ -21,7 +21,7 @@ from dovetail.learners.client import ClientUpdate
 from dovetail.learners.server import Server
 from dovetail.protocols import PROTOCOLS, Cohort, build
 from dovetail.randomness import Randomness
-from dovetail.sampling import Drawn, Items
+from dovetail.sampling import Items, RoundSample
 from dovetail.shufflers import ShuffledReports
 
 USERS, WIDTH, FEATURES, CLASSES = 6, 3, 5, 3
@@ -155,7 +155,7 @@ class Bench:
             protocol=build(name, settings).settle(cohort, dim),
             server=Server.build("sgd", 1.0, {}),
             cohort_size=USERS,
-            randomness=Randomness.seeded(5),
+            randomness=Randomness.from_seed(5),
             performance=Performance(fast=path.fast, chunk=2 if name in SCALARS else 4),
             diagnostics=path.records > 1,
         )
@@ -177,7 +177,7 @@ class Bench:
             rows[0, :, 0] = rows[0, :, 0] if holds else -1
             items = Items(rows.astype(np.int32), np.ones((USERS, self.steps), np.float32))
         users = np.arange(USERS, dtype=np.int32)
-        drawn = Drawn(users, USERS, items=items)
+        drawn = RoundSample(users, USERS, items=items)
         after = self.engine.step(self.engine.start(), users, index=0, capacity=USERS, drawn=drawn)
         return np.asarray(after.params), after.diagnostics
 

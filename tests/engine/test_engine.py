@@ -25,7 +25,7 @@ from dovetail.learners.server import Server
 from dovetail.mechanisms.gaussian import clip_factor
 from dovetail.protocols import Cohort, build
 from dovetail.randomness import Randomness
-from dovetail.sampling import Drawn
+from dovetail.sampling import RoundSample
 
 NUM_CLIENTS, WIDTH, FEATURES, CLASSES = 37, 9, 12, 4
 
@@ -90,7 +90,7 @@ def train(
         protocol=build(protocol, settings or {**PROTOCOLS, **SHUFFLED}[protocol]).settle(COHORT, dim_of(built)),
         server=Server.build("sgd", 0.7, {"momentum": 0.9}),
         cohort_size=20,
-        randomness=Randomness.seeded(3),
+        randomness=Randomness.from_seed(3),
         performance=Performance(**performance),
         diagnostics=diagnostics,
     )
@@ -319,7 +319,9 @@ def test_a_rounds_noise_scale_reaches_its_noise():
     nobody = np.zeros(0, np.int32)
     _, engine, _ = train(rounds=0)
     one, four = (
-        np.asarray(engine.step(engine.start(), nobody, index=0, capacity=5, drawn=Drawn(nobody, 20, scale)).params)
+        np.asarray(
+            engine.step(engine.start(), nobody, index=0, capacity=5, drawn=RoundSample(nobody, 20, scale)).params
+        )
         for scale in (1.0, 4.0)
     )
     start = np.asarray(engine.start().params)
@@ -331,7 +333,9 @@ def test_a_draw_beyond_the_capacity_costs_time_alone():
     users = np.arange(30, dtype=np.int32)
     _, engine, _ = train(rounds=0, chunk=4)
     few, many = (
-        np.asarray(engine.step(engine.start(), users[:2], index=0, capacity=capacity, drawn=Drawn(users, 30)).params)
+        np.asarray(
+            engine.step(engine.start(), users[:2], index=0, capacity=capacity, drawn=RoundSample(users, 30)).params
+        )
         for capacity in (1, 40)
     )
     np.testing.assert_array_equal(few, many)

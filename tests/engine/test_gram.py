@@ -218,7 +218,7 @@ def engine(data, clients, **settings):
         protocol=build("dp_fl", {"clip_norm": 0.3, "noise_multiplier": 1e-6}).settle(cohort, 5 * 7),
         server=Server.build("sgd", 1.0, {}),
         cohort_size=20,
-        randomness=Randomness.seeded(3),
+        randomness=Randomness.from_seed(3),
         performance=Performance(**settings),
     )
 

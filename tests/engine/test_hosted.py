@@ -61,7 +61,7 @@ def test_every_record_is_clipped_by_itself(protocol, scale):
     ready = plan(protocol, scale=scale, **SETTINGS[protocol])
     users = np.arange(6, dtype=np.int32)
     moved = np.asarray(ready.step(ready.engine.start(), 0, users).params)
-    rows, _ = ready.sampler.joined(0, users)
+    rows, _ = ready.sampler.rows_in_sum(0, users)
     inputs = ready.dataset.inputs[rows[:, 0]]
     gradients = scale * np.concatenate([inputs, np.ones((len(inputs), 1), np.float32)], axis=1)
     norms = np.linalg.norm(gradients, axis=1)

@@ -63,7 +63,7 @@ def trained(protocol, settings, update, model, *, size_classes, fast=True, diagn
         protocol=build(protocol, settings).settle(cohort, dim),
         server=Server.build("sgd", 0.5, {}),
         cohort_size=len(COUNTS),
-        randomness=Randomness.seeded(1),
+        randomness=Randomness.from_seed(1),
         performance=Performance(size_classes=size_classes, fast=fast, chunk=2),
         diagnostics=diagnostics,
     )

@@ -48,7 +48,7 @@ def moved(ready, index, users):
 
 def only(ready, index, users):
     """The sum of these users alone, with a minimum or without."""
-    start, drawn = ready.engine.start(), ready.sampler.drawn(index, users)
+    start, drawn = ready.engine.start(), ready.sampler.sample(index, users)
     after = ready.engine.step(
         start, users, index=index, capacity=USERS, drawn=drawn, randomness=ready.schedule.randomness
     )
@@ -91,7 +91,7 @@ def test_entering_is_a_coin_of_every_user_and_everyone_uploads():
     assert (cohort.participation, cohort.size, cohort.uploads) == (Poisson(prob=0.2), SIZE, USERS)
     assert cohort.min_size == cohort.crowd() == cohort.population == USERS
     cohort.refuse_minimum()
-    assert ready.sampler.drawn(0, schedule.draw(0)).size == SIZE
+    assert ready.sampler.sample(0, schedule.draw(0)).size == SIZE
     assert (schedule.uploads_of(0), schedule.capacity) == (USERS, USERS)
 
 

@@ -16,7 +16,7 @@ from dovetail.data.subjects import holdings
 from dovetail.experiment import config
 from dovetail.learners.client import cross_entropy
 from dovetail.mechanisms.gaussian import clip_l2
-from dovetail.sampling import Drawn, Items
+from dovetail.sampling import Items, RoundSample
 from dovetail.statements import Neighbors, Unit, Verdict
 
 BASE = {
@@ -101,7 +101,7 @@ def test_local_noise_is_fresh_for_every_user_and_step_and_of_the_stated_size():
     engine, std, drawn, users = ready.engine, ready.protocol.std, [], np.arange(6)
     items = Items(np.full((6, 2, 4), -1, np.int32), np.ones((6, 2), np.float32))
     for index in range(200):
-        training = engine.step(engine.start(), users, index=index, capacity=6, drawn=Drawn(users, 6, items=items))
+        training = engine.step(engine.start(), users, index=index, capacity=6, drawn=RoundSample(users, 6, items=items))
         drawn.append(np.asarray(training.params))
     measured = np.var(np.stack(drawn))
     expected = (0.5 / 12 * std) ** 2 * 2 / 6

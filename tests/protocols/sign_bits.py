@@ -81,7 +81,7 @@ class SignBits(Protocol):
 
     @property
     def local(self) -> BinaryRandomizedResponse:
-        return BinaryRandomizedResponse(self.known("eps_local"))
+        return BinaryRandomizedResponse(self.require("eps_local"))
 
     def layout(self, dim: int) -> Layout:
         return Layout(slots=dim, reports_per_client=dim, shufflers=1)
@@ -92,7 +92,7 @@ class SignBits(Protocol):
 
     def messages(self, dim: int) -> SentBits:
         return SentBits(
-            response=ExactRandomizedResponse(self.known("eps_local"), 2), dim=dim, clip_value=self.clip_value
+            response=ExactRandomizedResponse(self.require("eps_local"), 2), dim=dim, clip_value=self.clip_value
         )
 
     def tally(self, reports: ShuffledReports, dim: int) -> jax.Array:
@@ -111,13 +111,13 @@ class SignBits(Protocol):
         )
 
     def own_reports(self, cohort: Cohort, dim: int) -> Bits:
-        return Bits(coordinates=dim, eps_local=self.known("eps_local"))
+        return Bits(coordinates=dim, eps_local=self.require("eps_local"))
 
     def slots_seen(self, dim: int) -> DataIndependent:
         return DataIndependent(reason="every user fills every slot")
 
     def noise_std(self, size: int, dim: int) -> float:
-        return self.clip_value / math.tanh(self.known("eps_local") / 2) / math.sqrt(size)
+        return self.clip_value / math.tanh(self.require("eps_local") / 2) / math.sqrt(size)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ def shows_less(protocol: SignBits) -> bool:
 @registry.stronger.register(SignBits)
 def ones_of_all(protocol: SignBits, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """The number of ones in all coordinates, everybody else at the low end."""
-    low = 1 / (1 + math.exp(protocol.known("eps_local")))
+    low = 1 / (1 + math.exp(protocol.require("eps_local")))
     others = Binomial(trials=(cohort.crowd() - cohort.colluders - 1) * dim, prob=low)
     return [
         counts("ones in all", [others, Binomial(trials=dim, prob=1 - low)], [others, Binomial(trials=dim, prob=low)])

@@ -30,7 +30,7 @@ from dovetail.events import (
 from dovetail.learners.client import private_update
 from dovetail.mechanisms import ClipLaplace
 from dovetail.mechanisms import LaplaceRandomizer as RealLaplace
-from dovetail.shufflers import Reports, ShuffledReports, deliver, masked, shuffle
+from dovetail.shufflers import Reports, ShuffledReports, deliver, mask_absent, shuffle
 from dovetail.statements import Neighbors, NotApplicable
 
 DIM, CLIENTS, RUNS = 40, 150, 150
@@ -247,7 +247,7 @@ def test_sums_over_clients_are_in_full_precision(protocol, updates):
     way = protocols.fast_path(protocol, DIM)
     if way.summable:
         found += products(lambda x: fast(protocol, x, 0), updates)
-    if way.clipped_to(protocol.init(DIM)) is not None:
+    if way.clip_norm_at(protocol.init(DIM)) is not None:
         found += products(
             lambda x: way.tally_of_sum(x, jnp.float32(CLIENTS), key=jax.random.key(0)), updates.sum(axis=0)
         )
@@ -259,7 +259,7 @@ def test_sums_over_clients_are_in_full_precision(protocol, updates):
 def test_absent_clients_do_not_count(protocol, updates):
     reports = reports_of(protocol, updates)
     present = jax.tree.map(lambda leaf: leaf[:HALF], reports)
-    close(tally_of(protocol, masked(reports, jnp.arange(CLIENTS) < HALF)), tally_of(protocol, present))
+    close(tally_of(protocol, mask_absent(reports, jnp.arange(CLIENTS) < HALF)), tally_of(protocol, present))
 
 
 def test_estimate_is_unbiased_for_the_mean_of_what_is_sent(case, protocol, updates):
@@ -284,9 +284,9 @@ def test_without_noise_it_is_fedavg_of_what_is_sent(case, protocol, updates):
 
 @only(lambda case: case.thinned)
 def test_thinning_alone_is_an_unbiased_sparsifier(case, protocol, updates):
-    chosen = np.asarray(jax.vmap(lambda x, k: protocol.select(x, key=k)[1])(updates, client_keys(0)))
+    chosen = np.asarray(jax.vmap(lambda x, k: protocol.select_coordinates(x, key=k)[1])(updates, client_keys(0)))
     assert chosen.mean() == pytest.approx(protocol.beta, abs=0.02)
-    other = np.asarray(jax.vmap(lambda x, k: protocol.select(-3 * x, key=k)[1])(updates, client_keys(0)))
+    other = np.asarray(jax.vmap(lambda x, k: protocol.select_coordinates(-3 * x, key=k)[1])(updates, client_keys(0)))
     np.testing.assert_array_equal(chosen, other)
 
 
@@ -340,7 +340,7 @@ def test_events_match_what_ran(case, protocol, updates):
     mechanism = mechanism_of(protocol)
     match mechanism:
         case NonPrivate():
-            assert case.name == "fedavg" or "published" in case.parameters or protocol.measured
+            assert case.name == "fedavg" or "published" in case.parameters or protocol.needs_norms
         case Gaussian() if case.adaptive:
             sum_and_count_match(protocol, mechanism)
         case SampledSubject():
@@ -430,7 +430,7 @@ def shuffled_event_matches(case, protocol, mechanism, updates):
     if case.name == "ss_topk":
         sent = np.asarray(reports_of(protocol, updates).valid).sum(axis=1)
         assert (sent == mechanism.top + mechanism.decoys).all()
-        told = np.asarray(jax.vmap(lambda x, key: protocol.select(x, key=key)[0])(updates, client_keys(0)))
+        told = np.asarray(jax.vmap(lambda x, key: protocol.select_coordinates(x, key=key)[0])(updates, client_keys(0)))
         assert (told.sum(axis=1) == mechanism.top).all()
     if case.name == "ss_double":
         assert mechanism.inclusion == protocol.beta
@@ -452,7 +452,7 @@ def largest_ratio(protocol, randomizer):
 def test_poisoned_updates_change_the_estimate_no_more_than_any_others(case, protocol, updates):
     if case.name == "local_sub":  # records are clipped in the user's own steps, whose outcome is taken as it is
         return
-    if isinstance(mechanism_of(protocol), NonPrivate) and not protocol.measured:
+    if isinstance(mechanism_of(protocol), NonPrivate) and not protocol.needs_norms:
         return
     poisoned = updates.at[:3, 3].set(jnp.array([np.nan, np.inf, -np.inf]))
     path = fast if summable(protocol) else faithful

@@ -16,7 +16,7 @@ from dovetail.accounting import certify
 from dovetail.events import Everyone, FixedSize, Gaussian, NonPrivate, Poisson
 from dovetail.protocols import Cohort
 from dovetail.protocols.curator.dp_fl import Clipping, DpFl
-from dovetail.shufflers import deliver, masked
+from dovetail.shufflers import deliver, mask_absent
 from dovetail.statements import Neighbors
 
 DIM, CLIENTS = 20, 200
@@ -34,7 +34,7 @@ def state_of(clip_norm, noise_scale=1.0):
 @functools.partial(jax.jit, static_argnums=0)
 def tally(protocol, updates, state, present=True):
     reports = jax.vmap(lambda x: protocol.randomize(x, state, key=jax.random.key(0)))(updates.astype(jnp.float32))
-    return protocol.tally(deliver(masked(reports, jnp.broadcast_to(present, len(updates)))), DIM)
+    return protocol.tally(deliver(mask_absent(reports, jnp.broadcast_to(present, len(updates)))), DIM)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
@@ -147,7 +147,7 @@ def test_the_median_of_nobody_or_of_nothing_is_the_last_one():
 
 
 def test_the_median_promises_nothing_and_only_it_is_measured():
-    assert [dp_fl(clip=clip, clip_norm=1.0).measured for clip in ("fixed", "adaptive", "median")] == [
+    assert [dp_fl(clip=clip, clip_norm=1.0).needs_norms for clip in ("fixed", "adaptive", "median")] == [
         False,
         False,
         True,

@@ -33,10 +33,10 @@ def test_the_example_settings_build_settle_and_are_quoted(name, size):
     cls = PROTOCOLS[name]
     dim = cls.only_dim or size
     settings = cls.example(dim, {})
-    assert protocols.filled(name, dim, {}) == settings
+    assert protocols.fill_settings(name, dim, {}) == settings
     assert set(settings) <= {field.name for field in dataclasses.fields(cls)}
     protocol = protocols.build(name, settings)
-    assert protocol.calibrated
+    assert protocol.is_calibrated
     protocol.settle(Cohort(participation=Everyone(), size=USERS, min_size=USERS), dim)
     terms = plan_for(name, USERS, dim, 1e-4, chosen={})
     assert terms.settings == settings
@@ -64,7 +64,7 @@ def test_facts_are_filled_in(name):
     ],
 )
 def test_what_was_chosen_leaves_room_for_the_rest_of_the_example_or_none(name, chosen, filled):
-    assert protocols.filled(name, 10, chosen) == filled
+    assert protocols.fill_settings(name, 10, chosen) == filled
 
 
 def keyed_by_protocol(node: ast.AST) -> bool:

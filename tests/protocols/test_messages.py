@@ -353,7 +353,7 @@ def test_all_sets_of_k_coordinates_are_equally_likely_whatever_the_update() -> N
     counts = dict.fromkeys(sets, 0)
     for _ in range(2000):
         chosen, other = (
-            case.protocol.chosen(sign * case.updates[0], sampler=sampler)[0]
+            case.protocol.select_exactly(sign * case.updates[0], sampler=sampler)[0]
             for sign, sampler in zip((1, -3), samplers, strict=True)
         )
         np.testing.assert_array_equal(chosen, other)
@@ -368,11 +368,11 @@ def test_a_deployed_client_tells_of_the_same_coordinates_as_a_simulated_one(dim:
     xs = [rng.normal(size=dim), rng.integers(-2, 3, dim), np.where(rng.random(dim) < 0.3, np.nan, 1.0)]
     updates = np.array(xs, np.float32)
     updates[:, -1] = -np.inf
-    simulated = np.asarray(jax.jit(jax.vmap(protocol.told))(updates))
+    simulated = np.asarray(jax.jit(jax.vmap(protocol.depends_on_data))(updates))
     for x, expected in zip(updates, simulated, strict=True):
-        slot, told = protocol.chosen(x, sampler=seeded())
+        slot, depends = protocol.select_exactly(x, sampler=seeded())
         np.testing.assert_array_equal(slot, np.arange(dim))
-        np.testing.assert_array_equal(told, expected)
+        np.testing.assert_array_equal(depends, expected)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])

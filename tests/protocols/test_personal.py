@@ -24,7 +24,7 @@ from dovetail.protocols import Cohort, fast_path
 from dovetail.protocols.personal.apes import Apes
 from dovetail.protocols.personal.pldp import LdpMin, Pldp, Unis
 from dovetail.protocols.personal.s_apes import SApes
-from dovetail.shufflers import SlotSums, deliver, masked, shuffle
+from dovetail.shufflers import SlotSums, deliver, mask_absent, shuffle
 from dovetail.statements import Neighbors, Trust
 
 DIM, CLIENTS, CLIP = 30, 200, 0.1
@@ -138,7 +138,7 @@ def test_the_tally_adds_up_over_clients_and_does_not_see_their_order(case, updat
     reports = reports_of(protocol, updates)
     whole = protocol.tally(deliver(reports), DIM)
     here = jnp.arange(CLIENTS) < 70
-    first, second = (protocol.tally(deliver(masked(reports, mask)), DIM) for mask in (here, ~here))
+    first, second = (protocol.tally(deliver(mask_absent(reports, mask)), DIM) for mask in (here, ~here))
     np.testing.assert_allclose(first.total + second.total, whole.total, rtol=1e-5, atol=1e-4)
     assert (first.messages == 70).all()
     order = np.random.default_rng(1).permutation(CLIENTS)
@@ -433,9 +433,9 @@ def test_noise_scales_every_budget():
     np.testing.assert_allclose(np.asarray(loud.budgets) * 4, make("apes").budgets)
     np.testing.assert_allclose(make("apes").with_noise(4.0).budgets, loud.budgets)
     assert loud.settle(COHORT, DIM) == loud, "settling twice changes nothing"
-    assert loud.calibrated
+    assert loud.is_calibrated
     open_scale = Apes(budgets=BUDGETS, clip_value=CLIP, budget_scale="fit")
-    assert not open_scale.calibrated
+    assert not open_scale.is_calibrated
     with pytest.raises(ValueError, match="expected budget_scale to be a number, or a privacy target"):
         open_scale.settle(COHORT, DIM)
     assert open_scale.with_noise(4.0).settle(COHORT, DIM) == loud

@@ -15,7 +15,7 @@ from dovetail.events import Everyone
 from dovetail.mechanisms import skellam
 from dovetail.protocols import Cohort
 from dovetail.protocols.sums.split_and_mix import SplitAndMixProtocol
-from dovetail.shufflers import deliver, masked, shuffle
+from dovetail.shufflers import deliver, mask_absent, shuffle
 from dovetail.statements import Neighbors, NotApplicable, Trust
 
 QUICK = {"xla_backend_optimization_level": "0"}  # compiles three times as fast
@@ -38,7 +38,7 @@ def keys_of(key, count=USERS):
 
 def by_messages(protocol, updates, present, key):
     reports = jax.vmap(lambda x, key: protocol.randomize(x, (), key=key))(updates, keys_of(key))
-    messages = shuffle(masked(reports, present), protocol.layout(DIM), key=key)
+    messages = shuffle(mask_absent(reports, present), protocol.layout(DIM), key=key)
     return protocol.tally(messages, DIM), reports
 
 
@@ -335,5 +335,5 @@ def test_too_few_users_are_not_certified():
 def test_what_is_not_settled_cannot_run():
     with pytest.raises(ValueError, match="expected scale to be given or settled"):
         SplitAndMixProtocol(clip_norm=1.0, noise_multiplier=1.0).randomize(jnp.zeros(3), (), key=jax.random.key(0))
-    assert not SplitAndMixProtocol(clip_norm=1.0).calibrated
+    assert not SplitAndMixProtocol(clip_norm=1.0).is_calibrated
     assert SplitAndMixProtocol(clip_norm=1.0).with_noise(3.0).noise_multiplier == 3.0

@@ -14,7 +14,7 @@ from dovetail.protocols import Cohort, fast_path
 from dovetail.protocols.sums.binary_sum import BinarySum
 from dovetail.protocols.sums.real_sum import RealSum
 from dovetail.protocols.sums.split_and_mix import SplitAndMixProtocol
-from dovetail.shufflers import Reports, deliver, masked, shuffle
+from dovetail.shufflers import Reports, deliver, mask_absent, shuffle
 from dovetail.statements import Neighbors
 
 QUICK = {"xla_backend_optimization_level": "0"}  # compiles three times as fast
@@ -33,7 +33,7 @@ BITS = (NUMBERS > 0.4).astype(float)
 
 def by_messages(protocol, xs, present, key):
     reports = jax.vmap(lambda x, k: protocol.randomize(x, (), key=k))(xs, jax.random.split(key, USERS))
-    return protocol.tally(shuffle(masked(reports, present), protocol.layout(1), key=key), 1)
+    return protocol.tally(shuffle(mask_absent(reports, present), protocol.layout(1), key=key), 1)
 
 
 def by_sums(protocol, xs, present, key):
@@ -206,8 +206,8 @@ def test_bad_parameters_are_refused(build, sentence):
 def test_noise_is_set_by_one_number():
     for name in PROTOCOLS:
         fresh = {"binary": BinarySum(), "single": RealSum()}.get(name) or RealSum(method=name)
-        assert not fresh.calibrated
-        assert fresh.with_noise(2.0).calibrated
+        assert not fresh.is_calibrated
+        assert fresh.with_noise(2.0).is_calibrated
     assert RealSum().with_noise(4.0).eps_local == 0.25
     assert RealSum(method="split").with_noise(4.0).sharing.std == 4.0
     settled = PROTOCOLS["split"]

@@ -16,7 +16,7 @@ EVERYONE = np.arange(4)
 
 
 def draws(rate=0.4, seed=0):
-    return ItemDraws(clients=CLIENTS, subjects=SUBJECTS, rate=rate, randomness=Randomness.seeded(seed))
+    return ItemDraws(clients=CLIENTS, subjects=SUBJECTS, rate=rate, randomness=Randomness.from_seed(seed))
 
 
 def test_each_record_joins_alone_with_the_rate():

@@ -30,7 +30,7 @@ def sampler(name, kind="everyone", *, seed=0, subjects=SUBJECTS, noise_of=None, 
         population=USERS,
         size=USERS if kind == "everyone" else 5,
         rounds=ROUNDS,
-        randomness=Randomness.seeded(seed),
+        randomness=Randomness.from_seed(seed),
         records=RECORDS,
     )
     protocol = protocols.build(name, SETTINGS[name] | more)
@@ -70,7 +70,7 @@ def test_only_users_that_are_there_and_what_they_hold_are_drawn(name, kind):
     ready = sampler(name, kind)
     for index in range(ROUNDS):
         users = ready.schedule.draw(index)
-        drawn = ready.drawn(index, users)
+        drawn = ready.sample(index, users)
         held = ready.table
         for place, client in enumerate(drawn.users):
             mine = held.of(client)
@@ -86,7 +86,7 @@ def test_what_joins_is_what_the_engine_works_on(name, kind):
     ready = sampler(name, kind)
     for index in range(ROUNDS):
         users = ready.schedule.draw(index)
-        drawn, (rows, counts) = ready.drawn(index, users), ready.joined(index, users)
+        drawn, (rows, counts) = ready.sample(index, users), ready.rows_in_sum(index, users)
         if drawn.items is not None:
             worked_on = drawn.items.rows[drawn.items.rows >= 0]
         else:
@@ -101,26 +101,26 @@ def test_what_joins_is_what_the_engine_works_on(name, kind):
 def test_nobody_there_is_a_round_of_nobody(name, kind):
     ready = sampler(name, kind)
     nobody = np.array([], np.int32)
-    assert len(ready.drawn(0, nobody).users) == 0
-    assert len(ready.joined(0, nobody)[1]) == 0
-    assert len(ready.joined(0, np.array([USERS - 1]))[1]) == (name == "dp_fl"), "a user without records"
+    assert len(ready.sample(0, nobody).users) == 0
+    assert len(ready.rows_in_sum(0, nobody)[1]) == 0
+    assert len(ready.rows_in_sum(0, np.array([USERS - 1]))[1]) == (name == "dp_fl"), "a user without records"
 
 
 @every_kind
 @every_sampler
 def test_a_resumed_sampler_draws_what_it_drew_before(name, kind):
-    root = Randomness.seeded(7)
-    first = sampler(name, kind).renewed(root)
-    again = sampler(name, kind, seed=1).renewed(Randomness(root.seed, root.root))
-    other = first.renewed(Randomness.seeded(8))
+    root = Randomness.from_seed(7)
+    first = sampler(name, kind).with_randomness(root)
+    again = sampler(name, kind, seed=1).with_randomness(Randomness(root.seed, root.root))
+    other = first.with_randomness(Randomness.from_seed(8))
     changed = False
     for index in range(ROUNDS):
         users = first.schedule.draw(index)
         np.testing.assert_array_equal(users, again.schedule.draw(index))
-        assert same(first.drawn(index, users), again.drawn(index, users))
-        assert same(first.drawn(index, users), first.drawn(index, users)), "asking twice changes nothing"
+        assert same(first.sample(index, users), again.sample(index, users))
+        assert same(first.sample(index, users), first.sample(index, users)), "asking twice changes nothing"
         moved = other.schedule.draw(index)
-        changed |= not np.array_equal(users, moved) or not same(first.drawn(index, users), other.drawn(index, users))
+        changed |= not np.array_equal(users, moved) or not same(first.sample(index, users), other.sample(index, users))
     assert changed == (name != "dp_fl" or kind != "everyone"), "another run draws anew, where there is a draw"
 
 
@@ -130,7 +130,7 @@ def test_the_capacity_covers_what_is_drawn(name, kind):
     ready = sampler(name, kind)
     assert 1 <= ready.size <= ready.capacity <= ready.table.num_clients
     for index in range(ROUNDS):
-        assert len(ready.drawn(index, ready.schedule.draw(index)).users) <= ready.capacity
+        assert len(ready.sample(index, ready.schedule.draw(index)).users) <= ready.capacity
 
 
 @every_kind
@@ -138,7 +138,7 @@ def test_the_capacity_covers_what_is_drawn(name, kind):
 def test_how_often_someone_is_in_a_sum_is_the_mean_over_draws(name, kind):
     """Joined rows over 400 rounds, within five standard errors or more: a user's records come and go together."""
     ready = sampler(name, kind)
-    total = sum(len(ready.joined(index, ready.schedule.draw(index))[1]) for index in range(400))
+    total = sum(len(ready.rows_in_sum(index, ready.schedule.draw(index))[1]) for index in range(400))
     units = USERS if name == "dp_fl" else RECORDS
     expected = 400 * units * ready.times(0, records=1)
     error = 0 if name == "dp_fl" and kind != "poisson" else 10 * np.sqrt(expected)
@@ -153,7 +153,7 @@ def test_a_sum_has_a_public_divisor_and_its_noise(name, divisor, noise):
     ready = sampler(name)
     assert ready.divisor(0, learning_rate=0.5) == pytest.approx(divisor)
     assert ready.noise_std(0, dim=4) == pytest.approx(noise)
-    assert ready.drawn(0, np.arange(3)).size == {"dp_fl": 12, "central_sub": 18, "local_sub": 12}[name]
+    assert ready.sample(0, np.arange(3)).size == {"dp_fl": 12, "central_sub": 18, "local_sub": 12}[name]
 
 
 def test_users_keep_all_they_hold_and_a_subjects_records_are_capped():
@@ -170,18 +170,20 @@ def test_users_keep_all_they_hold_and_a_subjects_records_are_capped():
 def test_z_is_measured_on_request_and_again_for_another_run(name):
     plain = sampler(name)
     assert plain.protocol.group_in_batch is None
-    assert plain.renewed(Randomness.seeded(5)).protocol.group_in_batch is None, "the data is not read unasked"
-    found = plain.measured()
+    assert plain.with_randomness(Randomness.from_seed(5)).protocol.group_in_batch is None, (
+        "the data is not read unasked"
+    )
+    found = plain.with_data_for_claim()
     largest = found.draws.largest_group(ROUNDS, np.arange(USERS), steps=max(1, plain.protocol.private_steps))
     assert found.protocol.group_in_batch == largest > 1
-    again = found.renewed(Randomness.seeded(5))
-    assert again.protocol == again.measured().protocol
+    again = found.with_randomness(Randomness.from_seed(5))
+    assert again.protocol == again.with_data_for_claim().protocol
     assert dataclasses.replace(again.protocol, group_in_batch=None) == plain.protocol
 
 
 def test_users_have_no_z():
     ready = sampler("dp_fl")
-    assert ready.measured() is ready
+    assert ready.with_data_for_claim() is ready
     assert not ready.by_recipe
 
 
@@ -198,13 +200,13 @@ def test_a_recipe_sets_the_noise_by_z(name):
     scales = ready.noise_scales(0, users)
     assert ready.by_recipe
     assert scales.max() > 1
-    drawn = ready.drawn(0, users)
+    drawn = ready.sample(0, users)
     if drawn.items is None:
         assert drawn.noise_scale == pytest.approx(np.sqrt(np.sum(scales**2)))
     else:
         np.testing.assert_array_equal(drawn.items.noise_scale, scales)
     with pytest.raises(KeyError):
-        sampler(name, noise_of={1: 1.0}.__getitem__, adaptive_z=True).measured()
+        sampler(name, noise_of={1: 1.0}.__getitem__, adaptive_z=True).with_data_for_claim()
 
 
 SEAM = ("protocols/subjects/", "sampling/records.py")

@@ -8,7 +8,7 @@ from dovetail.sampling.schedule import Schedule
 
 def schedule(kind, **changes):
     settings = {"kind": kind, "population": 100, "size": 30, "rounds": 6, "seed": 1} | changes
-    return Schedule(randomness=Randomness.seeded(settings.pop("seed")), **settings)
+    return Schedule(randomness=Randomness.from_seed(settings.pop("seed")), **settings)
 
 
 def test_disjoint_batches_never_meet_within_an_epoch():

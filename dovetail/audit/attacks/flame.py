@@ -82,7 +82,7 @@ def attack_ss_double_round(protocol: SsDouble, cohort: Cohort, dim: int) -> list
     """The printed form, where k of `dim` coordinates are drawn; the repaired one is what its event says."""
     if protocol.inclusion != "fixed-k":
         return []
-    users, width, pad_to = cohort.crowd(), protocol.fixed(dim), protocol.padding.pad_to
+    users, width, pad_to = cohort.crowd(), protocol.num_selected(dim), protocol.padding.pad_to
     others = users - cohort.colluders - 1
     overflow = dim * float(binom.sf(pad_to, users, width / dim)) * 1.01
     missing = dim * pad_to - users * width
@@ -107,7 +107,7 @@ def _full_messages(dummies: int, width: int) -> int:
 def attack_ss_double_client(protocol: SsDouble, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """Which coordinates are reported is seen, and depends on nobody's data."""
     if protocol.inclusion == "fixed-k":
-        return _own.reports(protocol.report, protocol.fixed(dim))
+        return _own.reports(protocol.report, protocol.num_selected(dim))
     ends, beta = cells.of_report(protocol.report).ends(protocol.report.eps_local), np.longdouble(protocol.beta)
     high, low = (np.append(beta * end, 1 - beta) for end in ends)
     return _own.independent(high, low, dim)

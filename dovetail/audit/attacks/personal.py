@@ -48,7 +48,7 @@ shows_less.register(SApes, lambda protocol: True)
 @stronger.register(SApes)
 def attack_s_apes_round(protocol: SApes, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """The user with the largest budget, others at the low end; none where a client's reports depend on each other."""
-    if protocol.sparsify != "threshold" and protocol.kept(dim) < dim:
+    if protocol.sparsify != "threshold" and protocol.num_kept(dim) < dim:
         return []
     budgets = protocol.settle(cohort, dim).eps_locals
     victim = int(np.argmax(budgets))
@@ -62,7 +62,7 @@ def attack_s_apes_round(protocol: SApes, cohort: Cohort, dim: int) -> list[Exact
 @on_own_reports.register(SApes)
 def attack_s_apes_client(protocol: SApes, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """The reports of the user with the largest budget, as they leave it; APES's where all are kept."""
-    if protocol.kept(dim) == dim and protocol.sparsify != "threshold":
+    if protocol.num_kept(dim) == dim and protocol.sparsify != "threshold":
         return attack_apes_client(protocol, cohort, dim)
     settled = protocol.settle(cohort, dim)
     laws, budgets = sparsified(settled, dim), settled.eps_locals.max(keepdims=True)
@@ -72,7 +72,7 @@ def attack_s_apes_client(protocol: SApes, cohort: Cohort, dim: int) -> list[Exac
 def sparsified(protocol: SApes, dim: int) -> personal.Laws:
     """The law of one message in cells, for settled budgets."""
     clip, bound = protocol.clip_value, protocol.output_bound
-    if protocol.sparsify != "threshold" and protocol.kept(dim) < dim:
+    if protocol.sparsify != "threshold" and protocol.num_kept(dim) < dim:
         raise NotApplicable(f"reports of one client depend on each other with sparsify={protocol.sparsify!r}")
     cut = protocol.threshold / (2 * clip) if protocol.sparsify == "threshold" else 0.0
     family = cells.clipped((bound - clip) / (2 * clip))

@@ -55,11 +55,11 @@ def attack_secagg_client(protocol: SecAgg, cohort: Cohort, dim: int) -> list[Exa
 @on_own_reports.register(SplitAndMixProtocol)
 def attack_shares_client(protocol: NoisySum, cohort: Cohort, dim: int) -> list[ExactAttack]:
     """A value with one client's part of the noise: its law where that fits, and Chernoff's bound on both tails."""
-    shift = 2 * math.floor(protocol.known("scale") * protocol.clip_norm)
+    shift = 2 * math.floor(protocol.require("scale") * protocol.clip_norm)
     variance = protocol.noise_part
     found = []
     with contextlib.suppress(NotApplicable):
-        found.append(skellam(_VALUE, variance, shift, modulus=protocol.known("modulus")))
+        found.append(skellam(_VALUE, variance, shift, modulus=protocol.require("modulus")))
     for share in (0.5, 0.8, 0.9, 0.95, 0.98):
         above = math.ceil(shift * share)
         missed, alarm = (_log_tail(variance, distance) for distance in (shift - above, above))

@@ -26,7 +26,7 @@ from dovetail.learners.client import private_update
 from dovetail.mechanisms.gaussian import clip_l2
 from dovetail.protocols import Cohort, Protocol
 from dovetail.protocols.subjects import record_level
-from dovetail.shufflers import Reports, ShuffledReports, deliver, masked, shuffle
+from dovetail.shufflers import Reports, ShuffledReports, deliver, mask_absent, shuffle
 from dovetail.statements import Neighbors
 
 __all__ = [
@@ -163,7 +163,7 @@ class _Rules:
         if not protocol.private_steps:  # whose steps have samples of their own
             present &= self._joins(len(xs), key_join)
         xs = jnp.nan_to_num(xs)
-        norms = jnp.where(present, jnp.linalg.norm(xs, axis=1), jnp.nan) if protocol.measured else None
+        norms = jnp.where(present, jnp.linalg.norm(xs, axis=1), jnp.nan) if protocol.needs_norms else None
         state = protocol.prepare(state, noise_scale=jnp.float32(1.0), norms=norms)
         reports = self._reports(xs, present, budgets, state, client_keys(key, index, len(xs)))
         layout = protocol.layout(dim)
@@ -197,7 +197,7 @@ class _Rules:
     def _divisor(self) -> Any:
         if self.protocol.samples == "users":
             return self.cohort.size
-        return 1 if self.protocol.private_steps else self.protocol.known("batch")
+        return 1 if self.protocol.private_steps else self.protocol.require("batch")
 
     def _reports(
         self, xs: jax.Array, present: jax.Array, budgets: jax.Array | None, state: Any, keys: jax.Array
@@ -207,12 +207,12 @@ class _Rules:
             update = self._private_update(xs, present, keys[0])
             return jax.tree.map(lambda leaf: leaf[None], protocol.randomize(update, state, key=keys[0]))
         randomize = lambda x, key, budget: protocol.randomize(x, state, key=key, budget=budget)  # noqa: E731
-        return masked(jax.vmap(randomize)(xs, keys, budgets), present)
+        return mask_absent(jax.vmap(randomize)(xs, keys, budgets), present)
 
     def _private_update(self, xs: jax.Array, present: jax.Array, key: jax.Array) -> jax.Array:
         """One user's noisy steps on these records, each of which has the same gradient in every step."""
         protocol = record_level(self.protocol)
-        steps, batch = protocol.private_steps, protocol.known("batch")
+        steps, batch = protocol.private_steps, protocol.require("batch")
         key_noise, *keys_join = jax.random.split(key, 1 + steps)
         rows = jnp.stack([present & self._joins(len(xs), key_join) for key_join in keys_join]).astype(jnp.float32)
 
@@ -282,7 +282,7 @@ def pairs(protocol: Protocol, cohort: Cohort, dim: int, *, neighbors: Neighbors,
 
 def _measured(protocol: Protocol, others: int, dim: int, worlds: Any) -> list[Worlds]:
     """Where all norms are measured: a victim on either side of their middle."""
-    if not protocol.measured:
+    if not protocol.needs_norms:
         return []
     along = np.eye(1, dim)[0]
     sizes = np.where(np.arange(others) < others // 2, 1.0, 0.5)

@@ -92,7 +92,7 @@ class Attacker:
             users = users[users < real]
             if schedule.kind == "fixed":
                 users, weight = np.arange(real), schedule.size_of(seen.number) / schedule.population
-        rows, counts = self._plan.sampler.joined(seen.number, users)
+        rows, counts = self._plan.sampler.rows_in_sum(seen.number, users)
         theirs = rows[:, 0] < self._first_canary
         return weight * self._summed(seen, rows[theirs], counts[theirs])
 
@@ -132,7 +132,7 @@ class Attacker:
 
     def _clip(self, params: Any, state: Any, inputs: Any, labels: Any, counts: Any) -> jax.Array:
         """The updates of users with these records, as far as the protocol lets them count."""
-        return self._plan.protocol.clipped(self._one(params, inputs, labels, counts), state)
+        return self._plan.protocol.clip_update(self._one(params, inputs, labels, counts), state)
 
     def _logits(self, params: jax.Array, inputs: Any) -> jax.Array:
         return self._plan.model.apply(self._unravel(params), inputs)

@@ -40,7 +40,7 @@ def calibrate_noise(
 ) -> dict[str, Any]:
     """The settings with their noise set: as given, or such that all rounds together cost at most `eps`."""
     built = protocols.build(protocol, settings)
-    if built.calibrated:
+    if built.is_calibrated:
         return dict(settings)
     if eps is None or built.noise_field is None:
         raise ValueError(f"expected privacy.eps or protocol.{built.noise_field}, got neither")

@@ -102,7 +102,7 @@ class DpFl(Protocol, Fast, Claimed):
             raise ValueError(f"expected schedule_end with schedule = 'linear' only, got schedule={self.schedule!r}")
 
     @classmethod
-    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Noise of the clip norm."""
         return {"noise_multiplier": 1.0}
 
@@ -114,12 +114,12 @@ class DpFl(Protocol, Fast, Claimed):
     @property
     def first_clip_norm(self) -> float:
         """The clip norm before the first round."""
-        return float(self.known("clip_norm"))
+        return float(self.require("clip_norm"))
 
     @property
     def std(self) -> float:
         """Standard deviation of the noise on each coordinate of the sum, at the first clip norm and noise scale 1."""
-        return self.known("noise_multiplier") * self.first_clip_norm
+        return self.require("noise_multiplier") * self.first_clip_norm
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
         """The noise on the adaptive count, which is never most of the cost: any target can be met by more noise."""
@@ -153,7 +153,7 @@ class DpFl(Protocol, Fast, Claimed):
         return Clipping(jnp.float32(self.first_clip_norm), jnp.float32(1.0))
 
     @property
-    def measured(self) -> bool:
+    def needs_norms(self) -> bool:
         """For the median."""
         return self.clip == "median"
 
@@ -171,7 +171,7 @@ class DpFl(Protocol, Fast, Claimed):
         A zero update is on neither side of an adaptive clip norm: who was removed, and stays on the roster without
         records, adds nothing at all.
         """
-        value = self.clipped(x, state)
+        value = self.clip_update(x, state)
         if self.clip == "adaptive":
             norm = jnp.linalg.norm(x / state.clip_norm)  # NaN counts as above
             side = jnp.where(norm == 0, 0.0, jnp.where(norm <= 1, 0.5, -0.5))
@@ -183,14 +183,14 @@ class DpFl(Protocol, Fast, Claimed):
         total, after = tally, state
         if self.clip == "adaptive":
             key, key_count = jax.random.split(key)
-            total, after = tally[:-1], self._moved(tally[-1], size, state, key=key_count)
-        std = self.known("noise_multiplier") * state.clip_norm * state.noise_scale
+            total, after = tally[:-1], self._move_clip_norm(tally[-1], size, state, key=key_count)
+        std = self.require("noise_multiplier") * state.clip_norm * state.noise_scale
         noised = total + std * normal(key, total.shape, total.dtype)
         return noised / size, after
 
-    def _moved(self, count: jax.Array, size: int, state: Clipping, *, key: jax.Array) -> Clipping:
+    def _move_clip_norm(self, count: jax.Array, size: int, state: Clipping, *, key: jax.Array) -> Clipping:
         """The state with an adaptive clip norm after a round with this count of users below it, less half of them."""
-        noise = self.known("std_count") * normal(key, (), count.dtype)
+        noise = self.require("std_count") * normal(key, (), count.dtype)
         below = 0.5 + (count + noise) / size
         moved = state.clip_norm * jnp.exp(-self.clip_rate * (jnp.clip(below, 0, 1) - self.quantile))
         first = self.first_clip_norm
@@ -208,7 +208,10 @@ class DpFl(Protocol, Fast, Claimed):
             *_colluding(cohort),
             *self._cost_of_count(),
         )
-        return View(round=Round(mechanism=self._mechanism(cohort, neighbors), participation=cohort.unseen), scope=scope)
+        return View(
+            round=Round(mechanism=self._mechanism(cohort, neighbors), participation=cohort.participation_of_honest),
+            scope=scope,
+        )
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
         """The clipped update itself."""
@@ -223,7 +226,7 @@ class DpFl(Protocol, Fast, Claimed):
         """In units in which sum and count have the same noise: a user moves the count, less 1/2 each, by 1/2 or 1."""
         std, reach = self.std * noise_scale, self.first_clip_norm
         if self.clip == "adaptive":
-            reach = math.hypot(reach, 0.5 * std / self.known("std_count")) * (1 + 1e-15)
+            reach = math.hypot(reach, 0.5 * std / self.require("std_count")) * (1 + 1e-15)
         return Gaussian(
             std=std, sensitivity=reach * (2 if neighbors is Neighbors.REPLACE_ONE else 1), neighbors=neighbors
         )
@@ -251,11 +254,11 @@ class DpFl(Protocol, Fast, Claimed):
         """The curator's noise over the size, at the first clip norm."""
         return self.std / size
 
-    def clipped(self, x: jax.Array, state: Clipping) -> jax.Array:
+    def clip_update(self, x: jax.Array, state: Clipping) -> jax.Array:
         """Scaled to S."""
         return clip_l2(x, state.clip_norm)
 
-    def clipped_to(self, state: Clipping) -> jax.Array | None:
+    def clip_norm_at(self, state: Clipping) -> jax.Array | None:
         """S; not where the count must be known too."""
         return None if self.clip == "adaptive" else state.clip_norm
 

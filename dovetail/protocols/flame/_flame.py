@@ -45,8 +45,8 @@ from dovetail.shufflers import (
     Reports,
     ShuffledReports,
     SlotSums,
-    cover,
     deliver,
+    pad,
     slot_sums,
 )
 from dovetail.statements import Neighbors, NotApplicable
@@ -99,7 +99,7 @@ class Flame(Protocol, Fast):
     @property
     def local(self) -> LocalRandomizer:
         """The randomizer of one report, on [0, 1]."""
-        eps_local = self.known("eps_local")
+        eps_local = self.require("eps_local")
         match self.randomizer:
             case "rr2":
                 return BinaryRandomizedResponse(eps_local)
@@ -124,10 +124,10 @@ class Flame(Protocol, Fast):
         return self.padding is not None
 
     @abc.abstractmethod
-    def select(self, x: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def select_coordinates(self, x: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Client: which coordinates depend on x, and which are reported at all; two masks of shape (dim,)."""
 
-    def told(self, x: jax.Array) -> jax.Array:
+    def depends_on_data(self, x: jax.Array) -> jax.Array:
         """Which coordinates, if reported, depend on x."""
         return jnp.ones(x.shape, bool)
 
@@ -151,10 +151,10 @@ class Flame(Protocol, Fast):
 
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
         """A report on every coordinate that is selected; a draw from the blanket on decoys."""
-        value, sent = self._draw(x, key)
+        value, is_reported = self._draw(x, key)
         if self.linkage == "coordinate":
-            return Reports(None, value, sent)
-        slot = jnp.nonzero(sent, size=self.per_client(len(x)), fill_value=len(x))[0]
+            return Reports(None, value, is_reported)
+        slot = jnp.nonzero(is_reported, size=self.per_client(len(x)), fill_value=len(x))[0]
         return Reports(slot, value.at[slot].get(mode="fill", fill_value=0), slot < len(x))
 
     def messages(self, dim: int) -> Messages:
@@ -165,36 +165,38 @@ class Flame(Protocol, Fast):
             raise NotApplicable(
                 "expected one message per coordinate (linkage='coordinate') in a deployment, got linkage='vector'"
             )
-        response = ExactRandomizedResponse(self.known("eps_local"), self.levels or 2)
+        response = ExactRandomizedResponse(self.require("eps_local"), self.levels or 2)
         return _Coordinates(response=response, padded=self.padding is not None, protocol=self, dim=dim)
 
-    def chosen(self, x: np.ndarray, *, sampler: ExactSampler) -> tuple[np.ndarray, np.ndarray]:
+    def select_exactly(self, x: np.ndarray, *, sampler: ExactSampler) -> tuple[np.ndarray, np.ndarray]:
         """Deployed client: the `per_client` coordinates that it reports, and which of them depend on x."""
         return np.arange(len(x)), np.ones(len(x), bool)
 
     def _draw(self, x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         key_select, key_report = jax.random.split(key)
-        told, sent = self.select(x, key=key_select)
-        value = self.local(self._position(x, told), key=key_report)
+        depends_on_data, is_reported = self.select_coordinates(x, key=key_select)
+        value = self.local(self._position(x, depends_on_data), key=key_report)
         if self.randomizer == "rr":
             key_blanket = jax.random.fold_in(key_report, 1)
-            value = jnp.where(told, value, self.local.blanket().sample(x.shape, key=key_blanket))
-        return value, sent
+            value = jnp.where(depends_on_data, value, self.local.blanket().sample(x.shape, key=key_blanket))
+        return value, is_reported
 
-    def clipped(self, x: jax.Array, state: Any) -> jax.Array:
+    def clip_update(self, x: jax.Array, state: Any) -> jax.Array:
         """Each coordinate to [-C, C]."""
         return jnp.clip(x, -self.clip_value, self.clip_value)
 
-    def _position(self, x: jax.Array, told: jax.Array) -> jax.Array:
+    def _position(self, x: jax.Array, depends_on_data: jax.Array) -> jax.Array:
         """The clipped value on [0, 1]; its middle, where bits and Laplace noise are their own blanket, if not told."""
-        return jnp.where(told, jnp.clip(x / (2 * self.clip_value) + 0.5, 0.0, 1.0), 0.5)
+        return jnp.where(depends_on_data, jnp.clip(x / (2 * self.clip_value) + 0.5, 0.0, 1.0), 0.5)
 
     def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray:
         """The randomizer's, at the clipped value; the blanket's on decoys."""
-        told = self.told(jnp.asarray(x, jnp.float32))
-        position = np.asarray(self._position(jnp.asarray(x, jnp.float32), told))
+        depends_on_data = self.depends_on_data(jnp.asarray(x, jnp.float32))
+        position = np.asarray(self._position(jnp.asarray(x, jnp.float32), depends_on_data))
         return np.where(
-            np.asarray(told), self.local.log_density(value, position), self.local.blanket().log_density(value)
+            np.asarray(depends_on_data),
+            self.local.log_density(value, position),
+            self.local.blanket().log_density(value),
         )
 
     def tally(self, reports: ShuffledReports, dim: int) -> SlotSums:
@@ -218,29 +220,29 @@ class Flame(Protocol, Fast):
         def draw(x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
             if not self._noise_is_added:
                 return self._draw(x, key)
-            told, sent = self.select(x, key=jax.random.split(key)[0])
-            return jnp.nan_to_num(self._position(x, told), nan=0.5), sent
+            depends_on_data, is_reported = self.select_coordinates(x, key=jax.random.split(key)[0])
+            return jnp.nan_to_num(self._position(x, depends_on_data), nan=0.5), is_reported
 
-        value, sent = jax.vmap(draw)(xs, keys)
-        return self.tally(deliver(Reports(None, value, sent & present[:, None])), xs.shape[1])
+        value, is_reported = jax.vmap(draw)(xs, keys)
+        return self.tally(deliver(Reports(None, value, is_reported & present[:, None])), xs.shape[1])
 
     def finish(self, collected: SlotSums, *, key: jax.Array) -> SlotSums:
         """Added noise and dummies in one draw per slot, with the distribution of the clients' and shuffler's draws."""
-        key_noise, key_cover = jax.random.split(key)
+        key_noise, key_pad = jax.random.split(key)
         noise = self.local.noise_sum(collected.messages, key=key_noise) if self._noise_is_added else None
         if noise is not None:
             collected = SlotSums(collected.total + noise, collected.messages)
-        return collected if self.padding is None else cover(collected, self.padding, key=key_cover)
+        return collected if self.padding is None else pad(collected, self.padding, key=key_pad)
 
     def estimate(self, tally: SlotSums, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
         """The sum of the clients' clipped values over the planned size, and over the share that is reported."""
         local = self.local
         total = (tally.total - local.offset * tally.messages) / local.slope
-        return self.clip_value * (2 * total - tally.messages) / (size * self.included(len(tally.total))), state
+        return self.clip_value * (2 * total - tally.messages) / (size * self.inclusion_rate(len(tally.total))), state
 
     def noise_std(self, size: int, dim: int) -> float:
         """Zeros are reported from the middle of the interval, where dummies average too."""
-        local, reported = self.local, self.included(dim) * size
+        local, reported = self.local, self.inclusion_rate(dim) * size
         variance = reported * float(local.report_variance(0.5))
         if self.padding is not None:
             variance += (self.padding.pad_to - reported) * local.blanket().variance
@@ -285,10 +287,10 @@ class _Coordinates(Levels):
     def positions(self, x: np.ndarray, *, sampler: ExactSampler) -> Positions:
         """The clipped values on [0, 1] of the chosen coordinates."""
         x = self.check_update(x, self.dim)
-        slot, told = self.protocol.chosen(x, sampler=sampler)
+        slot, depends_on_data = self.protocol.select_exactly(x, sampler=sampler)
         with np.errstate(over="ignore"):
             position = np.asarray(x, np.float64)[slot] / (2 * self.protocol.clip_value) + 0.5
-        return Positions(slot, position, told)
+        return Positions(slot, position, depends_on_data)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -316,7 +318,7 @@ class Padded(Flame):
     @property
     def padding(self) -> Padding:
         """Draws from the blanket up to `pad_to`."""
-        return Padding(pad_to=self.known("pad_to"), overflow=self.known("overflow"), blanket=self.local.blanket())
+        return Padding(pad_to=self.require("pad_to"), overflow=self.require("overflow"), blanket=self.local.blanket())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -61,7 +61,7 @@ class SsDouble(Padded, Claimed):
             raise ValueError("expected overflow = 'drop' with inclusion = 'bernoulli', got overflow='keep'")
 
     @classmethod
-    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         """FLAME's: one in fifty coordinates, half of few."""
         return {"eps_local": 0.5, "beta": 0.02 if dim >= 50 else 0.5}
 
@@ -70,7 +70,7 @@ class SsDouble(Padded, Claimed):
         if cohort.aggregators is not None:
             raise self.not_shared()
         pad_to = self.padded_to(cohort)
-        if self.inclusion == "fixed-k" and self.fixed(dim) < 1:
+        if self.inclusion == "fixed-k" and self.num_selected(dim) < 1:
             raise ValueError(f"expected beta * {dim} >= 1 reported coordinates, got beta={self.beta}")
         if self.beta * (cohort.size - cohort.colluders) > pad_to - cohort.colluders:
             raise NotApplicable(
@@ -79,25 +79,25 @@ class SsDouble(Padded, Claimed):
             )
         return dataclasses.replace(self, pad_to=pad_to)
 
-    def fixed(self, dim: int) -> int:
+    def num_selected(self, dim: int) -> int:
         """k, the number of coordinates that a client reports as published."""
         return round(self.beta * dim)
 
-    def included(self, dim: int) -> float:
+    def inclusion_rate(self, dim: int) -> float:
         """The share beta, or k of all coordinates."""
-        return self.beta if self.inclusion == "bernoulli" else self.fixed(dim) / dim
+        return self.beta if self.inclusion == "bernoulli" else self.num_selected(dim) / dim
 
     def per_client(self, dim: int) -> int:
         """As published exactly k; otherwise any number up to all of them."""
-        return self.fixed(dim) if self.inclusion == "fixed-k" else dim
+        return self.num_selected(dim) if self.inclusion == "fixed-k" else dim
 
-    def select(self, x: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def select_coordinates(self, x: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """A random set of coordinates that does not depend on x."""
         if self.inclusion == "bernoulli":
-            chosen = jax.random.bernoulli(key, self.beta, x.shape)
+            is_reported = jax.random.bernoulli(key, self.beta, x.shape)
         else:
-            chosen = top_mask(jax.random.uniform(key, x.shape), self.fixed(len(x)))
-        return chosen, chosen
+            is_reported = top_mask(jax.random.uniform(key, x.shape), self.num_selected(len(x)))
+        return is_reported, is_reported
 
     def messages(self, dim: int) -> Messages:
         """Those of exactly k coordinates."""
@@ -108,9 +108,9 @@ class SsDouble(Padded, Claimed):
             )
         return super().messages(dim)
 
-    def chosen(self, x: np.ndarray, *, sampler: ExactSampler) -> tuple[np.ndarray, np.ndarray]:
+    def select_exactly(self, x: np.ndarray, *, sampler: ExactSampler) -> tuple[np.ndarray, np.ndarray]:
         """A uniformly random set of k coordinates: the first k of a shuffle by Fisher and Yates."""
-        order, k = list(range(len(x))), self.fixed(len(x))
+        order, k = list(range(len(x))), self.num_selected(len(x))
         for place in range(k):
             other = place + sampler.randbelow(len(x) - place)
             order[place], order[other] = order[other], order[place]
@@ -126,18 +126,18 @@ class SsDouble(Padded, Claimed):
         if cohort.aggregators is not None:
             raise self.not_shared()
         if self.linkage == "vector":
-            whole = Report(kind="generic", eps_local=self.fixed(dim) * self.report.eps_local)
+            whole = Report(kind="generic", eps_local=self.num_selected(dim) * self.report.eps_local)
             return Shuffled(report=whole, num_users=cohort.crowd(), colluders=cohort.colluders)
         if self.inclusion == "fixed-k":
-            crowd, known = self.padding.pad_to, self.fixed(dim)
+            crowd, known = self.padding.pad_to, self.num_selected(dim)
             return Shuffled(report=self.report, num_users=crowd, colluders=cohort.colluders, coordinates=known)
-        return self._repaired(cohort, dim)
+        return self._padded_event(cohort, dim)
 
     def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]]:
         """Thm. 3 and 4 speak of a share beta of the coordinates, padded."""
-        return self._repaired(cohort, dim), {}
+        return self._padded_event(cohort, dim), {}
 
-    def _repaired(self, cohort: Cohort, dim: int) -> PaddedBernoulli:
+    def _padded_event(self, cohort: Cohort, dim: int) -> PaddedBernoulli:
         return PaddedBernoulli(
             report=self.report,
             num_users=cohort.size,

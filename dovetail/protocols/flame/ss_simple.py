@@ -35,11 +35,11 @@ class SsSimple(SharedLevels, Claimed):
     formula: ClassVar[Formula] = staticmethod(flame.ss_simple)
 
     @classmethod
-    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         """FLAME's budget of a client, 78.5, over its coordinates."""
         return {"eps_local": min(1.0, 78.5 / dim)}
 
-    def select(self, x: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def select_coordinates(self, x: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Every coordinate."""
         everything = jnp.ones(x.shape, bool)
         return everything, everything

@@ -64,7 +64,7 @@ class SsTopk(SharedLevels, Padded, Claimed):
         _validate.non_negative(**decoys)
 
     @classmethod
-    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         """FLAME's: one in fifty coordinates."""
         return {"eps_local": 0.5, "k": max(1, dim // _SHARE)}
 
@@ -111,13 +111,13 @@ class SsTopk(SharedLevels, Padded, Claimed):
         """Unless everybody reports every slot, and the enforced minimum of users fills them."""
         return self.per_client(dim) < dim or cohort.min_size < self.padding.pad_to
 
-    def told(self, x: jax.Array) -> jax.Array:
+    def depends_on_data(self, x: jax.Array) -> jax.Array:
         """The k largest."""
         return top_mask(x, self.k)
 
-    def select(self, x: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def select_coordinates(self, x: jax.Array, *, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The k largest, and those with a uniformly random set of the others."""
-        largest = self.told(x)
+        largest = self.depends_on_data(x)
         reported = self.per_client(len(x))
         if reported == len(x):
             return largest, jnp.ones(x.shape, bool)
@@ -133,12 +133,12 @@ class SsTopk(SharedLevels, Padded, Claimed):
             )
         return super().messages(dim)
 
-    def chosen(self, x: np.ndarray, *, sampler: ExactSampler) -> tuple[np.ndarray, np.ndarray]:
-        """All coordinates, of which the k largest tell: those of `told`, by sorting, for there is one client here."""
+    def select_exactly(self, x: np.ndarray, *, sampler: ExactSampler) -> tuple[np.ndarray, np.ndarray]:
+        """All coordinates; the k largest depend on x: those of `depends_on_data`, here by sorting, for one client."""
         magnitude = np.nan_to_num(np.abs(np.asarray(x, np.float64)), nan=0.0, posinf=np.inf)
-        told = np.zeros(len(x), bool)
-        told[np.argsort(-magnitude, kind="stable")[: self.k]] = True
-        return np.arange(len(x)), told
+        depends_on_data = np.zeros(len(x), bool)
+        depends_on_data[np.argsort(-magnitude, kind="stable")[: self.k]] = True
+        return np.arange(len(x)), depends_on_data
 
     def collect(
         self, xs: jax.Array, present: jax.Array, state: Any, *, keys: jax.Array, budgets: jax.Array | None = None
@@ -180,7 +180,7 @@ class SsTopk(SharedLevels, Padded, Claimed):
         """Thm. 4's: k of d coordinates, padded."""
         return self._proven(cohort, dim), {}
 
-    def claimed_of_slots(self, cohort: Cohort, dim: int) -> str | None:
+    def claim_about_slots(self, cohort: Cohort, dim: int) -> str | None:
         """FLAME's measure of what indices tell, Thm. 5; nothing where every coordinate is reported."""
         if self.per_client(dim) == dim:
             return None

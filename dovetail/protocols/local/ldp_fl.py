@@ -70,9 +70,9 @@ class LdpFl(Protocol, Fast):
         _validate.positive(**_validate.not_none(**{noise[0]: noise[1]}))
 
     @classmethod
-    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Gaussian noise of the clip norm; nothing for Laplace noise."""
-        return {} if chosen.get("randomizer") == "laplace" else {"noise_multiplier": 1.0, "clip_norm": 1.0}
+        return {} if settings.get("randomizer") == "laplace" else {"noise_multiplier": 1.0, "clip_norm": 1.0}
 
     @property
     def noise_field(self) -> str:
@@ -139,13 +139,13 @@ class LdpFl(Protocol, Fast):
         local = self.local
         return (local.std if isinstance(local, GaussianRandomizer) else local.scale * math.sqrt(2)) / math.sqrt(size)
 
-    def clipped(self, x: jax.Array, state: Any) -> jax.Array:
+    def clip_update(self, x: jax.Array, state: Any) -> jax.Array:
         """The whole update to its norm, or each coordinate."""
         if self.clip_value is not None:
             return jnp.clip(x, -self.clip_value, self.clip_value)
         return clip_l2(x, self.clip_norm)
 
-    def clipped_to(self, state: Any) -> float | None:
+    def clip_norm_at(self, state: Any) -> float | None:
         """L2 clipping is a scaling; clipping each coordinate is not."""
         return self.clip_norm
 

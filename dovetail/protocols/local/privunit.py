@@ -25,7 +25,7 @@ from dovetail.protocols._base import CLIP_NORM, Cohort, Protocol
 from dovetail.protocols._fast import Fast
 from dovetail.protocols._messages import Messages, Sent
 from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, shuffle_scope
-from dovetail.shufflers import Layout, Reports, received
+from dovetail.shufflers import Layout, Reports, reports_from_messages
 from dovetail.shufflers import ShuffledReports as Forwarded
 from dovetail.statements import Neighbors
 
@@ -57,7 +57,7 @@ class PrivUnit(Protocol, Fast):
         _validate.positive(**_validate.not_none(eps_local=self.eps_local))
 
     @classmethod
-    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         """A budget of 2 for the whole update."""
         return {"eps_local": 2.0}
 
@@ -68,7 +68,7 @@ class PrivUnit(Protocol, Fast):
 
     def local(self, dim: int) -> Randomizer:
         """The randomizer of an update of this dimension."""
-        return Randomizer(self.known("eps_local"), self.clip_norm, dim)
+        return Randomizer(self.require("eps_local"), self.clip_norm, dim)
 
     def layout(self, dim: int) -> Layout:
         """One message; its entries travel together."""
@@ -84,7 +84,7 @@ class PrivUnit(Protocol, Fast):
         """The sum of the messages, one after the other where they are long."""
         return self.local(xs.shape[1]).total(xs, present, keys=keys)
 
-    def added(
+    def collect_onto(
         self,
         total: jax.Array,
         xs: jax.Array,
@@ -105,7 +105,7 @@ class PrivUnit(Protocol, Fast):
         """Of the whole message, against the uniform law of the sphere."""
         return self.local(value.shape[-1]).log_density(value, x)[..., None]
 
-    def clipped(self, x: jax.Array, state: Any) -> jax.Array:
+    def clip_update(self, x: jax.Array, state: Any) -> jax.Array:
         """To the clip norm."""
         return clip_l2(x, self.clip_norm)
 
@@ -162,4 +162,6 @@ class _Seeds(Messages):
     def read(self, slot: np.ndarray, body: np.ndarray) -> tuple[Forwarded, int]:
         """The directions, one per row; refuses other slots than the one."""
         valid = self.check(slot, body)
-        return received(None, seeds.directions(body, self.randomizer.law.dim), valid), int(np.count_nonzero(~valid))
+        return reports_from_messages(None, seeds.directions(body, self.randomizer.law.dim), valid), int(
+            np.count_nonzero(~valid)
+        )

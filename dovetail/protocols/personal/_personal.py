@@ -45,9 +45,9 @@ __all__ = [
     "PUBLIC_BUDGETS",
     "Distribution",
     "Personal",
+    "budget_array",
     "laplace_reports",
     "resolve",
-    "resolved",
 ]
 
 Budget = TypeVar("Budget", float, "jax.Array")
@@ -88,7 +88,7 @@ class Personal(Protocol):
             _validate.positive(budget_scale=self.budget_scale)
 
     @classmethod
-    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Budgets up to 1, evenly spread."""
         return {"budgets": "uniform2"}
 
@@ -98,7 +98,7 @@ class Personal(Protocol):
         return "budget_scale"
 
     @property
-    def calibrated(self) -> bool:
+    def is_calibrated(self) -> bool:
         """Unless all budgets are yet to be scaled to a target."""
         return self.budget_scale != "fit"
 
@@ -123,7 +123,7 @@ class Personal(Protocol):
             if len(self.budgets) != cohort.size:
                 raise ValueError(f"expected one budget for each of {cohort.size} users, got {len(self.budgets)}")
             return self
-        return _scaled(self, self.budget_scale, cohort.size)
+        return _scale_budgets(self, self.budget_scale, cohort.size)
 
     @functools.cached_property
     def eps_locals(self) -> np.ndarray:
@@ -134,7 +134,7 @@ class Personal(Protocol):
         found.flags.writeable = False
         return found
 
-    def spent(self, budgets: tuple[float, ...]) -> tuple[float, ...]:
+    def budgets_spent(self, budgets: tuple[float, ...]) -> tuple[float, ...]:
         """What every user spends, given what each of them is ready to: all of it."""
         return budgets
 
@@ -155,7 +155,7 @@ class Personal(Protocol):
         """The randomizer's, at the client's own budget."""
         return self.randomizer_of(_own(budget)).log_density(value, x)
 
-    def clipped(self, x: jax.Array, state: Any) -> jax.Array:
+    def clip_update(self, x: jax.Array, state: Any) -> jax.Array:
         """Each coordinate to [-C, C]."""
         return jnp.clip(x, -self.clip_value, self.clip_value)
 
@@ -229,9 +229,9 @@ class Personal(Protocol):
 
 
 @functools.lru_cache(maxsize=4)  # asked for again and again in one quote, and large
-def _scaled(protocol: Settled, scale: float, size: int) -> Settled:
-    budgets = scale * resolved(protocol.budgets, size)
-    return dataclasses.replace(protocol, budgets=protocol.spent(tuple(budgets.tolist())), budget_scale=None)
+def _scale_budgets(protocol: Settled, scale: float, size: int) -> Settled:
+    budgets = scale * budget_array(protocol.budgets, size)
+    return dataclasses.replace(protocol, budgets=protocol.budgets_spent(tuple(budgets.tolist())), budget_scale=None)
 
 
 def _own(budget: Budget | None) -> Budget:
@@ -287,15 +287,15 @@ def resolve(given: str | Sequence[float], num_users: int) -> tuple[float, ...]:
 
     Guarantees:
         One positive, finite number per user.
-        What was resolved resolves to itself.
+        What was budget_array resolves to itself.
     """
-    return tuple(resolved(given, num_users).tolist())
+    return tuple(budget_array(given, num_users).tolist())
 
 
-def resolved(given: str | Sequence[float], num_users: int) -> np.ndarray:
+def budget_array(given: str | Sequence[float], num_users: int) -> np.ndarray:
     """The same as an array, which of many users takes less time."""
     if isinstance(given, str):
-        values = _named(given, num_users)
+        values = _budgets_by_name(given, num_users)
     elif not isinstance(given, list | tuple) or len(given) == 0:
         raise ValueError(f"expected budgets as {_FORMS}, got budgets={given!r}")
     else:
@@ -312,9 +312,9 @@ def resolved(given: str | Sequence[float], num_users: int) -> np.ndarray:
     return values
 
 
-def _named(given: str, num_users: int) -> np.ndarray:
+def _budgets_by_name(given: str, num_users: int) -> np.ndarray:
     if given in DISTRIBUTIONS:
-        return _drawn(given, num_users)
+        return _draw_budgets(given, num_users)
     path = Path(given)
     if path.is_file():
         return _from_file(path)
@@ -325,7 +325,7 @@ def _named(given: str, num_users: int) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=4)  # a calibration asks for the same ones at every scale
-def _drawn(name: str, num_users: int) -> np.ndarray:
+def _draw_budgets(name: str, num_users: int) -> np.ndarray:
     found = DISTRIBUTIONS[name].draw(num_users)
     found.flags.writeable = False
     return found

@@ -81,6 +81,6 @@ class LdpMin(Pldp):
     name: ClassVar[str] = "ldp_min"
     formula: ClassVar[Formula] = staticmethod(claims.apes.ldp_min)
 
-    def spent(self, budgets: tuple[float, ...]) -> tuple[float, ...]:
+    def budgets_spent(self, budgets: tuple[float, ...]) -> tuple[float, ...]:
         """The smallest budget, everyone."""
         return (min(budgets),) * len(budgets)

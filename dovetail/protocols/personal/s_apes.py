@@ -77,17 +77,17 @@ class SApes(Apes):
         _validate.one_of(("clip_laplace",), randomizer=self.randomizer)
 
     @classmethod
-    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         """A fifth of the coordinates is kept, all of few."""
-        return {**super().example(dim, chosen), "keep": 0.2 if dim >= 5 else 1.0}
+        return {**super().example(dim, settings), "keep": 0.2 if dim >= 5 else 1.0}
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
         """Refuses to keep less than one coordinate."""
-        if self.kept(dim) < 1:
+        if self.num_kept(dim) < 1:
             raise ValueError(f"expected keep * {dim} >= 1 coordinates, got keep={self.keep}")
         return super().settle(cohort, dim)
 
-    def kept(self, dim: int) -> int:
+    def num_kept(self, dim: int) -> int:
         """The number b of coordinates that are kept (about as many, by a threshold)."""
         return round(self.keep * dim)
 
@@ -104,13 +104,13 @@ class SApes(Apes):
         fresh_budget = budget
         match self.sparsify:
             case "threshold":
-                chosen = jnp.abs(report) >= self.threshold
+                is_kept = jnp.abs(report) >= self.threshold
                 fresh_budget = jnp.asarray(self.eps_locals.min(), budget.dtype)
             case "top":
-                chosen = top_mask(report, self.kept(len(x)))
+                is_kept = top_mask(report, self.num_kept(len(x)))
             case _:
-                chosen = top_mask(jax.random.uniform(key_choice, x.shape), self.kept(len(x)))
-        return jnp.where(chosen, report, super().perturb(jnp.zeros_like(x), fresh_budget, key=key_fresh))
+                is_kept = top_mask(jax.random.uniform(key_choice, x.shape), self.num_kept(len(x)))
+        return jnp.where(is_kept, report, super().perturb(jnp.zeros_like(x), fresh_budget, key=key_fresh))
 
     def log_density(self, value: np.ndarray, x: np.ndarray, *, budget: float | None = None) -> np.ndarray | None:
         """None: a report is kept or drawn anew by what it was."""
@@ -125,10 +125,10 @@ class SApes(Apes):
                 kept, fresh = sizes >= self.threshold, fresh[np.argmin(budgets)]
             case "top":  # a report is kept if fewer than b of the others are larger
                 kept = np.broadcast_to(
-                    _stats.binom.cdf(self.kept(dim) - 1, dim - 1, 1 - midpoints(sizes.shape[1])), sizes.shape
+                    _stats.binom.cdf(self.num_kept(dim) - 1, dim - 1, 1 - midpoints(sizes.shape[1])), sizes.shape
                 )
             case _:
-                kept = np.full(sizes.shape, self.kept(dim) / dim)
+                kept = np.full(sizes.shape, self.num_kept(dim) / dim)
         return np.mean(sizes**2 * kept, axis=1) + (1 - kept.mean(axis=1)) * fresh
 
     def contribution(self, cohort: Cohort, dim: int) -> GridReports:
@@ -137,15 +137,15 @@ class SApes(Apes):
         if self.sparsify == "threshold":
             size = Fraction(self.threshold / self.output_bound) * whole.grid.steps  # the event's threshold, in cells
             return _Thresholded(**vars(whole), threshold=size)
-        if self.kept(dim) == dim:
+        if self.num_kept(dim) == dim:
             return whole
         if self.sparsify == "top":
             raise NotApplicable(f"expected a selection of which something is certified, got sparsify='top': {_COUPLED}")
-        return _Chosen(**vars(whole), kept=self.kept(dim))
+        return _Chosen(**vars(whole), kept=self.num_kept(dim))
 
     def mechanism(self, cohort: Cohort, dim: int) -> Mechanism:
         """APES's event, seen through the threshold where there is one; nothing where coordinates are coupled."""
-        if self.sparsify == "top" and self.kept(dim) < dim:
+        if self.sparsify == "top" and self.num_kept(dim) < dim:
             return NonPrivate(reason=_COUPLED)
         event = super().mechanism(cohort, dim)
         if self.sparsify != "threshold" or self.output_bound > self.clip_value:
@@ -155,7 +155,7 @@ class SApes(Apes):
     def published_event(self, cohort: Cohort, dim: int) -> tuple[Mechanism, dict[str, Any]] | None:
         """The paper's claim also depends on b."""
         about = super().published_event(cohort, dim)
-        return about and (about[0], {"kept": self.kept(dim)})
+        return about and (about[0], {"kept": self.num_kept(dim)})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -186,7 +186,7 @@ class _Chosen(GridReports):
 
     def cells(self, x: np.ndarray, budget: float, *, sampler: ExactSampler) -> np.ndarray:
         """Of x, where all but `kept` coordinates are 0."""
-        chosen = np.argpartition(sampler.integers(2**63 - 1, self.dim), self.kept)[: self.kept]
+        kept = np.argpartition(sampler.integers(2**63 - 1, self.dim), self.kept)[: self.kept]
         sparse = np.zeros_like(x)
-        sparse[chosen] = x[chosen]
+        sparse[kept] = x[kept]
         return super().cells(sparse, budget, sampler=sampler)

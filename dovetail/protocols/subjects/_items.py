@@ -83,7 +83,7 @@ class ItemLevel(Protocol, Claimed):
         _validate.at_most(1, **rate)
 
     @classmethod
-    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Three records of a subject, each in half of all batches of 5."""
         return {"noise_multiplier": 1.0, "items_per_subject": 3, "batch": 5.0, "sampling_rate": 0.5}
 
@@ -100,12 +100,12 @@ class ItemLevel(Protocol, Claimed):
     @property
     def std(self) -> float:
         """Standard deviation of the noise on each coordinate of a sum of clipped gradients."""
-        return float(self.known("noise_multiplier") * self.clip_norm)
+        return float(self.require("noise_multiplier") * self.clip_norm)
 
     @property
     def rate(self) -> float:
         """The probability with which a record joins a step."""
-        return float(self.known("sampling_rate"))
+        return float(self.require("sampling_rate"))
 
     def settle(self, cohort: Cohort, dim: int) -> Self:
         """The sampling rate from the batch, or the batch from the rate; neither depends on the data."""
@@ -139,7 +139,7 @@ class ItemLevel(Protocol, Claimed):
         """Every coordinate of a sum, or of a model, to the server."""
         return Layout(slots=dim, reports_per_client=dim, shufflers=0)
 
-    def clipped(self, x: jax.Array, state: Any) -> jax.Array:
+    def clip_update(self, x: jax.Array, state: Any) -> jax.Array:
         """The gradients of records, to the clip norm."""
         return clip_l2(x, self.clip_norm)
 

@@ -54,7 +54,7 @@ class CentralSub(ItemLevel, Fast):
 
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
         """The clipped gradient of one record."""
-        return Reports(slot=None, value=self.clipped(x, state), valid=jnp.ones(()))
+        return Reports(slot=None, value=self.clip_update(x, state), valid=jnp.ones(()))
 
     def init(self, dim: int) -> jax.Array:
         """The noise over the protocol's own, which only `adaptive_z` changes."""
@@ -76,7 +76,7 @@ class CentralSub(ItemLevel, Fast):
         scope = curator_scope(
             neighbors,
             "the server adds the noise and keeps the users' sums to itself",
-            self._drawn(cohort),
+            self._sampling_assumption(cohort),
             *self._assumptions(),
             unit=self.protects,
         )
@@ -87,7 +87,7 @@ class CentralSub(ItemLevel, Fast):
         """The clipped gradients themselves."""
         return CURATOR_SEES
 
-    def _drawn(self, cohort: Cohort) -> str:
+    def _sampling_assumption(self, cohort: Cohort) -> str:
         prob = self._prob_user(cohort)
         if prob == 1:
             return "each record joins a round independently, and the adversary does not see which"
@@ -100,6 +100,6 @@ class CentralSub(ItemLevel, Fast):
         """The server's noise over the expected batch."""
         return self.std / size
 
-    def clipped_to(self, state: Any) -> float:
+    def clip_norm_at(self, state: Any) -> float:
         """The clip norm."""
         return self.clip_norm

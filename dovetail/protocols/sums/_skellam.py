@@ -25,7 +25,7 @@ from dovetail.protocols._base import CLIP_NORM, Cohort, Protocol
 from dovetail.protocols._fast import Fast
 from dovetail.statements import Neighbors
 
-__all__ = ["Collected", "NoisySum", "WholeNoise", "removal", "resolved", "rounding_assumption"]
+__all__ = ["Collected", "NoisySum", "WholeNoise", "removal", "resolve_encoding", "rounding_assumption"]
 
 _REMOVAL = "a user that is removed stays on the public roster and uploads all shares of zero"
 _LARGEST_PART = 2.0**26  # variance of one exact draw: a table of some hundred thousand entries
@@ -62,7 +62,7 @@ class NoisySum(Protocol, Fast):
         _validate.at_least(2, **_validate.not_none(honest=self.honest))
 
     @classmethod
-    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Noise of twice the clip norm."""
         return {"noise_multiplier": 2.0}
 
@@ -74,7 +74,7 @@ class NoisySum(Protocol, Fast):
     @property
     def std(self) -> float:
         """Standard deviation of the certified noise on each coordinate of the sum."""
-        return float(self.known("noise_multiplier") * self.clip_norm)
+        return float(self.require("noise_multiplier") * self.clip_norm)
 
     def honest_of(self, cohort: Cohort) -> int:
         """The clients of the enforced minimum whose noise is counted on."""
@@ -86,12 +86,12 @@ class NoisySum(Protocol, Fast):
 
     def encoding(self, dim: int) -> skellam.Encoding:
         """How an update becomes integers."""
-        return skellam.Encoding(clip_norm=self.clip_norm, scale=self.known("scale"), dim=dim)
+        return skellam.Encoding(clip_norm=self.clip_norm, scale=self.require("scale"), dim=dim)
 
     @property
     def noise_part(self) -> float:
         """The variance of one client's noise on a coordinate, in integers."""
-        return (self.std * self.known("scale")) ** 2 / self.known("honest")
+        return (self.std * self.require("scale")) ** 2 / self.require("honest")
 
     @abc.abstractmethod
     def whole_noise(self, shape: tuple[int, ...], users: jax.Array, *, key: jax.Array) -> jax.Array:
@@ -116,11 +116,11 @@ class NoisySum(Protocol, Fast):
         noise = self.whole_noise(collected.residues.shape, collected.users, key=key)
         return collected.residues + skellam.words(noise)
 
-    def clipped(self, x: jax.Array, state: Any) -> jax.Array:
+    def clip_update(self, x: jax.Array, state: Any) -> jax.Array:
         """To the clip norm."""
         return clip_l2(x, self.clip_norm)
 
-    def clipped_to(self, state: Any) -> float:
+    def clip_norm_at(self, state: Any) -> float:
         """The clip norm; what is rounded is rounded without bias."""
         return self.clip_norm
 
@@ -128,13 +128,13 @@ class NoisySum(Protocol, Fast):
         """The scaled sum with all noise, and a Gaussian for the clients' rounding errors."""
         key_round, key_noise = jax.random.split(key)
         errors = jnp.sqrt(count / 4) * normal(key_round, total.shape, total.dtype)
-        rounded = jnp.round(total * self.known("scale") + errors).astype(jnp.int32)
+        rounded = jnp.round(total * self.require("scale") + errors).astype(jnp.int32)
         return self.finish(Collected(skellam.words(rounded), count), key=key_noise)
 
     def estimate(self, tally: Any, size: int, state: Any, *, key: jax.Array) -> tuple[jax.Array, Any]:
         """The sum, centred around zero modulo `modulus`, over the planned size."""
-        integers = skellam.centred(tally, self.known("modulus"))
-        return integers.astype(jnp.float32) / (self.known("scale") * size), state
+        integers = skellam.centred(tally, self.require("modulus"))
+        return integers.astype(jnp.float32) / (self.require("scale") * size), state
 
 
 def _alone(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -142,7 +142,7 @@ def _alone(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return lambda *rows: function(*(row[0] for row in rows))[None]
 
 
-def resolved(protocol: NoisySum, *, dim: int, num_users: int, noise_std: float) -> skellam.Resolution:
+def resolve_encoding(protocol: NoisySum, *, dim: int, num_users: int, noise_std: float) -> skellam.Resolution:
     """Scale and modulus for a sum of so many users with so much noise in all: `skellam.resolve`, or finer.
 
     Beside norms, which grow by at most .2 %, rounding must not add more than 1 % to the certified variance: with errors

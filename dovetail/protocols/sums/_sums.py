@@ -62,7 +62,7 @@ class ReportedSum(Protocol):
         _validate.positive(**_validate.not_none(eps_local=self.eps_local))
 
     @classmethod
-    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         """A budget of 1 for a report."""
         return {"eps_local": 1.0}
 
@@ -228,4 +228,4 @@ class Shares(Messages):
         """Shares, one per row; refuses what is not below the modulus."""
         valid = self.check(slot, body)
         shares = from_bytes(body)
-        return self.forwarded(slot, shares, valid & (shares < self.modulus))
+        return self.keep_valid(slot, shares, valid & (shares < self.modulus))

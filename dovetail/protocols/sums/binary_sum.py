@@ -33,4 +33,4 @@ class BinarySum(ReportedSum):
     @property
     def local(self) -> BinaryRandomizedResponse:
         """Randomized response on a bit."""
-        return BinaryRandomizedResponse(self.known("eps_local"))
+        return BinaryRandomizedResponse(self.require("eps_local"))

@@ -78,15 +78,15 @@ class RealSum(ReportedSum, Fast):
                 raise ValueError(f"expected no {name} with method={self.method!r}, got {name}={getattr(self, name)!r}")
         if split and not isinstance(self.mix, SplitAndMixProtocol):
             object.__setattr__(self, "mix", SplitAndMixProtocol(clip_norm=_HALF, **(self.mix or {})))
-        if isinstance(self.mix, SplitAndMixProtocol) and (self.mix.clip_norm != _HALF or self.mix.calibrated):
+        if isinstance(self.mix, SplitAndMixProtocol) and (self.mix.clip_norm != _HALF or self.mix.is_calibrated):
             raise ValueError(
                 f"expected mix with clip_norm=0.5 and without noise, which is a setting of real_sum, got {self.mix}"
             )
 
     @classmethod
-    def example(cls, dim: int, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         """A budget for a report; nothing for shares, whose noise is their own."""
-        return {} if chosen.get("method") == "split" else super().example(dim, chosen)
+        return {} if settings.get("method") == "split" else super().example(dim, settings)
 
     @property
     def sharing(self) -> SplitAndMixProtocol | None:
@@ -110,19 +110,19 @@ class RealSum(ReportedSum, Fast):
             return self
         if self.method == "unary":
             return dataclasses.replace(self, levels=1 + math.ceil(math.sqrt(cohort.size)))
-        return dataclasses.replace(self, levels=_best_levels(self.known("eps_local")))
+        return dataclasses.replace(self, levels=_best_levels(self.require("eps_local")))
 
     @property
     def local(self) -> RandomizedResponse:
         """Randomized response on all levels, or on a bit."""
         if self.method == "unary":
-            return BinaryRandomizedResponse(self.known("eps_local"))
-        return RandomizedResponse(self.known("eps_local"), self.known("levels"))
+            return BinaryRandomizedResponse(self.require("eps_local"))
+        return RandomizedResponse(self.require("eps_local"), self.require("levels"))
 
     @property
     def slots(self) -> int:
         """One report, or a bit for every step between levels."""
-        return self.known("levels") - 1 if self.method == "unary" else 1
+        return self.require("levels") - 1 if self.method == "unary" else 1
 
     def positions(self, x: jax.Array, *, key: jax.Array) -> jax.Array:
         """The number itself; or its unary code, after unbiased rounding."""

@@ -29,7 +29,14 @@ from dovetail.mechanisms import skellam
 from dovetail.protocols._base import Cohort
 from dovetail.protocols._contributions import Contribution
 from dovetail.protocols._scopes import SLOTS_TELL_NOTHING, enrolment, shares_scope
-from dovetail.protocols.sums._skellam import Collected, NoisySum, WholeNoise, removal, resolved, rounding_assumption
+from dovetail.protocols.sums._skellam import (
+    Collected,
+    NoisySum,
+    WholeNoise,
+    removal,
+    resolve_encoding,
+    rounding_assumption,
+)
 from dovetail.protocols.sums._updates import EncodedUpdate, ProvenUpdate
 from dovetail.shufflers import Layout, Reports, ShuffledReports
 from dovetail.statements import Neighbors, NotApplicable, Scope
@@ -105,12 +112,14 @@ class SecAgg(NoisySum):
         """Scale and modulus for this cohort; every honest client of its minimum adds an equal part of noise."""
         self._check(cohort)
         counted = dataclasses.replace(self, honest=self.honest_of(cohort)) if self.by_users else self
-        scale, modulus = resolved(counted, dim=dim, num_users=cohort.most, noise_std=counted._std_of_all(cohort.most))
+        scale, modulus = resolve_encoding(
+            counted, dim=dim, num_users=cohort.most, noise_std=counted._std_of_all(cohort.most)
+        )
         return dataclasses.replace(counted, scale=scale, modulus=modulus)
 
     def _std_of_all(self, users: int) -> float:
         """Standard deviation of all noise on the sum of so many users."""
-        return self.std * math.sqrt(users / self.known("honest") if self.by_users else self.aggregators)
+        return self.std * math.sqrt(users / self.require("honest") if self.by_users else self.aggregators)
 
     def _check(self, cohort: Cohort) -> None:
         if cohort.aggregators not in (None, self.aggregators):
@@ -121,7 +130,7 @@ class SecAgg(NoisySum):
     @property
     def whole_variance(self) -> float:
         """The variance of one aggregator's noise on a coordinate, in integers."""
-        return float((self.std * self.known("scale")) ** 2)
+        return float((self.std * self.require("scale")) ** 2)
 
     def layout(self, dim: int) -> Layout:
         """The integers of a client; there is no shuffler."""
@@ -161,7 +170,7 @@ class SecAgg(NoisySum):
         self._check(cohort)
         part = WholeNoise(self.noise_part) if self.by_users else None
         whole = None if self.by_users else WholeNoise(self.whole_variance)
-        common = {"encoding": self.encoding(dim), "part": part, "whole": whole, "modulus": self.known("modulus")}
+        common = {"encoding": self.encoding(dim), "part": part, "whole": whole, "modulus": self.require("modulus")}
         return ProvenUpdate(**common, aggregators=self.aggregators) if self.verified else EncodedUpdate(**common)
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
@@ -175,7 +184,7 @@ class SecAgg(NoisySum):
             clip_norm=encoding.clip_norm,
             scale=encoding.scale,
             noise_variance=self._certified_variance(cohort),
-            modulus=self.known("modulus"),
+            modulus=self.require("modulus"),
             rounding_tail=encoding.rounding_tail,
             neighbors=neighbors,
         )
@@ -190,7 +199,7 @@ class SecAgg(NoisySum):
 
     def _refuse_wrapping(self, cohort: Cohort, dim: int) -> None:
         """Refuse a cohort that is larger than the one that scale and modulus were chosen for."""
-        resolved(self, dim=dim, num_users=cohort.most, noise_std=self._std_of_all(cohort.most))
+        resolve_encoding(self, dim=dim, num_users=cohort.most, noise_std=self._std_of_all(cohort.most))
 
     def own_reports(self, cohort: Cohort, dim: int) -> Mechanism:
         """All shares of the update, with a small part of the noise at most."""

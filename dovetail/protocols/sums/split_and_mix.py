@@ -96,7 +96,7 @@ class SplitAndMixProtocol(NoisySum):
 
     def layout(self, dim: int) -> Layout:
         """A slot for every share of every coordinate; the shares of a coordinate are neighbours."""
-        slots = dim * self.known("shares")
+        slots = dim * self.require("shares")
         return Layout(slots=slots, reports_per_client=slots, shufflers=self.shufflers)
 
     def randomize(self, x: jax.Array, state: Any, *, key: jax.Array, budget: jax.Array | None = None) -> Reports:
@@ -104,7 +104,7 @@ class SplitAndMixProtocol(NoisySum):
         key_round, key_noise, key_shares = self._keys(key)
         noise = skellam.skellam(self.noise_part, x.shape, key=key_noise)
         noisy = self.encoding(len(x))(x, key=key_round) + noise
-        shares = skellam.split(noisy, self.known("shares"), self.known("modulus"), key=key_shares)
+        shares = skellam.split(noisy, self.require("shares"), self.require("modulus"), key=key_shares)
         return Reports(slot=None, value=shares.ravel(), valid=jnp.ones((), bool))
 
     def messages(self, dim: int) -> Shares:
@@ -112,8 +112,8 @@ class SplitAndMixProtocol(NoisySum):
         return Shares(
             encoding=self.encoding(dim),
             noise=ExactSkellam(self.noise_part),
-            shares=self.known("shares"),
-            modulus=self.known("modulus"),
+            shares=self.require("shares"),
+            modulus=self.require("modulus"),
             shufflers=self.shufflers,
         )
 
@@ -121,7 +121,7 @@ class SplitAndMixProtocol(NoisySum):
         """The sum of every coordinate's shares, as residues modulo 2^32."""
         if reports.slot is not None:
             value = jnp.where(reports.valid, reports.value, jnp.uint32(0))
-            return jnp.zeros(dim, jnp.uint32).at[reports.slot // self.known("shares")].add(value, mode="drop")
+            return jnp.zeros(dim, jnp.uint32).at[reports.slot // self.require("shares")].add(value, mode="drop")
         valid = reports.valid if reports.valid.ndim > 1 else reports.valid[:, None]
         slots = jnp.sum(jnp.where(valid, reports.value, jnp.uint32(0)), axis=0, dtype=jnp.uint32)
         return jnp.sum(slots.reshape(dim, -1), axis=1, dtype=jnp.uint32)
@@ -132,18 +132,18 @@ class SplitAndMixProtocol(NoisySum):
 
     def noise_std(self, size: int, dim: int) -> float:
         """The noise of all clients; zeros are encoded without rounding."""
-        return math.sqrt(self.noise_part / size) / self.known("scale")
+        return math.sqrt(self.noise_part / size) / self.require("scale")
 
     def view(self, cohort: Cohort, dim: int, *, neighbors: Neighbors) -> View:
         """The noisy sum that the analyzer sees, and how well the shares hide the rest."""
-        crowd, shares, encoding = cohort.crowd(), self.known("shares"), self.encoding(dim)
+        crowd, shares, encoding = cohort.crowd(), self.require("shares"), self.encoding(dim)
         mechanism = events.SplitAndMix(
             num_users=crowd,
             coordinates=dim,
             clip_norm=encoding.clip_norm,
             scale=encoding.scale,
             noise_variance=self.noise_part * max(1, crowd - cohort.colluders),
-            modulus=self.known("modulus"),
+            modulus=self.require("modulus"),
             shares=shares,
             colluders=cohort.colluders,
             colluding_slots=self._colluding_slots(shares),
