@@ -150,7 +150,7 @@ class Protocol(abc.ABC):
 
     @classmethod
     def example(cls, dim: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings that make sense at this dimension beside those that are given, as its papers set them where they do."""
+        """Settings that make sense at this dimension beside `settings`, as its papers set them where they do."""
         return {}
 
     @property

@@ -2,7 +2,8 @@
 
 A round starts from its users, as the schedule draws them. A sampler says what the engine then works on: which clients
 there are (`table`) and which of them, with what, in a round (`sample`). And it says what a round's sum is: whose
-updates add up to it, how often, divided by what and under which noise, which is all that an attack on the sum has to know.
+updates add up to it, how often, divided by what and under which noise, which is all that an attack on the sum has to
+know.
 """
 
 from __future__ import annotations
