@@ -46,7 +46,7 @@ def test_a_clip_norm_that_follows_the_data_stays_above_the_smallest():
     adaptive = protocols.build(
         "dp_fl", {"clip": "adaptive", "clip_norm": SMALLEST_CLIP_NORM, "noise_multiplier": 1.0, "std_count": 1.0}
     )
-    after = adaptive._moved(jnp.float32(50.0), 100, adaptive.init(3), key=jax.random.key(0))
+    after = adaptive._move_clip_norm(jnp.float32(50.0), 100, adaptive.init(3), key=jax.random.key(0))
     assert float(after.clip_norm) >= np.float32(SMALLEST_CLIP_NORM)
     median = protocols.build("dp_fl", {"clip": "median", "noise_multiplier": 1.0})
     state = median.prepare(median.init(3), noise_scale=jnp.float32(1), norms=jnp.full(3, 1e-15))
