@@ -155,7 +155,7 @@ def _between(
     if shufflers is None and not built.shuffled:
         return {"aggregators": 2}
     cohort = protocols.Cohort(participation=Everyone(), size=clients, min_size=clients)
-    if shufflers is None and built.calibrated:
+    if shufflers is None and built.is_calibrated:
         try:
             built.settle(cohort, dim).messages(dim)
         except NotApplicable:
