@@ -354,7 +354,7 @@ def audit_indices(
     """
     users, dim = _shape(updates, rounds)
     _validate.in_open_interval(0, 1, confidence=confidence)
-    top, decoys = protocol.k, cast(int, protocol.known("decoys"))
+    top, decoys = protocol.k, cast(int, protocol.require("decoys"))
     if top + decoys > dim:
         raise ValueError(f"expected k + decoys <= {dim}, the dimension, got {top} + {decoys}")
     nu = claimed_nu(dim=dim, top=top, decoys=decoys)
@@ -445,7 +445,7 @@ def _masks(protocol: SsTopk, xs: jax.Array, names: jax.Array, key: jax.Array) ->
         sent = reports.valid
         if reports.slot is not None:
             sent = jnp.zeros(dim, bool).at[reports.slot].max(reports.valid, mode="drop")
-        return protocol.select(x, key=key)[0], sent
+        return protocol.select_coordinates(x, key=key)[0], sent
 
     keys = jax.vmap(lambda name: jax.random.split(jax.random.fold_in(key, name), rounds))(names)
     return jax.vmap(jax.vmap(client))(xs, keys)
