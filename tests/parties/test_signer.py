@@ -10,7 +10,7 @@ import time
 import msgspec
 import numpy as np
 import pytest
-from parties.sharing import Sharing
+from parties.sharing import Sharing, Straight
 
 from dovetail.parties.common.http_clients import Unreachable
 from dovetail.parties.common.keys import KeyPair, KeyRing, ServicePairs
@@ -457,57 +457,111 @@ def test_a_revocation_spares_only_tasks_that_would_end(tmp_path, command, signer
 # --- withdrawal stops everybody
 
 
-class Followed:
+class Followed(Straight):
     """The analyzer as an aggregator sees it: it goes on whatever its signer says."""
 
-    def __init__(self, analyzer):
-        self.analyzer, self.sums = analyzer, []
-
     def status(self):
-        return self.analyzer.status()
+        return self._analyzer.status()
 
     def signed_model(self, round, *, dim):
-        return self.analyzer.model(round), b""
-
-    def send_part(self, *sum):
-        self.sums.append(sum)
+        return self._analyzer.model(round), b""
 
 
-def serving(sharing, index, analyzer, notices, **places):
-    party = sharing.aggregator(index, **places)
-    service = IntermediaryService(
-        party, enrolled=sharing.enrolled, analyzer=Followed(analyzer), peers=[], notices=lambda: notices
-    )
-    asyncio.run(service._follow())
-    return party, service
+class Peer:
+    """Another aggregator of the task, without a network between them."""
+
+    def __init__(self, party):
+        self._store = party.store
+
+    def roster(self, round):
+        return self._store.roster(round)
+
+    def agreed_digest(self, round):
+        return self._store.agreed_digest(round)
 
 
-def test_withdrawal_makes_aggregators_drop_their_rounds_for_good(tmp_path):
-    """A sum was handed over after the withdrawal, and the next round opened."""
+class Aggregators:
+    """Both aggregators of a task as services; `run` lets them close what is full and follow the analyzer."""
+
+    def __init__(self, sharing, analyzer, notices):
+        self.parties, self.links = [], [Followed(analyzer, index) for index in range(2)]
+        for index in range(2):
+            (sharing.folder / f"segments-{index}").mkdir(exist_ok=True)
+            self.parties.append(sharing.aggregator(index, segments=sharing.folder / f"segments-{index}"))
+        self.services = [
+            IntermediaryService(
+                party,
+                enrolled=sharing.enrolled,
+                analyzer=self.links[index],
+                peers=[Peer(self.parties[1 - index])],
+                notices=lambda: notices,
+            )
+            for index, party in enumerate(self.parties)
+        ]
+
+    def run(self):
+        async def steps():
+            for _ in range(4):  # they wait for each other
+                for service in self.services:
+                    await service._close()
+                for service in self.services:
+                    await service._follow()
+
+        asyncio.run(steps())
+
+    @property
+    def sums(self):
+        """What the analyzer was sent."""
+        return [part for link in self.links for part in link.parts]
+
+    @property
+    def rounds(self):
+        """Those that are open, or closed and not yet sent."""
+        return [round for party in self.parties for round, *_ in party.store.pending_rounds()]
+
+    def shut(self):
+        for party in self.parties:
+            party.shut()
+
+
+@pytest.fixture
+def full(tmp_path):
+    """A task, its analyzer, and both aggregators with all uploads of round 1."""
     sharing = Sharing(tmp_path, "ss_simple", rounds=3)
     analyzer, notices = sharing.analyzer(), Notices(sharing.signer.public.key_id)
-    places = {"segments": tmp_path / "segments"}
-    (tmp_path / "segments").mkdir()
-    party, service = serving(sharing, 0, analyzer, notices, **places)
+    aggregators = Aggregators(sharing, analyzer, notices)
+    asyncio.run(aggregators.services[0]._follow())
+    asyncio.run(aggregators.services[1]._follow())
     for user in range(4):
-        envelope = sharing.envelope(user)
-        party.accept(1, client=sharing.users[user].public.key_id, upload=envelope.uploads[0])
-    assert party.store.uploads(1) == 4 and party.is_full(1)
-    notices.receive([withdraw_task(sharing.signer, sharing.task.task_id)])
-    asyncio.run(service._close())
-    asyncio.run(service._follow())
-    assert service._analyzer.sums == [] and party.store.pending_rounds() == []
-    assert "withdrawn" in party.store.why_ended()
-    analyzer.give_up(1, "nobody closes it")  # an analyzer that does not heed the notice
-    asyncio.run(service._follow())
-    asyncio.run(service._close())
-    assert party.store.pending_rounds() == []
-    party.shut()
-    again, service = serving(sharing, 0, analyzer, Notices(sharing.signer.public.key_id), **places)  # it lost the file
-    asyncio.run(service._close())
-    assert again.store.pending_rounds() == [] and service._analyzer.sums == []
-    again.shut()
+        sharing.accept(aggregators.parties, user)
+    assert all(party.store.uploads(1) == 4 and party.is_full(1) for party in aggregators.parties)
+    yield sharing, analyzer, notices, aggregators
     analyzer.shut()
+
+
+def test_without_a_withdrawal_sums_are_handed_over_and_the_next_round_opens(full):
+    """What a withdrawal has to stop."""
+    _, analyzer, _, aggregators = full
+    aggregators.run()
+    assert len(aggregators.sums) == 2 and aggregators.rounds == [2, 2] and analyzer.status().round == 2
+    aggregators.shut()
+
+
+def test_withdrawal_makes_aggregators_drop_their_rounds_for_good(full):
+    """A sum was handed over after the withdrawal, and the next round opened."""
+    sharing, analyzer, notices, aggregators = full
+    notices.receive([withdraw_task(sharing.signer, sharing.task.task_id)])
+    aggregators.run()
+    assert aggregators.sums == [] and aggregators.rounds == [] and analyzer.status().round == 1
+    assert all("withdrawn" in party.store.why_ended() for party in aggregators.parties)
+    analyzer.give_up(1, "nobody closes it")  # an analyzer that does not heed the notice
+    aggregators.run()
+    assert aggregators.rounds == []
+    aggregators.shut()
+    again = Aggregators(sharing, analyzer, Notices(sharing.signer.public.key_id))  # they lost the file
+    again.run()
+    assert again.rounds == [] and again.sums == []
+    again.shut()
 
 
 def test_withdrawal_ends_the_analyzer_for_good(tmp_path):
