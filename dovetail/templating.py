@@ -1,16 +1,21 @@
-"""How pages are made: Jinja2 templates of `dovetail/templates`, filled with plain data.
+"""How pages are made: Jinja2 templates of `dovetail/templates`, filled with plain data and with figures.
 
 Whatever comes in is text and is escaped, unless it is `Markup`; a name that a template does not know is an error.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-__all__ = ["Markup", "render"]
+from dovetail.figures import STYLE, Figure, svg
+from dovetail.files import write_atomically
+
+__all__ = ["Markup", "draw_inline", "render", "write_page"]
 
 _TEMPLATES = Environment(
     loader=PackageLoader("dovetail", "templates"),
@@ -25,3 +30,15 @@ _TEMPLATES = Environment(
 def render(template: str, **view: Any) -> str:
     """The template, filled with these values."""
     return _TEMPLATES.get_template(template).render(view)
+
+
+def draw_inline(figures: Iterable[Figure]) -> list[Markup]:
+    """Figures as parts of a page that `write_page` writes: SVG without a style of its own."""
+    return [Markup(svg(figure, style=False)) for figure in figures]  # `svg` escapes whatever text they hold
+
+
+def write_page(target: Path, template: str, *, title: str, **view: Any) -> Path:
+    """Fill a template of a whole page, write it whole or not at all, and return its path."""
+    page = render(template, title=title, figure_style=Markup(STYLE), **view)
+    write_atomically(target, page.encode())
+    return target

@@ -13,7 +13,7 @@ TEMPLATES = sorted((Path(dovetail.__file__).parent / "templates").iterdir())
 FACTS = {
     "version": "1",
     "banner": "<script>alert(1)</script>",
-    "drawn": [Markup("<svg></svg>")],
+    "charts": [Markup("<svg></svg>")],
     "title": "\"a\" & 'b'",
     "figure_style": Markup(".a>.b{}"),
 }

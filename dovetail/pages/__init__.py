@@ -6,9 +6,8 @@ promised comes first, in words; numbers never stand without their scope.
 
 from __future__ import annotations
 
-from dovetail.pages._comparison import comparison
-from dovetail.pages._papers import index, reproduction
-from dovetail.pages._registry import registry
-from dovetail.pages._run import write
+from dovetail.pages.registry import registry
+from dovetail.pages.run import write
+from dovetail.pages.studies import comparison, index, reproduction
 
 __all__ = ["comparison", "index", "registry", "reproduction", "write"]

@@ -24,7 +24,7 @@ def amplification(*, num_users: int, eps_local: float, delta: float, over: str =
         tables = [table.table(point, num_users=num_users, delta=delta) for point in points]
     lines = []
     for i, row in enumerate(tables[0]):
-        eps = [bound.eps if (bound := one[i].bound) else None for one in tables]
+        eps = [bound.eps if (bound := rows[i].bound) else None for rows in tables]
         if any(value is not None and math.isfinite(value) for value in eps):
             lines.append(Line(name=row.name, x=points, y=eps))
     return Figure(

@@ -13,10 +13,10 @@ from typing import Any
 
 from dovetail.experiment import Callback, Progress, Result, RunStart
 from dovetail.experiment.folder import RunFolder
-from dovetail.figures import STYLE, Figure, Line, svg
-from dovetail.files import make_folder, write_atomically
+from dovetail.figures import Figure, Line
+from dovetail.files import make_folder
 from dovetail.numbers import at_most
-from dovetail.templating import Markup, render
+from dovetail.templating import draw_inline, write_page
 
 __all__ = ["LivePage"]
 
@@ -50,20 +50,21 @@ class LivePage(Callback):
 
     def on_end(self, result: Result) -> None:
         """The last page, with the statement."""
-        self._write(result.rounds, "finished", said=str(result.statement), report=result.out is not None)
+        self._write(result.rounds, "finished", message=str(result.statement), report=result.out is not None)
 
     def on_failure(self, error: BaseException) -> None:
         """The last page, which says that there is no result."""
         stopped = isinstance(error, KeyboardInterrupt)
         done = self._history[-1]["round"] if self._history else 0
-        self._write(done, "interrupted" if stopped else "failed", said="" if stopped else str(error))
+        self._write(done, "interrupted" if stopped else "failed", message="" if stopped else str(error))
 
-    def _write(self, done: int, state: str, *, said: str = "", report: bool = False) -> None:
+    def _write(self, done: int, state: str, *, message: str = "", report: bool = False) -> None:
         start = self._start
         if start is None:  # it failed before it began
             return
         self._written = self._clock()
-        page = render(
+        write_page(
+            self.path,
             "live.html.jinja",
             title=start.config["task"]["name"],
             protocol=start.protocol["name"],
@@ -73,13 +74,11 @@ class LivePage(Callback):
             rounds=start.rounds,
             share=f"{100 * done / max(1, start.rounds):.1f}",
             tiles=self._tiles(start, done, state),
-            said=said,
+            message=message,
             report=report,
             resumable=start.folder,
-            figures=[Markup(svg(figure, style=False)) for figure in self._figures()],
-            figure_style=Markup(STYLE),
+            figures=draw_inline(self._figures()),
         )
-        write_atomically(self.path, page.encode())
 
     def _tiles(self, start: RunStart, done: int, state: str) -> list[tuple[str, str]]:
         """The figures of the last evaluation, and the time."""

@@ -17,8 +17,8 @@ from dovetail import experiment, pages
 from dovetail.audit import curves
 from dovetail.experiment import config
 from dovetail.experiment.folder import BANNER
-from dovetail.pages import _ran, _words
-from dovetail.pages._numbers import at_least, at_most, number
+from dovetail.pages import review, words
+from dovetail.pages.words import at_least, at_most, number
 from dovetail.statements import Bound, Neighbors, Scope, Statement, Theorem, Trust, Unit, Verdict, unbounded
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "privacy.schema.json").read_text())
@@ -145,7 +145,7 @@ def test_a_report_says_everything_and_loads_nothing(runs, name):
     page = read(folder / "report.html")
     summary = json.loads((folder / "privacy.json").read_text())
     statement = Statement.from_json(summary["certified"])
-    for text in (*_words.sentences(statement), *_words.meaning(statement), *statement.assumptions):
+    for text in (*words.sentences(statement), *words.meaning(statement), *statement.assumptions):
         assert text in page.text
     for other in ("claimed", "local", "shuffler"):
         if summary[other] is not None:
@@ -218,7 +218,7 @@ def test_labels_that_are_numbers_have_a_score_and_no_accuracy(runs, tmp_path):
 )
 def test_delta_is_compared_with_the_number_of_users(delta, population, words):
     scope = dataclasses.replace(SCOPE, population=population)
-    assert words in _ran.delta_in_words(stated(delta=delta, scope=scope))
+    assert words in review.delta_in_words(stated(delta=delta, scope=scope))
 
 
 def test_the_order_is_the_reviewers(runs):
@@ -323,7 +323,7 @@ def stated(eps=1.0, delta=1e-6, scope=SCOPE, **more):
 
 def test_the_statement_in_words():
     scope = dataclasses.replace(SCOPE, assumptions=("a", "b"))
-    assert _words.sentences(stated(scope=scope)) == [
+    assert words.sentences(stated(scope=scope)) == [
         "This training protects one user, including all of that user's data.",
         "If that user's data is replaced by any other, what the analyzer sees over 60 rounds hardly changes: "
         "it is differentially private with eps = 1 and delta = 1e-6.",
@@ -337,19 +337,19 @@ def test_the_statement_in_words():
 @pytest.mark.parametrize("trust", Trust)
 def test_every_scope_has_words_of_its_own(unit, neighbors, trust):
     scope = Scope(trust=trust, adversary="somebody", neighbors=neighbors, unit=unit)
-    mine = " ".join(_words.sentences(stated(scope=scope)))
+    mine = " ".join(words.sentences(stated(scope=scope)))
     for other in (
         *(dataclasses.replace(scope, unit=one) for one in Unit if one is not unit),
         *(dataclasses.replace(scope, neighbors=one) for one in Neighbors if one is not neighbors),
         *(dataclasses.replace(scope, trust=one) for one in Trust if one is not trust),
         dataclasses.replace(scope, adversary="another"),
     ):
-        assert " ".join(_words.sentences(stated(scope=other))) != mine
+        assert " ".join(words.sentences(stated(scope=other))) != mine
 
 
 def test_personal_budgets_are_said():
     assert "Each of the 3 users has an eps of its own, from 0.5 to 1;" in " ".join(
-        _words.sentences(stated(per_user=(0.5, 0.7, 1.0)))
+        words.sentences(stated(per_user=(0.5, 0.7, 1.0)))
     )
 
 
@@ -357,13 +357,13 @@ def test_the_power_of_a_test_is_that_of_randomized_response():
     """Randomized response meets the bound: rejecting on the rarer answer is the best test there is."""
     for eps in (0.1, 1.0, 3.0):
         lie = 1 / (1 + math.exp(eps))
-        assert _words.detection(stated(eps, 0.0), false_alarms=lie) == pytest.approx(1 - lie)
-    assert _words.detection(stated(0.0, 0.0), false_alarms=0.01) == pytest.approx(0.01)
-    assert _words.detection(stated(800.0, 0.0)) == 1.0
-    assert "x" not in _words.meaning(unbounded(SCOPE, reason="x"))
-    assert _words.meaning(stated(800.0))[0].count("e^eps = more than 1e304") == 1
-    assert _words.meaning(stated(2.0))[0].count("e^eps = 7.39;") == 1, "7.3891 rounded up"
-    assert _words.meaning(stated(2.0, 0.0))[0].endswith("at most e^eps = 7.39, without exception.")
+        assert words.largest_power(stated(eps, 0.0), false_alarms=lie) == pytest.approx(1 - lie)
+    assert words.largest_power(stated(0.0, 0.0), false_alarms=0.01) == pytest.approx(0.01)
+    assert words.largest_power(stated(800.0, 0.0)) == 1.0
+    assert "x" not in words.meaning(unbounded(SCOPE, reason="x"))
+    assert words.meaning(stated(800.0))[0].count("e^eps = more than 1e304") == 1
+    assert words.meaning(stated(2.0))[0].count("e^eps = 7.39;") == 1, "7.3891 rounded up"
+    assert words.meaning(stated(2.0, 0.0))[0].endswith("at most e^eps = 7.39, without exception.")
 
 
 def test_bounds_are_rounded_outward():
@@ -388,7 +388,7 @@ def test_what_is_not_covered_depends_on_the_statement():
 
     def said(statement, **more):
         known = {"local": unbounded(local, reason="all is seen"), "shuffler": None, "diagnostics": False, **more}
-        return " ".join(_words.not_covered(statement, others, **known))
+        return " ".join(words.not_covered(statement, others, **known))
 
     assert "then no guarantee remains (all is seen)" in said(stated())
     assert "then only the local guarantee of (8, 1e-6)-DP remains" in said(stated(), local=stated(8.0))
@@ -457,7 +457,7 @@ def test_a_paper_that_was_stopped_has_no_page(tmp_path):
     samples.index(tmp_path)
     (tmp_path / "apes" / "paper.json").write_text("{}")
     assert read(pages.index(tmp_path)).links == ["flame/report.html"]
-    with pytest.raises(ValueError, match="expected a folder with a reproduced paper"):
+    with pytest.raises(ValueError, match="holds no reproduced paper"):
         pages.reproduction(tmp_path / "apes")
 
 

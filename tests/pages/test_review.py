@@ -11,7 +11,7 @@ from tiny import TASK
 
 from dovetail import experiment, pages
 from dovetail.experiment import config
-from dovetail.pages import _checklist, _threat, _words
+from dovetail.pages import review, words
 from dovetail.protocols import PROTOCOLS
 from dovetail.statements import Neighbors, Statement, Trust, Unit
 
@@ -59,7 +59,7 @@ def stated(**changes):
 @pytest.mark.parametrize("trust", Trust)
 def test_every_model_of_trust_has_its_parties(trust):
     protocol = {"name": "p", "aggregators": 3} if trust is Trust.SHARES else {"name": "p"}
-    found = _threat.parties(stated(trust=trust), protocol, local=samples.certified(8.0), shuffler=None)
+    found = review.parties(stated(trust=trust), protocol, local=samples.certified(8.0), shuffler=None)
     assert [party.name for party in found] == PARTIES[trust]
     for party in found:
         assert all(dataclasses.astuple(party))
@@ -67,19 +67,19 @@ def test_every_model_of_trust_has_its_parties(trust):
 
 def test_what_holds_against_a_party_is_its_own_statement():
     local, own = samples.certified(8.0), samples.certified(0.5)
-    shuffler, analyzer = _threat.parties(stated(), {"name": "p"}, local=local, shuffler=own)[1:3]
+    shuffler, analyzer = review.parties(stated(), {"name": "p"}, local=local, shuffler=own)[1:3]
     assert shuffler.holds == (
-        f"if it follows the protocol: {_words.numbers(own)}; "
-        f"if it does not, or colludes with the analyzer: {_words.numbers(local)}"
+        f"if it follows the protocol: {words.numbers(own)}; "
+        f"if it does not, or colludes with the analyzer: {words.numbers(local)}"
     )
-    assert analyzer.holds == _words.numbers(stated())
-    curator = _threat.parties(stated(trust=Trust.CURATOR), {"name": "p"}, local=local, shuffler=None)[1]
+    assert analyzer.holds == words.numbers(stated())
+    curator = review.parties(stated(trust=Trust.CURATOR), {"name": "p"}, local=local, shuffler=None)[1]
     assert curator.holds == "no guarantee"
 
 
 def test_raw_data_on_one_machine_are_exposed():
-    assert "the raw data of all users were collected on one machine" in _threat.exposure(stated(), "simulation")[0]
-    assert "stay with the users" in _threat.exposure(stated(), "deployment")[0]
+    assert "the raw data of all users were collected on one machine" in review.exposure(stated(), "simulation")[0]
+    assert "stay with the users" in review.exposure(stated(), "deployment")[0]
 
 
 # the checklist
@@ -112,7 +112,7 @@ def test_raw_data_on_one_machine_are_exposed():
     ],
 )
 def test_every_assumption_has_an_owner(assumption, owner):
-    assert _checklist.owner_of(assumption) == owner
+    assert review.owner_of(assumption) == owner
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_every_assumption_has_an_owner(assumption, owner):
     ],
 )
 def test_counts_that_the_guarantee_does_not_hide_are_declared_public(unit, neighbors, said):
-    found = [item.text for item in _checklist.items(stated(unit=unit, neighbors=neighbors), {"users": 3})]
+    found = [item.text for item in review.checklist(stated(unit=unit, neighbors=neighbors), {"users": 3})]
     assert [text for text in found if "on this page" in text] == ([] if said is None else [said])
 
 
@@ -144,10 +144,10 @@ def test_what_tuning_cost():
         "trials": [{}, {}],
         "mean_trials": None,
     }
-    assert "Nothing was spent on tuning" in _checklist.tuning(stated(), {})
-    assert "by composition among 2 trials" in _checklist.tuning(stated(), {"tuning": told})
+    assert "Nothing was spent on tuning" in review.tuning(stated(), {})
+    assert "by composition among 2 trials" in review.tuning(stated(), {"tuning": told})
     random = {**told, "by": "selection", "trials": None, "mean_trials": 4.0}
-    assert "4 trials on average" in _checklist.tuning(stated(), {"tuning": random})
+    assert "4 trials on average" in review.tuning(stated(), {"tuning": random})
 
 
 # the page
@@ -209,5 +209,5 @@ def test_the_command_writes_page_and_entry_again(runs, tmp_path, command):
 def test_a_folder_without_a_run_is_refused(tmp_path, command):
     status, _, err = command("report", str(tmp_path))
     assert status == 2
-    assert "expected the folder of a finished run" in err
+    assert "is not the folder of a finished run: it has no privacy.json" in err
     assert list(tmp_path.iterdir()) == []

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dovetail.pages import _checklist, _ran, _words
+from dovetail.pages import review, words
 from dovetail.statements import Statement, Unit
 
 __all__ = ["registry"]
@@ -24,18 +24,18 @@ _OWNERS = ("organisation", "product", "contact", "date_of_release", "data_source
 
 
 def registry(folder: Path) -> dict[str, Any]:
-    """The entry of a finished run.
+    """A finished run as an entry, as plain data; `to_fill` lists the fields that only the owner knows.
 
     Guarantees:
         Every number is that of privacy.json; nothing is guessed for the owner.
     """
     path = folder / "privacy.json"
     if not path.is_file():
-        raise ValueError(f"expected the folder of a finished run, got {str(folder)!r}, which has no privacy.json")
+        raise ValueError(f"{str(folder)!r} is not the folder of a finished run: it has no privacy.json")
     summary = json.loads(path.read_text())
     statement = Statement.from_json(summary["certified"])
     origin = summary.get("origin") or {}
-    tuned = _checklist.tuning(statement, summary)
+    tuned = review.tuning(statement, summary)
     return {
         "to_fill": list(_OWNERS),
         **dict.fromkeys(_OWNERS),
@@ -47,13 +47,13 @@ def registry(folder: Path) -> dict[str, Any]:
         "trust_model": {
             "model": statement.trust.value,
             "adversary": statement.adversary,
-            "in_words": _words.trust(statement),
+            "in_words": words.trust(statement),
         },
         "privacy_parameters": {
             "definition": "(eps, delta)-differential privacy",
             "eps": None if statement.unbounded else statement.eps,
             "delta": statement.delta,
-            "delta_in_words": _ran.delta_in_words(statement),
+            "delta_in_words": review.delta_in_words(statement),
         },
         "neighbours": statement.neighbors.value,
         "composition": {
@@ -64,7 +64,7 @@ def registry(folder: Path) -> dict[str, Any]:
         },
         "mechanism": {
             "protocol": summary["protocol"]["name"],
-            "noise": _ran.noise_in_words(summary),
+            "noise": review.noise_in_words(summary),
             "proof": str(statement.proof),
         },
         "implementation": {"name": "Dovetail", **(origin.get("library") or {})},

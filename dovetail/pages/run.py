@@ -13,11 +13,11 @@ from typing import Any
 from dovetail import __version__, references
 from dovetail.experiment.folder import BANNER, RunFolder
 from dovetail.figures import Figure, Line
-from dovetail.pages import _checklist, _page, _ran, _threat, _words
-from dovetail.pages._numbers import at_least, at_most, number
-from dovetail.pages._proof import shown
+from dovetail.pages import review, words
+from dovetail.pages.words import at_least, at_most, number, view_of
 from dovetail.protocols import PROTOCOLS
 from dovetail.statements import Statement, Verdict
+from dovetail.templating import draw_inline, write_page
 
 __all__ = ["write"]
 
@@ -42,20 +42,20 @@ def write(folder: Path) -> Path:
     config = (folder / "config.toml").read_text()
     run = RunFolder(folder)
     finished = datetime.datetime.fromtimestamp((folder / "privacy.json").stat().st_mtime, datetime.UTC)
-    return _page.write(
+    return write_page(
         folder / "report.html",
         "run.html.jinja",
-        title=_words.title(statement),
+        title=words.title(statement),
         task=tomllib.loads(config).get("task", {}).get("name", "its data"),
         version=__version__,
         finished=f"{finished:%Y-%m-%d %H:%M}",
         **_promise(statement),
         **_scope(statement, others, summary, diagnostics=_write_diagnostics(run)),
         facts=_facts(statement, summary),
-        ran=_ran.rows(statement, summary),
+        ran=review.facts(statement, summary),
         **_review(statement, others, summary),
-        curves=_page.drawn(_curves(run.metrics(), statement, config)),
-        histogram=_page.drawn(_histogram(statement.per_user)),
+        curves=draw_inline(_figures(run.metrics(), statement, config)),
+        histogram=draw_inline(_eps_histogram(statement.per_user)),
         audit=_audit(folder),
         config=config,
         **_references([statement, *map(others.get, ("claimed", "local", "shuffler"))], summary["protocol"]["name"]),
@@ -67,27 +67,27 @@ def _review(statement: Statement, others: Mapping[str, Statement], summary: dict
     origin, protocol = summary.get("origin") or {}, summary["protocol"]
     settings = {key: value for key, value in protocol.items() if isinstance(value, str | int | float)}
     return {
-        "parties": _threat.parties(statement, protocol, local=others.get("local"), shuffler=others.get("shuffler")),
+        "parties": review.parties(statement, protocol, local=others.get("local"), shuffler=others.get("shuffler")),
         "setting": origin.get("setting"),
-        "exposure": _threat.exposure(statement, origin.get("setting")),
+        "exposure": review.exposure(statement, origin.get("setting")),
         "mechanism": [
             (key, value if isinstance(value, str | bool) else number(value)) for key, value in settings.items()
         ],
-        "checklist": _checklist.items(statement, origin),
-        "tuning": _checklist.tuning(statement, summary),
+        "checklist": review.checklist(statement, origin),
+        "tuning": review.tuning(statement, summary),
     }
 
 
 def _promise(statement: Statement) -> dict[str, Any]:
     """What is guaranteed, in words."""
     sound = statement.verdict is Verdict.CERTIFIED and not statement.warnings
-    first, rest = _words.sentences(statement), _words.meaning(statement)
+    sentences = words.sentences(statement)
     return {
-        "certified": shown(statement),
+        "certified": view_of(statement),
         "warnings": statement.warnings,
         "standing": "nothing" if statement.unbounded else "" if sound else "doubtful",
-        "lead": " ".join(first[:2]),
-        "paragraphs": [text for text in (" ".join(first[2:]), *rest) if text],
+        "lead": " ".join(sentences[:2]),
+        "paragraphs": [text for text in (" ".join(sentences[2:]), *words.meaning(statement)) if text],
     }
 
 
@@ -107,7 +107,9 @@ def _facts(statement: Statement, summary: dict[str, Any]) -> list[tuple[str, str
 def _score(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """The first score on the test records, with that of the best constant guess."""
     if summary.get("accuracy") is not None:
-        beside, ours, name = summary.get("baseline", {}), f"{summary['accuracy']:.2%}", "accuracy"
+        name = "accuracy"
+        beside = summary.get("baseline", {})
+        ours = f"{summary['accuracy']:.2%}"
         guess = f"{beside['accuracy']:.2%}" if beside else ""
     else:
         name, beside = ("R2", summary["baseline"]) if summary["metrics"].get("r2") is not None else ("loss", {})
@@ -124,40 +126,40 @@ def _scope(
     units = {name: Statement.from_json(data) for name, data in summary["units"].items()}
     local, shuffler = others.get("local"), others.get("shuffler")
     return {
-        "promises": {name: shown(promise) for name, promise in units.items()},
-        "not_covered": _words.not_covered(statement, units, local=local, shuffler=shuffler, diagnostics=diagnostics),
-        "others": [(_OTHERS[key], shown(other)) for key, other in others.items()],
+        "promises": {name: view_of(promise) for name, promise in units.items()},
+        "not_covered": words.not_covered(statement, units, local=local, shuffler=shuffler, diagnostics=diagnostics),
+        "others": [(_OTHERS[key], view_of(other)) for key, other in others.items()],
     }
 
 
-def _curves(metrics: list[dict[str, Any]], statement: Statement, config: str) -> list[Figure]:
+def _figures(metrics: list[dict[str, Any]], statement: Statement, config: str) -> list[Figure]:
     """Accuracy and what was spent, round by round."""
     if len(metrics) < 2:
         return []
     rounds = [line["round"] for line in metrics]
-    drawn = _quality(rounds, metrics)
+    figures = _quality_figures(rounds, metrics)
     spent = [line.get("eps") for line in metrics]
     if all(eps is None for eps in spent):
-        return drawn
+        return figures
     lines = [Line(name="spent", x=[0, *rounds], y=[0.0, *spent])]
     target = tomllib.loads(config).get("privacy", {}).get("eps")
     if target is not None:
         lines.append(Line(name=f"budget: eps {number(target)}", x=[0, rounds[-1]], y=[target] * 2, style="dashed"))
-    said = f"eps at delta {number(statement.delta)}"
-    return [*drawn, Figure(title="Budget", x_label="round", y_label=said, lines=lines)]
+    y_label = f"eps at delta {number(statement.delta)}"
+    return [*figures, Figure(title="Budget", x_label="round", y_label=y_label, lines=lines)]
 
 
-def _quality(rounds: list[int], metrics: list[dict[str, Any]]) -> list[Figure]:
+def _quality_figures(rounds: list[int], metrics: list[dict[str, Any]]) -> list[Figure]:
     """Accuracy round by round, or the loss where there is none."""
     if all(line["accuracy"] is not None for line in metrics):
         accuracy = Line(name="", x=rounds, y=[line["accuracy"] for line in metrics])
         return [Figure(title="Accuracy", x_label="round", y_label="test accuracy", lines=[accuracy], percent_y=True)]
-    known = [line for line in metrics if line["metrics"]["loss"] is not None]
-    loss = Line(name="", x=[line["round"] for line in known], y=[line["metrics"]["loss"] for line in known])
-    return [Figure(title="Loss", x_label="round", y_label="test loss", lines=[loss])] if len(known) > 1 else []
+    finite = [line for line in metrics if line["metrics"]["loss"] is not None]
+    loss = Line(name="", x=[line["round"] for line in finite], y=[line["metrics"]["loss"] for line in finite])
+    return [Figure(title="Loss", x_label="round", y_label="test loss", lines=[loss])] if len(finite) > 1 else []
 
 
-def _histogram(per_user: Sequence[float] | None) -> list[Figure]:
+def _eps_histogram(per_user: Sequence[float] | None) -> list[Figure]:
     """How many users have which eps."""
     if not per_user:
         return []
@@ -173,46 +175,46 @@ def _histogram(per_user: Sequence[float] | None) -> list[Figure]:
 
 
 def _audit(folder: Path) -> dict[str, Any] | None:
-    """What attacks found, if any were made."""
+    """What attacks finding, if any were made."""
     if not (folder / "audit.json").exists():
         return None
-    found = json.loads((folder / "audit.json").read_text())
-    if found.get("reason"):
-        return {"reason": found["reason"]}
-    counted = f"in {found['trials']:,} trials, confidence {found['confidence']:g}"
+    finding = json.loads((folder / "audit.json").read_text())
+    if finding.get("reason"):
+        return {"reason": finding["reason"]}
+    counted = f"in {finding['trials']:,} trials, confidence {finding['confidence']:g}"
     return {
         "reason": None,
-        "delta": number(found["delta"]),
+        "delta": number(finding["delta"]),
         "lower": "there is no guarantee: no finite eps holds"
-        if found["unbounded"]
-        else f"eps is at least {at_least(found['eps_lower'])}",
-        "how": counted if found["trials"] else "computed exactly",
-        "certified": shown(Statement.from_json(found["certified"])),
-        "consistent": found["consistent"],
-        "attack": found["attack"],
-        "figures": _page.drawn([Figure.from_json(found["figure"])] if found.get("figure") else []),
+        if finding["unbounded"]
+        else f"eps is at least {at_least(finding['eps_lower'])}",
+        "how": counted if finding["trials"] else "computed exactly",
+        "certified": view_of(Statement.from_json(finding["certified"])),
+        "consistent": finding["consistent"],
+        "attack": finding["attack"],
+        "figures": draw_inline([Figure.from_json(finding["figure"])] if finding.get("figure") else []),
     }
 
 
 def _write_diagnostics(run: RunFolder) -> bool:
     """The page of what raw updates were like, if that was asked for; not to be handed out."""
-    figures = _diagnostics(run.diagnostics())
+    figures = _diagnostic_figures(run.diagnostics())
     if figures:
-        view = {"version": __version__, "banner": BANNER, "drawn": _page.drawn(figures)}
-        _page.write(run.path / "diagnostics.html", "diagnostics.html.jinja", title="Diagnostics", **view)
+        view = {"version": __version__, "banner": BANNER, "charts": draw_inline(figures)}
+        write_page(run.path / "diagnostics.html", "diagnostics.html.jinja", title="Diagnostics", **view)
     return bool(figures)
 
 
-def _diagnostics(lines: list[dict[str, Any]]) -> list[Figure]:
+def _diagnostic_figures(lines: list[dict[str, Any]]) -> list[Figure]:
     """How large and how different the raw updates were."""
     titles = {"variance": "between-clients variance V_c", "scale": "update scale U_s"}
     lines = [line for line in lines if all(line.get(key) is not None for key in titles)]
     if len(lines) < 2:
         return []
     rounds = [line["round"] for line in lines]
-    drawn = [Line(name=title, x=rounds, y=[line[key] for line in lines]) for key, title in titles.items()]
+    series = [Line(name=title, x=rounds, y=[line[key] for line in lines]) for key, title in titles.items()]
     positive = all(math.isfinite(line[key]) and line[key] > 0 for line in lines for key in titles)
-    return [Figure(title="Raw updates", x_label="round", y_label="mean over coordinates", lines=drawn, log_y=positive)]
+    return [Figure(title="Raw updates", x_label="round", y_label="mean over coordinates", lines=series, log_y=positive)]
 
 
 def _references(statements: Iterable[Statement | None], protocol: str) -> dict[str, Any]:

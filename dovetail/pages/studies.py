@@ -1,24 +1,26 @@
-"""A paper's data files -> `report.html`; all papers -> `index.html`.
+"""Data files -> a page: `report.html` of a comparison or of a paper, and `index.html` of all papers.
 
-Each table and figure of the paper stands beside what we computed: paper | claimed | certified | audited | ours.
+A comparison has every protocol at the same certified privacy, the most accurate first. Each table and figure of a paper
+stands beside what we computed: paper | claimed | certified | audited | ours.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from dovetail import references
+from dovetail.compare import Comparison, Run, in_bytes
 from dovetail.figures import Figure
-from dovetail.pages import _page
-from dovetail.pages._numbers import at_least, number
-from dovetail.pages._proof import badge, shown
+from dovetail.pages.words import at_least, at_most, badge, number, view_of
 from dovetail.statements import Statement
+from dovetail.templating import draw_inline, write_page
 
-__all__ = ["index", "reproduction"]
+__all__ = ["comparison", "index", "reproduction"]
 
 _MANY = 14  # rows beyond which a table is folded away,
 _MANY_BESIDE_A_FIGURE = 6  # and where a figure shows them too
@@ -32,14 +34,65 @@ _COLUMNS = {
 _CLAIMS = {"claimed, holds": "hold", "claimed, unproven": "are unproven", "claimed, refuted": "are refuted"}
 
 
+def comparison(folder: Path) -> Path:
+    """Write the page of a comparison and return its path."""
+    compared = Comparison.read(folder)
+    eps, delta = at_most(compared.eps), at_most(compared.delta)
+    return write_page(
+        folder / "report.html",
+        "comparison.html.jinja",
+        title=f"Accuracy at ({eps}, {delta})-DP",
+        eps=eps,
+        delta=delta,
+        task=compared.task,
+        model=compared.model,
+        facts=_comparison_facts(compared),
+        ranking=[_comparison_row(name, run) for name, run in compared.runs.items()],
+        charts=draw_inline([compared.figure()] if compared.runs else []),
+        left_out=[outcome for outcome in compared.outcomes if outcome.reason],
+        made_by=sorted({f"dovetail {run.version} · {run.machine}" for run in compared.runs.values()}),
+    )
+
+
+def _comparison_facts(compared: Comparison) -> list[tuple[str, str]]:
+    facts = [("task", compared.task), ("model", compared.model), ("seeds", str(compared.seeds))]
+    if compared.baseline is not None:
+        facts.append(("best constant guess", f"{compared.baseline:.1%}"))
+    private = [name for name, run in compared.runs.items() if run.private and run.beats_baseline]
+    alone = [name for name in private if compared.runs[name].no_trusted_party]
+    for title, names in (("most accurate", private), ("without a trusted party", alone)):
+        if names:
+            facts.append((title, f"{names[0]} {compared.runs[names[0]].mean:.1%}"))
+    if compared.best_single_shuffler:
+        facts.append(("best with one shuffler", compared.best_single_shuffler))
+    return facts
+
+
+def _comparison_row(name: str, run: Run) -> dict[str, Any]:
+    return {
+        "protocol": name,
+        "settings": run.settings,
+        "accuracy": f"{run.mean:.2%}",
+        "learned": run.beats_baseline,
+        "spread": f"{statistics.stdev(run.accuracies):.2%}" if len(run.accuracies) > 1 else None,
+        "trust": run.trust,
+        "certified": view_of(run.certified),
+        "without_trust": view_of(run.without_trust),
+        "size": in_bytes(run.costs.bytes),
+        "messages": f"{number(run.costs.messages)} message{'s' * (run.costs.messages > 1)}",
+        "rounds": run.rounds,
+        "seconds": number(run.costs.server_seconds, 2),
+    }
+
+
 def reproduction(folder: Path) -> Path:
     """Write the page of one paper and return its path."""
-    paper = _read(folder)
+    paper = _read_paper(folder)
     if paper is None:
-        raise ValueError(f"expected a folder with a reproduced paper, got {str(folder)!r}")
-    exhibits = list(_exhibits(folder, paper))
+        raise ValueError(f"{str(folder)!r} holds no reproduced paper: no paper.json with exhibits")
+    exhibits = list(_read_exhibits(folder, paper))
     claims = [(f"claims that {_CLAIMS[verdict]}", str(count)) for verdict, count in _verdicts(exhibits).items()]
-    return _page.write(
+    return write_page(
         folder / "report.html",
         "paper.html.jinja",
         title=paper["title"],
@@ -47,7 +100,7 @@ def reproduction(folder: Path) -> Path:
         citation=paper["citation"],
         has_index=(folder.parent / "index.json").exists(),
         facts=claims + _facts(exhibits),
-        exhibits=[_exhibit(exhibit) for exhibit in exhibits],
+        exhibits=[_exhibit_view(exhibit) for exhibit in exhibits],
         reference=_reference(paper),
     )
 
@@ -55,17 +108,17 @@ def reproduction(folder: Path) -> Path:
 def index(folder: Path) -> Path:
     """Write the page of all papers that were reproduced and return its path."""
     names = json.loads((folder / "index.json").read_text())["papers"]
-    papers = {name: paper for name in names if (paper := _read(folder / name)) is not None}
-    return _page.write(
+    papers = {name: paper for name in names if (paper := _read_paper(folder / name)) is not None}
+    return write_page(
         folder / "index.html",
         "papers.html.jinja",
         title="Papers reproduced",
         version=next((paper["version"] for paper in reversed(papers.values())), None),
-        cards=[_card(name, paper, list(_exhibits(folder / name, paper))) for name, paper in papers.items()],
+        cards=[_card(name, paper, list(_read_exhibits(folder / name, paper))) for name, paper in papers.items()],
     )
 
 
-def _read(folder: Path) -> dict[str, Any] | None:
+def _read_paper(folder: Path) -> dict[str, Any] | None:
     """What was reproduced, or None if it is not there or was stopped."""
     if not (folder / "paper.json").exists():
         return None
@@ -73,7 +126,7 @@ def _read(folder: Path) -> dict[str, Any] | None:
     return paper if paper.get("exhibits") else None
 
 
-def _exhibits(folder: Path, paper: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _read_exhibits(folder: Path, paper: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for key in paper["exhibits"]:
         if (folder / f"{key}.json").exists():
             yield json.loads((folder / f"{key}.json").read_text())
@@ -100,8 +153,8 @@ def _verdicts(exhibits: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def _most_accurate(exhibits: list[dict[str, Any]]) -> float | None:
-    found = [row["ours"]["mean"] for row in _rows(exhibits) if row.get("ours") and row["ours"]["metric"] == "accuracy"]
-    return max(found, default=None)
+    ours = (row["ours"] for row in _rows(exhibits) if row.get("ours"))
+    return max((result["mean"] for result in ours if result["metric"] == "accuracy"), default=None)
 
 
 def _card(name: str, paper: dict[str, Any], exhibits: list[dict[str, Any]]) -> dict[str, Any]:
@@ -114,22 +167,22 @@ def _card(name: str, paper: dict[str, Any], exhibits: list[dict[str, Any]]) -> d
     }
 
 
-def _exhibit(exhibit: dict[str, Any]) -> dict[str, Any]:
-    rows = [_row(row) for row in exhibit["rows"]]
+def _exhibit_view(exhibit: dict[str, Any]) -> dict[str, Any]:
+    rows = [_row_view(row) for row in exhibit["rows"]]
     return {
         "title": exhibit["title"],
         "caption": exhibit["caption"],
         "finished": exhibit.get("finished", True),
-        "figures": _page.drawn(Figure.from_json(figure) for figure in exhibit["figures"]),
+        "figures": draw_inline(Figure.from_json(figure) for figure in exhibit["figures"]),
         "folded": len(rows) > (_MANY_BESIDE_A_FIGURE if exhibit["figures"] else _MANY),
         "columns": {name: head for name, head in _COLUMNS.items() if any(row[name] for row in rows)},
         "rows": rows,
         "notes": exhibit.get("notes", []),
-        "run": _run(exhibit["run"]) if exhibit.get("run") else None,
+        "run": _origin(exhibit["run"]) if exhibit.get("run") else None,
     }
 
 
-def _run(run: dict[str, Any]) -> str:
+def _origin(run: dict[str, Any]) -> str:
     """How a part was computed; parts of one page may come from several runs."""
     facts = [f"dovetail {run.get('version', '')}", run.get("machine", "")]
     if run.get("seconds"):
@@ -139,13 +192,13 @@ def _run(run: dict[str, Any]) -> str:
     return ("quick run, " if run.get("quick") else "") + " · ".join(fact for fact in facts if fact)
 
 
-def _row(row: dict[str, Any]) -> dict[str, Any]:
+def _row_view(row: dict[str, Any]) -> dict[str, Any]:
     """A row's cells by their columns; None where there is nothing to say."""
-    more = [f"{name} {_shown(value)}" for name, value in (row.get("extra") or {}).items() if value is not None]
+    more = [f"{name} {_text(value)}" for name, value in (row.get("extra") or {}).items() if value is not None]
     if row.get("seconds"):
         more.append(f"{number(row['seconds'], 2)} s")
     claimed, certified = (
-        shown(Statement.from_json(row[key])) if row.get(key) else None for key in ("claimed", "certified")
+        view_of(Statement.from_json(row[key])) if row.get(key) else None for key in ("claimed", "certified")
     )
     return {
         "label": row["label"],
@@ -154,20 +207,20 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
         "paper": [(name, _value(name, value)) for name, value in (row.get("paper") or {}).items()],
         "claimed": claimed,
         "certified": certified,
-        "audited": _audited(row["audited"]) if row.get("audited") else None,
-        "ours": _ours(row),
+        "audited": _audit_cell(row["audited"]) if row.get("audited") else None,
+        "ours": _ours_cell(row),
     }
 
 
-def _audited(found: dict[str, Any]) -> dict[str, str]:
+def _audit_cell(finding: dict[str, Any]) -> dict[str, str]:
     return {
-        "lower": "no guarantee" if found["unbounded"] else f"eps ≥ {at_least(found['eps_lower'])}",
-        "delta": number(found["delta"]),
-        "how": f"{found['trials']:,} trials, confidence {found['confidence']:g}" if found["trials"] else "exact",
+        "lower": "no guarantee" if finding["unbounded"] else f"eps ≥ {at_least(finding['eps_lower'])}",
+        "delta": number(finding["delta"]),
+        "how": f"{finding['trials']:,} trials, confidence {finding['confidence']:g}" if finding["trials"] else "exact",
     }
 
 
-def _ours(row: dict[str, Any]) -> dict[str, Any] | None:
+def _ours_cell(row: dict[str, Any]) -> dict[str, Any] | None:
     ours = row.get("ours")
     if row.get("not_here") or not ours:
         return {"not_here": row["not_here"]} if row.get("not_here") else None
@@ -183,10 +236,10 @@ def _value(name: str, value: Any) -> str:
     """Accuracies as percentages, other numbers in few characters."""
     if "accuracy" in name and isinstance(value, int | float) and abs(value) <= 1:
         return f"{value:.2%}"
-    return _shown(value)
+    return _text(value)
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     return number(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
