@@ -360,7 +360,7 @@ class Walk:
         operator.stop()
         self._start(2)
         wait_until(lambda: self._held(2) == [19, 19], "19 uploads at both aggregators")
-        refusal = "user 19: expected a request signed by a known key, got another one"
+        refusal = "user 19: not signed by a key that is enrolled here and has not expired"
         wait_until(lambda: refusal in operator.said("users"), "an error of the user that was revoked")
         operator.follow("Users come and go", 1)
         time.sleep(2)  # as the page says

@@ -52,7 +52,7 @@ STATUS = sign_status(RoundStatus(task_id=TASK, round=3, over=False, head=bytes(3
 )
 def test_every_field_of_a_status_is_signed(changed):
     check_status(STATUS, task_id=TASK, key=KEY.public)
-    with pytest.raises(Forged, match="expected a status as the analyzer signed it, got one that was changed"):
+    with pytest.raises(Forged, match="the status does not bear the analyzer's signature: it was changed"):
         check_status(msgspec.structs.replace(STATUS, **changed), task_id=TASK, key=KEY.public)
     with pytest.raises(Forged, match="got that of another task"):
         check_status(STATUS, task_id=bytes(32), key=None)
@@ -241,7 +241,7 @@ def test_anybody_can_fetch_the_model_and_see_whose_it_is(world, tmp_path, comman
     assert not out.with_suffix(".npz").exists()
     world.cache.change["models"] = flipped
     status, _, err = command("party", "model", world.line.url, "--signer", signer, "--out", str(out))
-    assert status == 2 and "expected the model after round 0 as the analyzer signed it" in " ".join(err.split())
+    assert status == 2 and "the model after round 0 does not bear the analyzer's signature" in " ".join(err.split())
 
 
 def test_a_user_that_cannot_take_part_is_named_and_hears_of_a_withdrawal(world, tmp_path, command, monkeypatch):
@@ -290,9 +290,17 @@ def test_the_same_status_is_signed_once_and_told_by_all(world):
 @pytest.mark.parametrize(
     ("what", "change", "sentence"),
     [
-        ("status", flipped, "expected a status as the analyzer signed it, got one that was changed or is not the ana"),
-        ("models", flipped, "expected the model after round 0 as the analyzer signed it, got one that was changed or"),
-        ("models", unsigned, "expected the model after round 0 as the analyzer signed it, got one that was changed"),
+        (
+            "status",
+            flipped,
+            "the status does not bear the analyzer's signature: it was changed on its way, or is not the ana",
+        ),
+        (
+            "models",
+            flipped,
+            "the model after round 0 does not bear the analyzer's signature: it was changed on its way, or",
+        ),
+        ("models", unsigned, "the model after round 0 does not bear the analyzer's signature: it was changed"),
     ],
 )
 def test_a_cache_that_changes_a_byte_is_refused(world, what, change, sentence):
@@ -307,7 +315,7 @@ def test_a_model_of_an_earlier_round_is_refused(world):
     world.cache.keep(f"{world.model_path}/0")
     world.next_round()
     world.cache.kept[f"{world.model_path}/1"] = world.cache.kept[f"{world.model_path}/0"]
-    with pytest.raises(Rejected, match="expected the model after round 1 as the analyzer signed it, got one that was"):
+    with pytest.raises(Rejected, match="the model after round 1 does not bear the analyzer's signature: it was"):
         world.user().step()
     assert world.line.got == [] == world.spent()
 
@@ -389,7 +397,7 @@ def test_another_tasks_status_and_models_are_refused(tmp_path, same_keys):
     theirs.cache.keep(f"{theirs.model_path}/0")
     ours.cache.kept["/v1/status"] = theirs.cache.kept["/v1/status"]
     task_id = ours.household.task.task_id.hex()
-    with pytest.raises(Rejected, match=f"expected the status of task {task_id}, got that of another task, from http"):
+    with pytest.raises(Rejected, match=f"this is the status of another task than {task_id}, from http"):
         ours.user().step()
     ours.cache.kept = {f"{ours.model_path}/0": theirs.cache.kept[f"{theirs.model_path}/0"]}
     with pytest.raises(Rejected, match="got one that was changed or is another round's or task's"):

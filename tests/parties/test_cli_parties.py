@@ -132,7 +132,7 @@ def test_a_service_has_two_keys_and_a_place_in_the_task(tmp_path, command, made)
     home = str(tmp_path / "home")
     for keys, index, sentence in (
         ("shuffler", "1", "expected --index below 1, the number of shufflers in the task, got 1"),
-        ("owner", "0", "expected a key with id"),
+        ("owner", "0", "whose id is"),
     ):
         words = ["--keys", str(tmp_path / keys), "--index", index]
         status, _, err = command("shuffler", home, *service, *more, *words)
@@ -154,7 +154,7 @@ def test_nobody_speaks_plainly_to_another_machine(tmp_path, command, made):
     words = ["--clients", str(tmp_path / "clients.json"), "--keys", str(tmp_path / "shuffler")]
     status, _, err = command("shuffler", str(tmp_path / "s"), *service, *words, "--analyzer", "http://analyzer.example")
     assert status == 2
-    assert "expected an https address, or http on this machine alone" in " ".join(err.split())
+    assert "is not an https:// address; http:// is for this machine alone" in " ".join(err.split())
 
 
 def test_a_user_is_made_and_enrolled(tmp_path, command, made):

@@ -221,7 +221,10 @@ def test_nothing_of_a_strangers_body_is_read_and_one_upload_of_a_user_at_a_time(
             return answers
 
     stranger, second = asyncio.run(asked())
-    assert (stranger.status_code, stranger.text) == (401, "expected a request signed by a known key, got another one")
+    assert (stranger.status_code, stranger.text) == (
+        401,
+        "not signed by a key that is enrolled here and has not expired",
+    )
     assert read == [1]
     assert (second.status_code, second.headers["retry-after"]) == (429, "1")
     service._party.shut()

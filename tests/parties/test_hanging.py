@@ -90,7 +90,7 @@ def test_a_database_that_is_away_is_no_reason_to_end(hurried):
     """A new process would find it away, too."""
 
     def fail():
-        raise Unavailable("expected an answer from the database, got none")
+        raise Unavailable("the database does not answer")
 
     async def look():
         pulse = Pulse(fail, patience=0.3)

@@ -182,21 +182,21 @@ SENTENCES = [
         "analyzer",
         "swapped_round_of_another_signature",
         401,
-        "expected a request signed by a known key, got another one",
+        "not signed by a key that is enrolled here and has not expired",
     ),
     (
         "shuffler",
         "swapped_round_of_another_signature",
         401,
-        "expected a request signed by a known key, got another one",
+        "not signed by a key that is enrolled here and has not expired",
     ),
-    ("shuffler", "path_in_the_host_header", 401, "expected a request signed by a known key, got another one"),
+    ("shuffler", "path_in_the_host_header", 401, "not signed by a key that is enrolled here and has not expired"),
     ("shuffler", "swapped_task", 400, "expected task "),
     ("analyzer", "swapped_task", 400, "expected task "),
     ("shuffler", "wrong_key_id", 401, "expected a request "),
-    ("shuffler", "unknown_key", 401, "expected a request signed by a known key, got another one"),
-    ("analyzer", "unknown_key", 401, "expected a request signed by a known key, got another one"),
-    ("shuffler", "expired_key", 401, "expected a request signed by a known key, got another one"),
+    ("shuffler", "unknown_key", 401, "not signed by a key that is enrolled here and has not expired"),
+    ("analyzer", "unknown_key", 401, "not signed by a key that is enrolled here and has not expired"),
+    ("shuffler", "expired_key", 401, "not signed by a key that is enrolled here and has not expired"),
     ("shuffler", "messages_with_a_truncated_ciphertext", 400, "expected messages of 49 bytes with their slots, got"),
     ("shuffler", "messages_with_an_extended_ciphertext", 400, "expected messages of 49 bytes with their slots, got"),
     ("shuffler", "messages_out_of_range", 409, "expected slots from 0 to 5, got others"),
@@ -242,19 +242,19 @@ def besieged_aggregator(tmp_path_factory, monkeymodule):
     ("name", "kind", "status", "sentence"),
     [
         ("aggregator", "swapped_round", 425, "expected an upload to an open round, got one to round"),
-        ("aggregator", "unknown_key", 401, "expected a request signed by a known key, got another one"),
+        ("aggregator", "unknown_key", 401, "not signed by a key that is enrolled here and has not expired"),
         ("aggregator", "share_of_another_length", 409, "expected a share of 40 bytes, got one of"),
         ("aggregator", "share_of_another_form", 409, "expected a share of 6 integers modulo 2^"),
         ("aggregator", "share_that_is_too_long", 413, "expected a smaller body, got one that is too large"),
         ("aggregator", "upload_that_is_not_sealed", 400, "expected an upload sealed to this aggregator by its sender"),
         ("aggregator", "upload_copied_by_another_client", 400, "expected an upload sealed to this aggregator by its"),
-        ("aggregator", "question_unsigned", 401, "expected a request signed by a known key, got another one"),
-        ("aggregator", "question_by_another", 401, "expected a request signed by a known key, got another one"),
+        ("aggregator", "question_unsigned", 401, "not signed by a key that is enrolled here and has not expired"),
+        ("aggregator", "question_by_another", 401, "not signed by a key that is enrolled here and has not expired"),
         (
             "aggregator",
             "question_with_a_flipped_signature",
             401,
-            "expected a request signed by a known key, got another one",
+            "not signed by a key that is enrolled here and has not expired",
         ),
         ("aggregator", "question_with_an_odd_round", 400, "expected a round as a number, got something else"),
         ("aggregator", "question_of_another_task", 400, "expected task "),
@@ -466,7 +466,7 @@ def test_a_roster_is_for_the_other_shufflers_alone(tmp_path):
 
     *refusals, answered = asyncio.run(answers())
     assert [one.status_code for one in refusals] == [401] * 4
-    assert {one.text for one in refusals} == {"expected a request signed by a known key, got another one"}
+    assert {one.text for one in refusals} == {"not signed by a key that is enrolled here and has not expired"}
     assert msgspec.msgpack.decode(answered.content) is None
     assert service.counts == {"refused 401": 4}
     shuffler.shut()

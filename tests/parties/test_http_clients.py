@@ -50,7 +50,7 @@ from dovetail.parties.user.policy import Refused
     ],
 )
 def test_without_tls_nobody_on_another_machine_is_spoken_to(link, url):
-    with pytest.raises(ValueError, match="expected an https address, or http on this machine alone, got"):
+    with pytest.raises(ValueError, match="is not an https:// address; http:// is for this machine alone"):
         link(url)
 
 
@@ -182,9 +182,9 @@ def test_answers_that_unfold_or_drip_are_not_waited_for(monkeypatch):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Scoundrel) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with contextlib.closing(IntermediaryClient(f"http://127.0.0.1:{server.server_port}", timeout=0.2)) as link:
-            with pytest.raises(Rejected, match="as it is, got a compressed one"):
+            with pytest.raises(Rejected, match="sent a compressed answer"):
                 link.task()
-            with pytest.raises(Unreachable, match=r"expected the whole answer from .* in time, got a part of it"):
+            with pytest.raises(Unreachable, match="sent only part of its answer in time"):
                 link.status()
         server.shutdown()
 
@@ -208,9 +208,9 @@ class Refuses(http.server.BaseHTTPRequestHandler):
         (409, Conflict, "words"),
         (410, Gone, "words"),
         (404, Rejected, "words"),
-        (425, Unreachable, "got status 425"),
-        (429, Unreachable, "got status 429"),
-        (500, Unreachable, "got status 500"),
+        (425, Unreachable, "status 425"),
+        (429, Unreachable, "status 429"),
+        (500, Unreachable, "status 500"),
     ],
 )
 def test_users_hear_whether_to_come_back_to_go_on_or_to_give_up(status, kind, words):

@@ -50,7 +50,7 @@ def test_a_file_that_is_no_key_is_refused(tmp_path, content):
     path = tmp_path / "key.json"
     path.write_bytes(content)
     path.chmod(0o600)
-    with pytest.raises(ValueError, match="expected a key file"):
+    with pytest.raises(ValueError, match="is not a key file of this version"):
         KeyPair.load(path)
 
 
@@ -59,19 +59,19 @@ def test_a_file_that_others_can_read_is_refused(tmp_path):
     (tmp_path / "key.json").chmod(0o644)
     with pytest.raises(ValueError, match="its owner alone can read"):
         KeyPair.load(tmp_path / "key.json")
-    with pytest.raises(FileNotFoundError, match="expected a key file"):
+    with pytest.raises(FileNotFoundError, match="there is no key file"):
         KeyPair.load(tmp_path / "none.json")
 
 
 def test_rotation_uses_the_new_key_and_keeps_the_old(tmp_path):
     ring = KeyRing(tmp_path / "keys", "seal")
-    with pytest.raises(ValueError, match="expected a key to seal with that has not expired"):
+    with pytest.raises(ValueError, match="holds no key to seal with that has not expired"):
         ring.current()
     old, new = ring.add(days=1), ring.add(days=30)
     assert ring.current() == new
     assert ring.find(old.public.key_id) == old
     (tmp_path / "keys" / f"seal-{old.public.key_id.hex()}.json").unlink()
-    with pytest.raises(ValueError, match="expected a key with id"):
+    with pytest.raises(ValueError, match="holds no key to .* with whose id is"):
         ring.find(old.public.key_id)
     assert (tmp_path / "keys").stat().st_mode & 0o077 == 0
 
@@ -115,10 +115,10 @@ def test_a_service_has_a_key_of_each_use_and_one_id_for_both(tmp_path):
     mixed = ServiceKeys(sign=made.sign.public, seal=other.seal.public)
     assert len({made.public.key_id, other.public.key_id, mixed.key_id}) == 3
     assert len(mixed.key_id) == 16
-    with pytest.raises(ValueError, match="expected a key with id"):
+    with pytest.raises(ValueError, match="holds no key to .* with whose id is"):
         ServicePairs.find(tmp_path / "elsewhere", made.public)
     for sign, seal in ((made.seal, made.seal), (made.sign, made.sign), (made.seal, made.sign)):
-        with pytest.raises(ValueError, match="expected a key to sign with and one to seal with, got keys for"):
+        with pytest.raises(ValueError, match="a service has a key to sign with and one to seal with; these are for"):
             ServiceKeys(sign=sign.public, seal=seal.public)
 
 

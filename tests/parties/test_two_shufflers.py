@@ -70,12 +70,12 @@ def test_an_upload_is_for_one_shuffler_and_counts_are_for_its_owner(tmp_path):
     service = IntermediaryService(shuffler, enrolled=household.enrolled, analyzer=Direct(analyzer), peers=[_Peer()])
     seen, counts, roster, agreed = asyncio.run(_against_the_first(household, service))
     assert seen["for another"] == (400, "expected an upload for shuffler 0, got one for another")
-    assert seen["readdressed"] == (401, "expected a request signed by a known key, got another one")
+    assert seen["readdressed"] == (401, "not signed by a key that is enrolled here and has not expired")
     assert seen["own"] == (200, "accepted")
     assert seen["again"] == (200, "known")
     unopened = (400, "expected an upload sealed to this shuffler by its sender, got another one")
     assert seen["under another name"] == seen["what was for another"] == unopened
-    assert seen["by a shuffler"] == (401, "expected a request signed by a known key, got another one")
+    assert seen["by a shuffler"] == (401, "not signed by a key that is enrolled here and has not expired")
     assert seen["another's id"] == (409, "expected a report id of the client's own, got another client's")
     assert [answer.status_code for answer in counts] == [401, 401, 200]
     assert counts[2].json()["accepted"] == 1

@@ -110,7 +110,7 @@ def test_a_stranger_is_refused_at_once_and_nothing_of_its_body_is_kept(tmp_path,
             return [*said, await answer(reader)]
 
     stranger, known = asyncio.run(post())
-    assert stranger == (401, "expected a request signed by a known key, got another one")
+    assert stranger == (401, "not signed by a key that is enrolled here and has not expired")
     assert known == (200, "accepted")
 
 

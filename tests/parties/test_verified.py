@@ -274,10 +274,10 @@ def test_long_answers_come_in_pages(tmp_path, monkeypatch):
         party.store.freeze(1)
     parties[0].exchange(1, [Peer(parties[1])])
     whole = parties[0].verifiers(1, 0)
-    monkeypatch.setattr("dovetail.parties.aggregator.store._PAGE", 2 * len(whole.told[0]))
-    pages = [parties[0].verifiers(1, first).told for first in (0, 2, 4)]
+    monkeypatch.setattr("dovetail.parties.aggregator.store._PAGE", 2 * len(whole.results[0]))
+    pages = [parties[0].verifiers(1, first).results for first in (0, 2, 4)]
     assert [len(page) for page in pages] == [2, 2, 1]
-    assert [one for page in pages for one in page] == whole.told
+    assert [one for page in pages for one in page] == whole.results
 
 
 def test_an_aggregator_that_tells_nonsense_gets_users_refused_and_crashes_nobody(tmp_path):
@@ -290,7 +290,7 @@ def test_an_aggregator_that_tells_nonsense_gets_users_refused_and_crashes_nobody
         def verifiers(self, round, *, reports):
             found = super().verifiers(round, reports=reports)
             return found and msgspec.structs.replace(
-                found, told=[b"", found.told[1][:-1], b"\xff" * 900, found.told[3]]
+                found, results=[b"", found.results[1][:-1], b"\xff" * 900, found.results[3]]
             )
 
     for party in parties:

@@ -271,7 +271,7 @@ class VerifiedStore(SumStore):
         if hashlib.sha256(b"".join(name for (name,) in names)).digest() != agreed:
             return None
         size = max(1, _PAGE // (self._sharing.proof.verifier_size + _DIGEST))
-        return Verifiers(index=self._index, total=len(names), told=self._kept_verifiers(round, first, size))
+        return Verifiers(index=self._index, total=len(names), results=self._kept_verifiers(round, first, size))
 
     def judge(self, round: int, roster: Collection[bytes], others: Sequence[Verifiers]) -> set[bytes]:
         """The reports that everybody accepts, given what the others found; users of the others are written down.
@@ -280,7 +280,7 @@ class VerifiedStore(SumStore):
         be what was found.
         """
         names, proof = sorted(roster), self._sharing.proof
-        by_index = {one.index: one.told for one in others}
+        by_index = {one.index: one.results for one in others}
         by_index[self._index] = self._kept_verifiers(round, 0, len(names))
         if sorted(by_index) != list(range(proof.shares)) or any(len(told) != len(names) for told in by_index.values()):
             raise ValueError(f"expected what every aggregator found of {len(names)} reports, got something else")

@@ -1,9 +1,9 @@
-"""The other ends: a shuffler or aggregator as its clients see it, an analyzer as they see it, over HTTPS.
+"""Clients over HTTPS: a shuffler or aggregator as users and its peers see it, an analyzer as services see it.
 
-Every call either gets an answer or raises: `Unreachable` where nobody answered or could yet (ask again: whatever is
-posted may be said twice), `Gone` where the answer is that it is too late, `Rejected` with the other side's sentence.
-Status and models may have come through a cache: what the analyzer's key, which the task names, has not signed is
-`Rejected`. Without TLS nobody is spoken to but who is on this machine.
+Every call either returns an answer or raises: `Unreachable` where nobody answered or could yet (try again: whatever is
+posted may be sent twice), `Gone` where it is too late, `Conflict` where something else of ours is there already, and
+`Rejected` with the other side's sentence. Status and models may have come through a cache: what the analyzer's key,
+which the task names, has not signed is `Rejected`. Without TLS only this machine is spoken to.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ _IDLE = 25.0  # seconds that a connection is kept; services close it a little la
 
 
 class Unreachable(ConnectionError):  # noqa: N818 - it says what happened; one asks again
-    """Nobody answered."""
+    """Nobody answered, or not yet."""
 
 
 class Rejected(ValueError):  # noqa: N818 - the other side's decision
-    """What the other side does not take, in its words."""
+    """The other side does not take this, and says why in its own words."""
 
 
 class Gone(Rejected):
@@ -68,17 +68,26 @@ class Conflict(Rejected):
 
 
 def tls_context(ca: Path | None) -> ssl.SSLContext:
-    """TLS that trusts this authority alone, or the usual ones; links of one process may share it."""
+    """TLS that trusts the authority with this certificate alone, or the usual ones; clients of a process may share it."""
     return httpx.create_ssl_context(trust_env=False) if ca is None else ssl.create_default_context(cafile=str(ca))
 
 
 class _Named(msgspec.Struct):
-    """Whose word counts, in a task: the only thing that a link looks at."""
+    """The only field of a task that a client reads: who signs for the analyzer."""
 
     analyzer_sign: PublicKey | None = None
 
 
 class _ServiceClient:
+    """What analyzers, shufflers and aggregators answer alike.
+
+    Arguments:
+        url: address of the service, https:// or on this machine.
+        ca: certificate of the only authority to trust, or a context of `tls_context`; None: the usual authorities.
+        key: key pair that requests are signed with, for what is not answered to everybody.
+        timeout: seconds to wait for a connection and for the next bytes of an answer.
+    """
+
     def __init__(
         self,
         url: str,
@@ -89,35 +98,40 @@ class _ServiceClient:
     ) -> None:
         _refuse_plain(url)
         verify = ca if isinstance(ca, ssl.SSLContext) else tls_context(ca)
-        self.url, self._key, self._timeout = url.rstrip("/"), key, timeout
         limits = httpx.Limits(keepalive_expiry=_IDLE)
+        self.url = url.rstrip("/")
+        self._key = key
+        self._timeout = timeout
         self._http = httpx.Client(base_url=self.url, verify=verify, timeout=timeout, trust_env=False, limits=limits)
         self._signed: SignedTask | None = None
         self.retry_after: float | None = None  # in how many seconds to come back, if the last answer said so
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connections."""
         self._http.close()
 
     def task(self) -> SignedTask:
-        """The signed task; whoever uses it verifies it."""
+        """The task as this service hands it out, asked for once; whoever uses it verifies the signature."""
         if self._signed is None:
             try:
                 self._signed = msgspec.json.decode(self._ask("GET", "/v1/task"), type=ready(SignedTask))
             except msgspec.MsgspecError as error:
-                raise Rejected(f"expected a signed task from {self.url}, got invalid content") from error
+                raise Rejected(
+                    f"{self.url} did not send a signed task: is it the address of a service of Dovetail?"
+                ) from error
         return self._signed
 
     def status(self) -> RoundStatus:
-        """Where the training of its task stands, as the analyzer says."""
+        """Where the training of its task stands, as the analyzer has signed it."""
         try:
-            said = msgspec.json.decode(self._ask("GET", "/v1/status", most=_LARGEST_SENTENCE), type=ready(RoundStatus))
-            check_status(said, task_id=task_id_of(self.task().body), key=self._announcer())
+            data = self._ask("GET", "/v1/status", most=_LARGEST_SENTENCE)
+            status = msgspec.json.decode(data, type=ready(RoundStatus))
+            check_status(status, task_id=task_id_of(self.task().body), key=self._status_key())
         except msgspec.MsgspecError as error:
-            raise Rejected(f"expected the status of a training from {self.url}, got invalid content") from error
+            raise Rejected(f"{self.url} did not send a status of a training that this version can read") from error
         except Forged as error:
             raise Rejected(f"{error}, from {self.url}") from error
-        return said
+        return status
 
     def notices(self) -> list[SignedNotice]:
         """What the task's signer has announced, as far as this service says; whoever uses it verifies it."""
@@ -125,41 +139,46 @@ class _ServiceClient:
             data = self._ask("GET", "/v1/notices", most=_LARGEST_NOTICES)
             return msgspec.json.decode(data, type=list[ready(SignedNotice)])  # type: ignore[misc]
         except msgspec.MsgspecError as error:
-            raise Rejected(f"expected notices from {self.url}, got invalid content") from error
+            raise Rejected(f"{self.url} did not send notices that this version can read") from error
 
     def model(self, round: int, *, dim: int | None = None) -> np.ndarray:
-        """The model after a round; that of round 0 is the first. Refuses one of another dimension, if it is known."""
+        """The model after a round; that of round 0 is the initial one.
+
+        Arguments:
+            round: the round.
+            dim: length that the model must have; None: any.
+        """
         return vector_from(self.signed_model(round, dim=dim)[0], dim)
 
     def signed_model(self, round: int, *, dim: int | None = None) -> tuple[bytes, bytes]:
-        """The model after a round as it travels, and the analyzer's signature, to be passed on."""
+        """The model after a round as bytes, and the analyzer's signature of it (empty if it signs nothing)."""
         most = _LARGEST if dim is None else 4 * dim
-        data, told = self._answer("GET", f"{self._prefix}/models/{round}", most=most)
+        data, headers = self._answer("GET", f"{self._prefix}/models/{round}", most=most)
         vector_from(data, dim)
-        if (key := self._announcer()) is None:
+        if (key := self._status_key()) is None:
             return data, b""
         try:
-            signature = bytes.fromhex(told.get(SIGNATURE, ""))
+            signature = bytes.fromhex(headers.get(SIGNATURE, ""))
             check_model(data, signature, task_id=task_id_of(self.task().body), round=round, key=key)
         except ValueError as error:
-            words = str(error) if isinstance(error, Forged) else "expected a signed model, got another one"
-            raise Rejected(f"{words}, from {self.url}") from error
+            reason = str(error) if isinstance(error, Forged) else "the model's signature is not hexadecimal"
+            raise Rejected(f"{reason}, from {self.url}") from error
         return data, signature
 
-    def _announcer(self) -> PublicKey | None:
+    def _status_key(self) -> PublicKey | None:
         """The key that the analyzer signs with, by the task as this service tells it: whoever uses it verifies it."""
         try:
             return msgspec.json.decode(self.task().body, type=ready(_Named)).analyzer_sign
         except (msgspec.MsgspecError, ValueError) as error:
-            raise Rejected(f"expected a signed task from {self.url}, got invalid content") from error
+            raise Rejected(f"{self.url} sent a task that this version cannot read") from error
 
     def answers(self, path: str) -> bool:
-        """Whether it says on this path that all is well."""
+        """True if the service answers on this path with status 200; else it raises what the others do."""
         self._ask("GET", path, most=_LARGEST_SENTENCE)
         return True
 
     def counts(self) -> dict[str, int]:
-        """What it took and refused, how often; a shuffler tells its owner alone."""
+        """What it accepted and refused, how often; a shuffler tells its owner alone."""
         return json.loads(self._ask("GET", "/v1/counts"))
 
     @property
@@ -178,40 +197,48 @@ class _ServiceClient:
         most: int = _LARGEST,
         signed: dict[str, str] | None = None,
     ) -> tuple[bytes, Mapping[str, str]]:
+        """Body and headers of the answer to a request, of `most` bytes at most."""
         headers = signed or ({} if self._key is None else sign_request(self._key, method, path, body))
-        content, end = bytearray(), time.monotonic() + self._timeout + most / _SLOWEST_RATE
+        content = bytearray()
+        deadline = time.monotonic() + self._timeout + most / _SLOWEST_RATE
         try:
             with self._http.stream(method, path, content=body, headers={**headers, **_PLAIN}) as answer:
                 if answer.headers.get("content-encoding", "identity") != "identity":  # it may unfold to anything
-                    raise Rejected(f"expected an answer from {self.url} as it is, got a compressed one")
+                    raise Rejected(f"{self.url} sent a compressed answer: turn compression off in the proxy before it")
                 for chunk in answer.iter_raw():
                     content += chunk
                     if len(content) > max(most, _LARGEST_SENTENCE):
-                        raise Rejected(f"expected at most {most} bytes from {self.url}, got more")
-                    if time.monotonic() > end:
-                        raise Unreachable(f"expected the whole answer from {self.url} in time, got a part of it")
+                        raise Rejected(f"the answer of {self.url} is longer than {most} bytes, the most for {path}")
+                    if time.monotonic() > deadline:
+                        raise Unreachable(f"{self.url} sent only part of its answer in time")
         except httpx.HTTPError as error:
-            raise Unreachable(f"expected an answer from {self.url}, got none ({type(error).__name__})") from error
+            raise Unreachable(f"{self.url} does not answer ({type(error).__name__})") from error
         self.retry_after = _seconds(answer.headers.get(RETRY_AFTER))
-        status, words = answer.status_code, content[:_LARGEST_SENTENCE].decode(errors="replace")
+        status, sentence = answer.status_code, content[:_LARGEST_SENTENCE].decode(errors="replace")
         if status >= 500 or status in (425, 429):
-            raise Unreachable(f"expected an answer from {self.url}, got status {status}")
+            raise Unreachable(f"{self.url} cannot answer now (status {status})")
         if status in (409, 410):
-            raise {409: Conflict, 410: Gone}[status](words)
+            raise {409: Conflict, 410: Gone}[status](sentence)
         if status != 200:
-            raise Rejected(words or f"expected status 200 from {self.url}, got {status}")
+            raise Rejected(sentence or f"{self.url} refused the request with status {status}")
         return bytes(content), answer.headers
 
 
 class IntermediaryClient(_ServiceClient):
-    """A shuffler or aggregator, as a client or another one sees it; `index` is its place among those of the task."""
+    """A shuffler or aggregator, as a user or a peer sees it.
+
+    Arguments:
+        url: its address.
+        index: its place among the shufflers or aggregators of the task, from 0.
+        options: those of `AnalyzerClient`: `ca`, `key`, `timeout`.
+    """
 
     def __init__(self, url: str, *, index: int = 0, **options: Any) -> None:
         super().__init__(url, **options)
         self.index = index
 
     def upload(self, task_id: bytes, round: int, upload: Upload, *, sender: bytes, signature: bytes) -> None:
-        """Give it an upload that its sender has signed; it has it when this returns."""
+        """Send an upload that its sender has signed; the service has stored it when this returns."""
         path = upload_path(task_id, round, self.index)
         body = upload.encode()
         self._ask("POST", path, body, signed=request_headers(sender, signature, body))
@@ -229,16 +256,16 @@ class IntermediaryClient(_ServiceClient):
         return msgspec.msgpack.decode(self._ask("GET", f"{self._prefix}/rounds/{round}/challenge"), type=bytes | None)
 
     def verifiers(self, round: int, *, reports: int) -> Verifiers | None:
-        """What an aggregator found about so many reports; None as long as it has not looked at all of them."""
-        told: list[bytes] = []
+        """The results of an aggregator on so many reports; None as long as it has not looked at all of them."""
+        results: list[bytes] = []
         while True:
-            path = f"{self._prefix}/rounds/{round}/verifiers/{len(told)}"
+            path = f"{self._prefix}/rounds/{round}/verifiers/{len(results)}"
             page = msgspec.msgpack.decode(self._ask("GET", path), type=ready(Verifiers) | None)
-            if page is None or page.total != reports or not (page.told or len(told) == reports):
+            if page is None or page.total != reports or not (page.results or len(results) == reports):
                 return None
-            told += page.told
-            if len(told) >= reports:
-                return msgspec.structs.replace(page, told=told)
+            results += page.results
+            if len(results) >= reports:
+                return msgspec.structs.replace(page, results=results)
 
 
 class AnalyzerClient(_ServiceClient):
@@ -249,21 +276,21 @@ class AnalyzerClient(_ServiceClient):
         return json.loads(self._ask("GET", "/v1/privacy"))
 
     def send_part(self, round: int, batch: bytes, number: int, part: bytes) -> None:
-        """Give it a part of a batch; it has it when this returns."""
+        """Send a numbered part of a batch; the analyzer has stored it when this returns."""
         self._ask("POST", f"{self._prefix}/rounds/{round}/batches/{batch.hex()}/parts/{number}", part)
 
     def report_closed(self, round: int, closed: Closed) -> None:
-        """Say that nothing more will come."""
+        """Say that a round of this service is closed, and nothing more will come."""
         self._ask("POST", f"{self._prefix}/rounds/{round}/closed", msgspec.json.encode(closed))
 
 
 def _seconds(text: str | None) -> float | None:
-    """What an answer says of when to come back, if it is a number that makes sense."""
+    """The number in a header that says when to come back, if it makes sense."""
     try:
-        found = float(text or "nan")
+        seconds = float(text or "nan")
     except ValueError:
         return None
-    return found if 0 <= found <= _LATEST else None
+    return seconds if 0 <= seconds <= _LATEST else None
 
 
 def _refuse_plain(url: str) -> None:
@@ -272,8 +299,8 @@ def _refuse_plain(url: str) -> None:
     if parsed.scheme == "https":
         return
     try:
-        here = ipaddress.ip_address(parsed.host).is_loopback
+        is_here = ipaddress.ip_address(parsed.host).is_loopback
     except ValueError:
-        here = parsed.host == "localhost"
-    if parsed.scheme != "http" or not here:
-        raise ValueError(f"expected an https address, or http on this machine alone, got {url!r}")
+        is_here = parsed.host == "localhost"
+    if parsed.scheme != "http" or not is_here:
+        raise ValueError(f"{url!r} is not an https:// address; http:// is for this machine alone")

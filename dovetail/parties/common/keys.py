@@ -3,7 +3,7 @@
 A party seals or opens with X25519 and signs with Ed25519. A key pair has an id and a last day; the id is a hash of both
 the public half and the last day, so whoever pins an id has pinned when it ends. A `KeyRing` is a folder of key pairs:
 the one that expires last is used for new tasks, others stay as long as there are rounds of tasks that name them.
-Shufflers and aggregators have one of each use: `ServiceKeys`.
+A service has one of each use: `ServiceKeys` are their public halves, `ServicePairs` both halves.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
@@ -43,7 +44,7 @@ class PublicKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         if len(self.public) != 32:
-            raise ValueError(f"expected a public key of 32 bytes, got {len(self.public)}")
+            raise ValueError(f"expected a public key of 32 bytes, got {len(self.public)} bytes")
         if not 0 <= self.expires < 1 << 63:
             raise ValueError(f"expected the second at which a key expires, got expires={self.expires}")
 
@@ -54,34 +55,44 @@ class PublicKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return hashlib.sha256(b"dovetail key\0" + named).digest()[:KEY_ID]
 
     def is_expired(self, now: float | None = None) -> bool:
-        """Whether its time is over."""
+        """Whether it has expired by the second `now`, by default the present one."""
         return (time.time() if now is None else now) >= self.expires
 
     def sealing_key(self) -> X25519PublicKey:
-        """To seal to its owner."""
-        self._only("seal")
+        """The key that one seals with to its owner."""
+        self._require_use("seal")
         return X25519PublicKey.from_public_bytes(self.public)
 
     def verifying_key(self) -> Ed25519PublicKey:
-        """To verify what its owner signed."""
-        self._only("sign")
+        """The key that one verifies with what its owner signed."""
+        self._require_use("sign")
         return Ed25519PublicKey.from_public_bytes(self.public)
 
-    def _only(self, use: Use) -> None:
+    def has_signed(self, message: bytes, signature: bytes) -> bool:
+        """Whether this is its owner's signature of a message."""
+        try:
+            self.verifying_key().verify(signature, message)
+        except InvalidSignature:
+            return False
+        return True
+
+    def _require_use(self, use: Use) -> None:
         if self.use != use:
-            raise ValueError(f"expected a key to {use} with, got one to {self.use} with")
+            raise ValueError(f"the key {self.key_id.hex()} is to {self.use} with; this needs one to {use} with")
 
 
 class ServiceKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What others know of a shuffler or aggregator: the key it signs with, and the one that uploads are sealed to."""
+    """The public halves of a service's keys: the one it signs with, and the one that others seal to."""
 
     sign: PublicKey
     seal: PublicKey
 
     def __post_init__(self) -> None:
         if self.sign.use != "sign" or self.seal.use != "seal":
-            uses = f"{self.sign.use!r} and {self.seal.use!r}"
-            raise ValueError(f"expected a key to sign with and one to seal with, got keys for {uses}")
+            raise ValueError(
+                "a service has a key to sign with and one to seal with; "
+                f"these are for {self.sign.use!r} and {self.seal.use!r}"
+            )
 
     @property
     def key_id(self) -> bytes:
@@ -89,7 +100,7 @@ class ServiceKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return hashlib.sha256(b"dovetail service\0" + self.sign.key_id + self.seal.key_id).digest()[:KEY_ID]
 
     def is_expired(self, now: float | None = None) -> bool:
-        """Whether the time of either is over."""
+        """Whether either has expired by the second `now`, by default the present one."""
         return self.sign.is_expired(now) or self.seal.is_expired(now)
 
 
@@ -108,7 +119,7 @@ class KeyPair:
 
     @classmethod
     def generate(cls, use: Use, *, days: int = 365) -> KeyPair:
-        """A fresh pair, good for so many days."""
+        """A fresh key pair that expires after so many days."""
         _validate.one_of(tuple(_PRIVATE), use=use)
         _validate.integer(days=days)
         _validate.at_least(1, days=days)
@@ -119,13 +130,13 @@ class KeyPair:
         return cls(public=public, private=private.private_bytes_raw())
 
     def opening_key(self) -> X25519PrivateKey:
-        """To open what was sealed to this key."""
-        self.public._only("seal")
+        """The key that opens what was sealed to this pair."""
+        self.public._require_use("seal")
         return X25519PrivateKey.from_private_bytes(self.private)
 
     def sign(self, message: bytes) -> bytes:
-        """A signature of 64 bytes."""
-        self.public._only("sign")
+        """The signature of a message, 64 bytes."""
+        self.public._require_use("sign")
         return Ed25519PrivateKey.from_private_bytes(self.private).sign(message)
 
     def save(self, path: Path) -> None:
@@ -140,16 +151,16 @@ class KeyPair:
 
     @classmethod
     def load(cls, path: Path) -> KeyPair:
-        """Read a key pair; refuses a file that others can read, or that is no key."""
+        """Read a key pair; refuses a file that others than its owner can read, or that is no key."""
         if not path.is_file():
-            raise FileNotFoundError(f"expected a key file, got {str(path)!r}, which is not one")
+            raise FileNotFoundError(f"there is no key file {str(path)!r}")
         if path.stat().st_mode & 0o077:
-            raise ValueError(f"expected a key file that its owner alone can read (chmod 600), got {str(path)!r}")
+            raise ValueError(f"others than its owner can read the key file {str(path)!r}: chmod 600 it")
         try:
             stored = msgspec.json.decode(path.read_bytes(), type=ready(_Stored))
             public = _PRIVATE[stored.use].from_private_bytes(stored.private).public_key().public_bytes_raw()
         except (msgspec.DecodeError, ValueError) as error:
-            raise ValueError(f"expected a key file, got {str(path)!r} ({error})") from error
+            raise ValueError(f"{str(path)!r} is not a key file of this version ({error})") from error
         return cls(public=PublicKey(use=stored.use, public=public, expires=stored.expires), private=stored.private)
 
 
@@ -166,12 +177,12 @@ class KeyRing:
     use: Use
 
     def add(self, *, days: int = 365) -> KeyPair:
-        """Make a key pair and keep it."""
+        """Make a key pair that becomes the current one, and save it in the folder."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         pair = KeyPair.generate(self.use, days=days)
-        last = max((old.public.expires for old in self.all()), default=0)
-        if pair.public.expires <= last < pair.public.expires + _DAY:  # else it would not be the current one
-            pair = dataclasses.replace(pair, public=msgspec.structs.replace(pair.public, expires=last + 1))
+        latest = max((old.public.expires for old in self.all()), default=0)
+        if pair.public.expires <= latest < pair.public.expires + _DAY:  # else it would not be the current one
+            pair = dataclasses.replace(pair, public=msgspec.structs.replace(pair.public, expires=latest + 1))
         pair.save(self.folder / f"{self.use}-{pair.public.key_id.hex()}.json")
         return pair
 
@@ -181,45 +192,47 @@ class KeyRing:
         return sorted(pairs, key=lambda pair: pair.public.expires, reverse=True)
 
     def current(self) -> KeyPair:
-        """The key pair for new tasks."""
+        """The key pair for new tasks: the one that expires last, if it has not expired."""
         for pair in self.all():
             if not pair.public.is_expired():
                 return pair
-        raise ValueError(f"expected a key to {self.use} with that has not expired in {str(self.folder)!r}, got none")
+        raise ValueError(
+            f"{str(self.folder)!r} holds no key to {self.use} with that has not expired: make one with dovetail keys"
+        )
 
     def find(self, key_id: bytes) -> KeyPair:
         """The key pair with this id, expired or not."""
         for pair in self.all():
             if pair.public.key_id == key_id:
                 return pair
-        raise ValueError(f"expected a key with id {key_id.hex()} in {str(self.folder)!r}, got none")
+        raise ValueError(f"{str(self.folder)!r} holds no key to {self.use} with whose id is {key_id.hex()}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServicePairs:
-    """Both key pairs of a shuffler or an aggregator."""
+    """Both key pairs of a service."""
 
     sign: KeyPair
     seal: KeyPair
 
     @classmethod
     def add(cls, folder: Path, *, days: int = 365) -> ServicePairs:
-        """Make both and keep them in a folder."""
+        """Make both, which become the current ones, and save them in a folder."""
         return cls(sign=KeyRing(folder, "sign").add(days=days), seal=KeyRing(folder, "seal").add(days=days))
 
     @classmethod
     def find(cls, folder: Path, public: ServiceKeys) -> ServicePairs:
-        """Those of these public keys, expired or not."""
+        """The pairs of these public keys, expired or not."""
         return cls(
             sign=KeyRing(folder, "sign").find(public.sign.key_id), seal=KeyRing(folder, "seal").find(public.seal.key_id)
         )
 
     @classmethod
     def current(cls, folder: Path) -> ServicePairs:
-        """Those for new tasks."""
+        """The pairs for new tasks."""
         return cls(sign=KeyRing(folder, "sign").current(), seal=KeyRing(folder, "seal").current())
 
     @property
     def public(self) -> ServiceKeys:
-        """What others know of them."""
+        """The public halves."""
         return ServiceKeys(sign=self.sign.public, seal=self.seal.public)

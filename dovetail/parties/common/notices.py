@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-from cryptography.exceptions import InvalidSignature
 
 from dovetail._structs import ready
 from dovetail.files import write_atomically
@@ -74,7 +73,7 @@ class Rotation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 f"the key {self.old.hex()} has a successor of another kind: a key to sign with is followed by a key to "
                 "sign with, both keys of a service by both"
             )
-        if self.old_sign is not None and not _is_signed(self.old_sign, self.signature, _endorsed(self.old, self.new)):
+        if self.old_sign is not None and not self.old_sign.has_signed(_endorsement(self.old, self.new), self.signature):
             raise ValueError(f"the key {self.new.hex()} is not endorsed by the key {self.old.hex()} that it replaces")
 
 
@@ -86,7 +85,7 @@ def rotate_key(old: PublicKey | ServiceKeys, new: PublicKey | ServiceKeys, *, by
         old_seal=before[1],
         new_sign=after[0],
         new_seal=after[1],
-        signature=b"" if by is None else by.sign(_endorsed(old.key_id, new.key_id)),
+        signature=b"" if by is None else by.sign(_endorsement(old.key_id, new.key_id)),
     )
     rotation.check()
     return rotation
@@ -171,13 +170,13 @@ def revoke_key(
     if stolen is None or stolen.public.key_id != rotation.old:
         raise ValueError(f"the successor of the stolen key {rotation.old.hex()} needs that key's signature, too")
     signed = _sign(stolen, notice)
-    cosignature = recovery.sign(_announced(signed.body))
+    cosignature = recovery.sign(_announcement(signed.body))
     return msgspec.structs.replace(signed, cosignature=cosignature, cosigner=recovery.public)
 
 
 def digest_of(signed: SignedNotice) -> bytes:
     """What a rotation calls a notice that still counts after it."""
-    return hashlib.sha256(_announced(signed.body)).digest()
+    return hashlib.sha256(_announcement(signed.body)).digest()
 
 
 class Notices:
@@ -362,7 +361,7 @@ def write_notices(path: Path, signed: Sequence[SignedNotice]) -> None:
 def _sign(pair: KeyPair, notice: Notice) -> SignedNotice:
     notice.check()
     body = msgspec.json.encode(notice)
-    return SignedNotice(body=body, signature=pair.sign(_announced(body)), signer=pair.public)
+    return SignedNotice(body=body, signature=pair.sign(_announcement(body)), signer=pair.public)
 
 
 def _read(signed: SignedNotice) -> Notice | None:
@@ -370,16 +369,16 @@ def _read(signed: SignedNotice) -> Notice | None:
     try:
         notice = msgspec.json.decode(signed.body, type=ready(Notice))
         notice.check()
-        message = _announced(signed.body)
+        message = _announcement(signed.body)
         has_successor = notice.kind == "revoke" and notice.rotation is not None
         if not has_successor and (signed.cosigner is not None or signed.cosignature):
             return None
-        if not _is_signed(signed.signer, signed.signature, message):
+        if not signed.signer.has_signed(message, signed.signature):
             return None
         if has_successor:
             if signed.cosigner is None or signed.signer.key_id != notice.ended_key:
                 return None
-            return notice if _is_signed(signed.cosigner, signed.cosignature, message) else None
+            return notice if signed.cosigner.has_signed(message, signed.cosignature) else None
     except (msgspec.MsgspecError, ValueError):
         return None
     return notice
@@ -389,14 +388,6 @@ def _announcer(signed: SignedNotice, notice: Notice) -> PublicKey:
     """The key by whose authority a notice counts: where the stolen key signs a revocation, the cosigner's."""
     needs_cosigner = notice.kind == "revoke" and notice.rotation is not None
     return signed.cosigner if needs_cosigner and signed.cosigner is not None else signed.signer
-
-
-def _is_signed(key: PublicKey, signature: bytes, message: bytes) -> bool:
-    try:
-        key.verifying_key().verify(signature, message)
-    except InvalidSignature:
-        return False
-    return True
 
 
 def _halves(keys: PublicKey | ServiceKeys) -> tuple[PublicKey | None, PublicKey | None]:
@@ -412,9 +403,9 @@ def _id(sign: PublicKey | None, seal: PublicKey | None) -> bytes:
     return b"" if single is None else single.key_id
 
 
-def _endorsed(old: bytes, new: bytes) -> bytes:
+def _endorsement(old: bytes, new: bytes) -> bytes:
     return b"dovetail rotation\0" + old + new
 
 
-def _announced(body: bytes) -> bytes:
+def _announcement(body: bytes) -> bytes:
     return b"dovetail notice\0" + body

@@ -283,7 +283,7 @@ class Postgres:
     def _connection(self) -> psycopg.Connection[Any]:
         if self._main.closed:
             if self._busy or self._pinned:
-                raise Unavailable("expected the database until the end of a transaction, got cut off")
+                raise Unavailable("the connection to the database was lost within a transaction")
             self._main = self._connected()
         return self._main
 
@@ -304,7 +304,7 @@ class Postgres:
                 made.close()
                 raise
         except psycopg.OperationalError as error:
-            raise Unavailable("expected an answer from the database, got none") from error
+            raise Unavailable("the database does not answer") from error
         return made
 
     @staticmethod
@@ -333,4 +333,4 @@ class Postgres:
                 raise
             elif self._main.broken:  # also by the server, if nothing was heard of us for too long
                 self._main.close()
-            raise Unavailable("expected an answer from the database, got none") from error
+            raise Unavailable("the database does not answer") from error

@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from cryptography.exceptions import InvalidSignature
 
 from dovetail import _validate, protocols
 from dovetail._structs import ready
@@ -44,21 +43,36 @@ __all__ = [
 
 _VERSION = 2
 _LARGEST_TASK = 1 << 20  # bytes
-_ABSENT = (b',"nonce":null}', b',"analyzer_sign":null}', b',"begins":null,"ends":null}')  # not in older tasks
+_ABSENT = (b',"nonce":null}', b',"analyzer_sign":null}', b',"begins":null,"ends":null}')  # in this order
 
 
 class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
-    """A training in public terms.
+    """A training in public terms, which its owner signs and everybody agrees on.
 
-    A round takes in `min_clients` to `max_clients` users, of whom up to `colluders` may be fake or the adversary's, and
-    is open for `round_seconds`. `eps` and `delta` are the budget of all `rounds` together; without an `eps` nothing is
-    promised. `analyzer` is the key that reports are sealed to, `analyzer_sign` the one that status and models are
-    signed with, if they are. Reports travel through `shufflers`: one, or more that slots are dealt to, in as many
-    groups of equal size as the protocol has parties that shuffle. Or they travel as shares of their sum between
-    `aggregators`, two or more. Their keys are here, so that users know whom they talk to. `measures` are added up
-    beside updates, their coordinates part of `dim`; `held_out` is the share of users that report them in place of an
-    update. Users take part from the second `begins` until the second `ends`, if given. A random `nonce` makes it
-    another task than one with the same terms: that one may have been withdrawn, or its rounds may be spent.
+    Arguments:
+        name: what it is called, for humans.
+        protocol: name of an installed protocol.
+        settings: the protocol's settings, noise included.
+        dim: coordinates of a report: those of the update and those of the `measures`.
+        rounds: number of rounds.
+        min_clients: users of a round, at least; with fewer nothing is forwarded.
+        max_clients: users of a round, at most.
+        round_seconds: seconds that a round stays open.
+        delta: of the budget of all rounds together.
+        analyzer: key that reports are sealed to.
+        shufflers: the shufflers that reports travel through: one, or more that slots are assigned to, in as many groups
+            of equal size as the protocol has parties that shuffle.
+        aggregators: instead, two or more aggregators that reports are shared between.
+        eps: of the budget of all rounds together; None: nothing is promised.
+        colluders: users of a round that may be fake or the adversary's.
+        measures: statistics that are added up beside updates.
+        held_out: part of the users that report measures in place of an update.
+        version: of this format.
+        begins: second from which users take part, if given.
+        ends: second until which users take part, if given.
+        analyzer_sign: key that status and models are signed with, if they are.
+        nonce: random bytes that make it another task than one with the same terms: that one may have been withdrawn,
+            or its rounds may be spent.
     """
 
     name: str
@@ -98,14 +112,17 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             if getattr(self, name) is not None:
                 msgspec.structs.force_setattr(self, name, float(getattr(self, name)))
         if self.analyzer.use != "seal":
-            raise ValueError("expected a key to seal with for the analyzer, got one to sign with")
+            raise ValueError("reports are sealed to the analyzer's key, and this one is to sign with")
         if self.analyzer_sign is not None and self.analyzer_sign.use != "sign":
-            raise ValueError("expected a key to sign with for what the analyzer says, got one to seal with")
+            raise ValueError("status and models are signed with the key analyzer_sign, and this one is to seal with")
         if bool(self.shufflers) == bool(self.aggregators):
-            raise ValueError("expected either shufflers or aggregators in a task, got both or neither")
+            raise ValueError(
+                "a task names either shufflers or aggregators; "
+                f"this one names {len(self.shufflers)} shufflers and {len(self.aggregators)} aggregators"
+            )
         for use in ("sign", "seal"):
             if len({getattr(keys, use).public for keys in self.intermediaries}) < len(self.intermediaries):
-                raise ValueError("expected different keys for every shuffler or aggregator, got one key twice")
+                raise ValueError(f"two shufflers or aggregators have the same key to {use} with: each needs its own")
         self._check_window()
         check_measures(
             self.measures,
@@ -120,16 +137,19 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         self.assign_slots()
         padding = self.build()[0].layout(self.dim).padding
         if padding is not None and padding.overflow != "drop" and padding.pad_to < self.max_clients:
-            raise ValueError(f"expected overflow = 'drop' where slots may overflow, got {padding.overflow!r}")
+            raise ValueError(
+                f"{self.max_clients} users may overflow slots that are padded to {padding.pad_to}: "
+                f"this needs overflow = 'drop', not {padding.overflow!r}"
+            )
 
     @property
     def model_dim(self) -> int:
-        """Numbers of an update, without the measures beside it."""
+        """Length of the model and of an update: `dim` without the measures."""
         return self.dim - size_of_measures(self.measures)
 
     def build(self) -> tuple[protocols.Protocol, protocols.Cohort]:
         """The protocol object that every party runs, and the cohort it is settled on."""
-        return _built(self.body)
+        return _build(self.body)
 
     @property
     def budget(self) -> float:
@@ -138,17 +158,18 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def intermediaries(self) -> tuple[ServiceKeys, ...]:
-        """The keys of those between users and analyzer: shufflers, or aggregators."""
+        """The keys of the services between users and analyzer: shufflers, or aggregators."""
         return self.shufflers or self.aggregators
 
     @property
     def analyzer_id(self) -> bytes:
-        """What the analyzer is known by: both of its keys, or the one that it has."""
-        sign = self.analyzer_sign
-        return (self.analyzer if sign is None else ServiceKeys(sign=sign, seal=self.analyzer)).key_id
+        """The id that policies pin: of both of the analyzer's keys together, or of the only one that it has."""
+        if self.analyzer_sign is None:
+            return self.analyzer.key_id
+        return ServiceKeys(sign=self.analyzer_sign, seal=self.analyzer).key_id
 
     def messages(self) -> protocols.Messages:
-        """What clients send through shufflers."""
+        """The messages that clients send through shufflers."""
         return self.build()[0].messages(self.dim)
 
     def contribution(self) -> protocols.Contribution:
@@ -157,17 +178,17 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return protocol.contribution(cohort, self.dim)
 
     def sharing(self) -> Sharing:
-        """How they share it."""
+        """How clients share their contribution between the aggregators."""
         return sharing_of(self.contribution(), len(self.aggregators))
 
     @property
     def has_proofs(self) -> bool:
-        """Whether aggregators verify what clients share."""
+        """Whether uploads carry proofs, which the aggregators verify."""
         return bool(self.aggregators) and self.contribution().proof is not None
 
     @property
     def message_bytes(self) -> int:
-        """Bytes of a sealed message, the same for all."""
+        """Bytes of a sealed message through shufflers, the same for all."""
         return self.messages().size + OVERHEAD
 
     @property
@@ -181,7 +202,7 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return content + count * (REPORT_ID + OVERHEAD)
 
     def assign_slots(self) -> SlotAssignment:
-        """Slots in turn to the shufflers that may hold them."""
+        """Which shuffler holds which slots."""
         return assign_slots(self.messages(), len(self.shufflers))
 
     def purpose(self, round: int) -> Purpose:
@@ -200,19 +221,19 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def body(self) -> bytes:
-        """The canonical JSON: keys in order, no spaces; without the last ones if they are null, as tasks once were."""
-        whole = msgspec.json.encode(self, order="deterministic")
+        """The canonical JSON: keys in order, no spaces; without the last ones where they are null."""
+        body = msgspec.json.encode(self, order="deterministic")
         for absent in _ABSENT:
-            whole = whole.removesuffix(absent) + b"}" if whole.endswith(absent) else whole
-        return whole
+            body = body.removesuffix(absent) + b"}" if body.endswith(absent) else body
+        return body
 
     def _check_window(self) -> None:
         _validate.non_negative(**_validate.not_none(begins=self.begins, ends=self.ends))
         if self.ends is not None and self.ends <= (self.begins or 0):
-            raise ValueError(f"expected a task that ends after it begins, got begins={self.begins}, ends={self.ends}")
+            raise ValueError(f"a task must end after it begins: begins={self.begins}, ends={self.ends}")
 
     def is_over(self, now: float | None = None) -> bool:
-        """Whether its time is up."""
+        """Whether its time is up at the second `now`, by default the present one."""
         return self.ends is not None and (time.time() if now is None else now) >= self.ends
 
     @functools.cached_property
@@ -222,7 +243,7 @@ class TrainingTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class SignedTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A task's canonical JSON, as it was signed."""
+    """A task's canonical JSON, with the signature and the public key of who is behind it."""
 
     body: bytes
     signature: bytes
@@ -235,54 +256,57 @@ def task_id_of(body: bytes) -> bytes:
 
 
 def sign(task: TrainingTask, pair: KeyPair) -> SignedTask:
-    """The task, with the signature of who is behind it.
+    """Sign a task with the key pair of who is behind it.
 
     Guarantees:
         No key that is needed in a round expires before the last round's time is up, if the first one opens now.
     """
     if task.is_over():
-        raise ValueError(f"expected a task that ends in the future, got ends={task.ends}")
+        raise ValueError(f"this task ran {_window(task)}; it is now {_moment(time.time())}")
     end = max(time.time(), task.begins or 0) + task.rounds * task.round_seconds
     end = end if task.ends is None else min(end, task.ends)
-    if whose := _first_expired(task, pair.public, now=end):
+    if owner := _owner_of_expired_key(task, pair.public, now=end):
         raise ValueError(
-            f"expected a key of {whose} that outlives {task.rounds} rounds of {task.round_seconds:g} seconds, "
-            "got one that expires before"
+            f"a key of {owner} expires before {task.rounds} rounds of {task.round_seconds:g} seconds are over: "
+            "make a new one (dovetail keys), or fewer or shorter rounds"
         )
-    return SignedTask(body=task.body, signature=pair.sign(_signed(task.body)), signer=pair.public)
+    return SignedTask(body=task.body, signature=pair.sign(_message_of(task.body)), signer=pair.public)
 
 
 def verify(signed: SignedTask, *, signer: bytes, fresh: bool = True) -> TrainingTask:
-    """The task, if the holder of the key with id `signer` signed it; refuses everything else.
+    """The task in a signed one; refuses what the signer has not signed.
+
+    Arguments:
+        signed: the signed task, as it came.
+        signer: id of the key that must have signed it.
+        fresh: refuse a task that has not begun or is over, and keys that have expired; services that finish what was
+            begun before do not.
 
     Guarantees:
         Only canonical JSON is accepted, so a task has one id.
-        If `fresh`, its time has come and is not up, and no key of signer, analyzer or shufflers has expired; services
-        finish what was begun before.
+        If `fresh`, its time has come and is not up, and no key of signer, analyzer, shufflers or aggregators has expired.
     """
     if len(signed.body) > _LARGEST_TASK:
-        raise ValueError(f"expected a task of at most {_LARGEST_TASK} bytes, got {len(signed.body)}")
+        raise ValueError(f"expected a task of at most {_LARGEST_TASK} bytes, got {len(signed.body)} bytes")
     if signed.signer.key_id != signer:
         raise ValueError(f"expected a task signed by {signer.hex()}, got one by {signed.signer.key_id.hex()}")
-    try:
-        signed.signer.verifying_key().verify(signed.signature, _signed(signed.body))
-    except InvalidSignature as error:
-        raise ValueError("expected a task with its signer's signature, got one with a wrong signature") from error
+    if not signed.signer.has_signed(_message_of(signed.body), signed.signature):
+        raise ValueError(f"the task does not bear the signature of {signer.hex()}: it was changed after it was signed")
     try:
         task = msgspec.json.decode(signed.body, type=ready(TrainingTask))
     except msgspec.MsgspecError as error:
-        raise ValueError(f"expected a task, got invalid content ({error})") from error
+        raise ValueError(f"this is not a task of this version ({error})") from error
     if task.body != signed.body:
-        raise ValueError("expected a task in canonical JSON, got it in another form")
+        raise ValueError("the task is not in canonical JSON: hand it on as it was signed, byte for byte")
     if fresh and (task.is_over() or time.time() < (task.begins or 0)):
         raise ValueError(f"this task runs {_window(task)}; it is now {_moment(time.time())}")
-    if fresh and (whose := _first_expired(task, signed.signer, now=time.time())):
-        raise ValueError(f"expected a key of {whose} that has not expired, got one that has")
+    if fresh and (owner := _owner_of_expired_key(task, signed.signer, now=time.time())):
+        raise ValueError(f"a key of {owner} has expired: make a new one (dovetail keys) and a new task")
     return task
 
 
-def _first_expired(task: TrainingTask, signer: PublicKey, *, now: float) -> str | None:
-    """Whose key is of no use any more: users refuse the task, or the analyzer what a shuffler sends."""
+def _owner_of_expired_key(task: TrainingTask, signer: PublicKey, *, now: float) -> str | None:
+    """Whose key of a task has expired: users refuse the task, or the analyzer what a shuffler sends."""
     kind = "shuffler" if task.shufflers else "aggregator"
     if signer.is_expired(now):
         return "the signer"
@@ -292,6 +316,7 @@ def _first_expired(task: TrainingTask, signer: PublicKey, *, now: float) -> str 
 
 
 def _window(task: TrainingTask) -> str:
+    """The time that a task runs, in words."""
     bounds = (("from", task.begins), ("until", task.ends))
     return " ".join(f"{word} {_moment(second)}" for word, second in bounds if second is not None)
 
@@ -300,13 +325,13 @@ def _moment(second: float) -> str:
     return datetime.datetime.fromtimestamp(second, datetime.UTC).isoformat(" ", "seconds")
 
 
-def _signed(body: bytes) -> bytes:
+def _message_of(body: bytes) -> bytes:
     return b"dovetail task\0" + body
 
 
 @functools.lru_cache(maxsize=64)
-def _built(body: bytes) -> tuple[protocols.Protocol, protocols.Cohort]:
-    """By a task's JSON, which is read here without checks that would ask for this very thing."""
+def _build(body: bytes) -> tuple[protocols.Protocol, protocols.Cohort]:
+    """Build by a task's JSON, which is read here without its checks: those need what is built."""
     task = msgspec.json.decode(body)
     cohort = cohort_of(
         task["min_clients"], task["max_clients"], task["colluders"], aggregators=len(task["aggregators"]) or None
@@ -317,7 +342,7 @@ def _built(body: bytes) -> tuple[protocols.Protocol, protocols.Cohort]:
 def cohort_of(
     min_clients: int, max_clients: int, colluders: int, *, aggregators: int | None = None
 ) -> protocols.Cohort:
-    """What is public about the users of every round of a task."""
+    """The cohort of every round of a task."""
     return protocols.Cohort(
         participation=Everyone(), size=max_clients, min_size=min_clients, colluders=colluders, aggregators=aggregators
     )
@@ -325,7 +350,13 @@ def cohort_of(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SlotAssignment:
-    """Which shuffler holds which slots: `holder` and `place` (the slot's number there) by slot, `slots` by shuffler."""
+    """Which shuffler holds which slots.
+
+    Arguments:
+        holder: for every slot, the index of its shuffler.
+        place: for every slot, its number at that shuffler.
+        slots: for every shuffler, its slots.
+    """
 
     holder: np.ndarray
     place: np.ndarray
@@ -333,19 +364,25 @@ class SlotAssignment:
 
 
 def assign_slots(messages: Messages, shufflers: int) -> SlotAssignment:
-    """Slots in turn to the shufflers that may hold them."""
-    party = messages.shuffler_of(np.arange(messages.slots))
-    parties, processes = int(party.max()) + 1, shufflers
-    if processes % parties or processes < parties:
-        raise ValueError(f"expected {parties} shufflers or a multiple of that, got {processes}")
-    rank = np.empty_like(party)
-    for one in range(parties):
-        rank[party == one] = np.arange(np.sum(party == one))
-    each = processes // parties
-    if each > np.min(np.bincount(party)):
-        raise ValueError(f"expected at most one shuffler per slot, got {processes} for {messages.slots} slots")
+    """Assign slots in turn to the shufflers that may hold them.
+
+    Arguments:
+        messages: what is sent, which says which of the protocol's shufflers may hold a slot.
+        shufflers: how many shufflers there are; each of the protocol's is this many divided by the protocol's number.
+    """
+    group = messages.shuffler_of(np.arange(messages.slots))
+    groups = int(group.max()) + 1
+    if shufflers % groups or shufflers < groups:
+        raise ValueError(f"expected {groups} shufflers or a multiple of that, got {shufflers}")
+    rank = np.empty_like(group)  # of a slot, within its group
+    for index in range(groups):
+        rank[group == index] = np.arange(np.sum(group == index))
+    per_group = shufflers // groups
+    if per_group > np.min(np.bincount(group)):
+        raise ValueError(f"expected at most one shuffler per slot, got {shufflers} for {messages.slots} slots")
+    holder = group * per_group + rank % per_group
     return SlotAssignment(
-        holder=party * each + rank % each,
-        place=rank // each,
-        slots=tuple(np.flatnonzero(party * each + rank % each == index) for index in range(processes)),
+        holder=holder,
+        place=rank // per_group,
+        slots=tuple(np.flatnonzero(holder == index) for index in range(shufflers)),
     )
