@@ -54,7 +54,7 @@ def test_every_field_of_a_status_is_signed(changed):
     check_status(STATUS, task_id=TASK, key=KEY.public)
     with pytest.raises(Forged, match="the status does not bear the analyzer's signature: it was changed"):
         check_status(msgspec.structs.replace(STATUS, **changed), task_id=TASK, key=KEY.public)
-    with pytest.raises(Forged, match="got that of another task"):
+    with pytest.raises(Forged, match="this status belongs to another task than"):
         check_status(STATUS, task_id=bytes(32), key=None)
 
 
@@ -397,10 +397,10 @@ def test_another_tasks_status_and_models_are_refused(tmp_path, same_keys):
     theirs.cache.keep(f"{theirs.model_path}/0")
     ours.cache.kept["/v1/status"] = theirs.cache.kept["/v1/status"]
     task_id = ours.household.task.task_id.hex()
-    with pytest.raises(Rejected, match=f"this is the status of another task than {task_id}, from http"):
+    with pytest.raises(Rejected, match=f"this status belongs to another task than {task_id}, from http"):
         ours.user().step()
     ours.cache.kept = {f"{ours.model_path}/0": theirs.cache.kept[f"{theirs.model_path}/0"]}
-    with pytest.raises(Rejected, match="got one that was changed or is another round's or task's"):
+    with pytest.raises(Rejected, match="it was changed on its way, or is another round's or task's"):
         ours.user().step()
     assert ours.line.got == [] == ours.spent()
     ours.cache.kept = {"/v1/task": got(theirs.service.app, "/v1/task"), **theirs.cache.kept}

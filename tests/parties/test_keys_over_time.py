@@ -66,7 +66,7 @@ def test_users_take_part_while_a_task_is_valid(sharing, begins, ends, admitted):
 
 def test_a_task_that_is_over_is_neither_signed_nor_admitted(sharing, monkeypatch):
     signed = resigned(sharing, ends=int(time.time()) + 60)
-    with pytest.raises(ValueError, match="this task ran until .*; it is now"):
+    with pytest.raises(ValueError, match=r"this task ran until .*; it is now"):
         resigned(sharing, ends=int(time.time()) - 1)
     with pytest.raises(ValueError, match="a task must end after it begins"):
         resigned(sharing, begins=100, ends=100)

@@ -284,7 +284,7 @@ def verify(signed: SignedTask, *, signer: bytes, fresh: bool = True) -> Training
 
     Guarantees:
         Only canonical JSON is accepted, so a task has one id.
-        If `fresh`, its time has come and is not up, and no key of signer, analyzer, shufflers or aggregators has expired.
+        If `fresh`, its time has come and is not up, and no key of signer, analyzer or services has expired.
     """
     if len(signed.body) > _LARGEST_TASK:
         raise ValueError(f"expected a task of at most {_LARGEST_TASK} bytes, got {len(signed.body)} bytes")

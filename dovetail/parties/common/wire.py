@@ -121,7 +121,7 @@ class Packed(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, data: bytes, *, length: int) -> Packed:
-        """What `encode` wrote; refuses bytes that are no whole number of messages with ciphertexts of `length` bytes."""
+        """What `encode` wrote; refuses bytes that are no whole number of messages with `length` bytes of ciphertext."""
         count, rest = divmod(len(data), cls.size(1, length=length))
         if rest:
             raise Malformed(f"expected messages of {length} bytes with their slots, got {len(data)} bytes in all")
@@ -320,7 +320,7 @@ def sign_status(status: RoundStatus, pair: KeyPair) -> RoundStatus:
 def check_status(status: RoundStatus, *, task_id: bytes, key: PublicKey | None) -> None:
     """Refuse another task's status and, if there is a key to sign with, one that it has not signed."""
     if status.task_id != task_id:
-        raise Forged(f"this is the status of another task than {task_id.hex()}")
+        raise Forged(f"this status belongs to another task than {task_id.hex()}")
     if key is not None and not key.has_signed(_status_bytes(status), status.signature):
         raise Forged(
             "the status does not bear the analyzer's signature: it was changed on its way, or is not the analyzer's"
