@@ -208,7 +208,7 @@ def test_a_relay_cannot_make_a_user_spend_on_a_round_that_is_not_open(tmp_path, 
         client.answer(forged, np.ones(5))
     signer = KeyRing(deployment.folder / "signer", "sign").current()
     other = sign(msgspec.structs.replace(deployment.task, name="other"), signer)
-    with pytest.raises(Refused, match="got that of another task"):
+    with pytest.raises(Refused, match="this status belongs to another task than"):
         client.answer(msgspec.structs.replace(honest, signed=other), np.ones(5))
     unsigned = sign(msgspec.structs.replace(deployment.task, analyzer_sign=None), signer)
     policy = msgspec.structs.replace(lenient_policy(unsigned))

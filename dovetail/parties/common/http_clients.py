@@ -68,7 +68,7 @@ class Conflict(Rejected):
 
 
 def tls_context(ca: Path | None) -> ssl.SSLContext:
-    """TLS that trusts the authority with this certificate alone, or the usual ones; clients of a process may share it."""
+    """TLS that trusts this authority alone, or the usual ones; clients of one process may share it."""
     return httpx.create_ssl_context(trust_env=False) if ca is None else ssl.create_default_context(cafile=str(ca))
 
 
