@@ -117,7 +117,7 @@ def curated(learned: Federation, rounds: int, seed: int) -> float:
         mean = (total + rng.normal(0, std, learned.dim)) / SILOS
         params, state = server.step(params, state, jax.numpy.asarray(mean, jax.numpy.float32))
     score = learning.evaluate or (lambda model: float("nan"))
-    return score(np.asarray(server.published(params, state)))
+    return score(np.asarray(server.model_to_publish(params, state)))
 
 
 def main() -> None:

@@ -221,7 +221,7 @@ def run(study: Study, folder: Path, *, seeds: int, oracle: bool, out: Path) -> N
     record: dict[str, Any] = {"study": dataclasses.asdict(study), "delta": DELTA, "momentum": MOMENTUM, "seeds": seeds}
     for label, (name, held_out) in sources.items():
         data = load(folder, name)
-        data = views.expanded(split(data) if held_out else data, study.views)
+        data = views.add_views(split(data) if held_out else data, study.views)
         tried = []
         start = time.perf_counter()
         whiten = Whitening(rank=max(study.ranks), ridge=study.ridges[0])

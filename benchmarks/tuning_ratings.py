@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import tuning
 
-from dovetail.data.toxicity import hashed
+from dovetail.data.toxicity import hash_texts
 
 USERS, EPS, RARE, BAD = 4_301, 3.0, 0.1, 0
 CLIPS, REACHES, ROUNDS = (0.1, 0.25, 0.5), (0.25, 0.5, 1.0, 2.0, 4.0, 8.0), (30, 60, 120)
@@ -35,7 +35,7 @@ def reviews(path: Path) -> tuple[np.ndarray, np.ndarray]:
     bad, rng = np.array([one["s"] == BAD for one in held]), np.random.default_rng(0)
     few = rng.permutation(np.flatnonzero(bad))[: round((~bad).sum() * RARE / (1 - RARE))]
     chosen = rng.permutation(np.concatenate([np.flatnonzero(~bad), few]))
-    rows = hashed([held[i]["t"] for i in chosen])
+    rows = hash_texts([held[i]["t"] for i in chosen])
     return np.concatenate([rows, np.ones((len(rows), 1), np.float32)], axis=1), bad[chosen].astype(np.float32)
 
 

@@ -156,7 +156,7 @@ class Rounds:
                 for index, content in enumerate(contents):
                     sharing.add(totals[index], content, index)
             model, state = server.step(model, state, self._estimate(protocol, shared, sharing, totals, counted))
-        published = np.asarray(server.published(model, state))
+        published = np.asarray(server.model_to_publish(model, state))
         return {"accuracy": float(self._learning.evaluate(published)), "refused": refused}
 
     def _contents(self, protocol, shared, sharing, update, nonce, attack, within):  # type: ignore[no-untyped-def]

@@ -27,7 +27,7 @@ import public_backbone
 import dovetail
 from dovetail.data import Dataset, Model, resolve
 from dovetail.features import as_floats
-from dovetail.learners.adapters import adapted
+from dovetail.learners.adapters import adapt
 
 RANK, AT_ONCE, LENGTH = 4, 64, 4.0
 
@@ -54,8 +54,8 @@ def adapter(public: dict[str, np.ndarray], classes: int, *, rank: int = RANK) ->
     """What is trained: a change of low rank to the convolution, and the classes; with rank 0 a linear probe."""
     model, weights = last_layers(public, classes)
     if rank == 0:
-        return adapted(model, weights, whole=["classes/*"])
-    return adapted(model, weights, rank=rank, on=["head/kernel"], whole=["classes/*"])
+        return adapt(model, weights, whole=["classes/*"])
+    return adapt(model, weights, rank=rank, on=["head/kernel"], whole=["classes/*"])
 
 
 # [end]

@@ -249,7 +249,7 @@ def _outcome(case: Case, *, records: bool) -> str:
         try:
             module = OneLayer(case)
             learner = ours.model(module, vectorized=vectorized).learner
-            learner, declared = learner.inspected("cross_entropy", inputs, labels, records=records)
+            learner, declared = learner.inspect("cross_entropy", inputs, labels, records=records)
             if not records:
                 check(learner, np.random.default_rng(1))
         except ValueError as refusal:
@@ -264,7 +264,7 @@ def _outcome(case: Case, *, records: bool) -> str:
 
 def check(learner: Any, rng: np.random.Generator) -> None:
     """One user's records leave all other users' updates as they are, bit by bit."""
-    start = np.concatenate([value.detach().numpy().ravel() for _, value in learner.trained])
+    start = np.concatenate([value.detach().numpy().ravel() for _, value in learner.trained_parameters])
     x, y = rng.random((3, 3, NUMBERS)).astype(np.float32), rng.integers(0, CLASSES, (3, 3))
     counts = np.array([3, 2, 3], np.int32)
     for settings in (ClientUpdate(), ClientUpdate(update="fedavg", batch=2, learning_rate=0.5)):

@@ -49,7 +49,7 @@ def _rows(predictor: Any, data: Path) -> list[dict[str, Any]]:
         raise FileNotFoundError(f"expected a file of rows, got {str(data)!r}, which is not a file")
     logits = predictor.logits(np.load(data, allow_pickle=False) if data.suffix == ".npy" else data)
     answer = predictor.recipe.answer
-    told, names = answer.told(logits), answer.classes or tuple(range(answer.size))
+    told, names = answer.decode(logits), answer.classes or tuple(range(answer.size))
     if answer.kind == "number":
         return [{"prediction": float(value)} for value in told]
     shares = answer.probabilities(logits).tolist()

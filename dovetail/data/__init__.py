@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeGuard
 
 from dovetail import _imports, _validate
-from dovetail.data import adult, cifar10, digits, fashion_mnist, mnist, mnist_writers, qmnist, toxicity
+from dovetail.data import adult, cifar10, digits, mnist, toxicity
 from dovetail.data._base import Clients, Dataset, HostLearner, LoadData, Loss, Metric, Model, Target, Task
 from dovetail.data.own_code import RecordSpec
 
@@ -30,10 +30,10 @@ TASKS: dict[str, Task] = {
         adult.TASK,
         cifar10.TASK,
         digits.TASK,
-        fashion_mnist.TASK,
-        mnist.TASK,
-        mnist_writers.TASK,
-        qmnist.TASK,
+        mnist.FASHION_MNIST,
+        mnist.MNIST,
+        mnist.MNIST_WRITERS,
+        mnist.QMNIST,
         toxicity.TASK,
     )
 }
@@ -49,5 +49,5 @@ def resolve(task: str | Task) -> Task:
     return _imports.load(task, what="task", kind="dovetail.data.Task", accept=_is_task)
 
 
-def _is_task(found: object) -> TypeGuard[Task]:
-    return isinstance(found, Task)
+def _is_task(value: object) -> TypeGuard[Task]:
+    return isinstance(value, Task)

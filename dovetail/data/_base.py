@@ -3,8 +3,6 @@
 A `Dataset` holds records as NumPy arrays and, where that is known, whom each is about; a `Clients` table says which
 records belong to which client, a `Model` maps parameters and inputs to logits. Records are stored once, whatever the
 number of clients: a client is a list of indices.
-
-Who owns which records.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import jax
 import numpy as np
 
 from dovetail import _validate
-from dovetail.data._sources import Sources
+from dovetail.data.readers import Sources
 
 if TYPE_CHECKING:
     from dovetail.data.readers.recipes import Recipe
@@ -94,7 +92,7 @@ class Dataset(Sources):
             if len(inputs) != len(labels) * views or len(inputs) == 0:
                 rows = "record" if views == 1 else f"{views} rows"
                 raise ValueError(f"expected one label for each {rows} of {part}, got {len(inputs)} and {len(labels)}")
-            object.__setattr__(self, of, self._held(f"labels of {part}", labels))
+            object.__setattr__(self, of, self._convert_labels(f"labels of {part}", labels))
             object.__setattr__(self, part, as_inputs(part, inputs))
         for name in ("subjects", "users"):
             if (ids := getattr(self, name)) is not None:
@@ -111,7 +109,7 @@ class Dataset(Sources):
                 f"the data have users at {needed} places of the roster, and roster={self.roster} has fewer"
             )
 
-    def _held(self, name: str, labels: np.ndarray) -> np.ndarray:
+    def _convert_labels(self, name: str, labels: np.ndarray) -> np.ndarray:
         """Labels in the type that computes; refuses those that are not what the target says."""
         if self.target == "classes":
             return _as_classes(name, labels, self.num_classes)
@@ -151,7 +149,7 @@ def _as_classes(name: str, labels: np.ndarray, num_classes: int) -> np.ndarray:
 
 
 def _as_numbers(name: str, labels: np.ndarray) -> np.ndarray:
-    """Labels as finite float32."""
+    """Labels as finite float32; refuses text."""
     if labels.dtype.kind not in "biuf":
         raise ValueError(f"expected {name} as numbers, got {labels.dtype}")
     return as_inputs(name, labels if labels.dtype.kind == "f" else labels.astype(np.float64))
@@ -180,13 +178,16 @@ def _check_ids(name: str, ids: np.ndarray, num_records: int) -> None:
 class Model:
     """A function from parameters and a batch of inputs to logits.
 
-    A model with a `constant` is linear: its parameters are one array of shape (features + 1, classes), and its logits
-    are ``inputs @ params[:-1] + constant * params[-1]`` on flattened inputs. The engine then never forms a client's
-    gradient (see `engine`).
-
-    `loss` is a name of `learners.losses.LOSSES` or a function of one's own; without one it follows from the dataset's
-    target. A model with a `learner` trains outside JAX: the learner computes updates and outputs, and `apply` may not
-    be compiled.
+    Arguments:
+        name: what the model is called in results.
+        init: from a key to the first parameters.
+        apply: from parameters and a batch of inputs to logits.
+        constant: that of a linear model, whose parameters are one array of shape (features + 1, classes), and whose
+            logits are ``inputs @ params[:-1] + constant * params[-1]`` on flattened inputs. The engine then never forms
+            a client's gradient (see `engine`).
+        loss: a name of `learners.losses.LOSSES` or a function of one's own; by default it follows from the target of
+            the dataset.
+        learner: of a model that trains outside JAX: it computes updates and outputs, and `apply` may not be compiled.
     """
 
     name: str
@@ -202,28 +203,28 @@ class HostLearner(Protocol):
 
     Where `platform` is the one that JAX computes on, records come as arrays of JAX, and updates may be one.
 
-    `gradients` says whether an update of "fedsgd" is the negative gradient of the mean loss, which protocols need that
-    clip records one by one; `settled`, whether the learner decides by itself how a client trains; `code` are the
-    objects whose source a resumed run must have in common with the run it goes on from; `notes`, what every statement
-    about models that it trained assumes; `platform`, where clients train: "host", or an accelerator ("gpu").
+    Arguments:
+        gradients: whether an update of "fedsgd" is the negative gradient of the mean loss, which protocols need that
+            clip records one by one.
+        ignores_settings: whether the learner decides by itself how a client trains.
     """
 
     gradients: bool
-    settled: bool
+    ignores_settings: bool
 
     @property
     def platform(self) -> str:
-        """See above."""
+        """Where clients train: "host", or an accelerator ("gpu")."""
         ...
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """See above."""
+        """What every statement about models that it trained assumes."""
         ...
 
     @property
     def code(self) -> tuple[Any, ...]:
-        """See above."""
+        """The objects whose source a resumed run must have in common with the run that it goes on from."""
         ...
 
     def updates(
@@ -235,9 +236,14 @@ class HostLearner(Protocol):
         labels: Any,
         counts: Any,
     ) -> Any:
-        """Updates of some clients, (clients, dim), by `settings`, a `learners.client.ClientUpdate`.
+        """Updates of some clients, (clients, dim).
 
-        Inputs and labels are (clients, records, ...), of which the first `counts` of each client are real.
+        Arguments:
+            settings: a `learners.client.ClientUpdate`.
+            loss: a name of `learners.losses.LOSSES`, or one's own.
+            parameters: the flat vector that the clients start from.
+            inputs: (clients, records, ...), of which the first `counts` of each client are real.
+            labels: in the same way.
         """
         ...
 
@@ -246,12 +252,16 @@ class HostLearner(Protocol):
         ...
 
     def losses(self, loss: str | Loss, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """The loss of each record."""
+        """The loss of each record, from the model's outputs for it."""
         ...
 
 
 class LoadData(Protocol):
-    """Loads a dataset; `folder` is where the user keeps the files, if anywhere."""
+    """Loads a dataset.
+
+    Arguments:
+        folder: where the user keeps the files, if anywhere.
+    """
 
     def __call__(self, *, folder: Path | None) -> Dataset:
         """Return the dataset, or raise `FileNotFoundError` with one sentence."""
@@ -260,13 +270,18 @@ class LoadData(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """Data and, if it brings its own, a model; `model` overrides the model named in a config.
+    """Data and, if it brings its own, a model. Test records are held to be public.
 
-    It is a `Model`, a module of PyTorch, Flax or Equinox, or a function from a `RecordSpec` to one of these. `loss`
-    overrides that of the model.
-    `metrics` are functions of the model's outputs and the labels of all test records, reported by name beside accuracy
-    and the like. Test records are held to be public. Of a `published` data set it is public how many users and records
-    it has; of any other these numbers are declared, never counted (docs/concepts/counts.md).
+    Arguments:
+        name: what the task is called in configs and results.
+        load: loads the dataset.
+        model: overrides the model that is named in a config. It is a `Model`, a module of PyTorch, Flax or Equinox, or
+            a function from a `RecordSpec` to one of these.
+        loss: overrides that of the model.
+        metrics: functions of the model's outputs and the labels of all test records, reported by name beside accuracy
+            and the like.
+        published: whether it is public how many users and records the dataset has; of any other these numbers are
+            declared, never counted (docs/concepts/counts.md).
     """
 
     name: str
@@ -301,7 +316,7 @@ class Clients:
 
     @classmethod
     def from_owners(cls, records: np.ndarray, owners: np.ndarray, *, num_clients: int) -> Clients:
-        """The clients of which `owners[i]` owns `records[i]`; a client's records stay in the order given."""
+        """The clients of which `owners[i]` owns `records[i]`; a client's records keep their order."""
         counts = np.bincount(owners, minlength=num_clients)
         return cls(records=records[np.argsort(owners, kind="stable")].astype(np.int32), counts=counts.astype(np.int32))
 
@@ -319,19 +334,22 @@ class Clients:
         """Where the records of each client begin."""
         return (np.cumsum(self.counts) - self.counts).astype(np.int32)
 
-    def of(self, client: int) -> np.ndarray:
+    def records_of(self, client: int) -> np.ndarray:
         """The records of one client."""
         return self.records[self.starts[client] : self.starts[client] + self.counts[client]]
 
-    def only(self, clients: np.ndarray) -> Clients:
-        """These clients and no others."""
+    def subset(self, clients: np.ndarray) -> Clients:
+        """The table of these clients alone, in this order."""
         return Clients.from_rows(self.rows(clients), self.counts[clients])
 
     def rows(self, clients: np.ndarray, *, width: int | None = None) -> np.ndarray:
-        """The records of some clients, one row each, `width` wide or as wide as the largest of them.
+        """The records of some clients, one row each.
 
         Rows are padded with the client's own first record, never with someone else's, except that there is no choice
         for a client without any: its row holds record 0.
+
+        Arguments:
+            width: how many columns there are; by default as many as the largest of these clients has records.
         """
         counts = self.counts[clients][:, None]
         column = np.arange(width or max(1, counts.max(initial=0)))
@@ -343,7 +361,7 @@ class Clients:
         return np.repeat(np.arange(self.num_clients), self.counts), self.records
 
     def with_views(self, views: int) -> Clients:
-        """The clients' rows of inputs, of which each record has so many: more records, as far as training goes."""
+        """The clients' rows of inputs where each record has so many views: more records, as far as training goes."""
         rows = self.records[:, None] * np.int32(views) + np.arange(views, dtype=np.int32)
         return Clients(records=rows.reshape(-1), counts=self.counts * np.int32(views))
 
@@ -353,6 +371,6 @@ class Clients:
         return len(self.counts)
 
     @property
-    def most(self) -> int:
+    def max_records(self) -> int:
         """Records of the largest client; 1 where nobody has any."""
         return max(1, int(self.counts.max()))

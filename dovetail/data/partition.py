@@ -1,10 +1,10 @@
-"""Who owns which records: ways to deal a dataset to users.
+"""Who owns which records: how a dataset is assigned to users.
 
-iid and one-record deal at random; shards gives every user two runs of the records sorted by label (McMahan et al. 2017,
-Geyer et al. 2017); dirichlet draws each class's shares of the users (Hsu, Qi, Brown 2019). by-user gives every record
-to the user that the data name, or, where they name none, to whom it is about ("writers" is its older name); silos
-spreads each subject over a few of the users, as a patient's files lie in several hospitals (Marathe, Kanani 2022). All
-randomness comes from the seed.
+iid and one-record assign at random; shards gives every user two runs of the records sorted by label (McMahan et al.
+2017, Geyer et al. 2017); dirichlet draws each class's shares of the users (Hsu, Qi, Brown 2019). by-user gives every
+record to the user that the data name, or, where they name none, to whom it is about ("writers" is its older name);
+silos spreads each subject over a few of the users, as a patient's files lie in several hospitals (Marathe, Kanani
+2022). All randomness comes from the seed.
 """
 
 from __future__ import annotations
@@ -34,34 +34,41 @@ def build(
     roster: int | None = None,
     spread: int = 1,
 ) -> Clients:
-    """The partition of this name.
+    """Assign records to users by the partition of this name.
 
-    `users=None` goes with one-record, as many as records, and with by-user, as many as there are; with more users than
-    that, those left over hold nothing. With a `roster` of so many places, owners are places on it. For silos, `users`
-    is the number of silos. `subjects`, whom each record is about, is for silos, and for by-user where the data do not
-    name the `owners` of records.
+    Arguments:
+        name: one of `PARTITIONS`.
+        labels: those of the records.
+        users: how many users there are; for silos, how many silos. None goes with one-record, as many as records, and
+            with by-user, as many as there are; with more users than that, those left over hold nothing.
+        seed: of all randomness.
+        concentration: of dirichlet.
+        subjects: whom each record is about: for silos, and for by-user where the data do not name the owners.
+        owners: the user that holds each record, for by-user.
+        roster: how many places the public list of users has; owners are then places on it.
+        spread: over how many silos the records of a subject are spread.
     """
     _validate.known_name("partition", name, PARTITIONS)
     if name in BY_USER:
-        known = subjects if owners is None else owners
-        if known is None:
+        holders = subjects if owners is None else owners
+        if holders is None:
             raise ValueError(
-                f"expected a task with users or subjects for partition {name!r}, got one without (user= of "
-                "Dataset.from_csv names them; mnist-writers has subjects)"
+                f"partition {name!r} needs data that name users or subjects (user= of Dataset.from_csv names users; "
+                "mnist-writers has subjects)"
             )
-        return by_user(known, users=users, roster=roster if owners is not None else None)
+        return by_user(holders, users=users, roster=roster if owners is not None else None)
     if name == "silos":
         if subjects is None:
             raise ValueError(
-                f"expected a task with subjects for partition {name!r}, got one without (mnist-writers has them)"
+                f"partition {name!r} needs data with subjects (subject= of Dataset.from_csv; mnist-writers has them)"
             )
         if users is None:
-            raise ValueError("expected the number of silos for partition 'silos', got silos=None")
+            raise ValueError("partition 'silos' needs the number of silos: set task.silos")
         return silos(subjects, num_silos=users, spread=spread, seed=seed)
     if name == "one-record":
         return one_record(len(labels), users=users or roster, seed=seed)
     if users is None:
-        raise ValueError(f"expected the number of users for partition {name!r}, got users=None")
+        raise ValueError(f"partition {name!r} needs the number of users: set task.users")
     if name == "iid":
         return iid(len(labels), users=users, seed=seed)
     if name == "dirichlet":
@@ -90,10 +97,13 @@ def shards(
 ) -> Clients:
     """Shards of the records sorted by label, a few to each user.
 
+    Arguments:
+        seed: of the order of records and shards.
+
     Guarantees:
         A shard is a run of the sorted records: it holds one label, or few.
         Nobody holds a record twice; nobody shares one, unless users x records_per_user exceeds the data.
-        Otherwise the shards are dealt anew, in a new order, until every user is served.
+        Otherwise the shards are assigned anew, in a new order, until every user is served.
     """
     _validate.integer(users=users, shards_per_user=shards_per_user, records_per_user=records_per_user)
     _validate.at_least(1, users=users, shards_per_user=shards_per_user)
@@ -113,8 +123,8 @@ def shards(
         rng.permutation(num_shards)[: users_a_pass * shards_per_user].reshape(users_a_pass, shards_per_user)
         for _ in range(-(-users // users_a_pass))
     ]
-    dealt = starts[np.concatenate(passes)[:users]]
-    places = (dealt[:, :, None] + np.arange(size)).reshape(users, records_per_user)
+    runs = starts[np.concatenate(passes)[:users]]
+    places = (runs[:, :, None] + np.arange(size)).reshape(users, records_per_user)
     return Clients.from_rows(rng.permuted(order[places], axis=1))
 
 
@@ -170,10 +180,10 @@ def silos(subjects: np.ndarray, *, num_silos: int, spread: int, seed: int) -> Cl
     order = rng.permutation(len(subjects))
     order = order[np.argsort(subjects[order], kind="stable")]
     _, starts, counts = np.unique(subjects[order], return_index=True, return_counts=True)
-    chosen = np.stack([rng.choice(num_silos, spread, replace=False) for _ in starts])
+    homes = np.stack([rng.choice(num_silos, spread, replace=False) for _ in starts])
     subject = np.repeat(np.arange(len(starts)), counts)
     turn = np.arange(len(order)) - starts[subject]
-    return Clients.from_owners(order, chosen[subject, turn % spread], num_clients=num_silos)
+    return Clients.from_owners(order, homes[subject, turn % spread], num_clients=num_silos)
 
 
 def _feed_the_empty(owner: np.ndarray, users: int) -> None:

@@ -15,11 +15,11 @@ import numpy as np
 from dovetail import _validate
 from dovetail.data._base import Clients
 
-__all__ = ["Holdings", "cap", "holdings", "one_per_user"]
+__all__ = ["SubjectMaxima", "cap", "one_per_user", "subject_maxima"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Holdings:
+class SubjectMaxima:
     """The most that any one subject has in a federation; `subjects` is how many have anything."""
 
     subjects: int
@@ -36,7 +36,14 @@ def cap(
     users_per_subject: int | None,
     items_per_user: int | None = None,
 ) -> Clients:
-    """The federation in which no subject has more than this; None is no limit.
+    """Drop records until no subject has more than this; None is no limit.
+
+    Arguments:
+        clients: who holds which records.
+        subjects: whom each record is about.
+        items_per_subject: the most records that a subject keeps over all users.
+        users_per_subject: the most users that keep records of a subject.
+        items_per_user: the most records of a subject that any one user keeps.
 
     Of a subject, the `users_per_subject` users are kept that hold most of its records (of equals the lower number);
     they give its records in turn, each its lowest first and at most `items_per_user`, until `items_per_subject`.
@@ -71,11 +78,16 @@ def cap(
     return Clients.from_owners(records[entries], users[entries], num_clients=clients.num_clients)
 
 
-def holdings(clients: Clients, subjects: np.ndarray) -> Holdings:
-    """The most records and users that one subject has, and the most records it has at one user."""
+def subject_maxima(clients: Clients, subjects: np.ndarray) -> SubjectMaxima:
+    """The most records and users that any one subject has, and the most records it has at one user.
+
+    Arguments:
+        clients: who holds which records.
+        subjects: whom each record is about.
+    """
     held = _Held.of(clients, subjects)
     first_of_pair = held.turn == 0
-    return Holdings(
+    return SubjectMaxima(
         subjects=len(np.unique(held.subject)),
         most_items=_longest_run(held.subject),
         most_users=_longest_run(held.subject[first_of_pair]),

@@ -18,7 +18,7 @@ import numpy as np
 from dovetail.data._base import Dataset, Task
 from dovetail.data.download import Origin, RemoteFile, fetch_all
 
-__all__ = ["FEATURES", "FILES", "RATINGS", "TASK", "build", "hashed", "load"]
+__all__ = ["FEATURES", "FILES", "RATINGS", "TASK", "build", "hash_texts", "load"]
 
 FEATURES = 512
 RATINGS = 64
@@ -46,7 +46,13 @@ def load(*, folder: Path | None) -> Dataset:
 
 
 def build(comments: Path, annotations: Path, *, ratings: int = RATINGS) -> Dataset:
-    """The dataset of these two files, with so many ratings of each annotator at most."""
+    """The dataset of these two files.
+
+    Arguments:
+        comments: the table of comments.
+        annotations: the table of their ratings.
+        ratings: the most ratings of an annotator that are trained on.
+    """
     numbers, texts, splits = _comments(comments)
     place, worker, toxic = _annotations(annotations, numbers)
     trained = splits[place] != "test"
@@ -55,28 +61,28 @@ def build(comments: Path, annotations: Path, *, ratings: int = RATINGS) -> Datas
     tested = np.flatnonzero((splits == "test") & (np.bincount(place, minlength=len(numbers)) > 0))
     used, row = np.unique(place[kept], return_inverse=True)
     return Dataset(
-        inputs=hashed([texts[number] for number in used])[row],
+        inputs=hash_texts([texts[number] for number in used])[row],
         labels=toxic[kept],
-        test_inputs=hashed([texts[number] for number in tested]),
+        test_inputs=hash_texts([texts[number] for number in tested]),
         test_labels=(votes[tested] > 0).astype(np.int32),
         num_classes=2,
         subjects=worker[kept],
     )
 
 
-def hashed(texts: list[str]) -> np.ndarray:
+def hash_texts(texts: list[str]) -> np.ndarray:
     """Each text's words and pairs of words, hashed with signs, float32 of unit norm (of none: zero)."""
     rows = np.zeros((len(texts), FEATURES), np.float32)
-    known: dict[str, int] = {}
+    code_of: dict[str, int] = {}
     for row, text in zip(rows, texts, strict=True):
         words = _WORD.findall(text.replace("NEWLINE_TOKEN", " ").lower())
         for word in words:
-            if word not in known:
-                known[word] = zlib.crc32(word.encode())
-        codes = np.fromiter(map(known.__getitem__, words), np.uint32, len(words))
-        found = np.concatenate([codes, _pairs(codes[:-1], codes[1:])])
-        signs = 1.0 - 2.0 * ((found >> 16) & 1)
-        row[:] = np.bincount(found % FEATURES, weights=signs, minlength=FEATURES)
+            if word not in code_of:
+                code_of[word] = zlib.crc32(word.encode())
+        codes = np.fromiter(map(code_of.__getitem__, words), np.uint32, len(words))
+        codes = np.concatenate([codes, _pairs(codes[:-1], codes[1:])])
+        signs = 1.0 - 2.0 * ((codes >> 16) & 1)
+        row[:] = np.bincount(codes % FEATURES, weights=signs, minlength=FEATURES)
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     return rows / np.where(norms > 0, norms, 1)
 
@@ -114,7 +120,7 @@ def _annotations(path: Path, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarra
     comment = np.array([float(row[0]) for row in rows]).astype(np.int64)
     place = np.minimum(np.searchsorted(numbers, comment), len(numbers) - 1)
     if len(strays := np.flatnonzero(numbers[place] != comment)):
-        raise ValueError(f"expected ratings of comments that are there, got one of {comment[strays[0]]} in {path}")
+        raise ValueError(f"{path} rates comment {comment[strays[0]]}, which the table of comments does not have")
     worker = np.array([int(row[1]) for row in rows], np.int32)
     return place, worker, np.array([float(row[2]) for row in rows]).astype(np.int32)
 
@@ -126,7 +132,8 @@ def _table(path: Path, columns: tuple[str, ...]) -> list[list[str]]:
         raise ValueError(f"expected the columns {', '.join(columns)}, got {header[:80]!r} in {path}")
     split = [row.split("\t") for row in rows if row]
     if any(len(row) != len(columns) for row in split):
-        raise ValueError(f"expected {len(columns)} fields in every row, got a row with others in {path}")
+        wrong = next(row for row in split if len(row) != len(columns))
+        raise ValueError(f"expected {len(columns)} fields in every row of {path}, got {len(wrong)} in {wrong}")
     return split
 
 

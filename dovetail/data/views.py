@@ -23,7 +23,7 @@ from dovetail import _imports, _validate
 from dovetail.data._base import Dataset
 from dovetail.data.own_code import PerRecord
 
-__all__ = ["KINDS", "View", "expanded", "flip", "parse", "rotate", "same", "shift", "zoom"]
+__all__ = ["KINDS", "View", "add_views", "flip", "parse", "rotate", "same", "shift", "zoom"]
 
 View = Callable[[jax.Array], jax.Array]
 KINDS = ("flip", "rotate", "shift", "zoom")
@@ -33,58 +33,58 @@ _BATCH = 512
 
 
 def same(images: jax.Array) -> jax.Array:
-    """The images themselves."""
+    """The images as they are."""
     return images
 
 
 def flip(images: jax.Array) -> jax.Array:
-    """Left and right exchanged."""
+    """The mirror image: left and right exchanged."""
     return images[:, :, ::-1]
 
 
 def shift(rows: int, columns: int) -> View:
-    """Down and right by whole pixels, exactly."""
+    """The view that moves images down and right by whole pixels, exactly."""
     _validate.integer(rows=rows, columns=columns)
 
-    def shifted(images: jax.Array) -> jax.Array:
-        return _picked(_picked(images, -rows, axis=1), -columns, axis=2)
+    def shift_images(images: jax.Array) -> jax.Array:
+        return _shift_axis(_shift_axis(images, -rows, axis=1), -columns, axis=2)
 
-    return shifted
+    return shift_images
 
 
 def rotate(degrees: float) -> View:
-    """Counter-clockwise about the centre."""
+    """The view that turns images counter-clockwise about their centre."""
     _validate.finite(degrees=degrees)
     cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
 
-    def rotated(images: jax.Array) -> jax.Array:
+    def rotate_images(images: jax.Array) -> jax.Array:
         down, right = _from_centre(images.shape)
         return _bilinear(images, cosine * down + sine * right, cosine * right - sine * down)
 
-    return rotated
+    return rotate_images
 
 
 def zoom(factor: float) -> View:
-    """Larger by this factor, the centre in its place; what leaves the frame is lost."""
+    """The view that enlarges images by this factor about their centre; what leaves the frame is lost."""
     _validate.positive(factor=factor)
 
-    def zoomed(images: jax.Array) -> jax.Array:
+    def zoom_images(images: jax.Array) -> jax.Array:
         down, right = _from_centre(images.shape)
         return _bilinear(images, down / factor, right / factor)
 
-    return zoomed
+    return zoom_images
 
 
 def parse(views: Sequence[str]) -> tuple[View, ...]:
-    """The views that a list asks for, the image itself first.
+    """The views that a list of texts ("shift:1") names, the image itself first.
 
     Guarantees:
         An empty list is the image alone.
     """
-    return (same, *(view for text in views for view in _parsed(text)))
+    return (same, *(view for text in views for view in _parse_one(text)))
 
 
-def expanded(dataset: Dataset, views: Sequence[str]) -> Dataset:
+def add_views(dataset: Dataset, views: Sequence[str]) -> Dataset:
     """The dataset with all these views of every training record as rows of its inputs, one after the other.
 
     Bytes stay bytes, rounded to the nearest. All views are held in memory, at most 4 GiB; more are refused.
@@ -92,60 +92,60 @@ def expanded(dataset: Dataset, views: Sequence[str]) -> Dataset:
     Guarantees:
         Views of one's own get one record at a time; what JAX cannot compile of them is `declared` in the dataset.
     """
-    chosen = parse(views)
-    if len(chosen) == 1:
+    applied = parse(views)
+    if len(applied) == 1:
         return dataset
     if dataset.views != 1:
-        raise ValueError(f"expected a dataset without views, got one with views={dataset.views}")
+        raise ValueError(f"the dataset has views={dataset.views} already: add all views at once")
     inputs = dataset.inputs
-    if inputs.nbytes * len(chosen) > _LARGEST:
+    if inputs.nbytes * len(applied) > _LARGEST:
         raise ValueError(
-            f"expected views of at most {_LARGEST >> 30} GiB in all, got {len(chosen)} views of "
+            f"expected views of at most {_LARGEST >> 30} GiB in all, got {len(applied)} views of "
             f"{inputs.nbytes / 2**30:.1f} GiB of records"
         )
     if inputs.ndim not in (3, 4) and any(_kind(text) in KINDS for text in views):
         raise ValueError(
             f"expected images (height, width[, channels]) for views, got records of shape {inputs.shape[1:]}"
         )
-    rows = np.empty((len(inputs), len(chosen), *inputs.shape[1:]), inputs.dtype)
+    rows = np.empty((len(inputs), len(applied), *inputs.shape[1:]), inputs.dtype)
     rows[:, 0] = inputs
     declared = dataset.declared
-    names = [text for text in views for _ in _parsed(text)]
-    for number, (text, view) in enumerate(zip(names, chosen[1:], strict=True), start=1):
+    names = [text for text in views for _ in _parse_one(text)]
+    for number, (text, view) in enumerate(zip(names, applied[1:], strict=True), start=1):
         apply: Callable[[np.ndarray], Any] = jax.jit(view)
         if _kind(text) not in KINDS:
             apply = own = PerRecord(view, inputs.shape[1:], name=text)
-            declared += () if own.isolated else (f"the view {text!r} of a record depends on that record alone",)
+            declared += () if own.is_isolated else (f"the view {text!r} of a record depends on that record alone",)
         for low in range(0, len(inputs), _BATCH):
             batch = inputs[low : low + _BATCH]
             rows[low : low + _BATCH, number] = _as(batch, apply(batch.astype(np.float32)))
     return dataclasses.replace(
         dataset,
         inputs=rows.reshape(-1, *inputs.shape[1:]),
-        views=len(chosen),
+        views=len(applied),
         declared=tuple(dict.fromkeys(declared)),
     )
 
 
 def _as(batch: np.ndarray, viewed: Any) -> np.ndarray:
     """A view of a batch in the batch's own type."""
-    found = np.asarray(viewed)
-    if found.shape != batch.shape:
-        raise ValueError(f"expected a view to keep the shape {batch.shape[1:]} of a record, got {found.shape[1:]}")
-    return np.clip(np.rint(found), 0, 255) if batch.dtype == np.uint8 else found
+    rows = np.asarray(viewed)
+    if rows.shape != batch.shape:
+        raise ValueError(f"expected a view to keep the shape {batch.shape[1:]} of a record, got {rows.shape[1:]}")
+    return np.clip(np.rint(rows), 0, 255) if batch.dtype == np.uint8 else rows
 
 
 def _kind(text: str) -> str:
     return text.partition(":")[0]
 
 
-def _parsed(text: str) -> Sequence[View]:
+def _parse_one(text: str) -> Sequence[View]:
     kind, separator, amount = text.partition(":")
     if kind not in KINDS:
         if not separator:
             _validate.known_name("view", kind, KINDS)
-        found = _imports.load(text, what="view", kind="function of images, or a list of them", accept=_are_views)
-        return found if isinstance(found, list | tuple) else (found,)
+        loaded = _imports.load(text, what="view", kind="function of images, or a list of them", accept=_are_views)
+        return loaded if isinstance(loaded, list | tuple) else (loaded,)
     if kind == "flip":
         if separator:
             raise ValueError(f"expected view 'flip' without an amount, got {text!r}")
@@ -165,12 +165,12 @@ def _parsed(text: str) -> Sequence[View]:
     return shift(by, 0), shift(-by, 0), shift(0, by), shift(0, -by)
 
 
-def _are_views(found: object) -> TypeGuard[View | list[View] | tuple[View, ...]]:
-    some = found if isinstance(found, list | tuple) else (found,)
-    return len(some) > 0 and all(callable(one) for one in some)
+def _are_views(value: object) -> TypeGuard[View | list[View] | tuple[View, ...]]:
+    some = value if isinstance(value, list | tuple) else (value,)
+    return len(some) > 0 and all(callable(view) for view in some)
 
 
-def _picked(images: jax.Array, by: int, *, axis: int) -> jax.Array:
+def _shift_axis(images: jax.Array, by: int, *, axis: int) -> jax.Array:
     size = images.shape[axis]
     return jnp.take(images, np.clip(np.arange(size) + by, 0, size - 1), axis=axis)
 

@@ -1,9 +1,9 @@
 """What a chunk of clients adds to a round: their updates, or the sum of their updates without any being formed.
 
-Five ways, of which the fastest for clients of a size is chosen:
+Five strategies, of which the fastest for clients of a size is chosen:
 
 - *general*: every client's local training, side by side or one after the other, then the protocol's `collect`;
-- *scaled*: the same training, then the sum of rescaled updates, beside clients of another size that go a way below;
+- *scaled*: the same training, then the sum of rescaled updates, beside clients of another size with a strategy below;
 - *linear*, for linear models under protocols that only rescale updates: the matrix forms of `engine.linear`, of which
   that by Gram matrices needs the `products` of each client's rows;
 - *moments*, for statistics of records in place of updates, under protocols that only rescale: one matrix product where
@@ -11,7 +11,7 @@ Five ways, of which the fastest for clients of a size is chosen:
 - *clipped*, for clients of one record, or of a few and a large model, under protocols that only clip: the products of
   `engine.examples`.
 
-Clients of a chunk are of one size class (`engine.chunks`), and each class has its own way.
+Clients of a chunk are of one size class, and each class has its own strategy.
 A client's secret keys are folded from the round's key and its own number, so that nothing depends on who shares a
 chunk; the public order of records is the same for all clients with as many of them.
 Nor does it on what they hold: an update without a finite squared norm counts as zero, randomized and counted like any
@@ -59,16 +59,16 @@ __all__ = [
     "Data",
     "Diagnostics",
     "Keys",
-    "Seen",
     "SizeClass",
-    "Way",
+    "Strategy",
+    "UpdateSums",
     "Work",
     "Works",
     "as_float",
-    "best_ways",
-    "diagnosed",
-    "seen",
+    "best_strategies",
+    "diagnostics_of",
     "size_classes",
+    "sum_updates",
 ]
 
 Work = tuple[jax.Array, Any]  # the users of a round or a chunk (-1: nobody), the records of their private steps or None
@@ -77,9 +77,14 @@ ORDER, RANDOMIZE, ESTIMATE, TALLY, SHUFFLE, STEPS = range(1, 7)  # what a key of
 
 
 class Data(NamedTuple):
-    """Inputs and their labels; the rows of all clients, one client after the other, where each begins and how many.
+    """The records of a federation on the devices, and who owns which.
 
-    For *gram* there are `products` of a class's rows, or None, and the `places` of clients in their class.
+    Arguments:
+        rows: the rows of all clients, one client after the other.
+        starts: where the rows of each client begin.
+        counts: how many rows each client has.
+        places: the place of each client in its size class.
+        products: for each size class the products of its clients' rows, for *gram*; None where they are not used.
     """
 
     inputs: Any
@@ -100,14 +105,20 @@ class Keys(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ClientWork:
-    """What clients compute in a round; `unravel` gives the model's own parameters from the flat vector of them.
+    """What the clients of one size class compute in a round.
 
-    They are those of size class `number`, with up to `width` rows of inputs each.
-    With `moments` their updates are statistics of the records. Otherwise they descend on `loss`.
+    Arguments:
+        unravel: from the flat vector of parameters to the model's own.
+        fast: the protocol's fast path for this many parameters.
+        strategy: how what they add up to is computed.
+        diagnostics: whether to sum the raw updates, too.
+        moments: if given, updates are these statistics of the records; otherwise clients descend on `loss`.
+        number: the size class, among all of them.
+        width: the most rows of inputs that one of them has.
 
     Guarantees:
-        All ways add up to the same, up to float summation order and as far as the protocol says they do.
-        A client whose update or its squared norm is not finite counts as one with a zero update, in every way.
+        All strategies add up to the same, up to float summation order and as far as the protocol says they do.
+        A client whose update or its squared norm is not finite counts as one with a zero update, in every strategy.
     """
 
     model: Model
@@ -115,7 +126,7 @@ class ClientWork:
     protocol: Protocol
     fast: Fast
     update: ClientUpdate
-    way: Way
+    strategy: Strategy
     diagnostics: bool
     moments: Moments | None = None
     number: int = 0
@@ -125,33 +136,41 @@ class ClientWork:
     @property
     def forms_updates(self) -> bool:
         """Whether memory grows with the clients of a chunk times the numbers of an update."""
-        return self.way in ("general", "scaled") or (self.way == "moments" and self.width > 1)
+        return self.strategy in ("general", "scaled") or (self.strategy == "moments" and self.width > 1)
 
     @property
     def sums_updates(self) -> bool:
         """Whether what is collected is the sum of scaled updates and their number, for `Fast.tally_of_sum`."""
-        return self.way != "general"
+        return self.strategy != "general"
 
     def collect(self, params: jax.Array, state: Any, data: Data, part: Work, keys: Keys) -> Any:
-        """What adds up over chunks: what the protocol collects, and what is `Seen`, or None without diagnostics."""
-        match self.way:
-            case "linear":
-                return self._linear(params, state, data, part, keys)
-            case "moments":
-                return self._moments(state, data, part, keys)
-            case "clipped":
-                return self._clipped(params, state, data, part, keys)
-            case "scaled":
-                return self._scaled(self.updates(params, data, part, keys), part[0], state)
-        return self.collected(self.updates(params, data, part, keys), part[0], state, keys)
+        """Train the clients of one chunk, and collect from them.
 
-    def collected(self, updates: jax.Array, ids: jax.Array, state: Any, keys: Keys) -> Any:
-        """The same, of clients with these updates."""
-        collected = self.fast.collect(updates, ids >= 0, state, **self.drawn_with(ids, keys))
-        return collected, seen(updates, ids >= 0) if self.diagnostics else None
+        Arguments:
+            params: the flat vector of parameters.
+            state: the protocol's state for this round, as `Protocol.prepare` returns it.
+            part: the users of the chunk.
+
+        Returns: what adds up over chunks: what the protocol collects, and `UpdateSums`, or None without diagnostics.
+        """
+        match self.strategy:
+            case "linear":
+                return self._sum_linear(params, state, data, part, keys)
+            case "moments":
+                return self._sum_moments(state, data, part, keys)
+            case "clipped":
+                return self._sum_clipped(params, state, data, part, keys)
+            case "scaled":
+                return self._sum_scaled(self.updates(params, data, part, keys), part[0], state)
+        return self.collect_updates(self.updates(params, data, part, keys), part[0], state, keys)
+
+    def collect_updates(self, updates: jax.Array, ids: jax.Array, state: Any, keys: Keys) -> Any:
+        """What `collect` returns, for clients whose updates (clients, dim) are there already."""
+        collected = self.fast.collect(updates, ids >= 0, state, **self.keys_and_budgets(ids, keys))
+        return collected, sum_updates(updates, ids >= 0) if self.diagnostics else None
 
     def reports(self, updates: jax.Array, ids: jax.Array, state: Any, key: jax.Array) -> Reports:
-        """Every report of clients with these updates."""
+        """Every report of clients with these updates, masked where nobody is (an id of -1)."""
         keys, budgets = _client_keys(ids, key), self._budgets(ids)
         reports = jax.vmap(lambda x, k, b: self.protocol.randomize(x, state, key=k, budget=b))(updates, keys, budgets)
         return mask_absent(reports, ids >= 0)
@@ -164,7 +183,7 @@ class ClientWork:
         ids, items = part
         if self.protocol.private_steps:
             own = self.step_keys(ids, keys)
-            return jax.lax.map(lambda one: self._private_update(data)(params, *one), (*items, own))
+            return jax.lax.map(lambda client: self._private_update(data)(params, *client), (*items, own))
         inputs, labels, counts = self.gather(data, ids, keys.order)
         if self.moments is not None:
             return jax.vmap(self.moments)(inputs, labels, counts)
@@ -175,13 +194,15 @@ class ClientWork:
 
         if len(ids) == 1:
             alone = functools.partial(train, inputs=inputs[0], labels=labels[0], count=counts[0])
-            return written(lambda row: trees.laid(row, alone(self.unravel(params))), params.shape, params.dtype)[None]
+            return written(
+                lambda row: trees.flatten_into(row, alone(self.unravel(params))), params.shape, params.dtype
+            )[None]
         if self.update.local and one_after_another(jax.default_backend(), len(params)):
             return jax.lax.map(lambda held: update(params, *held), (inputs, labels, counts))
         return jax.vmap(update, (None, 0, 0, 0))(params, inputs, labels, counts)
 
     def step_keys(self, ids: jax.Array, keys: Keys) -> jax.Array:
-        """The keys of the noise inside the steps of these clients."""
+        """For each of these clients, the key of the noise inside its local steps."""
         return _client_keys(ids, jax.random.fold_in(keys.noise, STEPS))
 
     def _private_update(self, data: Data) -> Callable[..., jax.Array]:
@@ -200,7 +221,7 @@ class ClientWork:
             clipped_sum, learning_rate=self.update.learning_rate, batch=cast(float, protocol.batch), std=protocol.std
         )
 
-    def _linear(self, params: jax.Array, state: Any, data: Data, part: Work, keys: Keys) -> Any:
+    def _sum_linear(self, params: jax.Array, state: Any, data: Data, part: Work, keys: Keys) -> Any:
         ids, _ = part
         inputs, labels, counts = self.gather(data, ids, keys.order)
         products = data.products[self.number]
@@ -224,32 +245,36 @@ class ClientWork:
             return (total, count), None
         square = jnp.sum(jnp.where(ids >= 0, norms[0] ** 2, 0))
         raw = scaled_sum(lambda of: (ids >= 0).astype(of.dtype))
-        return (total, count), Seen(raw.ravel(), square, count)
+        return (total, count), UpdateSums(raw.ravel(), square, count)
 
-    def _moments(self, state: Any, data: Data, part: Work, keys: Keys) -> Any:
+    def _sum_moments(self, state: Any, data: Data, part: Work, keys: Keys) -> Any:
         """One record a client: norms are products of norms, and no vector is formed; several: one vector a client."""
-        moments, (ids, _) = cast(Moments, self.moments), part
+        moments = cast(Moments, self.moments)
+        ids, _ = part
         if self.width > 1:
-            return self._scaled(self.updates(jnp.zeros(0), data, part, keys), ids, state)
+            return self._sum_scaled(self.updates(jnp.zeros(0), data, part, keys), ids, state)
         inputs, labels, counts = self.gather(data, ids, keys.order)
         z = moments.rows(inputs[:, 0].reshape(len(inputs), -1))
         norms = moments.norm(linear.lengths(z))
         counted = (counts > 0) & jnp.isfinite(norms * norms)
         scale = cast(jax.Array, self.fast.scaling(jnp.where(counted, norms, 0.0), state)) * counted
-        total = moments.summed(jnp.where(counted[:, None], z, 0.0), moments.targets(labels[:, 0]), scale)
+        total = moments.scaled_sum(jnp.where(counted[:, None], z, 0.0), moments.targets(labels[:, 0]), scale)
         return (total, jnp.sum(ids >= 0).astype(total.dtype)), None
 
-    def _scaled(self, updates: jax.Array, ids: jax.Array, state: Any) -> Any:
+    def _sum_scaled(self, updates: jax.Array, ids: jax.Array, state: Any) -> Any:
         """The sum of rescaled updates, each of them formed."""
         present = ids >= 0
         scale = cast(jax.Array, self.fast.scaling(jnp.linalg.norm(updates, axis=1), state)) * present
         total = jnp.einsum("c,cd->d", scale, updates, precision=jax.lax.Precision.HIGHEST)
-        return (total, jnp.sum(present).astype(total.dtype)), seen(updates, present) if self.diagnostics else None
+        return (total, jnp.sum(present).astype(total.dtype)), sum_updates(
+            updates, present
+        ) if self.diagnostics else None
 
-    def _clipped(self, params: jax.Array, state: Any, data: Data, part: Work, keys: Keys) -> Any:
+    def _sum_clipped(self, params: jax.Array, state: Any, data: Data, part: Work, keys: Keys) -> Any:
         ids, _ = part
         inputs, labels, counts = self.gather(data, ids, keys.order)
-        held, clip_norm = (inputs, labels, counts), self.fast.clip_norm_at(state)
+        held = (inputs, labels, counts)
+        clip_norm = self.fast.clip_norm_at(state)
         total = examples.clipped_client_sum(
             self.model, self.unravel, params, *held, clip_norm=clip_norm, loss=self.loss
         )
@@ -271,13 +296,13 @@ class ClientWork:
         rows = data.rows[jnp.minimum(data.starts[at][:, None] + own, len(data.rows) - 1)]
         return as_float(data.inputs[rows]), data.labels[rows], count
 
-    def drawn_with(self, ids: jax.Array, keys: Keys) -> dict[str, Any]:
-        """The keys and budgets of these clients."""
+    def keys_and_budgets(self, ids: jax.Array, keys: Keys) -> dict[str, Any]:
+        """What `Fast.collect` takes beside the updates of these clients, as keyword arguments."""
         return {"keys": _client_keys(ids, keys.noise), "budgets": self._budgets(ids)}
 
     def _budgets(self, ids: jax.Array) -> jax.Array | None:
-        given = self.protocol.budgets
-        return None if given is None else jnp.asarray(np.asarray(given, np.float32))[jnp.maximum(ids, 0)]
+        budgets = self.protocol.budgets
+        return None if budgets is None else jnp.asarray(np.asarray(budgets, np.float32))[jnp.maximum(ids, 0)]
 
 
 def as_float(inputs: jax.Array) -> jax.Array:
@@ -290,10 +315,10 @@ def _client_keys(ids: jax.Array, key: jax.Array) -> jax.Array:
     return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, RANDOMIZE), ids)
 
 
-Way = Literal["general", "scaled", "linear", "moments", "clipped"]
+Strategy = Literal["general", "scaled", "linear", "moments", "clipped"]
 
 
-def best_ways(
+def best_strategies(
     model: Model,
     fast: Fast,
     state: Any,
@@ -302,24 +327,35 @@ def best_ways(
     *,
     classes: Sequence[SizeClass],
     diagnostics: bool,
-) -> list[Way]:
-    """The fastest way for each class of clients, whose records are like these; `state` is the protocol's first.
+) -> list[Strategy]:
+    """The fastest strategy for each class of clients.
+
+    Arguments:
+        state: the protocol's first.
+        inputs: records, of which only shape and type count.
+        classes: the size classes.
+        diagnostics: whether the sum of raw updates is wanted, which not every strategy has.
 
     Guarantees:
         What is collected adds up over classes: sums of updates in all of them, or in none.
     """
     dtype = np.float32 if inputs.dtype == np.uint8 else inputs.dtype
-    held = [jax.ShapeDtypeStruct((one.width, *inputs.shape[1:]), dtype) for one in classes]
-    ways = [_best_way(model, fast, state, update, one, diagnostics=diagnostics) for one in held]
-    return ways if len(set(ways)) == 1 else ["scaled" if way == "general" else way for way in ways]
+    held = [jax.ShapeDtypeStruct((size.width, *inputs.shape[1:]), dtype) for size in classes]
+    strategies = [_best_strategy(model, fast, state, update, size, diagnostics=diagnostics) for size in held]
+    return (
+        strategies
+        if len(set(strategies)) == 1
+        else ["scaled" if strategy == "general" else strategy for strategy in strategies]
+    )
 
 
-def _best_way(
+def _best_strategy(
     model: Model, fast: Fast, state: Any, update: ClientUpdate, held: jax.ShapeDtypeStruct, *, diagnostics: bool
-) -> Way:
+) -> Strategy:
     if model.learner is not None:
         return "general"
-    rescales, records = fast.scaling(jnp.ones(1), state) is not None, held.shape[0]
+    rescales = fast.scaling(jnp.ones(1), state) is not None
+    records = held.shape[0]
     if update.update == "moments":
         return "moments" if rescales and not diagnostics else "general"
     if model.constant is not None and linear.worthwhile(update, records) and rescales:
@@ -343,9 +379,12 @@ class SizeClass:
 
 
 def size_classes(counts: np.ndarray, *, numbers: int, most: int | None = None) -> list[SizeClass]:
-    """The classes of clients with these counts of records, the smallest first; a record has so many `numbers`.
+    """Sort clients into classes of similar size, the smallest first.
 
-    With `most` there are up to so many classes, whatever they save; without, what is small stays in one.
+    Arguments:
+        counts: how many records each client has.
+        numbers: how many numbers a record has.
+        most: up to how many classes there are, whatever they save; without, what is small stays in one.
 
     Guarantees:
         Every client is in one class, and no class is empty.
@@ -359,7 +398,8 @@ def size_classes(counts: np.ndarray, *, numbers: int, most: int | None = None) -
     classes = [np.flatnonzero(level == at) for at in np.unique(level)]
     widths = [max(1, int(counts[members].max())) for members in classes]
     least = sum(len(members) * width for members, width in zip(classes, widths, strict=True))
-    rows, limit = least, most or MOST_CLASSES
+    rows = least
+    limit = most or MOST_CLASSES
     while len(classes) > 1:
         added = [len(classes[i]) * (widths[i + 1] - widths[i]) for i in range(len(classes) - 1)]
         at = int(np.argmin(added))
@@ -371,8 +411,8 @@ def size_classes(counts: np.ndarray, *, numbers: int, most: int | None = None) -
     return [SizeClass(width, members) for width, members in zip(widths, classes, strict=True)]
 
 
-class Seen(NamedTuple):
-    """What adds up to diagnostics: the sum of the raw updates, the sum of their squared norms, how many."""
+class UpdateSums(NamedTuple):
+    """What diagnostics are made of: the sum of the raw updates, the sum of their squared norms, how many there are."""
 
     total: jax.Array
     square: jax.Array
@@ -390,14 +430,14 @@ class Diagnostics(NamedTuple):
     scale: jax.Array
 
 
-def seen(updates: jax.Array, present: jax.Array) -> Seen:
-    """What diagnostics are made of, for the clients that are there."""
+def sum_updates(updates: jax.Array, present: jax.Array) -> UpdateSums:
+    """Sums of the updates (clients, dim) of the clients that are present."""
     kept = jnp.where(present[:, None], updates, 0)
-    return Seen(kept.sum(axis=0), jnp.sum(kept * kept), jnp.sum(present).astype(updates.dtype))
+    return UpdateSums(kept.sum(axis=0), jnp.sum(kept * kept), jnp.sum(present).astype(updates.dtype))
 
 
-def diagnosed(raw: Seen, dim: int) -> Diagnostics:
-    """The diagnostics of a round, from what was seen of all its clients."""
+def diagnostics_of(raw: UpdateSums, dim: int) -> Diagnostics:
+    """The diagnostics of a round, from the sums over all its clients."""
     count = jnp.maximum(raw.clients, 1)
     scale = jnp.sum((raw.total / count) ** 2)
     return Diagnostics(jnp.maximum(raw.square / count - scale, 0) / dim, scale / dim)

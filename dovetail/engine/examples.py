@@ -82,7 +82,12 @@ def clipped_sum(
     clip_norm: Any,
     loss: Loss = cross_entropy,
 ) -> jax.Array:
-    """`clipped_client_sum` of clients with one example each, which counts unless `present` is zero."""
+    """`clipped_client_sum` of clients with one example each.
+
+    Arguments:
+        inputs: (examples, ...).
+        present: zero for an example that does not count.
+    """
     return clipped_client_sum(
         model, unravel, params, inputs[:, None], labels[:, None], present != 0, clip_norm=clip_norm, loss=loss
     )
@@ -101,8 +106,15 @@ def clipped_client_sum(
 ) -> jax.Array:
     """The sum over clients of the gradients of their mean losses, each scaled down to `clip_norm` where it is longer.
 
-    `params` is the flat parameter vector, `unravel` gives the model's own. Inputs and labels are (clients, records,
-    ...), of which the first `counts` of a client are its own; padding repeats one of them.
+    Arguments:
+        unravel: from the flat vector of parameters to the model's own.
+        params: the flat vector of parameters.
+        inputs: (clients, records, ...); padding repeats one of a client's own records.
+        labels: those of the inputs.
+        counts: how many of each client's records are its own: the first ones.
+        loss: one loss per record, from the model's outputs and the labels.
+
+    Returns: a vector like `params`.
 
     Guarantees:
         Equal to forming, clipping and adding the gradients one by one, up to float summation order; a client
@@ -120,21 +132,24 @@ def clipped_client_sum(
         return _linear(weights, model.constant, held, counts, clip_norm, loss).ravel()
     uses = _uses(model, weights, inputs[0])
     if uses is None:
-        total = _chunked(_formed(model, weights, clip_norm, loss), held, floats=3 * len(params))
+        total = _sum_over_chunks(_general_sum(model, weights, clip_norm, loss), held, floats=3 * len(params))
     else:
         floats = sum(use.floats for use in uses)
-        total = _chunked(_factored(model, weights, uses, clip_norm, loss), held, floats=floats, spare=len(params))
-    return written(lambda row: trees.laid(row, total), params.shape, params.dtype)
+        total = _sum_over_chunks(
+            _factored_sum(model, weights, uses, clip_norm, loss), held, floats=floats, spare=len(params)
+        )
+    return written(lambda row: trees.flatten_into(row, total), params.shape, params.dtype)
 
 
 def worthwhile(model: Model, records: jax.ShapeDtypeStruct) -> bool:
-    """Whether clients with these records, several each, are added up faster this way than from their gradients.
+    """Whether `clipped_client_sum` is faster than forming gradients for clients with these records, several each.
 
     On a CPU, for a large model, whose gradients would take passes over memory, and for few records, as their products
     are formed twice: to be measured, and to be added up.
     """
     weights = jax.eval_shape(model.init, jax.random.key(0))
-    few, large = records.shape[0] <= _MOST_RECORDS, sum(leaf.size for leaf in jax.tree.leaves(weights)) >= _LARGE_MODEL
+    few = records.shape[0] <= _MOST_RECORDS
+    large = sum(leaf.size for leaf in jax.tree.leaves(weights)) >= _LARGE_MODEL
     if jax.default_backend() != "cpu" or not few or not large:
         return False
     uses = _uses(model, weights, records)
@@ -150,7 +165,7 @@ def _linear(
     return -linear.scaled_sum(weights, constant, chunk, ClientUpdate(), scaling, loss)
 
 
-def _chunked(add_up: Callable[[_Held], Any], held: _Held, *, floats: int, spare: int = 0) -> Any:
+def _sum_over_chunks(add_up: Callable[[_Held], Any], held: _Held, *, floats: int, spare: int = 0) -> Any:
     """The sum of `add_up` over chunks of clients that take this many floats each.
 
     A chunk may be as large as `spare`: where each adds to a sum of that size, small ones would spend their time on it.
@@ -175,7 +190,7 @@ def _chunked(add_up: Callable[[_Held], Any], held: _Held, *, floats: int, spare:
     return jax.lax.scan(add, zero, cuts)[0]
 
 
-def _formed(model: Model, weights: Any, clip_norm: Any, loss: Loss) -> Callable[[_Held], Any]:
+def _general_sum(model: Model, weights: Any, clip_norm: Any, loss: Loss) -> Callable[[_Held], Any]:
     """Any model: one gradient per client."""
 
     def of_one(weights: Any, x: jax.Array, labels: jax.Array, shares: jax.Array) -> jax.Array:
@@ -189,7 +204,7 @@ def _formed(model: Model, weights: Any, clip_norm: Any, loss: Loss) -> Callable[
     return add_up
 
 
-def _factored(model: Model, weights: Any, uses: list[_Use], clip_norm: Any, loss: Loss) -> Callable[[_Held], Any]:
+def _factored_sum(model: Model, weights: Any, uses: list[_Use], clip_norm: Any, loss: Loss) -> Callable[[_Held], Any]:
     """Models whose parameters are used as `uses` says: gradients as products, where that is shorter."""
     leaves, structure = jax.tree.flatten(weights)
 
@@ -220,12 +235,12 @@ def _factored(model: Model, weights: Any, uses: list[_Use], clip_norm: Any, loss
     def one_by_one(total: Any, held: _Held) -> Any:
         """The sum, and what clients add whose records cancel, each of them formed as everybody is in other ways."""
 
-        def add(total: Any, one: _Held) -> tuple[Any, None]:
-            def formed(total: Any) -> Any:
-                single = jax.tree.map(lambda leaf: leaf[None], one)
-                return jax.tree.map(jnp.add, total, _formed(model, weights, clip_norm, loss)(single))
+        def add(total: Any, client: _Held) -> tuple[Any, None]:
+            def add_one(total: Any) -> Any:
+                single = jax.tree.map(lambda leaf: leaf[None], client)
+                return jax.tree.map(jnp.add, total, _general_sum(model, weights, clip_norm, loss)(single))
 
-            return jax.lax.cond(one.present, formed, lambda total: total, total), None
+            return jax.lax.cond(client.present, add_one, lambda total: total, total), None
 
         return jax.lax.scan(add, total, held)[0]
 
@@ -265,21 +280,23 @@ class _Tap:
     def __init__(self, value: jax.Array, probe: jax.Array | None = None, *, like: jax.Array | None = None) -> None:
         self.left: jax.Array | None = None
         self.out: jax.Array | None = None
-        self._value, self._probe, self._like = value, probe, like
+        self._value = value
+        self._probe = probe
+        self._like = like
 
     def __rmatmul__(self, left: jax.Array) -> jax.Array:
         if self._value.ndim != 2:
             raise TypeError(f"expected a kernel of two axes, got shape {self._value.shape}")
         self.left = left
-        return self._used(left @ self._value)
+        return self._note_use(left @ self._value)
 
     def __radd__(self, left: jax.Array) -> jax.Array:
         out = left + self._value
         if self._value.ndim != 1 or out.shape[-1:] != self._value.shape:
             raise TypeError(f"expected a bias along the last axis, got shapes {self._value.shape} and {left.shape}")
-        return self._used(out)
+        return self._note_use(out)
 
-    def _used(self, out: jax.Array) -> jax.Array:
+    def _note_use(self, out: jax.Array) -> jax.Array:
         if self.out is not None:
             raise TypeError("expected a parameter to be used once")
         if self._like is not None and out._trace is not self._like._trace:  # type: ignore[attr-defined]
@@ -340,7 +357,7 @@ class Outer(NamedTuple):
         """Their squared norms, in units of the clip norm."""
         if self.left.shape[1] == 1:
             return self._lengths(clip_norm)[:, 0] ** 2
-        return jax.lax.map(lambda one: _square(one[0], one[1], clip_norm), (self.left, self.right))
+        return jax.lax.map(lambda sides: _square(sides[0], sides[1], clip_norm), (self.left, self.right))
 
     def reach(self, clip_norm: Any) -> Any:
         """The sums of the norms of what may cancel, in units of the clip norm; infinite where products may be lost."""
@@ -369,14 +386,20 @@ def _square(left: jax.Array, right: jax.Array, clip_norm: Any) -> jax.Array:
     cut = jnp.pad(left, [(0, 0), (0, blocks * size - rows)]).reshape(records, blocks, size).swapaxes(0, 1)
 
     def square(block: jax.Array) -> jax.Array:
-        formed = jnp.matmul(block.T, right, precision=jax.lax.Precision.HIGHEST) / clip_norm
-        return jnp.sum(jax.lax.optimization_barrier(jnp.sum(formed * formed, axis=1)))
+        add_one = jnp.matmul(block.T, right, precision=jax.lax.Precision.HIGHEST) / clip_norm
+        return jnp.sum(jax.lax.optimization_barrier(jnp.sum(add_one * add_one, axis=1)))
 
     return jnp.sum(jax.lax.map(square, cut))
 
 
 def of_kernel(left: jax.Array | None, slope: jax.Array, *, records: int) -> Formed | Outer:
-    """A parameter's gradients from the inputs of its kernel (None: a bias) and the gradients of its outputs."""
+    """A parameter's gradients, one for each client.
+
+    Arguments:
+        left: the inputs of its kernel, (clients, records, ..., numbers); None for a bias.
+        slope: the gradients of its outputs, in the same way.
+        records: how many records each client has.
+    """
     slope = slope.reshape(len(slope), -1, slope.shape[-1])
     if left is None:
         return Formed(slope.sum(axis=1))
@@ -387,10 +410,15 @@ def of_kernel(left: jax.Array | None, slope: jax.Array, *, records: int) -> Form
 def factor_of(
     gradients: Sequence[Formed | Outer], present: jax.Array, clip_norm: Any, *, records: Any = 1
 ) -> tuple[jax.Array, jax.Array]:
-    """By how much each client's gradient shrinks, with so many records of its own, and whose is to be formed instead.
+    """By how much each client's gradient shrinks when it is clipped, and whose is to be formed instead.
 
-    It is 0 for clients that do not count, and for those to be formed: their records cancel to less than a sixteenth,
-    or products of them are lost.
+    Arguments:
+        gradients: those of all parameters.
+        present: which clients count.
+        records: how many records each client has of its own.
+
+    Returns: the factor, 0 for clients that do not count and for those to be formed; and the latter: their records
+        cancel to less than a sixteenth, or products of them are lost.
     """
     norm = jnp.sqrt(sum(gradient.square(clip_norm) for gradient in gradients))
     reach = sum(gradient.reach(clip_norm) for gradient in gradients)

@@ -30,9 +30,11 @@ __all__ = ["HostRound"]
 class HostRound:
     """What `Engine` compiles for other models, as a function of the same arguments.
 
-    `classes` is what clients of each size class do, which differs only in how many records they have.
-    `keys_of(public, secret)` are the keys of a round, `closed` makes the state after it from what was collected or,
-    with `faithful`, from every update.
+    Arguments:
+        classes: what clients of each size class do, which differs only in how many records they have.
+        faithful: whether the protocol needs every report at once.
+        keys_of: from what is public about a round, and the secret key, to its keys.
+        close_round: from what was collected or, with `faithful`, from every update, to the state after the round.
 
     Guarantees:
         The protocol sees the updates, the keys and the noise that it would see from a JAX model with these updates.
@@ -42,17 +44,19 @@ class HostRound:
     loss: str | Loss
     faithful: bool
     keys_of: Callable[..., Keys]
-    closed: Callable[..., Any]
+    close_round: Callable[..., Any]
 
     @property
     def clients(self) -> ClientWork:
-        """What clients do, but for gathering their records."""
+        """What clients of all size classes do alike, which is all but gathering their records."""
         return self.classes[0]
 
     def __call__(self, training: Any, data: Data, works: Works, used: Any, public: Any, secret: Any) -> Any:
         """The state after a round."""
-        keys, protocol = self._keys(public, secret), self.clients.protocol
-        params, norms = np.asarray(training.params), None
+        keys = self._keys(public, secret)
+        protocol = self.clients.protocol
+        params = np.asarray(training.params)
+        norms = None
         chunks = [
             (number, jax.tree.map(lambda leaf, at=i: leaf[at, 0], work))
             for number, work in enumerate(works)
@@ -61,48 +65,48 @@ class HostRound:
             )
         ]
         if protocol.needs_norms:
-            found = [self._norms(updates, ids) for updates, ids in self._updates(params, data, chunks, keys)]
-            norms = jnp.concatenate(found)
+            parts = [self._norms(updates, ids) for updates, ids in self._updates(params, data, chunks, keys)]
+            norms = jnp.concatenate(parts)
         state = protocol.prepare(training.protocol, noise_scale=public.noise_scale, norms=norms)
         if self.faithful:
             every = [updates for updates, _ in self._updates(params, data, chunks, keys)]
             ids = jnp.concatenate([part[0] for _, part in chunks])
-            return self._closed(training, state, jnp.concatenate(every), ids, public, keys)
+            return self._close_round(training, state, jnp.concatenate(every), ids, public, keys)
         total = None
         for updates, ids in self._updates(params, data, chunks, keys):
-            part = self._collected(updates, ids, state, keys)
-            total = part if total is None else self._added(total, part)
-        return self._closed(training, state, self._finished(total, keys), None, public, keys)
+            part = self._collect(updates, ids, state, keys)
+            total = part if total is None else self._add(total, part)
+        return self._close_round(training, state, self._finish(total, keys), None, public, keys)
 
     def _updates(
         self, params: np.ndarray, data: Data, chunks: list[tuple[int, Work]], keys: Keys
     ) -> Iterator[tuple[jax.Array, jax.Array]]:
-        """The updates of each chunk, finite, and whose they are."""
+        """For each chunk the updates, finite, and the users that they are of."""
         for number, (ids, items) in chunks:
             if self.clients.protocol.private_steps:
-                yield self._finite(self._stepped(params, data, ids, items, keys)), ids
+                yield self._finite(self._private_updates(params, data, ids, items, keys)), ids
             else:
-                found = self._gather[number](data, ids, keys.order)
-                held = found if self._shared_device else map(np.asarray, found)
-                yield self._finite(self._learned(self.clients.update, params, *held)), ids
+                records = self._gather[number](data, ids, keys.order)
+                held = records if self._shared_device else map(np.asarray, records)
+                yield self._finite(self._learner_updates(self.clients.update, params, *held)), ids
 
     @property
     def _shared_device(self) -> bool:
         """Whether the learner computes where JAX does, so that records and updates need not pass through the host."""
         return cast(HostLearner, self.clients.model.learner).platform == jax.default_backend()
 
-    def _learned(self, settings: ClientUpdate, params: Any, inputs: Any, labels: Any, counts: Any) -> Any:
+    def _learner_updates(self, settings: ClientUpdate, params: Any, inputs: Any, labels: Any, counts: Any) -> Any:
         learner = cast(HostLearner, self.clients.model.learner)
         updates = learner.updates(settings, self.loss, params, inputs, labels, counts)
         updates = updates if isinstance(updates, jax.Array) else np.asarray(updates, np.float32)
         if updates.shape != (len(counts), len(params)):
             raise ValueError(
-                f"expected updates of shape {(len(counts), len(params))} from model {self.clients.model.name!r}, "
-                f"got {updates.shape}"
+                f"expected updates of shape {(len(counts), len(params))} from the learner of "
+                f"model {self.clients.model.name!r}, got {updates.shape}"
             )
         return updates
 
-    def _stepped(self, params: np.ndarray, data: Data, ids: jax.Array, items: Any, keys: Keys) -> np.ndarray:
+    def _private_updates(self, params: np.ndarray, data: Data, ids: jax.Array, items: Any, keys: Keys) -> np.ndarray:
         """Updates of clients whose noise is inside their steps; one client and one step at a time."""
         protocol = record_level(self.clients.protocol)
         move = jax.jit(
@@ -125,17 +129,17 @@ class HostRound:
         at = jnp.maximum(row, 0)
         inputs, labels = np.asarray(as_float(data.inputs[at])), np.asarray(data.labels[at])
         present = (row >= 0).astype(np.int32)
-        ours = self._learned(ClientUpdate(), params, inputs[:, None], labels[:, None], present)
-        return self._clipped(ours, present, clip_norm)
+        ours = self._learner_updates(ClientUpdate(), params, inputs[:, None], labels[:, None], present)
+        return self._clip_and_add(ours, present, clip_norm)
 
     @functools.cached_property
-    def _clipped(self) -> Callable[..., jax.Array]:
-        def clipped(updates: jax.Array, present: jax.Array, clip_norm: float) -> jax.Array:
+    def _clip_and_add(self) -> Callable[..., jax.Array]:
+        def clip_and_add(updates: jax.Array, present: jax.Array, clip_norm: float) -> jax.Array:
             kept = finite_or_zero(jnp.where(present[:, None] > 0, updates, 0.0))
             scale = clip_factor(jnp.linalg.norm(kept, axis=1), clip_norm)
             return -jnp.einsum("n,nd->d", scale, kept, precision=jax.lax.Precision.HIGHEST)
 
-        return jax.jit(clipped)
+        return jax.jit(clip_and_add)
 
     @functools.cached_property
     def _gather(self) -> list[Callable[..., tuple[jax.Array, jax.Array, jax.Array]]]:
@@ -150,25 +154,25 @@ class HostRound:
         return jax.jit(lambda updates, ids: jnp.where(ids >= 0, jnp.linalg.norm(updates, axis=1), jnp.nan))
 
     @functools.cached_property
-    def _collected(self) -> Callable[..., Any]:
-        return jax.jit(self.clients.collected)
+    def _collect(self) -> Callable[..., Any]:
+        return jax.jit(self.clients.collect_updates)
 
     @functools.cached_property
-    def _added(self) -> Callable[..., Any]:
+    def _add(self) -> Callable[..., Any]:
         return jax.jit(lambda left, right: jax.tree.map(jnp.add, left, right))
 
     @functools.cached_property
-    def _finished(self) -> Callable[..., Any]:
-        def finished(total: Any, keys: Keys) -> Any:
+    def _finish(self) -> Callable[..., Any]:
+        def finish(total: Any, keys: Keys) -> Any:
             collected, raw = total
             return self.clients.fast.finish(collected, key=jax.random.fold_in(keys.noise, TALLY)), raw
 
-        return jax.jit(finished)
+        return jax.jit(finish)
 
     @functools.cached_property
     def _keys(self) -> Callable[..., Keys]:
         return jax.jit(self.keys_of)
 
     @functools.cached_property
-    def _closed(self) -> Callable[..., Any]:
-        return jax.jit(self.closed)
+    def _close_round(self) -> Callable[..., Any]:
+        return jax.jit(self.close_round)

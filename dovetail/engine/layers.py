@@ -25,23 +25,29 @@ from dovetail.learners import trees
 from dovetail.learners.client import local_update
 from dovetail.protocols import Fast
 
-__all__ = ["added", "serves"]
+__all__ = ["serves", "sum_clients"]
 
 
 def serves(clients: ClientWork, work: Work) -> bool:
-    """Whether the clients of this work go this way."""
+    """Whether `sum_clients` is for this work: one client a chunk, on a CPU, no noise in its steps, no diagnostics."""
     trained = clients.moments is None and not clients.protocol.private_steps and not clients.diagnostics
-    return clients.way in ("general", "scaled") and trained and work[0].shape[2] == 1 and _on_cpu()
+    return clients.strategy in ("general", "scaled") and trained and work[0].shape[2] == 1 and _on_cpu()
 
 
 def _on_cpu() -> bool:
     return jax.default_backend() == "cpu"
 
 
-def added(
+def sum_clients(
     clients: ClientWork, params: jax.Array, state: Any, data: Data, work: Work, used: jax.Array, keys: Keys
 ) -> Any:
-    """What `ClientWork.collect` would add up to over all chunks."""
+    """What `ClientWork.collect` would add up to over all chunks.
+
+    Arguments:
+        params: the flat vector of parameters.
+        state: the protocol's state for this round.
+        used: how many chunks hold anybody.
+    """
     layers = jax.lax.optimization_barrier(clients.unravel(params))
     train = local_update(clients.update, clients.model.apply, clients.loss)
 
@@ -49,16 +55,16 @@ def added(
         """Whose turn it is, the update, and its squared norm."""
         ids = work[0][i, 0]
         inputs, labels, counts = clients.gather(data, ids, keys.order)
-        found = train(layers, inputs=inputs[0], labels=labels[0], count=counts[0])
-        square = sum((_square(leaf) for leaf in jax.tree.leaves(found)), jnp.float32(0))
-        return ids, found, square
+        delta = train(layers, inputs=inputs[0], labels=labels[0], count=counts[0])
+        square = sum((_square(leaf) for leaf in jax.tree.leaves(delta)), jnp.float32(0))
+        return ids, delta, square
 
     if clients.sums_updates:
         count = jnp.sum(work[0] >= 0).astype(params.dtype)
         return (_sum(clients, update, params, layers, state, used), count), None
     if _tally_is_sum(clients, state):
         return _sum(clients, update, params, layers, state, used), None
-    return _collected(clients, update, params, state, used, keys), None
+    return _collect(clients, update, params, state, used, keys), None
 
 
 def _square(layer: jax.Array) -> jax.Array:
@@ -86,17 +92,17 @@ def _sum(
     """The sum of the rescaled updates of all clients."""
 
     def add(i: jax.Array, total: Any) -> Any:
-        ids, found, square = update(i)
+        ids, delta, square = update(i)
         norm = jnp.sqrt(square)
         counted = (ids[0] >= 0) & jnp.isfinite(square)
         scale = cast(jax.Array, clients.fast.scaling(jnp.where(counted, norm, 0)[None], state))[0]
-        return jax.tree.map(lambda sum_, leaf: sum_ + jnp.where(counted, leaf, 0) * scale, total, found)
+        return jax.tree.map(lambda sum_, leaf: sum_ + jnp.where(counted, leaf, 0) * scale, total, delta)
 
     total = jax.lax.fori_loop(0, used, add, jax.tree.map(jnp.zeros_like, layers))
-    return written(lambda row: trees.laid(row, total), params.shape, params.dtype)
+    return written(lambda row: trees.flatten_into(row, total), params.shape, params.dtype)
 
 
-def _collected(
+def _collect(
     clients: ClientWork,
     update: Callable[[jax.Array], tuple[jax.Array, Any, jax.Array]],
     params: jax.Array,
@@ -106,18 +112,18 @@ def _collected(
 ) -> Any:
     """What the protocol collects from all clients."""
 
-    def laid(row: jax.Array, found: Any, square: jax.Array) -> jax.Array:
+    def fill_row(row: jax.Array, delta: Any, square: jax.Array) -> jax.Array:
         finite = jnp.isfinite(square)
-        return trees.laid(row, jax.tree.map(lambda leaf: jnp.where(finite, leaf, 0), found))
+        return trees.flatten_into(row, jax.tree.map(lambda leaf: jnp.where(finite, leaf, 0), delta))
 
     def add(i: jax.Array, carried: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
         total, row = carried
-        ids, found, square = update(i)
-        row = written_into(row, lambda row: laid(row, found, square))
-        return clients.fast.collect_onto(total, row[None], ids >= 0, state, **clients.drawn_with(ids, keys)), row
+        ids, delta, square = update(i)
+        row = written_into(row, lambda row: fill_row(row, delta, square))
+        return clients.fast.collect_onto(total, row[None], ids >= 0, state, **clients.keys_and_budgets(ids, keys)), row
 
     row = jnp.zeros(params.shape, params.dtype)
     ids = jnp.zeros(1, jnp.int32)
-    like = jax.eval_shape(lambda: clients.collected(row[None], ids, state, keys)[0])
+    like = jax.eval_shape(lambda: clients.collect_updates(row[None], ids, state, keys)[0])
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
     return jax.lax.fori_loop(0, used, add, (zero, row))[0]

@@ -45,7 +45,7 @@ __all__ = [
     "Chunk",
     "Products",
     "Scaling",
-    "lengthened",
+    "bound_norms",
     "lengths",
     "norms",
     "products",
@@ -86,7 +86,15 @@ def scaled_sum(
     scaling: Scaling,
     loss: Loss = cross_entropy,
 ) -> jax.Array:
-    """The sum over the chunk of each client's update times `scaling` of its norm, shaped like the weights.
+    """The sum over the chunk of each client's update times `scaling` of its norm.
+
+    Arguments:
+        weights: the model's, (features + 1, classes).
+        constant: the value of the constant feature.
+        settings: how a client turns the model and its records into an update.
+        scaling: from the norms of updates to what each is multiplied by.
+
+    Returns: an array like the weights.
 
     Guarantees:
         Equal to forming, scaling and adding the updates one by one, up to float summation order.
@@ -121,8 +129,8 @@ def _one_record(
     rows = rows[:, 0]
     norms = reach * lengths(rows)
     if not settings.local:
-        norms = lengthened(norms, _refused_if_long(reach) * lengths(rows), chunk.counts, weights.shape[1])
-    return _added_up(_times(rows, scaling(norms)), inputs, constant, numbers=jnp.isfinite(reach))
+        norms = bound_norms(norms, _infinite_if_long(reach) * lengths(rows), chunk.counts, weights.shape[1])
+    return _sum_rows(_times(rows, scaling(norms)), inputs, constant, numbers=jnp.isfinite(reach))
 
 
 def _gram(
@@ -141,10 +149,10 @@ def _gram(
     flat = chunk.inputs.reshape(-1, chunk.inputs.shape[-1])
     held = jnp.arange(chunk.inputs.shape[1]) < chunk.counts[:, None]  # what is read as padding may be no number, too
     numbers = (jnp.isfinite(products.lengths) & held).ravel()
-    return _added_up(scaled.reshape(len(flat), -1), flat, constant, numbers=numbers)
+    return _sum_rows(scaled.reshape(len(flat), -1), flat, constant, numbers=numbers)
 
 
-def _added_up(scaled: jax.Array, inputs: jax.Array, constant: float, *, numbers: jax.Array) -> jax.Array:
+def _sum_rows(scaled: jax.Array, inputs: jax.Array, constant: float, *, numbers: jax.Array) -> jax.Array:
     """Minus the sum of every row of inputs (and its constant) times its scaled coefficients.
 
     Where a row has no finite length its coefficients are zero, and 0 * inf is NaN: it may not meet the others.
@@ -164,27 +172,27 @@ def _explicit(
     clients, _, features = chunk.inputs.shape
     classes = weights.shape[1]
 
-    def moved(state: _Moved, step: _Step, part: jax.Array, start: jax.Array) -> _Moved:
+    def move(state: _Movement, step: _Step, part: jax.Array, start: jax.Array) -> _Movement:
         slopes, bias = state
         shift = jnp.einsum("nbf,ncf->nbc", part, slopes) + constant * bias[:, None] if step.later else 0.0
         residual = step.residual(start + shift)
         if settings.mu:
             slopes, bias = slopes * step.keep, bias * step.keep[..., 0]
         slopes = slopes - jnp.einsum("nbc,nbf->ncf", residual, part)
-        return _Moved(slopes, bias - constant * residual.sum(axis=1))
+        return _Movement(slopes, bias - constant * residual.sum(axis=1))
 
     dtype = chunk.inputs.dtype
-    state = _Moved(jnp.zeros((clients, classes, features), dtype), jnp.zeros((clients, classes), dtype))
+    state = _Movement(jnp.zeros((clients, classes, features), dtype), jnp.zeros((clients, classes), dtype))
     if settings.num_steps(chunk.inputs.shape[1]) <= _UNROLLED:
         start = _logits(weights, constant, chunk.inputs)
         for step in _steps(chunk, settings, classes, loss):
-            state = moved(state, step, chunk.inputs[:, step.batch], start[:, step.batch])
+            state = move(state, step, chunk.inputs[:, step.batch], start[:, step.batch])
     else:
-        state = _looped(weights, constant, chunk, settings, loss, moved, state)
+        state = _loop(weights, constant, chunk, settings, loss, move, state)
     slopes, bias = state
     norms = jnp.sqrt(jnp.sum(slopes**2, axis=(1, 2)) + jnp.sum(bias**2, axis=1))
     if not settings.local:
-        norms = lengthened(norms, _reach(weights, constant, chunk, settings, loss), chunk.counts, classes)
+        norms = bound_norms(norms, _reach(weights, constant, chunk, settings, loss), chunk.counts, classes)
     scale = scaling(norms)
     return jnp.concatenate([_times(slopes, scale).sum(axis=0), _times(bias, scale).sum(axis=0)[:, None]], axis=1).T
 
@@ -194,33 +202,34 @@ def _reach(weights: jax.Array, constant: float, chunk: Chunk, settings: ClientUp
     clients, records, features = chunk.inputs.shape
     (step,) = _steps(chunk, settings, weights.shape[1], loss)
     residual = lengths(step.residual(_logits(weights, constant, chunk.inputs)).reshape(clients * records, -1))
-    long = _refused_if_long(jnp.hypot(lengths(chunk.inputs.reshape(-1, features)), constant))
+    long = _infinite_if_long(jnp.hypot(lengths(chunk.inputs.reshape(-1, features)), constant))
     return jnp.sum((long * residual).reshape(clients, records), axis=1)
 
 
-def _refused_if_long(lengths: jax.Array) -> jax.Array:
+def _infinite_if_long(lengths: jax.Array) -> jax.Array:
     """Infinite lengths of rows that are longer than products of records take."""
     return jnp.where(lengths <= LONGEST, lengths, jnp.inf)
 
 
-class _Moved(NamedTuple):
+class _Movement(NamedTuple):
     """How far every client's model has moved: slopes (clients, classes, features), bias (clients, classes)."""
 
     slopes: jax.Array
     bias: jax.Array
 
 
-def _looped(
+def _loop(
     weights: jax.Array,
     constant: float,
     chunk: Chunk,
     settings: ClientUpdate,
     loss: Loss,
-    moved: Callable[[_Moved, _Step, jax.Array, jax.Array], _Moved],
-    state: _Moved,
-) -> _Moved:
+    move: Callable[[_Movement, _Step, jax.Array, jax.Array], _Movement],
+    state: _Movement,
+) -> _Movement:
     """Many steps, in a loop that is compiled once; the last record fills up the last batch, and counts once."""
-    records, size = chunk.inputs.shape[1], settings.batch_size(chunk.inputs.shape[1])
+    records = chunk.inputs.shape[1]
+    size = settings.batch_size(records)
     batches = math.ceil(records / size)
     spare = batches * size - records
     inputs, labels = (
@@ -228,11 +237,11 @@ def _looped(
         for held in (chunk.inputs, chunk.labels)
     )
 
-    def turn(number: jax.Array, state: _Moved) -> _Moved:
+    def turn(number: jax.Array, state: _Movement) -> _Movement:
         low = number % batches * size
-        part, named = (jax.lax.dynamic_slice_in_dim(held, low, size, axis=1) for held in (inputs, labels))
-        (step,) = _steps(Chunk(part, named, chunk.counts - low), settings, weights.shape[1], loss, most=1)
-        return moved(state, step._replace(later=True), part, _logits(weights, constant, part))
+        part, targets = (jax.lax.dynamic_slice_in_dim(held, low, size, axis=1) for held in (inputs, labels))
+        (step,) = _steps(Chunk(part, targets, chunk.counts - low), settings, weights.shape[1], loss, most=1)
+        return move(state, step._replace(later=True), part, _logits(weights, constant, part))
 
     return jax.lax.fori_loop(0, settings.num_steps(records), turn, state)
 
@@ -267,15 +276,16 @@ class _Step(NamedTuple):
 
 def _slopes(loss: Loss, logits: jax.Array, labels: jax.Array) -> jax.Array:
     """The derivative of each record's loss in its own logits; no record meets another."""
-    one = jax.grad(lambda row, label: loss(row[None], label[None])[0])
-    return jax.vmap(jax.vmap(one))(logits, labels)
+    slope = jax.grad(lambda row, label: loss(row[None], label[None])[0])
+    return jax.vmap(jax.vmap(slope))(logits, labels)
 
 
 def _steps(
     chunk: Chunk, settings: ClientUpdate, classes: int, loss: Loss, *, most: int | None = None
 ) -> Iterator[_Step]:
     """The steps of a training on these records, or the first of them."""
-    records, dtype = chunk.inputs.shape[1], chunk.inputs.dtype
+    records = chunk.inputs.shape[1]
+    dtype = chunk.inputs.dtype
     size = settings.batch_size(records)
     rate = settings.learning_rate if settings.local else 1.0
     softmax = loss is cross_entropy
@@ -322,8 +332,13 @@ def rounding(rows: int, classes: int) -> float:
     return operations / (1 - operations)
 
 
-def lengthened(norms: jax.Array, reach: jax.Array, counts: jax.Array, classes: int) -> jax.Array:
-    """The norms of clients with these counts of rows as every form states them, `reach` being sum_i |x_i| |r_i|.
+def bound_norms(norms: jax.Array, reach: jax.Array, counts: jax.Array, classes: int) -> jax.Array:
+    """Raise the norms of clients to what every form states for as many rows.
+
+    Arguments:
+        norms: the norms of the clients' gradients.
+        reach: for each client, sum_i |x_i| |r_i|: the sum of the norms of what may cancel.
+        counts: how many rows each client has.
 
     Those by Gram matrices are raised by a bound on their rounding, so for clients with as few rows all others are, too,
     and what cancels to less than a sixteenth is taken for that. Which form a client is computed in depends on the
@@ -359,7 +374,7 @@ def products(inputs: np.ndarray, clients: Clients, *, constant: float) -> Produc
         the length of a row that is longer than 2^80 is infinite.
         Rows that do not count have length and cosines zero.
     """
-    rows = clients.most
+    rows = clients.max_records
     real = np.arange(rows) < clients.counts[:, None]
     cosines = np.zeros((len(real), rows, rows), np.float32)
     lengths = np.zeros((len(real), rows), np.float32)
@@ -382,7 +397,7 @@ def products(inputs: np.ndarray, clients: Clients, *, constant: float) -> Produc
     return Products(cosines, lengths)
 
 
-def norms(known: Products, residuals: jax.Array, counts: jax.Array) -> jax.Array:
+def norms(products: Products, residuals: jax.Array, counts: jax.Array) -> jax.Array:
     """Upper bounds on the norms of the clients' gradients, from residuals (clients, rows, classes).
 
     Guarantees:
@@ -391,11 +406,11 @@ def norms(known: Products, residuals: jax.Array, counts: jax.Array) -> jax.Array
         the norms of what cancels; not finite where a part of it is not.
     """
     classes = residuals.shape[2]
-    parts = known.lengths[:, :, None] * residuals
+    parts = products.lengths[:, :, None] * residuals
     unit = jnp.clip(jnp.max(jnp.abs(parts), axis=(1, 2)), 2.0**-70, 2.0**126)
     scaled = parts / unit[:, None, None]
     inner = jnp.sum(scaled[:, :, None] * scaled[:, None], axis=3)
-    square = jnp.sum(known.cosines * inner, axis=(1, 2))
+    square = jnp.sum(products.cosines * inner, axis=(1, 2))
     reach = jnp.sum(jnp.sqrt(jnp.sum(scaled * scaled, axis=2)), axis=1)
     raised = jnp.sqrt(jnp.maximum(square, 0.0) + _parts(counts, classes) * (reach * reach))
     return unit * jnp.maximum(raised, reach / CANCELLED)

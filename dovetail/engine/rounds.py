@@ -1,11 +1,11 @@
 """One round of federated learning as one compiled program.
 
-The cohort is dealt to the devices; each takes its clients in chunks that fit its cache, gathers their records by index,
-runs local training and adds up what the protocol collects (`engine.chunks`): memory is one chunk of updates. The
+The cohort is sharded over the devices; each takes its clients in chunks that fit its cache, gathers their records by
+index, runs local training and adds up what the protocol collects (`engine.chunks`): memory is one chunk of updates. The
 tallies are summed over devices, `estimate` and the server's step follow in the same program.
 
 Clients are taken by classes of similar size, so that a large one costs what it has and no more. What a chunk adds is
-found in one of several ways (`engine.chunks`). Without `fast`, and where sums do not serve, protocols
+computed by one of several strategies (`engine.chunks`). Without `fast`, and where sums do not serve, protocols
 with a shuffler take the *faithful* path: it holds every report of the round, shuffles and pads them, so memory is
 clients x parameters. Keys are folded by round and client, so results depend on neither chunk size nor device count, up
 to the order of floating-point sums.
@@ -13,11 +13,11 @@ to the order of floating-point sums.
 With `diagnostics` a round also says how large and how different its raw updates were, which no noise hides and no
 statement covers.
 
-A device takes the chunks that were dealt to it one after the other. For each size class of clients there is `work` of
+A device takes its chunks one after the other. For each size class of clients there is `work` of
 shape (chunks, 1, chunk, ...), the axis of length 1 being the device's own, and a number in `used`: how many chunks hold
 anybody.
 
-The data are on every device; the users of a round are dealt in chunks, each of one size class.
+The data are on every device; the users of a round are sharded in chunks, each of one size class.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from dovetail.engine.chunks import (
     Work,
     Works,
     as_float,
-    best_ways,
-    diagnosed,
-    seen,
+    best_strategies,
+    diagnostics_of,
     size_classes,
+    sum_updates,
 )
 from dovetail.engine.devices import AXIS, chunk_bytes, make_mesh, on_every_device, split_over_devices, to_host
 from dovetail.engine.hosted import HostRound
@@ -68,15 +68,15 @@ from dovetail.sampling import Items, RoundSample
 from dovetail.shufflers import shuffle
 
 __all__ = [
-    "Dealer",
+    "ClientSharder",
+    "DeviceShard",
     "Engine",
     "Performance",
     "RoundLog",
-    "Share",
     "Training",
     "as_float",
     "first_parameters",
-    "placed",
+    "place_data",
 ]
 
 
@@ -90,9 +90,9 @@ class Performance:
     size_classes: int | None = None
 
     def __post_init__(self) -> None:
-        given = _validate.not_none(chunk=self.chunk, size_classes=self.size_classes)
-        _validate.integer(**given)
-        _validate.at_least(1, **given)
+        options = _validate.not_none(chunk=self.chunk, size_classes=self.size_classes)
+        _validate.integer(**options)
+        _validate.at_least(1, **options)
 
 
 class Training(NamedTuple):
@@ -123,6 +123,14 @@ class RoundLog:
 class Engine:
     """Rounds of one federation: its data, model, clients, protocol and server.
 
+    Arguments:
+        clients: who owns which records of the dataset.
+        update: what a client computes from its records.
+        cohort_size: how many users take part in a round.
+        randomness: the public seed, and the secret key of all noise.
+        diagnostics: whether to say how large and how different the raw updates of a round were.
+        metrics: scores of one's own by name, beside the built-in ones.
+
     Guarantees:
         Any chunk size, any number of devices and any classes of clients by size give the same model up to float
         summation order.
@@ -147,19 +155,26 @@ class Engine:
         metrics: Mapping[str, Metric] | None = None,
     ) -> None:
         performance = performance or Performance()
-        self.loss, self._randomness = losses.chosen(model, dataset), randomness
-        self._protocol, self.server, self._size, self._diagnostics = protocol, server, cohort_size, diagnostics
+        self.loss = losses.loss_for(model, dataset)
+        self._randomness = randomness
+        self._protocol = protocol
+        self.server = server
+        self._size = cohort_size
+        self._diagnostics = diagnostics
         first, self._unravel = first_parameters(model, randomness.seed)
         moments = moments_of(update, model)
         self.first = np.asarray(first) if moments is None else np.zeros(moments.dim, np.float32)
         self.dim = len(self.first)
-        self._layout, self._fast = protocol.layout(self.dim), fast_path(protocol, self.dim)
+        self._layout = protocol.layout(self.dim)
+        self._fast = fast_path(protocol, self.dim)
         clients = clients.with_views(dataset.views)
         numbers = math.prod(dataset.inputs.shape[1:])
         most = 1 if protocol.private_steps else performance.size_classes
         classes = size_classes(clients.counts, numbers=numbers, most=most)
         state = protocol.init(self.dim)
-        ways = best_ways(model, self._fast, state, update, dataset.inputs, classes=classes, diagnostics=diagnostics)
+        strategies = best_strategies(
+            model, self._fast, state, update, dataset.inputs, classes=classes, diagnostics=diagnostics
+        )
         self._classes = tuple(
             ClientWork(
                 model=model,
@@ -167,33 +182,34 @@ class Engine:
                 protocol=protocol,
                 fast=self._fast,
                 update=update,
-                way=way if performance.fast else "general",
+                strategy=strategy if performance.fast else "general",
                 diagnostics=diagnostics,
                 moments=moments,
                 number=number,
-                width=one.width,
+                width=size.width,
                 loss=losses.cross_entropy if model.learner is not None else losses.function(self.loss),
             )
-            for number, (way, one) in enumerate(zip(ways, classes, strict=True))
+            for number, (strategy, size) in enumerate(zip(strategies, classes, strict=True))
         )
         self._faithful = self._layout.shufflers > 0 and not (performance.fast and self._fast.summable)
         self.mesh = make_mesh(performance.devices if model.learner is None else 1)
         sizes = [
-            performance.chunk or self._default_chunk(work, numbers, len(one.members))
-            for work, one in zip(self._classes, classes, strict=True)
+            performance.chunk or self._default_chunk(work, numbers, len(size.members))
+            for work, size in zip(self._classes, classes, strict=True)
         ]
-        self._dealer = Dealer(classes, sizes, self.mesh)
-        self._data = placed(dataset, clients, list(zip(self._classes, classes, strict=True)), self.mesh)
+        self._sharder = ClientSharder(classes, sizes, self.mesh)
+        self._data = place_data(dataset, clients, list(zip(self._classes, classes, strict=True)), self.mesh)
         self._scores = Scores(model, self._unravel, dataset, self.loss, metrics or {})
         self.round_logs: list[RoundLog] = []
         self._epochs: dict[int, set[int]] = {}
         self._compiled: Callable[..., Training] = jax.jit(self._round, donate_argnums=0)
         if model.learner is not None:
-            self._compiled = HostRound(self._classes, self.loss, self._faithful, self._keys, self._closed)
+            self._compiled = HostRound(self._classes, self.loss, self._faithful, self._keys, self._close_round)
 
     def start(self) -> Training:
-        """The state before the first round, of which `ran` knows nothing yet."""
-        self.round_logs, self._epochs = [], {}
+        """The state before the first round; forgets the rounds that were run."""
+        self.round_logs = []
+        self._epochs = {}
         params = jnp.asarray(self.first)
         nothing = Diagnostics(jnp.zeros(()), jnp.zeros(())) if self._diagnostics else ()
         return self.place(Training(params, self.server.init(params), self._protocol.init(self.dim), nothing))
@@ -210,26 +226,33 @@ class Engine:
         index: int,
         capacity: int,
         cohort: Cohort | None = None,
-        drawn: RoundSample | None = None,
+        sample: RoundSample | None = None,
         randomness: Randomness | None = None,
     ) -> Training:
         """Run round `index` with these users; consumes `training`.
 
-        `cohort` says what is public about the round, which is then noted in `ran`; without one the round is of the
-        engine's own size, and of no run. What a sampler made of the users is `drawn`; without, they are taken as they
-        are. Noise is that of `randomness`, or of the engine's own.
+        Arguments:
+            training: the state before the round.
+            users: the numbers of those who take part.
+            capacity: the most that may take part in any round, for which the round is compiled.
+            cohort: what is public about the round, which is then noted in `round_logs`; without, the round is of the
+                engine's own size, and of no run.
+            sample: what a sampler made of the users; without, they are taken as they are.
+            randomness: whose noise is added; the engine's own by default.
+
+        Returns: the state after the round.
 
         Guarantees:
-            What `ran` says of size and noise is what the round divided by and added.
+            What `round_logs` says of size and noise is what the round divided by and added.
             Refuses fewer users than the cohort's minimum, more than it admits, and a user that comes back in an epoch
             of disjoint batches.
         """
         if cohort is not None:
             self._refuse(users, cohort)
-            drawn = drawn or RoundSample(users=users, size=cohort.size, noise_scale=cohort.noise_scale)
-        drawn = drawn or RoundSample(users=users, size=self._size)
-        works, used = self._dealer.dealt(drawn, capacity)
-        public = _Public(np.int32(index), np.float32(drawn.size), np.float32(drawn.noise_scale))
+            sample = sample or RoundSample(users=users, size=cohort.size, noise_scale=cohort.noise_scale)
+        sample = sample or RoundSample(users=users, size=self._size)
+        works, used = self._sharder.shard_clients(sample, capacity)
+        public = _Public(np.int32(index), np.float32(sample.size), np.float32(sample.noise_scale))
         public, secret = jax.tree.map(
             lambda leaf: on_every_device(leaf, self.mesh), (public, (randomness or self._randomness).key_data)
         )
@@ -239,7 +262,7 @@ class Engine:
         return after
 
     def _refuse(self, users: np.ndarray, cohort: Cohort) -> None:
-        """Who takes part is who was said to."""
+        """Refuse users whom the cohort does not admit."""
         sampled = isinstance(cohort.participation, Poisson) and cohort.uploads is None
         most = len(users) if sampled else cohort.most
         if not cohort.min_size <= len(users) <= most:
@@ -248,28 +271,32 @@ class Engine:
             seen = self._epochs.setdefault(cohort.participation.epoch, set())
             again = seen.intersection(users.tolist())
             if again:
-                raise ValueError(f"expected batches of an epoch without common users, got user {min(again)} twice")
+                raise ValueError(
+                    f"the batches of an epoch have no user in common: user {min(again)} was in epoch "
+                    f"{cohort.participation.epoch} already"
+                )
             seen.update(users.tolist())
 
     def accuracy(self, training: Training) -> float | None:
         """The share of test records that the model to publish gets right; None where labels are numbers."""
-        return self._scores.accuracy(self._scores.outputs(self._published(training)))
+        return self._scores.accuracy(self._scores.outputs(self._params_to_publish(training)))
 
     def metrics(self, training: Training) -> dict[str, Any]:
         """All scores of the model to publish on the test records."""
-        return self._scores.of(self._scores.outputs(self._published(training)))
+        return self._scores.of(self._scores.outputs(self._params_to_publish(training)))
 
     def model_arrays(self, training: Training) -> dict[str, np.ndarray]:
         """The parameters of the model to publish by name, for `model.npz`."""
-        return trees.named(self._unravel(self._published(training)))
+        return trees.arrays_by_name(self._unravel(self._params_to_publish(training)))
 
-    def _published(self, training: Training) -> jax.Array:
+    def _params_to_publish(self, training: Training) -> jax.Array:
         params, state = jax.tree.map(lambda leaf: jnp.asarray(to_host(leaf)), (training.params, training.server))
-        return self.server.published(params, state)
+        return self.server.model_to_publish(params, state)
 
     def _default_chunk(self, work: ClientWork, numbers: int, members: int) -> int:
         floats = work.width * numbers + (3 * self.dim if work.forms_updates else 0)
-        learner, device = work.model.learner, self.mesh.devices.flat[0]
+        learner = work.model.learner
+        device = self.mesh.devices.flat[0]
         place = device.platform if learner is None else learner.platform
         fitting = max(1, chunk_bytes(place) // (4 * floats))
         most = max(1, math.ceil(min(self._size, members) / self.mesh.size))
@@ -283,62 +310,70 @@ class Engine:
         per_device = functools.partial(
             jax.shard_map, mesh=self.mesh, in_specs=(same, same, same, split, same), check_vma=False
         )
-        share, norms = Share(self._classes), None
+        share = DeviceShard(self._classes)
+        norms = None
         if self._protocol.needs_norms:
             measure = per_device(functools.partial(share.norms, keys=keys), out_specs=split)
-            norms = _joined(measure(training.params, training.protocol, data, works, used))
+            norms = _concatenate(measure(training.params, training.protocol, data, works, used))
         state = self._protocol.prepare(training.protocol, noise_scale=public.noise_scale, norms=norms)
         if self._faithful:
             everyone = per_device(functools.partial(share.updates, keys=keys), out_specs=split)
-            updates = _joined(everyone(training.params, state, data, works, used)).reshape(-1, self.dim)
-            ids = _joined([work[0] for work in works])
-            return self._closed(training, state, updates, ids, public, keys)
+            updates = _concatenate(everyone(training.params, state, data, works, used)).reshape(-1, self.dim)
+            ids = _concatenate([work[0] for work in works])
+            return self._close_round(training, state, updates, ids, public, keys)
         collect = per_device(functools.partial(share.tally, keys=keys), out_specs=same)
-        return self._closed(training, state, collect(training.params, state, data, works, used), None, public, keys)
+        return self._close_round(
+            training, state, collect(training.params, state, data, works, used), None, public, keys
+        )
 
     def _keys(self, public: _Public, secret: jax.Array) -> Keys:
         order, noise = jax.random.key(self._randomness.seed), Randomness.key(secret)
         return Keys(*(jax.random.fold_in(key, public.round) for key in (order, noise)))
 
-    def _closed(
-        self, training: Training, state: Any, found: Any, ids: jax.Array | None, public: _Public, keys: Keys
+    def _close_round(
+        self, training: Training, state: Any, collected: Any, ids: jax.Array | None, public: _Public, keys: Keys
     ) -> Training:
-        """The state after a round: `found` is the tally and what was seen of raw updates; with `ids`, every update."""
+        """The state after a round: `collected` is the tally and the sums of raw updates; with `ids`, every update."""
         if ids is None:
-            tally, raw = found
+            tally, raw = collected
         else:
-            reports = self._classes[0].reports(found, ids, state, keys.noise)  # the same in every class
+            reports = self._classes[0].reports(collected, ids, state, keys.noise)  # the same in every class
             messages = shuffle(reports, self._layout, key=jax.random.fold_in(keys.noise, SHUFFLE))
-            tally, raw = self._protocol.tally(messages, self.dim), seen(found, ids >= 0)
+            tally = self._protocol.tally(messages, self.dim)
+            raw = sum_updates(collected, ids >= 0)
         estimate, protocol = self._protocol.estimate(
             tally, cast(int, public.size), state, key=jax.random.fold_in(keys.noise, ESTIMATE)
         )
         params, server = self.server.step(training.params, training.server, estimate)
-        return Training(params, server, protocol, diagnosed(raw, self.dim) if self._diagnostics else ())
+        return Training(params, server, protocol, diagnostics_of(raw, self.dim) if self._diagnostics else ())
 
 
-def _joined(parts: Sequence[jax.Array]) -> jax.Array:
+def _concatenate(parts: Sequence[jax.Array]) -> jax.Array:
     """All numbers of the parts, one after the other."""
     return jnp.concatenate([part.ravel() for part in parts])
 
 
 def first_parameters(model: Model, seed: int) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
-    """The first model as a flat vector, and the way back to its own shape."""
+    """The first model of a seed as a flat vector, and the function from such a vector to the model's own shape."""
     return ravel_pytree(model.init(jax.random.fold_in(jax.random.key(seed), 2**31 - 1)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Share:
-    """What a device adds to a round, under `shard_map`; `classes` are what clients of each size class compute."""
+class DeviceShard:
+    """What one device adds to a round, under `shard_map`.
+
+    `classes` are what clients of each size class compute. All methods take the same arguments: the flat parameters, the
+    protocol's state, the data, the device's work and the number of chunks in use for each class, and the round's keys.
+    """
 
     classes: tuple[ClientWork, ...]
 
     def tally(self, params: jax.Array, state: Any, data: Data, works: Works, used: jax.Array, *, keys: Keys) -> Any:
-        """The tally of all clients of all devices, and what was seen of their raw updates."""
+        """The tally of all clients of all devices, and the sums of their raw updates."""
 
-        def added(clients: ClientWork, work: Work, used: jax.Array) -> Any:
+        def sum_class(clients: ClientWork, work: Work, used: jax.Array) -> Any:
             if layers.serves(clients, work):
-                return layers.added(clients, params, state, data, work, used, keys)
+                return layers.sum_clients(clients, params, state, data, work, used, keys)
 
             def chunk(i: jax.Array | int) -> Any:
                 return clients.collect(params, state, data, jax.tree.map(lambda leaf: leaf[i, 0], work), keys)
@@ -346,9 +381,10 @@ class Share:
             none = sums.begin(jax.eval_shape(lambda: chunk(0)))
             return sums.finish(jax.lax.fori_loop(0, used, lambda i, total: sums.add(total, chunk(i)), none))
 
-        first, *others = (added(*one) for one in zip(self.classes, works, used, strict=True))
+        first, *others = (sum_class(*args) for args in zip(self.classes, works, used, strict=True))
         total, raw = jax.lax.psum(jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), first, *others), AXIS)
-        clients, key_tally = self.classes[0], jax.random.fold_in(keys.noise, TALLY)
+        clients = self.classes[0]
+        key_tally = jax.random.fold_in(keys.noise, TALLY)
         if not clients.sums_updates:
             return clients.fast.finish(total, key=key_tally), raw
         update, count = total
@@ -363,30 +399,36 @@ class Share:
             norms = jnp.linalg.norm(clients.updates(params, data, part, keys), axis=1)
             return jnp.where(part[0] >= 0, norms, jnp.nan)
 
-        return self._mapped(chunk, works)
+        return self._map_chunks(chunk, works)
 
     def updates(
         self, params: jax.Array, state: Any, data: Data, works: Works, used: jax.Array, *, keys: Keys
     ) -> tuple[jax.Array, ...]:
         """Faithful path: every update, of shape (chunks, 1, chunk, dim) in each class."""
-        return self._mapped(lambda clients, part: clients.updates(params, data, part, keys), works)
+        return self._map_chunks(lambda clients, part: clients.updates(params, data, part, keys), works)
 
-    def _mapped(self, function: Callable[[ClientWork, Work], jax.Array], works: Works) -> tuple[jax.Array, ...]:
+    def _map_chunks(self, function: Callable[[ClientWork, Work], jax.Array], works: Works) -> tuple[jax.Array, ...]:
         return tuple(
             jax.lax.map(functools.partial(function, clients), jax.tree.map(lambda leaf: leaf[:, 0], work))[:, None]
             for clients, work in zip(self.classes, works, strict=True)
         )
 
 
-def placed(dataset: Dataset, clients: Clients, classes: Sequence[tuple[ClientWork, SizeClass]], mesh: Mesh) -> Data:
-    """The data of these clients on the devices of a mesh, and whose rows are whose."""
+def place_data(dataset: Dataset, clients: Clients, classes: Sequence[tuple[ClientWork, SizeClass]], mesh: Mesh) -> Data:
+    """Copy the data of these clients to every device of a mesh.
+
+    Arguments:
+        clients: whose rows are whose, with views counted as rows.
+        classes: what clients of each size class compute, and the class.
+    """
     places = np.zeros(clients.num_clients, np.int32)
     products: list[linear.Products | None] = []
-    for work, one in classes:
-        places[one.members] = np.arange(len(one.members))
-        one_step = work.way == "linear" and not (work.update.local or work.diagnostics)
-        if one_step and linear.serves(one.width, dataset.num_classes):
-            own, constant = clients.only(one.members), cast(float, work.model.constant)
+    for work, size in classes:
+        places[size.members] = np.arange(len(size.members))
+        one_step = work.strategy == "linear" and not (work.update.local or work.diagnostics)
+        if one_step and linear.serves(size.width, dataset.num_classes):
+            own = clients.subset(size.members)
+            constant = cast(float, work.model.constant)
             products.append(linear.products(dataset.inputs, own, constant=constant))
         else:
             products.append(None)
@@ -402,37 +444,49 @@ def placed(dataset: Dataset, clients: Clients, classes: Sequence[tuple[ClientWor
     return jax.tree.map(lambda array: on_every_device(array, mesh), data)
 
 
-class Dealer:
-    """Deals users of these classes, so many at a time to each device of a mesh."""
+class ClientSharder:
+    """Shards users over the devices of a mesh, in chunks of one size class.
+
+    Arguments:
+        classes: the size classes.
+        chunks: for each class, how many clients a device takes at a time.
+    """
 
     def __init__(self, classes: Sequence[SizeClass], chunks: Sequence[int], mesh: Mesh) -> None:
-        self._mesh, self._chunks, self._members = mesh, chunks, [len(one.members) for one in classes]
+        self._mesh = mesh
+        self._chunks = chunks
+        self._members = [len(size.members) for size in classes]
         self._class_of = np.empty(sum(self._members), np.int32)
-        for number, one in enumerate(classes):
-            self._class_of[one.members] = number
+        for number, size in enumerate(classes):
+            self._class_of[size.members] = number
 
-    def dealt(self, drawn: RoundSample, capacity: int) -> tuple[Works, jax.Array]:
-        """What a round works on, class by class, and how many chunks of each class hold anybody.
+    def shard_clients(self, sample: RoundSample, capacity: int) -> tuple[Works, jax.Array]:
+        """Shard the users of a sample, class by class.
 
-        There are chunks for as many users of a class as may come if `capacity` come in all, so that rounds have one
-        shape; -1 is where nobody is.
+        Arguments:
+            capacity: the most users that may come in any round: there are chunks for all of them, so that rounds have
+                one shape.
+
+        Returns: the work of each class, -1 where nobody is, and how many chunks of each class hold anybody.
         """
-        of_class = self._class_of[drawn.users]
+        of_class = self._class_of[sample.users]
         works, used = [], []
         for number, (chunk, members) in enumerate(zip(self._chunks, self._members, strict=True)):
-            here, width = np.flatnonzero(of_class == number), self._mesh.size * chunk
+            here = np.flatnonzero(of_class == number)
+            width = self._mesh.size * chunk
             chunks = max(1, math.ceil(max(min(capacity, members), len(here)) / width))
-            works.append(self._work(drawn, here, (chunks, self._mesh.size, chunk)))
+            works.append(self._work(sample, here, (chunks, self._mesh.size, chunk)))
             used.append(math.ceil(len(here) / width))
         return tuple(works), on_every_device(np.asarray(used, np.int32), self._mesh)
 
-    def _work(self, drawn: RoundSample, here: np.ndarray, shape: tuple[int, int, int]) -> Work:
-        """Those of the users that are at these places, in chunks of every device."""
+    def _work(self, sample: RoundSample, here: np.ndarray, shape: tuple[int, int, int]) -> Work:
+        """The users at these places of the sample, in chunks of every device."""
 
-        def dealt(rows: np.ndarray, empty: float) -> jax.Array:
+        def shard(rows: np.ndarray, empty: float) -> jax.Array:
             padded = np.full((math.prod(shape), *rows.shape[1:]), empty, rows.dtype)
             padded[: len(here)] = rows[here]
             return split_over_devices(padded.reshape(*shape, *rows.shape[1:]), self._mesh, axis=1)
 
-        ids, items = dealt(np.asarray(drawn.users, np.int32), -1), drawn.items
-        return ids, None if items is None else Items(dealt(items.rows, -1), dealt(items.noise_scale, 1.0))
+        ids = shard(np.asarray(sample.users, np.int32), -1)
+        items = sample.items
+        return ids, None if items is None else Items(shard(items.rows, -1), shard(items.noise_scale, 1.0))

@@ -25,7 +25,12 @@ _BUILT_IN = ("loss", "accuracy", "auc", "macro_f1", "recall", "r2", "rmse", "mae
 
 
 class Scores:
-    """The scores of models of one shape on the test records of a dataset, with the user's `own` among them.
+    """The scores of models of one shape on the test records of a dataset.
+
+    Arguments:
+        unravel: from flat parameters to the model's own.
+        loss: what the model is trained with.
+        own: the user's own metrics by name.
 
     Guarantees:
         Own metrics get the model's outputs and the labels of all test records; none has the name of a built-in one.
@@ -41,12 +46,16 @@ class Scores:
     ) -> None:
         for name in own:
             if name in _BUILT_IN:
-                raise ValueError(f"expected a metric of another name than the built-in ones, got {name!r}")
-        self._model, self._unravel, self._dataset, self._loss, self._own = model, unravel, dataset, loss, own
-        self._compiled = jax.jit(self._tested)
+                raise ValueError(f"{name!r} is the name of a built-in metric: give your own metric another name")
+        self._model = model
+        self._unravel = unravel
+        self._dataset = dataset
+        self._loss = loss
+        self._own = own
+        self._compiled_apply = jax.jit(self._apply)
 
     def outputs(self, params: jax.Array) -> np.ndarray:
-        """Those of the model with these flat parameters on all test records, some at a time."""
+        """The outputs of the model with these flat parameters for all test records, computed some at a time."""
         inputs = self._dataset.test_inputs
         batch = max(1, 2**26 // max(1, math.prod(inputs.shape[1:]) * 4))
         batches = [inputs[low : low + batch] for low in range(0, len(inputs), batch)]
@@ -55,22 +64,23 @@ class Scores:
             return np.concatenate(
                 [learner.outputs(parameters, np.asarray(as_float(jax.numpy.asarray(part)))) for part in batches]
             )
-        return np.concatenate([np.asarray(self._compiled(params, part)) for part in batches])
+        return np.concatenate([np.asarray(self._compiled_apply(params, part)) for part in batches])
 
-    def _tested(self, params: jax.Array, inputs: jax.Array) -> jax.Array:
+    def _apply(self, params: jax.Array, inputs: jax.Array) -> jax.Array:
         return self._model.apply(self._unravel(params), as_float(inputs))
 
     def of(self, outputs: np.ndarray) -> dict[str, Any]:
         """Scores by name; "recall" is a list with one number per class, None for a class without test records."""
-        data, labels = self._dataset, self._dataset.test_labels
-        found: dict[str, Any] = {"loss": float(np.mean(self._losses(outputs)))}
+        data = self._dataset
+        labels = data.test_labels
+        scores: dict[str, Any] = {"loss": float(np.mean(self._losses(outputs)))}
         if data.target == "number":
-            found |= _of_numbers(outputs.reshape(len(labels), -1)[:, 0], labels)
+            scores |= _of_numbers(outputs.reshape(len(labels), -1)[:, 0], labels)
         elif data.target == "labels":
-            found |= _of_labels(outputs, labels) if outputs.shape == labels.shape else {}
+            scores |= _of_labels(outputs, labels) if outputs.shape == labels.shape else {}
         else:
-            found |= _of_classes(outputs, labels, data.num_classes)
-        return found | {name: float(metric(outputs, labels)) for name, metric in self._own.items()}
+            scores |= _of_classes(outputs, labels, data.num_classes)
+        return scores | {name: float(metric(outputs, labels)) for name, metric in self._own.items()}
 
     def _losses(self, outputs: np.ndarray) -> np.ndarray:
         labels = self._dataset.test_labels
@@ -80,9 +90,10 @@ class Scores:
 
     def accuracy(self, outputs: np.ndarray) -> float | None:
         """The share of test records, or of their labels, that are right; None for numbers."""
-        data, labels = self._dataset, self._dataset.test_labels
+        data = self._dataset
+        labels = data.test_labels
         if data.target == "classes":
-            return float(np.mean(_predicted(outputs) == labels))
+            return float(np.mean(_predict(outputs) == labels))
         return float(np.mean((outputs > 0) == labels)) if outputs.shape == labels.shape and labels.ndim == 2 else None
 
     def auc(self, outputs: np.ndarray) -> float | None:
@@ -132,32 +143,32 @@ def _of_numbers(predicted: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
 
 
 def _of_labels(outputs: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    chosen = outputs > 0
-    right = [_counted(chosen[:, i], labels[:, i] == 1) for i in range(labels.shape[1])]
-    return {"accuracy": float(np.mean(chosen == labels)), **_averaged(right)}
+    predicted = outputs > 0
+    right = [_count(predicted[:, i], labels[:, i] == 1) for i in range(labels.shape[1])]
+    return {"accuracy": float(np.mean(predicted == labels)), **_recall_and_f1(right)}
 
 
 def _of_classes(outputs: np.ndarray, labels: np.ndarray, num_classes: int) -> dict[str, Any]:
-    predicted = _predicted(outputs)
-    right = [_counted(predicted == i, labels == i) for i in range(num_classes)]
-    found: dict[str, Any] = {"accuracy": float(np.mean(predicted == labels)), **_averaged(right)}
+    predicted = _predict(outputs)
+    right = [_count(predicted == i, labels == i) for i in range(num_classes)]
+    scores: dict[str, Any] = {"accuracy": float(np.mean(predicted == labels)), **_recall_and_f1(right)}
     if num_classes == 2:
-        found["auc"] = auc(_score(outputs), labels)
-    return found
+        scores["auc"] = auc(_score(outputs), labels)
+    return scores
 
 
-def _counted(chosen: np.ndarray, true: np.ndarray) -> tuple[int, int, int]:
-    return int(np.sum(chosen & true)), int(chosen.sum()), int(true.sum())
+def _count(predicted: np.ndarray, true: np.ndarray) -> tuple[int, int, int]:
+    return int(np.sum(predicted & true)), int(predicted.sum()), int(true.sum())
 
 
-def _averaged(counts: list[tuple[int, int, int]]) -> dict[str, Any]:
+def _recall_and_f1(counts: list[tuple[int, int, int]]) -> dict[str, Any]:
     """Recall of each class, and the mean of F1 over the classes that occur or were chosen."""
-    f1 = [2 * both / (chosen + true) for both, chosen, true in counts if chosen + true]
+    f1 = [2 * both / (predicted + true) for both, predicted, true in counts if predicted + true]
     recall = [None if true == 0 else both / true for both, _, true in counts]
     return {"macro_f1": float(np.mean(f1)) if f1 else None, "recall": recall}
 
 
-def _predicted(outputs: np.ndarray) -> np.ndarray:
+def _predict(outputs: np.ndarray) -> np.ndarray:
     return np.argmax(outputs, axis=1) if _wide(outputs) else (outputs.ravel() > 0).astype(np.int32)
 
 

@@ -18,7 +18,7 @@ from dovetail.data import TASKS, Model, resolve
 from dovetail.experiment.config import Config, read
 from dovetail.experiment.folder import RunFolder
 from dovetail.experiment.result import facts_of, in_short
-from dovetail.learners.prediction import Predictor, model_for
+from dovetail.learners.prediction import Predictor, model_from_recipe
 from dovetail.statements import Statement
 
 __all__ = ["LoadedRun", "load"]
@@ -68,7 +68,7 @@ def load(folder: str | Path, *, model: Model | None = None, trust_code: bool = F
     config, privacy, recipe = read(run.config, code_beside=trust_code), run.privacy(), run.recipe()
     features = config.task.all_features
     with _imports.reading(f"the run in {str(folder)!r}", trust_code=trust_code):
-        found = model or _model_of(config) or model_for(config.task.model, recipe, features)
+        found = model or _model_of(config) or model_from_recipe(config.task.model, recipe, features)
         if ":" in features.kind:
             _imports.refuse_untrusted(features.kind, what="features")  # which are imported when rows are predicted
     if model is None and found.name != recipe.model:

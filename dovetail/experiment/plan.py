@@ -70,9 +70,9 @@ class Plan:
         """What is planned of these rounds, in privacy terms."""
         return self.guarantee.record(self._cohorts(released))
 
-    def record_of(self, ran: Sequence[RoundLog]) -> Record:
+    def record_of(self, rounds: Sequence[RoundLog]) -> Record:
         """What the engine did in these rounds, in privacy terms: by its own notes and not by the plan."""
-        return self.guarantee.record([item.cohort for item in ran])
+        return self.guarantee.record([item.cohort for item in rounds])
 
     def certify(self, released: Sequence[int]) -> Statement:
         """The statement for the rounds that were released."""
@@ -155,7 +155,7 @@ class Plan:
             index=index,
             capacity=self.sampler.capacity,
             cohort=self.schedule.cohort(index),
-            drawn=self.sampler.sample(index, users),
+            sample=self.sampler.sample(index, users),
             randomness=self.randomness,
         )
 

@@ -34,7 +34,7 @@ from dovetail.experiment.plan import Plan
 from dovetail.guarantee import Guarantee, Spread, units
 from dovetail.learners import models
 from dovetail.learners.client import ClientUpdate
-from dovetail.learners.isolation import inspected
+from dovetail.learners.isolation import inspect_model
 from dovetail.learners.modules import model_of
 from dovetail.learners.moments import moments_of
 from dovetail.learners.server import Server
@@ -99,7 +99,7 @@ def load_data(config: Config, task: Task) -> tuple[Dataset, Clients, Model]:
     """The data of a config as its model reads it, whose it is, and the model."""
     dataset = with_recipe(task.load(folder=None if config.task.folder is None else Path(config.task.folder)))
     clients = assign_records(with_partition(config, dataset).task, dataset, seed=config.seed)
-    dataset = views.expanded(dataset, config.client.views)
+    dataset = views.add_views(dataset, config.client.views)
     chosen = config.task.all_features
     if task.model is not None:
         dataset = features.of(dataset, chosen)
@@ -121,7 +121,7 @@ def prepare(config: Config, *, task: Task | None = None, guests: Guests | None =
     _check_model(config, protocol, dataset, model)
     declared = dataset.declared
     if task.model is not None or not isinstance(model.loss, str | None):
-        model, vouched = inspected(
+        model, vouched = inspect_model(
             model, dataset, records=protocol.samples == "records", own_model=task.model is not None
         )
         declared += vouched
@@ -243,7 +243,7 @@ def _check_model(config: Config, protocol: protocols.Protocol, dataset: Dataset,
     if config.client.update == "moments":
         raise ValueError(f"expected a linear model with client.update = 'moments', got model={model.name!r}")
     changed = [name for name, value in ClientConfig().steps.items() if client.steps[name] != value]
-    if learner.settled and changed:
+    if learner.ignores_settings and changed:
         raise ValueError(
             f"expected no settings of [client] with model {model.name!r}, which trains by its own function, "
             f"got client.{changed[0]}"
@@ -499,7 +499,7 @@ def spread_of(
         spread = dataclasses.replace(spread, items=task.records or len(np.unique(records)))
     if dataset.subjects is None:
         return spread
-    most = subjects.holdings(held, dataset.subjects)
+    most = subjects.subject_maxima(held, dataset.subjects)
     if not published:
         return _declared(spread, task, protocol, most)
     about = np.unique(np.stack([owners, dataset.subjects[records]]), axis=1)
@@ -515,7 +515,7 @@ def spread_of(
 
 
 def _declared(
-    spread: units.Spread, task: TaskConfig, protocol: protocols.Protocol, most: subjects.Holdings
+    spread: units.Spread, task: TaskConfig, protocol: protocols.Protocol, most: subjects.SubjectMaxima
 ) -> units.Spread:
     """The limits that were declared, which the data must keep to, and those that the protocol enforces."""
     if task.spread is not None and most.most_users > task.spread:

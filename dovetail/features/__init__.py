@@ -15,9 +15,8 @@ import numpy as np
 
 from dovetail.data import Dataset
 from dovetail.data.download import cache_folder
-from dovetail.features import _cache
-from dovetail.features._pipeline import Pipeline, as_floats, chunks
-from dovetail.features._settings import KINDS, Features, Whitening
+from dovetail.features import cache as files
+from dovetail.features.pipeline import KINDS, Features, Pipeline, Whitening, as_floats, chunks
 
 __all__ = ["CONSTANT", "KINDS", "Features", "Pipeline", "Whitening", "as_floats", "of", "pipeline_of"]
 
@@ -27,8 +26,10 @@ CONSTANT = 0.3  # the constant feature of a linear model on features of unit nor
 def of(dataset: Dataset, features: Features, *, cache: Path | None = None) -> Dataset:
     """The dataset with every record, or every view of it, replaced by its features: float32 rows.
 
-    Features are memory-mapped from `cache` (default: the folder "features" in Dovetail's cache), and computed first,
-    chunk by chunk, if they are not there whole.
+    Arguments:
+        features: which ones.
+        cache: the folder that features are memory-mapped from; they are computed first, chunk by chunk, if they are not
+            there whole. By default it is the folder "features" in Dovetail's cache.
 
     Guarantees:
         A row depends on its own record, and on public or synthetic images, alone; of a function of one's own that JAX
@@ -39,16 +40,20 @@ def of(dataset: Dataset, features: Features, *, cache: Path | None = None) -> Da
         return dataset
     shape, test_shape = dataset.inputs.shape[1:], dataset.test_inputs.shape[1:]
     if shape != test_shape:
-        raise ValueError(f"expected records for testing of {shape}, got records of {test_shape}")
+        raise ValueError(f"expected test records of shape {shape}, as those to train on, got {test_shape}")
     folder = _folder(cache)
     pipeline = Pipeline(features, shape, folder)
     inputs, test_inputs = (_rows(pipeline, images, folder) for images in (dataset.inputs, dataset.test_inputs))
-    declared = (*dataset.declared, *pipeline.declared)
+    declared = (*dataset.declared, *pipeline.declarations)
     return dataclasses.replace(dataset, inputs=inputs, test_inputs=test_inputs, declared=declared)
 
 
 def pipeline_of(features: Features, shape: tuple[int, ...], *, cache: Path | None = None) -> Pipeline:
-    """The function from float32 records of this shape to their features, which are not cached."""
+    """The function from float32 records of this shape to their features, which are not cached.
+
+    Arguments:
+        cache: the folder of what is computed once, such as axes; by default as of `of`.
+    """
     return Pipeline(features, shape, _folder(cache))
 
 
@@ -60,5 +65,5 @@ def _rows(pipeline: Pipeline, images: np.ndarray, folder: Path) -> np.ndarray:
     def compute() -> Iterator[np.ndarray]:
         return map(pipeline.apply, chunks(images, pipeline.chunk))
 
-    name = _cache.digest(pipeline.identity, images)
-    return _cache.rows(folder, name, (len(images), *pipeline.row_shape), compute)
+    name = files.digest(pipeline.identity, images)
+    return files.rows(folder, name, (len(images), *pipeline.row_shape), compute)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail import _validate
-from dovetail.features._batches import in_batches, on_one_core
+from dovetail.features.batches import in_batches, on_one_core
 from dovetail.features.synthetic import Synthetic
 from dovetail.features.whitening import unit_rows
 
@@ -27,9 +27,12 @@ COLOUR = ((4, 600), (6, 800), (8, 600))  # (side of a patch, filters)
 GREY = ((5, 400), (8, 400))
 
 _VERSION = 2  # part of the identity: raise it whenever the values change
-_IMAGES, _PATCHES_OF_EACH = 4096, 24
+_IMAGES = 4096
+_PATCHES_OF_EACH = 24
 _WINDOWS = 3  # along each axis
-_THRESHOLD, _CONTRAST, _RIDGE = 0.25, 10 / 255**2, 0.01
+_THRESHOLD = 0.25
+_CONTRAST = 10 / 255**2
+_RIDGE = 0.01
 _FLAT = 1e-4  # a patch whose squared norm after whitening is far below this has no direction: it is taken as zero
 _HIGH = jax.lax.Precision.HIGHEST
 
@@ -50,7 +53,7 @@ class Patches:
     shape: tuple[int, ...]
     side: int
     filters: int
-    declared: ClassVar[tuple[str, ...]] = ()
+    declarations: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         _validate.integer(side=self.side, filters=self.filters)
@@ -72,9 +75,9 @@ class Patches:
 
     def apply(self, images: np.ndarray) -> np.ndarray | jax.Array:
         """The features of float32 images `(batch, *shape)` with values in [0, 1]."""
-        found = dictionary(self._source(), side=self.side, filters=self.filters)
+        filters = dictionary(self._source(), side=self.side, filters=self.filters)
         tensor = images.reshape(len(images), *self.shape[:2], -1)
-        return in_batches(functools.partial(_compiled, found), tensor, cpu=4, accelerator=128)
+        return in_batches(functools.partial(_respond_compiled, filters), tensor, cpu=4, accelerator=128)
 
     def _source(self) -> Synthetic:
         kind = "leaves" if self.shape[2:] == (3,) else "strokes+leaves"
@@ -83,30 +86,41 @@ class Patches:
 
 @functools.lru_cache(maxsize=8)
 def dictionary(source: Synthetic, *, side: int, filters: int) -> Dictionary:
-    """A dictionary of random patches that are not flat, and the whitening that patches of all kinds ask for."""
+    """A dictionary of random patches that are not flat, and the whitening that patches of all kinds ask for.
+
+    Arguments:
+        source: the images that patches are cut from.
+        side: that of a patch.
+        filters: how many patches the dictionary has, each of another image.
+    """
     rng = np.random.default_rng([source.seed, side, filters])
-    found = []
+    samples = []
     for images in source.chunks():
         tensor = images.reshape(len(images), *images.shape[1:3], -1)
         rows, columns = rng.integers(0, images.shape[1] - side + 1, (2, len(images), _PATCHES_OF_EACH))
         near = np.arange(side)
         where = (np.arange(len(images))[:, None, None, None], (rows[..., None] + near)[..., None])
-        found.append(tensor[*where, (columns[..., None] + near)[..., None, :]].reshape(rows.size, -1))
-    raw = np.concatenate(found).astype(np.float64)
-    normal = np.asarray(_normalised(raw))
+        samples.append(tensor[*where, (columns[..., None] + near)[..., None, :]].reshape(rows.size, -1))
+    raw = np.concatenate(samples).astype(np.float64)
+    normal = np.asarray(_normalise(raw))
     variances, axes = np.linalg.eigh(normal.T @ normal / len(normal))
     whiten = (axes / np.sqrt(np.maximum(variances, 0) + _RIDGE)) @ axes.T
     lively = rng.permutation(np.flatnonzero(raw.var(axis=1) > _CONTRAST))
     of_each_image = np.sort(np.unique(lively // _PATCHES_OF_EACH, return_index=True)[1])
     if len(of_each_image) < filters:
         raise ValueError(f"expected at most {len(of_each_image)} filters of side {side}, got filters={filters}")
-    chosen = normal[lively[of_each_image[:filters]]] @ whiten
-    chosen /= np.linalg.norm(chosen, axis=1, keepdims=True)
-    return Dictionary(side=side, whiten=whiten.astype(np.float32), filters=chosen.astype(np.float32))
+    picked = normal[lively[of_each_image[:filters]]] @ whiten
+    picked /= np.linalg.norm(picked, axis=1, keepdims=True)
+    return Dictionary(side=side, whiten=whiten.astype(np.float32), filters=picked.astype(np.float32))
 
 
 def respond(images: jax.Array, side: int, whiten: jax.Array, filters: jax.Array) -> jax.Array:
     """The features (batch, 18 x filters) of images (batch, height, width, colours).
+
+    Arguments:
+        side: that of a patch.
+        whiten: what patches are multiplied by.
+        filters: the dictionary, a row for each filter.
 
     Guarantees:
         Rows have unit norm; that of an image of one colour is zero.
@@ -116,12 +130,12 @@ def respond(images: jax.Array, side: int, whiten: jax.Array, filters: jax.Array)
     rows, columns = height - side + 1, width - side + 1
     shifts = [images[:, i : i + rows, j : j + columns] for i in range(side) for j in range(side)]
     patches = jnp.stack(shifts, axis=3).reshape(batch * rows * columns, -1)
-    white = jnp.dot(_normalised(patches), whiten, precision=_HIGH)
+    white = jnp.dot(_normalise(patches), whiten, precision=_HIGH)
     white = white / jnp.sqrt(jnp.sum(white**2, axis=1, keepdims=True) + _FLAT)
-    found = jnp.dot(white, filters.T, precision=_HIGH).reshape(batch, rows, columns, -1)
+    responses = jnp.dot(white, filters.T, precision=_HIGH).reshape(batch, rows, columns, -1)
     down, across = windows(rows), windows(columns)
     pools = [
-        jnp.einsum("pi,bijf,qj->bpqf", down, jnp.maximum(sign * found - _THRESHOLD, 0), across, precision=_HIGH)
+        jnp.einsum("pi,bijf,qj->bpqf", down, jnp.maximum(sign * responses - _THRESHOLD, 0), across, precision=_HIGH)
         for sign in (1, -1)
     ]
     roots = jnp.sqrt(jnp.concatenate(pools, axis=1).reshape(batch, -1))
@@ -138,11 +152,11 @@ def windows(places: int) -> np.ndarray:
 _respond = on_one_core(respond, static_argnums=1)
 
 
-def _compiled(found: Dictionary, images: np.ndarray) -> jax.Array:
-    return _respond(images, found.side, found.whiten, found.filters)
+def _respond_compiled(filters: Dictionary, images: np.ndarray) -> jax.Array:
+    return _respond(images, filters.side, filters.whiten, filters.filters)
 
 
-def _normalised(patches):  # type: ignore[no-untyped-def]  # NumPy in, NumPy out; JAX in, JAX out
+def _normalise(patches):  # type: ignore[no-untyped-def]  # NumPy in, NumPy out; JAX in, JAX out
     """Without their mean, and with their contrast evened out."""
     centred = patches - patches.mean(axis=1, keepdims=True)
     return centred / ((centred**2).mean(axis=1, keepdims=True) + _CONTRAST) ** 0.5

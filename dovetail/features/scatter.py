@@ -19,13 +19,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail.features._batches import in_batches, on_one_core
+from dovetail.features.batches import in_batches, on_one_core
 
 __all__ = ["Scatter", "transform"]
 
 _VERSION = 2  # part of the identity: raise it whenever the transform's values change
-_SIDES, _SIDE, _STRIDE = (28, 32), 32, 4
-_ANGLES, _CHANNELS, _GROUP = 8, 81, 3 * 8 * 8
+_SIDES = (28, 32)
+_SIDE = 32
+_STRIDE = 4
+_ANGLES = 8
+_CHANNELS = 81
+_GROUP = 3 * 8 * 8
 _HALVES = (slice(0, 16), slice(16, 32))
 _VARIANCE_FLOOR = 1e-5
 
@@ -35,7 +39,7 @@ class Scatter:
     """The transform of images of one shape: (28 or 32, the same) in grey, with a last axis of 3 in colour."""
 
     shape: tuple[int, ...]
-    declared: ClassVar[tuple[str, ...]] = ()
+    declarations: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         side, *rest = self.shape
@@ -95,7 +99,7 @@ def _channels(planes: jax.Array) -> jax.Array:
     margin = (_SIDE - planes.shape[1]) // 2
     x = jnp.pad(planes, ((0, 0), (margin, margin), (margin, margin)), mode="reflect")[:, None]
     seen = jnp.fft.fft2(x)
-    fine = _modulus(jnp.fft.ifft2(_filtered(seen, psi[:_ANGLES])))
+    fine = _modulus(jnp.fft.ifft2(_filter(seen, psi[:_ANGLES])))
     parents = jnp.concatenate([seen, jnp.fft.fft2(fine)], axis=1)[:, :, None]
     coarse = _modulus(jnp.fft.ifft2(_at_every_second_pixel(parents, psi[_ANGLES:])))
     coarse = coarse.reshape(len(x), -1, *coarse.shape[-2:])
@@ -109,7 +113,7 @@ def _modulus(signals: jax.Array) -> jax.Array:
     return jnp.sqrt(signals.real**2 + signals.imag**2)
 
 
-def _filtered(spectra: jax.Array, filters: np.ndarray) -> jax.Array:
+def _filter(spectra: jax.Array, filters: np.ndarray) -> jax.Array:
     """Their product; filters are real, so a complex product would do twice the work."""
     return jax.lax.complex(spectra.real * filters, spectra.imag * filters)
 
@@ -117,7 +121,7 @@ def _filtered(spectra: jax.Array, filters: np.ndarray) -> jax.Array:
 def _at_every_second_pixel(spectra: jax.Array, filters: np.ndarray) -> jax.Array:
     """The Fourier transforms of filtered signals at every second row and column: the mean over four quarters."""
     quarters = [(..., rows, columns) for rows in _HALVES for columns in _HALVES]
-    first, *others = (_filtered(spectra[quarter], filters[quarter] / 4) for quarter in quarters)
+    first, *others = (_filter(spectra[quarter], filters[quarter] / 4) for quarter in quarters)
     return sum(others, first)
 
 
@@ -133,7 +137,8 @@ def _filters() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """
     psi = []
     for j in range(2):
-        sigma, frequency = 0.8 * 2**j, 3 * math.pi / 4 / 2**j
+        sigma = 0.8 * 2**j
+        frequency = 3 * math.pi / 4 / 2**j
         for k in range(_ANGLES):
             wave = _gabor(sigma, frequency, angle=math.pi * k / _ANGLES)
             envelope = _gabor(sigma, 0.0, angle=math.pi * k / _ANGLES)

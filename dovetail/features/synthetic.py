@@ -24,7 +24,8 @@ KINDS = ("strokes", "leaves", "strokes+leaves")
 CHUNK = 256  # images that one generator draws
 
 _VERSION = 2  # part of the identity: raise it whenever the images change
-_LEAVES, _POINTS = 40, 40
+_LEAVES = 40
+_POINTS = 40
 _TEXTURE = 0.03
 _TINT = 0.15  # standard deviation of a leaf's colours about its grey
 
@@ -49,7 +50,7 @@ class Synthetic:
         if len(self.shape) not in (2, 3) or self.shape[0] != self.shape[1] or self.shape[2:] not in ((), (1,), (3,)):
             raise ValueError(f"expected square images, grey or in three colours, got records of {self.shape}")
         if "strokes" in self.kind and self.shape[2:] == (3,):
-            raise ValueError("expected 'leaves' for images in colour, got kind='strokes'")
+            raise ValueError(f"strokes are grey: images in colour are of kind 'leaves', not {self.kind!r}")
 
     @property
     def identity(self) -> str:
@@ -60,7 +61,8 @@ class Synthetic:
         """The images, float32, at most `CHUNK` at a time; of strokes and leaves, by turns."""
         kinds = self.kind.split("+")
         for number, start in enumerate(range(0, self.count, CHUNK)):
-            rng, side = np.random.default_rng([self.seed, number]), self.shape[0]
+            rng = np.random.default_rng([self.seed, number])
+            side = self.shape[0]
             if kinds[number % len(kinds)] == "strokes":
                 images = strokes(rng, side=side)
             else:
@@ -75,7 +77,7 @@ def strokes(rng: np.random.Generator, *, side: int) -> np.ndarray:
     radius = rng.uniform(0.8, 1.8, (CHUNK, 3)) * scale
     there = np.arange(3) < rng.integers(1, 4, (CHUNK, 1))
     points = _along(corners.astype(np.float32))
-    return np.asarray(_inked(points, radius.astype(np.float32), there, np.arange(side, dtype=np.float32)))
+    return np.asarray(_ink(points, radius.astype(np.float32), there, np.arange(side, dtype=np.float32)))
 
 
 def leaves(rng: np.random.Generator, *, side: int, colours: int) -> np.ndarray:
@@ -101,7 +103,7 @@ def _along(corners: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def _inked(points: jax.Array, radius: jax.Array, there: jax.Array, place: jax.Array) -> jax.Array:
+def _ink(points: jax.Array, radius: jax.Array, there: jax.Array, place: jax.Array) -> jax.Array:
     """Ink where the nearest point of a curve is within the pen's radius, and less of it up to a pixel further."""
     vertical = (points[..., 0, None] - place) ** 2  # (batch, curve, point, row)
     horizontal = (points[..., 1, None] - place) ** 2

@@ -20,7 +20,8 @@ from dovetail import _validate
 
 __all__ = ["Axes", "principal_axes", "unit_rows"]
 
-_ITERATIONS, _LEAST_SPARE = 2, 20
+_ITERATIONS = 2
+_LEAST_SPARE = 20
 _HIGH = jax.lax.Precision.HIGHEST
 
 
@@ -39,11 +40,14 @@ class Axes:
         if not scale[-1] > 0:
             raise ValueError(f"expected features that vary in all directions, or else a ridge > 0, got ridge={ridge}")
         mean, matrix = jnp.asarray(self.mean), jnp.asarray(self.directions / scale)
-        return lambda rows: _whitened(rows, mean, matrix)
+        return lambda rows: _whiten_rows(rows, mean, matrix)
 
 
 def principal_axes(blocks: Callable[[], Iterable[np.ndarray | jax.Array]], *, rank: int) -> Axes:
-    """The leading `rank` principal axes of the rows of all blocks, which are asked for four times over.
+    """The leading `rank` principal axes of the rows of all blocks.
+
+    Arguments:
+        blocks: gives the blocks of rows, one after the other; it is called four times.
 
     Guarantees:
         Directions are orthonormal; each one's largest entry is positive.
@@ -86,7 +90,7 @@ def unit_rows(rows: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def _whitened(rows: jax.Array, mean: jax.Array, matrix: jax.Array) -> jax.Array:
+def _whiten_rows(rows: jax.Array, mean: jax.Array, matrix: jax.Array) -> jax.Array:
     return unit_rows(jnp.dot(rows - mean, matrix, precision=_HIGH))
 
 

@@ -1,4 +1,9 @@
-"""What `learners.torch` computes with: losses, the update of one client as PyTorch runs its module, threads.
+"""How PyTorch trains one client: losses, local steps, and copies of a module that are arranged to run fast on a CPU.
+
+What a copy computes is what the module computes, bit by bit. A module that is nothing but `nn.Sequential`, perhaps
+nested, is run as a chain of PyTorch's own functions: calling ten layers as modules takes as long as a twentieth of a
+step on a small CNN. Where ReLU comes before max pooling they change places: the largest of several numbers is the same
+before and after, and so is where a gradient goes, unless it is zero; ReLU has a quarter of the work then.
 
 Nothing here needs JAX: processes that train clients (`learners._torch_team`) start without it.
 """
@@ -6,9 +11,11 @@ Nothing here needs JAX: processes that train clients (`learners._torch_team`) st
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 import os
+import queue
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,24 +23,29 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the name that PyTorch's users know
 
-from dovetail.learners._torch_copies import Copy
+from dovetail.learners._torch_isolation import State, is_hooked
 
 __all__ = [
     "LOSSES",
+    "Copies",
+    "Copy",
     "LocalSteps",
     "Loss",
-    "alone",
     "check_losses",
     "on_one_thread",
-    "shared",
+    "run_in_threads",
     "slices",
     "threads",
     "total",
+    "train_client",
+    "trained_parameters",
 ]
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+_Function = Callable[[Any], Any]
 _AT_ONCE = 512  # records whose gradient is computed at once
 _SWITCH = 2e-5  # seconds that a thread may keep Python's lock while another one waits for it, back from PyTorch
 
@@ -56,10 +68,18 @@ class LocalSteps(NamedTuple):
     mu: float
 
 
-def alone(
+def train_client(
     own: Copy, total_loss: Loss, steps: LocalSteps, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor
 ) -> torch.Tensor:
-    """The update of a client that holds these records; it leaves other weights in the copy."""
+    """The update of a client that holds these records.
+
+    Arguments:
+        own: a copy of the module; it is left with other weights.
+        total_loss: the sum of the loss over records.
+        start: the flat vector of parameters.
+        x: the client's inputs.
+        y: their labels.
+    """
     weights = own.weights
     parts = start.split([value.numel() for value in weights])
     first = [part.reshape(value.shape) for part, value in zip(parts, weights, strict=True)]
@@ -82,7 +102,8 @@ def _mean_slopes(own: Copy, total_loss: Loss, x: torch.Tensor, y: torch.Tensor) 
     """The gradient of the mean loss over these records; zero of none."""
     if not len(y):
         return [torch.zeros_like(value) for value in own.weights]
-    share, total = _share(len(y), x.device), ()
+    share = _share(len(y), x.device)
+    total = ()
     own.forget()
     for xs, ys in [(x, y)] if len(y) <= _AT_ONCE else zip(x.split(_AT_ONCE), y.split(_AT_ONCE), strict=True):
         loss = total_loss(own.outputs(xs), ys)
@@ -101,7 +122,7 @@ def _flat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def total(loss: str | Loss) -> Loss:
-    """The sum of this loss over records."""
+    """The function that adds up this loss over records."""
     if loss == "cross_entropy":
         return _total_cross_entropy
     own = LOSSES[loss] if isinstance(loss, str) else loss
@@ -131,14 +152,119 @@ def check_losses(losses: torch.Tensor, records: int) -> None:
         )
 
 
+def trained_parameters(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """The parameters that are trained, in the order of the flat vector."""
+    return sorted((name, value) for name, value in module.named_parameters() if value.requires_grad)
+
+
+class Copy:
+    """A copy of a module that nobody else uses: training puts other weights in.
+
+    Arguments:
+        isolated: whether the module runs nothing but PyTorch's own code.
+    """
+
+    def __init__(self, module: nn.Module, *, isolated: bool = False) -> None:
+        self.module = _channels_last(copy.deepcopy(module))
+        self.weights = [value for _, value in trained_parameters(self.module)]
+        self.outputs: _Function = _chain(self.module) or self.module
+        self._state = State(self.module, attributes=not isolated)
+
+    def forget(self) -> None:
+        """Put back everything but the weights, so that nothing is left of the records that it has seen."""
+        self._state.restore()
+
+
+class Copies:
+    """Copies of a module, each for one thread at a time; made when the first is wanted."""
+
+    def __init__(self, module: nn.Module, count: int, *, isolated: bool = False) -> None:
+        self._module = module
+        self._count = count
+        self._isolated = isolated
+
+    @contextlib.contextmanager
+    def borrow(self) -> Iterator[Copy]:
+        """Lend out a copy that nobody else uses meanwhile."""
+        replica = self._free.get()
+        try:
+            yield replica
+        finally:
+            self._free.put(replica)
+
+    @functools.cached_property
+    def _free(self) -> queue.SimpleQueue[Copy]:
+        free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        for _ in range(self._count):
+            free.put(Copy(self._module, isolated=self._isolated))
+        return free
+
+
+def _channels_last(module: nn.Module) -> nn.Module:
+    """The module with images as its convolutions are fastest on a CPU."""
+    if any(value.ndim > 4 for value in module.state_dict().values()):
+        return module
+    return module.to(memory_format=torch.channels_last)
+
+
+def _chain(module: nn.Module) -> _Function | None:
+    """The module as functions, one after the other; None if it may be something else."""
+    if type(module) is not nn.Sequential or any(is_hooked(part) for part in module.modules()):
+        return None
+    layers = list(_layers(module))
+    for i in range(1, len(layers)):
+        pool = layers[i]
+        if type(layers[i - 1]) is nn.ReLU and type(pool) is nn.MaxPool2d and not pool.return_indices:
+            layers[i - 1 : i + 1] = pool, layers[i - 1]
+    functions = [_function(layer) for layer in layers]
+
+    def outputs(x: Any) -> Any:
+        for function in functions:
+            x = function(x)
+        return x
+
+    return outputs
+
+
+def _layers(module: nn.Module) -> Iterator[nn.Module]:
+    if type(module) is not nn.Sequential:
+        yield module
+        return
+    for part in module:  # one that occurs twice, twice
+        yield from _layers(part)
+
+
+def _function(layer: nn.Module) -> _Function:
+    """What the layer calls in the end, or the layer itself."""
+    if type(layer) is nn.Conv2d and layer.padding_mode == "zeros":
+        settings = layer.weight, layer.bias, layer.stride, layer.padding, layer.dilation, layer.groups
+        return lambda x: torch.conv2d(x, *settings)
+    if type(layer) is nn.Linear:
+        weight, bias = layer.weight, layer.bias
+        return lambda x: nn.functional.linear(x, weight, bias)
+    if type(layer) is nn.ReLU:
+        return torch.relu_ if layer.inplace else torch.relu
+    if type(layer) is nn.MaxPool2d and not layer.return_indices:
+        stride = layer.kernel_size if layer.stride is None else layer.stride
+        window = layer.kernel_size, stride, layer.padding, layer.dilation, layer.ceil_mode
+        return lambda x: torch.max_pool2d(x, *window)
+    if type(layer) is nn.Unflatten and isinstance(layer.unflattened_size, tuple) and isinstance(layer.dim, int):
+        dim, sizes = layer.dim, layer.unflattened_size
+        return lambda x: torch.unflatten(x, dim, sizes)
+    if type(layer) is nn.Flatten:
+        first, last = layer.start_dim, layer.end_dim
+        return lambda x: x.flatten(first, last)
+    return layer
+
+
 def slices(count: int, parts: int) -> list[slice]:
-    """So many things in at most so many parts of about equal size."""
+    """Cut the places 0 to `count` into at most so many parts of about equal size."""
     edges = np.linspace(0, count, min(count, parts) + 1).round().astype(int)
     return [slice(low, high) for low, high in itertools.pairwise(edges.tolist())]
 
 
-def shared(work: Callable[[Any], torch.Tensor], parts: Sequence[Any]) -> list[torch.Tensor]:
-    """What work makes of the parts, in their order, each on one thread."""
+def run_in_threads(work: Callable[[Any], torch.Tensor], parts: Sequence[Any]) -> list[torch.Tensor]:
+    """Do the work on every part, each on one thread; returns what it makes of them, in their order."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH)
     try:
@@ -150,7 +276,7 @@ def shared(work: Callable[[Any], torch.Tensor], parts: Sequence[Any]) -> list[to
 
 @contextlib.contextmanager
 def on_one_thread() -> Iterator[None]:
-    """Let every computation be that of one thread: small ones wait longer for others than they take."""
+    """Run every computation of PyTorch on one thread: small ones wait longer for others than they take."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -160,7 +286,7 @@ def on_one_thread() -> Iterator[None]:
 
 
 def threads() -> int:
-    """How many compute at a time: one for each core."""
+    """How many threads compute at a time: one for each core."""
     return len(os.sched_getaffinity(0))
 
 

@@ -31,7 +31,7 @@ import torch
 from torch import fx, nn
 from torch.nn.utils import parametrizations, parametrize
 
-__all__ = ["State", "described", "is_hooked", "mixes", "pure", "pure_loss", "refuse_mixing", "refuse_state"]
+__all__ = ["State", "describe_part", "is_hooked", "mixes", "pure", "pure_loss", "refuse_mixing", "refuse_state"]
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type)
 _PROPERTIES = frozenset({"H", "T", "device", "dtype", "imag", "mH", "mT", "ndim", "real", "shape"})
@@ -48,7 +48,7 @@ _DISPATCH = (torch.overrides.handle_torch_function, torch._jit_internal.boolean_
 _PARAMETRIZATIONS = (parametrizations._WeightNorm, parametrizations._Orthogonal, parametrizations._SpectralNorm)
 
 
-def described(name: str, part: nn.Module) -> str:
+def describe_part(name: str, part: nn.Module) -> str:
     """A part of a module for a message."""
     return f"{type(part).__name__} {name!r}" if name else type(part).__name__
 
@@ -72,7 +72,7 @@ class State:
             if not (isinstance(value, nn.Parameter) and value.requires_grad)
         ]
         self._versions = [value._version for _, value, _ in self._tensors]
-        self._same = {id(one): one for one in (*held.values(), *parts.values())}
+        self._same = {id(value): value for value in (*held.values(), *parts.values())}
         self._parts = [(name, part, _tables(part), self._attributes(part)) for name, part in parts.items()]
         self._with_attributes = attributes
 
@@ -114,25 +114,27 @@ class State:
                     return name, part, f"attribute {attribute!r}"
             for table, what in (("_buffers", "buffer"), ("_parameters", "frozen parameter")):
                 for tensor, value in vars(part)[table].items():
-                    if (kept := self._kept(tables[table][tensor])) is not None and not _alike(value.detach(), kept):
+                    if (kept := self._first_value(tables[table][tensor])) is not None and not _alike(
+                        value.detach(), kept
+                    ):
                         return name, part, f"{what} {tensor!r}"
         return None
 
-    def _kept(self, first: torch.Tensor | None) -> torch.Tensor | None:
+    def _first_value(self, first: torch.Tensor | None) -> torch.Tensor | None:
         """What a buffer or frozen parameter was at first."""
         return next((kept for _, value, kept in self._tensors if value is first), None)
 
     def _attributes(self, part: nn.Module) -> dict[str, tuple[Any, Any]]:
         """The values of a part's attributes, and copies of those that can change; parameters and parts as they are."""
-        found = {}
+        attributes = {}
         for name in _attribute_names(part):
             value = vars(part)[name]
             try:
                 kept = value if isinstance(value, _ATOMS) else copy.deepcopy(value, dict(self._same))
             except Exception:  # whatever its own code raises: it stays, and its author vouches for it
                 kept = value
-            found[name] = (value, kept)
-        return found
+            attributes[name] = (value, kept)
+        return attributes
 
 
 _INTERNAL = frozenset(vars(nn.Module())) - {"training"}
@@ -146,23 +148,23 @@ def _attribute_names(part: nn.Module) -> list[str]:
     return [name for name in vars(part) if name not in _INTERNAL]
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _alike(left: Any, right: Any) -> bool:
     """Whether two values are the same; an object with nothing to compare is."""
-    if one is other:
+    if left is right:
         return True
-    if type(one) is not type(other):
+    if type(left) is not type(right):
         return False
-    if isinstance(one, torch.Tensor):
-        return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
-    if isinstance(one, np.ndarray):
-        return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(_alike(value, other[key]) for key, value in one.items())
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    if isinstance(one, _ATOMS) or not hasattr(one, "__dict__"):
-        return bool(one == other)
-    return isinstance(one, nn.Module) or _alike(vars(one), vars(other))
+    if isinstance(left, torch.Tensor):
+        return left.shape == right.shape and torch.allclose(left, right, rtol=0, atol=0, equal_nan=True)
+    if isinstance(left, np.ndarray):
+        return left.shape == right.shape and bool(((left == right) | ((left != left) & (right != right))).all())
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(_alike(value, right[key]) for key, value in left.items())
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(_alike, left, right))
+    if isinstance(left, _ATOMS) or not hasattr(left, "__dict__"):
+        return bool(left == right)
+    return isinstance(left, nn.Module) or _alike(vars(left), vars(right))
 
 
 # what changes when it runs
@@ -171,13 +173,14 @@ def _alike(one: Any, other: Any) -> bool:
 def refuse_state(module: nn.Module, total_loss: Callable[..., torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> None:
     """Refuse a module that draws random numbers or keeps anything when it is run and trained on these records."""
     own = copy.deepcopy(module)
-    state, before = State(own), _generators()
+    state = State(own)
+    before = _generators()
     for rows in (slice(None), slice(0, 1), slice(1, None)):
         total_loss(own(x[rows]), y[rows]).backward()
         for value in own.parameters():
             value.grad = None
     if not _alike(before, _generators()):
-        where = _first(module, x, lambda one, other: not _alike(one, other), _generators)
+        where = _first(module, x, lambda first, second: not _alike(first, second), _generators)
         raise ValueError(
             f"expected a module that computes the same from the same records, got {where}, which draws random numbers: "
             "leave it out, or call module.eval() first if it draws none then"
@@ -185,9 +188,9 @@ def refuse_state(module: nn.Module, total_loss: Callable[..., torch.Tensor], x: 
     if (changed := state.change()) is not None:
         name, part, what = changed
         raise ValueError(
-            f"expected a module that keeps nothing of the records that it has seen, got {described(name, part)}, whose "
-            f"{what} changes when it runs: use GroupNorm or LayerNorm for statistics, or call module.eval() first if "
-            "it stays as it is then"
+            f"expected a module that keeps nothing of the records that it has seen, got {describe_part(name, part)}, "
+            f"whose {what} changes when it runs: use GroupNorm or LayerNorm for statistics, or call module.eval() "
+            "first if it stays as it is then"
         )
 
 
@@ -203,8 +206,9 @@ def refuse_mixing(module: nn.Module, x: torch.Tensor) -> None:
             name = next(name for name, rows in seen[0].items() if not _alike(rows, seen[1].get(name)))
             raise ValueError(
                 "expected a module whose output for a record depends on that record alone where single records are "
-                f"protected, got {described(name, module.get_submodule(name))}, which mixes the records of a batch: "
-                "use GroupNorm for statistics, batch_first=True for sequences, and no operation along the first axis"
+                f"protected, got {describe_part(name, module.get_submodule(name))}, which mixes the records of a "
+                "batch: use GroupNorm for statistics, batch_first=True for sequences, and no operation along the first "
+                "axis"
             )
 
 
@@ -216,40 +220,41 @@ def mixes(module: nn.Module, loss: Callable[..., torch.Tensor], x: torch.Tensor,
     """
     if _goes_by_size(module) or _goes_by_size(loss):
         return True
-    own = _moved(module)
+    own = _perturb(module)
     everyone = torch.arange(4, device=x.device)
     batches = [everyone[:2], everyone, everyone[[0, 0, 0, 3]], everyone.repeat(17), everyone.repeat_interleave(17)]
 
-    def made(rows: torch.Tensor) -> list[torch.Tensor]:
+    def evaluate(rows: torch.Tensor) -> list[torch.Tensor]:
         outputs = own(x[rows])
         return [outputs, loss(outputs, y[rows])]
 
     try:
         with torch.no_grad():
-            alone = [torch.cat(parts) for parts in zip(*(made(row[None]) for row in everyone), strict=True)]
+            alone = [torch.cat(parts) for parts in zip(*(evaluate(row[None]) for row in everyone), strict=True)]
             return any(
-                not _close(found, expected[rows])
+                not _close(result, expected[rows])
                 for rows in batches
-                for found, expected in zip(made(rows), alone, strict=True)
+                for result, expected in zip(evaluate(rows), alone, strict=True)
             )
     except (RuntimeError, IndexError, ValueError, TypeError):  # it takes no batch of one, or of another size
         return True
 
 
-def _moved(module: nn.Module) -> nn.Module:
+def _perturb(module: nn.Module) -> nn.Module:
     """The module with other weights: from zeros nothing would be seen."""
-    own, draw = copy.deepcopy(module), torch.Generator().manual_seed(0)
+    own = copy.deepcopy(module)
+    draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for _, value in _trainable(own):
             value += 0.1 * torch.randn(value.shape, generator=draw).to(value.device, value.dtype)
     return own
 
 
-def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.shape != other.shape:
+def _close(left: torch.Tensor, right: torch.Tensor) -> bool:
+    if left.shape != right.shape:
         return False
-    scale = other[torch.isfinite(other)].abs().max().item() if torch.isfinite(other).any() else 0.0
-    return torch.allclose(one, other, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
+    scale = right[torch.isfinite(right)].abs().max().item() if torch.isfinite(right).any() else 0.0
+    return torch.allclose(left, right, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
 
 
 def _goes_by_size(part: Any) -> bool:
@@ -269,43 +274,47 @@ def _goes_by_size(part: Any) -> bool:
 def _is_size(node: fx.Node) -> bool:
     if node.op == "call_method":
         return node.target in _SIZES
-    asked = node.target is builtins.getattr and node.args[1] == "shape"
-    return asked or node.target in (torch.numel, torch._shape_as_tensor)
+    is_shape = node.target is builtins.getattr and node.args[1] == "shape"
+    return is_shape or node.target in (torch.numel, torch._shape_as_tensor)
 
 
 def _outputs(module: nn.Module, x: torch.Tensor, kept: slice) -> dict[str, Any]:
     """What each part makes of some of these records, innermost first and the whole module last, which has no name."""
-    found: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
     own = copy.deepcopy(module)
 
-    def note(name: str, part: nn.Module, given: Any, made: Any) -> None:
-        rows = made if isinstance(made, torch.Tensor) else next((one for one in made if torch.is_tensor(one)), None)
+    def note(name: str, part: nn.Module, inputs: Any, result: Any) -> None:
+        rows = (
+            result
+            if isinstance(result, torch.Tensor)
+            else next((value for value in result if torch.is_tensor(value)), None)
+        )
         if name and rows is not None and rows.ndim and len(rows) == len(x):
-            found.setdefault(name, rows[kept].clone())
+            outputs.setdefault(name, rows[kept].clone())
 
     for name, part in own.named_modules():
         part.register_forward_hook(functools.partial(note, name))
     with torch.no_grad():
         whole = own(x)[kept]
-    return {**found, "": whole}
+    return {**outputs, "": whole}
 
 
 def _first(module: nn.Module, x: torch.Tensor, differ: Callable[[Any, Any], bool], observe: Callable[[], Any]) -> str:
     """The innermost part during whose run something that is observed changes; the whole module if it is none."""
     own = copy.deepcopy(module)
     before: list[Any] = []
-    found: list[str] = []
+    parts: list[str] = []
 
     def after(name: str, part: nn.Module, *_: Any) -> None:
-        if differ(before.pop(), observe()) and not found:
-            found.append(described(name, part))
+        if differ(before.pop(), observe()) and not parts:
+            parts.append(describe_part(name, part))
 
     for name, part in own.named_modules():
         part.register_forward_pre_hook(lambda *_: before.append(observe()))
         part.register_forward_hook(functools.partial(after, name))
     with torch.no_grad():
         own(x)
-    return found[0] if found else type(module).__name__
+    return parts[0] if parts else type(module).__name__
 
 
 def _generators() -> Any:
@@ -326,14 +335,14 @@ def pure(module: nn.Module, x: torch.Tensor, y: torch.Tensor, total_loss: Callab
     """
     if _is_all_known(module) and not _has_global_hooks():
         return module
-    graph = _traced(module)
+    graph = _trace(module)
     if graph is None or not isinstance(graph, nn.Module):
         return None
     for name, value in module.named_parameters():
         _add_unused(graph, name, value)
     if [name for name, _ in _trainable(graph)] != [name for name, _ in _trainable(module)]:
         return None
-    results = [_slopes(copy.deepcopy(one), x, y, total_loss) for one in (module, graph)]
+    results = [_slopes(copy.deepcopy(version), x, y, total_loss) for version in (module, graph)]
     return graph if _alike(*results) else None
 
 
@@ -347,15 +356,15 @@ def pure_loss(loss: Any, outputs: torch.Tensor, labels: torch.Tensor) -> Any | N
         Its values and slopes at these outputs and labels are the same, bit by bit.
         Nothing that it holds changes when it is run.
     """
-    graph = _traced(loss)
+    graph = _trace(loss)
     if graph is None:
         return None
     held = {**dict(graph.named_parameters()), **dict(graph.named_buffers())}
     versions = {name: value._version for name, value in held.items()}
     results = []
-    for one in (loss, graph):
+    for version in (loss, graph):
         at = outputs.clone().requires_grad_()
-        values = one(at, labels)
+        values = version(at, labels)
         results.append([values.detach(), torch.autograd.grad(values.sum(), at, materialize_grads=True)])
     if changed := [name for name, value in held.items() if value._version != versions[name]]:
         raise ValueError(
@@ -400,7 +409,7 @@ class _Tracer(fx.Tracer):
         return super().create_node(*args, **kwargs)
 
 
-def _traced(function: Any) -> Any | None:
+def _trace(function: Any) -> Any | None:
     """A graph of what this module or function computes; None if it is more than PyTorch's functions."""
     if _has_global_hooks():
         return None  # the graph's own parts would call them
@@ -418,8 +427,8 @@ def _traced(function: Any) -> Any | None:
         return None
     finally:
         torch.autograd.Function.apply = before
-    made = fx.GraphModule(tracer.root, graph)
-    return made if all(_is_known_node(made, node) for node in graph.nodes) else None
+    module = fx.GraphModule(tracer.root, graph)
+    return module if all(_is_known_node(module, node) for node in graph.nodes) else None
 
 
 def _is_known_node(graph: fx.GraphModule, node: fx.Node) -> bool:
@@ -443,9 +452,9 @@ def _functions() -> frozenset[Any]:
     """PyTorch's functions of tensors, and Python's of numbers."""
     overridable = torch.overrides.get_overridable_functions()
     spaces = [space for space in overridable if space not in (torch.nn.init, torch.Tensor)]
-    found = {function for space in spaces for function in overridable[space]}
+    functions = {function for space in spaces for function in overridable[space]}
     theirs = {function for function in _callables(nn.functional) if function not in _DISPATCH}
-    return frozenset((*found, *theirs, *_callables(operator), *_callables(math)))
+    return frozenset((*functions, *theirs, *_callables(operator), *_callables(math)))
 
 
 def _callables(module: Any) -> Iterator[Any]:
@@ -463,7 +472,7 @@ def _is_known(part: nn.Module) -> bool:
     if parametrize.is_parametrized(part):
         kind = kind.__mro__[1]
         lists = part.parametrizations.values()
-        if not all(type(one) in _PARAMETRIZATIONS for parametrized in lists for one in parametrized):
+        if not all(type(function) in _PARAMETRIZATIONS for parametrized in lists for function in parametrized):
             return False
     home = sys.modules.get(kind.__module__)
     theirs = kind.__module__.startswith("torch.nn.") or kind in _PARAMETRIZATIONS

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from dovetail.learners import _torch
-from dovetail.learners._torch_copies import Copies, Copy
+from dovetail.learners._torch import Copies, Copy
 
 __all__ = ["Team"]
 
@@ -65,32 +65,44 @@ class Team:
         *,
         isolated: bool = False,
     ) -> None:
-        self._module, self._loss, self._processes, self._isolated = module, loss, processes, isolated
-        self._copies, self._total_loss = Copies(module, _torch.threads(), isolated=isolated), _torch.total(loss)
-        self._trained, self._turn = 0.0, threading.Lock()
+        self._module = module
+        self._loss = loss
+        self._processes = processes
+        self._isolated = isolated
+        self._copies = Copies(module, _torch.threads(), isolated=isolated)
+        self._total_loss = _torch.total(loss)
+        self._trained = 0.0
+        self._turn = threading.Lock()
         self._pool: _Pool | None = None
 
     def updates(
         self, steps: _torch.LocalSteps, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor, counts: np.ndarray
     ) -> torch.Tensor:
-        """The updates of clients with so many records each."""
+        """The updates of some clients.
+
+        Arguments:
+            steps: what a client does with its records.
+            start: the flat vector of parameters.
+            x: inputs, (clients, records, ...), of which the first `counts` of each client are its own.
+            y: labels, in the same way.
+        """
         with self._turn:
             pool = self._ready(start)
-            found = None if pool is None else pool.updates(steps, start, x, y, counts)
-            return self._by_threads(steps, start, x, y, counts) if found is None else found
+            updates = None if pool is None else pool.updates(steps, start, x, y, counts)
+            return self._by_threads(steps, start, x, y, counts) if updates is None else updates
 
     def _by_threads(
         self, steps: _torch.LocalSteps, start: torch.Tensor, x: torch.Tensor, y: torch.Tensor, counts: np.ndarray
     ) -> torch.Tensor:
         def train(client: int) -> torch.Tensor:
-            with self._copies.one() as own:
+            with self._copies.borrow() as own:
                 held = slice(int(counts[client]))
-                return _torch.alone(own, self._total_loss, steps, start, x[client, held], y[client, held])
+                return _torch.train_client(own, self._total_loss, steps, start, x[client, held], y[client, held])
 
         began = time.perf_counter()
-        found = torch.stack(_torch.shared(train, range(len(counts))))
+        updates = torch.stack(_torch.run_in_threads(train, range(len(counts))))
         self._trained += time.perf_counter() - began
-        return found
+        return updates
 
     def _ready(self, start: torch.Tensor) -> _Pool | None:
         """The processes, if they are to train now."""
@@ -145,7 +157,7 @@ class _Pool:
         try:
             work = pickle.dumps((module, loss, isolated))
             for _ in range(_torch.threads()):
-                self._started.append(_launched(self._memory.file))
+                self._started.append(_launch(self._memory.file))
             for _, link in self._started:
                 link.send(sys.path)
                 link.send_bytes(work)
@@ -162,11 +174,11 @@ class _Pool:
     ) -> torch.Tensor | None:
         """The updates; nothing if a process ended, or could not train."""
         try:
-            given = [tensor.numpy() for tensor in (start, x, y)]
-            arrays = self._memory.laid_out(given, (len(counts), len(start)))
+            inputs = [tensor.numpy() for tensor in (start, x, y)]
+            arrays = self._memory.lay_out(inputs, (len(counts), len(start)))
             clients = [_Client(steps, i, int(count), arrays) for i, count in enumerate(counts)]
             list(self._threads.map(self._train, clients))
-            return torch.from_numpy(arrays[-1].of(self._memory.mapped).copy())
+            return torch.from_numpy(arrays[-1].of(self._memory.view).copy())
         except Exception as error:
             _log.warning(
                 "clients train on threads from now on, as a process ended: %s: %s", type(error).__name__, error
@@ -197,26 +209,27 @@ class _Memory:
 
     def __init__(self, file: int) -> None:
         self.file = file
-        self._mapped: mmap.mmap | None = None
+        self._view: mmap.mmap | None = None
 
     @property
-    def mapped(self) -> mmap.mmap:
-        """All of it."""
+    def view(self) -> mmap.mmap:
+        """The whole file, mapped."""
         size = os.fstat(self.file).st_size
-        if self._mapped is None or len(self._mapped) != size:
-            self._mapped = mmap.mmap(self.file, size)  # arrays of the one before may still be in use
-        return self._mapped
+        if self._view is None or len(self._view) != size:
+            self._view = mmap.mmap(self.file, size)  # arrays of the one before may still be in use
+        return self._view
 
-    def laid_out(self, given: Sequence[np.ndarray], updates: tuple[int, int]) -> tuple[_Array, ...]:
-        """Where these arrays, written there, and the updates lie."""
-        arrays, end = [], 0
-        for shape, dtype in [*((array.shape, array.dtype) for array in given), (updates, np.dtype(np.float32))]:
+    def lay_out(self, inputs: Sequence[np.ndarray], updates: tuple[int, int]) -> tuple[_Array, ...]:
+        """Write these arrays into the file, and leave room for the updates behind them; returns where each lies."""
+        arrays = []
+        end = 0
+        for shape, dtype in [*((array.shape, array.dtype) for array in inputs), (updates, np.dtype(np.float32))]:
             arrays.append(_Array(end, shape, dtype.str))
             end += -(-int(np.prod(shape, dtype=np.int64)) * dtype.itemsize // _ALIGNED) * _ALIGNED
         if end > os.fstat(self.file).st_size:
             os.ftruncate(self.file, end)
-        for array, values in zip(arrays, given, strict=False):
-            array.of(self.mapped)[...] = values
+        for array, values in zip(arrays, inputs, strict=False):
+            array.of(self.view)[...] = values
         return tuple(arrays)
 
     def close(self) -> None:
@@ -224,7 +237,7 @@ class _Memory:
         os.close(self.file)
 
 
-def _launched(memory: int) -> tuple[subprocess.Popen[bytes], Connection]:
+def _launch(memory: int) -> tuple[subprocess.Popen[bytes], Connection]:
     ours, theirs = Pipe()
     with theirs:
         passed = (theirs.fileno(), memory)
@@ -266,21 +279,22 @@ def _serve(link: Connection, memory: _Memory) -> None:
     except Exception as error:
         link.send(f"{type(error).__name__}: {error}")
         return
-    train = functools.partial(_torch.alone, Copy(module, isolated=isolated), _torch.total(loss))
+    train = functools.partial(_torch.train_client, Copy(module, isolated=isolated), _torch.total(loss))
     link.send(None)
     while True:
         try:
-            link.send(_written(train, link.recv(), memory.mapped))
+            link.send(_train_into(train, link.recv(), memory.view))
         except (EOFError, OSError):
             return
 
 
-def _written(train: Callable[..., torch.Tensor], asked: _Client, memory: mmap.mmap) -> str | None:
-    """What went wrong, if anything."""
-    start, x, y, updates = (torch.from_numpy(array.of(memory)) for array in asked.arrays)
-    one, held = asked.client, slice(asked.records)
+def _train_into(train: Callable[..., torch.Tensor], request: _Client, memory: mmap.mmap) -> str | None:
+    """Write the update that is asked for where it belongs; returns what went wrong, or None."""
+    start, x, y, updates = (torch.from_numpy(array.of(memory)) for array in request.arrays)
+    client = request.client
+    held = slice(request.records)
     try:
-        updates[one] = train(asked.steps, start, x[one, held], y[one, held]).detach()
+        updates[client] = train(request.steps, start, x[client, held], y[client, held]).detach()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None

@@ -24,19 +24,23 @@ from dovetail import _validate
 from dovetail.data._base import Model
 from dovetail.learners import trees
 
-__all__ = ["adapted", "merged"]
+__all__ = ["adapt", "merge"]
 
 Adapters = dict[str, Any]  # by the public array's name: {"down", "up"}, or an array that is trained whole
 
 
-def adapted(
+def adapt(
     model: Model, weights: Any, *, rank: int = 4, on: Sequence[str] = (), whole: Sequence[str] = (), scale: float = 1.0
 ) -> Model:
     """The model of adapters to the public `weights` of a model.
 
-    `on` and `whole` are patterns of names as `learners.trees` gives them (``"encoder/*/kernel"``): which arrays get an
-    adapter, and which are trained whole, from their public values. Everything else stays. An array of more than two
-    axes is adapted as the matrix with its last axis as columns.
+    Arguments:
+        weights: the public parameters of the model.
+        rank: that of an adapter.
+        on: patterns of names as `learners.trees` gives them (``"encoder/*/kernel"``): which arrays get an adapter. An
+            array of more than two axes is adapted as the matrix with its last axis as columns.
+        whole: which arrays are trained whole, from their public values. Everything else stays as it is.
+        scale: what down @ up is multiplied by.
 
     Guarantees:
         The first model gives the public model's outputs.
@@ -45,40 +49,48 @@ def adapted(
     _validate.integer(rank=rank)
     _validate.at_least(1, rank=rank)
     if model.learner is not None:
-        raise ValueError("expected a model in JAX, got one with a learner: freeze a module's parameters instead")
-    public = trees.named(weights)
-    narrow, full = _chosen(on, public, "on"), _chosen(whole, public, "whole")
+        raise ValueError(
+            f"only models in JAX take adapters, and {model.name!r} trains outside it: freeze the module's parameters"
+        )
+    public = trees.arrays_by_name(weights)
+    narrow, full = _select_names(on, public, "on"), _select_names(whole, public, "whole")
     if not narrow and not full:
-        raise ValueError("expected something to train, got on=() and whole=()")
+        raise ValueError("nothing would be trained with on=() and whole=(): name the arrays that get an adapter")
     if set(narrow) & set(full):
-        raise ValueError(f"expected adapters or whole arrays, got both for {min(set(narrow) & set(full))!r}")
+        raise ValueError(f"{min(set(narrow) & set(full))!r} is named in on and in whole: choose one of them")
     for name in narrow:
         if public[name].ndim < 2 or min(_matrix(public[name])) < rank:
             raise ValueError(f"expected matrices of rank={rank} and more in on, got {name} of {public[name].shape}")
 
     def init(key: jax.Array) -> Adapters:
-        found: Adapters = {name: jnp.asarray(public[name]) for name in full}
+        adapters: Adapters = {name: jnp.asarray(public[name]) for name in full}
         for name, own in zip(narrow, jax.random.split(key, max(1, len(narrow))), strict=False):
             rows, columns = _matrix(public[name])
             down = jax.random.normal(own, (rows, rank)) / math.sqrt(rows)
-            found[name] = {"down": down, "up": jnp.zeros((rank, columns))}
-        return found
+            adapters[name] = {"down": down, "up": jnp.zeros((rank, columns))}
+        return adapters
 
     def apply(params: Adapters, inputs: jax.Array) -> jax.Array:
-        return model.apply(merged(weights, params, scale=scale), inputs)
+        return model.apply(merge(weights, params, scale=scale), inputs)
 
     return Model(name=f"{model.name}, adapted", init=init, apply=apply, loss=model.loss)
 
 
-def merged(weights: Any, params: Adapters, *, scale: float = 1.0) -> Any:
-    """The public weights with adapters and whole arrays put in: the model's own parameters, to be used without us."""
-    arrays: dict[str, Any] = dict(trees.named(weights))
+def merge(weights: Any, params: Adapters, *, scale: float = 1.0) -> Any:
+    """The public weights with adapters and whole arrays put in: parameters that the model takes without adapters.
+
+    Arguments:
+        weights: the public parameters.
+        params: what was trained.
+        scale: as in `adapt`.
+    """
+    arrays: dict[str, Any] = dict(trees.arrays_by_name(weights))
     for name, own in params.items():
-        arrays[name] = own if not isinstance(own, dict) else _moved(arrays[name], own, scale)
-    return trees.placed(weights, arrays)
+        arrays[name] = own if not isinstance(own, dict) else _apply_adapter(arrays[name], own, scale)
+    return trees.fill_tree(weights, arrays)
 
 
-def _moved(array: np.ndarray, adapter: dict[str, jax.Array], scale: float) -> jax.Array:
+def _apply_adapter(array: np.ndarray, adapter: dict[str, jax.Array], scale: float) -> jax.Array:
     return jnp.asarray(array) + scale * (adapter["down"] @ adapter["up"]).reshape(array.shape)
 
 
@@ -86,9 +98,9 @@ def _matrix(array: np.ndarray) -> tuple[int, int]:
     return math.prod(array.shape[:-1]), array.shape[-1]
 
 
-def _chosen(patterns: Sequence[str], public: dict[str, np.ndarray], key: str) -> list[str]:
+def _select_names(patterns: Sequence[str], public: dict[str, np.ndarray], key: str) -> list[str]:
     """The names that a pattern fits."""
     for pattern in patterns:
         if not fnmatch.filter(public, pattern):
-            raise ValueError(f"expected patterns of {', '.join(sorted(public))} in {key}, got {pattern!r}")
+            raise ValueError(f"{key} has {pattern!r}, which fits none of {', '.join(sorted(public))}")
     return sorted({name for pattern in patterns for name in fnmatch.filter(public, pattern)})

@@ -104,9 +104,12 @@ def visiting_order(count: jax.Array, records: int, *, key: jax.Array) -> jax.Arr
 def local_update(settings: ClientUpdate, logits: Logits, loss: Loss = cross_entropy) -> Callable[..., Any]:
     """The update function of one client: (params, inputs, labels, count) -> an update like params.
 
-    `logits(params, inputs)` takes parameters as a vector or in the model's own shape: that is faster, as no step then
-    cuts a vector and joins the parts of its gradient. `loss` is of `learners.losses` or one's own. Of the records only
-    the first `count` are real.
+    Arguments:
+        logits: `logits(params, inputs)`, of parameters as a vector or in the model's own shape: that is faster, as no
+            step then cuts a vector and joins the parts of its gradient.
+        loss: of `learners.losses`, or one's own.
+
+    Returns: a function, to which only the first `count` of the records are real.
     """
 
     def mean_loss(params: Any, inputs: jax.Array, labels: jax.Array, weight: jax.Array) -> jax.Array:
@@ -136,11 +139,11 @@ def local_update(settings: ClientUpdate, logits: Logits, loss: Loss = cross_entr
         def step(current: Any, data: tuple[jax.Array, ...]) -> tuple[Any, None]:
             any_real = jnp.sum(data[2]) > 0
 
-            def moved(here: jax.Array, slope: jax.Array, start: jax.Array) -> jax.Array:
+            def move(here: jax.Array, slope: jax.Array, start: jax.Array) -> jax.Array:
                 direction = slope + settings.mu * (here - start) if settings.mu else slope
                 return jnp.where(any_real, here - settings.learning_rate * direction, here)
 
-            return jax.tree.map(moved, current, uphill(current, *data), params), None
+            return jax.tree.map(move, current, uphill(current, *data), params), None
 
         def epoch(current: Any, _: None) -> tuple[Any, None]:
             return jax.lax.scan(step, current, batches)
@@ -168,7 +171,12 @@ def _batches(size: int, inputs: jax.Array, labels: jax.Array, weight: jax.Array)
 
 
 def private_step(*, learning_rate: float, batch: float, std: float) -> Callable[..., jax.Array]:
-    """One noisy step: (current, clipped sum, noise_scale, key) -> where the client's model moves."""
+    """One noisy step: (current, clipped sum, noise_scale, key) -> where the client's model moves.
+
+    Arguments:
+        batch: what the sum is divided by, a public constant.
+        std: standard deviation of the noise on the sum, where noise_scale is 1.
+    """
 
     def move(current: jax.Array, total: jax.Array, scale: jax.Array, key: jax.Array) -> jax.Array:
         noise = std * scale * normal(key, current.shape, current.dtype)
@@ -182,8 +190,12 @@ def private_update(
 ) -> Callable[..., jax.Array]:
     """The update function of a client that takes noisy steps: (params, rows, noise_scale, key) -> a vector like params.
 
-    `clipped_sum(params, rows)` is the sum of the clipped gradients of the records in `rows`, of which there are as many
-    rows as steps. A step moves by the noised sum over `batch`, a public constant.
+    Arguments:
+        clipped_sum: `clipped_sum(params, row)`, the sum of the clipped gradients of the records in a row.
+        batch: what a step's sum is divided by, a public constant.
+        std: standard deviation of the noise on the sum, where noise_scale is 1.
+
+    Returns: a function that takes one step for every row of `rows`.
     """
     move = private_step(learning_rate=learning_rate, batch=batch, std=std)
 

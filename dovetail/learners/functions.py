@@ -37,10 +37,14 @@ def model(
     loss: str | Loss | None = None,
     name: str = "own",
 ) -> Model:
-    """The model that starts at these parameters, moves by `update` and gives `predict(parameters, inputs)`.
+    """The model that starts at these parameters and trains by a function.
 
-    `parameters` are arrays in any nesting of lists and dictionaries; `update` returns the same nesting. `loss` is used
-    for the score of that name only: the function trains as it likes.
+    Arguments:
+        parameters: arrays in any nesting of lists and dictionaries.
+        update: from parameters and one client's records to the parameters that the client would like, nested alike.
+        predict: from parameters and inputs to the model's outputs.
+        loss: used for the score of that name only: the function trains as it likes.
+        name: what the model is called.
     """
     first = jax.tree.map(lambda leaf: np.array(leaf, np.float32), parameters)
     learner = FunctionLearner(first=first, update=update, predict=predict)
@@ -65,12 +69,12 @@ class FunctionLearner:
     update: Callable[[Any, Records], Any]
     predict: Callable[[Any, np.ndarray], Any]
     gradients = False
-    settled = True
+    ignores_settings = True
     platform = "host"
     notes = ()
 
     @property
-    def declared(self) -> tuple[str, ...]:
+    def declarations(self) -> tuple[str, ...]:
         """What the author of the function has to vouch for: Python code can keep what it has seen."""
         name = getattr(self.update, "__qualname__", type(self.update).__name__)
         return (f"the function {name} computes each user's update from that user's records alone",)
@@ -94,18 +98,18 @@ class FunctionLearner:
         for i, count in enumerate(counts):
             if count:
                 held = Records(inputs[i, :count].copy(), labels[i, :count].copy())
-                moves[i] = self._flat(self.update(self._shaped(parameters), held)) - parameters
+                moves[i] = self._flat(self.update(self._unflatten(parameters), held)) - parameters
         return moves
 
     def outputs(self, parameters: Any, inputs: np.ndarray) -> np.ndarray:
-        """What the function predicts."""
+        """What `predict` returns for these inputs, as float32."""
         return np.asarray(self.predict(jax.tree.map(np.asarray, parameters), inputs), np.float32)
 
     def losses(self, loss: str | Loss, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """The loss of each record."""
         return np.asarray(losses.function(loss)(jnp.asarray(outputs), jnp.asarray(labels)))
 
-    def _shaped(self, flat: np.ndarray) -> Any:
+    def _unflatten(self, flat: np.ndarray) -> Any:
         leaves, structure = jax.tree.flatten(self.first)
         ends = np.cumsum([leaf.size for leaf in leaves])
         parts = np.split(np.array(flat), ends[:-1])
@@ -113,13 +117,13 @@ class FunctionLearner:
             structure, [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
         )
 
-    def _flat(self, given: Any) -> np.ndarray:
+    def _flat(self, parameters: Any) -> np.ndarray:
         shapes = [
             (jax.tree.structure(tree), [np.shape(leaf) for leaf in jax.tree.leaves(tree)])
-            for tree in (given, self.first)
+            for tree in (parameters, self.first)
         ]
         if shapes[0] != shapes[1]:
             raise ValueError(
                 f"expected update(parameters, records) to return parameters like those given, got {shapes[0]}"
             )
-        return np.concatenate([np.ravel(np.asarray(leaf, np.float32)) for leaf in jax.tree.leaves(given)])
+        return np.concatenate([np.ravel(np.asarray(leaf, np.float32)) for leaf in jax.tree.leaves(parameters)])

@@ -24,18 +24,21 @@ from dovetail.data.own_code import RecordSpec, escapes
 from dovetail.learners import losses
 from dovetail.learners.functions import FunctionLearner
 
-__all__ = ["inspected"]
+__all__ = ["inspect_model"]
 
 _PROBES = 4
 
 
-def inspected(
+def inspect_model(
     model: Model, dataset: Dataset, *, records: bool = False, own_model: bool = True
 ) -> tuple[Model, tuple[str, ...]]:
-    """A model as it is to train, and what the author of its code has to vouch for.
+    """Try a model on test records, which are public.
 
-    It is tried on test records, which are public. With `records`, single records are protected and not users. Without
-    `own_model` the loss alone is somebody else's.
+    Arguments:
+        records: whether single records are protected, and not users.
+        own_model: whether the model's code is from outside the package; if not, at most the loss is.
+
+    Returns: the model as it is to train, and what the author of its code has to vouch for.
 
     Guarantees:
         Refuses by name what is seen to carry something from one user to another; with `records`, also what mixes the
@@ -43,20 +46,20 @@ def inspected(
         If nothing is to be vouched for, a user's update depends on that user's records alone: not on how many others
         have, to whose number batches are filled up, either.
     """
-    loss = losses.chosen(model, dataset)
+    loss = losses.loss_for(model, dataset)
     learner = model.learner
     if learner is None:
         each = _one_at_a_time(model, loss, own_model=own_model)
-        declared = _declared_of_jax(model, loss, RecordSpec.of(dataset))
+        declared = _declarations_of_jax(model, loss, RecordSpec.of(dataset))
         if records or not declared:
             _refuse_mixing(model, each, loss, dataset)
         return each, declared
     if type(learner) is FunctionLearner:
-        return model, learner.declared
+        return model, learner.declarations
     if _is_torch(learner):
         inputs, labels = _probes(dataset)
-        found, declared = learner.inspected(loss, inputs, labels, records=records)  # type: ignore[attr-defined]
-        return _with_learner(model, found), declared
+        inspected, declared = learner.inspect(loss, inputs, labels, records=records)  # type: ignore[attr-defined]
+        return _with_learner(model, inspected), declared
     name = type(learner).__name__
     return model, (f"the learner {name} computes each user's update from that user's records alone",)
 
@@ -72,11 +75,11 @@ def _with_learner(model: Model, learner: Any) -> Model:
 
 def _one_at_a_time(model: Model, loss: str | Loss, *, own_model: bool) -> Model:
     """The model and its loss, each of them mapped over batches of one record, if it is somebody else's."""
-    own = model.loss if isinstance(loss, str) else _mapped_loss(loss)
-    return dataclasses.replace(model, apply=_mapped(model.apply) if own_model else model.apply, loss=own)
+    own = model.loss if isinstance(loss, str) else _map_loss(loss)
+    return dataclasses.replace(model, apply=_map_records(model.apply) if own_model else model.apply, loss=own)
 
 
-def _mapped(apply: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _map_records(apply: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def alone(parameters: Any, inputs: Any) -> Any:
         if len(inputs) == 1:
             return apply(parameters, inputs)
@@ -85,7 +88,7 @@ def _mapped(apply: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return functools.wraps(apply)(alone)
 
 
-def _mapped_loss(loss: Loss) -> Loss:
+def _map_loss(loss: Loss) -> Loss:
     def alone(outputs: Any, labels: Any) -> Any:
         if len(labels) == 1:
             return loss(outputs, labels)
@@ -94,7 +97,7 @@ def _mapped_loss(loss: Loss) -> Loss:
     return functools.wraps(loss)(alone)
 
 
-def _declared_of_jax(model: Model, loss: str | Loss, spec: RecordSpec) -> tuple[str, ...]:
+def _declarations_of_jax(model: Model, loss: str | Loss, spec: RecordSpec) -> tuple[str, ...]:
     """That of a model or loss whose program for one record, which is all that runs, leads out of itself."""
     own = losses.function(loss)
     parameters = jax.eval_shape(model.init, jax.random.key(0))
@@ -127,23 +130,22 @@ def _refuse_mixing(model: Model, each: Model, loss: str | Loss, dataset: Dataset
     alone = jax.jit(each.apply)(weights, inputs)
     if not _alike(jax.jit(model.apply)(weights, inputs), alone):
         raise ValueError(
-            "expected a model whose output for a record depends on that record alone, got model "
-            f"{model.name!r}, which mixes the records of a batch, or goes by how many there are: batches are filled "
-            "up to the number of records of the largest user. A function update(parameters, records) gets one "
-            "user's records as they are"
+            f"the output of model {model.name!r} for a record depends on the other records of a batch, or on how many "
+            "there are: batches are filled up to the number of records of the largest user. A function "
+            "update(parameters, records) gets one user's records as they are"
         )
     if isinstance(loss, str):
         return
-    if not _alike(jax.jit(loss)(alone, labels), jax.jit(losses.function(_mapped_loss(loss)))(alone, labels)):
+    if not _alike(jax.jit(loss)(alone, labels), jax.jit(losses.function(_map_loss(loss)))(alone, labels)):
         raise ValueError(
-            "expected a loss of a record that depends on that record alone, got a loss that mixes the records of a "
-            "batch, or goes by how many there are"
+            "the loss of a record depends on the other records of a batch, or on how many there are: it must be "
+            "computed record by record"
         )
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _alike(outputs: Any, expected: Any) -> bool:
     """The same numbers, up to how sums are rounded."""
-    first, second = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    first, second = np.asarray(outputs, np.float64), np.asarray(expected, np.float64)
     if first.shape != second.shape:
         return False
     scale = np.abs(second[np.isfinite(second)]).max(initial=0)

@@ -22,10 +22,10 @@ from dovetail.data._base import Dataset, Loss, Model
 __all__ = [
     "LOSSES",
     "binary_cross_entropy",
-    "chosen",
     "cross_entropy",
     "function",
     "huber",
+    "loss_for",
     "sigmoid_cross_entropy",
     "squared_error",
 ]
@@ -82,13 +82,14 @@ def function(loss: str | Loss) -> Loss:
     return LOSSES[loss]
 
 
-def chosen(model: Model, dataset: Dataset) -> str | Loss:
-    """What a model is trained with on a dataset: a name of `LOSSES`, or the model's own function.
+def loss_for(model: Model, dataset: Dataset) -> str | Loss:
+    """The loss that a model is trained with on a dataset: a name of `LOSSES`, or the model's own function.
 
     Guarantees:
         Refuses outputs that do not fit the labels, and a loss of its own that is not one number per record.
     """
-    own, outputs = model.loss, _outputs(model, dataset)
+    own = model.loss
+    outputs = _outputs(model, dataset)
     if own is None:
         one_for_two = dataset.target == "classes" and dataset.num_classes == 2 and outputs.shape[1:] in ((), (1,))
         own = "binary_cross_entropy" if one_for_two else _DEFAULTS[dataset.target]
@@ -107,15 +108,15 @@ def _outputs(model: Model, dataset: Dataset) -> jax.ShapeDtypeStruct:
     if model.learner is None:
         parameters = jax.eval_shape(model.init, jax.random.key(0))
         return jax.eval_shape(model.apply, parameters, jax.ShapeDtypeStruct(shape, jnp.float32))
-    given = model.learner.outputs(model.init(jax.random.key(0)), np.zeros(shape, np.float32))
-    return jax.ShapeDtypeStruct(given.shape, given.dtype)
+    outputs = model.learner.outputs(model.init(jax.random.key(0)), np.zeros(shape, np.float32))
+    return jax.ShapeDtypeStruct(outputs.shape, outputs.dtype)
 
 
 def _check_own(loss: Callable[..., Any], outputs: jax.ShapeDtypeStruct, dataset: Dataset) -> None:
     labels = jax.ShapeDtypeStruct((2, *dataset.labels.shape[1:]), dataset.labels.dtype)
-    given = getattr(jax.eval_shape(loss, outputs, labels), "shape", None)
-    if given != (2,):
-        raise ValueError(f"expected loss(outputs, labels) to return one number per record, got shape {given} for two")
+    shape = getattr(jax.eval_shape(loss, outputs, labels), "shape", None)
+    if shape != (2,):
+        raise ValueError(f"expected loss(outputs, labels) to return one number per record, got shape {shape} for two")
 
 
 def _check_fit(name: str, outputs: jax.ShapeDtypeStruct, dataset: Dataset) -> None:

@@ -33,7 +33,7 @@ __all__ = [
     "cnn",
     "linear",
     "mlp",
-    "sized",
+    "model_for",
     "transformer",
 ]
 
@@ -45,21 +45,25 @@ _NONE = Features()
 
 
 def build(name: str, dataset: Dataset, *, features: Features = _NONE) -> tuple[Dataset, Model]:
-    """The named model for this dataset, and the dataset as the model reads it: its features.
+    """The named model for this dataset, and the dataset as the model reads it: as features.
+
+    Arguments:
+        name: one of `MODELS`.
+        features: what the model reads in place of records.
 
     "scatter" is short for "logistic" on the features "scatter".
     """
     _validate.known_name("model", name, MODELS)
     if name == "scatter" and features.kind not in ("none", "scatter"):
-        raise ValueError(f"expected model = 'logistic' with features of another kind, got features={features.kind!r}")
+        raise ValueError(f"model = 'scatter' has features of its own: with features={features.kind!r} use 'logistic'")
     if name == "scatter" and features.kind == "none":
         features = Features(kind="scatter")
     dataset = fixed.of(dataset, features)
-    return dataset, sized(name, dataset, features=features)
+    return dataset, model_for(name, dataset, features=features)
 
 
-def sized(name: str, dataset: Dataset, *, features: Features = _NONE) -> Model:
-    """The named model for a dataset that holds these features already."""
+def model_for(name: str, dataset: Dataset, *, features: Features = _NONE) -> Model:
+    """The named model for a dataset whose inputs are these features already."""
     _validate.known_name("model", name, MODELS)
     if name in ("logistic", "scatter"):
         return linear(name, dataset, constant=1.0 if features.kind == "none" else CONSTANT)
@@ -110,12 +114,13 @@ def cnn(dataset: Dataset) -> Model:
     fans += [(rows * columns * 32, hidden), (hidden, dataset.num_classes)]
 
     def apply(params: Layers, inputs: jax.Array) -> jax.Array:
-        x, one = inputs.reshape(len(inputs), height, width, channels), len(inputs) == 1
-        x = x if one else x.transpose(3, 1, 2, 0)
+        x = inputs.reshape(len(inputs), height, width, channels)
+        single = len(inputs) == 1
+        x = x if single else x.transpose(3, 1, 2, 0)
         for layer, pool in zip(params, pools, strict=False):
-            x = _convolve_one(layer, x, kernel, pool) if one else _convolve(layer, x, kernel, pool)
+            x = _convolve_one(layer, x, kernel, pool) if single else _convolve(layer, x, kernel, pool)
             x = jax.nn.relu(x)  # the same as ReLU before pooling, on fewer values
-        x = x if one else x.transpose(3, 1, 2, 0)
+        x = x if single else x.transpose(3, 1, 2, 0)
         return _dense(params[len(pools) :], x.reshape(len(x), -1))
 
     return Model(name="cnn", init=_he_init(fans), apply=apply)
@@ -202,7 +207,9 @@ def transformer(dataset: Dataset, *, width: int = 64, depth: int = 2, heads: int
         )
     height, breadth, channels = (*shape, 1)[:3]
     side = _patch_side(height, breadth)
-    rows, columns, size = height // side, breadth // side, side * side * channels
+    rows = height // side
+    columns = breadth // side
+    size = side * side * channels
 
     def init(key: jax.Array) -> dict[str, Any]:
         embed, place, *blocks = jax.random.split(key, 2 + depth)
@@ -218,9 +225,9 @@ def transformer(dataset: Dataset, *, width: int = 64, depth: int = 2, heads: int
         cut = inputs.reshape(len(inputs), rows, side, columns, side, channels).transpose(0, 1, 3, 2, 4, 5)
         x = _linear(params["embed"], cut.reshape(len(inputs), rows * columns, size)) + params["place"]
         for block in params["blocks"]:
-            x = x + _linear(block["mix"], _attended(_linear(block["attend"], _normed(block["first"], x)), heads))
-            x = x + _linear(block["down"], jax.nn.gelu(_linear(block["up"], _normed(block["second"], x))))
-        return _linear(params["classes"], _normed(params["norm"], x).mean(axis=1))
+            x = x + _linear(block["mix"], _attention(_linear(block["attend"], _normalize(block["first"], x)), heads))
+            x = x + _linear(block["down"], jax.nn.gelu(_linear(block["up"], _normalize(block["second"], x))))
+        return _linear(params["classes"], _normalize(params["norm"], x).mean(axis=1))
 
     return Model(name="transformer", init=init, apply=apply)
 
@@ -231,7 +238,7 @@ def _patch_side(height: int, breadth: int) -> int:
     return max(fitting)
 
 
-def _attended(queries_keys_values: jax.Array, heads: int) -> jax.Array:
+def _attention(queries_keys_values: jax.Array, heads: int) -> jax.Array:
     """What tokens of (records, tokens, 3 width) attend to, (records, tokens, width)."""
     records, tokens, thrice = queries_keys_values.shape
     parts = queries_keys_values.reshape(records, tokens, 3, heads, thrice // 3 // heads)
@@ -264,6 +271,6 @@ def _linear(layer: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     return x @ layer["kernel"] + layer["bias"]
 
 
-def _normed(layer: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+def _normalize(layer: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     centred = x - x.mean(axis=-1, keepdims=True)
     return centred * jax.lax.rsqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-5) * layer["scale"] + layer["shift"]

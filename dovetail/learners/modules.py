@@ -18,27 +18,32 @@ from dovetail.data.own_code import RecordSpec
 __all__ = ["equinox_model", "flax_model", "model_of"]
 
 
-def model_of(given: Any, spec: RecordSpec) -> Model:
-    """A `Model` as it is, a module of Flax, Equinox or PyTorch, or a function from a `RecordSpec` to one of these.
+def model_of(source: Any, spec: RecordSpec) -> Model:
+    """The model of what a user brings.
+
+    Arguments:
+        source: a `Model`, which stays as it is; a module of Flax, Equinox or PyTorch; or a function from a `RecordSpec`
+            to one of these.
+        spec: shapes and types of the records.
 
     Guarantees:
         The function gets shapes and types, and no record.
     """
-    if isinstance(given, Model):
-        return given
-    if _is(given, "torch.nn", "Module"):
+    if isinstance(source, Model):
+        return source
+    if _is(source, "torch.nn", "Module"):
         from dovetail.learners import torch
 
-        return torch.model(given)
-    if _is(given, "flax.linen", "Module") or _is(given, "flax.nnx", "Module"):
-        return flax_model(given, spec)
-    if _is(given, "equinox", "Module"):
-        return equinox_model(given)
-    if callable(given):
-        return model_of(given(spec), spec)
+        return torch.model(source)
+    if _is(source, "flax.linen", "Module") or _is(source, "flax.nnx", "Module"):
+        return flax_model(source, spec)
+    if _is(source, "equinox", "Module"):
+        return equinox_model(source)
+    if callable(source):
+        return model_of(source(spec), spec)
     raise ValueError(
         "expected a dovetail.Model, a module of PyTorch, Flax or Equinox, or a function from a RecordSpec to one, "
-        f"got a {type(given).__name__}"
+        f"got a {type(source).__name__}"
     )
 
 
@@ -46,13 +51,13 @@ def flax_model(module: Any, spec: RecordSpec) -> Model:
     """The model of a Flax module: `linen`, initialised for such records, or `nnx`, with its own weights."""
     if _is(module, "flax.nnx", "Module"):
         return _nnx_model(module)
-    one = jnp.zeros((1, *spec.input_shape), jnp.float32)
-    others = sorted(set(jax.eval_shape(module.init, jax.random.key(0), one)) - {"params"})
+    record = jnp.zeros((1, *spec.input_shape), jnp.float32)
+    others = sorted(set(jax.eval_shape(module.init, jax.random.key(0), record)) - {"params"})
     if others:
         raise ValueError(f"expected a Flax module whose state is its parameters, got {', '.join(others)} beside them")
     return Model(
         name=type(module).__name__,
-        init=lambda key: module.init(key, one)["params"],
+        init=lambda key: module.init(key, record)["params"],
         apply=lambda params, inputs: module.apply({"params": params}, inputs),
     )
 
@@ -70,7 +75,7 @@ def _nnx_model(module: Any) -> Model:
 
 
 def _like(state: Any, values: Any) -> Any:
-    """The state with these values."""
+    """A state of the same structure with these values."""
     return jax.tree.unflatten(jax.tree.structure(state), jax.tree.leaves(values))
 
 
@@ -89,7 +94,7 @@ def equinox_model(module: Any) -> Model:
     return Model(name=type(module).__name__, init=lambda key: list(map(jnp.asarray, leaves)), apply=apply)
 
 
-def _is(given: Any, module: str, name: str) -> bool:
+def _is(value: Any, module: str, name: str) -> bool:
     """Whether this is an object of a class of a library that is imported."""
     kind = getattr(sys.modules.get(module), name, None)
-    return kind is not None and isinstance(given, kind)
+    return kind is not None and isinstance(value, kind)

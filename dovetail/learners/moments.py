@@ -37,7 +37,7 @@ class Moments:
     leaves so many. `weight` multiplies z y^T in the vector: a public balance of the two parts.
 
     Guarantees:
-        `unpacked` gives back the matrices that `packed` took, and the norm of the vector is theirs.
+        `unpack` gives back the matrices that `pack` took, and the norm of the vector is theirs.
         The norm of one record's vector is `norm`, up to rounding.
         Without noise the model is that of ridge regression on the records.
     """
@@ -56,12 +56,12 @@ class Moments:
 
     @property
     def size(self) -> int:
-        """Numbers in z."""
+        """How many numbers z has."""
         return (self.project or self.features) + 1
 
     @property
     def dim(self) -> int:
-        """Numbers in the vector."""
+        """How many numbers the vector has."""
         return self.size * (self.size + 1) // 2 + self.size * self.classes
 
     def __call__(self, inputs: jax.Array, labels: jax.Array, count: jax.Array) -> jax.Array:
@@ -69,7 +69,7 @@ class Moments:
         weight = (jnp.arange(len(labels)) < count).astype(jnp.float32)
         z, y = self.rows(inputs.reshape(len(labels), -1)), self.targets(labels)
         share = jnp.where(weight > 0, 1 / jnp.maximum(jnp.sum(weight), 1.0), 0.0)
-        return self.summed(z, y, share)
+        return self.scaled_sum(z, y, share)
 
     def rows(self, inputs: jax.Array) -> jax.Array:
         """z of each record, from its flat features."""
@@ -77,26 +77,26 @@ class Moments:
         return jnp.pad(kept, ((0, 0), (0, 1)), constant_values=self.constant)
 
     def targets(self, labels: jax.Array) -> jax.Array:
-        """y of each record."""
+        """y of each record: one-hot less 1 / classes."""
         return jax.nn.one_hot(labels, self.classes, dtype=jnp.float32) - 1 / self.classes
 
     def norm(self, reach: jax.Array) -> jax.Array:
         """The norm of the vector of one record whose z has this norm: |z z^T|^2 = |z|^4 and |z y^T|^2 = |z|^2 |y|^2."""
         return reach * jnp.hypot(reach, self.weight * math.sqrt(1 - 1 / self.classes))
 
-    def summed(self, z: jax.Array, y: jax.Array, scale: jax.Array) -> jax.Array:
+    def scaled_sum(self, z: jax.Array, y: jax.Array, scale: jax.Array) -> jax.Array:
         """The sum of the vectors of these records, each times its scale, by two matrix products."""
         scaled = scale[:, None] * z
-        return self.packed(
+        return self.pack(
             jnp.matmul(z.T, scaled, precision=_EXACT), self.weight * jnp.matmul(scaled.T, y, precision=_EXACT)
         )
 
-    def packed(self, gram: jax.Array, cross: jax.Array) -> jax.Array:
+    def pack(self, gram: jax.Array, cross: jax.Array) -> jax.Array:
         """A symmetric matrix and one of (size, classes) as a vector: the triangle by rows, then the other by rows."""
         row, column = np.triu_indices(self.size)
         return jnp.concatenate([gram[row, column] * _factor(row, column), cross.ravel()])
 
-    def unpacked(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def unpack(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The two matrices of a vector, in float64."""
         row, column = np.triu_indices(self.size)
         vector = np.asarray(vector, np.float64)
@@ -107,9 +107,12 @@ class Moments:
     def model(self, mean: np.ndarray, *, ridge: float, share: float) -> np.ndarray:
         """The flat linear model of a noised mean vector: eigenvalues of G below zero are set to it, then raised.
 
-        They are raised by `ridge`, an absolute number, and by a `share` of their own mean.
+        Arguments:
+            mean: the noised mean of the users' vectors.
+            ridge: an absolute number that is added to every eigenvalue.
+            share: the part of the eigenvalues' own mean that is added, too.
         """
-        gram, cross = self.unpacked(mean)
+        gram, cross = self.unpack(mean)
         values, vectors = np.linalg.eigh(gram)
         values = np.maximum(values, 0.0)
         raised = values + ridge + share * values.mean()
@@ -153,5 +156,5 @@ def _factor(row: np.ndarray, column: np.ndarray) -> np.ndarray:
 def _projection(features: int, kept: int) -> np.ndarray:
     """Independent normal entries of variance 1 / kept, the same in every training: lengths stay, on average."""
     _validate.at_least(1, kept=kept)
-    drawn = np.random.default_rng(0).standard_normal((features, kept), dtype=np.float32)
-    return drawn / np.float32(math.sqrt(kept))
+    matrix = np.random.default_rng(0).standard_normal((features, kept), dtype=np.float32)
+    return matrix / np.float32(math.sqrt(kept))

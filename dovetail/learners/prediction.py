@@ -1,4 +1,4 @@
-"""A trained model that can be asked: rows in, answers out, by the recipe of the data that it was trained on."""
+"""A trained model that answers: rows in, answers out, by the recipe of the data that it was trained on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dovetail.data.readers.recipes import Recipe
 from dovetail.features import Features
 from dovetail.learners import models, trees
 
-__all__ = ["Predictor", "model_for"]
+__all__ = ["Predictor", "model_from_recipe"]
 
 _BATCH_BYTES = 1 << 26
 
@@ -33,14 +33,14 @@ class Predictor:
 
     def predict(self, rows: Any) -> np.ndarray:
         """One answer per row: a class, a number, or zeros and ones for labels."""
-        return self.recipe.answer.told(self.logits(rows))
+        return self.recipe.answer.decode(self.logits(rows))
 
     def predict_proba(self, rows: Any) -> np.ndarray:
         """The probability of every class, (rows, classes), or of every label, by the model."""
         return self.recipe.answer.probabilities(self.logits(rows))
 
     def logits(self, rows: Any) -> np.ndarray:
-        """The model's outputs, (rows, outputs)."""
+        """The model's outputs, (rows, outputs), for a table or an array as `Recipe.inputs` takes it."""
         inputs = self.recipe.inputs(rows)
         batch = max(1, _BATCH_BYTES // max(1, 4 * math.prod(inputs.shape[1:])))
         parts = [self._apply(inputs[low : low + batch]) for low in range(0, len(inputs), batch)]
@@ -56,23 +56,28 @@ class Predictor:
             floats = self._pipeline.apply(floats)
         if self.model.learner is not None:
             return np.asarray(self.model.learner.outputs(self._tree, floats))
-        return np.asarray(self._compiled(self._tree, floats))
+        return np.asarray(self._compiled_apply(self._tree, floats))
 
     @functools.cached_property
     def _pipeline(self) -> fixed.Pipeline:
         return fixed.pipeline_of(self.features, self.recipe.shape)
 
     @functools.cached_property
-    def _compiled(self) -> Callable[[Any, np.ndarray], jax.Array]:
+    def _compiled_apply(self) -> Callable[[Any, np.ndarray], jax.Array]:
         return jax.jit(self.model.apply)
 
     @functools.cached_property
     def _tree(self) -> Any:
-        return trees.placed(jax.eval_shape(self.model.init, jax.random.key(0)), self.parameters)
+        return trees.fill_tree(jax.eval_shape(self.model.init, jax.random.key(0)), self.parameters)
 
 
-def model_for(name: str, recipe: Recipe, features: Features) -> Model:
-    """The model of this name for data of this recipe, without the data."""
+def model_from_recipe(name: str, recipe: Recipe, features: Features) -> Model:
+    """The model of this name for data of this recipe, without the data.
+
+    Arguments:
+        name: one of `models.MODELS`.
+        features: what the model reads in place of what the recipe makes.
+    """
     shape = recipe.shape if features.kind == "none" else fixed.pipeline_of(features, recipe.shape).row_shape
     blank = np.zeros((1, *shape), np.float32)
     answer = recipe.answer
@@ -80,4 +85,4 @@ def model_for(name: str, recipe: Recipe, features: Features) -> Model:
     dataset = Dataset(
         inputs=blank, labels=label, test_inputs=blank, test_labels=label, num_classes=answer.size, target=answer.kind
     )
-    return models.sized(name, dataset, features=features)
+    return models.model_for(name, dataset, features=features)

@@ -21,10 +21,10 @@ import optax
 from dovetail import _validate
 from dovetail.learners.moments import Moments
 
-__all__ = ["Averaged", "Ridge", "Server"]
+__all__ = ["AveragingState", "Ridge", "Server"]
 
 
-class Averaged(NamedTuple):
+class AveragingState(NamedTuple):
     """The optimiser's state, the mean of the models that count so far, and how many steps were taken."""
 
     optimizer: Any
@@ -36,7 +36,7 @@ class Averaged(NamedTuple):
 class Server:
     """An optax optimiser by name, its learning rate and its further options by keyword.
 
-    `average` is the last part of the rounds whose models' mean is `published`; of how many `rounds`, `over` says.
+    `average` is the last part of the rounds whose models' mean is published; of how many `rounds`, `over` says.
 
     Guarantees:
         Without `average` the last model is published, and the state is the optimiser's.
@@ -61,38 +61,40 @@ class Server:
     def build(
         cls, optimizer: str, learning_rate: float, options: Mapping[str, float | bool], average: float = 0.0
     ) -> Server:
-        """The server of these settings."""
+        """The server of these settings: `Ridge` for "ridge", otherwise an optax optimiser."""
         kind = Ridge if optimizer == "ridge" else cls
         return kind(
             optimizer=optimizer, learning_rate=learning_rate, options=tuple(sorted(options.items())), average=average
         )
 
     def over(self, rounds: int, *, moments: Moments | None = None, noise_std: float | None = None) -> Server:
-        """The same server for a training of so many rounds, whose estimates have this noise.
+        """The same server for a training of so many rounds.
 
-        What is estimated is a move of the model, unless there are `moments`.
+        Arguments:
+            moments: what is estimated; without, it is a move of the model.
+            noise_std: standard deviation of the noise on every number of the estimate.
         """
         if moments is not None:
             raise ValueError(
-                f"expected server.optimizer = 'ridge' with client.update = 'moments', got {self.optimizer!r}"
+                f"client.update = 'moments' needs server.optimizer = 'ridge', and it is {self.optimizer!r}"
             )
         return dataclasses.replace(self, rounds=rounds)
 
     @property
-    def averaged(self) -> int:
+    def num_averaged(self) -> int:
         """How many of the last rounds' models are averaged; 0 for none."""
         if self.average and self.rounds is None:
-            raise ValueError("expected the number of rounds for an average of the last ones, got rounds=None")
+            raise ValueError(f"average={self.average} of the rounds needs their number: call over(rounds) first")
         return math.ceil(self.average * (self.rounds or 0))
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a statement says of the model that is published."""
-        if not self.averaged:
+        if not self.num_averaged:
             return ()
         return (
-            f"the published model is the mean of the models after the last {self.averaged} of {self.rounds} rounds, "
-            "each of which the statement covers (post-processing)",
+            f"the published model is the mean of the models after the last {self.num_averaged} of {self.rounds} "
+            "rounds, each of which the statement covers (post-processing)",
         )
 
     @property
@@ -102,26 +104,27 @@ class Server:
     def init(self, params: jax.Array) -> Any:
         """The optimiser's state before the first round."""
         state = self._transform.init(params)
-        return Averaged(state, jnp.zeros_like(params), jnp.zeros((), jnp.int32)) if self.averaged else state
+        return AveragingState(state, jnp.zeros_like(params), jnp.zeros((), jnp.int32)) if self.num_averaged else state
 
     def step(self, params: jax.Array, state: Any, estimate: jax.Array) -> tuple[jax.Array, Any]:
         """Move the parameters along the estimated mean update."""
-        if not self.averaged:
+        if not self.num_averaged:
             updates, state = self._transform.update(-estimate, state, params)
             return optax.apply_updates(params, updates), state
         updates, optimizer = self._transform.update(-estimate, state.optimizer, params)
-        moved, steps = optax.apply_updates(params, updates), state.steps + 1
-        count = self._counted(steps)
+        moved = optax.apply_updates(params, updates)
+        steps = state.steps + 1
+        count = self._steps_in_mean(steps)
         mean = jnp.where(count > 0, state.mean + (moved - state.mean) / jnp.maximum(count, 1), state.mean)
-        return moved, Averaged(optimizer, mean, steps)
+        return moved, AveragingState(optimizer, mean, steps)
 
-    def published(self, params: jax.Array, state: Any) -> jax.Array:
-        """The model to publish where training is at these parameters."""
-        return jnp.where(self._counted(state.steps) > 0, state.mean, params) if self.averaged else params
+    def model_to_publish(self, params: jax.Array, state: Any) -> jax.Array:
+        """The model to publish when training is at these parameters: the mean of the last ones, or the last."""
+        return jnp.where(self._steps_in_mean(state.steps) > 0, state.mean, params) if self.num_averaged else params
 
-    def _counted(self, steps: jax.Array) -> jax.Array:
+    def _steps_in_mean(self, steps: jax.Array) -> jax.Array:
         """How many of the models after so many steps are averaged."""
-        return steps - ((self.rounds or 0) - self.averaged)
+        return steps - ((self.rounds or 0) - self.num_averaged)
 
 
 _RIDGE = {"ridge": 0.35, "share": 0.001}  # chosen on Fashion-MNIST; half or twice as much hardly matters
@@ -149,14 +152,16 @@ class Ridge(Server):
             _validate.non_negative(**{key: float(value)})
         if self.average or self.learning_rate != 1:
             raise ValueError(
-                "expected neither server.average nor server.learning_rate with server.optimizer = 'ridge', which takes "
-                f"no steps, got average={self.average} and learning_rate={self.learning_rate}"
+                "server.optimizer = 'ridge' takes no steps: leave out server.average = "
+                f"{self.average} and server.learning_rate = {self.learning_rate}"
             )
 
     def over(self, rounds: int, *, moments: Moments | None = None, noise_std: float | None = None) -> Ridge:
         """The same server for moments of this layout."""
         if moments is None:
-            raise ValueError("expected client.update = 'moments' with server.optimizer = 'ridge', got another update")
+            raise ValueError(
+                "server.optimizer = 'ridge' solves for a model from moments: set client.update = 'moments'"
+            )
         if rounds != 1:
             raise ValueError(f"expected cohort.rounds = 1 with client.update = 'moments', got {rounds} rounds")
         return dataclasses.replace(self, rounds=rounds, moments=moments, noise_std=noise_std)
@@ -170,20 +175,22 @@ class Ridge(Server):
         )
 
     def init(self, params: jax.Array) -> Any:
-        """Nothing."""
+        """An empty state: there is one round."""
         return ()
 
     def step(self, params: jax.Array, state: Any, estimate: jax.Array) -> tuple[jax.Array, Any]:
         """The moments, which begin at zero."""
         return params + estimate, state
 
-    def published(self, params: jax.Array, state: Any) -> jax.Array:
-        """The flat linear model."""
+    def model_to_publish(self, params: jax.Array, state: Any) -> jax.Array:
+        """The flat linear model that the estimated moments give."""
         if self.moments is None or self.noise_std is None:
-            raise ValueError("expected the layout of the moments and their noise, got none")
-        chosen = {**_RIDGE, **dict(self.options)}
-        ridge = chosen["ridge"] * self.moments.noise_norm(self.noise_std)
-        return jnp.asarray(self.moments.model(np.asarray(params), ridge=ridge, share=chosen["share"]))
+            raise ValueError(
+                "ridge regression needs the layout of the moments and their noise: call over(rounds, ...) first"
+            )
+        options = {**_RIDGE, **dict(self.options)}
+        ridge = options["ridge"] * self.moments.noise_norm(self.noise_std)
+        return jnp.asarray(self.moments.model(np.asarray(params), ridge=ridge, share=options["share"]))
 
 
 def _optimizers() -> list[str]:

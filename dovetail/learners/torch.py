@@ -32,7 +32,7 @@ from dovetail import _validate
 from dovetail.data._base import Loss, Model
 from dovetail.learners import _torch
 from dovetail.learners import _torch_isolation as isolation
-from dovetail.learners._torch_copies import Copies, trained
+from dovetail.learners._torch import Copies, trained_parameters
 from dovetail.learners._torch_team import Team
 from dovetail.learners.client import ClientUpdate
 
@@ -52,11 +52,14 @@ def model(
 ) -> Model:
     """The model of a module, which starts from the module's current weights.
 
-    `loss` is a name of `learners.losses.LOSSES` or `loss(outputs, labels)` in PyTorch, one loss per record. Whether
-    clients train side by side is chosen by what is faster; modules that `torch.func.vmap` cannot handle train one
-    client after the other with `vectorized=False`. Those that do on a CPU move from threads to processes when training
-    has taken longer than processes take to start; `processes=True` starts them at once, `False` never. Without `device`
-    it is a GPU, if PyTorch has one.
+    Arguments:
+        loss: a name of `learners.losses.LOSSES`, or `loss(outputs, labels)` in PyTorch, one loss per record.
+        vectorized: whether clients train side by side; by default what is faster. Modules that `torch.func.vmap`
+            cannot handle need False: one client after the other.
+        processes: clients that train one after the other on a CPU move from threads to processes when training has
+            taken longer than processes take to start. True starts processes at once, False never.
+        device: where to train; by default a GPU, if PyTorch has one.
+        name: what the model is called; by default its class's name.
     """
     _check(module)
     try:
@@ -68,7 +71,7 @@ def model(
         ) from error
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     learner = TorchLearner(module=module.to(device), vectorized=vectorized, processes=processes, device=device)
-    first = {key: value.detach().cpu().numpy().copy() for key, value in learner.trained}
+    first = {key: value.detach().cpu().numpy().copy() for key, value in learner.trained_parameters}
     return Model(
         name=name or type(module).__name__,
         init=lambda key: {key: jnp.asarray(value) for key, value in first.items()},
@@ -81,7 +84,7 @@ def model(
 def _check(module: torch.nn.Module) -> None:
     """Refuse what would train differently from what it seems."""
     for name, part in module.named_modules():
-        where = isolation.described(name, part)
+        where = isolation.describe_part(name, part)
         if getattr(part, "has_uninitialized_params", bool)():
             raise ValueError(f"expected parameters with values, got {where}: run the module on a batch first")
         batch = isinstance(part, torch.nn.modules.batchnorm._BatchNorm)
@@ -97,7 +100,9 @@ def _check(module: torch.nn.Module) -> None:
             raise ValueError(f"expected no dropout, got {where} with p={part.p}: module.eval() trains without it")
     trained = [(name, value) for name, value in module.named_parameters() if value.requires_grad]
     if not trained:
-        raise ValueError("expected a module with parameters to train, got none with requires_grad")
+        raise ValueError(
+            f"expected a module with parameters to train, got {type(module).__name__}: set requires_grad on some"
+        )
     for name, value in trained:
         if value.dtype != torch.float32:
             raise ValueError(f"expected float32 parameters, got {value.dtype} in {name!r}")
@@ -107,7 +112,7 @@ def _check(module: torch.nn.Module) -> None:
 class TorchLearner:
     """Clients that train a module.
 
-    If `isolated`, which `inspected` finds out, the module runs nothing but PyTorch's own code. `original` is then the
+    If `isolated`, which `inspect` finds out, the module runs nothing but PyTorch's own code. `original` is then the
     class of the module that was given, and `own_loss` a loss that was given and what is run in its place. If `exact`,
     clients train one after the other, on batches of their own sizes: side by side they are filled up to the largest.
 
@@ -126,12 +131,12 @@ class TorchLearner:
     original: type | None = None
     own_loss: tuple[Any, _torch.Loss] | None = None
     gradients = True
-    settled = False
+    ignores_settings = False
     notes = ()
 
     @property
     def platform(self) -> str:
-        """Where clients train."""
+        """Where clients train: "host" or "gpu"."""
         return "host" if self.device == "cpu" else "gpu"
 
     @property
@@ -140,16 +145,19 @@ class TorchLearner:
         return (self.original or type(self.module),)
 
     @property
-    def trained(self) -> list[tuple[str, torch.Tensor]]:
+    def trained_parameters(self) -> list[tuple[str, torch.Tensor]]:
         """The parameters that are trained, in the order of the flat vector."""
-        return trained(self.module)
+        return trained_parameters(self.module)
 
-    def inspected(
+    def inspect(
         self, loss: str | Loss, inputs: np.ndarray, labels: np.ndarray, *, records: bool = False
     ) -> tuple[TorchLearner, tuple[str, ...]]:
-        """The learner as it is to train, and what its author has to vouch for, tried on at least four public records.
+        """Try the learner on at least four public records.
 
-        With `records`, single records are protected and not users.
+        Arguments:
+            records: whether single records are protected, and not users.
+
+        Returns: the learner as it is to train, and what its author has to vouch for.
 
         Guarantees:
             Refuses by name what draws random numbers, keeps anything of the records it has seen, or makes one client's
@@ -157,9 +165,9 @@ class TorchLearner:
             Nothing is left to vouch for if the learner is `isolated`.
         """
         with _torch.on_one_thread():
-            return self._inspected(loss, inputs, labels, records=records)
+            return self._inspect(loss, inputs, labels, records=records)
 
-    def _inspected(
+    def _inspect(
         self, loss: str | Loss, inputs: np.ndarray, labels: np.ndarray, *, records: bool
     ) -> tuple[TorchLearner, tuple[str, ...]]:
         x, y = _tensor(inputs).to(self.device), _tensor(labels).to(self.device)
@@ -172,10 +180,10 @@ class TorchLearner:
         own = None if isinstance(loss, str) else isolation.pure_loss(loss, self.module(x).detach(), y)
         declared = []
         if module is None:
-            declared.append(_declared("module", type(self.module).__name__))
+            declared.append(_declaration("module", type(self.module).__name__))
         if own is None and not isinstance(loss, str):
-            declared.append(_declared("loss", getattr(loss, "__qualname__", type(loss).__name__)))
-        found = dataclasses.replace(
+            declared.append(_declaration("loss", getattr(loss, "__qualname__", type(loss).__name__)))
+        inspected = dataclasses.replace(
             self,
             module=module or self.module,
             isolated=module is not None,
@@ -183,12 +191,12 @@ class TorchLearner:
             original=type(self.module),
             own_loss=None if own is None else (loss, own),
         )
-        dataclasses.replace(found, processes=False)._refuse_company(loss, inputs, labels)
-        return found, tuple(declared)
+        dataclasses.replace(inspected, processes=False)._refuse_company(loss, inputs, labels)
+        return inspected, tuple(declared)
 
     def _refuse_company(self, loss: str | Loss, inputs: np.ndarray, labels: np.ndarray) -> None:
         """Refuse a client's update that changes with the records of a client before or after it."""
-        start = np.concatenate([value.detach().cpu().numpy().ravel() for _, value in self.trained])
+        start = np.concatenate([value.detach().cpu().numpy().ravel() for _, value in self.trained_parameters])
         settings = ClientUpdate(update="fedavg", batch=1, learning_rate=0.01)
 
         def updates(*rows: int) -> np.ndarray:
@@ -223,14 +231,14 @@ class TorchLearner:
             held = _tensor(counts).to(self.device)
             train = functools.partial(self._together, settings, self._loss(loss), start)
             parts = _torch.slices(len(held), _torch.threads() if self.device == "cpu" else 1)
-            some = _torch.shared(lambda at: train(x[at], y[at], held[at]), parts)
-            found = some[0] if len(some) == 1 else torch.cat(some)
+            some = _torch.run_in_threads(lambda at: train(x[at], y[at], held[at]), parts)
+            updates = some[0] if len(some) == 1 else torch.cat(some)
         else:
             steps = _torch.LocalSteps(
                 settings.local, settings.batch, settings.epochs, settings.learning_rate, settings.mu
             )
-            found = self._team(loss).updates(steps, start, x, y, np.asarray(counts))
-        return _handed_to_jax(found) if isinstance(inputs, jax.Array) else found.detach().cpu().numpy()
+            updates = self._team(loss).updates(steps, start, x, y, np.asarray(counts))
+        return _handed_to_jax(updates) if isinstance(inputs, jax.Array) else updates.detach().cpu().numpy()
 
     def _together(
         self,
@@ -244,12 +252,13 @@ class TorchLearner:
         """The updates of clients that train side by side."""
         records = x.shape[1]
         real = (torch.arange(records, device=x.device) < counts[:, None]).to(torch.float32)
-        with self._copies.one() as own:
+        with self._copies.borrow() as own:
             slopes = vmap(grad(_mean_loss(own.module, loss)), in_dims=(0 if settings.local else None, 0, 0, 0))
             own.forget()
             if not settings.local:
                 return -slopes(start, x, y, real)
-            current, size = start.expand(len(counts), -1), settings.batch_size(records)
+            current = start.expand(len(counts), -1)
+            size = settings.batch_size(records)
             for number in range(settings.epochs * math.ceil(records / size)):
                 low = number % math.ceil(records / size) * size
                 batch = slice(low, low + size)
@@ -278,9 +287,9 @@ class TorchLearner:
         return self._teams[loss]
 
     def outputs(self, parameters: Any, inputs: np.ndarray) -> np.ndarray:
-        """The module's outputs."""
+        """The module's outputs for some records, at these parameters."""
         weights = {name: _tensor(np.asarray(value)).to(self.device) for name, value in parameters.items()}
-        with torch.no_grad(), self._copies.one() as own:
+        with torch.no_grad(), self._copies.borrow() as own:
             own.forget()
             return functional_call(own.module, weights, (_tensor(inputs).to(self.device),)).cpu().numpy()
 
@@ -295,17 +304,17 @@ class TorchLearner:
         return _torch.LOSSES[loss]
 
 
-def _declared(what: str, name: str) -> str:
+def _declaration(what: str, name: str) -> str:
     return f"the {what} {name} computes each user's update from that user's records alone"
 
 
-def _same(one: np.ndarray, other: np.ndarray) -> bool:
+def _same(left: np.ndarray, right: np.ndarray) -> bool:
     """Bit by bit."""
-    return one.tobytes() == other.tobytes()
+    return left.tobytes() == right.tobytes()
 
 
 def _mean_loss(module: torch.nn.Module, loss: _torch.Loss) -> Callable[..., torch.Tensor]:
-    shapes = [(name, value.shape, value.numel()) for name, value in trained(module)]
+    shapes = [(name, value.shape, value.numel()) for name, value in trained_parameters(module)]
 
     def mean_loss(flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
         parts = torch.split(flat, [size for *_, size in shapes])

@@ -8,29 +8,29 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["laid", "named", "placed"]
+__all__ = ["arrays_by_name", "fill_tree", "flatten_into"]
 
 
-def named(tree: Any) -> dict[str, np.ndarray]:
+def arrays_by_name(tree: Any) -> dict[str, np.ndarray]:
     """The arrays of a tree by name.
 
     Guarantees:
-        `placed(tree, named(tree))` is the tree.
+        `fill_tree(tree, arrays_by_name(tree))` is the tree.
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    found = {_name(path): np.asarray(leaf) for path, leaf in leaves}
-    if len(found) != len(leaves):
-        raise ValueError(f"expected different names for the {len(leaves)} arrays of a model, got {len(found)}")
-    return found
+    arrays = {_name(path): np.asarray(leaf) for path, leaf in leaves}
+    if len(arrays) != len(leaves):
+        raise ValueError(f"expected different names for the {len(leaves)} arrays of a model, got {len(arrays)}")
+    return arrays
 
 
-def placed(like: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+def fill_tree(like: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     """The tree of this form (of arrays, or of their shapes) that holds these arrays; refuses what does not fit."""
     leaves, form = jax.tree_util.tree_flatten_with_path(like)
     wanted = {_name(path): tuple(leaf.shape) for path, leaf in leaves}
-    found = {name: array.shape for name, array in arrays.items()}
-    if wanted != found:
-        raise ValueError(f"expected the parameters {_listed(wanted)}, got {_listed(found)}")
+    shapes = {name: array.shape for name, array in arrays.items()}
+    if wanted != shapes:
+        raise ValueError(f"expected the parameters {_describe_shapes(wanted)}, got {_describe_shapes(shapes)}")
     return jax.tree_util.tree_unflatten(form, [arrays[name] for name in wanted])
 
 
@@ -38,11 +38,11 @@ def _name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/") or "params"
 
 
-def _listed(shapes: Mapping[str, tuple[int, ...]]) -> str:
+def _describe_shapes(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return ", ".join(f"{name} {shape}" for name, shape in shapes.items())
 
 
-def laid(row: jax.Array, tree: Any) -> jax.Array:
+def flatten_into(row: jax.Array, tree: Any) -> jax.Array:
     """The arrays of a tree in a row, as `ravel_pytree` has them, each copied to its place.
 
     Where XLA joins them in one pass instead, that pass takes fifteen times as long in about every other run.

@@ -84,7 +84,7 @@ class Federation:
         if not 0 <= user < self.clients.num_clients:
             raise ValueError(f"expected a user from 0 to {self.clients.num_clients - 1}, got user={user}")
         count = int(self._table.counts[user])
-        width = min(self._table.most, 1 << max(0, count - 1).bit_length())
+        width = min(self._table.max_records, 1 << max(0, count - 1).bit_length())
         rows = self._table.rows(np.array([user]), width=width)[0]
         labels = jnp.asarray(self.dataset.labels[rows // self.dataset.views])
         return as_float(jnp.asarray(self.dataset.inputs[rows])), labels, count
@@ -129,7 +129,7 @@ class Federation:
         first, unravel = first_parameters(self.model, self.config.seed)
         if model.shape != first.shape:
             raise ValueError(f"expected a model of {len(first):,} parameters, as the config says, got {len(model):,}")
-        return trees.named(unravel(jnp.asarray(model)))
+        return trees.arrays_by_name(unravel(jnp.asarray(model)))
 
     def learning(self) -> Learning:
         """What the analyzer needs of it: nothing of anybody's records but those for testing."""

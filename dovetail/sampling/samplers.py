@@ -130,7 +130,7 @@ class UserSampler(Sampler):
 
     def rows_in_sum(self, index: int, users: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """One user per row."""
-        return self.clients.rows(users, width=self.clients.most), self.clients.counts[users]
+        return self.clients.rows(users, width=self.clients.max_records), self.clients.counts[users]
 
     def times(self, index: int, *, records: int) -> float:
         """Once, where drawn, with all records."""

@@ -266,7 +266,7 @@ def test_the_attacker_explains_a_released_sum_up_to_its_noise(overrides):
         middle, half = attacker.worlds(seen)
         explained = attacker.others(seen) + weights @ middle + (weights * signs) @ half
         scale = np.abs(explained).max()
-        few_records = prepared.clients.most == 1
+        few_records = prepared.clients.max_records == 1
         np.testing.assert_allclose(attacker.released_sum(seen), explained, atol=(1e-4 if few_records else 0.05) * scale)
 
 

@@ -192,7 +192,7 @@ BAD = {
     ),
     "silos without subjects": (
         ["--set", "task.name=digits", *SILOS],
-        "expected a task with subjects for partition 'silos', got one without",
+        "partition 'silos' needs data with subjects",
     ),
     "a subject at more silos than there are": (
         [*SUBJECTS, "--set", "task.spread=4"],

@@ -33,12 +33,15 @@ def test_owners_make_a_table_with_room_for_those_who_own_nothing(owners):
     clients = Clients.from_owners(records, np.array(owners, np.int64), num_clients=4)
     for user, (row, count) in enumerate(zip(clients.rows(np.arange(4)), clients.counts, strict=True)):
         mine = [record for record, owner in zip(records, owners, strict=True) if owner == user]
-        assert row[:count].tolist() == clients.of(user).tolist() == mine
+        assert row[:count].tolist() == clients.records_of(user).tolist() == mine
         assert set(row[count:].tolist()) <= {mine[0] if mine else 0}
     users, kept = clients.entries()
     assert sorted(zip(users, kept, strict=True)) == sorted(zip(owners, records, strict=True))
-    some = clients.only(np.array([3, 0]))
-    assert [some.of(i).tolist() for i in range(2)] == [clients.of(3).tolist(), clients.of(0).tolist()]
+    some = clients.subset(np.array([3, 0]))
+    assert [some.records_of(i).tolist() for i in range(2)] == [
+        clients.records_of(3).tolist(),
+        clients.records_of(0).tolist(),
+    ]
     assert clients.records.dtype == clients.counts.dtype == np.int32
 
 

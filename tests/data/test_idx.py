@@ -4,7 +4,7 @@ import idx_files
 import numpy as np
 import pytest
 
-from dovetail.data import idx
+from dovetail.data import mnist
 
 IMAGES = idx_files.images(3)
 TABLE = np.array([[7, -1], [2, 1 << 20]], np.int32)
@@ -13,7 +13,7 @@ TABLE = np.array([[7, -1], [2, 1 << 20]], np.int32)
 @pytest.mark.parametrize("values", [IMAGES, TABLE, np.arange(5, dtype=np.uint8), np.zeros((0, 28, 28), np.uint8)])
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_reads_back_what_was_written(tmp_path, values, suffix):
-    found = idx.read(idx_files.write(tmp_path / f"file{suffix}", values))
+    found = mnist.read_idx(idx_files.write(tmp_path / f"file{suffix}", values))
     np.testing.assert_array_equal(found, values)
     assert found.dtype == values.dtype
     assert found.dtype.isnative
@@ -41,7 +41,7 @@ def test_refuses_anything_else_in_one_sentence(tmp_path, content):
     path = tmp_path / "broken"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"expected .*, got .* in .*broken") as caught:
-        idx.read(path)
+        mnist.read_idx(path)
     assert "\n" not in str(caught.value)
 
 
@@ -49,7 +49,7 @@ def test_refuses_a_truncated_gzip(tmp_path):
     path = tmp_path / "broken.gz"
     path.write_bytes(gzip.compress(GOOD)[:-20])
     with pytest.raises(ValueError, match="expected a whole gzip file"):
-        idx.read(path)
+        mnist.read_idx(path)
 
 
 def four(tmp_path, *, train=4, test=2, labels=None, side=28):
@@ -63,7 +63,7 @@ def four(tmp_path, *, train=4, test=2, labels=None, side=28):
 
 
 def test_four_files_make_a_dataset(tmp_path):
-    data = idx.dataset(*four(tmp_path))
+    data = mnist.dataset_from_idx(*four(tmp_path))
     np.testing.assert_array_equal(data.inputs, idx_files.images(4))
     np.testing.assert_array_equal(data.test_inputs, idx_files.images(2, seed=1))
     assert (data.inputs.dtype, data.labels.dtype, data.test_labels.dtype) == (np.uint8, np.int32, np.int32)
@@ -72,7 +72,7 @@ def test_four_files_make_a_dataset(tmp_path):
 
 def test_of_a_table_of_labels_column_0_is_the_class(tmp_path):
     table = np.array([[3, 9, 9], [1, 8, 8], [4, 7, 7], [1, 6, 6]], np.int32)
-    assert idx.dataset(*four(tmp_path, labels=table)).labels.tolist() == [3, 1, 4, 1]
+    assert mnist.dataset_from_idx(*four(tmp_path, labels=table)).labels.tolist() == [3, 1, 4, 1]
 
 
 @pytest.mark.parametrize(
@@ -86,4 +86,4 @@ def test_of_a_table_of_labels_column_0_is_the_class(tmp_path):
 )
 def test_files_that_do_not_fit_are_refused(tmp_path, changed, sentence):
     with pytest.raises(ValueError, match=sentence):
-        idx.dataset(*four(tmp_path, **changed))
+        mnist.dataset_from_idx(*four(tmp_path, **changed))

@@ -6,7 +6,7 @@ import idx_files
 import numpy as np
 import pytest
 
-from dovetail.data import idx, mnist, mnist_writers, qmnist
+from dovetail.data import mnist
 from dovetail.data.download import RemoteFile
 
 LABELS = np.array([5, 0, 4, 1, 9], np.uint8)
@@ -31,11 +31,12 @@ def prepare(tmp_path, monkeypatch):
     def folder(table: np.ndarray, *, suffix: str = "") -> Path:
         contents = [idx_files.images(5), LABELS, idx_files.images(2, seed=1), np.array([3, 8], np.uint8)]
         files = [
-            place(tmp_path, file, values, suffix=suffix) for file, values in zip(mnist.FILES, contents, strict=True)
+            place(tmp_path, file, values, suffix=suffix)
+            for file, values in zip(mnist.MNIST_FILES, contents, strict=True)
         ]
-        monkeypatch.setattr(mnist, "FILES", tuple(files))
-        labels = {"train": place(tmp_path, qmnist.LABEL_FILES["train"], table, suffix=suffix)}
-        monkeypatch.setattr(qmnist, "LABEL_FILES", labels)
+        monkeypatch.setattr(mnist, "MNIST_FILES", tuple(files))
+        labels = {"train": place(tmp_path, mnist.QMNIST_LABEL_FILES["train"], table, suffix=suffix)}
+        monkeypatch.setattr(mnist, "QMNIST_LABEL_FILES", labels)
         return tmp_path
 
     return folder
@@ -43,7 +44,7 @@ def prepare(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_mnist_comes_with_its_writers_numbered_without_gaps(prepare, suffix):
-    data = mnist_writers.TASK.load(folder=prepare(TABLE, suffix=suffix))
+    data = mnist.MNIST_WRITERS.load(folder=prepare(TABLE, suffix=suffix))
     assert data.subjects.tolist() == [2, 0, 2, 1, 0]
     assert data.subjects.dtype == np.int32
     np.testing.assert_array_equal(data.inputs, idx_files.images(5))
@@ -63,7 +64,7 @@ def test_mnist_comes_with_its_writers_numbered_without_gaps(prepare, suffix):
 )
 def test_a_table_that_does_not_fit_is_refused(prepare, table, sentence):
     with pytest.raises(ValueError, match=sentence) as caught:
-        mnist_writers.TASK.load(folder=prepare(np.ascontiguousarray(table)))
+        mnist.MNIST_WRITERS.load(folder=prepare(np.ascontiguousarray(table)))
     assert "\n" not in str(caught.value)
 
 
@@ -71,7 +72,7 @@ def test_other_labels_are_refused_by_their_hash(prepare):
     folder = prepare(TABLE)
     idx_files.write(folder / "qmnist-train-labels-idx2-int", TABLE[::-1])
     with pytest.raises(FileNotFoundError, match="does not match its SHA-256"):
-        mnist_writers.TASK.load(folder=folder)
+        mnist.MNIST_WRITERS.load(folder=folder)
 
 
 def stand_in(path: Path) -> Path:
@@ -86,19 +87,19 @@ def stand_in(path: Path) -> Path:
 def test_the_labels_have_539_writers(tmp_path):
     """The real file where it lies beside the repository, else one like it."""
     path = REAL if REAL.exists() else stand_in(tmp_path / "labels.gz")
-    content = idx.read(path)
-    writers = mnist_writers._writers(path, content[:, 0])
+    content = mnist.read_idx(path)
+    writers = mnist.read_writers(path, content[:, 0])
     items = np.bincount(writers)
     assert len(items) == 539
     assert (items.min(), items.max()) == (19, 131)
     assert len(np.unique(content[:, 1:3], axis=0)) == 539  # the number of a writer is the writer, whatever the form
     if REAL.exists():
-        assert hashlib.sha256(idx_files.encode(content)).hexdigest() == qmnist.LABEL_FILES["train"].sha256
+        assert hashlib.sha256(idx_files.encode(content)).hexdigest() == mnist.QMNIST_LABEL_FILES["train"].sha256
         assert (len(writers), np.median(items)) == (60_000, 116)
 
 
 def test_a_stand_in_reads_like_the_real_file(tmp_path):
     path = stand_in(tmp_path / "labels.gz")
-    content = idx.read(path)
-    writers = mnist_writers._writers(path, content[:, 0])
+    content = mnist.read_idx(path)
+    writers = mnist.read_writers(path, content[:, 0])
     np.testing.assert_array_equal(writers * 4 + 1, content[:, 2])

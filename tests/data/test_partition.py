@@ -20,7 +20,7 @@ MAKERS = {
 
 
 def owned(clients) -> list[np.ndarray]:
-    return [clients.of(user) for user in range(clients.num_clients)]
+    return [clients.records_of(user) for user in range(clients.num_clients)]
 
 
 @pytest.fixture(params=MAKERS)
@@ -258,17 +258,17 @@ def test_silos_that_nobody_draws_are_empty():
 
 
 def test_build_says_what_it_misses():
-    sentence = r"expected a task with subjects for partition 'silos', got one without \(mnist-writers has them\)"
+    sentence = r"partition 'silos' needs data with subjects \(subject= of Dataset.from_csv; mnist-writers has them\)"
     with pytest.raises(ValueError, match=sentence):
         partition.build("silos", LABELS, users=3, seed=0)
     for name in partition.BY_USER:
-        with pytest.raises(ValueError, match=f"expected a task with users or subjects for partition '{name}', got one"):
+        with pytest.raises(ValueError, match=f"partition '{name}' needs data that name users or subjects"):
             partition.build(name, LABELS, users=3, seed=0)
-    with pytest.raises(ValueError, match="expected the number of silos for partition 'silos', got silos=None"):
+    with pytest.raises(ValueError, match=r"partition 'silos' needs the number of silos: set task\.silos"):
         partition.build("silos", LABELS, users=None, seed=0, subjects=SUBJECTS)
     with pytest.raises(ValueError, match="expected 1 <= spread <= 3, got spread=4"):
         partition.build("silos", LABELS, users=3, seed=0, subjects=SUBJECTS, spread=4)
     with pytest.raises(ValueError, match="unknown partition 'shard': did you mean 'shards'"):
         partition.build("shard", LABELS, users=3, seed=0)
-    with pytest.raises(ValueError, match="expected the number of users for partition 'iid', got users=None"):
+    with pytest.raises(ValueError, match=r"partition 'iid' needs the number of users: set task\.users"):
         partition.build("iid", LABELS, users=None, seed=0)

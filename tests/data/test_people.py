@@ -75,7 +75,7 @@ class TestToxicity:
     def test_test_records_are_the_votes_on_comments_that_are_not_trained_on(self, tmp_path):
         data = built(tmp_path)
         np.testing.assert_array_equal(data.test_labels, [1, 0])
-        np.testing.assert_array_equal(data.test_inputs, toxicity.hashed(["never trained on", ""]))
+        np.testing.assert_array_equal(data.test_inputs, toxicity.hash_texts(["never trained on", ""]))
         assert not any((row == data.test_inputs[0]).all() for row in data.inputs)
 
     def test_few_ratings_of_each_are_kept_by_a_rule_that_looks_at_one_annotator(self, tmp_path):
@@ -87,29 +87,32 @@ class TestToxicity:
         np.testing.assert_array_equal(np.sort(backwards.labels), np.sort(few.labels))
 
     def test_inputs_are_a_function_of_the_text(self):
-        first, same, other, nothing = toxicity.hashed(["You are great", "you  ARE great!", "great are you", "..."])
+        first, same, other, nothing = toxicity.hash_texts(["You are great", "you  ARE great!", "great are you", "..."])
         np.testing.assert_array_equal(first, same)
         assert np.linalg.norm(first) == pytest.approx(1, rel=1e-6)
         assert np.any(first != other)
-        both, forth, back = toxicity.hashed(["one two one", "one two", "two one"]) > 0, *toxicity.hashed(["one", "two"])
-        assert not np.array_equal(*toxicity.hashed(["one two", "two one"])), "pairs have an order"
+        both, forth, back = (
+            toxicity.hash_texts(["one two one", "one two", "two one"]) > 0,
+            *toxicity.hash_texts(["one", "two"]),
+        )
+        assert not np.array_equal(*toxicity.hash_texts(["one two", "two one"])), "pairs have an order"
         words = (forth != 0) | (back != 0)
-        pairs = toxicity.hashed(["one two three"])[0]
-        alone = np.any(toxicity.hashed(["one", "two", "three"]) != 0, axis=0)
+        pairs = toxicity.hash_texts(["one two three"])[0]
+        alone = np.any(toxicity.hash_texts(["one", "two", "three"]) != 0, axis=0)
         assert np.count_nonzero(pairs[~alone]) == 2, "one two, and two three; not one three"
         assert words.any() and both.any()
         assert not nothing.any()
         assert first.dtype == np.float32 and first.shape == (toxicity.FEATURES,)
 
     def test_words_have_signs_so_that_those_that_share_a_place_may_cancel(self):
-        words = toxicity.hashed([f"word{number}" for number in range(400)])
+        words = toxicity.hash_texts([f"word{number}" for number in range(400)])
         assert np.all(np.sort(np.abs(words), axis=1)[:, -2:] == [0, 1]), "one place each"
         assert abs(words.sum()) < 4 * np.sqrt(400), "as many of either sign"
-        three = toxicity.hashed(["one two three"])[0]
+        three = toxicity.hash_texts(["one two three"])[0]
         np.testing.assert_allclose(np.abs(three[three != 0]), 1 / np.sqrt(5), rtol=1e-6)
 
     def test_ratings_of_unknown_comments_and_other_tables_are_refused(self, tmp_path):
-        with pytest.raises(ValueError, match="expected ratings of comments that are there"):
+        with pytest.raises(ValueError, match="which the table of comments does not have"):
             built(tmp_path, [*RATED, (99, 5, 0)])
         with pytest.raises(ValueError, match="expected the columns"):
             toxicity.build(tmp_path / "ratings.tsv", tmp_path / "ratings.tsv")
@@ -129,7 +132,7 @@ class TestCifar10:
         (tmp_path / "labels.json").write_text(json.dumps([6, 9]))
         np.testing.assert_array_equal(cifar10.labels(tmp_path / "labels.json"), [6, 9])
         (tmp_path / "labels.json").write_text(json.dumps({"6": 9}))
-        with pytest.raises(ValueError, match="expected a list"):
+        with pytest.raises(ValueError, match="is not a list of whole numbers"):
             cifar10.labels(tmp_path / "labels.json")
 
 

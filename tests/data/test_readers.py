@@ -174,20 +174,20 @@ def test_what_was_read_off_the_data_is_noted():
         ({"patient": ["ann", None, "ann", "cy", None, "d"]}, {}, "row of column 'patient' of the mapping, got 2 of 6"),
         ({"ill": ["yes", None, "no", "yes", "no", "yes"]}, {}, "row of column 'ill' of the mapping, got 1 of 6 rows"),
         ({"ill": ["yes"] * 6}, {}, "expected at least two classes in column 'ill', got 1"),
-        ({"ill": ["yes", 1, "yes", 1, "yes", 1]}, {}, "classes of one type in column 'ill', got text and numbers"),
+        ({"ill": ["yes", 1, "yes", 1, "yes", 1]}, {}, "column 'ill' has text and numbers for classes"),
         ({"dose": [1.0]}, {}, "expected columns of one length"),
         ({}, {"target": "sick"}, "unknown column of the mapping 'sick'"),
         ({}, {"user": "patients"}, "unknown column of the mapping 'patients': did you mean 'patient'"),
         ({}, {"bounds": {"aeg": (0, 1)}}, "unknown input column in bounds 'aeg': did you mean 'age'"),
         ({}, {"bounds": {"age": (80, 0)}}, r"with low < high of column 'age', got \(80.0, 0.0\)"),
         ({}, {"bounds": {"age": (0, np.inf)}}, "expected high to be a finite number"),
-        ({}, {"bounds": {"city": (0, 1)}}, "expected bounds or categories of column 'city', got both"),
+        ({}, {"bounds": {"city": (0, 1)}}, "column 'city' has bounds and categories: declare one of them"),
         ({}, {"categories": {"city": ["Rome", "Rome"]}}, "expected different categories of column 'city'"),
-        ({}, {"inputs": []}, "expected at least one column of inputs, got none"),
+        ({}, {"inputs": []}, "no column is left for inputs: name some with inputs="),
         ({}, {"test_share": None}, "expected either test= .* or test_share= .*, got neither"),
         ({}, {"test": COLUMNS}, "expected either test= .* or test_share= .*, got both"),
         ({}, {"kind": "numbers"}, "expected kind to be one of classes, number, labels, got kind='numbers'"),
-        ({}, {"kind": "number", "classes": ["yes", "no"]}, "expected kind='classes' with classes"),
+        ({}, {"kind": "number", "classes": ["yes", "no"]}, "classes are given, and kind='number'"),
         ({}, {"kind": "labels"}, "expected a list of columns of 0 and 1 for kind='labels', got target='ill'"),
         ({}, {"kind": "number"}, "numbers in column 'ill' of the mapping, got text in its 6 rows"),
         ({}, {"bounds": {"ill": (0, 1)}}, "bounds of column 'ill', which are classes"),
@@ -254,7 +254,7 @@ def test_a_broken_csv_is_refused(tmp_path, text, sentence):
 
 
 def test_files_that_are_not_there_or_not_tables_are_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"expected a file of rows, got 'none.csv', which is not a file"):
+    with pytest.raises(FileNotFoundError, match=r"expected a file of rows at 'none.csv', and there is none"):
         Dataset.from_csv("none.csv", target="y", test_share=0.5)
     (tmp_path / "a.xlsx").write_bytes(b"")
     with pytest.raises(ValueError, match=re.escape("expected a file that ends in .csv, .tsv")):
@@ -445,7 +445,7 @@ def test_a_recipe_survives_json_and_reads_new_rows(tmp_path):
     np.testing.assert_array_equal(recipe.inputs(written(tmp_path / "new.csv")), READ)
     np.testing.assert_array_equal(recipe.inputs(READ), READ)
     for rows, sentence in (
-        ({"age": [1], "smoker": [True]}, "columns that were trained on in the mapping, got none called 'dose', 'city'"),
+        ({"age": [1], "smoker": [True]}, "the mapping lacks columns that the model was trained on: 'dose', 'city'"),
         (READ[:, :3], r"expected inputs of shape \(rows, 5\), got \(6, 3\)"),
         (READ[0], r"expected inputs of shape \(rows, 5\), got \(5,\)"),
         (np.full((1, 5), np.nan), "expected inputs to be finite everywhere"),
@@ -473,21 +473,21 @@ def test_data_without_a_recipe_get_one_that_takes_arrays():
 def test_answers():
     logits = np.array([[2.0, 0.0, -1.0], [0.0, 0.0, 9.0]])
     classes = Answer(kind="classes", size=3, classes=("a", "b", "c"))
-    assert classes.told(logits).tolist() == ["a", "c"]
+    assert classes.decode(logits).tolist() == ["a", "c"]
     np.testing.assert_allclose(
         classes.probabilities(logits), np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     )
     two = Answer(kind="classes", size=2, classes=(False, True))
     for one_output in (np.array([[-2.0], [3.0]]), np.array([-2.0, 3.0])):
-        assert two.told(one_output).tolist() == [False, True]
+        assert two.decode(one_output).tolist() == [False, True]
         np.testing.assert_allclose(two.probabilities(one_output)[:, 1], 1 / (1 + np.exp([2.0, -3.0])))
     labels = Answer(kind="labels", size=3)
-    assert labels.told(logits).tolist() == [[1, 0, 0], [0, 0, 1]]
+    assert labels.decode(logits).tolist() == [[1, 0, 0], [0, 0, 1]]
     np.testing.assert_allclose(labels.probabilities(logits), 1 / (1 + np.exp(-logits)))
     number = Answer(kind="number", size=1, bounds=(10.0, 30.0))
-    np.testing.assert_allclose(number.told(np.array([[-1.0], [0.0], [2.0]])), [10, 20, 40])
-    assert Answer(kind="number", size=1).told(np.array([[3.5]])).tolist() == [3.5]
-    with pytest.raises(ValueError, match="expected a model of classes or labels for probabilities"):
+    np.testing.assert_allclose(number.decode(np.array([[-1.0], [0.0], [2.0]])), [10, 20, 40])
+    assert Answer(kind="number", size=1).decode(np.array([[3.5]])).tolist() == [3.5]
+    with pytest.raises(ValueError, match="a model of numbers gives no probabilities"):
         number.probabilities(np.zeros((1, 1)))
     prices = Table(name="prices", columns={"price": [10.0, 15.0, 99.0]})
     np.testing.assert_allclose(
@@ -515,10 +515,10 @@ def test_a_list_of_targets_is_a_set_of_labels():
 
 
 def test_labels_are_zeros_and_ones():
-    with pytest.raises(ValueError, match="expected 0 or 1 in column 'age', got 6 of 6 rows with another"):
+    with pytest.raises(ValueError, match="expected 0 or 1 in column 'age', got 6 of 6 rows with another value"):
         Dataset.from_pandas(COLUMNS, target=["age", "smoker"], user=None, inputs=["dose"], test=COLUMNS)
     halves = {"x": [1.0, 2.0], "a": [0.0, 0.5]}
-    with pytest.raises(ValueError, match="expected 0 or 1 in column 'a', got 1 of 2 rows with another"):
+    with pytest.raises(ValueError, match="expected 0 or 1 in column 'a', got 1 of 2 rows with another value"):
         Dataset.from_pandas(halves, target=["a"], inputs=["x"], test=halves)
     with pytest.raises(ValueError, match="zeros and ones, got 1 that are neither"):
         Dataset(
@@ -529,7 +529,9 @@ def test_labels_are_zeros_and_ones():
             num_classes=1,
             target="labels",
         )
-    with pytest.raises(ValueError, match="expected columns of 0 and 1, and neither classes nor bounds"):
+    with pytest.raises(
+        ValueError, match="a list of targets are columns of 0 and 1, without kind, classes or bounds, got"
+    ):
         Dataset.from_pandas(COLUMNS, target=["smoker"], user=None, classes=[0, 1], inputs=["dose"], test=COLUMNS)
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.data import Clients, partition
-from dovetail.data.subjects import Holdings, cap, holdings, one_per_user
+from dovetail.data.subjects import SubjectMaxima, cap, one_per_user, subject_maxima
 
 MANY = settings(max_examples=200, deadline=None, derandomize=True)
 
@@ -17,7 +17,7 @@ def table(pairs: list[tuple[int, int]], num_clients: int) -> Clients:
 
 
 def pairs_of(clients: Clients) -> list[tuple[int, int]]:
-    return [(user, int(r)) for user in range(clients.num_clients) for r in clients.of(user)]
+    return [(user, int(r)) for user in range(clients.num_clients) for r in clients.records_of(user)]
 
 
 def by_subject(clients: Clients, subjects: np.ndarray) -> dict[int, list[tuple[int, int]]]:
@@ -77,7 +77,7 @@ def test_cap_keeps_what_its_rule_says(federation, limits):
 def test_cap_holds_its_limits_and_users_stay_users(federation, limits):
     clients, subjects = federation
     capped = cap(clients, subjects, **limits)
-    most = holdings(capped, subjects)
+    most = subject_maxima(capped, subjects)
     assert most.most_items <= limits["items_per_subject"]
     assert most.most_users <= (limits["users_per_subject"] or 5)
     assert most.most_items_at_one_user <= (limits["items_per_user"] or 24)
@@ -113,7 +113,9 @@ def test_cap_takes_turns_from_the_largest_holders():
 def test_padding_is_not_mistaken_for_a_record():
     clients = Clients.from_rows(np.array([[0, 1, 2], [3, 0, 1]]), np.array([2, 1]))
     subjects = np.zeros(4, np.int32)
-    assert holdings(clients, subjects) == Holdings(subjects=1, most_items=3, most_users=2, most_items_at_one_user=2)
+    assert subject_maxima(clients, subjects) == SubjectMaxima(
+        subjects=1, most_items=3, most_users=2, most_items_at_one_user=2
+    )
     assert pairs_of(cap(clients, subjects, items_per_subject=9, users_per_subject=None)) == [(0, 0), (0, 1), (1, 3)]
 
 
@@ -130,7 +132,7 @@ def test_a_record_without_a_subject_is_refused():
     clients = table([(0, 0), (1, 4)], 2)
     for call in (
         lambda: cap(clients, np.zeros(4, np.int32), items_per_subject=1, users_per_subject=None),
-        lambda: holdings(clients, np.zeros(4, np.int32)),
+        lambda: subject_maxima(clients, np.zeros(4, np.int32)),
         lambda: one_per_user(clients, 4),
     ):
         with pytest.raises(ValueError, match=r"expected records 0\.\.3, one subject for each, got records 0\.\.4"):
@@ -142,7 +144,7 @@ def test_a_record_without_a_subject_is_refused():
 def test_holdings_count(federation):
     clients, subjects = federation
     at = {subject: Counter(user for user, _ in pairs) for subject, pairs in by_subject(clients, subjects).items()}
-    assert holdings(clients, subjects) == Holdings(
+    assert subject_maxima(clients, subjects) == SubjectMaxima(
         subjects=len(at),
         most_items=max(sum(users.values()) for users in at.values()),
         most_users=max(len(users) for users in at.values()),
@@ -153,7 +155,9 @@ def test_holdings_count(federation):
 def test_nobody_holds_anything():
     clients = table([], 2)
     subjects = np.zeros(3, np.int32)
-    assert holdings(clients, subjects) == Holdings(subjects=0, most_items=0, most_users=0, most_items_at_one_user=0)
+    assert subject_maxima(clients, subjects) == SubjectMaxima(
+        subjects=0, most_items=0, most_users=0, most_items_at_one_user=0
+    )
     assert cap(clients, subjects, items_per_subject=1, users_per_subject=1).counts.tolist() == [0, 0]
     assert one_per_user(clients, 3).tolist() == [2, 2, 2]
 
@@ -165,8 +169,8 @@ def test_unknown_subjects_are_the_users():
     np.testing.assert_array_equal(subjects[clients.records], np.arange(30))
     assert np.count_nonzero(subjects == 30) == 20  # at nobody's
     ragged = partition.dirichlet(np.arange(60) % 3, users=7, concentration=0.5, seed=0)
-    most = holdings(ragged, one_per_user(ragged, 60))
-    assert most == Holdings(
+    most = subject_maxima(ragged, one_per_user(ragged, 60))
+    assert most == SubjectMaxima(
         subjects=7,
         most_items=ragged.counts.max(),
         most_users=1,

@@ -9,7 +9,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from dovetail import data
-from dovetail.data import digits, fashion_mnist, mnist, qmnist
+from dovetail.data import digits, mnist
 from dovetail.data.download import RemoteFile
 
 
@@ -23,30 +23,32 @@ def as_file(name: str, values: np.ndarray, origin) -> RemoteFile:
     return RemoteFile(origin=origin, name=name, size=len(content), sha256=hashlib.sha256(content).hexdigest())
 
 
-@pytest.mark.parametrize("module", [mnist, fashion_mnist])
-def test_the_four_files_are_read_in_their_roles(tmp_path, monkeypatch, module):
+@pytest.mark.parametrize("name", ["MNIST", "FASHION_MNIST"])
+def test_the_four_files_are_read_in_their_roles(tmp_path, monkeypatch, name):
     contents = [idx_files.images(6), np.arange(6, dtype=np.uint8), idx_files.images(3, seed=1), np.full(3, 9, np.uint8)]
-    origin = dataclasses.replace(module.FILES[0].origin, mirrors=(), installed=(), npm=None)
-    files = tuple(as_file(file.name, values, origin) for file, values in zip(module.FILES, contents, strict=True))
-    monkeypatch.setattr(module, "FILES", files)
+    real = getattr(mnist, f"{name}_FILES")
+    origin = dataclasses.replace(real[0].origin, mirrors=(), installed=(), npm=None)
+    files = tuple(as_file(file.name, values, origin) for file, values in zip(real, contents, strict=True))
+    monkeypatch.setattr(mnist, f"{name}_FILES", files)
     for file, values in zip(files, contents, strict=True):
         idx_files.write(tmp_path / f"{file.name}.gz", values)
-    data = module.TASK.load(folder=tmp_path)
+    data = getattr(mnist, name).load(folder=tmp_path)
     for found, values in zip((data.inputs, data.labels, data.test_inputs, data.test_labels), contents, strict=True):
         np.testing.assert_array_equal(found, values)
     assert data.num_classes == 10
 
 
-@pytest.mark.parametrize("module", [mnist, fashion_mnist])
-def test_every_file_has_its_own_hash_and_two_mirrors(module):
-    assert len({file.sha256 for file in mnist.FILES + fashion_mnist.FILES}) == 8
-    assert all(len(file.sha256) == 64 and len(file.origin.mirrors) >= 2 for file in module.FILES)
-    assert [file.size for file in module.FILES] == [16 + 60_000 * 784, 8 + 60_000, 16 + 10_000 * 784, 8 + 10_000]
+@pytest.mark.parametrize("name", ["MNIST", "FASHION_MNIST"])
+def test_every_file_has_its_own_hash_and_two_mirrors(name):
+    files = getattr(mnist, f"{name}_FILES")
+    assert len({file.sha256 for file in mnist.MNIST_FILES + mnist.FASHION_MNIST_FILES}) == 8
+    assert all(len(file.sha256) == 64 and len(file.origin.mirrors) >= 2 for file in files)
+    assert [file.size for file in files] == [16 + 60_000 * 784, 8 + 60_000, 16 + 10_000 * 784, 8 + 10_000]
 
 
 def test_the_labels_of_qmnist_have_hashes_and_two_mirrors():
-    assert sorted(qmnist.LABEL_FILES) == ["test", "train"]
-    for file in qmnist.LABEL_FILES.values():
+    assert sorted(mnist.QMNIST_LABEL_FILES) == ["test", "train"]
+    for file in mnist.QMNIST_LABEL_FILES.values():
         assert len(file.sha256) == 64
         assert len(file.origin.mirrors) >= 2
         assert file.size == 12 + 60_000 * 8 * 4
@@ -56,16 +58,16 @@ def qmnist_folder(tmp_path, monkeypatch, *, train_images):
     tables = {"train": np.array([[5, 4, 1], [0, 4, 2]], np.int32), "test": np.array([[7, 4, 3]], np.int32)}
     files = {}
     for split, images in (("train", train_images), ("test", idx_files.images(1, seed=1))):
-        origin = dataclasses.replace(qmnist.LABEL_FILES[split].origin, mirrors=())
+        origin = dataclasses.replace(mnist.QMNIST_LABEL_FILES[split].origin, mirrors=())
         files[split] = as_file(f"qmnist-{split}-labels-idx2-int", tables[split], origin)
         idx_files.write(tmp_path / f"qmnist-{split}-labels-idx2-int.gz", tables[split])
         idx_files.write(tmp_path / f"qmnist-{split}-images-idx3-ubyte{'.gz' if split == 'test' else ''}", images)
-    monkeypatch.setattr(qmnist, "LABEL_FILES", files)
+    monkeypatch.setattr(mnist, "QMNIST_LABEL_FILES", files)
     return tmp_path
 
 
 def test_qmnist_comes_from_a_folder(tmp_path, monkeypatch):
-    data = qmnist.TASK.load(folder=qmnist_folder(tmp_path, monkeypatch, train_images=idx_files.images(2)))
+    data = mnist.QMNIST.load(folder=qmnist_folder(tmp_path, monkeypatch, train_images=idx_files.images(2)))
     assert data.labels.tolist() == [5, 0]
     assert data.test_labels.tolist() == [7]
     np.testing.assert_array_equal(data.inputs, idx_files.images(2))
@@ -74,18 +76,18 @@ def test_qmnist_comes_from_a_folder(tmp_path, monkeypatch):
 def test_qmnist_refuses_what_does_not_fit(tmp_path, monkeypatch):
     folder = qmnist_folder(tmp_path, monkeypatch, train_images=idx_files.images(3))
     with pytest.raises(ValueError, match="expected one label for each record"):
-        qmnist.TASK.load(folder=folder)
+        mnist.QMNIST.load(folder=folder)
     labels = folder / "qmnist-test-labels-idx2-int.gz"
     labels.write_bytes(gzip.compress(idx_files.encode(np.array([[6, 4, 3]], np.int32))))
     for path in (tmp_path / "cache").rglob("qmnist-test*"):
         path.unlink()
     with pytest.raises(FileNotFoundError, match="does not match its SHA-256"):
-        qmnist.TASK.load(folder=folder)
+        mnist.QMNIST.load(folder=folder)
     (folder / "qmnist-test-images-idx3-ubyte.gz").unlink()
     with pytest.raises(FileNotFoundError, match="expected qmnist-test-images-idx3-ubyte or"):
-        qmnist.TASK.load(folder=folder)
-    with pytest.raises(FileNotFoundError, match="expected a folder"):
-        qmnist.TASK.load(folder=None)
+        mnist.QMNIST.load(folder=folder)
+    with pytest.raises(FileNotFoundError, match="are not downloaded: give the folder"):
+        mnist.QMNIST.load(folder=None)
 
 
 def test_digits_are_scaled_and_split_the_same_way_always():

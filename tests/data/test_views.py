@@ -78,18 +78,18 @@ def test_what_is_no_view_is_refused(text, said):
 
 
 def test_expanded_inputs_have_the_views_of_a_record_one_after_the_other():
-    data = views.expanded(dataset(GREY), ["flip", "shift:1"])
+    data = views.add_views(dataset(GREY), ["flip", "shift:1"])
     assert data.views == 6
     assert data.inputs.shape == (18, 6, 5)
     np.testing.assert_array_equal(data.inputs[6], GREY[1])
     np.testing.assert_array_equal(data.inputs[7], GREY[1, :, ::-1])
     assert len(data.labels) == 3
-    assert views.expanded(dataset(GREY), []).views == 1
+    assert views.add_views(dataset(GREY), []).views == 1
 
 
 def test_bytes_stay_bytes():
     pixels = (GREY * 255).astype(np.uint8)
-    data = views.expanded(dataset(pixels), ["rotate:8"])
+    data = views.add_views(dataset(pixels), ["rotate:8"])
     assert data.inputs.dtype == np.uint8
     turned = np.asarray(views.rotate(8.0)(pixels.astype(np.float32)))
     assert np.abs(data.inputs[1::3] - turned).max() <= 0.5
@@ -97,13 +97,13 @@ def test_bytes_stay_bytes():
 
 def test_what_cannot_be_expanded_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="expected images"):
-        views.expanded(dataset(GREY.reshape(3, -1)), ["flip"])
+        views.add_views(dataset(GREY.reshape(3, -1)), ["flip"])
     with pytest.raises(ValueError, match="keep the shape"):
-        views.expanded(dataset(GREY), [f"{__name__}:narrow"])
+        views.add_views(dataset(GREY), [f"{__name__}:narrow"])
     monkeypatch.setattr(views, "_LARGEST", 4 * GREY.nbytes)
-    views.expanded(dataset(GREY), ["flip"])
+    views.add_views(dataset(GREY), ["flip"])
     with pytest.raises(ValueError, match="at most"):
-        views.expanded(dataset(GREY), ["shift:1"])
+        views.add_views(dataset(GREY), ["shift:1"])
     with pytest.raises(ValueError, match="one label for each 2 rows"):
         Dataset(inputs=GREY, labels=[0, 1, 0], test_inputs=GREY, test_labels=[0, 1, 0], num_classes=2, views=2)
 
@@ -125,6 +125,6 @@ def darker(images):
 def test_bytes_that_a_view_drives_out_of_range_stay_at_its_ends():
     """A cast alone would make 300 of 255 + 45, and 44 of that."""
     data = dataset(np.array([[[0, 100]], [[200, 255]]], np.uint8))
-    rows = views.expanded(data, [f"{__name__}:brighter", f"{__name__}:darker"]).inputs.reshape(2, 3, 2)
+    rows = views.add_views(data, [f"{__name__}:brighter", f"{__name__}:darker"]).inputs.reshape(2, 3, 2)
     np.testing.assert_array_equal(rows[:, 1], [[200, 255], [255, 255]])
     np.testing.assert_array_equal(rows[:, 2], [[0, 0], [0, 55]])

@@ -66,7 +66,7 @@ class Path(NamedTuple):
     records: int
     update: str
     fast: bool
-    way: str
+    strategy: str
 
 
 PATHS = [
@@ -178,7 +178,7 @@ class Bench:
             items = Items(rows.astype(np.int32), np.ones((USERS, self.steps), np.float32))
         users = np.arange(USERS, dtype=np.int32)
         drawn = RoundSample(users, USERS, items=items)
-        after = self.engine.step(self.engine.start(), users, index=0, capacity=USERS, drawn=drawn)
+        after = self.engine.step(self.engine.start(), users, index=0, capacity=USERS, sample=drawn)
         return np.asarray(after.params), after.diagnostics
 
 
@@ -186,7 +186,7 @@ class Bench:
 def test_a_bad_record_counts_as_an_update_of_zero(name, settings, path):
     bench = Bench(name, settings, path)
     if name == "dp_fl" and "clip" not in settings:
-        assert bench.engine._classes[0].way == path.way
+        assert bench.engine._classes[0].strategy == path.strategy
     nothing, nothing_seen = bench.round(holds=False)
     usual, _ = bench.round()
     assert np.isfinite(nothing).all()

@@ -122,9 +122,9 @@ LINEAR = [
 @pytest.mark.parametrize(("update", "protocol", "width"), LINEAR)
 def test_the_linear_forms_equal_the_general_path(update, protocol, width):
     slow, engine, _ = train(update=update, protocol=protocol, width=width, fast=False)
-    assert engine._classes[0].way == "general"
+    assert engine._classes[0].strategy == "general"
     fast, engine, _ = train(update=update, protocol=protocol, width=width, fast=True)
-    assert engine._classes[0].way == "linear"
+    assert engine._classes[0].strategy == "linear"
     assert np.abs(slow).max() > 0.01
     np.testing.assert_allclose(fast, slow, atol=2e-5)
 
@@ -319,9 +319,7 @@ def test_a_rounds_noise_scale_reaches_its_noise():
     nobody = np.zeros(0, np.int32)
     _, engine, _ = train(rounds=0)
     one, four = (
-        np.asarray(
-            engine.step(engine.start(), nobody, index=0, capacity=5, drawn=RoundSample(nobody, 20, scale)).params
-        )
+        np.asarray(engine.step(engine.start(), nobody, index=0, capacity=5, sample=RoundSample(nobody, 20, scale)).params)
         for scale in (1.0, 4.0)
     )
     start = np.asarray(engine.start().params)
@@ -333,9 +331,7 @@ def test_a_draw_beyond_the_capacity_costs_time_alone():
     users = np.arange(30, dtype=np.int32)
     _, engine, _ = train(rounds=0, chunk=4)
     few, many = (
-        np.asarray(
-            engine.step(engine.start(), users[:2], index=0, capacity=capacity, drawn=RoundSample(users, 30)).params
-        )
+        np.asarray(engine.step(engine.start(), users[:2], index=0, capacity=capacity, sample=RoundSample(users, 30)).params)
         for capacity in (1, 40)
     )
     np.testing.assert_array_equal(few, many)

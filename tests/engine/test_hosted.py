@@ -16,7 +16,7 @@ CLIP, DIM = 0.5, 4
 class Gradients:
     """A learner whose update of a client is the mean of its records' gradients, each far longer than the clip norm."""
 
-    gradients, settled = True, False
+    gradients, ignores_settings = True, False
     platform, notes, code, isolation = "host", (), (), None
 
     def __init__(self, scale):

@@ -55,10 +55,10 @@ def test_clients_whose_updates_are_looked_at_go_the_other_way():
 def test_a_large_model_of_dense_layers_is_the_same_without_any_update_formed(monkeypatch):
     given = {"model": "mlp", "update": "fedsgd", "protocol": "dp_fl", "settings": PROTOCOLS["dp_fl"]}
     formed, engine, _ = train(**given)
-    assert {work.way for work in engine._classes} == {"general"}
+    assert {work.strategy for work in engine._classes} == {"general"}
     monkeypatch.setattr(examples, "_LARGE_MODEL", 1)
     monkeypatch.setattr(examples, "_MOST_RECORDS", 100)
     products, engine, _ = train(**given)
-    assert {work.way for work in engine._classes} == {"clipped"}
+    assert {work.strategy for work in engine._classes} == {"clipped"}
     np.testing.assert_allclose(products, formed, atol=3e-5)
     assert np.abs(formed).max() > 0.01

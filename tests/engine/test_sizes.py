@@ -79,7 +79,7 @@ FEDAVG = ClientUpdate(update="fedavg", epochs=2, batch=4, learning_rate=0.3)
 
 
 @pytest.mark.parametrize(
-    ("protocol", "settings", "update", "model", "more", "ways"),
+    ("protocol", "settings", "update", "model", "more", "strategies"),
     [
         ("dp_fl", NOISY, ClientUpdate(), "logistic", {}, ["linear"] * 2),
         ("dp_fl", NOISY, FEDAVG, "mlp", {"diagnostics": True}, ["general"] * 2),
@@ -88,11 +88,11 @@ FEDAVG = ClientUpdate(update="fedavg", epochs=2, batch=4, learning_rate=0.3)
     ],
     ids=["linear", "general", "median", "faithful"],
 )
-def test_classes_change_no_model(protocol, settings, update, model, more, ways):
+def test_classes_change_no_model(protocol, settings, update, model, more, strategies):
     (one, _, seen), (several, engine, also_seen) = (
-        trained(protocol, settings, update, model, size_classes=most, **more) for most in (1, len(ways))
+        trained(protocol, settings, update, model, size_classes=most, **more) for most in (1, len(strategies))
     )
-    assert [work.way for work in engine._classes] == ways
+    assert [work.strategy for work in engine._classes] == strategies
     assert np.abs(one).max() > 0.01
     np.testing.assert_allclose(several, one, atol=2e-5)
     np.testing.assert_allclose(np.asarray(also_seen), np.asarray(seen), rtol=1e-4)
@@ -103,10 +103,10 @@ def test_a_loop_of_many_steps_is_those_steps(more, monkeypatch):
     """Of linear models: unrolled, and in a loop whose last batch is not full."""
     update = ClientUpdate(epochs=2, batch=5, learning_rate=0.1, **more)
     unrolled, engine, _ = trained("dp_fl", NOISY, update, "logistic", size_classes=2)
-    assert [work.way for work in engine._classes] == ["linear"] * 2
+    assert [work.strategy for work in engine._classes] == ["linear"] * 2
     monkeypatch.setattr(linear, "_UNROLLED", 2)
     looped, engine, _ = trained("dp_fl", NOISY, update, "logistic", size_classes=2)
-    assert [work.way for work in engine._classes] == ["linear"] * 2
+    assert [work.strategy for work in engine._classes] == ["linear"] * 2
     np.testing.assert_allclose(looped, unrolled, atol=2e-5)
 
 
@@ -114,9 +114,9 @@ def test_many_steps_with_one_record_are_neither_unrolled_nor_beside_sums_that_do
     """They take the general way, and its sum fits that of clients who go another."""
     update = ClientUpdate(update="fedavg", epochs=65, batch=1, learning_rate=0.01)
     one, engine, _ = trained("dp_fl", NOISY, update, "logistic", size_classes=1)
-    assert [work.way for work in engine._classes] == ["linear"]
+    assert [work.strategy for work in engine._classes] == ["linear"]
     several, engine, _ = trained("dp_fl", NOISY, update, "logistic", size_classes=2)
-    assert [work.way for work in engine._classes] == ["scaled", "linear"]
+    assert [work.strategy for work in engine._classes] == ["scaled", "linear"]
     np.testing.assert_allclose(several, one, atol=2e-5)
 
 

@@ -489,7 +489,7 @@ def raw_updates(ready, params, users):
 def test_diagnostics_are_those_of_the_raw_updates(tmp_path, overrides):
     short = [("cohort.kind", "disjoint"), ("cohort.rounds", 3)]
     ready = prepared({"privacy": {}}, *short, ("diagnostics", True), *overrides)
-    assert (ready.engine._classes[0].way == "linear") == (overrides[-1] == ("protocol.noise_multiplier", 1.0))
+    assert (ready.engine._classes[0].strategy == "linear") == (overrides[-1] == ("protocol.noise_multiplier", 1.0))
     assert ready.engine._faithful == (overrides[-1] == ("performance.fast", False))
     experiment.run(ready, out=tmp_path / "run")
     first, *lines = [json.loads(line) for line in (tmp_path / "run" / "diagnostics.jsonl").read_text().splitlines()]

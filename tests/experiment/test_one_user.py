@@ -223,7 +223,7 @@ def test_so_is_a_loss_and_a_plain_model_is_certified():
 
 def test_a_learner_of_ones_own_is_declared_whatever_it_says_of_itself():
     class Mine:
-        gradients, settled, platform, notes, code = True, False, "host", (), ()
+        gradients, ignores_settings, platform, notes, code = True, False, "host", (), ()
         declared: ClassVar = ()
 
         def updates(self, settings, loss, parameters, inputs, labels, counts):
@@ -266,7 +266,9 @@ def test_models_that_mix_records_are_refused_where_records_are_protected(protoco
         "privacy.neighbors": "add-remove",
     }
     given = {"protocol": protocol, "eps": 8.0, "settings": settings}
-    with pytest.raises(ValueError, match="got model 'own', which mixes the records of a batch"):
+    with pytest.raises(
+        ValueError, match="the output of model 'own' for a record depends on the other records of a batch"
+    ):
         dovetail.train(dataset(), model=lambda spec: linear(spec, centred), **given)
     assert dovetail.train(dataset(), model=linear, **given).statement.verdict is Verdict.CERTIFIED
 
@@ -397,8 +399,8 @@ def shared_out(outputs, labels):
     [
         ({"model": lambda spec: linear(spec, lambda w, x: (x - x.mean(axis=0)) @ w)}, "got model 'own', which mixes"),
         ({"model": lambda spec: linear(spec, lambda w, x: x @ w / len(x))}, "goes by how many there are"),
-        ({"model": "mlp", "loss": centred_loss}, "got a loss that mixes the records of a batch"),
-        ({"model": linear, "loss": shared_out}, "got a loss that mixes the records of a batch"),
+        ({"model": "mlp", "loss": centred_loss}, "the loss of a record depends on the other records of a batch"),
+        ({"model": linear, "loss": shared_out}, "the loss of a record depends on the other records of a batch"),
     ],
 )
 def test_what_mixes_the_records_of_a_batch_is_refused(given, said):

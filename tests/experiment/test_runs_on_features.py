@@ -98,7 +98,7 @@ def test_a_config_keeps_its_features():
         (("task.whiten", {"on": "tiny"}), "expected task.whiten on public data, got the task's own, on='tiny'"),
         (("task.patches", [[5, 20]]), "expected sides and filters with features of patches"),
         (("task.patches", [5, 20]), "must be a list"),
-        (("task.model", "scatter"), "expected model = 'logistic' with features of another kind"),
+        (("task.model", "scatter"), "model = 'scatter' has features of its own: with features="),
         (("task.model", "cnn"), "expected images"),
     ],
 )

@@ -50,7 +50,7 @@ def only(ready, index, users):
     """The sum of these users alone, with a minimum or without."""
     start, drawn = ready.engine.start(), ready.sampler.sample(index, users)
     after = ready.engine.step(
-        start, users, index=index, capacity=USERS, drawn=drawn, randomness=ready.schedule.randomness
+        start, users, index=index, capacity=USERS, sample=drawn, randomness=ready.schedule.randomness
     )
     return (np.asarray(after.params, np.float64) - ready.engine.first) * drawn.size
 

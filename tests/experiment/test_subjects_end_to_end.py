@@ -12,7 +12,7 @@ from tiny import TASK, TASK_WITH_SUBJECTS
 from watchers import AfterRound
 
 from dovetail import experiment
-from dovetail.data.subjects import holdings
+from dovetail.data.subjects import subject_maxima
 from dovetail.experiment import config
 from dovetail.learners.client import cross_entropy
 from dovetail.mechanisms.gaussian import clip_l2
@@ -101,7 +101,7 @@ def test_local_noise_is_fresh_for_every_user_and_step_and_of_the_stated_size():
     engine, std, drawn, users = ready.engine, ready.protocol.std, [], np.arange(6)
     items = Items(np.full((6, 2, 4), -1, np.int32), np.ones((6, 2), np.float32))
     for index in range(200):
-        training = engine.step(engine.start(), users, index=index, capacity=6, drawn=RoundSample(users, 6, items=items))
+        training = engine.step(engine.start(), users, index=index, capacity=6, sample=RoundSample(users, 6, items=items))
         drawn.append(np.asarray(training.params))
     measured = np.var(np.stack(drawn))
     expected = (0.5 / 12 * std) ** 2 * 2 / 6
@@ -233,7 +233,7 @@ def test_a_subject_that_a_cap_leaves_at_one_user_is_not_alone():
     """Without that user its records at the other one would come in: removing a user may replace records."""
     ready = plan(("protocol.users_per_subject", 1))
     people = TASK_WITH_SUBJECTS.load(folder=None).subjects
-    assert holdings(ready.clients, people).most_users == 1
+    assert subject_maxima(ready.clients, people).most_users == 1
     assert not ready.guarantee.spread.alone
     assert experiment.run(ready).units[Unit.USER].unbounded
 

@@ -56,7 +56,10 @@ def test_both_come_by_turns():
         ({"kind": "dots", "shape": (28, 28)}, "expected kind to be one of strokes, leaves"),
         ({"kind": "leaves", "shape": (28, 30)}, "expected square images"),
         ({"kind": "leaves", "shape": (28, 28, 2)}, "expected square images"),
-        ({"kind": "strokes", "shape": (32, 32, 3)}, "expected 'leaves' for images in colour"),
+        (
+            {"kind": "strokes", "shape": (32, 32, 3)},
+            "strokes are grey: images in colour are of kind 'leaves', not 'strokes'",
+        ),
         ({"kind": "leaves", "shape": (28, 28), "count": 0}, "expected count >= 1"),
     ],
 )

@@ -5,7 +5,7 @@ import pytest
 
 import dovetail
 from dovetail.data import Dataset, Model
-from dovetail.learners.adapters import adapted, merged
+from dovetail.learners.adapters import adapt, merge
 
 KEY = jax.random.key(0)
 
@@ -32,19 +32,19 @@ def sizes(model):
 
 def test_only_adapters_and_whole_arrays_are_parameters_and_the_first_model_is_the_public_one():
     model, weights = public()
-    both = adapted(model, weights, rank=2, on=["encoder/kernel"], whole=["classes/*"])
+    both = adapt(model, weights, rank=2, on=["encoder/kernel"], whole=["classes/*"])
     assert sizes(both) == 2 * (6 + 8) + 8 * 3 + 3
-    assert sizes(adapted(model, weights, whole=["classes/*"])) == 27  # a linear probe
+    assert sizes(adapt(model, weights, whole=["classes/*"])) == 27  # a linear probe
     inputs = np.random.default_rng(1).normal(size=(5, 6)).astype(np.float32)
     np.testing.assert_array_equal(both.apply(both.init(KEY), inputs), model.apply(weights, inputs))
 
 
 def test_merged_weights_are_the_public_model_with_a_low_rank_change():
     model, weights = public()
-    both = adapted(model, weights, rank=2, on=["encoder/kernel"], whole=["classes/bias"], scale=0.5)
+    both = adapt(model, weights, rank=2, on=["encoder/kernel"], whole=["classes/bias"], scale=0.5)
     rng = np.random.default_rng(2)
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), both.init(KEY))
-    whole = merged(weights, params, scale=0.5)
+    whole = merge(weights, params, scale=0.5)
     change = np.asarray(whole["encoder"]["kernel"] - weights["encoder"]["kernel"]).reshape(6, 8)
     adapter = params["encoder/kernel"]
     np.testing.assert_allclose(change, 0.5 * adapter["down"] @ adapter["up"], atol=1e-5)
@@ -64,7 +64,7 @@ def test_users_train_adapters_under_privacy_and_publish_nothing_else():
     )
     result = dovetail.train(
         data,
-        model=adapted(model, weights, rank=2, on=["encoder/kernel"], whole=["classes/*"]),
+        model=adapt(model, weights, rank=2, on=["encoder/kernel"], whole=["classes/*"]),
         protocol="dp_fl",
         eps=8.0,
         settings={"cohort.kind": "everyone", "cohort.rounds": 20, "server.learning_rate": 4.0},
@@ -84,10 +84,10 @@ def test_users_train_adapters_under_privacy_and_publish_nothing_else():
     [
         (
             {"on": ["decoder/*"]},
-            "expected patterns of classes/bias, classes/kernel, encoder/bias, encoder/kernel in on",
+            "which fits none of classes/bias, classes/kernel, encoder/bias, encoder/kernel",
         ),
-        ({}, "expected something to train"),
-        ({"on": ["*/kernel"], "whole": ["classes/*"]}, "got both for 'classes/kernel'"),
+        ({}, "nothing would be trained with on="),
+        ({"on": ["*/kernel"], "whole": ["classes/*"]}, "'classes/kernel' is named in on and in whole"),
         ({"on": ["encoder/bias"]}, r"expected matrices of rank=4 and more in on, got encoder/bias of \(8,\)"),
         ({"on": ["classes/kernel"]}, r"got classes/kernel of \(8, 3\)"),
         ({"on": ["encoder/kernel"], "rank": 0}, "rank"),
@@ -96,4 +96,4 @@ def test_users_train_adapters_under_privacy_and_publish_nothing_else():
 def test_what_cannot_be_adapted_is_refused(settings, sentence):
     model, weights = public()
     with pytest.raises(ValueError, match=sentence):
-        adapted(model, weights, **settings)
+        adapt(model, weights, **settings)

@@ -71,7 +71,7 @@ def test_huber_has_a_slope_of_at_most_one():
     ],
 )
 def test_the_loss_follows_from_the_target(data, width, expected):
-    assert losses.chosen(model(width), data) == expected
+    assert losses.loss_for(model(width), data) == expected
 
 
 @pytest.mark.parametrize("target", ["classes", "number", "labels"])
@@ -79,7 +79,7 @@ def test_the_loss_follows_from_the_target(data, width, expected):
 def test_bundled_models_have_outputs_for_every_target(target, name):
     data = dataset(target)
     _, built = models.build(name, data)
-    assert losses.chosen(built, data) == losses.chosen(model(data.num_classes), data)
+    assert losses.loss_for(built, data) == losses.loss_for(model(data.num_classes), data)
 
 
 @pytest.mark.parametrize(
@@ -98,15 +98,15 @@ def test_bundled_models_have_outputs_for_every_target(target, name):
 )
 def test_a_loss_that_does_not_fit_is_refused(data, width, loss, sentence):
     with pytest.raises(ValueError, match=sentence):
-        losses.chosen(model(width, loss), data)
+        losses.loss_for(model(width, loss), data)
 
 
 def test_own_losses_are_taken_as_they_are():
     def own(outputs, labels):
         return jnp.abs(outputs[:, 0] - labels)
 
-    assert losses.chosen(model(1, own), dataset("number")) is own
-    assert losses.chosen(model(1, "huber"), dataset("number")) == "huber"
+    assert losses.loss_for(model(1, own), dataset("number")) is own
+    assert losses.loss_for(model(1, "huber"), dataset("number")) == "huber"
     assert losses.function("huber") is losses.huber
 
 

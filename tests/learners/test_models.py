@@ -6,7 +6,7 @@ import pytest
 from dovetail.data import Dataset
 from dovetail.features import Features
 from dovetail.learners import models
-from dovetail.learners.models import _attended
+from dovetail.learners.models import _attention
 
 KEY = jax.random.key(0)
 
@@ -180,7 +180,7 @@ def test_scatter_changes_the_data_and_is_linear_with_its_constant():
 
 
 def test_scatter_is_short_for_no_other_features():
-    with pytest.raises(ValueError, match="expected model = 'logistic' with features of another kind"):
+    with pytest.raises(ValueError, match="model = 'scatter' has features of its own: with features="):
         models.build("scatter", records(28, 28), features=Features(kind="patches"))
 
 
@@ -215,7 +215,7 @@ def test_attention_weighs_values_by_the_softmax_of_products():
     for n, h in np.ndindex(2, 2):
         scores = np.exp(query[n, :, h] @ key[n, :, h].T / 2)
         expected[n, :, h] = scores / scores.sum(axis=1, keepdims=True) @ value[n, :, h]
-    np.testing.assert_allclose(_attended(joined, 2), expected.reshape(2, 5, 8), atol=1e-5)
+    np.testing.assert_allclose(_attention(joined, 2), expected.reshape(2, 5, 8), atol=1e-5)
 
 
 def test_a_transformer_refuses_records_that_are_no_images():

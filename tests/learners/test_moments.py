@@ -27,10 +27,10 @@ def test_the_layout_gives_back_what_it_took_and_keeps_the_norm():
     rng = np.random.default_rng(1)
     square, cross = rng.normal(size=(5, 5)), rng.normal(size=(5, 3))
     gram = square + square.T
-    vector = np.asarray(LAYOUT.packed(jnp.asarray(gram), jnp.asarray(cross)))
+    vector = np.asarray(LAYOUT.pack(jnp.asarray(gram), jnp.asarray(cross)))
     assert vector.shape == (LAYOUT.dim,) == (15 + 15,)
     np.testing.assert_allclose(np.linalg.norm(vector), np.hypot(np.linalg.norm(gram), np.linalg.norm(cross)), rtol=1e-6)
-    back = LAYOUT.unpacked(vector)
+    back = LAYOUT.unpack(vector)
     np.testing.assert_allclose(back[0], gram, rtol=1e-6)
     np.testing.assert_allclose(back[1], cross, rtol=1e-6)
 
@@ -64,7 +64,7 @@ def test_without_noise_the_model_is_that_of_ridge_regression(project):
 
 def test_negative_eigenvalues_count_as_zero_and_the_share_is_of_their_mean():
     layout = Moments(features=1, classes=2, constant=1.0)
-    vector = np.asarray(layout.packed(jnp.diag(jnp.array([-3.0, 2.0])), jnp.ones((2, 2))))
+    vector = np.asarray(layout.pack(jnp.diag(jnp.array([-3.0, 2.0])), jnp.ones((2, 2))))
     np.testing.assert_allclose(layout.model(vector, ridge=0.5, share=0.25), [1 / 0.75, 1 / 0.75, 1 / 2.75, 1 / 2.75])
     assert not np.any(layout.model(np.zeros(layout.dim), ridge=0.0, share=0.0))
 
@@ -72,7 +72,7 @@ def test_negative_eigenvalues_count_as_zero_and_the_share_is_of_their_mean():
 def test_the_noise_of_a_gram_matrix_has_the_norm_that_is_said():
     layout = Moments(features=99, classes=2, constant=1.0)
     noise = np.random.default_rng(2).normal(scale=0.3, size=layout.dim)
-    found = np.linalg.norm(layout.unpacked(noise)[0], ord=2)
+    found = np.linalg.norm(layout.unpack(noise)[0], ord=2)
     assert found == pytest.approx(layout.noise_norm(0.3), rel=0.1)
 
 
@@ -82,7 +82,7 @@ def test_the_ridge_follows_from_the_noise_and_the_options():
     server = Server.build("ridge", 1.0, {"ridge": 2.0, "share": 0.0}).over(1, moments=LAYOUT, noise_std=0.1)
     params, state = server.step(jnp.zeros(LAYOUT.dim), server.init(jnp.zeros(LAYOUT.dim)), mean)
     expected = LAYOUT.model(np.asarray(mean), ridge=2 * 0.1 * np.sqrt(10), share=0.0)
-    np.testing.assert_allclose(server.published(params, state), expected, rtol=1e-6)
+    np.testing.assert_allclose(server.model_to_publish(params, state), expected, rtol=1e-6)
     assert "uploads once" in server.notes[0]
 
 
@@ -98,7 +98,7 @@ def test_what_makes_no_sense_is_refused():
     with pytest.raises(ValueError, match="momentum"):
         Server.build("ridge", 1.0, {"momentum": 0.9})
     with pytest.raises(ValueError, match="layout"):
-        Ridge().published(jnp.zeros(1), ())
+        Ridge().model_to_publish(jnp.zeros(1), ())
     with pytest.raises(ValueError, match="'moments' only"):
         ClientUpdate(project=3)
     with pytest.raises(ValueError, match="project=4"):

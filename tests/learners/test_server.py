@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail.learners.server import Averaged, Server
+from dovetail.learners.server import AveragingState, Server
 
 
 def walked(server, rounds):
@@ -14,7 +14,7 @@ def walked(server, rounds):
     for number in range(rounds):
         params, state = server.step(params, state, jnp.array([1.0, number]))
         models.append(np.asarray(params))
-        published.append(np.asarray(server.published(params, state)))
+        published.append(np.asarray(server.model_to_publish(params, state)))
     return np.array(models), np.array(published)
 
 
@@ -31,7 +31,7 @@ def test_without_an_average_the_last_model_is_published_and_nothing_else_is_kept
     server = Server().over(7)
     models, published = walked(server, 3)
     np.testing.assert_array_equal(models, published)
-    assert not isinstance(server.init(jnp.zeros(2)), Averaged)
+    assert not isinstance(server.init(jnp.zeros(2)), AveragingState)
     assert server.notes == ()
 
 
@@ -44,5 +44,5 @@ def test_an_average_changes_no_step_and_is_told():
 def test_an_average_that_is_none_is_refused():
     with pytest.raises(ValueError, match="average"):
         Server(average=1.5)
-    with pytest.raises(ValueError, match="expected the number of rounds"):
+    with pytest.raises(ValueError, match="of the rounds needs their number"):
         Server(average=0.5).init(jnp.zeros(2))

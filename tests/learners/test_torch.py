@@ -139,10 +139,10 @@ def test_threads_are_shared_out_for_the_work_alone():
         return torch.get_num_threads(), sys.getswitchinterval()
 
     before, during = state(), []
-    _torch.shared(lambda part: during.append(state()), range(3))
+    _torch.run_in_threads(lambda part: during.append(state()), range(3))
     assert during and all(one[0] == 1 and one[1] < before[1] for one in during)
     with pytest.raises(ZeroDivisionError):
-        _torch.shared(lambda part: 1 / part, [0])
+        _torch.run_in_threads(lambda part: 1 / part, [0])
     assert state() == before
 
 
@@ -153,7 +153,7 @@ def test_threads_are_shared_out_for_the_work_alone():
         (nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False)).eval(), "expected no statistics that training"),
         (nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), r"expected no dropout, got Dropout '1' with p=0\.5"),
         (nn.Linear(4, 4).double(), "expected float32 parameters, got torch.float64 in 'weight'"),
-        (nn.Linear(4, 4).requires_grad_(False), "expected a module with parameters to train"),
+        (nn.Linear(4, 4).requires_grad_(False), "expected a module with parameters to train, got Linear"),
     ],
 )
 def test_modules_that_would_not_train_as_they_seem_are_refused(module, sentence):

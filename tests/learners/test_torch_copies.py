@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is no dependency: `make flower` has it")
 from torch import nn  # noqa: E402
 
-from dovetail.learners._torch_copies import Copy, trained  # noqa: E402
+from dovetail.learners._torch import Copy, trained_parameters  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -47,7 +47,7 @@ def test_outputs_and_gradients_are_the_modules(name):
     own = Copy(module)
     assert own.outputs is not own.module
     like = copy.deepcopy(module).to(memory_format=torch.channels_last)
-    weights = [value for _, value in trained(like)]
+    weights = [value for _, value in trained_parameters(like)]
     for _ in range(3):
         x = torch.randn(7, 14, 14) - 0.5  # in many windows nothing is above zero
         found, expected = own.outputs(x), like(x)

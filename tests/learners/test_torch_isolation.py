@@ -230,7 +230,7 @@ def test_a_side_effect_is_not_in_the_graph_that_is_run():
     result = trained(Beside(), vectorized=False)
     assert result.statement.verdict is Verdict.CERTIFIED
     before = len(seen)
-    learner, declared = ours.model(Beside()).learner.inspected("cross_entropy", *probes())
+    learner, declared = ours.model(Beside()).learner.inspect("cross_entropy", *probes())
     counted = len(seen) - before
     learner.updates(ClientUpdate(), "cross_entropy", flat(learner), *clients())
     assert not declared and counted > 0 and len(seen) == before + counted
@@ -247,7 +247,7 @@ def clients():
 
 
 def flat(learner):
-    return np.concatenate([value.detach().numpy().ravel() for _, value in learner.trained])
+    return np.concatenate([value.detach().numpy().ravel() for _, value in learner.trained_parameters])
 
 
 class Straight(torch.autograd.Function):
@@ -279,7 +279,7 @@ class Branching(Net):
 
 @pytest.mark.parametrize("kind", [OwnGradient, NoGradient, Branching])
 def test_what_a_graph_would_not_repeat_is_run_as_it_is_and_declared(kind):
-    learner, declared = ours.model(kind(), vectorized=False).learner.inspected("cross_entropy", *probes())
+    learner, declared = ours.model(kind(), vectorized=False).learner.inspect("cross_entropy", *probes())
     assert declared == (f"the module {kind.__name__} computes each user's update from that user's records alone",)
     plain = ours.model(kind(), vectorized=False).learner
     settings = ClientUpdate(update="fedavg", batch=1)
@@ -292,9 +292,9 @@ def test_what_a_graph_would_not_repeat_is_run_as_it_is_and_declared(kind):
 def test_a_traced_module_trains_as_the_module_does(vectorized, processes):
     """Bit by bit, with a parameter that it does not use; processes load it too."""
     model = ours.model(Net(), vectorized=vectorized, processes=processes)
-    learner, declared = model.learner.inspected("cross_entropy", *probes())
+    learner, declared = model.learner.inspect("cross_entropy", *probes())
     assert not declared and learner.module is not model.learner.module and learner.code == (Net,)
-    assert [name for name, _ in learner.trained] == [name for name, _ in model.learner.trained]
+    assert [name for name, _ in learner.trained_parameters] == [name for name, _ in model.learner.trained_parameters]
     for settings in (ClientUpdate(), ClientUpdate(update="fedprox", batch=1, epochs=2, mu=0.1)):
         one, other = (
             way.updates(settings, "cross_entropy", flat(learner), *clients()) for way in (learner, model.learner)
@@ -525,7 +525,7 @@ def test_everything_is_put_back():
 
 def test_clients_in_any_order_and_company_have_the_same_updates():
     """One after the other on shared copies, in every order of three clients."""
-    learner, _ = ours.model(Triggered(), vectorized=False).learner.inspected("cross_entropy", *probes())
+    learner, _ = ours.model(Triggered(), vectorized=False).learner.inspect("cross_entropy", *probes())
     x, y, counts = clients()
     x[0] *= 1e4
     alone = [

@@ -16,8 +16,7 @@ from torch import nn  # noqa: E402
 
 from dovetail.learners import _torch_team  # noqa: E402
 from dovetail.learners import torch as ours  # noqa: E402
-from dovetail.learners._torch import LocalSteps  # noqa: E402
-from dovetail.learners._torch_copies import trained  # noqa: E402
+from dovetail.learners._torch import LocalSteps, trained_parameters  # noqa: E402
 from dovetail.learners._torch_team import Team  # noqa: E402
 from dovetail.learners.client import ClientUpdate  # noqa: E402
 
@@ -37,7 +36,7 @@ def absolute(outputs, labels):
 
 
 def held(module, records=9):
-    start = torch.cat([value.detach().reshape(-1) for _, value in trained(module)])
+    start = torch.cat([value.detach().reshape(-1) for _, value in trained_parameters(module)])
     return start, torch.randn(len(COUNTS), records, 8, 8), torch.randint(0, 10, (len(COUNTS), records)), COUNTS
 
 

@@ -39,7 +39,7 @@ def test_users_train_as_in_the_simulation(config, same_order):
         training = engine.start()
         first = np.array(training.params)
         np.testing.assert_array_equal(first, fleet.initial)
-        after = engine.step(training, np.array([user]), index=0, capacity=1, drawn=RoundSample(np.array([user]), 1))
+        after = engine.step(training, np.array([user]), index=0, capacity=1, sample=RoundSample(np.array([user]), 1))
         distance = np.linalg.norm(fleet.train(user)(first) - (np.asarray(after.params) - first))
         assert (distance < 1e-5) == same_order
     assert engine.accuracy(after) == pytest.approx(fleet.learning().evaluate(np.asarray(after.params)))
@@ -58,7 +58,7 @@ def test_users_send_the_moments_of_the_simulation():
     engine, fleet = experiment.prepare(config).engine, federation.federation(config)
     assert engine.dim == fleet.dim == len(fleet.initial) == 66 + 110
     drawn = RoundSample(np.array([2]), 1)
-    after = engine.step(engine.start(), np.array([2]), index=0, capacity=1, drawn=drawn)
+    after = engine.step(engine.start(), np.array([2]), index=0, capacity=1, sample=drawn)
     np.testing.assert_allclose(fleet.train(2)(fleet.initial), np.asarray(after.params), rtol=1e-4, atol=1e-5)
     assert fleet.learning().evaluate(engine.model_arrays(after)["params"].ravel()) == pytest.approx(
         engine.accuracy(after)
@@ -68,7 +68,7 @@ def test_users_send_the_moments_of_the_simulation():
 def test_a_user_measures_its_own_records(config):
     learned = federation.federation(config)
     facts = learned.measure(3)(learned.initial)
-    rows = learned.clients.of(3)
+    rows = learned.clients.records_of(3)
     counts = np.bincount(learned.dataset.labels[rows], minlength=learned.dataset.num_classes)
     assert np.array_equal(facts["labels"], counts)
     assert 0 <= facts["accuracy"] <= 1

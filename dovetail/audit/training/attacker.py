@@ -106,7 +106,7 @@ class Attacker:
     def losses(self, params: Any, rows: np.ndarray) -> np.ndarray:
         """The model's loss on each of these records; with moments, that of the model they give."""
         params = jnp.asarray(params)
-        params = self.server.published(params, ()) if isinstance(self.server, Ridge) else params
+        params = self.server.model_to_publish(params, ()) if isinstance(self.server, Ridge) else params
         logits = self._logits(params, self._inputs[rows * self._views])
         return np.asarray(self._loss(logits, self._labels[rows]))
 

@@ -19,7 +19,7 @@ from dovetail.data._base import Dataset
 from dovetail.data.readers.recipes import Answer, InputColumn, Recipe
 from dovetail.data.readers.tables import Table
 
-__all__ = ["CLASSES_NOTE", "TESTED_NOTE", "Rows", "assembled", "held_out", "ids_of"]
+__all__ = ["CLASSES_NOTE", "TESTED_NOTE", "Rows", "assemble", "held_out", "ids_of"]
 
 CLASSES_NOTE = "the list of classes is public (it was read off the data)"
 TESTED_NOTE = "the test records are public: what is measured on them has no noise"
@@ -39,9 +39,9 @@ class Rows:
     roster: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        for name, found in (("target", self.targets.rows), *((key, len(ids)) for key, ids in self._owners)):
-            if found != len(self.inputs):
-                raise ValueError(f"expected one {name} for each of {len(self.inputs)} records, got {found}")
+        for name, length in (("target", self.targets.rows), *((key, len(ids)) for key, ids in self._owners)):
+            if length != len(self.inputs):
+                raise ValueError(f"expected one {name} for each of {len(self.inputs)} records, got {length}")
 
         self._check_roster()
 
@@ -66,8 +66,8 @@ class Rows:
         A record's name is what it and its label hold, and how many equal ones are before it: without one record, the
         names are the same but for one.
         """
-        if known := self.users or self.subjects:
-            return known
+        if owners := self.users or self.subjects:
+            return owners
         before: collections.Counter[str] = collections.Counter()
         names = []
         for record, label in zip(self.inputs, labels, strict=True):
@@ -77,7 +77,7 @@ class Rows:
         return names
 
 
-def assembled(
+def assemble(
     records: Rows,
     answer: Answer,
     *,
@@ -87,7 +87,16 @@ def assembled(
     declared: bool,
     columns: tuple[InputColumn, ...] | None = None,
 ) -> Dataset:
-    """The dataset, with what its statements have to say; `declared`: the classes were not read off the data."""
+    """Make a dataset of records, with the notes that its statements need.
+
+    Arguments:
+        records: what is trained on, and tested on if there is `test_share`.
+        answer: what a model is to tell.
+        test: what is tested on; or else `test_share`, the share of users that is held out.
+        test_seed: which users that are.
+        declared: whether the classes were declared, and not read off the data.
+        columns: how the columns of a table were read, if the records come from one.
+    """
     if (test is None) == (test_share is None):
         raise ValueError(
             "expected either test= (records to test on) or test_share= (the share of users to hold out for that, such "
@@ -136,19 +145,22 @@ def assembled(
 def held_out(names: Sequence[str], *, share: float, seed: int) -> np.ndarray:
     """Which records are for testing: those of about this share of the names.
 
+    Arguments:
+        names: whose each record is.
+
     Guarantees:
         All records of a name are on one side, which depends on the name and the seed alone.
     """
     _validate.in_open_interval(0, 1, test_share=share)
     _validate.integer(test_seed=seed)
     different = set(names)
-    chosen = {name for name in different if is_held_out(name, share=share, seed=seed)}
-    if not 0 < len(chosen) < len(different):
+    tested = {name for name in different if is_held_out(name, share=share, seed=seed)}
+    if not 0 < len(tested) < len(different):
         raise ValueError(
-            f"expected a test_share that leaves someone on both sides, got test_share={share} with {len(chosen)} of "
+            f"expected a test_share that leaves someone on both sides, got test_share={share} with {len(tested)} of "
             f"{len(different)} held out (test_seed={seed})"
         )
-    return np.fromiter((name in chosen for name in names), bool, len(names))
+    return np.fromiter((name in tested for name in names), bool, len(names))
 
 
 def is_held_out(name: str, *, share: float, seed: int) -> bool:

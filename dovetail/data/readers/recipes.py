@@ -38,25 +38,25 @@ class InputColumn(msgspec.Struct, frozen=True, kw_only=True):
             _check_bounds(self.name, self.bounds)
         if self.categories is not None:
             if self.bounds is not None:
-                raise ValueError(f"expected bounds or categories of column {self.name!r}, got both")
+                raise ValueError(f"column {self.name!r} has bounds and categories: declare one of them")
             _check_declared(f"categories of column {self.name!r}", self.categories)
 
     @property
     def width(self) -> int:
-        """How many inputs it makes."""
+        """How many inputs the column makes."""
         return 1 if self.categories is None else len(self.categories)
 
     def read(self, table: Table) -> np.ndarray:
-        """Its inputs, float32 (rows, width)."""
+        """The inputs that the column makes, float32 (rows, width)."""
         if self.categories is not None:
-            found = _places(table, self.name, self.categories, what="categories")
-            return np.eye(len(self.categories), dtype=np.float32)[found]
+            places = _places(table, self.name, self.categories, what="categories")
+            return np.eye(len(self.categories), dtype=np.float32)[places]
         hint = f"; declare its values in categories={{{self.name!r}: [...]}} or leave it out of inputs"
-        return _scaled(table, self.name, self.bounds, hint=hint)[:, None]
+        return _scale_to_bounds(table, self.name, self.bounds, hint=hint)[:, None]
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model tells: one of the classes, a number, or which labels apply; `size` outputs, from these columns."""
+    """What a model answers: one of the classes, a number, or which labels apply; `size` outputs, from these columns."""
 
     kind: Target
     size: int
@@ -65,7 +65,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     bounds: tuple[float, float] | None = None
 
     @classmethod
-    def found(
+    def from_tables(
         cls,
         tables: Sequence[Table],
         *,
@@ -74,13 +74,21 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         classes: Sequence[Value] | None,
         bounds: tuple[float, float] | None = None,
     ) -> Answer:
-        """What the target columns of these tables ask for; classes that are not declared are read off the data."""
+        """What the target columns of these tables ask for.
+
+        Arguments:
+            target: a column, or a list of columns of 0 and 1.
+            kind: what labels are; by default numbers where all values are floating-point numbers, otherwise classes.
+            classes: the values that the target may have; without, they are read off the tables.
+            bounds: the public range of a number.
+        """
         if kind is not None:
             _validate.one_of(get_args(Target), kind=kind)
         if not isinstance(target, str):
             if kind not in (None, "labels") or classes is not None or bounds is not None or not target:
                 raise ValueError(
-                    f"expected columns of 0 and 1, and neither classes nor bounds, with a list of targets, got {target}"
+                    f"a list of targets are columns of 0 and 1, without kind, classes or bounds, got {list(target)}, "
+                    f"kind={kind!r}, classes={classes} and bounds={bounds}"
                 )
             return cls(kind="labels", size=len(target), classes=tuple(target), columns=tuple(target))
         if kind is None:
@@ -90,7 +98,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"expected a list of columns of 0 and 1 for kind='labels', got target={target!r}")
         if kind == "number":
             if classes is not None:
-                raise ValueError("expected kind='classes' with classes, got kind='number'")
+                raise ValueError("classes are given, and kind='number': leave out one of them")
             if bounds is not None:
                 _check_bounds(target, bounds)
             return cls(kind="number", size=1, columns=(target,), bounds=bounds)
@@ -105,18 +113,20 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     def labels(self, table: Table) -> np.ndarray:
         """The labels of a table's rows as a `Dataset` holds them."""
         if self.kind == "number":
-            return _scaled(table, self.columns[0], self.bounds)
+            return _scale_to_bounds(table, self.columns[0], self.bounds)
         if self.kind == "classes":
             return _places(table, self.columns[0], self.classes or (), what="classes").astype(np.int32)
         columns = []
         for name in self.columns:
             column = table.numbers(name)
             if broken := int(np.count_nonzero((column != 0) & (column != 1))):
-                raise ValueError(f"expected 0 or 1 in column {name!r}, got {broken} of {table.rows} rows with another")
+                raise ValueError(
+                    f"expected 0 or 1 in column {name!r}, got {broken} of {table.rows} rows with another value"
+                )
             columns.append(column.astype(np.float32))
         return np.stack(columns, axis=1)
 
-    def told(self, logits: np.ndarray) -> np.ndarray:
+    def decode(self, logits: np.ndarray) -> np.ndarray:
         """The answers that a model's outputs (rows, size) stand for: class values, numbers, or zeros and ones.
 
         Of two classes, a model may have one output, which is positive for the second.
@@ -135,7 +145,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
         """For every row the probability of each class (they add up to 1), or of each label."""
         if self.kind == "number":
-            raise ValueError("expected a model of classes or labels for probabilities, got one of numbers")
+            raise ValueError("a model of numbers gives no probabilities: use predict")
         if self.kind == "labels":
             return 0.5 * (1 + np.tanh(logits.astype(np.float64) / 2))
         logits = _both(logits).astype(np.float64)
@@ -163,10 +173,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         """
         if is_table(rows):
             return self._of_table(Table.of(rows))
-        found = as_inputs("inputs", np.asarray(rows))
-        if found.shape[1:] != self.shape or found.ndim == 0:
-            raise ValueError(f"expected inputs of shape (rows, {', '.join(map(str, self.shape))}), got {found.shape}")
-        return found
+        inputs = as_inputs("inputs", np.asarray(rows))
+        if inputs.shape[1:] != self.shape or inputs.ndim == 0:
+            raise ValueError(f"expected inputs of shape (rows, {', '.join(map(str, self.shape))}), got {inputs.shape}")
+        return inputs
 
     def _of_table(self, table: Table) -> np.ndarray:
         if self.columns is None:
@@ -181,7 +191,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         missing = [column.name for column in self.columns if column.name not in table.columns]
         if missing:
             names = ", ".join(map(repr, missing))
-            raise ValueError(f"expected the columns that were trained on in {table.name}, got none called {names}")
+            raise ValueError(f"{table.name} lacks columns that the model was trained on: {names}")
         return matrix(table, self.columns)
 
     def to_json(self) -> dict[str, Any]:
@@ -199,12 +209,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
 def matrix(table: Table, columns: Sequence[InputColumn]) -> np.ndarray:
     """The inputs of a table's rows, float32, in the order of the columns."""
-    found = np.empty((table.rows, sum(column.width for column in columns)), np.float32)
+    inputs = np.empty((table.rows, sum(column.width for column in columns)), np.float32)
     start = 0
     for column in columns:
-        found[:, start : start + column.width] = column.read(table)
+        inputs[:, start : start + column.width] = column.read(table)
         start += column.width
-    return found
+    return inputs
 
 
 def recipe_of(dataset: Dataset) -> Recipe:
@@ -218,18 +228,18 @@ def recipe_of(dataset: Dataset) -> Recipe:
 
 def with_recipe(dataset: Dataset) -> Dataset:
     """The dataset with its recipe, before views or features change what its inputs are; nothing is copied."""
-    found = copy.copy(dataset)
-    object.__setattr__(found, "recipe", recipe_of(dataset))
-    return found
+    copied = copy.copy(dataset)
+    object.__setattr__(copied, "recipe", recipe_of(dataset))
+    return copied
 
 
 def _both(logits: np.ndarray) -> np.ndarray:
     """Logits of all classes, also where a model of two classes has one output: the second less the first."""
-    one = logits.reshape(len(logits), -1)
-    return np.concatenate([np.zeros_like(one), one], axis=1) if one.shape[1] == 1 else one
+    columns = logits.reshape(len(logits), -1)
+    return np.concatenate([np.zeros_like(columns), columns], axis=1) if columns.shape[1] == 1 else columns
 
 
-def _scaled(table: Table, name: str, bounds: tuple[float, float] | None, *, hint: str = "") -> np.ndarray:
+def _scale_to_bounds(table: Table, name: str, bounds: tuple[float, float] | None, *, hint: str = "") -> np.ndarray:
     numbers = table.numbers(name, hint=hint)
     if bounds is not None:
         low, high = bounds
@@ -244,13 +254,13 @@ def _scaled(table: Table, name: str, bounds: tuple[float, float] | None, *, hint
 def _places(table: Table, name: str, declared: Sequence[Value], *, what: str) -> np.ndarray:
     """Of every row, the place of its value among the declared ones."""
     place = {value: number for number, value in enumerate(declared)}
-    found = np.array([place.get(value, -1) for value in table.values(name, like=declared)])
-    if unknown := int(np.count_nonzero(found < 0)):
+    places = np.array([place.get(value, -1) for value in table.values(name, like=declared)])
+    if unknown := int(np.count_nonzero(places < 0)):
         raise ValueError(
             f"expected one of the {len(declared)} declared {what} in column {name!r} of {table.name}, got "
             f"{unknown} of {table.rows} rows with another value"
         )
-    return found
+    return places
 
 
 def _read_off(tables: Sequence[Table], target: str) -> tuple[Value, ...]:
@@ -261,7 +271,7 @@ def _read_off(tables: Sequence[Table], target: str) -> tuple[Value, ...]:
             f"{len(values)} different values"
         )
     if len({isinstance(value, str) for value in values}) != 1:
-        raise ValueError(f"expected classes of one type in column {target!r}, got text and numbers")
+        raise ValueError(f"column {target!r} has text and numbers for classes: make them one type, or declare classes=")
     return tuple(sorted(values))
 
 

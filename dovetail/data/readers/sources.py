@@ -1,12 +1,14 @@
-"""What `Dataset.from_...` do, for tables, arrays and datasets of other libraries.
+"""What `Dataset.from_...` do, for tables, arrays, datasets of other libraries and folders of images.
 
-A table's columns are inputs unless they are named as user, subject or target. Arrays are taken as they are.
+A table's columns are inputs unless they are named as user, subject or target. Arrays are taken as they are. The
+keywords are explained at `readers.TableOptions` and `readers.ArrayOptions`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import EllipsisType
 from typing import Any
 
@@ -14,13 +16,14 @@ import numpy as np
 
 from dovetail import _validate
 from dovetail.data._base import Dataset, Target
-from dovetail.data.readers.assembly import Rows, assembled
+from dovetail.data.readers.assembly import Rows, assemble
 from dovetail.data.readers.recipes import Answer, InputColumn, matrix
-from dovetail.data.readers.tables import Table, needed
+from dovetail.data.readers.tables import Table, import_optional
 
-__all__ = ["from_arrays", "from_huggingface", "from_items", "from_table"]
+__all__ = ["from_arrays", "from_folder", "from_huggingface", "from_items", "from_table"]
 
 _LABEL = "labels"
+_IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 # fmt: off
 _ID_WORDS = frozenset((
     "account", "annotator", "client", "clientid", "customer", "device", "driver", "employee", "household", "id",
@@ -47,7 +50,12 @@ def from_table(
     test_share: float | None = None,
     test_seed: int = 0,
 ) -> Dataset:
-    """Rows of a table, each input column read as it is declared."""
+    """Rows of a table, each input column read as it is declared.
+
+    Arguments:
+        source: what `Table.of` takes.
+        test: another one, to test on.
+    """
     table, other = Table.of(source), None if test is None else Table.of(test)
     targets = [target] if isinstance(target, str) else list(target)
     spoken_for = [*targets, *(column for column in (user, subject) if isinstance(column, str))]
@@ -59,7 +67,7 @@ def from_table(
     names = [name for name in table.columns if name not in spoken_for] if inputs is None else list(inputs)
     columns = _columns(names, categories or {}, bounds or {}, targets=targets)
     tables = [table] if other is None else [table, other]
-    answer = Answer.found(
+    answer = Answer.from_tables(
         tables,
         target=target,
         kind=kind,
@@ -73,7 +81,7 @@ def from_table(
         subjects=_names(table, subject),
         roster=_text(roster),
     )
-    return assembled(
+    return assemble(
         records,
         answer,
         test=None if other is None else Rows(inputs=matrix(other, columns), targets=other),
@@ -111,9 +119,9 @@ def from_arrays(
     else:
         target = _LABEL
 
-    def records(of: Any, told: Any, users: Any = None, subjects: Any = None, roster: Any = None) -> Rows:
-        found = np.asarray(told)
-        columns = {_LABEL: found} if isinstance(target, str) else dict(zip(target, found.T, strict=True))
+    def records(of: Any, labels: Any, users: Any = None, subjects: Any = None, roster: Any = None) -> Rows:
+        values = np.asarray(labels)
+        columns = {_LABEL: values} if isinstance(target, str) else dict(zip(target, values.T, strict=True))
         table = Table(name="the labels", columns=columns)
         return Rows(
             inputs=np.asarray(of),
@@ -125,8 +133,8 @@ def from_arrays(
 
     train, other = records(inputs, labels, user, subject, roster), None if test is None else records(*test)
     tables = [train.targets] if other is None else [train.targets, other.targets]
-    answer = Answer.found(tables, target=target, kind=kind, classes=None if several else classes)
-    return assembled(
+    answer = Answer.from_tables(tables, target=target, kind=kind, classes=None if several else classes)
+    return assemble(
         train,
         answer,
         test=other,
@@ -137,31 +145,53 @@ def from_arrays(
 
 
 def from_items(
-    items: Any, *, test: Any = None, channels_first: bool = False, what: str = "a torch dataset", **how: Any
+    items: Any, *, test: Any = None, channels_first: bool = False, what: str = "a torch dataset", **options: Any
 ) -> Dataset:
-    """Pairs (input, label) by number, such as torch's datasets hold."""
-    stacked = [_stacked(one, channels_first, what) for one in (items, test) if one is not None]
-    return from_arrays(*stacked[0], test=stacked[1] if test is not None else None, **how)
+    """Pairs (input, label) by number, such as torch's datasets hold.
+
+    Arguments:
+        items: has a length and `items[number]`.
+        test: other items, to test on.
+        channels_first: whether inputs are images (channels, height, width).
+        what: what messages call the items.
+        options: keywords of `from_arrays`.
+    """
+    stacked = [_stack_items(part, channels_first, what) for part in (items, test) if part is not None]
+    return from_arrays(*stacked[0], test=stacked[1] if test is not None else None, **options)
 
 
 def from_huggingface(
-    source: Any, *, target: str | Sequence[str], inputs: str | Sequence[str] | None = None, test: Any = None, **how: Any
+    source: Any,
+    *,
+    target: str | Sequence[str],
+    inputs: str | Sequence[str] | None = None,
+    test: Any = None,
+    **options: Any,
 ) -> Dataset:
-    """A dataset's columns as a table; or, with one name as `inputs`, a column of images or of vectors."""
+    """A dataset's columns as a table; or, with one name as `inputs`, a column of images or of vectors.
+
+    Arguments:
+        source: a split of a dataset, or a dataset's name.
+        options: keywords of `from_table`.
+    """
     if isinstance(source, str):
-        splits = needed("datasets", of="a Hugging Face dataset by name", install="datasets").load_dataset(source)
+        splits = import_optional("datasets", of="a Hugging Face dataset by name", install="datasets").load_dataset(
+            source
+        )
         _validate.known_name(f"split of {source}", "train", splits)
         source = splits["train"]
-        if test is None and how.get("test_share") is None:
+        if test is None and options.get("test_share") is None:
             test = splits.get("test")
     schema = _schema(source, target)
-    if how.get("classes") is None and schema is not None:
-        how, source, test = {**how, "classes": schema}, _named(source, target, schema), _named(test, target, schema)
+    if options.get("classes") is None and schema is not None:
+        options = {**options, "classes": schema}
+        source = _with_class_names(source, target, schema)
+        test = _with_class_names(test, target, schema)
     if not isinstance(inputs, str):
-        return from_table(source, target=target, inputs=inputs, test=test, **how)
-    if any(how.pop(declared, None) for declared in ("categories", "bounds")):
+        return from_table(source, target=target, inputs=inputs, test=test, **options)
+    if any(options.pop(declared, None) for declared in ("categories", "bounds")):
         raise ValueError(f"expected neither categories nor bounds with one column of arrays, got inputs={inputs!r}")
-    tables = [Table.of(one) for one in (source, test) if one is not None]
+    tables = [Table.of(part) for part in (source, test) if part is not None]
     names = [target] if isinstance(target, str) else list(target)
 
     def arrays(table: Table) -> tuple[np.ndarray, np.ndarray]:
@@ -170,10 +200,74 @@ def from_huggingface(
             labels[0] if isinstance(target, str) else np.stack(labels, axis=1)
         )
 
+    if options.get("user", ...) is ...:
+        ask_whose_rows(tables[0], [*names, inputs])
+        options = {**options, "user": None}
     for owner in ("user", "subject"):
-        if isinstance(how.get(owner), str):
-            how = {**how, owner: tables[0].names(how[owner])}
-    return from_arrays(*arrays(tables[0]), test=arrays(tables[1]) if test is not None else None, **how)
+        if isinstance(options.get(owner), str):
+            options = {**options, owner: tables[0].names(options[owner])}
+    return from_arrays(*arrays(tables[0]), test=arrays(tables[1]) if test is not None else None, **options)
+
+
+def from_folder(
+    folder: str | Path,
+    *,
+    user: Callable[[Path], Any] | None = None,
+    subject: Callable[[Path], Any] | None = None,
+    classes: Sequence[str] | None = None,
+    size: tuple[int, int] | None = None,
+    grey: bool = False,
+    test: str | Path | None = None,
+    test_share: float | None = None,
+    test_seed: int = 0,
+) -> Dataset:
+    """Images under a folder for each class, read by Pillow."""
+    files, labels = _images_in(Path(folder))
+    other = None
+    if test is not None:
+        test_files, test_labels = _images_in(Path(test))
+        other = _read_images(test_files, size, grey), test_labels
+    return from_arrays(
+        _read_images(files, size, grey),
+        labels,
+        user=None if user is None else [str(user(file)) for file in files],
+        subject=None if subject is None else [str(subject(file)) for file in files],
+        classes=classes,
+        test=other,
+        test_share=test_share,
+        test_seed=test_seed,
+    )
+
+
+def _images_in(folder: Path) -> tuple[list[Path], list[str]]:
+    """All images under the folders of a folder, and the name of that folder for each."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"expected a folder of images, one folder per class, got {str(folder)!r}")
+    pairs = [
+        (file, inside.name)
+        for inside in sorted(folder.iterdir())
+        if inside.is_dir()
+        for file in sorted(inside.rglob("*"))
+        if file.suffix.lower() in _IMAGE_SUFFIXES
+    ]
+    if not pairs:
+        raise ValueError(f"expected images in one folder per class, got none in {str(folder)!r}")
+    return [file for file, _ in pairs], [label for _, label in pairs]
+
+
+def _read_images(files: Sequence[Path], size: tuple[int, int] | None, grey: bool) -> np.ndarray:
+    image = import_optional("PIL.Image", of="Dataset.from_folder", install="pillow")
+    pictures = []
+    for file in files:
+        with image.open(file) as opened:
+            converted = opened.convert("L" if grey else "RGB")
+            pictures.append(np.asarray(converted if size is None else converted.resize((size[1], size[0]))))
+    shapes = {picture.shape[:2] for picture in pictures}
+    if len(shapes) != 1:
+        raise ValueError(
+            f"expected images of one size, or size=(height, width), got {len(shapes)} sizes in {len(pictures)} images"
+        )
+    return np.stack(pictures)
 
 
 def ask_whose_rows(table: Table, spoken_for: Sequence[str]) -> None:
@@ -200,7 +294,7 @@ def _columns(
 ) -> tuple[InputColumn, ...]:
     """How each column is read; refuses a declaration about a column that is not an input."""
     if not names:
-        raise ValueError("expected at least one column of inputs, got none")
+        raise ValueError("no column is left for inputs: name some with inputs=")
     for what, declared in (("categories", categories), ("bounds", bounds)):
         for name in declared:
             if not (what == "bounds" and name in targets):
@@ -227,7 +321,7 @@ def _text(ids: Sequence[Any] | None) -> list[str] | None:
     )
 
 
-def _stacked(items: Any, channels_first: bool, what: str) -> tuple[np.ndarray, np.ndarray]:
+def _stack_items(items: Any, channels_first: bool, what: str) -> tuple[np.ndarray, np.ndarray]:
     if not (hasattr(items, "__len__") and hasattr(items, "__getitem__")):
         raise ValueError(f"expected {what} with a length and numbered items, got {type(items).__name__}")
     pairs = [items[number] for number in range(len(items))]
@@ -244,18 +338,18 @@ def _one_shape(values: Any, *, what: str) -> np.ndarray:
     shapes = {array.shape for array in arrays}
     if len(shapes) != 1:
         raise ValueError(f"expected records of one shape in {what}, got {len(shapes)} shapes in {len(arrays)} records")
-    found = np.stack(arrays)
-    return found.astype(np.float32) if found.dtype.kind in "biu" and found.dtype != np.uint8 else found
+    records = np.stack(arrays)
+    return records.astype(np.float32) if records.dtype.kind in "biu" and records.dtype != np.uint8 else records
 
 
 def _schema(source: Any, target: str | Sequence[str]) -> list[str] | None:
     """The names of the classes, where the dataset's schema declares them."""
     features = getattr(source, "features", None)
-    found = features.get(target) if isinstance(features, Mapping) and isinstance(target, str) else None
-    return getattr(found, "names", None)
+    feature = features.get(target) if isinstance(features, Mapping) and isinstance(target, str) else None
+    return getattr(feature, "names", None)
 
 
-def _named(source: Any, target: Any, names: Sequence[str]) -> Table | None:
+def _with_class_names(source: Any, target: Any, names: Sequence[str]) -> Table | None:
     """A table whose classes are named, not numbered."""
     if source is None:
         return None

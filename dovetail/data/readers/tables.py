@@ -19,7 +19,7 @@ import numpy as np
 
 from dovetail import _validate
 
-__all__ = ["Kind", "Table", "is_table", "needed", "plain"]
+__all__ = ["Kind", "Table", "import_optional", "is_table", "plain"]
 
 Kind = Literal["truth", "whole", "number", "text"]
 
@@ -29,8 +29,13 @@ _DELIMITERS = ",;\t|"
 _CSV, _PARQUET = (".csv", ".tsv", ".csv.gz", ".tsv.gz"), (".parquet", ".pq")
 
 
-def needed(module: str, *, of: str, install: str) -> Any:
-    """An optional package, imported; if it is not there, one sentence says what to install."""
+def import_optional(module: str, *, of: str, install: str) -> Any:
+    """Import an optional package; if it is not there, say what to install.
+
+    Arguments:
+        of: what needs it.
+        install: the name that pip knows it by.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -58,7 +63,9 @@ class Table:
     def __post_init__(self) -> None:
         lengths = {len(column) for column in self.columns.values()}
         if len(lengths) != 1 or 0 in lengths:
-            raise ValueError(f"expected columns of one length and at least one row in {self.name}, got {lengths}")
+            raise ValueError(
+                f"expected columns of one length and at least one row in {self.name}, got lengths {sorted(lengths)}"
+            )
 
     @classmethod
     def of(cls, source: object) -> Table:
@@ -71,7 +78,7 @@ class Table:
             names = source.column_names
             if isinstance(names, Mapping):  # a dictionary of splits
                 raise ValueError(f"expected one split, such as dataset['train'], got several: {', '.join(names)}")
-            return cls(name="the dataset", columns={name: _listed(source[name]) for name in names})  # type: ignore[index]
+            return cls(name="the dataset", columns={name: _to_sequence(source[name]) for name in names})  # type: ignore[index]
         if isinstance(source, Mapping):
             return cls(name="the mapping", columns={str(key): column for key, column in source.items()})
         if hasattr(source, "columns"):
@@ -81,7 +88,7 @@ class Table:
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """How many rows the table has."""
         return len(next(iter(self.columns.values())))
 
     def column(self, name: str) -> Sequence[Any] | np.ndarray:
@@ -103,25 +110,35 @@ class Table:
         return "truth"
 
     def numbers(self, name: str, *, hint: str = "") -> np.ndarray:
-        """A column of numbers, or of true and false, as float64; refuses text, and what is missing or infinite."""
+        """A column of numbers, or of true and false, as float64; refuses text, and what is missing or infinite.
+
+        Arguments:
+            hint: what to do about text, for the end of that message.
+        """
         if self.text and (read := _all_finite(self.column(name))) is not None:
             return read
-        column, kind = self._whole(name), self.kind(name)
+        column = self._whole(name)
+        kind = self.kind(name)
         if kind == "text":
             raise ValueError(
                 f"expected numbers in column {name!r} of {self.name}, got text in its {self.rows} rows{hint}"
             )
         if self.text and kind == "truth":
             column = [text.lower() == "true" for text in column]
-        found = np.asarray(column).astype(np.float64)
-        if broken := int(np.count_nonzero(~np.isfinite(found))):
+        numbers = np.asarray(column).astype(np.float64)
+        if broken := int(np.count_nonzero(~np.isfinite(numbers))):
             raise ValueError(
-                f"expected finite numbers in column {name!r} of {self.name}, got {broken} of {self.rows} rows without"
+                f"expected finite numbers in column {name!r} of {self.name}, got {broken} of {self.rows} rows with NaN "
+                "or infinity"
             )
-        return found
+        return numbers
 
     def values(self, name: str, *, like: Sequence[Any] | None = None) -> list[Any]:
-        """A column's values as Python's own; those of CSV are read as what they look like, or like these."""
+        """A column's values as Python's own; those of CSV are read as what they look like.
+
+        Arguments:
+            like: values that those of CSV are compared with: if all are text, so they stay.
+        """
         column = self._whole(name)
         if not self.text:
             return column.tolist() if isinstance(column, np.ndarray) else [plain(value) for value in column]
@@ -161,12 +178,12 @@ class Table:
 def _from_file(path: Path) -> Table:
     name = path.name.lower()
     if not path.is_file():
-        raise FileNotFoundError(f"expected a file of rows, got {str(path)!r}, which is not a file")
+        raise FileNotFoundError(f"expected a file of rows at {str(path)!r}, and there is none")
     if name.endswith(_CSV):
         return _from_csv(path)
     if name.endswith(_PARQUET):
-        found = needed("pyarrow.parquet", of="a Parquet file", install="pyarrow").read_table(path)
-        return Table(name=repr(path.name), columns={name: found[name].to_numpy() for name in found.column_names})
+        table = import_optional("pyarrow.parquet", of="a Parquet file", install="pyarrow").read_table(path)
+        return Table(name=repr(path.name), columns={name: table[name].to_numpy() for name in table.column_names})
     raise ValueError(f"expected a file that ends in {', '.join(_CSV + _PARQUET)}, got {path.name!r}")
 
 
@@ -201,7 +218,7 @@ def _from_csv(path: Path) -> Table:
     return Table(name=repr(path.name), columns=columns, text=True)
 
 
-def _listed(column: Any) -> Sequence[Any] | np.ndarray:
+def _to_sequence(column: Any) -> Sequence[Any] | np.ndarray:
     return column.to_numpy() if hasattr(column, "to_numpy") else list(column)  # the first is Arrow's
 
 
@@ -237,10 +254,10 @@ def _kind_of_texts(column: Sequence[str] | np.ndarray) -> Kind:
 def _all_finite(column: Sequence[str] | np.ndarray) -> np.ndarray | None:
     """Texts as numbers in one pass, as most columns can be; None if one of them is not a finite number."""
     try:
-        found = np.fromiter(map(float, column), np.float64, len(column))
+        numbers = np.fromiter(map(float, column), np.float64, len(column))
     except ValueError:
         return None
-    return found if np.isfinite(found).all() else None
+    return numbers if np.isfinite(numbers).all() else None
 
 
 def _is_whole(text: str) -> bool:

@@ -118,7 +118,7 @@ class Learner:
         """The model to publish, if training ended here; users go on from the first of the leaves."""
         params, *rest = [jnp.asarray(leaf) for leaf in leaves]
         server_state, _ = jax.tree.unflatten(jax.tree.structure(self._first_states()), rest)
-        return np.asarray(self._server.published(params, server_state))
+        return np.asarray(self._server.model_to_publish(params, server_state))
 
     def score(self, leaves: Sequence[np.ndarray]) -> float | None:
         """How good the model to publish is, if anybody can tell."""

@@ -23,7 +23,7 @@ from dovetail.data.download import into_cache
 from dovetail.features.whitening import Axes
 from dovetail.files import make_folder
 
-__all__ = ["axes", "digest", "rows", "spooled", "told"]
+__all__ = ["axes", "digest", "log_progress", "rows", "spool"]
 
 Rows = TypeVar("Rows", bound=np.ndarray | jax.Array)
 
@@ -33,35 +33,41 @@ _SECONDS = 10.0  # between two words about progress
 
 
 def digest(*parts: str | np.ndarray | Iterable[np.ndarray]) -> str:
-    """A name for texts, arrays, and arrays that come in chunks."""
-    found = hashlib.sha256()
+    """A name for what depends on these texts, arrays, and arrays that come in chunks."""
+    hasher = hashlib.sha256()
     for part in parts:
         if isinstance(part, str):
-            found.update(f"{len(part)} {part}".encode())
+            hasher.update(f"{len(part)} {part}".encode())
             continue
         for array in [part] if isinstance(part, np.ndarray) else part:
-            found.update(f"{array.dtype.str}{array.shape}".encode())
+            hasher.update(f"{array.dtype.str}{array.shape}".encode())
             step = max(1, _BLOCK // max(1, array[:1].nbytes))
             for low in range(0, len(array), step):
-                found.update(np.ascontiguousarray(array[low : low + step]).data)
-    return found.hexdigest()[:32]
+                hasher.update(np.ascontiguousarray(array[low : low + step]).data)
+    return hasher.hexdigest()[:32]
 
 
 def rows(folder: Path, name: str, shape: tuple[int, ...], compute: Callable[[], Iterable[np.ndarray]]) -> np.ndarray:
-    """The float32 array of this name, memory-mapped; if it is not there whole, `compute` gives it in chunks."""
+    """The float32 array of this name, memory-mapped.
+
+    Arguments:
+        folder: where the file is.
+        shape: that of the array.
+        compute: gives the array in chunks, if it is not there whole.
+    """
     path = folder / f"{name}.npy"
     if path.exists():
-        found = _mapped(path, shape)
-        if found is not None:
-            return found
+        mapped = _open_mapped(path, shape)
+        if mapped is not None:
+            return mapped
         _LOG.warning("refused the cached features %s: truncated or corrupt; they are computed anew", path)
     with into_cache(path) as stream:
         np.lib.format.write_array_header_1_0(stream, {"descr": "<f4", "fortran_order": False, "shape": shape})
-        for chunk in told(compute(), shape[0], "features"):
+        for chunk in log_progress(compute(), shape[0], "features"):
             stream.write(np.ascontiguousarray(chunk, dtype="<f4").data)
-    computed = _mapped(path, shape)
+    computed = _open_mapped(path, shape)
     if computed is None:
-        raise OSError(f"expected to read back the features just written, got a damaged file: {path}")
+        raise OSError(f"{path} was damaged while it was written: is the disk full?")
     return computed
 
 
@@ -70,8 +76,8 @@ def axes(folder: Path, name: str, compute: Callable[[], Axes]) -> Axes:
     path = folder / f"{name}.npz"
     if path.exists():
         try:
-            with np.load(path) as found:
-                return Axes(**{part: found[part] for part in ("mean", "directions", "variances")})
+            with np.load(path) as arrays:
+                return Axes(**{part: arrays[part] for part in ("mean", "directions", "variances")})
         except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error):
             _LOG.warning("refused the cached axes %s: truncated or corrupt; they are computed anew", path)
     computed = compute()
@@ -81,7 +87,7 @@ def axes(folder: Path, name: str, compute: Callable[[], Axes]) -> Axes:
 
 
 @contextlib.contextmanager
-def spooled(folder: Path, chunks: Iterable[np.ndarray | jax.Array]) -> Iterator[Callable[[], Iterator[np.ndarray]]]:
+def spool(folder: Path, chunks: Iterable[np.ndarray | jax.Array]) -> Iterator[Callable[[], Iterator[np.ndarray]]]:
     """Chunks of rows, kept in a file that has no name and can be read again and again, a chunk at a time."""
     make_folder(folder)
     with tempfile.TemporaryFile(dir=folder) as stream:
@@ -98,22 +104,22 @@ def spooled(folder: Path, chunks: Iterable[np.ndarray | jax.Array]) -> Iterator[
         yield again
 
 
-def told(chunks: Iterable[Rows], total: int, what: str) -> Iterator[Rows]:
-    """The chunks; now and then the log says how many rows are done."""
-    start = said = time.monotonic()
+def log_progress(chunks: Iterable[Rows], total: int, what: str) -> Iterator[Rows]:
+    """Pass the chunks on; now and then the log says how many of `total` rows are done."""
+    start = logged = time.monotonic()
     done = 0
     for chunk in chunks:
         yield chunk
         done += len(chunk)
         now = time.monotonic()
-        if now - said > _SECONDS:
-            said = now
+        if now - logged > _SECONDS:
+            logged = now
             _LOG.info("%s of %d of %d images, %.0f a second", what, done, total, done / (now - start))
 
 
-def _mapped(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
+def _open_mapped(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
     try:
-        found = np.load(path, mmap_mode="r")
+        mapped = np.load(path, mmap_mode="r")
     except (OSError, ValueError, EOFError):
         return None
-    return found if found.shape == shape and found.dtype == np.float32 else None
+    return mapped if mapped.shape == shape and mapped.dtype == np.float32 else None

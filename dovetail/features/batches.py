@@ -23,19 +23,24 @@ def in_batches(
 ) -> np.ndarray | jax.Array:
     """The function's rows for all images; the last batch is padded, so that there is one compilation.
 
+    Arguments:
+        function: from a batch of images to rows.
+        cpu: how many images a batch has on a CPU.
+        accelerator: how many it has on an accelerator.
+
     On a CPU a batch should stay in its cache: batches run side by side, so the function is compiled `on_one_core`. Rows
     that an accelerator computed stay there.
     """
     on_cpu = jax.default_backend() == "cpu"
     size = cpu if on_cpu else accelerator
 
-    def one(start: int) -> jax.Array:
+    def rows_from(start: int) -> jax.Array:
         batch = images[start : start + size]
         padding = [(0, size - len(batch)), *([(0, 0)] * (batch.ndim - 1))]
         return function(np.pad(batch, padding))[: len(batch)]
 
     starts = range(0, len(images), size)
     if not on_cpu:
-        return jnp.concatenate([one(start) for start in starts])
+        return jnp.concatenate([rows_from(start) for start in starts])
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        return np.concatenate(list(pool.map(lambda start: np.asarray(one(start)), starts)))
+        return np.concatenate(list(pool.map(lambda start: np.asarray(rows_from(start)), starts)))

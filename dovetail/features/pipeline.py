@@ -1,10 +1,12 @@
-"""From images to rows: blocks side by side, mirrored, whitened.
+"""Which features, in plain data (`Features`), and the function from images to rows that computes them (`Pipeline`).
 
-Blocks of features by name, and those that a user brings.
+A pipeline is blocks of features side by side, mirrored if asked for, whitened if asked for. Blocks are those by name,
+and those that a user brings.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import inspect
@@ -17,25 +19,91 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail import _imports
+from dovetail import _imports, _validate
 from dovetail.data import resolve
 from dovetail.data.own_code import PerRecord
-from dovetail.features import _cache, patches
-from dovetail.features._settings import Features, Whitening
+from dovetail.features import cache, patches, synthetic
 from dovetail.features.scatter import Scatter
 from dovetail.features.synthetic import Synthetic
 from dovetail.features.whitening import Axes, principal_axes, unit_rows
 
 __all__ = [
+    "KINDS",
     "Block",
+    "Features",
     "Pipeline",
+    "Whitening",
     "as_floats",
     "blocks_of",
     "chunks",
 ]
 
 _AXES_VERSION = 2  # part of the axes' name: raise it whenever their computation changes
-_CHUNK_BYTES, _MOST_ROWS = 1 << 28, 1024
+_CHUNK_BYTES = 1 << 28
+_MOST_ROWS = 1024
+_BATCH = 256
+_ONE = "one record at a time"  # in the name of what is cached: once it was batches
+
+
+KINDS = ("none", "scatter", "patches", "scatter+patches")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)  # slots: or msgspec leaves out the defaults
+class Whitening:
+    """Whitening on public images: `rank` directions, variances raised by `ridge` times the largest.
+
+    `on` says which images: "synthetic" (strokes; with patches strokes and leaves; in colour leaves), one of "strokes",
+    "leaves" and "strokes+leaves", or the name of a task whose training images are thereby declared public. The first
+    `images` of them are used.
+    """
+
+    on: str = "synthetic"
+    rank: int = 600
+    ridge: float = 0.01
+    images: int = 24_000
+
+    def __post_init__(self) -> None:
+        _validate.integer(rank=self.rank, images=self.images)
+        _validate.at_least(1, rank=self.rank)
+        _validate.at_least(2, images=self.images)
+        _validate.non_negative(ridge=self.ridge)
+
+    @property
+    def task(self) -> str | None:
+        """The task whose images it reads; None if they are synthetic."""
+        return None if self.on in ("synthetic", *synthetic.KINDS) else self.on
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Features:
+    """A fixed function of one record: its kind ("module:object" for one's own), and what is done with its values.
+
+    `patches` are pairs (side of a patch, number of filters), by default those that `features.patches` lists for grey or
+    colour. With `symmetric`, the features of a record and of its mirror image are added.
+    """
+
+    kind: str = "none"
+    symmetric: bool = False
+    patches: tuple[tuple[int, int], ...] | None = None
+    whiten: Whitening | None = None
+
+    def __post_init__(self) -> None:
+        if ":" not in self.kind:
+            _validate.known_name("features", self.kind, KINDS)
+        if self.kind == "none" and (self.symmetric or self.whiten is not None):
+            raise ValueError("features='none' cannot be symmetric or whitened: choose other features")
+        if self.patches is not None and ("patches" not in self.kind.split("+") or not self.patches):
+            raise ValueError(f"expected sides and filters with features of patches, got patches={self.patches!r}")
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What a statement about a training on these features takes for granted."""
+        lines = []
+        if ":" in self.kind:
+            lines.append(f"the features {self.kind!r} were made without the private data")
+        if self.whiten is not None and self.whiten.task is not None:
+            lines.append(f"the images of {self.whiten.task!r}, on which features were whitened, are public")
+        return tuple(lines)
 
 
 class Pipeline:
@@ -44,7 +112,9 @@ class Pipeline:
     def __init__(self, features: Features, shape: tuple[int, ...], folder: Path) -> None:
         if features.symmetric and len(shape) not in (2, 3):
             raise ValueError(f"expected images (height, width[, colours]) for symmetric, got records of {shape}")
-        self._features, self._shape, self._folder = features, shape, folder
+        self._features = features
+        self._shape = shape
+        self._folder = folder
         self._blocks = blocks_of(features, shape)
 
     @functools.cached_property
@@ -62,9 +132,9 @@ class Pipeline:
         return (sum(block.size for block in self._blocks) if whiten is None else whiten.rank,)
 
     @property
-    def declared(self) -> tuple[str, ...]:
-        """What only the author of a function of one's own knows."""
-        return tuple(line for block in self._blocks for line in block.declared)
+    def declarations(self) -> tuple[str, ...]:
+        """What only the author of a function of one's own knows: that it looks at one record."""
+        return tuple(line for block in self._blocks for line in block.declarations)
 
     @property
     def chunk(self) -> int:
@@ -73,7 +143,7 @@ class Pipeline:
         return max(1, min(_MOST_ROWS, _CHUNK_BYTES // (4 * numbers)))
 
     def apply(self, images: np.ndarray) -> np.ndarray:
-        """Rows of float32 images."""
+        """The features of float32 images, a row for each."""
         if not self._blocks:
             return images
         rows = self._plain(images)
@@ -102,30 +172,32 @@ class Pipeline:
 
     @property
     def _found_axes(self) -> Axes:
-        return _cache.axes(self._folder, self._axes_name, self._axes)
+        return cache.axes(self._folder, self._axes_name, self._axes)
 
     @property
     def _whitening(self) -> Whitening:
         if self._features.whiten is None:
-            raise ValueError("expected features that are whitened, got whiten=None")
+            raise ValueError("these features are not whitened: set whiten")
         return self._features.whiten
 
     def _axes(self) -> Axes:
         source = self._source
         images = chunks(source, self.chunk) if isinstance(source, np.ndarray) else source.chunks()
-        plain = _cache.told((self._plain(chunk) for chunk in images), self._whitening.images, "whitening: features")
+        plain = cache.log_progress(
+            (self._plain(chunk) for chunk in images), self._whitening.images, "whitening: features"
+        )
         size = 4 * self._whitening.images * sum(block.size for block in self._blocks)
         if _accelerator_has_room(2 * size):  # the other half: the basis, and what is made of it
             held = list(plain)
             return principal_axes(lambda: iter(held), rank=self._whitening.rank)
-        with _cache.spooled(self._folder, plain) as again:
+        with cache.spool(self._folder, plain) as again:
             return principal_axes(again, rank=self._whitening.rank)
 
     @functools.cached_property
     def _axes_name(self) -> str:
         source = self._source
         about = f"axes {_AXES_VERSION} {self._plain_identity} rank {self._whitening.rank}"
-        return _cache.digest(about, source if isinstance(source, np.ndarray) else source.identity)
+        return cache.digest(about, source if isinstance(source, np.ndarray) else source.identity)
 
     @functools.cached_property
     def _source(self) -> Synthetic | np.ndarray:
@@ -139,14 +211,16 @@ class Pipeline:
             return Synthetic(kind=kind, shape=self._shape, count=whiten.images)
         images = resolve(whiten.task).load(folder=None).inputs[: whiten.images]
         if images.shape[1:] != self._shape:
-            raise ValueError(f"expected whitening on records of {self._shape}, got {whiten.on!r} of {images.shape[1:]}")
+            raise ValueError(
+                f"whitening on {whiten.on!r} is for records of {images.shape[1:]}, and these are of {self._shape}"
+            )
         return images
 
 
 def _accelerator_has_room(size: int) -> bool:
     """Whether so many bytes fit in what is left of an accelerator's memory; a CPU has none of its own."""
-    said = None if jax.default_backend() == "cpu" else jax.local_devices()[0].memory_stats()
-    return said is not None and size < said.get("bytes_limit", 0) - said.get("bytes_in_use", 0)
+    memory = None if jax.default_backend() == "cpu" else jax.local_devices()[0].memory_stats()
+    return memory is not None and size < memory.get("bytes_limit", 0) - memory.get("bytes_in_use", 0)
 
 
 def chunks(images: np.ndarray, size: int) -> Iterator[np.ndarray]:
@@ -160,16 +234,12 @@ def as_floats(images: np.ndarray) -> np.ndarray:
     return images.astype(np.float32) / np.float32(255 if images.dtype == np.uint8 else 1)
 
 
-_BATCH = 256
-_ONE = "one record at a time"  # in the name of what is cached: once it was batches
-
-
 class Block(Protocol):
     """A fixed function from float32 images to rows of features, each of unit norm or zero."""
 
     @property
     def identity(self) -> str:
-        """What determines its values."""
+        """What determines its values, for a cache."""
         ...
 
     @property
@@ -178,28 +248,28 @@ class Block(Protocol):
         ...
 
     @property
-    def declared(self) -> tuple[str, ...]:
-        """What only the author of its code knows."""
+    def declarations(self) -> tuple[str, ...]:
+        """What only the author of its code knows; empty for blocks of the package."""
         ...
 
     def apply(self, images: np.ndarray) -> np.ndarray | jax.Array:
-        """Rows, float32."""
+        """The features of float32 images, a row for each."""
         ...
 
 
 def blocks_of(features: Features, shape: tuple[int, ...]) -> list[Block]:
     """The blocks of these features for records of a shape; none for "none"."""
     if ":" in features.kind:
-        return [_Plugged(features.kind, shape)]
+        return [_OwnBlock(features.kind, shape)]
     kinds = features.kind.split("+")
-    found: list[Block] = [Scatter(shape)] if "scatter" in kinds else []
+    blocks: list[Block] = [Scatter(shape)] if "scatter" in kinds else []
     if "patches" in kinds:
         sizes = features.patches or (patches.COLOUR if shape[2:] == (3,) else patches.GREY)
-        found += [patches.Patches(shape=shape, side=side, filters=filters) for side, filters in sizes]
-    return found
+        blocks += [patches.Patches(shape=shape, side=side, filters=filters) for side, filters in sizes]
+    return blocks
 
 
-class _Plugged:
+class _OwnBlock:
     """A function "module:object" from images to features, or an object with `apply` and `identity`.
 
     Guarantees:
@@ -215,29 +285,30 @@ class _Plugged:
             accept=_is_function,
         )
         self._function: Callable[[np.ndarray], Any] = getattr(self._found, "apply", self._found)
-        self._shape, self._per_record = shape, PerRecord(self._function, shape, name=name)
+        self._shape = shape
+        self._per_record = PerRecord(self._function, shape, name=name)
 
     @property
-    def declared(self) -> tuple[str, ...]:
+    def declarations(self) -> tuple[str, ...]:
         """That it looks at one image, unless it is compiled for one."""
-        if self._per_record.isolated:
+        if self._per_record.is_isolated:
             return ()
         return (f"the features {self._name!r} of a record depend on that record alone",)
 
     @functools.cached_property
     def identity(self) -> str:
         """Its own, or else its module's file and what it makes of two images of noise."""
-        given = getattr(self._found, "identity", None)
-        if isinstance(given, str):
-            return f"{self._name} {_ONE} {given}"
+        identity = getattr(self._found, "identity", None)
+        if isinstance(identity, str):
+            return f"{self._name} {_ONE} {identity}"
         file = inspect.getsourcefile(inspect.unwrap(self._function))
         code = hashlib.sha256(Path(file).read_bytes() if file else b"").hexdigest()
-        return f"{self._name} {_ONE} {code} {_cache.digest(self._probed)}"
+        return f"{self._name} {_ONE} {code} {cache.digest(self._probe)}"
 
     @property
     def size(self) -> int:
-        """As many features as it gives."""
-        return self._probed.shape[1]
+        """How many features the function gives."""
+        return self._probe.shape[1]
 
     def apply(self, images: np.ndarray) -> np.ndarray:
         """Its rows, scaled to unit norm."""
@@ -245,7 +316,7 @@ class _Plugged:
         return np.asarray(unit_rows(np.concatenate(parts)))
 
     @functools.cached_property
-    def _probed(self) -> np.ndarray:
+    def _probe(self) -> np.ndarray:
         return self._rows(np.random.default_rng(0).random((2, *self._shape), dtype=np.float32))
 
     def _rows(self, images: np.ndarray) -> np.ndarray:
@@ -255,11 +326,12 @@ class _Plugged:
                 f"expected features of shape ({len(images)}, features) from {self._name!r}, got {rows.shape}"
             )
         if not np.isfinite(rows).all():
-            raise ValueError(f"expected finite features from {self._name!r}, got NaN or infinite values")
+            broken = int(np.count_nonzero(~np.isfinite(rows).all(axis=1)))
+            raise ValueError(f"the features {self._name!r} of {broken} of {len(rows)} records are not finite numbers")
         return rows
 
 
-def _is_function(found: object) -> TypeGuard[Any]:
-    if callable(getattr(found, "apply", None)):
-        return isinstance(getattr(found, "identity", None), str)
-    return callable(found)
+def _is_function(value: object) -> TypeGuard[Any]:
+    if callable(getattr(value, "apply", None)):
+        return isinstance(getattr(value, "identity", None), str)
+    return callable(value)
