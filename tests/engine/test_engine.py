@@ -319,7 +319,9 @@ def test_a_rounds_noise_scale_reaches_its_noise():
     nobody = np.zeros(0, np.int32)
     _, engine, _ = train(rounds=0)
     one, four = (
-        np.asarray(engine.step(engine.start(), nobody, index=0, capacity=5, sample=RoundSample(nobody, 20, scale)).params)
+        np.asarray(
+            engine.step(engine.start(), nobody, index=0, capacity=5, sample=RoundSample(nobody, 20, scale)).params
+        )
         for scale in (1.0, 4.0)
     )
     start = np.asarray(engine.start().params)
@@ -331,7 +333,9 @@ def test_a_draw_beyond_the_capacity_costs_time_alone():
     users = np.arange(30, dtype=np.int32)
     _, engine, _ = train(rounds=0, chunk=4)
     few, many = (
-        np.asarray(engine.step(engine.start(), users[:2], index=0, capacity=capacity, sample=RoundSample(users, 30)).params)
+        np.asarray(
+            engine.step(engine.start(), users[:2], index=0, capacity=capacity, sample=RoundSample(users, 30)).params
+        )
         for capacity in (1, 40)
     )
     np.testing.assert_array_equal(few, many)

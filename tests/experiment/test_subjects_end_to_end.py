@@ -101,7 +101,9 @@ def test_local_noise_is_fresh_for_every_user_and_step_and_of_the_stated_size():
     engine, std, drawn, users = ready.engine, ready.protocol.std, [], np.arange(6)
     items = Items(np.full((6, 2, 4), -1, np.int32), np.ones((6, 2), np.float32))
     for index in range(200):
-        training = engine.step(engine.start(), users, index=index, capacity=6, sample=RoundSample(users, 6, items=items))
+        training = engine.step(
+            engine.start(), users, index=index, capacity=6, sample=RoundSample(users, 6, items=items)
+        )
         drawn.append(np.asarray(training.params))
     measured = np.var(np.stack(drawn))
     expected = (0.5 / 12 * std) ** 2 * 2 / 6
