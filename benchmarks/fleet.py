@@ -99,7 +99,7 @@ def simulated(config: Config, case: Case, settings: Mapping[str, Any]) -> Traine
     for index in range(case.rounds):
         training = plan.step(training, index, np.arange(case.clients))
     moved = _flat(plan.engine.model_arrays(training)) - first
-    return Trained(plan.engine.accuracy(training), float(np.linalg.norm(moved)))
+    return Trained(plan.engine.metrics(training)["accuracy"], float(np.linalg.norm(moved)))
 
 
 def _flat(arrays: Mapping[str, np.ndarray]) -> np.ndarray:

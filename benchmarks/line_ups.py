@@ -62,7 +62,7 @@ def search(job: tuple[str, str, float, dict[str, Any] | None, list[float], list[
         training = plan.engine.start()
         for index in range(len(plan.rounds)):
             training = plan.step(training, index, plan.schedule.draw(index))
-        tried.append((clip, step, float(plan.engine.accuracy(training))))
+        tried.append((clip, step, float(plan.engine.metrics(training)["accuracy"])))
 
     for a, b in itertools.product(clips if field else (1.0,), steps):
         run(clip * a, step * b)

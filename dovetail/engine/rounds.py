@@ -48,7 +48,6 @@ from dovetail.engine.chunks import (
     SizeClass,
     Work,
     Works,
-    as_float,
     best_strategies,
     diagnostics_of,
     size_classes,
@@ -74,7 +73,6 @@ __all__ = [
     "Performance",
     "RoundLog",
     "Training",
-    "as_float",
     "first_parameters",
     "place_data",
 ]
@@ -276,10 +274,6 @@ class Engine:
                     f"{cohort.participation.epoch} already"
                 )
             seen.update(users.tolist())
-
-    def accuracy(self, training: Training) -> float | None:
-        """The share of test records that the model to publish gets right; None where labels are numbers."""
-        return self._scores.accuracy(self._scores.outputs(self._params_to_publish(training)))
 
     def metrics(self, training: Training) -> dict[str, Any]:
         """All scores of the model to publish on the test records."""

@@ -88,19 +88,6 @@ class Scores:
             return learner.losses(self._loss, outputs, labels)
         return np.asarray(losses.function(self._loss)(jax.numpy.asarray(outputs), jax.numpy.asarray(labels)))
 
-    def accuracy(self, outputs: np.ndarray) -> float | None:
-        """The share of test records, or of their labels, that are right; None for numbers."""
-        data = self._dataset
-        labels = data.test_labels
-        if data.target == "classes":
-            return float(np.mean(_predict(outputs) == labels))
-        return float(np.mean((outputs > 0) == labels)) if outputs.shape == labels.shape and labels.ndim == 2 else None
-
-    def auc(self, outputs: np.ndarray) -> float | None:
-        """The area under the ROC curve, where there are two classes; otherwise None."""
-        two = self._dataset.target == "classes" and self._dataset.num_classes == 2
-        return auc(_score(outputs), self._dataset.test_labels) if two else None
-
 
 def auc(scores: np.ndarray, labels: np.ndarray) -> float | None:
     """The share of pairs of a record of class 1 and one of class 0 that the scores put in order; ties count half.

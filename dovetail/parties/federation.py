@@ -19,7 +19,8 @@ import msgspec
 import numpy as np
 
 from dovetail.data import Clients, Dataset, Model
-from dovetail.engine.rounds import as_float, first_parameters
+from dovetail.engine.chunks import as_float
+from dovetail.engine.rounds import first_parameters
 from dovetail.experiment.config import Config
 from dovetail.experiment.preparation import load_data_for_parties
 from dovetail.learners import trees

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import gzip
+import inspect
 import re
 import sys
 from collections import Counter
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from dovetail import Dataset
-from dovetail.data.readers import tables
+from dovetail.data.readers import sources, tables
 from dovetail.data.readers.assembly import CLASSES_NOTE, TESTED_NOTE, held_out
 from dovetail.data.readers.recipes import Answer, Recipe, recipe_of, with_recipe
 from dovetail.data.readers.tables import Table
@@ -338,6 +339,13 @@ def test_hugging_face_datasets():
     np.testing.assert_array_equal(seen.test_inputs, images[held_out(COLUMNS["patient"], share=0.5, seed=1)])
     assert seen.recipe.answer.classes == ("no", "yes")
     assert seen.inputs.dtype == np.uint8
+    named = Split({"image": list(images), "patient": COLUMNS["patient"], "ill": numbered["ill"]}, names=["no", "yes"])
+    with pytest.raises(ValueError, match="the column 'patient' of the dataset looks like ids"):
+        Dataset.from_huggingface(named, inputs="image", target="ill", test_share=0.5)
+    assert Dataset.from_huggingface(named, inputs="image", target="ill", user=None, test_share=0.5).users is None
+    assert (
+        Dataset.from_huggingface(named, inputs="image", target="ill", subject="patient", test_share=0.5).users is None
+    )
     splits = SimpleNamespace(column_names={"train": [], "test": []})
     with pytest.raises(ValueError, match=re.escape("expected one split, such as dataset['train'], got several")):
         Dataset.from_huggingface(splits, target="ill", test_share=0.5)
@@ -540,3 +548,23 @@ def test_reading_needs_no_package_but_the_librarys_own(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     assert Dataset.from_csv(written(tmp_path / "a.csv"), **HOW).num_classes == 2
     assert tables.is_table(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize(
+    ("method", "function"),
+    [
+        ("from_pandas", sources.from_table),
+        ("from_csv", sources.from_table),
+        ("from_parquet", sources.from_table),
+        ("from_huggingface", sources.from_table),
+        ("from_arrays", sources.from_arrays),
+        ("from_torch", sources.from_arrays),
+        ("from_folder", sources.from_folder),
+    ],
+)
+def test_keywords_are_spelled_out_as_they_are_read(method, function):
+    """`help` and editors show every keyword of a reader, with its default."""
+    shown, read = (inspect.signature(of).parameters for of in (getattr(Dataset, method), function))
+    keywords = {name: one.default for name, one in read.items() if one.kind is inspect.Parameter.KEYWORD_ONLY}
+    assert keywords.items() <= {name: one.default for name, one in shown.items()}.items()
+    assert not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in shown.values())

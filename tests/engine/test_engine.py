@@ -212,13 +212,13 @@ def test_accuracy_counts_what_the_model_gets_right():
     inputs, labels = dataset().test_inputs.reshape(50, -1), dataset().test_labels
     weights = engine.model_arrays(training)["params"]
     by_hand = (np.argmax(inputs @ weights[:-1] + weights[-1], axis=1) == labels).mean()
-    assert engine.accuracy(training) == pytest.approx(by_hand)
+    assert engine.metrics(training)["accuracy"] == pytest.approx(by_hand)
 
 
 def test_an_engine_is_let_go_with_its_data():
     """A study of a hundred trainings must not keep a hundred copies of its data."""
     _, engine, training = train(protocol="dp_fl", rounds=1)
-    engine.accuracy(training)
+    engine.metrics(training)
     gone = weakref.ref(engine)
     del engine
     gc.collect()

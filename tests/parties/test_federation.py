@@ -42,7 +42,7 @@ def test_users_train_as_in_the_simulation(config, same_order):
         after = engine.step(training, np.array([user]), index=0, capacity=1, sample=RoundSample(np.array([user]), 1))
         distance = np.linalg.norm(fleet.train(user)(first) - (np.asarray(after.params) - first))
         assert (distance < 1e-5) == same_order
-    assert engine.accuracy(after) == pytest.approx(fleet.learning().evaluate(np.asarray(after.params)))
+    assert engine.metrics(after)["accuracy"] == pytest.approx(fleet.learning().evaluate(np.asarray(after.params)))
 
 
 def test_users_send_the_moments_of_the_simulation():
@@ -61,7 +61,7 @@ def test_users_send_the_moments_of_the_simulation():
     after = engine.step(engine.start(), np.array([2]), index=0, capacity=1, sample=drawn)
     np.testing.assert_allclose(fleet.train(2)(fleet.initial), np.asarray(after.params), rtol=1e-4, atol=1e-5)
     assert fleet.learning().evaluate(engine.model_arrays(after)["params"].ravel()) == pytest.approx(
-        engine.accuracy(after)
+        engine.metrics(after)["accuracy"]
     )
 
 

@@ -201,7 +201,8 @@ def from_huggingface(
         )
 
     if options.get("user", ...) is ...:
-        ask_whose_rows(tables[0], [*names, inputs])
+        subject = options.get("subject")
+        ask_whose_rows(tables[0], [*names, inputs, *([subject] if isinstance(subject, str) else [])])
         options = {**options, "user": None}
     for owner in ("user", "subject"):
         if isinstance(options.get(owner), str):
